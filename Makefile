@@ -1,0 +1,37 @@
+# Each target makes its own environment; nothing needs to be installed first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CONSTRAINTS := constraints.txt
+WORKDIR ?= runs/tiny
+
+.PHONY: demo test lint install install-dev clean
+
+# The whole recipe on a laptop: about ten minutes on two cores.
+demo: install
+	$(BIN)/python -m scalerl_jax.main --config=configs/tiny.py --workdir=$(WORKDIR)
+	$(BIN)/python -m scalerl_jax.scaling fit $(WORKDIR)
+
+test: install-dev
+	$(BIN)/python -m pytest -n 2 tests
+
+lint: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+install: $(VENV)/installed
+install-dev: $(VENV)/installed-dev
+
+$(VENV)/installed: setup.py $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,28 @@
+"""ScaleRL's recipe for an 8B policy, with the paper's numbers.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/8b.py --workdir=/mnt/runs/8b \
+    --config.model.checkpoint=/mnt/models/Llama-3.1-8B
+
+Qwen3-8B: --config.model.architecture=qwen3-8b, and its directory as the checkpoint.
+Numbers: https://arxiv.org/abs/2510.13786, appendix A.3; the defaults hold the others.
+The paper's prompts, Polaris-53K, are not a task yet: these are stand-ins.
+"""
+
+import ml_collections
+
+from scalerl_jax import config as config_lib
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Only what differs from `scalerl_jax/config.py`."""
+    config = config_lib.defaults()
+    config.model.architecture = "llama3.1-8b"
+    config.model.compute_dtype = "bfloat16"
+    config.model.sampler_dtype = "bfloat16"
+    config.model.remat = "full"
+    config.data.tasks = ("chain_sum_long", "spell_backward", "letter_counting")
+    # 48 prompts x 16 completions; 2,048 + 14,336 tokens: the defaults.
+    config.batch.rows_per_microbatch = 16
+    config.mesh.fsdp = 16  # trainers
+    config.mesh.sampler_devices = 8  # one generator, as many as kv heads
+    return config

@@ -1,0 +1,13 @@
+"""The base checkpoint of `configs/tiny.py`: a mix of sound work, slips and guesses.
+
+python -m scalerl_jax.warmstart --config=configs/tiny_base.py
+"""
+
+import ml_collections
+
+from scalerl_jax import warmstart
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The defaults of `scalerl_jax/warmstart.py`."""
+    return warmstart.defaults()

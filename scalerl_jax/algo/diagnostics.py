@@ -1,0 +1,75 @@
+"""What the importance ratios say about a batch, as sums that add over microbatches."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+def token_sums(
+    logprobs: Float[Array, "..."],
+    behavior_logprobs: Float[Array, "..."],
+    entropy: Float[Array, "..."],
+    staleness: Int[Array, "..."],
+    mask: Bool[Array, "..."],
+    *,
+    max_importance_ratio: float,
+) -> dict[str, Float[Array, ""]]:
+    """Sums over the sampled tokens; `token_summary` turns them into means.
+
+    "fresh" tokens are those of the learner's own version: their difference is
+    numerics alone (the mismatch).
+    """
+    difference = jnp.where(mask, logprobs - behavior_logprobs, 0.0)
+    ratio = jnp.where(mask, jnp.exp(difference), 0.0)
+    fresh = mask & (staleness == 0)
+    fresh_difference = jnp.where(fresh, difference, 0.0)
+    # k3 estimator of KL(behavior || trainer): ratio - 1 - log ratio, never negative.
+    fresh_kl = jnp.where(fresh, jnp.expm1(fresh_difference) - fresh_difference, 0.0)
+    return {
+        "tokens": mask.sum(dtype=jnp.float32),
+        "entropy": jnp.where(mask, entropy, 0.0).sum(),
+        "ratio": ratio.sum(),
+        "ratio_squared": (ratio * ratio).sum(),
+        "capped": (ratio > max_importance_ratio).sum(dtype=jnp.float32),
+        "fresh": fresh.sum(dtype=jnp.float32),
+        "fresh_abs": jnp.abs(fresh_difference).sum(),
+        "fresh_kl": fresh_kl.sum(),
+    }
+
+
+def token_maxima(
+    logprobs: Float[Array, "..."],
+    behavior_logprobs: Float[Array, "..."],
+    staleness: Int[Array, "..."],
+    mask: Bool[Array, "..."],
+) -> dict[str, Float[Array, ""]]:
+    """Extremes over the sampled tokens; 0 where there is none."""
+    difference = jnp.where(mask, logprobs - behavior_logprobs, 0.0)
+    fresh = mask & (staleness == 0)
+    return {
+        "ratio_max": jnp.where(mask, jnp.exp(difference), 0.0).max(),
+        "fresh_abs_max": jnp.where(fresh, jnp.abs(difference), 0.0).max(),
+    }
+
+
+def token_summary(
+    sums: dict[str, Float[Array, ""]], maxima: dict[str, Float[Array, ""]]
+) -> dict[str, Float[Array, ""]]:
+    """Metrics by name, from the sums and maxima of the whole batch.
+
+    The effective sample size is normalised: (sum ratio)^2 / (tokens * sum ratio^2),
+    1 on policy.  PipelineRL, https://arxiv.org/abs/2509.19128.
+    """
+    tokens = jnp.maximum(sums["tokens"], 1.0)
+    fresh = jnp.maximum(sums["fresh"], 1.0)
+    squares = jnp.maximum(sums["ratio_squared"] * tokens, 1e-30)
+    return {
+        "entropy": sums["entropy"] / tokens,
+        "ratio/mean": sums["ratio"] / tokens,
+        "ratio/max": maxima["ratio_max"],
+        "ratio/capped_share": sums["capped"] / tokens,
+        "ratio/effective_sample_size": sums["ratio"] ** 2 / squares,
+        "mismatch/mean_abs": sums["fresh_abs"] / fresh,
+        "mismatch/max_abs": maxima["fresh_abs_max"],
+        "mismatch/kl": sums["fresh_kl"] / fresh,
+        "mismatch/tokens": sums["fresh"],
+    }

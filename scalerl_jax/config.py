@@ -1,0 +1,364 @@
+"""Every setting of a run: its name, unit, default and where the default is from.
+
+Files under `configs/` hold differences from these defaults.  `resolve` turns the
+ConfigDict that the command line edits into frozen dataclasses and refuses unknown
+names, wrong types and impossible combinations before anything is compiled.
+
+"ScaleRL" below is https://arxiv.org/abs/2510.13786, appendix A.3 unless noted.
+"""
+
+import dataclasses
+import json
+import typing
+from typing import Any
+
+import ml_collections
+
+Mode = typing.Literal["pipeline", "batched"]
+Dtype = typing.Literal["float32", "bfloat16"]
+Loss = typing.Literal["cispo"]
+Aggregation = typing.Literal["prompt", "sample", "token"]
+Normalization = typing.Literal["batch", "prompt", "none"]
+CutOff = typing.Literal["keep", "mask"]
+Remat = typing.Literal["none", "full", "dots"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The policy: its shape, where its weights come from, its number formats."""
+
+    architecture: str = "checkpoint"  # or a name in `model.transformer.ARCHITECTURES`
+    checkpoint: str = ""  # Hugging Face directory; empty: random weights
+    compute_dtype: Dtype = "float32"  # activations and matmuls, the head apart
+    param_dtype: Dtype = "float32"  # the learner's master weights
+    sampler_dtype: Dtype = "float32"  # weights and KV cache of the sampler
+    float32_head: bool = True  # both sides; ScaleRL section 3.2
+    remat: Remat = "none"  # what the backward pass recomputes, per layer
+    head_chunk_tokens: int = 1024  # tokens whose logits exist at one time
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Prompts: which tasks, how many, how they are shown to the policy."""
+
+    tasks: tuple[str, ...] = ("chain_sum",)  # names in `data.tasks.TASKS`
+    train_prompts: int = 8192
+    tokenizer: str = ""  # tokenizer.json or its directory; empty: the checkpoint's
+    template: str = "{question}<think>"
+    answer_after: str = "</think>"  # the answer is what follows the last of these
+    max_history_pass_rate: float = 0.9  # from here on a prompt is not sampled again
+    no_positive_resampling: bool = True  # ScaleRL section 3.2
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+    """What a verdict is worth, and how long a verifier may take."""
+
+    correct: float = 1.0  # ScaleRL: +1 and -1
+    wrong: float = -1.0
+    timeout_s: float = 10.0  # per group; then killed and marked verifier_timeout
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+    """One optimizer step's rollouts, and how they are laid out for the device."""
+
+    num_prompts: int = 48  # N; ScaleRL
+    group_size: int = 16  # G; ScaleRL
+    packing: bool = True  # several rollouts in a row; never changes the gradient
+    row_tokens: int = 16384  # S; at least the longest prompt + completion
+    rows_per_microbatch: int = 8  # R; a multiple of mesh.data * mesh.fsdp
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+    """Generation: slots, lengths and the distribution that is sampled from."""
+
+    slots: int = 256  # sequences decoded together
+    max_prompt_tokens: int = 2048  # ScaleRL
+    max_completion_tokens: int = 14336  # ScaleRL: 12,288 thinking + 2,048 answer
+    tokens_per_call: int = 16  # decode steps between two looks of the host
+    temperature: float = 1.0  # not stated in ScaleRL
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1.0: off
+
+
+@dataclasses.dataclass(frozen=True)
+class InterruptionConfig:
+    """Forced end of thinking, at a length drawn evenly from [min, max] tokens."""
+
+    enabled: bool = True
+    min_tokens: int = 10_000  # ScaleRL: [10k, 12k]
+    max_tokens: int = 12_000
+    phrase: str = (  # ScaleRL section 4, version 1
+        "Okay, time is up. Let me stop thinking and formulate a final answer now. "
+        "</think>"
+    )
+    end_of_thinking: str = "</think>"  # once sampled, no interruption follows
+
+
+@dataclasses.dataclass(frozen=True)
+class QueueConfig:
+    """How far the sampler may run ahead of the learner."""
+
+    mode: Mode = "pipeline"  # batched: PPO-off-policy-k with k = max_staleness
+    max_staleness: int = 8  # optimizer steps; PipelineRL-8 in ScaleRL; 0: in turn
+    batch_timeout_s: float = 3600.0  # the learner's wait for a batch
+    group_timeout_s: float = 3600.0  # a running group older than this is dropped
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveConfig:
+    """The loss: ScaleRL's is CISPO, prompt average, batch-normalised advantages."""
+
+    loss: Loss = "cispo"
+    max_importance_ratio: float = 5.0  # absolute cap; ScaleRL finds 4, 5, 8 alike
+    aggregation: Aggregation = "prompt"  # ScaleRL section 3.2
+    advantage_normalization: Normalization = "batch"  # ScaleRL section 3.2
+    advantage_eps: float = 1e-6
+    zero_variance_filter: bool = True  # drop groups without a gradient, no refill
+    cut_off_completions: CutOff = "keep"  # mask: no loss on completions without EOS
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with linear warm-up, then constant."""
+
+    learning_rate: float = 5e-7  # ScaleRL
+    warmup_steps: int = 100  # ScaleRL
+    beta1: float = 0.9  # not stated in ScaleRL; MiniMax-M1: 0.9 and 0.95
+    beta2: float = 0.95
+    eps: float = 1e-15  # ScaleRL
+    weight_decay: float = 0.01  # ScaleRL
+    max_grad_norm: float = 1.0  # global norm; 0: no clipping; not stated in ScaleRL
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """The loop, and when it must stop."""
+
+    num_steps: int = 1000  # optimizer steps in all
+    max_skipped_steps: int = 10  # in a row: no gradient to take, or a non-finite one
+    max_mismatch_nats: float = 0.05  # mean |behavior - trainer| at step 0
+    cut_off_warning_share: float = 0.1  # ScaleRL section 4: a sign of collapse
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Pass rate on fixed held-out prompts at a pinned version."""
+
+    every: int = 100  # optimizer steps; ScaleRL
+    num_prompts: int = 1000  # ScaleRL
+    samples_per_prompt: int = 16  # ScaleRL
+    temperature: float = 1.0
+    logged_rollouts: int = 4  # readable rollouts per evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """When the whole state of a run is saved, and how many saves are kept."""
+
+    every: int = 50  # optimizer steps
+    keep: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices of the learner by axis, and those of the sampler."""
+
+    data: int = 1  # replicas of the learner's state
+    fsdp: int = 1  # shards of the learner's state
+    tensor: int = 1  # shards of heads and hidden units
+    sampler_devices: int = 0  # the last of the device list; 0: share the learner's
+    chip: str = ""  # name in the ledger; empty: as JAX names the device
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    seed: int = 0
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    reward: RewardConfig = RewardConfig()
+    batch: BatchConfig = BatchConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    interruption: InterruptionConfig = InterruptionConfig()
+    queue: QueueConfig = QueueConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    mesh: MeshConfig = MeshConfig()
+
+
+def defaults() -> ml_collections.ConfigDict:
+    """The defaults above, as what `configs/*.py` and the command line edit."""
+    return ml_collections.ConfigDict(dataclasses.asdict(Config()))
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """The resolved settings as JSON values, to be written beside the results."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def resolve(config: ml_collections.ConfigDict) -> Config:
+    """Frozen and checked settings from what a file and the command line gave."""
+    resolved = build(Config, config.to_dict())
+    validate(resolved)
+    return resolved
+
+
+def build(cls: type, values: dict[str, Any], *, prefix: str = "") -> Any:
+    """A dataclass of settings from nested values; names and types are checked."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    for name in values:
+        if name not in fields:
+            raise ValueError(
+                f"{prefix}{name} is not a setting; choose from "
+                f"{[prefix + known for known in fields]}"
+            )
+    made = {}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(hints[name]):
+            if not isinstance(value, dict):
+                raise ValueError(f"{prefix}{name} = {value!r} must be a section")
+            made[name] = build(hints[name], value, prefix=f"{prefix}{name}.")
+        else:
+            made[name] = _typed(hints[name], value, setting=f"{prefix}{name}")
+    return cls(**made)
+
+
+def _typed(hint: Any, value: Any, *, setting: str) -> Any:
+    if typing.get_origin(hint) is typing.Literal:
+        if value not in typing.get_args(hint):
+            raise ValueError(
+                f"{setting} = {value!r}; choose from {sorted(typing.get_args(hint))}"
+            )
+        return value
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{setting} = {value!r} must be a tuple")
+        item = typing.get_args(hint)[0]
+        return tuple(_typed(item, part, setting=f"{setting}[]") for part in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        raise ValueError(
+            f"{setting} = {value!r} is of type {type(value).__name__}; "
+            f"it must be of type {hint.__name__}"
+        )
+    return value
+
+
+# Settings with a lower bound; those in _POSITIVE must be above 0, the others not below.
+_POSITIVE = (
+    "model.head_chunk_tokens data.train_prompts reward.timeout_s batch.num_prompts "
+    "batch.group_size batch.row_tokens batch.rows_per_microbatch sampler.slots "
+    "sampler.max_prompt_tokens sampler.max_completion_tokens sampler.tokens_per_call "
+    "sampler.temperature queue.batch_timeout_s queue.group_timeout_s "
+    "objective.max_importance_ratio optimizer.learning_rate optimizer.eps "
+    "train.num_steps train.max_skipped_steps train.max_mismatch_nats eval.every "
+    "eval.num_prompts eval.samples_per_prompt eval.temperature checkpoint.every "
+    "checkpoint.keep mesh.data mesh.fsdp mesh.tensor"
+).split()
+_NOT_NEGATIVE = (
+    "seed sampler.top_k interruption.min_tokens queue.max_staleness "
+    "objective.advantage_eps optimizer.warmup_steps optimizer.weight_decay "
+    "optimizer.max_grad_norm eval.logged_rollouts mesh.sampler_devices"
+).split()
+
+
+def validate(config: Config) -> None:
+    """Refuse values and combinations that cannot work.
+
+    Raises:
+        ValueError: names the setting, its value, the limit and the way out.
+    """
+    for setting in (*_POSITIVE, *_NOT_NEGATIVE):
+        value: Any = config
+        for part in setting.split("."):
+            value = getattr(value, part)
+        if value < 0 or (value == 0 and setting in _POSITIVE):
+            bound = "above 0" if setting in _POSITIVE else "0 or more"
+            raise ValueError(f"{setting} = {value} must be {bound}")
+    _validate_shares(config)
+    _validate_lengths(config)
+    _validate_batch(config)
+
+
+def _validate_shares(config: Config) -> None:
+    for setting, value in {
+        "sampler.top_p": config.sampler.top_p,
+        "data.max_history_pass_rate": config.data.max_history_pass_rate,
+        "train.cut_off_warning_share": config.train.cut_off_warning_share,
+    }.items():
+        if not 0.0 < value <= 1.0:
+            raise ValueError(f"{setting} = {value} must be above 0 and at most 1")
+    for setting, value in {
+        "optimizer.beta1": config.optimizer.beta1,
+        "optimizer.beta2": config.optimizer.beta2,
+    }.items():
+        if not 0.0 <= value < 1.0:
+            raise ValueError(f"{setting} = {value} must be in [0, 1)")
+
+
+def _validate_lengths(config: Config) -> None:
+    longest = config.sampler.max_prompt_tokens + config.sampler.max_completion_tokens
+    if config.batch.row_tokens < longest:
+        raise ValueError(
+            f"batch.row_tokens = {config.batch.row_tokens} cannot hold "
+            f"sampler.max_prompt_tokens + sampler.max_completion_tokens = {longest}; "
+            f"raise the first or lower the others"
+        )
+    interruption = config.interruption
+    if interruption.enabled:
+        if interruption.max_tokens < interruption.min_tokens:
+            raise ValueError(
+                f"interruption.max_tokens = {interruption.max_tokens} is below "
+                f"interruption.min_tokens = {interruption.min_tokens}"
+            )
+        if interruption.max_tokens >= config.sampler.max_completion_tokens:
+            raise ValueError(
+                f"interruption.max_tokens = {interruption.max_tokens} leaves no room "
+                f"for an answer within sampler.max_completion_tokens = "
+                f"{config.sampler.max_completion_tokens}"
+            )
+        if not interruption.phrase.endswith(interruption.end_of_thinking):
+            raise ValueError(
+                f"interruption.phrase = {interruption.phrase!r} must end with "
+                f"interruption.end_of_thinking = {interruption.end_of_thinking!r}"
+            )
+
+
+def _validate_batch(config: Config) -> None:
+    batch, mesh = config.batch, config.mesh
+    shards = mesh.data * mesh.fsdp
+    if batch.rows_per_microbatch % shards:
+        raise ValueError(
+            f"batch.rows_per_microbatch = {batch.rows_per_microbatch} cannot be cut "
+            f"into mesh.data * mesh.fsdp = {shards} shards; make it a multiple"
+        )
+    if batch.group_size < 2:
+        raise ValueError(
+            f"batch.group_size = {batch.group_size} leaves every group without "
+            f"variance and hence without a gradient; use 2 or more"
+        )
+    if config.queue.mode == "batched" and config.queue.max_staleness < 1:
+        raise ValueError(
+            f"queue.max_staleness = {config.queue.max_staleness} with queue.mode = "
+            f"'batched' (PPO-off-policy-k) would generate k * N = 0 groups; use "
+            f"k >= 1, or queue.mode = 'pipeline' for the synchronous loop"
+        )
+    if batch.num_prompts > config.data.train_prompts:
+        raise ValueError(
+            f"batch.num_prompts = {batch.num_prompts} is more than "
+            f"data.train_prompts = {config.data.train_prompts}"
+        )
+    if config.model.architecture == "checkpoint" and not config.model.checkpoint:
+        raise ValueError(
+            "model.architecture = 'checkpoint' needs model.checkpoint, a Hugging Face "
+            "directory; or name an architecture to start from random weights"
+        )

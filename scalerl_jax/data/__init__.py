@@ -1,0 +1,1 @@
+"""Prompts: the tasks they come from, their splits, their order."""

@@ -1,0 +1,169 @@
+"""Tasks with a verifier: reasoning_gym data sets under fixed settings.
+
+A question is drawn from its task by (seed, index), so that a split can be drawn
+again anywhere.  The verifier's process imports this module: no JAX here.
+"""
+
+import dataclasses
+import functools
+import json
+import string
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import reasoning_gym
+from reasoning_gym.dataset import ProceduralDataset
+
+# The small tokenizer knows these characters and no others.
+_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation + " ")
+
+# Held-out questions do not depend on a run's seed: runs with different seeds are
+# judged on the same ones, and their curves can be compared.
+_EVAL_SEED = 0
+_EVAL, _TRAIN = 0, 1  # purposes of the draws
+
+
+def has_known_characters(text: str) -> bool:
+    """Whether the small tokenizer can spell `text` (printable ASCII)."""
+    return _CHARACTERS.issuperset(text)
+
+
+def has_lower_case_words(text: str) -> bool:
+    """The same, and no capital in what follows the last ": ", the words asked about.
+
+    Words come from book texts: "Wilson" would be asked to be reversed as "nosliW",
+    and "aërial" holds a letter that the small tokenizer does not have.
+    """
+    return has_known_characters(text) and text.rpartition(": ")[2].islower()
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSpec:
+    """A reasoning_gym data set, its settings, and which of its questions count."""
+
+    dataset: str
+    settings: dict[str, Any]
+    keep: Callable[[str], bool] = has_known_characters
+
+
+TASKS: dict[str, TaskSpec] = {
+    "chain_sum": TaskSpec(
+        "chain_sum", dict(min_terms=2, max_terms=3, min_digits=1, max_digits=2)
+    ),
+    "chain_sum_long": TaskSpec(
+        "chain_sum", dict(min_terms=3, max_terms=4, min_digits=1, max_digits=2)
+    ),
+    # With words of 9 letters, reasoning_gym scores the answer plus anything above 1.
+    "spell_backward": TaskSpec(
+        "spell_backward",
+        dict(min_word_len=3, max_word_len=7),
+        keep=has_lower_case_words,
+    ),
+    "letter_counting": TaskSpec(
+        "letter_counting", dict(min_words=1, max_words=3), keep=has_lower_case_words
+    ),
+    "products": TaskSpec(
+        "products", dict(min_terms=2, max_terms=2, min_digits=1, max_digits=2)
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a task asks, and what its verifier needs to judge an answer."""
+
+    task: str
+    text: str
+    reference: dict[str, Any]  # "answer" and "metadata"; JSON values only
+
+
+def make_questions(
+    task: str,
+    *,
+    count: int,
+    seed: int,
+    exclude: set[str],
+    setting: str = "data.train_prompts",
+) -> list[Question]:
+    """`count` questions with different texts, none of them in `exclude`.
+
+    Raises:
+        ValueError: if the task does not hold so many; `setting` asked for them.
+    """
+    spec = _spec(task)
+    draws = 20 * count + 1000
+    dataset = reasoning_gym.create_dataset(
+        spec.dataset, seed=seed, size=draws, **spec.settings
+    )
+    questions: dict[str, Question] = {}
+    for index in range(draws):
+        if len(questions) == count:
+            break
+        entry = dataset[index]
+        text = entry["question"]
+        if text in exclude or text in questions or not spec.keep(text):
+            continue
+        reference = {"answer": entry["answer"], "metadata": entry["metadata"]}
+        # Tuples become lists now, and not first when a checkpoint is read.
+        reference = json.loads(json.dumps(reference))
+        questions[text] = Question(task=task, text=text, reference=reference)
+    if len(questions) < count:
+        raise ValueError(
+            f"{setting} asks for {count} questions of task {task!r}, which gave "
+            f"{len(questions)} different ones in {draws} draws (beside "
+            f"{len(exclude)} used elsewhere); lower {setting} or add to data.tasks"
+        )
+    return list(questions.values())
+
+
+def make_splits(
+    tasks: tuple[str, ...], *, train_prompts: int, eval_prompts: int, seed: int
+) -> tuple[list[Question], list[Question]]:
+    """Training and held-out questions, in equal parts per task, no text in both.
+
+    Task after task; what does not divide goes to the first ones.  `seed` chooses
+    the training questions only.
+    """
+    if not tasks or len(set(tasks)) < len(tasks):
+        raise ValueError(f"data.tasks = {tasks} must hold tasks, each of them once")
+    used: set[str] = set()
+
+    def draw(count: int, seed: int, purpose: int, setting: str) -> list[Question]:
+        drawn = []
+        for place, task in enumerate(tasks):
+            share = count // len(tasks) + (place < count % len(tasks))
+            task_seed = _seed(seed, purpose, task)
+            questions = make_questions(
+                task, count=share, seed=task_seed, exclude=used, setting=setting
+            )
+            used.update(question.text for question in questions)
+            drawn.extend(questions)
+        return drawn
+
+    held_out = draw(eval_prompts, _EVAL_SEED, _EVAL, "eval.num_prompts")
+    return draw(train_prompts, seed, _TRAIN, "data.train_prompts"), held_out
+
+
+def score(task: str, answer: str, reference: dict[str, Any]) -> float:
+    """reasoning_gym's own score of an answer; 1 is right, less is partial credit."""
+    return float(_scorer(task).score_answer(answer, entry=reference))
+
+
+@functools.cache
+def _scorer(task: str) -> ProceduralDataset:
+    spec = _spec(task)
+    return reasoning_gym.create_dataset(spec.dataset, seed=0, **spec.settings)
+
+
+def _spec(task: str) -> TaskSpec:
+    if task not in TASKS:
+        raise ValueError(f"data.tasks holds {task!r}; choose from {sorted(TASKS)}")
+    return TASKS[task]
+
+
+def _seed(seed: int, purpose: int, task: str) -> int:
+    """A seed for reasoning_gym, which draws index i from Random(seed + i)."""
+    sequence = np.random.SeedSequence([seed, purpose, zlib.crc32(task.encode())])
+    return int(sequence.generate_state(1)[0])

@@ -1,0 +1,1 @@
+"""Pass rate on fixed held-out prompts at a pinned version."""

@@ -1,0 +1,1 @@
+"""What happens on the learner: log-probabilities, the step, its state on disk."""

@@ -1,0 +1,49 @@
+"""Params from the learner to the sampler: cast, laid out anew, always a copy."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from scalerl_jax.model.architecture import (
+    Architecture,
+    ParamSpec,
+    map_specs,
+    parameter_table,
+)
+from scalerl_jax.model.shardings import MESH_AXES
+from scalerl_jax.types import PyTree
+
+
+def make_publish(
+    arch: Architecture, *, dtype: jnp.dtype, learner_mesh: Mesh, sampler_mesh: Mesh
+) -> Callable[[PyTree], PyTree]:
+    """A function from the learner's params to a copy on the sampler's devices.
+
+    The train step donates its state: what is published must own its memory.  The cast
+    and the gathering of fsdp shards run in one program on the learner's mesh, so that
+    the transfer moves shards as they are.  Where the meshes differ in `tensor`, the
+    shards differ too and the transfer goes through the host: correct, but slow.
+    """
+
+    def layout(mesh: Mesh) -> PyTree:
+        def shard(spec: ParamSpec) -> NamedSharding:
+            axes = (MESH_AXES[axis] for axis in spec.axes)
+            names = (axis if axis == "tensor" else None for axis in axes)
+            return NamedSharding(mesh, PartitionSpec(*names))
+
+        return map_specs(shard, parameter_table(arch))
+
+    copy = jax.jit(
+        lambda params: jax.tree.map(
+            lambda leaf: jnp.array(leaf, dtype=dtype, copy=True), params
+        ),
+        out_shardings=layout(learner_mesh),
+    )
+    destination = layout(sampler_mesh)
+
+    def publish(params: PyTree) -> PyTree:
+        return jax.block_until_ready(jax.device_put(copy(params), destination))
+
+    return publish

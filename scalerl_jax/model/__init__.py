@@ -1,0 +1,1 @@
+"""The policy network: pure functions over a parameter tree, weights in and out."""

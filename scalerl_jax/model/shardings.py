@@ -1,0 +1,71 @@
+"""How parameters and batches are cut over a mesh: one table, applied by name.
+
+The mesh has the axes of `parallel.mesh.AXES`.  Cuts that would be uneven are
+refused here, before anything is compiled, instead of being padded.
+"""
+
+import dataclasses
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from scalerl_jax.model.architecture import (
+    Architecture,
+    ParamSpec,
+    parameter_table,
+)
+from scalerl_jax.types import PackedBatch, PyTree
+
+# Logical axis of a `ParamSpec` -> mesh axis that cuts it; None: not cut.
+MESH_AXES: dict[str | None, str | None] = {
+    "vocab": "tensor",
+    "hidden": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "ffn": "tensor",
+    "layers": None,
+    None: None,
+}
+
+
+def param_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
+    """A `NamedSharding` per parameter, in the tree of `parameter_table`.
+
+    Raises:
+        ValueError: a mesh axis does not divide what it cuts.  Heads count whole: a
+            cut through a head would move its halves around in every layer.
+    """
+    pieces = {"heads": arch.num_heads, "kv_heads": arch.num_kv_heads}
+
+    def shard(path: tuple, spec: ParamSpec) -> NamedSharding:
+        for dimension, (axis, extent) in enumerate(
+            zip(spec.axes, spec.shape, strict=True)
+        ):
+            mesh_axis = MESH_AXES[axis]
+            if mesh_axis is None:
+                continue
+            shards, count = mesh.shape[mesh_axis], pieces.get(axis or "", extent)
+            if count % shards:
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise ValueError(
+                    f"mesh.{mesh_axis} = {shards} does not divide dimension "
+                    f"{dimension} of parameter {name}: {axis} = {count}; "
+                    f"set mesh.{mesh_axis} to a divisor of {count}"
+                )
+        return NamedSharding(
+            mesh, PartitionSpec(*(MESH_AXES[axis] for axis in spec.axes))
+        )
+
+    return jax.tree_util.tree_map_with_path(
+        shard, parameter_table(arch), is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
+    )
+
+
+def batch_sharding(mesh: Mesh) -> PackedBatch:
+    """A `NamedSharding` per field: rows R over data and fsdp, scalars everywhere."""
+    rows = NamedSharding(mesh, PartitionSpec(None, ("data", "fsdp"), None))
+    shardings: dict[str, PyTree] = {
+        field.name: rows for field in dataclasses.fields(PackedBatch)
+    }
+    shardings["num_microbatches"] = NamedSharding(mesh, PartitionSpec())
+    return PackedBatch(**shardings)

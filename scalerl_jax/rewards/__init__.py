@@ -1,0 +1,1 @@
+"""Verifiers: what decides that a completion is right."""

@@ -1,0 +1,138 @@
+"""N groups into the batch of one optimizer step, and what there is to say of them.
+
+Filters, advantages and token weights are those of the whole batch, computed before
+it is cut into microbatches.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from scalerl_jax.algo import filters
+from scalerl_jax.algo.advantages import group_advantages
+from scalerl_jax.rollout.batching import pack, stack, train_sequences
+from scalerl_jax.types import Group, PackedBatch, RolloutBatch
+
+# advantages [B], kept [B] -> scaled advantages [B]
+Normalize = Callable[[Any, Any], Array]
+# mask [B, T] -> weights [B, T] that sum to 1
+Weigh = Callable[[Any], Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assembled:
+    """A batch, or None where no rollout has a gradient; and its token counts."""
+
+    batch: PackedBatch | None
+    train_tokens: int  # completion tokens with a weight
+    row_tokens: int  # prompt and completion positions computed, padding left out
+    wasted_tokens: int  # completion tokens that were filtered away
+    mean_context: float  # tokens that a position attends to, on average
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assembler:
+    """The objective's choices, as functions, and the fixed shapes of a batch."""
+
+    normalize: Normalize
+    weigh: Weigh
+    zero_variance_filter: bool
+    mask_cut_off: bool
+    group_size: int
+    max_completion_tokens: int
+    row_tokens: int
+    rows_per_microbatch: int
+    num_microbatches: int
+    packing: bool
+
+    def __call__(self, groups: Sequence[Group], *, learner_version: int) -> Assembled:
+        """The packed batch for the step that starts from `learner_version`."""
+        batch = stack(groups, max_completion_tokens=self.max_completion_tokens)
+        kept = self._kept(batch)
+        rewards = jnp.asarray(batch.rewards)
+        advantages = np.asarray(group_advantages(rewards, group_size=self.group_size))
+        advantages = np.asarray(self.normalize(advantages, kept))
+        weights = np.asarray(self.weigh(batch.completion_mask & kept[:, None]))
+        sequences = train_sequences(
+            batch,
+            advantages=advantages,
+            weights=weights,
+            learner_version=learner_version,
+        )
+        train_tokens = sum(int(sequence.mask.sum()) for sequence in sequences)
+        lengths = np.array([sequence.row_length for sequence in sequences])
+        counts = {
+            "train_tokens": train_tokens,
+            "row_tokens": int(lengths.sum()),
+            "wasted_tokens": int(batch.completion_lengths.sum())
+            - sum(len(sequence.weights) for sequence in sequences),
+            "mean_context": float(
+                (lengths * (lengths + 1)).sum() / max(lengths.sum(), 1) / 2
+            ),
+        }
+        if not sequences:
+            return Assembled(batch=None, **counts)
+        packed = pack(
+            sequences,
+            row_tokens=self.row_tokens,
+            rows_per_microbatch=self.rows_per_microbatch,
+            num_microbatches=self.num_microbatches,
+            packing=self.packing,
+        )
+        return Assembled(batch=packed, **counts)
+
+    def _kept(self, batch: RolloutBatch) -> np.ndarray:
+        """Rollouts [B] that enter normalisation and loss."""
+        kept = np.ones(len(batch.rewards), bool)
+        if self.zero_variance_filter:
+            kept = np.asarray(
+                filters.has_reward_variance(
+                    jnp.asarray(batch.rewards), group_size=self.group_size
+                )
+            )
+        return kept & ~batch.cut_off if self.mask_cut_off else kept
+
+
+def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str, float]:
+    """Rewards, lengths and staleness of a batch, by metric name."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    pass_rates = np.array([group.pass_rate for group in groups])
+    lengths = np.array([len(rollout.completion_tokens) for rollout in rollouts])
+    oldest = np.array([group.oldest_version for group in groups])
+    finished = np.array([group.finished_version for group in groups])
+    metrics = {
+        "reward/mean": _mean(rollout.reward for rollout in rollouts),
+        "pass_rate/mean": float(pass_rates.mean()),
+        "group/zero_variance_share": _mean(
+            len({rollout.reward for rollout in group.rollouts}) == 1 for group in groups
+        ),
+        "completion/mean_tokens": float(lengths.mean()),
+        "completion/max_tokens": int(lengths.max()),
+        "completion/cut_off_share": _mean(rollout.cut_off for rollout in rollouts),
+        "completion/interrupted_share": _mean(
+            rollout.interrupted for rollout in rollouts
+        ),
+        "verifier/timeout_share": _mean(
+            rollout.status == "verifier_timeout" for rollout in rollouts
+        ),
+        "verifier/error_share": _mean(
+            rollout.status == "verifier_error" for rollout in rollouts
+        ),
+        "staleness/mean": float((learner_version - oldest).mean()),
+        "staleness/max": int((learner_version - oldest).max()),
+        "staleness/in_flight_mean": float((finished - oldest).mean()),
+        "staleness/in_queue_mean": float((learner_version - finished).mean()),
+    }
+    for task in sorted({group.prompt.task for group in groups}):
+        metrics[f"pass_rate/{task}"] = _mean(
+            group.pass_rate for group in groups if group.prompt.task == task
+        )
+    return metrics
+
+
+def _mean(values: object) -> float:
+    return float(np.mean(list(values)))  # type: ignore[call-overload]

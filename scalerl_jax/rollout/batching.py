@@ -1,0 +1,189 @@
+"""Groups into padded batches, and rollouts into the rows that the device reads.
+
+All of it is NumPy on the host.  How rollouts share rows never changes the gradient:
+weights are given, and every segment sees itself alone.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from scalerl_jax.types import Group, PackedBatch, RolloutBatch
+
+
+def stack(groups: Sequence[Group], *, max_completion_tokens: int) -> RolloutBatch:
+    """Groups of equal size, padded to one batch; row n * G + g is rollout g of group n.
+
+    T is always `max_completion_tokens`, so that the shapes never change.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    prompts = [group.prompt.tokens for group in groups for _ in group.rollouts]
+    longest_prompt = max(len(prompt) for prompt in prompts)
+
+    def padded(rows: list[np.ndarray], width: int) -> np.ndarray:
+        out = np.zeros((len(rows), width), rows[0].dtype)
+        for place, row in zip(out, rows, strict=True):
+            place[: len(row)] = row
+        return out
+
+    return RolloutBatch(
+        prompt_tokens=padded(prompts, longest_prompt),
+        prompt_lengths=np.array([len(prompt) for prompt in prompts], np.int32),
+        completion_lengths=np.array(
+            [len(rollout.completion_tokens) for rollout in rollouts], np.int32
+        ),
+        rewards=np.array([rollout.reward for rollout in rollouts], np.float32),
+        cut_off=np.array([rollout.cut_off for rollout in rollouts]),
+        **{
+            name: padded(
+                [getattr(rollout, name) for rollout in rollouts], max_completion_tokens
+            )
+            for name in (
+                "completion_tokens",
+                "completion_mask",
+                "behavior_logprobs",
+                "policy_versions",
+            )
+        },
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainSequence:
+    """A prompt and its completion, with what each completion token counts for."""
+
+    tokens: np.ndarray  # int32 [P + T]
+    prompt_length: int  # P
+    weights: np.ndarray  # float32 [T]
+    mask: np.ndarray  # bool [T]
+    behavior_logprobs: np.ndarray  # float32 [T], nats
+    staleness: np.ndarray  # int32 [T], learner's version - token's version
+    advantage: float
+
+    @property
+    def row_length(self) -> int:
+        """Positions it takes in a row: its last token predicts nothing."""
+        return len(self.tokens) - 1
+
+
+def train_sequences(
+    batch: RolloutBatch,
+    *,
+    advantages: np.ndarray,
+    weights: np.ndarray,
+    learner_version: int,
+) -> list[TrainSequence]:
+    """The rollouts of a batch that carry any weight.
+
+    Args:
+        batch: B rollouts.
+        advantages: float [B].
+        weights: float [B, T], zero on what is not trained on.
+        learner_version: version of the params that the step starts from.
+    """
+    sequences = []
+    for row in np.flatnonzero(weights.any(axis=1)):
+        prompt = batch.prompt_tokens[row, : batch.prompt_lengths[row]]
+        length = batch.completion_lengths[row]
+        sequences.append(
+            TrainSequence(
+                tokens=np.concatenate([prompt, batch.completion_tokens[row, :length]]),
+                prompt_length=len(prompt),
+                weights=weights[row, :length],
+                mask=batch.completion_mask[row, :length] & (weights[row, :length] > 0),
+                behavior_logprobs=batch.behavior_logprobs[row, :length],
+                staleness=learner_version - batch.policy_versions[row, :length],
+                advantage=float(advantages[row]),
+            )
+        )
+    return sequences
+
+
+def pack(
+    sequences: Sequence[TrainSequence],
+    *,
+    row_tokens: int,
+    rows_per_microbatch: int,
+    num_microbatches: int,
+    packing: bool = True,
+) -> PackedBatch:
+    """Sequences laid end to end in rows, the rows in microbatches [M, R, S].
+
+    `num_microbatches` is M, the fixed extent of the arrays; the batch says how many
+    of them are filled.  Without `packing` each sequence has a row of its own.
+
+    Raises:
+        ValueError: a sequence is longer than a row, or the rows do not fit.
+    """
+    rows = _assign_rows(sequences, row_tokens, packing=packing)
+    capacity = num_microbatches * rows_per_microbatch
+    if len(rows) > capacity:
+        raise ValueError(
+            f"{len(sequences)} rollouts take {len(rows)} rows of batch.row_tokens = "
+            f"{row_tokens}; {capacity} fit in the batch"
+        )
+    shape = (capacity, row_tokens)
+    integers = ("tokens", "segment_ids", "positions", "targets", "staleness")
+    floats = ("weights", "advantages", "behavior_logprobs")
+    out: dict[str, Any] = {name: np.zeros(shape, np.int32) for name in integers}
+    out |= {name: np.zeros(shape, np.float32) for name in floats}
+    out["mask"] = np.zeros(shape, bool)
+    for row, members in enumerate(rows):
+        start = 0
+        for segment, sequence in enumerate(members, 1):
+            _place(out, row, start, segment, sequence)
+            start += sequence.row_length
+    filled = -(-len(rows) // rows_per_microbatch)
+    arrays: dict[str, Any] = {
+        name: array.reshape(num_microbatches, rows_per_microbatch, row_tokens)
+        for name, array in out.items()
+    }
+    arrays["num_microbatches"] = np.int32(filled)
+    return PackedBatch(**arrays)
+
+
+def _assign_rows(
+    sequences: Sequence[TrainSequence], row_tokens: int, *, packing: bool
+) -> list[list[TrainSequence]]:
+    """First fit, longest first: within 11/9 of the fewest rows."""
+    rows: list[list[TrainSequence]] = []
+    space: list[int] = []
+    for sequence in sorted(sequences, key=lambda each: -each.row_length):
+        length = sequence.row_length
+        if length > row_tokens:
+            raise ValueError(
+                f"a rollout of {length + 1} tokens does not fit in batch.row_tokens = "
+                f"{row_tokens}; raise it"
+            )
+        fits = (row for row, left in enumerate(space) if left >= length)
+        row = next(fits, None) if packing else None
+        if row is None:
+            rows.append([sequence])
+            space.append(row_tokens - length)
+        else:
+            rows[row].append(sequence)
+            space[row] -= length
+    return rows
+
+
+def _place(
+    out: dict[str, np.ndarray],
+    row: int,
+    start: int,
+    segment: int,
+    sequence: TrainSequence,
+) -> None:
+    """Write one sequence into its row; a prediction stands where it is made."""
+    end = start + sequence.row_length
+    out["tokens"][row, start:end] = sequence.tokens[:-1]
+    out["targets"][row, start:end] = sequence.tokens[1:]
+    out["segment_ids"][row, start:end] = segment
+    out["positions"][row, start:end] = np.arange(sequence.row_length)
+    first = start + sequence.prompt_length - 1
+    out["weights"][row, first:end] = sequence.weights
+    out["mask"][row, first:end] = sequence.mask
+    out["behavior_logprobs"][row, first:end] = sequence.behavior_logprobs
+    out["staleness"][row, first:end] = sequence.staleness
+    out["advantages"][row, first:end] = sequence.advantage

@@ -1,0 +1,278 @@
+"""The sampling thread: prompt -> completions -> verdicts -> group -> queue.
+
+It starts as many groups as the queue admits, makes one `generate` call after the
+other with the newest published params (the KV cache is kept), and never waits for a
+verifier while there is something to sample.
+"""
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from scalerl_jax.data.prompts import PromptStream
+from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.rewards.verifier import Verdicts, VerifierPool, extract_answer
+from scalerl_jax.rollout.queue import QueueClosed, RolloutQueue
+from scalerl_jax.sampler.engine import Samples
+from scalerl_jax.sampler.scheduler import Completion, Request, Scheduler
+from scalerl_jax.types import Group, Prompt, PyTree, Rollout
+from scalerl_jax.utils.ledger import Ledger
+
+_IDLE_WAIT_S = 0.05  # between two looks, when there is nothing to sample
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Judging:
+    """How completions become rewards."""
+
+    tokenizer: Tokenizer
+    answer_after: str
+    correct: float
+    wrong: float
+
+    def answer(self, tokens: np.ndarray) -> str | None:
+        """What the verifier is given; None where there is no answer."""
+        text = self.tokenizer.decode(tokens.tolist())
+        return extract_answer(text, answer_after=self.answer_after)
+
+    def rollout(self, completion: Completion, status: str) -> Rollout:
+        """A completion with its verdict."""
+        passed = status == "correct"
+        return Rollout(
+            completion_tokens=completion.tokens,
+            completion_mask=completion.mask,
+            behavior_logprobs=completion.logprobs,
+            policy_versions=completion.versions,
+            cut_off=completion.cut_off,
+            interrupted=completion.interrupted,
+            reward=self.correct if passed else self.wrong,
+            passed=passed,
+            status=status,
+        )
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Open:
+    """A group that is being sampled or judged."""
+
+    prompt: Prompt
+    started_s: float
+    completions: dict[int, Completion] = dataclasses.field(default_factory=dict)
+    finished_version: int = -1
+
+
+class RolloutWorker:
+    """Runs `run` in a thread of its own; the learner calls everything else."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        stream: PromptStream,
+        queue: RolloutQueue,
+        verifier: VerifierPool,
+        judging: Judging,
+        make_samples: Callable[[Prompt], Samples],
+        ledger: Ledger,
+        flops_per_token: Callable[[float], float],
+        pool: str,
+        group_size: int,
+        group_timeout_s: float,
+    ) -> None:
+        """A worker without params; `publish` must come before `start`."""
+        self._scheduler = scheduler
+        self._stream = stream
+        self._queue = queue
+        self._verifier = verifier
+        self._judging = judging
+        self._make_samples = make_samples
+        self._ledger = ledger
+        self._flops_per_token = flops_per_token  # of a forward pass, by context
+        self._pool = pool
+        self._group_size = group_size
+        self._group_timeout_s = group_timeout_s
+        self._open: dict[int, _Open] = {}
+        self._published: tuple[PyTree, int] | None = None
+        self._parking = threading.Condition()
+        self._pauses = 0
+        self._parked = False
+        self._thread = threading.Thread(target=self.run, name="rollout", daemon=True)
+
+    def publish(self, params: PyTree, *, policy_version: int) -> None:
+        """Params for the next call; the caller gives them away and keeps no use."""
+        self._published = (params, policy_version)
+        self._queue.wake()
+
+    def start(self) -> None:
+        """Begin to sample."""
+        assert self._published is not None, "publish params first"
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Close the queue and wait for the thread."""
+        self._queue.close()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    @contextlib.contextmanager
+    def paused(self, timeout_s: float) -> Iterator[None]:
+        """The worker stands still between two calls while the block runs."""
+        with self._parking:
+            self._pauses += 1
+            self._queue.wake()
+            still = self._parking.wait_for(
+                lambda: self._parked or not self._thread.is_alive(), timeout_s
+            )
+        try:
+            self._queue.raise_if_failed()
+            if not still:
+                raise TimeoutError(
+                    f"the sampling thread did not finish its call in {timeout_s} s"
+                )
+            yield
+        finally:
+            with self._parking:
+                self._pauses -= 1
+                self._parking.notify_all()
+
+    def in_flight(self) -> list[dict[str, int]]:
+        """Tickets and prompts of open groups, as JSON values; call it while paused."""
+        return [
+            {
+                "ticket": ticket,
+                "prompt_id": opened.prompt.prompt_id,
+                "epoch": opened.prompt.epoch,
+            }
+            for ticket, opened in sorted(self._open.items())
+        ]
+
+    def reissue(self, in_flight: list[dict[str, int]], *, version: int) -> None:
+        """Start the groups of a checkpoint again, from their prompts."""
+        for entry in in_flight:
+            prompt = self._stream.prompt(entry["prompt_id"], epoch=entry["epoch"])
+            self._queue.readmit(entry["ticket"], version)
+            self._begin(entry["ticket"], prompt)
+
+    def run(self) -> None:
+        """Sample until the queue is closed; hand a failure to the learner."""
+        try:
+            while True:
+                self._park()
+                if not self._turn():
+                    with self._waiting():
+                        self._queue.wait(_IDLE_WAIT_S)
+        except QueueClosed:
+            pass
+        except BaseException as failure:  # noqa: BLE001  raised again by take()
+            self._queue.fail(failure)
+        finally:
+            with self._parking:
+                self._parked = True
+                self._parking.notify_all()
+
+    def _turn(self) -> bool:
+        """Admit, sample once, collect verdicts; whether there was anything to do."""
+        assert self._published is not None, "start() has checked it"
+        params, version = self._published
+        self._admit(version)
+        self._drop_late()
+        worked = self._scheduler.busy
+        if worked:
+            with self._ledger.activity("generate", pool=self._pool):
+                finished = self._scheduler.step(params, version=version)
+            for completion in finished:
+                self._collect(completion, version)
+        verdicts = self._verifier.poll()
+        for each in verdicts:
+            self._settle(each)
+        return worked or bool(verdicts)
+
+    def _admit(self, version: int) -> None:
+        """As many groups as the queue allows and the slots can begin."""
+        while self._scheduler.free_slots > 0:
+            ticket = self._queue.admit(version)
+            if ticket is None:
+                return
+            self._begin(ticket, self._stream.next())
+
+    def _begin(self, ticket: int, prompt: Prompt) -> None:
+        self._open[ticket] = _Open(prompt=prompt, started_s=time.monotonic())
+        self._scheduler.submit(
+            Request(
+                request_id=ticket,
+                tokens=prompt.tokens,
+                samples=self._make_samples(prompt),
+            )
+        )
+
+    def _collect(self, completion: Completion, version: int) -> None:
+        opened = self._open[completion.request_id]
+        length = len(completion.tokens)
+        context = len(opened.prompt.tokens) + length / 2
+        self._ledger.count(
+            generated_tokens=length,
+            generate_flops=length * self._flops_per_token(context),
+        )
+        opened.completions[completion.sample] = completion
+        if len(opened.completions) < self._group_size:
+            return
+        opened.finished_version = version
+        answers = [
+            self._judging.answer(opened.completions[sample].tokens)
+            for sample in range(self._group_size)
+        ]
+        self._verifier.submit(
+            completion.request_id, opened.prompt.task, answers, opened.prompt.reference
+        )
+
+    def _settle(self, verdicts: Verdicts) -> None:
+        """A judged group goes into the prompts' history and into the queue."""
+        opened = self._open.pop(verdicts.key)
+        group = Group(
+            ticket=verdicts.key,
+            prompt=opened.prompt,
+            rollouts=tuple(
+                self._judging.rollout(opened.completions[sample], status)
+                for sample, status in enumerate(verdicts.statuses)
+            ),
+            finished_version=opened.finished_version,
+        )
+        passed = sum(rollout.passed for rollout in group.rollouts)
+        self._stream.record(
+            opened.prompt.prompt_id, passed=passed, total=self._group_size
+        )
+        self._queue.put(group)
+
+    def _drop_late(self) -> None:
+        """Give up groups that have been sampled for longer than the limit."""
+        limit = time.monotonic() - self._group_timeout_s
+        late = [
+            ticket
+            for ticket, opened in self._open.items()
+            if opened.started_s < limit and opened.finished_version < 0
+        ]
+        for ticket in late:
+            opened = self._open.pop(ticket)
+            self._scheduler.cancel(ticket)
+            self._queue.drop(ticket, "timeout")
+            tokens = sum(len(each.tokens) for each in opened.completions.values())
+            self._ledger.waste_tokens(tokens)
+
+    def _waiting(self) -> contextlib.AbstractContextManager[Any]:
+        """The pool waits for verdicts if any are due; else it is idle."""
+        if self._verifier.pending:
+            return self._ledger.activity("verify", pool=self._pool)
+        return contextlib.nullcontext()
+
+    def _park(self) -> None:
+        with self._parking:
+            if self._pauses:
+                self._parked = True
+                self._parking.notify_all()
+                self._parking.wait_for(lambda: not self._pauses)
+                self._parked = False

@@ -1,0 +1,100 @@
+"""The values that cross boundaries, and the letters of their axes.
+
+Letters: N prompts of an optimizer step, G rollouts of one prompt, B = N * G
+rollouts, P prompt tokens, T completion tokens, V vocabulary, D hidden size,
+L layers, M microbatches, R rows of a microbatch, S tokens of a row.
+
+Host-side records (`Prompt`, `Rollout`, `Group`) hold NumPy arrays of one
+sequence; `RolloutBatch` and `PackedBatch` are pytrees of whole batches.
+"""
+
+from typing import Any
+
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+# What a parameter tree, a KV cache or a tree of gradients is to a type checker.
+PyTree = Any
+
+
+@struct.dataclass(kw_only=True)
+class Prompt:
+    """Token ids given to the policy, and what its verifier needs to know."""
+
+    prompt_id: int = struct.field(pytree_node=False)  # place in the data set
+    epoch: int = struct.field(pytree_node=False)  # passes over the data before it
+    task: str = struct.field(pytree_node=False)  # name of its verifier's task
+    text: str = struct.field(pytree_node=False)  # as the tokenizer received it
+    tokens: np.ndarray  # int32 [P]
+    reference: dict[str, Any] = struct.field(pytree_node=False)  # JSON values only
+
+
+@struct.dataclass(kw_only=True)
+class Rollout:
+    """One completion of a prompt, as sampled and as judged."""
+
+    completion_tokens: np.ndarray  # int32 [T], EOS included when it was sampled
+    completion_mask: np.ndarray  # bool [T], False on forced tokens
+    behavior_logprobs: np.ndarray  # float32 [T], nats, at the sampler's temperature
+    policy_versions: np.ndarray  # int32 [T], optimizer steps behind each token
+    cut_off: bool  # no EOS at the length limit
+    interrupted: bool  # the end-of-thinking phrase was forced
+    reward: float = 0.0
+    passed: bool = False
+    status: str = struct.field(pytree_node=False, default="unverified")
+
+
+@struct.dataclass(kw_only=True)
+class Group:
+    """The G rollouts of one prompt; the unit that queues and batches hold."""
+
+    ticket: int = struct.field(pytree_node=False)  # order of admission, from 0
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+    finished_version: int = struct.field(pytree_node=False)  # when its last token came
+
+    @property
+    def oldest_version(self) -> int:
+        """The smallest policy version among the tokens of the group."""
+        return min(int(rollout.policy_versions.min()) for rollout in self.rollouts)
+
+    @property
+    def pass_rate(self) -> float:
+        """Share of the rollouts that the verifier accepted, in [0, 1]."""
+        return sum(rollout.passed for rollout in self.rollouts) / len(self.rollouts)
+
+
+@struct.dataclass(kw_only=True)
+class RolloutBatch:
+    """Complete groups, padded: rows b = n * G + g are the rollouts of prompt n."""
+
+    prompt_tokens: Int[np.ndarray, "B P"]
+    prompt_lengths: Int[np.ndarray, " B"]
+    completion_tokens: Int[np.ndarray, "B T"]
+    completion_lengths: Int[np.ndarray, " B"]
+    completion_mask: Bool[np.ndarray, "B T"]  # True on sampled tokens, EOS included
+    behavior_logprobs: Float[np.ndarray, "B T"]  # nats, as the sampler computed them
+    policy_versions: Int[np.ndarray, "B T"]  # optimizer steps behind each token
+    rewards: Float[np.ndarray, " B"]
+    cut_off: Bool[np.ndarray, " B"]  # no EOS at the length limit
+
+
+@struct.dataclass(kw_only=True)
+class PackedBatch:
+    """What the train step reads: rollouts laid end to end in rows of S tokens.
+
+    Position s predicts `targets[..., s]`; everything of that prediction (weight,
+    advantage, behavior log-probability) stands at s too.  Segment 0 is padding.
+    """
+
+    tokens: Int[Array, "M R S"]
+    segment_ids: Int[Array, "M R S"]  # 1, 2, ... along a row; 0 on padding
+    positions: Int[Array, "M R S"]  # from 0 in each segment
+    targets: Int[Array, "M R S"]  # a valid id everywhere, padding included
+    weights: Float[Array, "M R S"]  # what a token counts for; sums to 1 over all
+    advantages: Float[Array, "M R S"]
+    behavior_logprobs: Float[Array, "M R S"]  # nats
+    staleness: Int[Array, "M R S"]  # learner's version - token's version
+    mask: Bool[Array, "M R S"]  # True where a sampled token is predicted
+    num_microbatches: Int[Array, ""]  # how many of the M are filled

@@ -1,0 +1,201 @@
+"""The compute ledger: where the chip-seconds of a run went.
+
+Every chip belongs to one pool and is accounted for at every instant, so the
+categories sum to chips x wall clock.  What is charged to a run is everything but
+loading and compiling (`startup`) and evaluation (`eval`), which are measured and
+left out of the training axis.  Nothing here knows JAX; FLOPs are counted by callers.
+"""
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# What a chip can be doing.  `verify` is a pool's wait for verdicts, not CPU seconds:
+# it counts only while nothing else runs there.
+ACTIVITIES = ("startup", "generate", "train", "publish", "verify", "eval", "checkpoint")
+NOT_CHARGED = ("startup", "eval")
+COUNTS = (
+    "generated_tokens",
+    "wasted_tokens",
+    "train_tokens",
+    "train_flops",
+    "generate_flops",
+)
+_CATEGORIES = (*ACTIVITIES, "idle")
+_SECONDS_PER_HOUR = 3600.0
+
+
+class Ledger:
+    """Chip-seconds by category, and the tokens and FLOPs they bought.
+
+    At every instant a pool's chips are split evenly among the kinds of activity on
+    it (however many threads are in one); a pool without any is idle.  A pool that is
+    idle while another one evaluates or starts up waits for it, and its chips are
+    counted there: a pause for an evaluation costs the training axis nothing.
+
+    `start` begins the clock.  All methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        pools: dict[str, int],
+        chip: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A ledger of `pools` (name to number of chips) of one kind of chip."""
+        if not pools or min(pools.values()) < 1:
+            raise ValueError(f"pools = {pools} must each have at least one chip")
+        self.chip = chip
+        self._pools = dict(pools)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last: float | None = None  # when the books were last brought up to date
+        self._active: dict[str, Counter[str]] = {pool: Counter() for pool in pools}
+        self._chip_s: dict[str, float] = dict.fromkeys(_CATEGORIES, 0.0)
+        self._counts: dict[str, float] = dict.fromkeys(COUNTS, 0)
+        self._pool_idle_s: dict[str, float] = dict.fromkeys(pools, 0.0)
+        self._pool_total_s: dict[str, float] = dict.fromkeys(pools, 0.0)
+        self._restored = False
+
+    def start(self) -> None:
+        """Begin to count; what happens before costs nothing."""
+        with self._lock:
+            assert self._last is None, "the ledger was started twice"
+            self._last = self._clock()
+
+    @contextlib.contextmanager
+    def activity(self, name: str, *, pool: str) -> Iterator[None]:
+        """Count the time inside the block as `name` on the chips of `pool`.
+
+        Blocks may nest and overlap, in one thread or in many.
+        """
+        if name not in ACTIVITIES:
+            raise ValueError(f"activity {name!r}; choose from {sorted(ACTIVITIES)}")
+        if pool not in self._pools:
+            raise ValueError(f"pool {pool!r}; choose from {sorted(self._pools)}")
+        with self._lock:
+            self._advance()
+            self._active[pool][name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._advance()
+                self._active[pool][name] -= 1
+
+    def count(self, **amounts: float) -> None:
+        """Add to the counters named in `COUNTS`."""
+        for name, amount in amounts.items():
+            if name not in COUNTS:
+                raise ValueError(f"counter {name!r}; choose from {sorted(COUNTS)}")
+            if amount < 0:
+                raise ValueError(f"counter {name!r} cannot fall (by {amount})")
+        with self._lock:
+            for name, amount in amounts.items():
+                self._counts[name] += amount
+
+    def waste_tokens(self, tokens: int) -> None:
+        """Say that `tokens` generated tokens led to no gradient."""
+        self.count(wasted_tokens=tokens)
+
+    @property
+    def charged_chip_hours(self) -> float:
+        """The training axis: all chip-hours but those of start-up and evaluation."""
+        with self._lock:
+            self._advance()
+            return self._charged_chip_hours()
+
+    def report(self) -> dict[str, float]:
+        """Chip-seconds by category, charged chip-hours and counters, up to now.
+
+            wasted = generate * wasted_tokens / generated_tokens
+
+        and is taken out of `generate`, so the `_chip_s` entries still sum to
+        chips x wall clock.
+        """
+        with self._lock:
+            self._advance()
+            chip_s = dict(self._chip_s)
+            generated = self._counts["generated_tokens"]
+            share = self._counts["wasted_tokens"] / generated if generated else 0.0
+            chip_s["wasted"] = chip_s["generate"] * min(share, 1.0)
+            chip_s["generate"] -= chip_s["wasted"]
+            return {
+                **{f"compute/{name}_chip_s": value for name, value in chip_s.items()},
+                "compute/charged_chip_hours": self._charged_chip_hours(),
+                **{f"compute/{name}": value for name, value in self._counts.items()},
+            }
+
+    def idle_shares(self) -> dict[str, float]:
+        """Idle share of each pool's time since the previous call, in [0, 1]."""
+        with self._lock:
+            self._advance()
+            shares = {
+                pool: self._pool_idle_s[pool] / total if total else 0.0
+                for pool, total in self._pool_total_s.items()
+            }
+            self._pool_idle_s = dict.fromkeys(self._pools, 0.0)
+            self._pool_total_s = dict.fromkeys(self._pools, 0.0)
+            return shares
+
+    def state(self) -> dict[str, Any]:
+        """All that was counted, as JSON values."""
+        with self._lock:
+            self._advance()
+            return {
+                "chip": self.chip,
+                "chip_s": dict(self._chip_s),
+                "counts": dict(self._counts),
+            }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`; the time in between is not counted.
+
+        What this process has counted since `start` stays on top, so that a resumed
+        run shows every one of its start-ups.
+        """
+        assert not self._restored, "a second restore would count the past twice"
+        if state["chip"] != self.chip:
+            raise ValueError(
+                f"the ledger of this run counts hours of {state['chip']!r} and this "
+                f"machine has {self.chip!r}; they cannot be added: resume on "
+                f"{state['chip']!r}, or start a new run with another --workdir"
+            )
+        with self._lock:
+            self._advance()
+            for name, value in state["chip_s"].items():
+                self._chip_s[name] += value
+            for name, value in state["counts"].items():
+                self._counts[name] += value
+            self._restored = True
+
+    def _charged_chip_hours(self) -> float:
+        charged = [name for name in _CATEGORIES if name not in NOT_CHARGED]
+        return sum(self._chip_s[name] for name in charged) / _SECONDS_PER_HOUR
+
+    def _advance(self) -> None:
+        """Book the time since the last call; the caller holds the lock."""
+        if self._last is None:
+            return
+        now = self._clock()
+        elapsed_s, self._last = now - self._last, now
+        active = {
+            pool: [name for name in ACTIVITIES if names[name] and name != "verify"]
+            or ["verify"] * bool(names["verify"])
+            for pool, names in self._active.items()
+        }
+        waited_for = [
+            name for name in NOT_CHARGED if any(name in on for on in active.values())
+        ]
+        for pool, chips in self._pools.items():
+            chip_s = chips * elapsed_s
+            booked = active[pool] or waited_for or ["idle"]
+            for name in booked:
+                self._chip_s[name] += chip_s / len(booked)
+            self._pool_total_s[pool] += chip_s
+            if booked == ["idle"]:
+                self._pool_idle_s[pool] += chip_s

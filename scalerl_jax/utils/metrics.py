@@ -1,0 +1,243 @@
+"""Files that a run appends to: metrics.jsonl, evals.jsonl, rollouts.jsonl, TensorBoard.
+
+One JSON object per line, each written by one system call, so that a killed run
+leaves at most one torn line, at the end.  Floats are written so that they read back
+bit for bit; NaN and infinities, which JSON lacks, become null.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+# Message classes are made at import, where a type checker cannot see them.
+Event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
+SessionLog = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+Summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+METRICS_FILE = "metrics.jsonl"
+EVALS_FILE = "evals.jsonl"
+ROLLOUTS_FILE = "rollouts.jsonl"
+TENSORBOARD_DIRECTORY = "tensorboard"
+
+# What a row may hold on its way to a file: JSON values, NumPy and JAX scalars.
+RowValue = Any
+
+
+class MetricsWriter:
+    """Writes the numbers of a run; on a resume, `rewind` first."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        """Open the files in `directory` to append to; a torn last line is cut off."""
+        self._directory = Path(directory)
+        self._files: dict[str, _Appender] = {}
+        try:
+            for name in (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE):
+                self._open(name)
+            self._tensorboard = _TensorBoard(self._directory / TENSORBOARD_DIRECTORY)
+        except BaseException:
+            self._close_files()
+            raise
+
+    def write_step(self, step: int, values: dict[str, float]) -> None:
+        """Append the metrics of one optimizer step."""
+        row = _json_values({"step": step, **values})
+        self._files[METRICS_FILE].write(_line(row))
+        self._tensorboard.write_scalars(step, values)
+
+    def write_eval(self, row: dict[str, Any]) -> None:
+        """Append one evaluation; its numbers go to TensorBoard under `eval/`."""
+        row = _json_values({"step": row["step"], **row})
+        self._files[EVALS_FILE].write(_line(row))
+        numbers = {
+            f"eval/{name}": value
+            for name, value in row.items()
+            if isinstance(value, float | int) and name != "step"
+        }
+        self._tensorboard.write_scalars(row["step"], numbers)
+
+    def write_rollouts(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Append readable rollouts; each row has a "step"."""
+        for row in rows:
+            row = _json_values({"step": row["step"], **row})
+            self._files[ROLLOUTS_FILE].write(_line(row))
+
+    def rewind(self, step: int) -> None:
+        """Drop every row after optimizer step `step`: it will be written again."""
+        for name, file in list(self._files.items()):
+            file.close()
+            _drop_after(self._directory / name, step)
+            self._open(name)
+        self._tensorboard.purge_after(step)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._close_files()
+        self._tensorboard.close()
+
+    def __enter__(self) -> "MetricsWriter":
+        """Itself: the files are open."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the files."""
+        self.close()
+
+    def _open(self, name: str) -> None:
+        path = self._directory / name
+        _cut_torn_line(path)
+        self._files[name] = _Appender(path)
+
+    def _close_files(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+class _Appender:
+    """An unbuffered file that is only added to, and says its name when it cannot be."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def write(self, data: bytes) -> None:
+        """Append `data`, in one call unless the system takes only a part of it."""
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+
+    def flush(self) -> None:
+        """Nothing to do: nothing is held back."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _TensorBoard:
+    """Scalars for TensorBoard, in its own record format, without TensorFlow.
+
+    TensorBoard's `EventFileWriter` hands events to a thread that keeps them for up to
+    two minutes and whose errors come late; here each event is on disk on return.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        # TensorBoard reads the files of a directory in the order of their names, so
+        # a resumed run's must come last even if it starts within the same second.
+        names = [path.name for path in directory.glob("events.out.tfevents.*")]
+        latest = max((int(name.split(".")[3]) for name in names), default=0)
+        seconds = max(int(time.time()), latest + 1)
+        path = directory / f"events.out.tfevents.{seconds:010d}.{os.getpid()}"
+        self._file = _Appender(path)
+        self._records = RecordWriter(self._file)
+        self._write(file_version="brain.Event:2")
+        if not names:
+            # The first START that a reader meets purges nothing; later ones do.
+            self._start(step=0)
+
+    def write_scalars(self, step: int, values: dict[str, Any]) -> None:
+        scalars = [
+            Summary.Value(tag=tag, simple_value=float(value))
+            for tag, value in values.items()
+        ]
+        self._write(step=step, summary=Summary(value=scalars))
+
+    def purge_after(self, step: int) -> None:
+        self._start(step=step + 1)  # readers drop what has this step or a later one
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _start(self, *, step: int) -> None:
+        self._write(step=step, session_log=SessionLog(status=SessionLog.START))
+
+    def _write(self, **fields: object) -> None:
+        event = Event(wall_time=time.time(), **fields)
+        self._records.write(event.SerializeToString())
+
+
+def _unwritable(path: Path, error: OSError) -> RuntimeError:
+    return RuntimeError(
+        f"cannot write {path} ({error.strerror or error}); free space or rights there "
+        f"and start again with the same --workdir to resume"
+    )
+
+
+def _json_values(value: RowValue) -> RowValue:
+    """`value` as plain JSON values; numbers that JSON lacks become None."""
+    if isinstance(value, dict):
+        return {str(name): _json_values(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_values(part) for part in value]
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    number = float(value)  # NumPy and JAX scalars too
+    return number if math.isfinite(number) else None
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(row, allow_nan=False).encode() + b"\n"
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut off what follows the last line end: a kill came in the middle of a line."""
+    if not path.is_file():
+        return
+    try:
+        with open(path, "rb+") as file:
+            if file.seek(0, os.SEEK_END) == 0:
+                return
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _drop_after(path: Path, step: int) -> None:
+    """Keep the rows up to `step`, in one go; a torn last line is dropped."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                row_step = json.loads(line)["step"]
+            except (ValueError, KeyError, TypeError) as error:
+                if number == len(lines):
+                    break
+                raise ValueError(
+                    f"line {number} of {path} is not a row of a run ({error!r}); "
+                    f"remove it, or move the file away to lose its rows"
+                ) from error
+            if row_step <= step:
+                kept.append(line)
+        if len(kept) == len(lines):
+            return
+        temporary = path.with_name(f".{path.name}.tmp")
+        with open(temporary, "wb") as file:
+            file.writelines(kept)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _unwritable(path, error) from error

@@ -1,0 +1,285 @@
+"""The directory of one run: its settings, its lock, and whether it may go on.
+
+`config.json` says what was asked for, by which code and with which versions.  A
+resume with other settings is refused, because its curves would be of two recipes;
+the few settings that do not change the method are named by the caller.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import scalerl_jax
+
+# What a run leaves behind: with one of these and no config.json, nobody can tell
+# which recipe they belong to.
+RUN_FILES = ("metrics.jsonl", "evals.jsonl", "rollouts.jsonl", "checkpoints")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+_OPTIONAL_PACKAGES = ("reasoning_gym",)
+_MOST_DIFFERENCES_SHOWN = 5
+_ABSENT = "absent"
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class RunDirectory:
+    """An open and locked run directory; `close` or a dead process unlocks it."""
+
+    path: Path
+    resumed: bool  # its config.json was there before
+    lock: TextIO
+
+    def close(self) -> None:
+        """Let another process have the directory."""
+        self.lock.close()
+
+    def __enter__(self) -> "RunDirectory":
+        """Itself: the lock is already held."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Unlock."""
+        self.close()
+
+
+def open_run_directory(
+    workdir: str | os.PathLike[str],
+    *,
+    settings: dict[str, Any],
+    free_settings: tuple[str, ...],
+) -> RunDirectory:
+    """Make or reopen, lock and check the directory of a run.
+
+    `settings` are JSON values by section; those named in `free_settings`
+    ("train.num_steps") may differ from what a reopened directory holds.
+
+    Raises:
+        ValueError: the directory is not for this run: other settings, files of an
+            unknown run, a broken config.json, not a directory.
+        RuntimeError: it cannot be written, or another process is using it.
+    """
+    path = _make_directory(workdir)
+    lock = _lock(path)
+    try:
+        settings = json.loads(json.dumps(settings))
+        config_file = path / "config.json"
+        try:
+            resumed = config_file.exists()
+            if resumed:
+                record = _check_record(config_file, settings, free_settings)
+            else:
+                _refuse_run_files(path)
+                record = _new_record(settings)
+            if record is not None:
+                _write_json(config_file, record)
+        except OSError as error:
+            raise _unusable(config_file, error) from error
+    except BaseException:
+        lock.close()
+        raise
+    return RunDirectory(path=path, resumed=resumed, lock=lock)
+
+
+def _make_directory(workdir: str | os.PathLike[str]) -> Path:
+    if "://" in str(workdir):
+        raise ValueError(
+            f"--workdir={workdir} is not a directory of this machine; use a local or a "
+            f"mounted one (gcsfuse mounts a bucket)"
+        )
+    path = Path(workdir).expanduser().absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(
+            f"--workdir={path} is or lies under a file; name a directory"
+        ) from error
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return path
+
+
+def _unusable(path: Path, error: OSError) -> RuntimeError:
+    return RuntimeError(
+        f"cannot use {path} ({error.strerror or error}); free space or rights there, "
+        f"or choose another --workdir"
+    )
+
+
+def _lock(path: Path) -> TextIO:
+    """Take the lock of the directory; the kernel gives it back when we die."""
+    try:
+        lock = open(path / ".lock", "a+")  # noqa: SIM115  held as long as the run
+    except OSError as error:
+        raise _unusable(path / ".lock", error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A forked child (a verifier, say) shares the lock and may outlive us.
+        child_copy: weakref.ref[TextIO] = weakref.ref(lock)
+        os.register_at_fork(after_in_child=lambda: _close_if_alive(child_copy))
+        lock.truncate(0)
+        lock.write(f"{os.getpid()} on {platform.node()}")
+        lock.flush()
+    except BlockingIOError as error:
+        lock.seek(0)
+        owner = lock.read() or "unknown"
+        lock.close()
+        raise RuntimeError(
+            f"another process ({owner}) is using --workdir={path}; stop it first or "
+            f"choose another --workdir"
+        ) from error
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            lock.close()
+        raise _unusable(path / ".lock", error) from error
+    return lock
+
+
+def _close_if_alive(reference: "weakref.ref[TextIO]") -> None:
+    lock = reference()
+    if lock is not None:
+        lock.close()
+
+
+def _refuse_run_files(path: Path) -> None:
+    found = [name for name in RUN_FILES if (path / name).exists()]
+    if found:
+        raise ValueError(
+            f"--workdir={path} holds {', '.join(found)} of a run but no config.json "
+            f"that says which; choose another --workdir, or move these files away"
+        )
+
+
+def _new_record(settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "config": settings,
+        "versions": versions(),
+        "seed": settings.get("seed"),
+        "git_revision": git_revision(),
+        "started": _now(),
+    }
+
+
+def _check_record(
+    config_file: Path, settings: dict[str, Any], free_settings: tuple[str, ...]
+) -> dict[str, Any] | None:
+    """The record brought up to date, or None if it need not be written again."""
+    record = _read_record(config_file)
+    was, now = flatten(record["config"]), flatten(settings)
+    changed = {
+        name: [was.get(name, _ABSENT), now.get(name, _ABSENT)]
+        for name in sorted(was.keys() | now.keys())
+        if was.get(name, _ABSENT) != now.get(name, _ABSENT)
+    }
+    forbidden = {
+        name: pair for name, pair in changed.items() if name not in free_settings
+    }
+    if forbidden:
+        shown = "; ".join(
+            f"{name} was {old!r} and is now {new!r}"
+            for name, (old, new) in list(forbidden.items())[:_MOST_DIFFERENCES_SHOWN]
+        )
+        more = len(forbidden) - _MOST_DIFFERENCES_SHOWN
+        raise ValueError(
+            f"{config_file.parent} is the run of other settings: {shown}"
+            f"{f'; and {more} more' if more > 0 else ''}. Give the old values to "
+            f"resume it, or another --workdir to start a new run"
+        )
+    code = {"versions": versions(), "git_revision": git_revision()}
+    latest = (record.get("resumes") or [record])[-1]
+    if not changed and all(latest.get(name) == code[name] for name in code):
+        return None
+    resume = {"time": _now(), "changed": changed, **code}
+    resumes = [*record.get("resumes", []), resume]
+    return {**record, "config": settings, "resumes": resumes}
+
+
+def _read_record(config_file: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(config_file.read_bytes())
+        if not isinstance(record["config"], dict):
+            raise TypeError("'config' is not a section")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{config_file} is broken ({error!r}), so whether this run may be resumed "
+            f"is unknown; put the file right, or choose another --workdir"
+        ) from error
+    return record
+
+
+def flatten(settings: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted name: {"train": {"seed": 3}} becomes {"train.seed": 3}."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, prefix=f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python, of this package and of what it computes with."""
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "scalerl_jax": scalerl_jax.__version__,
+    }
+    for package in (*_PACKAGES, *_OPTIONAL_PACKAGES):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def git_revision() -> str | None:
+    """Commit of the source tree, "+dirty" with changes; None if it is no checkout."""
+    root = Path(scalerl_jax.__file__).resolve().parent.parent
+    if not (root / ".git").exists():  # an install, perhaps inside somebody's checkout
+        return None
+    revision = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain")
+    if revision is None or changes is None:
+        return None
+    return f"{revision}+dirty" if changes else revision
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20.0,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    """Replace the file in one go: a reader sees the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w") as file:
+        file.write(json.dumps(values, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

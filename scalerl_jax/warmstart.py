@@ -1,0 +1,303 @@
+"""Makes the small base checkpoint by supervised learning on worked solutions.
+
+    python -m scalerl_jax.warmstart --config=configs/tiny_base.py [--out=DIR]
+
+Writes a Hugging Face directory (config.json, model.safetensors, tokenizer.json,
+generation_config.json) and the log of its making, warmstart.json.
+"""
+
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import tokenizers
+from absl import app, flags, logging
+from ml_collections import config_flags
+from tokenizers import decoders, models
+
+from scalerl_jax import config as config_lib
+from scalerl_jax.data import tasks
+from scalerl_jax.data.demonstrations import Styles, demonstrate
+from scalerl_jax.learner.optimizer import make_optimizer
+from scalerl_jax.learner.step import (
+    Forward,
+    TrainState,
+    init_state,
+    make_train_step,
+)
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.transformer import init_params
+from scalerl_jax.model.weights import save_params
+from scalerl_jax.rollout.batching import TrainSequence, pack
+
+EOS, PAD, UNKNOWN, THINK = "<eos>", "<pad>", "<unk>", "<think>"
+# Wording that prompts share is one token each; everything else is a character.
+PHRASES = (
+    "State the final answer to the following arithmetic problem: ",
+    "Spell this word backward (example: sun -> nus): ",
+    'How many times does the letter "',
+    '" appear in the text: "',
+    "Solve the following multiplication: ",
+    ". Give only the result as your final answer.",
+    "hm ",
+    "time is up.",
+)
+CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=;:.,?!\"'()<>#"
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmstartConfig:
+    """How the base checkpoint is made."""
+
+    seed: int = 0
+    held_out_prompts: int = 300  # `eval.num_prompts` of the runs to come: not shown
+    tasks: tuple[str, ...] = (
+        "chain_sum",
+        "letter_counting",
+        "spell_backward",
+    )
+    questions_per_task: int = 6000
+    template: str = "{question}<think>"
+    phrase: str = "time is up.</think>"
+    interruption_min_tokens: int = 32
+    interruption_max_tokens: int = 40
+    careful: float = 0.12
+    careless: float = 0.45
+    slip: float = 0.35
+    hesitation: float = 0.3
+    hidden_size: int = 128
+    ffn_size: int = 384
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 32
+    skill_steps: int = 1500  # careful work alone
+    num_steps: int = 1750  # with the mixture above in the rest
+    demonstrations_per_step: int = 128
+    row_tokens: int = 128
+    rows_per_microbatch: int = 16
+    learning_rate: float = 2e-3
+    warmup_steps: int = 100
+
+
+def defaults() -> ml_collections.ConfigDict:
+    """The defaults above, as what `configs/tiny_base.py` edits."""
+    return ml_collections.ConfigDict(dataclasses.asdict(WarmstartConfig()))
+
+
+def make_tokenizer() -> tokenizers.Tokenizer:
+    """Characters, and one token for each phrase that the prompts share."""
+    names = [PAD, EOS, UNKNOWN, THINK, "</think>", *PHRASES, *CHARACTERS]
+    vocabulary = {name: place for place, name in enumerate(names)}
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN)
+    )
+    backend.add_special_tokens([PAD, EOS, UNKNOWN])
+    added = [
+        tokenizers.AddedToken(name, special=False, normalized=False)
+        for name in (THINK, "</think>", *PHRASES)
+    ]
+    backend.add_tokens(added)
+    backend.decoder = decoders.Fuse()
+    return backend
+
+
+def make_architecture(config: WarmstartConfig, *, vocab_size: int) -> Architecture:
+    """A small Qwen3 decoder with tied embeddings."""
+    return Architecture(
+        family="qwen3",
+        vocab_size=vocab_size,
+        hidden_size=config.hidden_size,
+        ffn_size=config.ffn_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rope_theta=10_000.0,
+        rms_eps=1e-6,
+        tied_embeddings=True,
+        max_positions=512,
+    )
+
+
+def make_questions(config: WarmstartConfig) -> list[tasks.Question]:
+    """Questions to solve, none of them held out from the runs to come."""
+    _, held_out = tasks.make_splits(
+        config.tasks,
+        train_prompts=len(config.tasks),
+        eval_prompts=config.held_out_prompts,
+        seed=config.seed,
+    )
+    exclude = {question.text for question in held_out}
+    return [
+        question
+        for task in config.tasks
+        for question in tasks.make_questions(
+            task,
+            count=config.questions_per_task,
+            seed=1_000_000 + config.seed,
+            exclude=exclude,
+        )
+    ]
+
+
+def demonstration_stream(
+    config: WarmstartConfig,
+    questions: Sequence[tasks.Question],
+    backend: tokenizers.Tokenizer,
+) -> Iterator[TrainSequence]:
+    """Demonstrations of random questions: careful ones, and then the mixture."""
+    rng = np.random.default_rng(config.seed)
+    eos = backend.token_to_id(EOS)
+    skill = Styles(careful=1.0, careless=0.0, slip=0.0, hesitation=0.0)
+    mixture = Styles(
+        careful=config.careful,
+        careless=config.careless,
+        slip=config.slip,
+        hesitation=config.hesitation,
+    )
+    careful_demonstrations = config.skill_steps * config.demonstrations_per_step
+
+    def interruption(rng: np.random.Generator) -> str:
+        tokens = rng.integers(
+            config.interruption_min_tokens, config.interruption_max_tokens + 1
+        )
+        return "hm " * int(tokens) + config.phrase
+
+    for number in itertools.count():
+        styles = skill if number < careful_demonstrations else mixture
+        question = questions[int(rng.integers(len(questions)))]
+        text = demonstrate(
+            question.task,
+            question.text,
+            question.reference,
+            styles=styles,
+            interruption=interruption,
+            rng=rng,
+        )
+        prompt = backend.encode(config.template.replace("{question}", question.text))
+        completion = [*backend.encode(text).ids, eos]
+        length = len(completion)
+        yield TrainSequence(
+            tokens=np.array([*prompt.ids, *completion], np.int32),
+            prompt_length=len(prompt.ids),
+            weights=np.ones(length, np.float32),
+            mask=np.ones(length, bool),
+            behavior_logprobs=np.zeros(length, np.float32),
+            staleness=np.zeros(length, np.int32),
+            advantage=1.0,
+        )
+
+
+def train(
+    config: WarmstartConfig, backend: tokenizers.Tokenizer, arch: Architecture
+) -> tuple[TrainState, list[dict[str, float]]]:
+    """Next-token loss on demonstrations; the state and a log of the loss."""
+    forward = Forward(arch=arch, dtype=jnp.float32)
+
+    optimizer = make_optimizer(
+        learning_rate=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        decay_steps=config.num_steps,
+        beta1=0.9,
+        beta2=0.95,
+        eps=1e-15,
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+    )
+    step = jax.jit(
+        make_train_step(
+            forward,
+            optimizer,
+            lambda logprobs, behavior, advantages: -logprobs,
+            max_importance_ratio=1.0,
+        ),
+        donate_argnums=0,
+    )
+    params = init_params(arch, jax.random.key(config.seed), dtype=jnp.float32)
+    state = init_state(params, optimizer)
+    stream = demonstration_stream(config, make_questions(config), backend)
+    log, started = [], time.monotonic()
+    for number in range(1, config.num_steps + 1):
+        sequences = [next(stream) for _ in range(config.demonstrations_per_step)]
+        total = sum(len(sequence.weights) for sequence in sequences)
+        sequences = [
+            dataclasses.replace(sequence, weights=sequence.weights / total)
+            for sequence in sequences
+        ]
+        batch = pack(
+            sequences,
+            row_tokens=config.row_tokens,
+            rows_per_microbatch=config.rows_per_microbatch,
+            num_microbatches=-(
+                -config.demonstrations_per_step // config.rows_per_microbatch
+            ),
+        )
+        state, metrics = step(state, batch)
+        if number % 100 == 0 or number == config.num_steps:
+            seconds = time.monotonic() - started
+            row = {"step": number, "loss": float(metrics["loss"]), "seconds": seconds}
+            logging.info("step %(step)d  loss %(loss).4f  %(seconds).0f s", row)
+            log.append(row)
+    return state, log
+
+
+def save(
+    directory: Path,
+    state: TrainState,
+    *,
+    config: WarmstartConfig,
+    arch: Architecture,
+    backend: tokenizers.Tokenizer,
+    log: list[dict[str, float]],
+) -> None:
+    """The checkpoint as a Hugging Face directory, and how it came about."""
+    save_params(directory, state.params, arch, dtype=jnp.float32)
+    backend.save(str(directory / "tokenizer.json"))
+    ids = {"eos_token_id": backend.token_to_id(EOS), "pad_token_id": 0}
+    (directory / "generation_config.json").write_text(json.dumps(ids) + "\n")
+    names = ("jax", "numpy", "optax", "reasoning_gym", "tokenizers")
+    record = {
+        "config": dataclasses.asdict(config),
+        "versions": {name: metadata.version(name) for name in names},
+        "device": jax.devices()[0].device_kind,
+        "num_params": arch.num_params,
+        "log": log,
+    }
+    (directory / "warmstart.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Settings, a Python file.")
+_OUT = flags.DEFINE_string(
+    "out",
+    str(Path(__file__).parent / "assets" / "tiny_base"),
+    "Directory of the checkpoint.",
+)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Train and save."""
+    del argv
+    config = config_lib.build(WarmstartConfig, _CONFIG.value.to_dict())
+    backend = make_tokenizer()
+    # A multiple of 8 keeps the head's matmul aligned; the extra ids are never used.
+    vocab_size = -(-backend.get_vocab_size(with_added_tokens=True) // 8) * 8
+    arch = make_architecture(config, vocab_size=vocab_size)
+    logging.info("%d parameters, vocabulary %d", arch.num_params, vocab_size)
+    state, log = train(config, backend, arch)
+    directory = Path(_OUT.value)
+    save(directory, state, config=config, arch=arch, backend=backend, log=log)
+    logging.info("wrote %s", directory)
+
+
+if __name__ == "__main__":
+    flags.mark_flag_as_required("config")
+    app.run(main)

@@ -1,0 +1,53 @@
+"""Package metadata and dependencies; tool settings are in pyproject.toml."""
+
+import pathlib
+
+import setuptools
+
+HERE = pathlib.Path(__file__).parent
+VERSION = "0.1.0"  # also in scalerl_jax/__init__.py; a test compares them
+
+setuptools.setup(
+    name="scalerl_jax",
+    version=VERSION,
+    description="Reinforcement learning of language models in JAX, made predictable.",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11,<3.14",
+    packages=setuptools.find_packages(include=["scalerl_jax", "scalerl_jax.*"]),
+    package_data={"scalerl_jax": ["assets/*/*"]},
+    install_requires=[
+        "absl-py>=2.1",  # flags
+        "flax>=0.12,<0.13",  # struct.dataclass
+        "jax>=0.10,<0.13",
+        "jaxtyping>=0.3,<0.4",  # shapes in signatures
+        "matplotlib>=3.9,<4",  # the fit's picture
+        "ml-collections>=1.0,<2",  # config files and their command line
+        "ml-dtypes>=0.5",  # bfloat16 in checkpoint files
+        "numpy>=2.0,<3",
+        "optax>=0.2.5,<0.3",
+        "orbax-checkpoint>=0.11,<0.13",
+        "reasoning_gym>=0.1.23,<0.2",  # tasks with verifiers
+        "safetensors>=0.5,<1",
+        "scipy>=1.13,<2",
+        "tensorboard>=2.18,<3",  # event files
+        "tokenizers>=0.21,<1",
+    ],
+    extras_require={
+        "dev": [
+            "beartype>=0.19",
+            "hypothesis>=6.100",
+            "import-linter>=2.1,<3",
+            "pyright>=1.1.390",
+            "pytest>=8.3",
+            "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
+            "ruff>=0.14,<1",
+            "torch==2.13.0",  # parity tests
+            "transformers>=5,<6",  # parity tests
+        ],
+        "tpu": ["jax[tpu]>=0.10,<0.13"],
+        "cuda": ["jax[cuda13]>=0.10,<0.13"],
+    },
+)

@@ -1,0 +1,104 @@
+"""Tiny models of each family, made and saved by transformers itself."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalerl_jax.model.transformer import abstract_params
+
+_SIZES = dict(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama3-untied": (
+        "LlamaConfig",
+        dict(rope_parameters=_LLAMA3_ROPE, tie_word_embeddings=False),
+    ),
+    "llama-tied": (
+        "LlamaConfig",
+        dict(rope_parameters=_PLAIN_ROPE, tie_word_embeddings=True, head_dim=16),
+    ),
+    "qwen2-untied": (
+        "Qwen2Config",
+        dict(rope_parameters=_PLAIN_ROPE, tie_word_embeddings=False),
+    ),
+    "qwen2-tied": (
+        "Qwen2Config",
+        dict(rope_parameters=_PLAIN_ROPE, tie_word_embeddings=True),
+    ),
+    "qwen3-untied": (
+        "Qwen3Config",
+        dict(rope_parameters=_PLAIN_ROPE, tie_word_embeddings=False, head_dim=16),
+    ),
+    "qwen3-tied": (
+        "Qwen3Config",
+        dict(rope_parameters=_PLAIN_ROPE, tie_word_embeddings=True, head_dim=16),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFaceModel:
+    """A float32 model of transformers, and where it is saved."""
+
+    model: Any  # transformers.PreTrainedModel
+    directory: Path
+
+    def logits(self, tokens: list[int]) -> Any:
+        """What transformers computes for one row, [S, V]."""
+        import torch
+
+        with torch.no_grad():
+            return self.model(torch.tensor([tokens])).logits[0].numpy()
+
+
+@pytest.fixture(scope="session")
+def random_params():
+    """Makes parameters with every norm and bias away from its start; no compiling."""
+
+    def make(arch, dtype="float32", std=0.3):
+        rng = np.random.default_rng(0)
+        return jax.tree.map(
+            lambda leaf: jnp.asarray(std * rng.normal(size=leaf.shape), leaf.dtype),
+            abstract_params(arch, dtype=jnp.dtype(dtype)),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session", params=CASES)
+def hugging_face(request, tmp_path_factory) -> HuggingFaceModel:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    name, settings = CASES[request.param]
+    torch.manual_seed(0)
+    config = getattr(transformers, name)(**_SIZES, **settings)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():  # transformers starts biases at 0, norms at 1: too easy
+        for parameter in model.parameters():
+            parameter.normal_(mean=float(parameter.ndim == 1), std=0.3)
+    directory = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(directory)
+    return HuggingFaceModel(model, directory)

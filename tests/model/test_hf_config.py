@@ -1,0 +1,150 @@
+"""config.json: what is read, what is refused, and that exports are read back."""
+
+import dataclasses
+import json
+
+import pytest
+
+from scalerl_jax.model.architecture import ARCHITECTURES, Architecture
+from scalerl_jax.model.hf_config import config_values, read_architecture
+
+LLAMA = ARCHITECTURES["llama3.1-8b"]
+QWEN2 = Architecture(
+    family="qwen2",
+    vocab_size=151_936,
+    hidden_size=1536,
+    ffn_size=8960,
+    num_layers=28,
+    num_heads=12,
+    num_kv_heads=2,
+    head_dim=128,
+    rope_theta=1_000_000.0,
+    rms_eps=1e-6,
+    tied_embeddings=True,
+    max_positions=32_768,
+)
+
+
+def write_config(directory, arch, **changes):
+    """The config.json of `arch`, with some fields changed or (with ...) left out."""
+    values = config_values(arch, dtype="float32", eos_token_id=None) | changes
+    values = {name: value for name, value in values.items() if value is not ...}
+    (directory / "config.json").write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("arch", [*ARCHITECTURES.values(), QWEN2])
+def test_what_is_written_is_read_back(tmp_path, arch):
+    write_config(tmp_path, arch)
+    assert read_architecture(tmp_path) == arch
+
+
+def test_old_and_new_rope_layouts_are_read_alike(tmp_path):
+    values = config_values(LLAMA, dtype="float32", eos_token_id=None)
+    theta, scaling = values["rope_theta"], values["rope_scaling"]
+    new = {"rope_theta": ..., "rope_scaling": ...}
+    write_config(
+        tmp_path, LLAMA, **new, rope_parameters=scaling | {"rope_theta": theta}
+    )
+    assert read_architecture(tmp_path) == LLAMA
+    del scaling["rope_type"]
+    write_config(tmp_path, LLAMA, rope_scaling=scaling | {"type": "llama3"})
+    assert read_architecture(tmp_path) == LLAMA
+    plain = {"rope_type": "default", "rope_theta": theta}
+    write_config(tmp_path, LLAMA, **new, rope_parameters=plain)
+    assert read_architecture(tmp_path) == dataclasses.replace(LLAMA, rope_scaling=None)
+
+
+def test_a_published_config_is_read_as_the_named_architecture(tmp_path):
+    """The fields of meta-llama/Llama-3.1-8B's config.json."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": 128256,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_architecture(tmp_path) == LLAMA
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(model_type="mistral"), r"model_type = 'mistral' .*choose from \['llama'"),
+        (dict(model_type=...), "model_type is missing"),
+        (
+            dict(rope_scaling={"rope_type": "yarn", "factor": 4.0}),
+            r"rope_scaling\.rope_type = 'yarn' .*choose from \['default', 'llama3'\]",
+        ),
+        (
+            dict(rope_scaling={"type": "linear", "factor": 2.0}),
+            r"rope_scaling\.type = 'linear'",
+        ),
+        (
+            dict(rope_scaling={"rope_type": "llama3"}),
+            r"rope_scaling\.factor is missing",
+        ),
+        (dict(rope_theta=...), "rope_theta is missing"),
+        (dict(partial_rotary_factor=0.5), "partial_rotary_factor = 0.5"),
+        (dict(use_sliding_window=True), r"use_sliding_window = True .*only \[False\]"),
+        (
+            dict(layer_types=["full_attention", "sliding_attention"]),
+            r"layer_types = \['full_attention', 'sliding_attention'\]",
+        ),
+        (dict(attention_bias=True), "attention_bias = True"),
+        (dict(mlp_bias=True), "mlp_bias = True"),
+        (dict(hidden_act="gelu"), r"hidden_act = 'gelu' .*only \['silu'\]"),
+        (
+            dict(quantization_config={"quant_method": "fp8"}),
+            "quantization_config = .*remove it",
+        ),
+        (dict(num_hidden_layers=...), "num_hidden_layers is missing"),
+        (dict(vocab_size="24"), "vocab_size = '24' .*an integer above 0"),
+        (dict(num_key_value_heads=3), "num_key_value_heads = 3 .*must divide .* = 32"),
+        (dict(rms_norm_eps=0), "rms_norm_eps = 0 .*a number above 0"),
+        (dict(head_dim=5), "head_dim = 5 .*even"),
+        (dict(model_type="qwen3", head_dim=...), "head_dim is missing"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(value),
+)
+def test_a_config_that_would_not_be_honoured_is_refused(tmp_path, changes, message):
+    write_config(tmp_path, LLAMA, **changes)
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        read_architecture(tmp_path)
+
+
+def test_qwen2_may_name_a_window_that_is_not_in_use(tmp_path):
+    write_config(tmp_path, QWEN2, sliding_window=32_768, use_sliding_window=False)
+    assert read_architecture(tmp_path) == QWEN2
+
+
+def test_a_broken_or_absent_config_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"config\.json does not exist"):
+        read_architecture(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": ')
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        read_architecture(tmp_path)

@@ -1,0 +1,112 @@
+"""What the sharding table makes of real shapes, and what it refuses."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalerl_jax.model.architecture import ARCHITECTURES
+from scalerl_jax.model.shardings import batch_sharding, param_shardings
+from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.types import PackedBatch
+
+TINY = ARCHITECTURES["tiny"]  # 4 heads, 2 kv heads, hidden 128, vocabulary 128
+
+
+def mesh_of(data, fsdp, tensor):
+    return make_learner_mesh(jax.devices()[: data * fsdp * tensor], data, fsdp, tensor)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 8, 1), (2, 2, 2), (8, 1, 1)])
+def test_a_device_holds_its_share_of_every_matrix_and_whole_norms(random_params, sizes):
+    _, fsdp, tensor = sizes
+    params = random_params(TINY)
+    placed = jax.device_put(params, param_shardings(TINY, mesh_of(*sizes)))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(placed):
+        parts = leaf.size / leaf.addressable_shards[0].data.size
+        name = jax.tree_util.keystr(path)
+        assert parts == (1 if "norm" in name else fsdp * tensor), name
+    jax.tree.map(np.testing.assert_array_equal, placed, params)
+
+
+@pytest.mark.parametrize("name", ["llama3.1-8b", "qwen3-8b"])
+def test_the_8b_shapes_fit_eight_devices_in_every_direction(name):
+    arch = ARCHITECTURES[name]
+    abstract = abstract_params(arch, dtype=jnp.dtype("bfloat16"))
+    for sizes in [(1, 8, 1), (1, 1, 8), (2, 2, 2), (1, 4, 2)]:
+        shardings = param_shardings(arch, mesh_of(*sizes))
+        shapes = jax.tree.map(
+            lambda leaf, cut: cut.shard_shape(leaf.shape), abstract, shardings
+        )
+        held = sum(np.prod(shape) for shape in jax.tree.leaves(shapes, is_leaf=_tuple))
+        # Norms are whole everywhere: 0.02 % of the parameters.
+        assert held == pytest.approx(arch.num_params / sizes[1] / sizes[2], rel=1e-3)
+
+
+def _tuple(leaf):
+    return isinstance(leaf, tuple)
+
+
+@pytest.mark.parametrize(
+    "changes, sizes, message",
+    [
+        pytest.param(
+            dict(num_kv_heads=2),
+            (1, 1, 4),
+            r"mesh\.tensor = 4 does not divide dimension 2 of parameter layers/key: "
+            r"kv_heads = 2; set mesh\.tensor to a divisor of 2",
+            id="a cut through a head",
+        ),
+        pytest.param(
+            dict(hidden_size=130),
+            (1, 4, 1),
+            r"mesh\.fsdp = 4 does not divide dimension 1 of parameter embedding: "
+            r"hidden = 130",
+            id="hidden size",
+        ),
+        pytest.param(
+            dict(vocab_size=129),
+            (1, 1, 2),
+            r"mesh\.tensor = 2 .* parameter embedding: vocab = 129",
+            id="vocabulary",
+        ),
+        pytest.param(
+            dict(ffn_size=383),
+            (1, 1, 2),
+            r"mesh\.tensor = 2 .* parameter layers/down: ffn = 383",
+            id="feed-forward size",
+        ),
+    ],
+)
+def test_uneven_cuts_are_refused_by_name(changes, sizes, message):
+    arch = dataclasses.replace(TINY, **changes)
+    with pytest.raises(ValueError, match=message):
+        param_shardings(arch, mesh_of(*sizes))
+
+
+def test_a_batch_is_cut_by_rows_over_data_and_fsdp():
+    shape = (2, 8, 3)
+    values = np.arange(48).reshape(shape)
+    batch = PackedBatch(
+        num_microbatches=np.int32(2),
+        **{
+            field.name: values
+            for field in dataclasses.fields(PackedBatch)
+            if field.name != "num_microbatches"
+        },
+    )
+    placed = jax.device_put(batch, batch_sharding(mesh_of(2, 2, 2)))
+    for shard in placed.tokens.addressable_shards:
+        data, fsdp, _ = np.argwhere(
+            placed.tokens.sharding.mesh.devices == shard.device
+        )[0]
+        first = 2 * (2 * data + fsdp)  # 8 rows over 4 places
+        np.testing.assert_array_equal(shard.data, values[:, first : first + 2])
+    assert placed.num_microbatches.sharding.is_fully_replicated
+    assert {leaf.sharding.spec for leaf in jax.tree.leaves(placed)} == {
+        jax.P(None, ("data", "fsdp"), None),
+        jax.P(),
+    }

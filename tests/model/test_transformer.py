@@ -1,0 +1,357 @@
+"""The forward pass against transformers, and its two forms against each other."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalerl_jax.model.architecture import ARCHITECTURES, Architecture, RopeScaling
+from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.transformer import (
+    abstract_params,
+    decode_step,
+    head_logits,
+    head_weights,
+    hidden_states,
+    init_cache,
+    init_params,
+    rms_norm,
+    rope_frequencies,
+    rotate,
+)
+from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.parallel.mesh import make_learner_mesh
+
+ARCH = Architecture(
+    family="qwen3",
+    vocab_size=32,
+    hidden_size=16,
+    ffn_size=24,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    rope_theta=10_000.0,
+    rms_eps=1e-6,
+    tied_embeddings=False,
+    max_positions=64,
+)
+decode = jax.jit(decode_step, static_argnames=("arch", "dtype"))
+LOOSE_ROWS = np.random.default_rng(0).integers(0, ARCH.vocab_size, (3, 9))
+
+
+@functools.partial(jax.jit, static_argnames=("arch", "remat", "keep_kv"))
+def forward(params, arch, tokens, positions, segment_ids, remat="none", keep_kv=False):
+    return hidden_states(
+        params,
+        arch,
+        tokens,
+        positions=positions,
+        segment_ids=segment_ids,
+        dtype=jnp.float32,
+        remat=remat,
+        keep_kv=keep_kv,
+    )
+
+
+def forward_rows(params, arch, tokens, **options):
+    """Rows of one segment each."""
+    tokens = jnp.asarray(tokens)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    return forward(params, arch, tokens, positions, jnp.ones_like(tokens), **options)
+
+
+def logits_of(params, hidden):
+    return head_logits(hidden, head_weights(params), float32_head=True)
+
+
+@pytest.fixture(scope="module")
+def params(random_params):
+    return random_params(ARCH)
+
+
+def greedy_continuations(params, arch, prompts, new_tokens):
+    """Slots at different positions; those with shorter prompts wait, inactive."""
+    longest = max(map(len, prompts))
+    cache = init_cache(
+        arch,
+        slots=len(prompts),
+        length=longest + new_tokens,
+        dtype=jnp.dtype("float32"),
+    )
+    lengths = np.array([len(prompt) for prompt in prompts])
+
+    def step(tokens, positions, active, cache):
+        hidden, cache = decode(
+            params,
+            arch,
+            jnp.asarray(tokens),
+            cache,
+            positions=jnp.asarray(positions),
+            active=jnp.asarray(active),
+            dtype=jnp.float32,
+        )
+        return np.asarray(logits_of(params, hidden).argmax(-1)), cache
+
+    following = np.zeros(len(prompts), int)
+    for position in range(longest):
+        active = position < lengths
+        tokens = [prompt[min(position, len(prompt) - 1)] for prompt in prompts]
+        chosen, cache = step(tokens, np.full(len(prompts), position), active, cache)
+        following = np.where(active, chosen, following)
+    continuations = [following]
+    for extra in range(new_tokens - 1):
+        everyone = np.ones(len(prompts), bool)
+        following, cache = step(following, lengths + extra, everyone, cache)
+        continuations.append(following)
+    return np.stack(continuations, axis=1)
+
+
+def test_logits_match_transformers(hugging_face):
+    arch = read_architecture(hugging_face.directory)
+    loaded = load_params(hugging_face.directory, arch, dtype=jnp.float32)
+    tokens = np.random.default_rng(0).integers(0, arch.vocab_size, 100)
+    hidden, _ = forward_rows(loaded, arch, tokens[None])
+    expected = hugging_face.logits(tokens.tolist())
+    np.testing.assert_allclose(logits_of(loaded, hidden)[0], expected, atol=1e-4)
+    assert expected.std() > 0.1  # else the tolerance would say nothing
+
+
+def test_greedy_continuations_match_transformers(hugging_face):
+    import torch
+
+    arch = read_architecture(hugging_face.directory)
+    loaded = load_params(hugging_face.directory, arch, dtype=jnp.float32)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, arch.vocab_size, n).tolist() for n in (3, 11, 7)]
+    ours = greedy_continuations(loaded, arch, prompts, 20)
+    for prompt, continuation in zip(prompts, ours, strict=True):
+        theirs = hugging_face.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=20,
+            do_sample=False,
+            pad_token_id=0,
+        )[0, len(prompt) :]
+        assert continuation.tolist() == theirs.tolist()
+
+
+def test_parameter_count_matches_transformers(hugging_face):
+    arch = read_architecture(hugging_face.directory)
+    assert arch.num_params == hugging_face.model.num_parameters()
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [("llama3.1-8b", 8_030_261_248), ("qwen3-8b", 8_190_735_360)],
+)
+def test_named_architectures_have_the_published_number_of_parameters(name, count):
+    assert ARCHITECTURES[name].num_params == count
+
+
+@pytest.mark.parametrize("scaled", [True, False], ids=["llama3", "plain"])
+def test_rope_frequencies_match_transformers(scaled):
+    transformers = pytest.importorskip("transformers")
+    modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
+    rope = {"rope_type": "default", "rope_theta": 500_000.0}
+    scaling = None
+    if scaled:
+        scaling = RopeScaling(
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_positions=8192,
+        )
+        rope |= {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+    config = transformers.LlamaConfig(
+        hidden_size=4096,
+        num_attention_heads=32,
+        max_position_embeddings=131_072,
+        rope_parameters=rope,
+    )
+    expected = modeling.LlamaRotaryEmbedding(config).inv_freq.numpy()
+    arch = ARCHITECTURES["llama3.1-8b"]
+    arch = dataclasses.replace(arch, rope_scaling=scaling)
+    np.testing.assert_allclose(rope_frequencies(arch), expected, rtol=1e-5)
+
+
+def test_llama3_scaling_by_hand():
+    scaling = RopeScaling(
+        factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=50
+    )
+    # Frequencies 1 and 0.1 radians per position.
+    arch = dataclasses.replace(ARCH, head_dim=4, rope_theta=100.0, rope_scaling=scaling)
+    # 50 / (2 pi) = 7.96 turns: kept; 0.796 turns: divided by 4.
+    np.testing.assert_allclose(rope_frequencies(arch), [1.0, 0.025], rtol=1e-6)
+
+
+@given(shift=st.integers(0, 500), distance=st.integers(0, 20))
+@settings(max_examples=20, deadline=None)
+def test_rotated_products_depend_on_distance_alone(shift, distance):
+    frequencies = rope_frequencies(ARCH)
+    q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, ARCH.head_dim))
+
+    def product(offset):
+        turned_q = rotate(q, jnp.array([offset + distance]), frequencies)
+        return (turned_q * rotate(k, jnp.array([offset]), frequencies)).sum()
+
+    np.testing.assert_allclose(product(shift), product(0), atol=1e-3)
+
+
+def test_rms_norm_by_hand():
+    # rms of (3, 4) is sqrt(12.5); eps 0.5 makes it sqrt(13).
+    x, scale = jnp.array([[3.0, 4.0]]), jnp.array([1.0, 2.0])
+    expected = np.array([[3.0, 8.0]]) / np.sqrt(13.0)
+    np.testing.assert_allclose(rms_norm(x, scale, 0.5), expected, rtol=1e-6)
+
+
+def test_decode_steps_equal_the_whole_row(params):
+    whole, (keys, values) = forward_rows(params, ARCH, LOOSE_ROWS, keep_kv=True)
+    rows, length = LOOSE_ROWS.shape
+    cache = init_cache(ARCH, slots=rows, length=length, dtype=jnp.dtype("float32"))
+    for position in range(length):
+        hidden, cache = decode(
+            params,
+            ARCH,
+            jnp.asarray(LOOSE_ROWS[:, position]),
+            cache,
+            positions=jnp.full(rows, position),
+            active=jnp.ones(rows, bool),
+            dtype=jnp.float32,
+        )
+        np.testing.assert_allclose(hidden, whole[:, position], atol=1e-5)
+    # The kept keys and values are what a cache would hold.
+    for layer in range(ARCH.num_layers):
+        for kept, cached in ((keys, cache.keys), (values, cache.values)):
+            np.testing.assert_allclose(
+                kept[layer].swapaxes(1, 2), cached[layer], atol=1e-5
+            )
+
+
+def test_segments_of_a_packed_row_do_not_see_each_other(params):
+    lengths = (4, 7, 5)
+    pieces = [row[:n] for row, n in zip(LOOSE_ROWS, lengths, strict=True)]
+    tokens = np.concatenate([*pieces, [0, 0]])[None]
+    positions = np.concatenate([*map(np.arange, lengths), [0, 1]])[None]
+    segment_ids = np.repeat([1, 2, 3, 0], [*lengths, 2])[None]
+    packed, _ = forward(params, ARCH, tokens, positions, segment_ids)
+    rows, _ = forward_rows(params, ARCH, LOOSE_ROWS)  # later tokens are not seen
+    separate = [row[:n] for row, n in zip(rows, lengths, strict=True)]
+    np.testing.assert_allclose(
+        packed[0, : sum(lengths)], np.concatenate(separate), atol=1e-5
+    )
+    assert np.isfinite(packed).all()
+
+
+def test_later_tokens_do_not_change_earlier_ones(params):
+    changed = LOOSE_ROWS.copy()
+    changed[:, 5:] = (changed[:, 5:] + 1) % ARCH.vocab_size
+    before, _ = forward_rows(params, ARCH, LOOSE_ROWS)
+    after, _ = forward_rows(params, ARCH, changed)
+    np.testing.assert_allclose(before[:, :5], after[:, :5], atol=1e-6)
+    assert np.abs(before[:, 5:] - after[:, 5:]).max() > 0.1
+
+
+def test_an_inactive_slot_leaves_its_cache_alone(params):
+    cache = init_cache(ARCH, slots=3, length=8, dtype=jnp.dtype("float32"))
+    cache = jax.tree.map(lambda leaf: leaf + 7.0, cache)
+    _, after = decode(
+        params,
+        ARCH,
+        jnp.array([1, 2, 3]),
+        cache,
+        positions=jnp.array([0, 3, 7]),
+        active=jnp.array([True, False, True]),
+        dtype=jnp.float32,
+    )
+    for before_leaf, leaf in zip(
+        jax.tree.leaves(cache), jax.tree.leaves(after), strict=True
+    ):
+        written = np.asarray((before_leaf != leaf).any(axis=(1, 3)))  # [slots, length]
+        assert np.argwhere(written).tolist() == [[0, 0], [2, 7]]
+
+
+@pytest.mark.parametrize("remat", ["full", "dots"])
+def test_remat_does_not_change_the_gradient(params, remat):
+    arch = dataclasses.replace(ARCH, num_layers=1)
+    layer = params | {"layers": jax.tree.map(lambda x: x[:1], params["layers"])}
+
+    @jax.jit
+    def difference(params):
+        def gradient(remat):
+            def loss(params):
+                hidden, _ = forward_rows(params, arch, LOOSE_ROWS, remat=remat)
+                return (hidden**2).sum()
+
+            return jax.grad(loss)(params)
+
+        return jax.tree.map(jnp.subtract, gradient(remat), gradient("none"))
+
+    for leaf in jax.tree.leaves(difference(layer)):
+        np.testing.assert_allclose(leaf, 0.0, atol=1e-4)
+
+
+def test_random_starts_are_as_the_table_says():
+    arch = dataclasses.replace(ARCH, family="qwen2", vocab_size=500)
+    start = jax.jit(lambda key: init_params(arch, key, dtype=jnp.dtype("float32")))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(start(jax.random.key(0))):
+        name = path[-1].key
+        if "norm" in name:
+            np.testing.assert_array_equal(leaf, 1.0)
+        elif "bias" in name:
+            np.testing.assert_array_equal(leaf, 0.0)
+        else:
+            assert float(leaf.std()) == pytest.approx(0.02, rel=0.15), name
+            assert abs(float(leaf.mean())) < 0.003, name
+
+
+def test_the_float32_head_keeps_what_bfloat16_would_round():
+    rng = np.random.default_rng(0)
+    hidden = jnp.asarray(rng.normal(size=(4, 64)), jnp.bfloat16)
+    head = jnp.asarray(rng.normal(size=(16, 64)), jnp.bfloat16)
+    exact = np.asarray(hidden, np.float64) @ np.asarray(head, np.float64).T
+    kept = head_logits(hidden, head, float32_head=True)
+    rounded = head_logits(hidden, head, float32_head=False)
+    assert kept.dtype == rounded.dtype == jnp.float32
+    np.testing.assert_allclose(kept, exact, atol=1e-5)
+    assert np.abs(rounded - exact).max() > 1e-3
+
+
+def test_abstract_parameters_describe_the_real_ones(params):
+    abstract = abstract_params(ARCH, dtype=jnp.dtype("float32"))
+    described = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), abstract)
+    assert described == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params)
+
+
+def test_eight_devices_compute_what_one_does(params):
+    mesh = make_learner_mesh(jax.devices()[:8], data=2, fsdp=2, tensor=2)
+    tokens = np.random.default_rng(0).integers(0, ARCH.vocab_size, (4, 9))
+    positions = np.broadcast_to(np.arange(9), tokens.shape)
+    segment_ids = np.where(np.arange(9) < 5, 1, 2) * np.ones_like(tokens)
+    rows = jax.NamedSharding(mesh, jax.P(("data", "fsdp"), None))
+    replicated = jax.NamedSharding(mesh, jax.P())
+
+    def logits(params, tokens, positions, segment_ids):
+        hidden, _ = forward(params, ARCH, tokens, positions, segment_ids)
+        return logits_of(params, hidden)
+
+    sharded = jax.jit(
+        logits,
+        in_shardings=(param_shardings(ARCH, mesh), rows, rows, rows),
+        out_shardings=replicated,
+    )
+    one = jax.jit(logits)(params, tokens, positions, segment_ids)
+    eight = sharded(params, tokens, positions, segment_ids)
+    assert len(eight.sharding.device_set) == 8
+    np.testing.assert_allclose(eight, one, atol=1e-5)

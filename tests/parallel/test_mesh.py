@@ -1,0 +1,77 @@
+"""Meshes and the split of the device list."""
+
+import jax
+import numpy as np
+import pytest
+
+from scalerl_jax.parallel.mesh import make_learner_mesh, split_devices
+
+
+def test_tensor_neighbours_are_neighbours_in_the_device_list():
+    devices = jax.devices()[:8]
+    mesh = make_learner_mesh(devices, data=2, fsdp=2, tensor=2)
+    assert mesh.axis_names == ("data", "fsdp", "tensor")
+    assert mesh.devices[0, 0].tolist() == devices[:2]
+    assert mesh.devices[0].ravel().tolist() == devices[:4]
+
+
+def test_plain_jit_looks_up_rows_of_a_table_that_is_cut_both_ways():
+    """Explicit axes would refuse it: fsdp cuts the rows and what they hold."""
+    mesh = make_learner_mesh(jax.devices()[:8], data=2, fsdp=2, tensor=2)
+    table = np.arange(32, dtype=np.float32).reshape(4, 8)
+    rows = np.array([3, 0, 2, 2])
+    shardings = (
+        jax.NamedSharding(mesh, jax.P("tensor", "fsdp")),
+        jax.NamedSharding(mesh, jax.P(("data", "fsdp"))),
+    )
+    placed = jax.device_put((table, rows), shardings)
+    look_up = jax.jit(lambda table, rows: table[rows], in_shardings=shardings)
+    np.testing.assert_array_equal(look_up(*placed), table[rows])
+
+
+@pytest.mark.parametrize("devices", [7, 9])
+def test_another_number_of_devices_than_the_mesh_has_is_refused(devices):
+    with pytest.raises(
+        ValueError,
+        match=r"mesh\.data \* mesh\.fsdp \* mesh\.tensor = 2 \* 4 \* 1 = 8 devices, "
+        rf"but the learner has {devices}; change one",
+    ):
+        make_learner_mesh(range(devices), data=2, fsdp=4, tensor=1)
+
+
+def test_an_axis_of_size_zero_is_refused():
+    with pytest.raises(ValueError, match=r"mesh\.fsdp = 0 must be above 0"):
+        make_learner_mesh([], data=1, fsdp=0, tensor=1)
+
+
+@pytest.mark.parametrize(
+    "learner_count, sampler_count, expected",
+    [
+        pytest.param(6, 2, ([0, 1, 2, 3, 4, 5], [6, 7]), id="all used"),
+        pytest.param(2, 1, ([0, 1], [7]), id="some idle"),
+        pytest.param(8, 0, (list(range(8)), list(range(8))), id="shared"),
+        pytest.param(3, 0, ([0, 1, 2], [0, 1, 2]), id="shared, some idle"),
+    ],
+)
+def test_the_learner_has_the_first_devices_and_the_sampler_the_last(
+    learner_count, sampler_count, expected
+):
+    shares = split_devices(
+        range(8), learner_count=learner_count, sampler_count=sampler_count
+    )
+    assert shares == expected
+
+
+def test_too_few_devices_for_both_are_refused_with_the_way_out():
+    with pytest.raises(
+        ValueError,
+        match=r"= 6 learner devices and mesh\.sampler_devices = 3 need 9, but JAX sees "
+        r"8; lower .* or set mesh\.sampler_devices = 0",
+    ):
+        split_devices(range(8), learner_count=6, sampler_count=3)
+
+
+@pytest.mark.parametrize("counts", [(0, 2), (4, -1)])
+def test_impossible_counts_are_refused(counts):
+    with pytest.raises(ValueError, match=r"mesh\.sampler_devices = "):
+        split_devices(range(8), learner_count=counts[0], sampler_count=counts[1])

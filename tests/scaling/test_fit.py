@@ -1,0 +1,158 @@
+"""Fits come back with what went in, and intervals with what they promise."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import least_squares
+from scipy.stats import f as f_distribution
+
+from scalerl_jax.scaling import fit, sigmoid
+
+# C_mid, B, A, last GPU-hours: table 1 of https://arxiv.org/abs/2510.13786.
+PUBLISHED = [
+    (2542, 1.92, 0.610, 16_000),
+    (11272, 1.89, 0.645, 50_000),
+    (2542, 2.44, 0.585, 8_000),
+    (3054, 2.22, 0.590, 8_000),
+    (2936, 2.07, 0.595, 8_000),
+    (4242, 1.65, 0.710, 45_000),
+    (2818, 1.77, 0.605, 16_000),
+    (10909, 1.70, 0.645, 100_000),
+    (2896, 2.05, 0.595, 16_000),
+    (1675, 1.09, 0.615, 16_000),
+]
+
+
+def plain_sigmoid(x, r0, a, b, c):
+    return r0 + (a - r0) / (1 + (c / x) ** b)
+
+
+@pytest.mark.parametrize("c, b, a, last", PUBLISHED)
+def test_published_curves_come_back(c, b, a, last):
+    x = np.arange(1500.0, last + 1, 150.0)
+    result = fit(x, plain_sigmoid(x, 0.25, a, b, c), r0=0.25)
+    assert result.identified and result.reason is None
+    assert result.asymptote == pytest.approx(a, abs=1e-6)
+    assert result.exponent == pytest.approx(b, abs=1e-5)
+    assert result.midpoint == pytest.approx(c, rel=1e-5)
+    assert result.asymptote_interval.low < a < result.asymptote_interval.high
+    assert result.r_squared == pytest.approx(1.0)
+
+
+curves = st.fixed_dictionaries(
+    {
+        "initial_reward": st.floats(0.0, 0.4),
+        "asymptote": st.floats(0.5, 0.98),
+        "exponent": st.floats(0.7, 3.5),
+        "midpoint": st.floats(0.1, 0.4),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(truth=curves)
+def test_noise_free_curves_return_their_parameters(truth):
+    x = np.linspace(0.0, 1.0, 33)
+    result = fit(x, sigmoid(x, **truth))
+    assert result.initial_reward == truth["initial_reward"]
+    assert result.num_points == 32
+    assert result.asymptote == pytest.approx(truth["asymptote"], abs=1e-5)
+    assert result.exponent == pytest.approx(truth["exponent"], rel=1e-4)
+    assert result.midpoint == pytest.approx(truth["midpoint"], rel=1e-4)
+    assert result.r0_free is not None
+    free = result.r0_free.initial_reward
+    assert free == pytest.approx(truth["initial_reward"], abs=1e-4)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([1e-6, 0.037, 12.0, 1e18]),
+)
+def test_another_unit_of_compute_scales_only_the_midpoint(seed, scale):
+    noise = np.random.default_rng(seed).normal(0, 0.01, 30)
+    x = np.linspace(200.0, 9000.0, 30)
+    y = plain_sigmoid(x, 0.3, 0.65, 1.7, 2000.0) + noise
+    one, other = fit(x, y, r0=0.3), fit(scale * x, y, r0=0.3)
+    assert other.midpoint == pytest.approx(scale * one.midpoint, rel=1e-5)
+    assert other.asymptote == pytest.approx(one.asymptote, abs=1e-6)
+    assert other.exponent == pytest.approx(one.exponent, rel=1e-5)
+    assert other.identified == one.identified
+
+
+def noisy_curve():
+    x = np.linspace(300.0, 8000.0, 26)
+    noise = np.random.default_rng(3).normal(0, 0.008, x.size)
+    return x, plain_sigmoid(x, 0.25, 0.61, 1.9, 2500.0) + noise
+
+
+def test_the_fit_is_the_minimum_that_scipy_finds():
+    x, y = noisy_curve()
+    result = fit(x, y, r0=0.25)
+    independent = least_squares(
+        lambda p: plain_sigmoid(x, 0.25, p[0], p[1], 1000 * p[2]) - y, [0.6, 1.5, 2.0]
+    )
+    ours = ((result.predict(x) - y) ** 2).sum()
+    assert ours == pytest.approx(2 * independent.cost, rel=1e-9)
+    assert result.asymptote == pytest.approx(independent.x[0], abs=1e-4)
+    assert result.sigma == pytest.approx(np.sqrt(ours / (26 - 3)))
+
+
+@pytest.mark.parametrize("end", ["low", "high"])
+def test_at_the_ends_of_the_interval_the_f_test_is_just_passed(end):
+    x, y = noisy_curve()
+    result = fit(x, y, r0=0.25)
+    held = getattr(result.asymptote_interval, end)
+    independent = least_squares(
+        lambda p: plain_sigmoid(x, 0.25, held, p[0], 1000 * p[1]) - y, [1.5, 2.0]
+    )
+    best = ((result.predict(x) - y) ** 2).sum()
+    statistic = (2 * independent.cost - best) / (best / (26 - 3))
+    assert statistic == pytest.approx(f_distribution.ppf(0.9, 1, 26 - 3), rel=0.02)
+
+
+def test_the_band_holds_the_curve_and_widens_beyond_the_data():
+    x, y = noisy_curve()
+    result = fit(x, y, r0=0.25)
+    far = np.array([4000.0, 8000.0, 64000.0])
+    low, high = result.band(far)
+    assert np.all(low <= result.predict(far)) and np.all(result.predict(far) <= high)
+    assert high[2] - low[2] > high[1] - low[1]
+
+
+def test_early_points_are_left_out_but_r0_is_kept():
+    x = np.linspace(0.0, 10.0, 41)
+    y = sigmoid(x, initial_reward=0.2, asymptote=0.8, exponent=2.0, midpoint=3.0)
+    y[1:5] = 0.5  # a wrong first epoch
+    result = fit(x, y, start=1.25)
+    assert result.num_points == 36
+    assert result.initial_reward == pytest.approx(0.2)
+    assert result.asymptote == pytest.approx(0.8, abs=1e-5)
+
+
+def test_r0_is_free_and_said_to_be_without_a_measurement():
+    x, y = noisy_curve()
+    result = fit(x, y)
+    assert result.initial_reward_source == "free"
+    assert result.initial_reward_interval is not None
+    assert "R0 was not measured" in result.warnings[0]
+    assert fit(x, y, r0=0.25).initial_reward_source == "given"
+
+
+def test_a_wrong_r0_is_noticed():
+    x = np.linspace(300.0, 20000.0, 60)
+    y = plain_sigmoid(x, 0.30, 0.61, 1.9, 2500.0)
+    assert "R0 may be wrong" in fit(x, y, r0=0.0).warnings[0]
+    assert fit(x, y, r0=0.30).warnings == ()
+
+
+def test_half_of_a_noise_free_curve_forecasts_its_end():
+    x = np.linspace(0.0, 8.0, 33)
+    y = sigmoid(x, initial_reward=0.2, asymptote=0.8, exponent=2.0, midpoint=2.0)
+    forecast = fit(x, y).half_forecast
+    assert forecast is not None
+    assert forecast.fit_until == 4.0
+    assert forecast.actual == y[-1]
+    assert forecast.error == pytest.approx(0.0, abs=1e-5)
+    assert fit(x[-8:], y[-8:], r0=0.2).half_forecast is None

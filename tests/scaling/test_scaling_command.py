@@ -1,0 +1,144 @@
+"""The command line, from a file to its output."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from scalerl_jax.scaling import sigmoid
+from scalerl_jax.scaling.__main__ import main
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    x = np.linspace(0.0, 0.1, 21)
+    noise = np.random.default_rng(0).normal(0, 0.01, x.size)
+    y = noise + sigmoid(
+        x, initial_reward=0.3, asymptote=0.9, exponent=2.0, midpoint=0.02
+    )
+    rows = [
+        {
+            "step": 10 * i,
+            "compute_chip_hours": x[i],
+            "train_tokens": 1000 * i,
+            "pass_rate": y[i],
+            "pass_rate_se": 0.01,
+        }
+        for i in range(x.size)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "evals.jsonl").write_text(text)
+    return tmp_path
+
+
+def test_json_holds_the_promised_fields(run_dir, capsys):
+    assert main(["fit", str(run_dir), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["x_name"] == "compute_chip_hours"
+    assert record["n_points"] == 20
+    assert record["identified"] is True and record["reason"] is None
+    assert record["A_low"] < record["A"] < record["A_high"]
+    assert record["B_low"] < record["B"] < record["B_high"]
+    assert record["C_mid_low"] < record["C_mid"] < record["C_mid_high"]
+    assert record["R0_source"] == "measured"
+    assert 0.9 < record["r_squared"] < 1
+    assert abs(record["r0_free"]["A"] - 0.9) < 0.1
+    half = record["half_forecast"]
+    assert half["fit_until"] == pytest.approx(0.05)
+    assert half["error"] == pytest.approx(half["predicted"] - half["actual"])
+    assert json.loads((run_dir / "fit.json").read_text()) == record
+
+
+def test_a_run_directory_gets_its_picture(run_dir, capsys):
+    assert main(["fit", str(run_dir)]) == 0
+    assert (run_dir / "fit.png").read_bytes().startswith(b"\x89PNG")
+    text = capsys.readouterr().out
+    assert "fit.png" in text and "R^2" in text and "forecast" in text
+
+
+def test_a_file_gets_nothing_written_beside_it(run_dir, capsys):
+    file = run_dir / "evals.jsonl"
+    assert main(["fit", str(file), "--x", "train_tokens", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["x_name"] == "train_tokens"
+    assert [path.name for path in run_dir.iterdir()] == ["evals.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "last, says",
+    [
+        pytest.param(9, "A          not identified: A = 1 fits", id="too early"),
+        pytest.param(None, "not identified: the curve falls", id="collapse"),
+    ],
+)
+def test_an_unidentified_curve_is_written_and_drawn_as_such(
+    run_dir, capsys, last, says
+):
+    file = run_dir / "evals.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    if last is None:
+        for row in rows[12:]:
+            row["pass_rate"] *= 0.3
+    else:
+        x = np.array([row["compute_chip_hours"] for row in rows])
+        y = sigmoid(x, initial_reward=0.3, asymptote=0.9, exponent=2.0, midpoint=0.3)
+        noise = np.random.default_rng(1).normal(0, 0.01, x.size)
+        for row, rate in zip(rows, y + noise, strict=True):
+            row["pass_rate"] = rate
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["fit", str(run_dir)]) == 0
+    assert says in capsys.readouterr().out
+    record = json.loads((run_dir / "fit.json").read_text())
+    assert record["identified"] is False and record["A_high"] is None
+    assert (run_dir / "fit.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "name, text, arguments, message",
+    [
+        pytest.param("none.csv", None, [], "no such file", id="missing file"),
+        pytest.param("a.txt", "1,2", [], "unknown kind '.txt'", id="kind"),
+        pytest.param("a.csv", "h,r\n", [], "no rows", id="empty"),
+        pytest.param("a.csv", "h,r\n1,2\n", [], "choose --x from: h, r", id="column"),
+        pytest.param(
+            "a.csv", "h,r\n1,x\n", ["--x=h", "--y=r"], "a.csv:2: r = 'x'", id="text"
+        ),
+        pytest.param(
+            "a.csv", "h,r\n1\n", ["--x=h", "--y=r"], "a.csv:2: r is missing", id="short"
+        ),
+        pytest.param(
+            "a.jsonl", '{"h": 1}\n{"h": ', [], "a.jsonl:2: not valid JSON", id="torn"
+        ),
+        pytest.param("a.jsonl", "[1]\n", [], "a.jsonl:1: holds list", id="no object"),
+        pytest.param(
+            "a.jsonl",
+            '{"h": 1, "r": NaN}',
+            ["--x=h", "--y=r"],
+            "a.jsonl:1: r = nan",
+            id="nan",
+        ),
+        pytest.param(
+            "a.csv", "h,r\n1,.2\n2,.3\n", ["--x=h", "--y=r"], "at least 5", id="few"
+        ),
+    ],
+)
+def test_bad_input_ends_with_one_message_and_status_2(
+    tmp_path, capsys, name, text, arguments, message
+):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    assert main(["fit", str(tmp_path / name), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err and captured.err.count("\n") == 1
+
+
+def test_fitting_needs_neither_jax_nor_matplotlib():
+    code = (
+        "import sys, scalerl_jax.scaling as s; s.fit([0,1,2,3,4,5],[.1,.2,.4,.5,.6,.6])"
+        "; sys.exit(any(m in sys.modules for m in ('jax', 'matplotlib', 'scipy.stats'))"
+        " or any(m.startswith('scalerl_jax.') and 'scaling' not in m"
+        " for m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,223 @@
+import json
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalerl_jax.utils.ledger import ACTIVITIES, COUNTS, Ledger
+
+
+class Clock:
+    """A clock that moves only when told to."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def started(clock, **pools):
+    ledger = Ledger(pools=pools, chip="abacus", clock=clock)
+    ledger.start()
+    return ledger
+
+
+def chip_seconds(ledger):
+    report = ledger.report()
+    return {
+        name.removeprefix("compute/").removesuffix("_chip_s"): value
+        for name, value in report.items()
+        if name.endswith("_chip_s") and value
+    }
+
+
+def test_two_pools_by_hand(clock):
+    ledger = started(clock, learner=4, sampler=2)
+    with ledger.activity("startup", pool="learner"):
+        clock.now += 10  # startup 40; the sampler's 20 wait for it
+    with ledger.activity("generate", pool="sampler"):
+        clock.now += 3  # generate 6, idle 12
+        with ledger.activity("train", pool="learner"):
+            clock.now += 5  # generate 10, train 20
+            with ledger.activity("publish", pool="learner"):
+                clock.now += 1  # generate 2, train 2, publish 2
+    clock.now += 2  # idle 12
+    assert chip_seconds(ledger) == pytest.approx(
+        {"startup": 60, "generate": 18, "train": 22, "publish": 2, "idle": 24}
+    )
+    assert ledger.charged_chip_hours == pytest.approx((18 + 22 + 2 + 24) / 3600)
+
+
+def test_chips_that_wait_for_an_evaluation_are_its_cost(clock):
+    ledger = started(clock, learner=4, sampler=2)
+    with ledger.activity("eval", pool="sampler"):
+        clock.now += 10  # 20 of the sampler, 40 of the waiting learner
+        with ledger.activity("train", pool="learner"):
+            clock.now += 1  # 2 of the sampler; the learner's 4 are work of its own
+    assert chip_seconds(ledger) == {"eval": 62, "train": 4}
+    assert ledger.charged_chip_hours == pytest.approx(4 / 3600)
+    assert ledger.idle_shares() == {"learner": 0.0, "sampler": 0.0}
+
+
+def test_a_pool_that_waits_for_two_is_split_between_them(clock):
+    ledger = started(clock, a=1, b=1, c=4)
+    with ledger.activity("eval", pool="a"), ledger.activity("startup", pool="b"):
+        clock.now += 1
+    assert chip_seconds(ledger) == {"eval": 3, "startup": 3}
+
+
+def test_a_shared_chip_is_split_evenly_among_kinds_of_activity(clock):
+    ledger = started(clock, shared=1)
+    with ledger.activity("generate", pool="shared"):
+        with ledger.activity("train", pool="shared"):
+            with ledger.activity("generate", pool="shared"):
+                clock.now += 8
+            clock.now += 2
+        clock.now += 1
+    assert chip_seconds(ledger) == {"generate": 6, "train": 5}
+
+
+def test_an_activity_ends_when_its_block_raises(clock):
+    ledger = started(clock, shared=1)
+    with pytest.raises(KeyError), ledger.activity("train", pool="shared"):
+        clock.now += 1
+        raise KeyError
+    clock.now += 1
+    assert chip_seconds(ledger) == {"train": 1, "idle": 1}
+
+
+def test_wasted_tokens_take_their_part_of_generation(clock):
+    ledger = started(clock, shared=2)
+    with ledger.activity("generate", pool="shared"):
+        clock.now += 10
+    ledger.waste_tokens(25)
+    assert chip_seconds(ledger) == {"generate": 20}  # nothing generated: no share
+    ledger.count(generated_tokens=100, train_tokens=75, train_flops=1e12)
+    assert chip_seconds(ledger) == {"generate": 15, "wasted": 5}
+    report = ledger.report()
+    assert {name: report[f"compute/{name}"] for name in COUNTS} == {
+        "generated_tokens": 100,
+        "wasted_tokens": 25,
+        "train_tokens": 75,
+        "train_flops": 1e12,
+        "generate_flops": 0,
+    }
+    assert report["compute/charged_chip_hours"] == pytest.approx(20 / 3600)
+
+
+def test_idle_shares_are_since_the_previous_call(clock):
+    ledger = started(clock, learner=4, sampler=2)
+    assert ledger.idle_shares() == {"learner": 0.0, "sampler": 0.0}
+    with ledger.activity("train", pool="learner"):
+        clock.now += 3
+    clock.now += 1
+    assert ledger.idle_shares() == {"learner": 0.25, "sampler": 1.0}
+    with ledger.activity("generate", pool="sampler"):
+        clock.now += 1
+        assert ledger.idle_shares() == {"learner": 1.0, "sampler": 0.0}
+
+
+def test_a_resumed_ledger_goes_on_and_does_not_count_the_downtime(clock):
+    first = started(clock, shared=1)
+    with first.activity("train", pool="shared"):
+        clock.now += 7
+        first.count(train_tokens=3)
+        saved = json.loads(json.dumps(first.state()))
+    clock.now += 1e6
+    second = Ledger(pools={"shared": 1}, chip="abacus", clock=clock)
+    clock.now += 1e6  # before its start
+    second.start()
+    with second.activity("startup", pool="shared"):
+        clock.now += 2
+        second.restore(saved)
+        clock.now += 1
+    with second.activity("train", pool="shared"):
+        clock.now += 4
+        second.count(train_tokens=2)
+    assert chip_seconds(second) == {"startup": 3, "train": 11}
+    assert second.report()["compute/train_tokens"] == 5
+
+
+def test_hours_of_two_chips_are_not_added(clock):
+    saved = started(clock, shared=1).state()
+    other = Ledger(pools={"shared": 1}, chip="slide rule", clock=clock)
+    with pytest.raises(ValueError, match="hours of 'abacus'.*has 'slide rule'"):
+        other.restore(saved)
+
+
+@pytest.mark.parametrize(
+    "misuse, message",
+    [
+        (lambda ledger: ledger.count(tokens=1), "counter 'tokens'; choose from"),
+        (lambda ledger: ledger.count(train_tokens=-1), "cannot fall"),
+        (lambda ledger: ledger.activity("idle", pool="a").__enter__(), "'idle'"),
+        (lambda ledger: ledger.activity("train", pool="b").__enter__(), "pool 'b'"),
+    ],
+)
+def test_misuse_is_named(clock, misuse, message):
+    with pytest.raises(ValueError, match=message):
+        misuse(started(clock, a=1))
+    with pytest.raises(ValueError, match="at least one chip"):
+        Ledger(pools={"a": 0}, chip="abacus")
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.floats(0, 1e5),  # seconds before the event
+        st.sampled_from(["a", "b", "c"]),  # pool
+        st.sampled_from(ACTIVITIES),
+        st.booleans(),  # enter one, or leave the latest open one of that pool
+    )
+)
+
+
+@given(EVENTS, st.integers(0, 200), st.integers(0, 200))
+def test_categories_sum_to_chips_times_wall_clock(events, generated, wasted):
+    clock = Clock()
+    pools = {"a": 1, "b": 3, "c": 16}
+    ledger = started(clock, **pools)
+    ledger.count(generated_tokens=generated)
+    ledger.waste_tokens(wasted)
+    opened = {pool: [] for pool in pools}
+    for elapsed_s, pool, name, enter in events:
+        clock.now += elapsed_s
+        if enter:
+            opened[pool].append(ledger.activity(name, pool=pool))
+            opened[pool][-1].__enter__()
+        elif opened[pool]:
+            opened[pool].pop().__exit__(None, None, None)
+    clock.now += 1
+    spent = chip_seconds(ledger)
+    assert min(spent.values()) >= 0
+    assert sum(spent.values()) == pytest.approx(20 * (clock.now - 1000), rel=1e-12)
+    free = spent.get("startup", 0) + spent.get("eval", 0)
+    assert ledger.charged_chip_hours * 3600 == pytest.approx(
+        sum(spent.values()) - free, rel=1e-9, abs=1e-6
+    )
+
+
+def test_threads_lose_nothing():
+    ledger = Ledger(pools={"shared": 2}, chip="abacus")
+    ledger.start()
+
+    def work(name):
+        for _ in range(300):
+            with ledger.activity(name, pool="shared"):
+                ledger.count(train_tokens=1)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ACTIVITIES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    report = ledger.report()
+    assert report["compute/train_tokens"] == 300 * len(ACTIVITIES)
+    before = chip_seconds(ledger)["idle"]
+    assert chip_seconds(ledger)["idle"] > before  # nothing was left open

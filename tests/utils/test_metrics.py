@@ -1,0 +1,178 @@
+import json
+import math
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing import plugin_event_accumulator
+from tensorboard.util import tensor_util
+
+from scalerl_jax.utils import metrics
+from scalerl_jax.utils.metrics import MetricsWriter
+
+FILES = ("metrics.jsonl", "evals.jsonl", "rollouts.jsonl")
+
+
+def rows(directory, name="metrics.jsonl"):
+    return [json.loads(line) for line in (directory / name).read_text().splitlines()]
+
+
+def scalars(directory, tag):
+    """Step and value of each point that TensorBoard itself would show."""
+    accumulator = plugin_event_accumulator.EventAccumulator(
+        str(directory / "tensorboard")
+    )
+    accumulator.Reload()
+    return [
+        (event.step, tensor_util.make_ndarray(event.tensor_proto).item())
+        for event in accumulator.Tensors(tag)
+    ]
+
+
+def test_steps_evals_and_rollouts_go_to_their_files(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write_step(1, {"loss": 0.5, "reward/mean": -1.0})
+        writer.write_step(2, {"loss": np.float32(0.1), "steps": 3})
+        writer.write_eval({"pass_rate": 0.25, "step": 2, "passes": [1, 0], "tag": "x"})
+        writer.write_rollouts([{"step": 2, "text": "a\nb\u2028\ud800"}] * 2)
+    assert rows(tmp_path) == [
+        {"step": 1, "loss": 0.5, "reward/mean": -1.0},
+        {"step": 2, "loss": float(np.float32(0.1)), "steps": 3},
+    ]
+    assert (tmp_path / "metrics.jsonl").read_text().startswith('{"step": 1, ')
+    assert (tmp_path / "evals.jsonl").read_text().startswith('{"step": 2, "pass')
+    assert rows(tmp_path, "evals.jsonl") == [
+        {"step": 2, "pass_rate": 0.25, "passes": [1, 0], "tag": "x"}
+    ]
+    assert (
+        rows(tmp_path, "rollouts.jsonl")
+        == [{"step": 2, "text": "a\nb\u2028\ud800"}] * 2
+    )
+    assert scalars(tmp_path, "loss") == [(1, 0.5), (2, pytest.approx(0.1))]
+    assert scalars(tmp_path, "eval/pass_rate") == [(2, 0.25)]
+
+
+@settings(deadline=None)
+@given(value=st.floats())
+def test_floats_read_back_bit_for_bit(tmp_path_factory, value):
+    directory = tmp_path_factory.mktemp("run")
+    with MetricsWriter(directory) as writer:
+        writer.write_step(1, {"value": value})
+        writer.write_eval({"step": 1, "nested": {"values": [value]}})
+    expected = struct.pack("d", value) if math.isfinite(value) else None
+    for found in (
+        rows(directory)[0]["value"],
+        rows(directory, "evals.jsonl")[0]["nested"]["values"][0],
+    ):
+        assert (None if found is None else struct.pack("d", found)) == expected
+
+
+def test_each_line_is_there_as_soon_as_it_is_written(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for step in (1, 2, 3):
+            writer.write_step(step, {"loss": float(step)})
+            assert len(rows(tmp_path)) == step
+            assert len(scalars(tmp_path, "loss")) == step
+
+
+def write_until(directory, first, last):
+    with MetricsWriter(directory) as writer:
+        if first > 1:
+            writer.rewind(first - 1)
+        for step in range(first, last + 1):
+            writer.write_step(step, {"loss": float(step + 100 * first)})
+            if step % 2 == 0:
+                writer.write_eval({"step": step, "pass_rate": step / 10})
+                writer.write_rollouts([{"step": step}, {"step": step}])
+
+
+def test_a_resumed_run_holds_no_step_twice(tmp_path):
+    write_until(tmp_path, 1, 7)
+    write_until(tmp_path, 5, 8)  # within the same second
+    write_until(tmp_path, 4, 6)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    assert [row["loss"] for row in rows(tmp_path)] == [101, 102, 103, 404, 405, 406]
+    assert [row["step"] for row in rows(tmp_path, "evals.jsonl")] == [2, 4, 6]
+    steps = [row["step"] for row in rows(tmp_path, "rollouts.jsonl")]
+    assert steps == [2, 2, 4, 4, 6, 6]
+    assert scalars(tmp_path, "loss") == [
+        *((1, 101), (2, 102), (3, 103)),
+        *((4, 404), (5, 405), (6, 406)),
+    ]
+    assert scalars(tmp_path, "eval/pass_rate") == [
+        (step, pytest.approx(step / 10)) for step in (2, 4, 6)
+    ]
+
+
+def test_a_resume_after_the_clock_was_set_back_comes_last(tmp_path):
+    write_until(tmp_path, 1, 3)
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    seconds = int(events.name.split(".")[3]) + 3600
+    events.rename(events.with_name(f"events.out.tfevents.{seconds}.9999999"))
+    write_until(tmp_path, 2, 2)
+    assert scalars(tmp_path, "loss") == [(1, 101), (2, 202)]
+
+
+def test_a_resume_from_the_start_drops_everything(tmp_path):
+    write_until(tmp_path, 1, 3)
+    with MetricsWriter(tmp_path) as writer:
+        writer.rewind(0)
+        writer.write_step(1, {"loss": 9.0})
+    assert rows(tmp_path) == [{"step": 1, "loss": 9.0}]
+    assert scalars(tmp_path, "loss") == [(1, 9.0)]
+
+
+def test_a_line_torn_anywhere_is_dropped(tmp_path):
+    write_until(tmp_path, 1, 2)
+    whole = {name: (tmp_path / name).read_bytes() for name in FILES}
+    last = whole["metrics.jsonl"].splitlines(keepends=True)[-1]
+    for length in range(1, len(last)):
+        for name in FILES:
+            (tmp_path / name).write_bytes(whole[name] + last[:length])
+        with MetricsWriter(tmp_path) as writer:
+            if length % 2:
+                writer.rewind(2)
+        assert {name: (tmp_path / name).read_bytes() for name in FILES} == whole
+
+
+def test_a_last_line_of_zeros_is_dropped(tmp_path):
+    write_until(tmp_path, 1, 2)
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b"\0" * 20 + b"\n")
+    with MetricsWriter(tmp_path) as writer:
+        writer.rewind(2)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    write_until(tmp_path, 1, 1)
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"loss": 3}\n{"step": 2}\n')
+    with MetricsWriter(tmp_path) as writer:
+        with pytest.raises(ValueError, match="line 2 of .*metrics.jsonl"):
+            writer.rewind(1)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_full_disk_is_named(tmp_path, name):
+    (tmp_path / name).symlink_to("/dev/full")
+    with MetricsWriter(tmp_path) as writer:
+        with pytest.raises(RuntimeError, match=rf"{name} \(No space left.*resume"):
+            writer.write_step(1, {"loss": 1.0})
+            writer.write_eval({"step": 1})
+            writer.write_rollouts([{"step": 1}])
+
+
+def test_a_directory_in_the_way_is_named(tmp_path):
+    (tmp_path / metrics.TENSORBOARD_DIRECTORY).touch()
+    with pytest.raises(RuntimeError, match="tensorboard"):
+        MetricsWriter(tmp_path)
+
+
+def test_values_beyond_float32_do_not_stop_tensorboard(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write_step(1, {"flops": 1e300, "count": 10**30, "nan": math.nan})
+    assert rows(tmp_path) == [{"step": 1, "flops": 1e300, "count": 10**30, "nan": None}]
+    assert scalars(tmp_path, "flops") == [(1, math.inf)]

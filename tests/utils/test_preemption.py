@@ -1,0 +1,102 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import scalerl_jax
+from scalerl_jax.utils.preemption import Preemption
+
+
+def test_sigterm_is_noticed_and_the_old_handler_comes_back():
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda *_: seen.append("old"))
+    try:
+        with Preemption() as preemption:
+            assert not preemption.reached(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert preemption.requested
+            assert preemption.reached(2)
+            assert preemption.reached(3)
+        assert seen == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == ["old"]
+        preemption.close()  # a second close changes nothing
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == ["old", "old"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_thread_that_waits_is_not_broken_off_by_the_signal():
+    done = threading.Event()
+    with Preemption() as preemption:
+        timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        timer.start()
+        assert not done.wait(0.3)
+        assert preemption.requested
+        timer.join()
+
+
+def test_install_belongs_to_the_main_thread():
+    caught = []
+
+    def work():
+        try:
+            Preemption().install()
+        except RuntimeError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert "main thread" in caught[0]
+
+
+DISTRIBUTED = """
+import os, signal, sys, time
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.distributed.initialize(sys.argv[1], num_processes=1, process_id=0)
+from scalerl_jax.utils.preemption import Preemption
+with Preemption() as preemption:
+    assert not preemption.reached(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    step = 1
+    while not preemption.reached(step):
+        step += 1
+        time.sleep(0.01)
+        assert step < 2000
+    assert preemption.requested
+jax.distributed.shutdown()
+print("stopped", flush=True)
+"""
+
+
+def test_with_jax_distributed_its_own_service_is_asked():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    done = subprocess.run(
+        [sys.executable, "-c", DISTRIBUTED, f"127.0.0.1:{port}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(scalerl_jax.__file__).parents[1],
+    )
+    assert done.stdout == "stopped\n", done.stderr
+
+
+@pytest.mark.parametrize("module", ["ledger", "metrics", "preemption", "run_directory"])
+def test_utils_are_imported_without_jax(module):
+    code = f"import sys, scalerl_jax.utils.{module}; assert 'jax' not in sys.modules"
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        timeout=60,
+        cwd=Path(scalerl_jax.__file__).parents[1],
+    )

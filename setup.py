@@ -39,7 +39,7 @@ setuptools.setup(
             "beartype>=0.19",
             "hypothesis>=6.100",
             "import-linter>=2.1,<3",
-            "pyright>=1.1.390",
+            "pyright[nodejs]>=1.1.390",
             "pytest>=8.3",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",

@@ -21,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.batch.num_prompts = 32
     config.batch.group_size = 8
     config.batch.row_tokens = 128
-    config.batch.rows_per_microbatch = 16
+    config.batch.rows_per_microbatch = 8
     config.sampler.slots = 128
     config.sampler.max_prompt_tokens = 48
     config.sampler.max_completion_tokens = 64
@@ -29,9 +29,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.interruption.min_tokens = 32
     config.interruption.max_tokens = 40
     config.interruption.phrase = "time is up.</think>"
-    config.optimizer.learning_rate = 3e-4
+    config.optimizer.learning_rate = 2e-5
     config.optimizer.warmup_steps = 10
-    config.train.num_steps = 200
+    config.train.num_steps = 300
     config.eval.every = 10
     config.eval.num_prompts = 300
     config.eval.samples_per_prompt = 2

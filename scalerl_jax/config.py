@@ -318,13 +318,15 @@ def _validate_lengths(config: Config) -> None:
         if interruption.max_tokens < interruption.min_tokens:
             raise ValueError(
                 f"interruption.max_tokens = {interruption.max_tokens} is below "
-                f"interruption.min_tokens = {interruption.min_tokens}"
+                f"interruption.min_tokens = {interruption.min_tokens}; raise the first "
+                f"or lower the second"
             )
         if interruption.max_tokens >= config.sampler.max_completion_tokens:
             raise ValueError(
                 f"interruption.max_tokens = {interruption.max_tokens} leaves no room "
                 f"for an answer within sampler.max_completion_tokens = "
-                f"{config.sampler.max_completion_tokens}"
+                f"{config.sampler.max_completion_tokens}; lower the first or raise the "
+                f"second"
             )
         if not interruption.phrase.endswith(interruption.end_of_thinking):
             raise ValueError(
@@ -355,7 +357,8 @@ def _validate_batch(config: Config) -> None:
     if batch.num_prompts > config.data.train_prompts:
         raise ValueError(
             f"batch.num_prompts = {batch.num_prompts} is more than "
-            f"data.train_prompts = {config.data.train_prompts}"
+            f"data.train_prompts = {config.data.train_prompts}; lower the first or "
+            f"raise the second"
         )
     if config.model.architecture == "checkpoint" and not config.model.checkpoint:
         raise ValueError(

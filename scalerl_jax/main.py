@@ -7,7 +7,9 @@ Starts a run in the directory, or goes on with the one that is there.
 
 import logging
 import sys
+import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 import jax
 from absl import app, flags
@@ -32,10 +34,10 @@ FREE_SETTINGS = (
     "queue.group_timeout_s",
     "eval.logged_rollouts",
 )
-_USAGE_ERROR = 2
+_MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Settings, a Python file.")
-_WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.")
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "Call jax.distributed.initialize() first (TPU VMs, pods)."
 )
@@ -49,7 +51,7 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
     with directory:
         ledger = build.make_ledger(config)
         ledger.start()
-        _log.info("loading and compiling")
+        _log.info("loading")
         with ledger.activity("startup", pool=build.pool_names(config)[0]):
             parts = build.build(config, directory.path, ledger)
         try:
@@ -59,9 +61,11 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Resolve the settings and run; a user's mistake is one line, status 2."""
+    """Resolve the settings and run; a failure that has an explanation is one line."""
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
+    workdir = _WORKDIR.value
+    assert workdir is not None, "the flag is required"
     if _DISTRIBUTED.value:
         jax.distributed.initialize()
     # Our own messages, and other libraries' warnings.
@@ -70,19 +74,50 @@ def main(argv: Sequence[str]) -> None:
     logging.getLogger("scalerl_jax").setLevel(logging.INFO)
     try:
         config = config_lib.resolve(_CONFIG.value)
-        outcome = run(config, _WORKDIR.value)
     except ValueError as error:
-        _log.debug("refused", exc_info=True)
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(_USAGE_ERROR)
+        _end(str(error), status=_MISTAKE)
+    except OSError as error:  # there is no such file
+        _end(f"--config: {error}", status=_MISTAKE)
+    try:
+        outcome = run(config, workdir)
+    except (ValueError, RuntimeError, TimeoutError) as error:
+        if not _is_explained(error):
+            raise
+        status = _MISTAKE if isinstance(error, ValueError) else _FAILURE
+        _end(str(error), status=status)
     where = "stopped by SIGTERM" if outcome.preempted else "finished"
     sys.stdout.write(
         f"{where} after step {outcome.policy_version}; everything is in "
-        f"{_WORKDIR.value}\n"
-        f"fit the curve:  python -m scalerl_jax.scaling fit {_WORKDIR.value}\n"
+        f"{workdir}\n"
+        f"fit the curve:  python -m scalerl_jax.scaling fit {workdir}\n"
     )
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+    """What is left of the command line without flags; a wrong flag is one line."""
+    try:
+        return flags.FLAGS(list(argv))
+    except AttributeError as error:  # a --config.name that is not a setting
+        reason = error.args[0]
+        text = reason.args[0] if isinstance(reason, Exception) else reason
+        _end(f"--config has no such setting: {text}", status=_MISTAKE)
+    except flags.Error as error:
+        _end(str(error), status=_MISTAKE)
+    except OSError as error:  # there is no such config file
+        _end(f"--config: {error}", status=_MISTAKE)
+
+
+def _end(message: str, *, status: int) -> NoReturn:
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    sys.exit(status)
+
+
+def _is_explained(error: Exception) -> bool:
+    """Whether this package raised it, with a message for the user."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals["__name__"].startswith("scalerl_jax.")
 
 
 if __name__ == "__main__":
     flags.mark_flags_as_required(["config", "workdir"])
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -14,10 +14,11 @@ import jax
 
 from scalerl_jax.config import Config
 from scalerl_jax.data.prompts import PromptStream
-from scalerl_jax.evals.evaluate import Evaluation, Evaluator
-from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.evals.evaluate import Evaluator
+from scalerl_jax.learner.checkpoint import Checkpointer, Restored
 from scalerl_jax.learner.step import TrainState, TrainStep
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.rollout.agreement import AgreementCheck
 from scalerl_jax.rollout.assembly import Assembled, Assembler, group_metrics
 from scalerl_jax.rollout.queue import QueueState, RolloutQueue
 from scalerl_jax.rollout.worker import RolloutWorker
@@ -44,6 +45,7 @@ class Parts:
     worker: RolloutWorker
     stream: PromptStream
     evaluate: Evaluator
+    agreement: AgreementCheck
     to_sampler: Callable[[PyTree], PyTree]
     put_batch: Callable[[PackedBatch], PackedBatch]
     ledger: Ledger
@@ -68,19 +70,21 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
     """
     queue, worker, ledger = parts.queue, parts.worker, parts.ledger
     with MetricsWriter(directory) as writer, Preemption() as preemption:
-        state = _resume(parts, writer)
+        restored = _resume(parts, writer)
+        state = restored.state if restored else parts.state
         version = int(state.policy_version)
         progress = Progress(first_step=version, num_steps=config.train.num_steps)
         watch = _Watch(config, parts, writer, progress)
         published = parts.to_sampler(state.params)
         worker.publish(published, policy_version=version)
-        if version == 0:
-            watch.evaluate(published, version)
+        watch.require_agreement(state, published)
+        if restored is None:
+            watch.evaluate(state, published, version)
         worker.start()
         try:
-            while version < config.train.num_steps:
+            while version < config.train.num_steps and not preemption.reached(version):
                 groups = watch.take(version, preemption)
-                if groups is None or preemption.reached(version):
+                if groups is None:
                     break
                 assembled = parts.assemble(groups, learner_version=version)
                 state, metrics = watch.step(state, assembled)
@@ -98,7 +102,7 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
                 last = version == config.train.num_steps
                 if last or version % config.eval.every == 0:
                     with worker.paused(_PAUSE_TIMEOUT_S):
-                        watch.evaluate(published, version)
+                        watch.evaluate(state, published, version)
                 if last or parts.checkpointer.due(version):
                     save(parts, state, version)
             if version not in parts.checkpointer.steps():
@@ -128,8 +132,8 @@ def save(parts: Parts, state: TrainState, version: int) -> None:
         parts.checkpointer.save(version, state=state, host=host, groups=queue.buffered)
 
 
-def _resume(parts: Parts, writer: MetricsWriter) -> TrainState:
-    """The state to go on from; queue, prompts and ledger are put back as they were."""
+def _resume(parts: Parts, writer: MetricsWriter) -> Restored | None:
+    """The checkpoint to go on from; queue, prompts and ledger are as it says."""
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=leaf.sharding
@@ -137,9 +141,9 @@ def _resume(parts: Parts, writer: MetricsWriter) -> TrainState:
         parts.state,
     )
     restored = parts.checkpointer.restore(abstract)
-    writer.rewind(restored.step if restored else 0)
+    writer.rewind(restored.step if restored else -1)
     if restored is None:
-        return parts.state
+        return None
     host = restored.host
     parts.stream.restore(host["stream"])
     parts.ledger.restore(host["ledger"])
@@ -154,7 +158,7 @@ def _resume(parts: Parts, writer: MetricsWriter) -> TrainState:
     )
     parts.worker.reissue(host["in_flight"], version=restored.step)
     _log.info("resumed after step %d", restored.step)
-    return restored.state
+    return restored
 
 
 class _Watch:
@@ -173,6 +177,18 @@ class _Watch:
         self._last_s = time.monotonic()
         self._last_tokens = 0.0
         self._times: dict[str, float] = {}
+        self._mismatch: dict[str, float] = {}  # as last measured
+
+    def require_agreement(self, state: TrainState, published: PyTree) -> None:
+        """Refuse to train on a sampler that is not the policy; compiles the engine."""
+        parts = self._parts
+        with parts.ledger.activity("startup", pool=parts.learner_pool):
+            agreement = parts.agreement.require(state.params, published)
+        self._mismatch = agreement.metrics()
+        self._progress.note(
+            f"sampler and learner differ by {agreement.mean_abs:.1e} nats on average, "
+            f"{agreement.max_abs:.1e} at most, over {agreement.tokens} tokens"
+        )
 
     def take(self, version: int, preemption: Preemption) -> list[Group] | None:
         """The next batch; None if SIGTERM came while waiting for it."""
@@ -249,6 +265,9 @@ class _Watch:
         made = report["compute/generated_tokens"] - self._last_tokens
         self._last_tokens = report["compute/generated_tokens"]
         row: dict[str, Any] = metrics | group_metrics(groups, learner_version=step - 1)
+        if not metrics["mismatch/tokens"]:
+            # No token of the learner's own version: that of the last evaluation.
+            row |= self._mismatch
         row |= {
             "train/tokens": assembled.train_tokens,
             "train/skipped_steps": self._skipped,
@@ -286,12 +305,14 @@ class _Watch:
                 f"{limit:.0%}); in ScaleRL's runs this came before a collapse"
             )
 
-    def evaluate(self, params: PyTree, version: int) -> Evaluation:
-        """Pass rate at this version, into evals.jsonl and rollouts.jsonl."""
+    def evaluate(self, state: TrainState, published: PyTree, version: int) -> None:
+        """Pass rate and mismatch at this version, into the files and the display."""
         parts = self._parts
         report = parts.ledger.report()
         with parts.ledger.activity("eval", pool=parts.learner_pool):
-            result = parts.evaluate(params, policy_version=version)
+            result = parts.evaluate(published, policy_version=version)
+            agreement = parts.agreement(state.params, published)
+        self._mismatch = agreement.metrics()
         row = {
             "step": version,
             "policy_version": version,
@@ -306,6 +327,7 @@ class _Watch:
             "cut_off_share": result.cut_off_share,
             "interrupted_share": result.interrupted_share,
             "mean_completion_tokens": result.mean_completion_tokens,
+            **self._mismatch,
         }
         row |= {
             f"pass_rate/{task}": rate for task, rate in result.pass_rate_by_task.items()
@@ -320,4 +342,3 @@ class _Watch:
             f"+- {result.pass_rate_se:.3f} after "
             f"{row['compute_chip_hours']:.4f} chip-hours"
         )
-        return result

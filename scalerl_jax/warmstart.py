@@ -69,9 +69,9 @@ class WarmstartConfig:
     phrase: str = "time is up.</think>"
     interruption_min_tokens: int = 32
     interruption_max_tokens: int = 40
-    careful: float = 0.12
-    careless: float = 0.45
-    slip: float = 0.35
+    careful: float = 0.08
+    careless: float = 0.4
+    slip: float = 0.6
     hesitation: float = 0.3
     hidden_size: int = 128
     ffn_size: int = 384
@@ -83,7 +83,7 @@ class WarmstartConfig:
     num_steps: int = 1750  # with the mixture above in the rest
     demonstrations_per_step: int = 128
     row_tokens: int = 128
-    rows_per_microbatch: int = 16
+    rows_per_microbatch: int = 8
     learning_rate: float = 2e-3
     warmup_steps: int = 100
 
@@ -275,29 +275,29 @@ def save(
     (directory / "warmstart.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Settings, a Python file.")
-_OUT = flags.DEFINE_string(
-    "out",
-    str(Path(__file__).parent / "assets" / "tiny_base"),
-    "Directory of the checkpoint.",
-)
-
-
-def main(argv: Sequence[str]) -> None:
+def main(settings: ml_collections.ConfigDict, out: Path) -> None:
     """Train and save."""
-    del argv
-    config = config_lib.build(WarmstartConfig, _CONFIG.value.to_dict())
+    config = config_lib.build(WarmstartConfig, settings.to_dict())
     backend = make_tokenizer()
     # A multiple of 8 keeps the head's matmul aligned; the extra ids are never used.
     vocab_size = -(-backend.get_vocab_size(with_added_tokens=True) // 8) * 8
     arch = make_architecture(config, vocab_size=vocab_size)
     logging.info("%d parameters, vocabulary %d", arch.num_params, vocab_size)
     state, log = train(config, backend, arch)
-    directory = Path(_OUT.value)
-    save(directory, state, config=config, arch=arch, backend=backend, log=log)
-    logging.info("wrote %s", directory)
+    save(out, state, config=config, arch=arch, backend=backend, log=log)
+    logging.info("wrote %s", out)
 
 
 if __name__ == "__main__":
+    # Not at the module's top: config files import this module too.
+    _CONFIG = config_flags.DEFINE_config_file(
+        "config", None, "Settings, a Python file."
+    )
+    _OUT = flags.DEFINE_string(
+        "out",
+        str(Path(__file__).parent / "assets" / "tiny_base"),
+        "Directory of the checkpoint.",
+    )
     flags.mark_flag_as_required("config")
-    app.run(main)
+    logging.set_verbosity(logging.INFO)
+    app.run(lambda argv: main(_CONFIG.value, Path(_OUT.value)))

@@ -4,6 +4,7 @@
 over one and donates the state.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax.sharding import Sharding
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.algo import diagnostics
@@ -78,6 +80,27 @@ def init_state(params: PyTree, optimizer: optax.GradientTransformation) -> Train
         params=params,
         opt_state=optimizer.init(params),
         policy_version=jnp.zeros((), jnp.int32),
+    )
+
+
+def state_shardings(
+    params: PyTree, optimizer: optax.GradientTransformation, *, everywhere: Sharding
+) -> TrainState:
+    """A sharding per leaf of the state: moments as their params, counters everywhere.
+
+    It has to be said.  Moments start as zeros, which depend on no param: left to
+    itself, the compiler puts the whole of them on every device.
+    """
+    state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params)
+    moments = optax.tree.map_params(
+        optimizer,
+        lambda _, param: param.sharding,
+        state.opt_state,
+        params,
+        transform_non_params=lambda _: everywhere,
+    )
+    return jax.tree.map(lambda _: everywhere, state).replace(
+        params=jax.tree.map(lambda param: param.sharding, params), opt_state=moments
     )
 
 

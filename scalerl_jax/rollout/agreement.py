@@ -19,57 +19,101 @@ from scalerl_jax.types import Prompt, PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """|behavior - trainer| over sampled tokens, in nats."""
+    """|behavior - trainer| over sampled tokens of one version, in nats."""
 
     mean_abs: float
     max_abs: float
+    kl: float  # k3 estimator of KL(behavior || trainer)
     tokens: int
 
+    def metrics(self) -> dict[str, float]:
+        """By metric name."""
+        return {f"mismatch/{name}": value for name, value in vars(self).items()}
 
-def measure_agreement(
-    engine: Engine,
-    sampler_params: PyTree,
-    forward: Forward,
-    learner_params: PyTree,
-    *,
-    prompts: Sequence[Prompt],
-    make_samples: Callable[[Prompt], Samples],
-    row_tokens: int,
-    rows_per_microbatch: int,
-) -> Agreement:
-    """Complete the prompts and compare log-probabilities token by token."""
-    scheduler = Scheduler(engine)
-    for place, prompt in enumerate(prompts):
-        scheduler.submit(
-            Request(
-                request_id=place, tokens=prompt.tokens, samples=make_samples(prompt)
+
+class AgreementCheck:
+    """Completes a few prompts and compares log-probabilities token by token."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        forward: Forward,
+        *,
+        prompts: Sequence[Prompt],
+        make_samples: Callable[[Prompt], Samples],
+        row_tokens: int,
+        rows_per_microbatch: int,
+        max_mismatch_nats: float | None,
+    ) -> None:
+        """A check of `engine` against `forward`, on always the same prompts.
+
+        `max_mismatch_nats` is the largest mean difference that `require` accepts;
+        None accepts any.
+        """
+        self._engine = engine
+        self._logprobs = jax.jit(forward.logprobs)
+        self._prompts = prompts
+        self._make_samples = make_samples
+        self._row_tokens = row_tokens
+        self._rows_per_microbatch = rows_per_microbatch
+        self._max_mismatch_nats = max_mismatch_nats
+
+    def require(self, learner_params: PyTree, sampler_params: PyTree) -> Agreement:
+        """The same as calling it, but refuses a sampler that is not the policy.
+
+        Raises:
+            RuntimeError: the mean difference passes the limit.
+        """
+        agreement = self(learner_params, sampler_params)
+        limit = self._max_mismatch_nats
+        # Written so that a NaN is refused too.
+        if limit is not None and not agreement.mean_abs <= limit:
+            raise RuntimeError(
+                f"the sampler's and the learner's log-probabilities differ by "
+                f"{agreement.mean_abs:.3g} nats on average over {agreement.tokens} "
+                f"tokens of one version; train.max_mismatch_nats = {limit}. Check the "
+                f"dtypes of model.* and the checkpoint before raising the limit"
             )
+        return agreement
+
+    def __call__(self, learner_params: PyTree, sampler_params: PyTree) -> Agreement:
+        """The difference at equal version; both trees are that version's."""
+        scheduler = Scheduler(self._engine)
+        for place, prompt in enumerate(self._prompts):
+            scheduler.submit(
+                Request(
+                    request_id=place,
+                    tokens=prompt.tokens,
+                    samples=self._make_samples(prompt),
+                )
+            )
+        completions: list[Completion] = []
+        while scheduler.busy:
+            completions += scheduler.step(sampler_params, version=0)
+        batch = pack(
+            [_sequence(self._prompts[each.request_id], each) for each in completions],
+            row_tokens=self._row_tokens,
+            rows_per_microbatch=self._rows_per_microbatch,
+            num_microbatches=-(-len(completions) // self._rows_per_microbatch),
         )
-    completions: list[Completion] = []
-    while scheduler.busy:
-        completions += scheduler.step(sampler_params, version=0)
-    batch = pack(
-        [_sequence(prompts[each.request_id], each) for each in completions],
-        row_tokens=row_tokens,
-        rows_per_microbatch=rows_per_microbatch,
-        num_microbatches=-(-len(completions) // rows_per_microbatch),
-    )
-    logprobs = jax.jit(forward.logprobs)
-    differences = []
-    for index in range(int(batch.num_microbatches)):
-        found, _ = logprobs(
-            learner_params,
-            batch.tokens[index],
-            positions=batch.positions[index],
-            segment_ids=batch.segment_ids[index],
-            targets=batch.targets[index],
+        parts = []
+        for index in range(int(batch.num_microbatches)):
+            logprobs, _ = self._logprobs(
+                learner_params,
+                batch.tokens[index],
+                positions=batch.positions[index],
+                segment_ids=batch.segment_ids[index],
+                targets=batch.targets[index],
+            )
+            difference = np.asarray(logprobs) - batch.behavior_logprobs[index]
+            parts.append(difference[np.asarray(batch.mask[index])])
+        difference = np.concatenate(parts).astype(np.float64)
+        return Agreement(
+            mean_abs=float(np.abs(difference).mean()),
+            max_abs=float(np.abs(difference).max()),
+            kl=float((np.expm1(difference) - difference).mean()),
+            tokens=len(difference),
         )
-        difference = np.abs(np.asarray(found) - batch.behavior_logprobs[index])
-        differences.append(difference[np.asarray(batch.mask[index])])
-    every = np.concatenate(differences)
-    return Agreement(
-        mean_abs=float(every.mean()), max_abs=float(every.max()), tokens=len(every)
-    )
 
 
 def _sequence(prompt: Prompt, completion: Completion) -> TrainSequence:

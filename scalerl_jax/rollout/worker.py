@@ -258,10 +258,11 @@ class RolloutWorker:
         ]
         for ticket in late:
             opened = self._open.pop(ticket)
-            self._scheduler.cancel(ticket)
+            unfinished = self._scheduler.cancel(ticket)
             self._queue.drop(ticket, "timeout")
-            tokens = sum(len(each.tokens) for each in opened.completions.values())
-            self._ledger.waste_tokens(tokens)
+            finished = sum(len(each.tokens) for each in opened.completions.values())
+            self._ledger.count(generated_tokens=unfinished)
+            self._ledger.waste_tokens(unfinished + finished)
 
     def _waiting(self) -> contextlib.AbstractContextManager[Any]:
         """The pool waits for verdicts if any are due; else it is idle."""

@@ -3,9 +3,12 @@
 For the same params, prompt and sample it gives the tokens that `engine` gives.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from scalerl_jax.model.transformer import head_logits, head_weights, hidden_states
 from scalerl_jax.sampler.engine import EngineSettings, Samples
@@ -61,19 +64,31 @@ def sample_completion(
 
 def next_token_logprobs(
     params: PyTree, settings: EngineSettings, tokens: list[int]
-) -> jax.Array:
-    """Log-probabilities [V] of what follows `tokens`, in nats."""
-    row = jnp.array(tokens, jnp.int32)[None]
+) -> Float[Array, " V"]:
+    """Log-probabilities of what follows `tokens`, in nats."""
+    # One padded length for all, so that the pass compiles once.
+    padded = np.zeros(settings.cache_length, np.int32)
+    padded[: len(tokens)] = tokens
+    return _next_token_logprobs(params, settings, padded, len(tokens))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _next_token_logprobs(
+    params: PyTree, settings: EngineSettings, padded: Array, length: Array
+) -> Array:
+    places = jnp.arange(padded.shape[0])[None]
     hidden, _ = hidden_states(
         params,
         settings.arch,
-        row,
-        positions=jnp.arange(len(tokens))[None],
-        segment_ids=jnp.ones_like(row),
+        padded[None],
+        positions=places,
+        segment_ids=(places < length).astype(jnp.int32),
         dtype=settings.dtype,
     )
     logits = head_logits(
-        hidden[0, -1], head_weights(params), float32_head=settings.float32_head
+        hidden[0, length - 1],
+        head_weights(params),
+        float32_head=settings.float32_head,
     )
     return token_logprobs(
         logits,

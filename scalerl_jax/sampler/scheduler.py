@@ -94,8 +94,12 @@ class Scheduler:
             )
         self._waiting.append((request, 0))
 
-    def cancel(self, request_id: int) -> None:
-        """Drop a request: its waiting samples, and those in slots."""
+    def cancel(self, request_id: int) -> int:
+        """Drop a request: its waiting samples, and those in slots.
+
+        Returns the number of tokens that were generated in those slots.
+        """
+        lost = 0
         self._waiting = collections.deque(
             (request, done)
             for request, done in self._waiting
@@ -105,9 +109,11 @@ class Scheduler:
         for slot, running in list(self._running.items()):
             if running.request_id == request_id:
                 marked[slot] = True
-                self._leave(slot)
+                left = self._leave(slot)
+                lost += sum(len(tokens) for tokens, *_ in left.pieces)
         if marked.any():
             self._state = self._engine.free_resource(self._state, slots=marked)
+        return lost
 
     def step(self, params: PyTree, *, version: int) -> list[Completion]:
         """Fill free slots, make one `generate` call, and return what finished."""

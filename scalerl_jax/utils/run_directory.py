@@ -65,7 +65,8 @@ def open_run_directory(
     """Make or reopen, lock and check the directory of a run.
 
     `settings` are JSON values by section; those named in `free_settings`
-    ("train.num_steps") may differ from what a reopened directory holds.
+    ("train.num_steps") may differ from what a reopened directory holds, and all of
+    them if there is nothing of a run in it yet.
 
     Raises:
         ValueError: the directory is not for this run: other settings, files of an
@@ -154,8 +155,12 @@ def _close_if_alive(reference: "weakref.ref[TextIO]") -> None:
         lock.close()
 
 
+def _run_files(path: Path) -> list[str]:
+    return [name for name in RUN_FILES if (path / name).exists()]
+
+
 def _refuse_run_files(path: Path) -> None:
-    found = [name for name in RUN_FILES if (path / name).exists()]
+    found = _run_files(path)
     if found:
         raise ValueError(
             f"--workdir={path} holds {', '.join(found)} of a run but no config.json "
@@ -187,6 +192,8 @@ def _check_record(
     forbidden = {
         name: pair for name, pair in changed.items() if name not in free_settings
     }
+    if forbidden and not _run_files(config_file.parent):
+        return _new_record(settings)  # it ended before it began
     if forbidden:
         shown = "; ".join(
             f"{name} was {old!r} and is now {new!r}"

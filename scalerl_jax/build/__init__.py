@@ -1,0 +1,144 @@
+"""From a Config to the parts of a run: the only place that maps names to functions."""
+
+from pathlib import Path
+
+import jax
+
+from scalerl_jax.build.learning import (
+    make_architecture,
+    make_assembler,
+    make_forward,
+    make_learner,
+    make_ledger,
+    make_meshes,
+    pool_names,
+)
+from scalerl_jax.build.sampling import (
+    make_agreement,
+    make_engine,
+    make_evaluator,
+    make_prompts,
+    make_sampling,
+    make_tokenizer,
+)
+from scalerl_jax.build.tables import DTYPES
+from scalerl_jax.config import Config
+from scalerl_jax.data import tasks
+from scalerl_jax.data.prompts import PromptStream
+from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.learner.publish import make_publish
+from scalerl_jax.model.shardings import batch_sharding
+from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.rollout.queue import RolloutQueue
+from scalerl_jax.rollout.worker import Judging, RolloutWorker
+from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.scheduler import Scheduler
+from scalerl_jax.train import Parts
+from scalerl_jax.types import Prompt
+from scalerl_jax.utils.ledger import Ledger
+
+__all__ = ["build", "make_ledger", "pool_names"]
+
+
+def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
+    """Every part of a run, the train step compiled.
+
+    Raises:
+        ValueError: a setting or a file that it names cannot be used.
+    """
+    # What a user can get wrong comes first; compiling starts with the learner.
+    arch = make_architecture(config)
+    tokenizer = make_tokenizer(config, arch)
+    train_prompts, eval_prompts = make_prompts(config, tokenizer)
+    learner_mesh, sampler_mesh = make_meshes(config)
+    engine = make_engine(config, arch, tokenizer, sampler_mesh)
+    forward = make_forward(config, arch)
+    state, step = make_learner(config, forward, learner_mesh)
+    to_sampler = make_publish(
+        arch,
+        dtype=DTYPES[config.model.sampler_dtype],
+        learner_mesh=learner_mesh,
+        sampler_mesh=sampler_mesh,
+    )
+    stream = make_stream(config, train_prompts)
+    queue = make_queue(config)
+    verifiers = [
+        VerifierPool(score=tasks.score, timeout_s=config.reward.timeout_s)
+        for _ in ("training", "evaluation")
+    ]
+    worker = make_worker(config, engine, tokenizer, stream, queue, verifiers[0], ledger)
+    batch_shardings = batch_sharding(learner_mesh)
+
+    def close() -> None:
+        for verifier in verifiers:
+            verifier.close()
+
+    return Parts(
+        arch=arch,
+        state=state,
+        step=step,
+        assemble=make_assembler(config),
+        queue=queue,
+        worker=worker,
+        stream=stream,
+        evaluate=make_evaluator(config, engine, eval_prompts, tokenizer, verifiers[1]),
+        agreement=make_agreement(config, engine, forward, eval_prompts),
+        to_sampler=to_sampler,
+        put_batch=lambda batch: jax.device_put(batch, batch_shardings),
+        ledger=ledger,
+        learner_pool=pool_names(config)[0],
+        checkpointer=Checkpointer(
+            directory / "checkpoints",
+            every=config.checkpoint.every,
+            keep=config.checkpoint.keep,
+        ),
+        close=close,
+    )
+
+
+def make_stream(config: Config, prompts: tuple[Prompt, ...]) -> PromptStream:
+    """The order of the training prompts, and what is left out of it."""
+    data = config.data
+    retire_at = data.max_history_pass_rate if data.no_positive_resampling else None
+    return PromptStream(prompts, seed=config.seed, max_pass_rate=retire_at)
+
+
+def make_queue(config: Config) -> RolloutQueue:
+    """The queue between worker and learner."""
+    return RolloutQueue(
+        num_prompts=config.batch.num_prompts,
+        max_staleness=config.queue.max_staleness,
+        mode=config.queue.mode,
+        num_steps=config.train.num_steps,
+    )
+
+
+def make_worker(
+    config: Config,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    stream: PromptStream,
+    queue: RolloutQueue,
+    verifier: VerifierPool,
+    ledger: Ledger,
+) -> RolloutWorker:
+    """The sampling thread, not started."""
+    return RolloutWorker(
+        scheduler=Scheduler(engine),
+        stream=stream,
+        queue=queue,
+        verifier=verifier,
+        judging=Judging(
+            tokenizer=tokenizer,
+            answer_after=config.data.answer_after,
+            correct=config.reward.correct,
+            wrong=config.reward.wrong,
+        ),
+        make_samples=make_sampling(config, "train", config.batch.group_size),
+        ledger=ledger,
+        flops_per_token=engine.settings.arch.flops_per_token,
+        pool=pool_names(config)[1],
+        group_size=config.batch.group_size,
+        group_timeout_s=config.queue.group_timeout_s,
+    )

@@ -1,0 +1,176 @@
+"""The sampler from a Config: tokenizer, prompts, engine, evaluation, agreement."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from scalerl_jax.build.tables import DTYPES
+from scalerl_jax.config import Config
+from scalerl_jax.data import tasks
+from scalerl_jax.data.prompts import build_prompts
+from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
+from scalerl_jax.evals.evaluate import Evaluator
+from scalerl_jax.learner.step import (
+    Forward,
+)
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.rollout.agreement import AgreementCheck
+from scalerl_jax.sampler.engine import (
+    NEVER,
+    Engine,
+    EngineSettings,
+    Samples,
+    padded_length,
+)
+from scalerl_jax.sampler.sampling import Purpose, interruption_lengths, sample_keys
+from scalerl_jax.types import Prompt
+
+
+def make_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
+    """The tokenizer, if the model has an embedding for each of its ids."""
+    tokenizer = load_tokenizer(config.data.tokenizer or config.model.checkpoint)
+    if tokenizer.vocab_size > arch.vocab_size:
+        raise ValueError(
+            f"data.tokenizer has {tokenizer.vocab_size} ids and the model "
+            f"{arch.vocab_size} embeddings; use the tokenizer of the checkpoint"
+        )
+    return tokenizer
+
+
+def make_prompts(
+    config: Config, tokenizer: Tokenizer
+) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    """Training and held-out prompts."""
+    splits = tasks.make_splits(
+        config.data.tasks,
+        train_prompts=config.data.train_prompts,
+        eval_prompts=config.eval.num_prompts,
+        seed=config.seed,
+    )
+    train, held_out = (
+        build_prompts(
+            questions,
+            encode=tokenizer.encode,
+            template=config.data.template,
+            max_prompt_tokens=config.sampler.max_prompt_tokens,
+        )
+        for questions in splits
+    )
+    return train, held_out
+
+
+def make_engine(
+    config: Config, arch: Architecture, tokenizer: Tokenizer, mesh: Mesh
+) -> Engine:
+    """The engine that samples for training."""
+    sampler, interruption = config.sampler, config.interruption
+    phrase: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+    if interruption.enabled:
+        phrase = tuple(tokenizer.encode(interruption.phrase))
+        end = tuple(tokenizer.encode(interruption.end_of_thinking))
+        room = sampler.max_completion_tokens - interruption.max_tokens
+        if len(phrase) >= room:
+            raise ValueError(
+                f"interruption.phrase has {len(phrase)} tokens and "
+                f"sampler.max_completion_tokens - interruption.max_tokens = {room} "
+                f"leaves no room for an answer after it"
+            )
+    settings = EngineSettings(
+        arch=arch,
+        slots=sampler.slots,
+        max_prompt_tokens=sampler.max_prompt_tokens,
+        max_completion_tokens=sampler.max_completion_tokens,
+        tokens_per_call=sampler.tokens_per_call,
+        dtype=DTYPES[config.model.sampler_dtype],
+        eos_ids=tokenizer.eos_ids,
+        temperature=sampler.temperature,
+        top_k=sampler.top_k,
+        top_p=sampler.top_p,
+        float32_head=config.model.float32_head,
+        phrase=phrase,
+        end_of_thinking=end,
+    )
+    return Engine(settings, mesh=mesh)
+
+
+def make_sampling(
+    config: Config, purpose: Purpose, num_samples: int
+) -> Callable[[Prompt], Samples]:
+    """Keys and interruption lengths of a prompt's samples."""
+    interruption = config.interruption
+
+    def make_samples(prompt: Prompt) -> Samples:
+        keys = sample_keys(
+            config.seed,
+            purpose,
+            prompt_id=prompt.prompt_id,
+            epoch=prompt.epoch,
+            num_samples=num_samples,
+        )
+        if not interruption.enabled:
+            limits: Any = np.full(num_samples, NEVER, np.int32)
+        else:
+            limits = interruption_lengths(
+                keys,
+                min_tokens=interruption.min_tokens,
+                max_tokens=interruption.max_tokens,
+            )
+        return Samples(keys=keys, thinking_limits=limits)
+
+    return make_samples
+
+
+def make_evaluator(
+    config: Config,
+    engine: Engine,
+    prompts: tuple[Prompt, ...],
+    tokenizer: Tokenizer,
+    verifier: VerifierPool,
+) -> Evaluator:
+    """Evaluation on the training engine, or on one of its own temperature."""
+    if config.eval.temperature != config.sampler.temperature:
+        settings = engine.settings
+        engine = Engine(
+            dataclasses.replace(settings, temperature=config.eval.temperature),
+            mesh=engine.mesh,
+        )
+    return Evaluator(
+        engine=engine,
+        prompts=prompts,
+        samples_per_prompt=config.eval.samples_per_prompt,
+        make_samples=make_sampling(config, "eval", config.eval.samples_per_prompt),
+        verifier=verifier,
+        tokenizer=tokenizer,
+        answer_after=config.data.answer_after,
+        logged_rollouts=config.eval.logged_rollouts,
+        timeout_s=config.reward.timeout_s,
+    )
+
+
+def make_agreement(
+    config: Config, engine: Engine, forward: Forward, prompts: tuple[Prompt, ...]
+) -> AgreementCheck:
+    """A check on a held-out prompt of each prefill bucket.
+
+    With top-k or top-p on there is no limit: the learner's distribution is the
+    unfiltered one, and must differ.
+    """
+    by_bucket = {
+        padded_length(len(prompt.tokens), longest=engine.max_prefill_length): prompt
+        for prompt in prompts
+    }
+    filtered = config.sampler.top_k > 0 or config.sampler.top_p < 1.0
+    return AgreementCheck(
+        engine,
+        forward,
+        prompts=list(by_bucket.values()),
+        make_samples=make_sampling(config, "eval", config.batch.group_size),
+        row_tokens=config.batch.row_tokens,
+        rows_per_microbatch=config.batch.rows_per_microbatch,
+        max_mismatch_nats=None if filtered else config.train.max_mismatch_nats,
+    )

@@ -5,12 +5,22 @@ BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 WORKDIR ?= runs/tiny
 
-.PHONY: demo test lint install install-dev clean
+SEEDS ?= 0 1 2
+
+.PHONY: demo seeds test lint install install-dev clean
 
 # The whole recipe on a laptop: about ten minutes on two cores.
 demo: install
 	$(BIN)/python -m scalerl_jax.main --config=configs/tiny.py --workdir=$(WORKDIR)
 	$(BIN)/python -m scalerl_jax.scaling fit $(WORKDIR)
+
+# The demo with three seeds; the table and the picture of the README.
+seeds: install
+	for seed in $(SEEDS); do \
+	  $(BIN)/python -m scalerl_jax.main --config=configs/tiny.py \
+	    --workdir=runs/tiny-seed$$seed --config.seed=$$seed || exit 1; \
+	done
+	$(BIN)/python benchmarks/tiny_seeds.py $(SEEDS:%=runs/tiny-seed%)
 
 test: install-dev
 	$(BIN)/python -m pytest -n 2 tests

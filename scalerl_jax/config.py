@@ -9,6 +9,7 @@ names, wrong types and impossible combinations before anything is compiled.
 
 import dataclasses
 import json
+import math
 import typing
 from typing import Any
 
@@ -245,6 +246,8 @@ def _typed(hint: Any, value: Any, *, setting: str) -> Any:
         return tuple(_typed(item, part, setting=f"{setting}[]") for part in value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if hint is float and isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{setting} = {value} must be a finite number")
     if type(value) is not hint:
         raise ValueError(
             f"{setting} = {value!r} is of type {type(value).__name__}; "
@@ -347,6 +350,11 @@ def _validate_batch(config: Config) -> None:
         raise ValueError(
             f"batch.group_size = {batch.group_size} leaves every group without "
             f"variance and hence without a gradient; use 2 or more"
+        )
+    if config.reward.correct <= config.reward.wrong:
+        raise ValueError(
+            f"reward.correct = {config.reward.correct} must be above reward.wrong = "
+            f"{config.reward.wrong}; nothing else tells the policy what is right"
         )
     if config.queue.mode == "batched" and config.queue.max_staleness < 1:
         raise ValueError(

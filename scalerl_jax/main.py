@@ -5,10 +5,12 @@
 Starts a run in the directory, or goes on with the one that is there.
 """
 
+import json
 import logging
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import jax
@@ -19,6 +21,7 @@ from ml_collections import config_flags
 from scalerl_jax import build
 from scalerl_jax import config as config_lib
 from scalerl_jax.train import Outcome, train
+from scalerl_jax.utils.metrics import EVALS_FILE
 from scalerl_jax.utils.run_directory import open_run_directory
 
 _log = logging.getLogger("scalerl_jax.main")  # not "__main__", when run as a module
@@ -86,10 +89,14 @@ def main(argv: Sequence[str]) -> None:
         status = _MISTAKE if isinstance(error, ValueError) else _FAILURE
         _end(str(error), status=status)
     where = "stopped by SIGTERM" if outcome.preempted else "finished"
+    rows = (Path(workdir) / EVALS_FILE).read_text().splitlines()
+    first, last = json.loads(rows[0]), json.loads(rows[-1])
     sys.stdout.write(
-        f"{where} after step {outcome.policy_version}; everything is in "
-        f"{workdir}\n"
-        f"fit the curve:  python -m scalerl_jax.scaling fit {workdir}\n"
+        f"{where} after step {outcome.policy_version}: pass rate on held-out prompts "
+        f"{first['pass_rate']:.3f} before, {last['pass_rate']:.3f} after "
+        f"{last['compute_chip_hours']:.4f} chip-hours\n"
+        f"everything is in {workdir}; the curve and its fit:  "
+        f"python -m scalerl_jax.scaling fit {workdir}\n"
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
 
@@ -61,13 +62,27 @@ def _read_eos_ids(directory: Path) -> tuple[int, ...]:
         file = directory / name
         if not file.is_file():
             continue
-        try:
-            value = json.loads(file.read_text()).get("eos_token_id")
-        except json.JSONDecodeError as error:
-            raise ValueError(f"data.tokenizer: {file} is not JSON: {error}") from error
-        if value is not None:
-            return tuple(value) if isinstance(value, list) else (int(value),)
+        value = _read_json(file).get("eos_token_id")
+        if value is None or value == []:
+            continue
+        ids: list[Any] = value if isinstance(value, list) else [value]
+        if any(type(each) is not int for each in ids):
+            raise ValueError(
+                f"data.tokenizer: eos_token_id = {value!r} in {file} must be a token "
+                f"id or a list of them"
+            )
+        return tuple(ids)
     raise ValueError(
         f"data.tokenizer: no eos_token_id in generation_config.json or config.json of "
         f"{directory}; a completion could never end"
     )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_bytes())
+    except ValueError as error:  # not JSON, or not even text
+        raise ValueError(f"data.tokenizer: {file} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"data.tokenizer: {file} must hold a JSON object")
+    return values

@@ -122,70 +122,25 @@ def make_train_step(
     loss itself, however the batch was cut.  A step whose loss or gradient is not
     finite leaves the state as it was; the metric "skipped" is then 1.
     """
-
-    def microbatch_loss(
-        params: PyTree, batch: PackedBatch
-    ) -> tuple[Array, tuple[dict[str, Array], dict[str, Array]]]:
-        logprobs, entropy = forward.logprobs(
-            params,
-            batch.tokens,
-            positions=batch.positions,
-            segment_ids=batch.segment_ids,
-            targets=batch.targets,
-        )
-        # Before exp: a masked token has ratio 1, and can never make a NaN.
-        behavior = jnp.where(batch.mask, batch.behavior_logprobs, logprobs)
-        losses = token_loss(logprobs, behavior, batch.advantages)
-        loss = (batch.weights * jnp.where(batch.mask, losses, 0.0)).sum()
-        seen = (logprobs, behavior)
-        sums = diagnostics.token_sums(
-            *seen,
-            entropy,
-            batch.staleness,
-            batch.mask,
+    gradient = jax.value_and_grad(
+        functools.partial(
+            _microbatch_loss,
+            forward=forward,
+            token_loss=token_loss,
             max_importance_ratio=max_importance_ratio,
-        )
-        maxima = diagnostics.token_maxima(*seen, batch.staleness, batch.mask)
-        return loss, (sums, maxima)
-
-    gradient = jax.value_and_grad(microbatch_loss, has_aux=True)
-
-    def accumulate(
-        index: Array, carry: PyTree, params: PyTree, batch: PackedBatch
-    ) -> PyTree:
-        loss, grads, sums, maxima = carry
-        microbatch = jax.tree.map(
-            lambda leaf: leaf[index] if leaf.ndim else leaf, batch
-        )
-        (more, (new_sums, new_maxima)), new_grads = gradient(params, microbatch)
-        return (
-            loss + more,
-            jax.tree.map(jnp.add, grads, new_grads),
-            jax.tree.map(jnp.add, sums, new_sums),
-            jax.tree.map(jnp.maximum, maxima, new_maxima),
-        )
+        ),
+        has_aux=True,
+    )
 
     def train_step(
         state: TrainState, batch: PackedBatch
     ) -> tuple[TrainState, dict[str, Array]]:
-        params = state.params
-        one = jax.tree.map(lambda leaf: leaf[0] if leaf.ndim else leaf, batch)
-        shapes = jax.eval_shape(gradient, params, one)
-        (_, (sums, maxima)), _ = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes
-        )
-        start = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params), sums, maxima)
-        loss, grads, sums, maxima = jax.lax.fori_loop(
-            0,
-            batch.num_microbatches,
-            lambda index, carry: accumulate(index, carry, params, batch),
-            start,
-        )
+        loss, grads, sums, maxima = _sum_microbatches(gradient, state.params, batch)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(loss)
-        updates, opt_state = optimizer.update(grads, state.opt_state, params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         updated = TrainState(
-            params=optax.apply_updates(params, updates),
+            params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
             policy_version=state.policy_version + 1,
         )
@@ -197,6 +152,64 @@ def make_train_step(
         return state, metrics
 
     return train_step
+
+
+def _microbatch_loss(
+    params: PyTree,
+    batch: PackedBatch,
+    *,
+    forward: Forward,
+    token_loss: TokenLoss,
+    max_importance_ratio: float,
+) -> tuple[Array, tuple[dict[str, Array], dict[str, Array]]]:
+    """Loss of a microbatch [R, S]; sums and maxima of its tokens."""
+    logprobs, entropy = forward.logprobs(
+        params,
+        batch.tokens,
+        positions=batch.positions,
+        segment_ids=batch.segment_ids,
+        targets=batch.targets,
+    )
+    # Before exp: a masked token has ratio 1, and can never make a NaN.
+    behavior = jnp.where(batch.mask, batch.behavior_logprobs, logprobs)
+    losses = token_loss(logprobs, behavior, batch.advantages)
+    loss = (batch.weights * jnp.where(batch.mask, losses, 0.0)).sum()
+    seen = (logprobs, behavior)
+    sums = diagnostics.token_sums(
+        *seen,
+        entropy,
+        batch.staleness,
+        batch.mask,
+        max_importance_ratio=max_importance_ratio,
+    )
+    maxima = diagnostics.token_maxima(*seen, batch.staleness, batch.mask)
+    return loss, (sums, maxima)
+
+
+def _sum_microbatches(
+    gradient: Callable[..., Any], params: PyTree, batch: PackedBatch
+) -> tuple[Array, PyTree, dict[str, Array], dict[str, Array]]:
+    """Loss, gradient and sums over the filled microbatches; maxima among them."""
+
+    def microbatch(index: Array | int) -> PackedBatch:
+        return jax.tree.map(lambda leaf: leaf[index] if leaf.ndim else leaf, batch)
+
+    def accumulate(index: Array, carry: PyTree) -> PyTree:
+        loss, grads, sums, maxima = carry
+        (more, (new_sums, new_maxima)), new_grads = gradient(params, microbatch(index))
+        return (
+            loss + more,
+            jax.tree.map(jnp.add, grads, new_grads),
+            jax.tree.map(jnp.add, sums, new_sums),
+            jax.tree.map(jnp.maximum, maxima, new_maxima),
+        )
+
+    shapes = jax.eval_shape(gradient, params, microbatch(0))
+    (_, (sums, maxima)), _ = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes
+    )
+    start = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params), sums, maxima)
+    return jax.lax.fori_loop(0, batch.num_microbatches, accumulate, start)
 
 
 def compile_train_step(

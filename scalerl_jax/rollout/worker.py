@@ -10,7 +10,6 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -164,8 +163,7 @@ class RolloutWorker:
             while True:
                 self._park()
                 if not self._turn():
-                    with self._waiting():
-                        self._queue.wait(_IDLE_WAIT_S)
+                    self._rest()
         except QueueClosed:
             pass
         except BaseException as failure:  # noqa: BLE001  raised again by take()
@@ -264,11 +262,13 @@ class RolloutWorker:
             self._ledger.count(generated_tokens=unfinished)
             self._ledger.waste_tokens(unfinished + finished)
 
-    def _waiting(self) -> contextlib.AbstractContextManager[Any]:
-        """The pool waits for verdicts if any are due; else it is idle."""
+    def _rest(self) -> None:
+        """Wait for a verdict if one is due, else for room in the queue."""
         if self._verifier.pending:
-            return self._ledger.activity("verify", pool=self._pool)
-        return contextlib.nullcontext()
+            with self._ledger.activity("verify", pool=self._pool):
+                self._verifier.wait(_IDLE_WAIT_S)
+        else:
+            self._queue.wait(_IDLE_WAIT_S)
 
     def _park(self) -> None:
         with self._parking:

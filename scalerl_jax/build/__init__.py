@@ -51,7 +51,7 @@ def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
     arch = make_architecture(config)
     tokenizer = make_tokenizer(config, arch)
     train_prompts, eval_prompts = make_prompts(config, tokenizer)
-    learner_mesh, sampler_mesh = make_meshes(config)
+    learner_mesh, sampler_mesh = make_meshes(config, arch)
     engine = make_engine(config, arch, tokenizer, sampler_mesh)
     forward = make_forward(config, arch)
     state, step = make_learner(config, forward, learner_mesh)

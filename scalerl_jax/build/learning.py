@@ -25,6 +25,7 @@ from scalerl_jax.learner.step import (
     compile_train_step,
     init_state,
     make_train_step,
+    state_shardings,
 )
 from scalerl_jax.model.architecture import ARCHITECTURES, Architecture
 from scalerl_jax.model.shardings import batch_sharding, param_shardings
@@ -48,7 +49,7 @@ def make_architecture(config: Config) -> Architecture:
     )
 
 
-def make_meshes(config: Config) -> tuple[Mesh, Mesh]:
+def make_meshes(config: Config, arch: Architecture) -> tuple[Mesh, Mesh]:
     """The learner's mesh and the sampler's; they share devices on a small machine."""
     mesh = config.mesh
     learner_devices, sampler_devices = split_devices(
@@ -58,6 +59,11 @@ def make_meshes(config: Config) -> tuple[Mesh, Mesh]:
     )
     if not mesh.sampler_devices:
         sampler_devices = learner_devices[: mesh.tensor]
+    elif arch.num_kv_heads % mesh.sampler_devices:
+        raise ValueError(
+            f"mesh.sampler_devices = {mesh.sampler_devices} cannot share the "
+            f"{arch.num_kv_heads} kv heads of the model evenly; use a divisor"
+        )
     return (
         make_learner_mesh(learner_devices, mesh.data, mesh.fsdp, mesh.tensor),
         make_learner_mesh(sampler_devices, 1, 1, len(sampler_devices)),
@@ -116,13 +122,13 @@ def make_learner(
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
     )
-    # Adam's moments are laid out as the params are; counters are everywhere.
-    state = jax.jit(functools.partial(init_state, optimizer=optimizer))(params)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    state = jax.tree.map(
-        lambda leaf: leaf if leaf.ndim else jax.device_put(leaf, everywhere), state
+    state_sharding = state_shardings(
+        params, optimizer, everywhere=NamedSharding(mesh, PartitionSpec())
     )
-    state_sharding = jax.tree.map(lambda leaf: leaf.sharding, state)
+    state = jax.jit(
+        functools.partial(init_state, optimizer=optimizer),
+        out_shardings=state_sharding,
+    )(params)
     step = make_train_step(
         forward,
         optimizer,

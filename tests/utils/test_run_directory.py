@@ -64,6 +64,7 @@ def test_free_settings_may_change_and_are_recorded(tmp_path):
 
 def test_other_settings_are_refused_with_both_values(tmp_path):
     open_it(tmp_path).close()
+    (tmp_path / "metrics.jsonl").touch()
     other = changed(seed=8, objective={"loss": "gspo", "eps": 0.1})
     with pytest.raises(ValueError) as refusal:
         open_it(tmp_path, other)
@@ -73,6 +74,17 @@ def test_other_settings_are_refused_with_both_values(tmp_path):
     assert "seed was 7 and is now 8" in message
     assert "another --workdir" in message
     open_it(tmp_path).close()  # the refusal let go of the lock and changed nothing
+
+
+def test_other_settings_are_taken_where_no_run_has_begun(tmp_path):
+    open_it(tmp_path).close()
+    other = changed(seed=8)
+    open_it(tmp_path, other).close()
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["seed"] == record["config"]["seed"] == 8
+    assert "resumes" not in record
+    with open_it(tmp_path, other) as run:
+        assert run.resumed
 
 
 def test_a_resume_with_other_code_is_recorded(tmp_path):

@@ -1,0 +1,138 @@
+"""Metrics of the importance ratios, by hand and in float64."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from scalerl_jax.algo.diagnostics import token_maxima, token_summary, token_sums
+
+CAP = 3.0
+LOGPROBS = hnp.arrays(
+    np.float32, (8,), elements=st.floats(-6, 0, width=32, allow_subnormal=False)
+)
+STALENESS = hnp.arrays(np.int32, (8,), elements=st.integers(0, 2))
+MASKS = hnp.arrays(np.bool_, (8,))
+
+
+def summary(logprobs, behavior_logprobs, entropy, staleness, mask):
+    sums = token_sums(
+        logprobs,
+        behavior_logprobs,
+        entropy,
+        staleness,
+        mask,
+        max_importance_ratio=CAP,
+    )
+    return token_summary(
+        sums, token_maxima(logprobs, behavior_logprobs, staleness, mask)
+    )
+
+
+def test_the_summary_by_hand():
+    # Ratios 1/2 (fresh), 1 (fresh), 4 (stale); the last place is masked.
+    ratios = np.array([0.5, 1.0, 4.0, 100.0], np.float32)
+    behavior = np.array([-1.0, -2.0, -3.0, -4.0], np.float32)
+    found = summary(
+        behavior + np.log(ratios),
+        behavior,
+        np.array([1.0, 2.0, 6.0, 50.0], np.float32),
+        np.array([0, 0, 1, 0]),
+        np.array([True, True, True, False]),
+    )
+    expected = {
+        "entropy": 3.0,
+        "ratio/mean": 5.5 / 3,
+        "ratio/max": 4.0,
+        "ratio/capped_share": 1 / 3,
+        "ratio/effective_sample_size": 5.5**2 / (3 * 17.25),
+        "mismatch/mean_abs": math.log(2.0) / 2,
+        "mismatch/max_abs": math.log(2.0),
+        "mismatch/kl": (0.5 - 1.0 + math.log(2.0)) / 2,
+        "mismatch/tokens": 2.0,
+    }
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+
+
+def test_a_ratio_at_the_cap_is_not_counted_as_capped():
+    logprobs, behavior = jnp.log(jnp.array([3.0, 3.1])), jnp.zeros(2)
+    # exp(log(3)) may round up: the cap is set to what the ratio is.
+    sums = token_sums(
+        logprobs,
+        behavior,
+        jnp.zeros(2),
+        jnp.zeros(2, jnp.int32),
+        jnp.ones(2, bool),
+        max_importance_ratio=float(jnp.exp(logprobs[0])),
+    )
+    assert sums["capped"] == 1.0
+
+
+@settings(deadline=None, max_examples=40)
+@given(LOGPROBS, LOGPROBS, LOGPROBS, STALENESS, MASKS, MASKS)
+def test_sums_add_and_maxima_join_over_microbatches(
+    logprobs, behavior, entropy, staleness, mask, first
+):
+    masks = (mask & first, mask & ~first)
+    ratios, tokens = (logprobs, behavior), (entropy, staleness)
+    whole = token_sums(*ratios, *tokens, mask, max_importance_ratio=CAP)
+    parts = [
+        token_sums(*ratios, *tokens, part, max_importance_ratio=CAP) for part in masks
+    ]
+    for name, total in whole.items():
+        together = parts[0][name] + parts[1][name]
+        np.testing.assert_allclose(together, total, rtol=1e-5, err_msg=name)
+    maxima = [token_maxima(*ratios, staleness, part) for part in masks]
+    for name, largest in token_maxima(*ratios, staleness, mask).items():
+        assert max(maxima[0][name], maxima[1][name]) == largest
+
+
+@settings(deadline=None, max_examples=40)
+@given(LOGPROBS, LOGPROBS, STALENESS, MASKS)
+def test_the_summary_agrees_with_float64(logprobs, behavior, staleness, mask):
+    found = summary(logprobs, behavior, np.zeros(8, np.float32), staleness, mask)
+    difference = (logprobs.astype(np.float64) - behavior)[mask]
+    fresh = difference[staleness[mask] == 0]
+    ratio = np.exp(difference)
+    np.testing.assert_allclose(found["mismatch/tokens"], len(fresh))
+    if len(ratio):
+        effective = ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
+        np.testing.assert_allclose(found["ratio/mean"], ratio.mean(), rtol=1e-4)
+        np.testing.assert_allclose(found["ratio/max"], ratio.max(), rtol=1e-4)
+        np.testing.assert_allclose(
+            found["ratio/effective_sample_size"], effective, rtol=1e-4
+        )
+    if len(fresh):
+        kl = (np.exp(fresh) - 1.0 - fresh).mean()
+        np.testing.assert_allclose(found["mismatch/kl"], kl, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(
+            found["mismatch/max_abs"], np.abs(fresh).max(), rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("wild", [np.nan, np.inf, -np.inf, 1e30])
+def test_what_is_masked_is_never_seen(wild):
+    mask = np.array([True, False])
+    tame = np.array([-1.0, -1.0], np.float32)
+    strange = np.array([-1.0, wild], np.float32)
+    staleness = np.zeros(2, np.int32)
+    expected = summary(tame, tame, tame, staleness, mask)
+    for found in (
+        summary(strange, tame, tame, staleness, mask),
+        summary(tame, strange, tame, staleness, mask),
+        summary(tame, tame, strange, staleness, mask),
+    ):
+        assert found == expected
+
+
+def test_a_batch_without_a_token_has_no_nan():
+    nothing = summary(
+        *(np.zeros(3, np.float32),) * 3, np.zeros(3, int), np.zeros(3, bool)
+    )
+    assert all(value == 0.0 for value in nothing.values())

@@ -1,0 +1,124 @@
+"""Loading a tokenizer, and every way in which its files can be wrong."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from scalerl_jax.data.tokenizer import load_tokenizer
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Letters a to d and two special tokens."""
+    vocabulary = {"<pad>": 0, "<eos>": 1, "a": 2, "b": 3, "c": 4, "d": 5}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.add_special_tokens(["<pad>", "<eos>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "config.json", {"eos_token_id": 1})
+    return tmp_path
+
+
+def write(directory, name, value):
+    (directory / name).write_text(value if type(value) is str else json.dumps(value))
+
+
+@pytest.mark.parametrize("name", ["", "tokenizer.json"])
+def test_a_directory_or_its_file_can_be_named(directory, name):
+    tokenizer = load_tokenizer(directory / name)
+    assert tokenizer.encode("badc") == [3, 2, 5, 4]
+    assert tokenizer.vocab_size == 6
+    assert tokenizer.eos_ids == (1,)
+
+
+def test_special_tokens_are_shown_only_when_asked_for(directory):
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer.encode("a<eos>b") == [2, 1, 3]
+    assert "<eos>" not in tokenizer.decode([2, 1])
+    assert tokenizer.decode([2]).strip() == "a"
+    assert "<eos>" in tokenizer.decode_all([2, 1])
+
+
+def test_encoding_adds_no_special_token(directory):
+    tokenizer = load_tokenizer(directory)
+    text = "abcd"
+    assert len(tokenizer.encode(text)) == 4
+    assert tokenizer.decode(tokenizer.encode(text)).replace(" ", "") == text
+
+
+@pytest.mark.parametrize(
+    "generation, config, expected",
+    [
+        pytest.param({"eos_token_id": [4, 5]}, {"eos_token_id": 1}, (4, 5), id="list"),
+        pytest.param({"eos_token_id": 4}, {"eos_token_id": 1}, (4,), id="number"),
+        pytest.param({"eos_token_id": 0}, {"eos_token_id": 1}, (0,), id="zero"),
+        pytest.param({}, {"eos_token_id": 1}, (1,), id="absent, then config.json"),
+        pytest.param({"eos_token_id": None}, {"eos_token_id": 1}, (1,), id="null"),
+        pytest.param({"eos_token_id": []}, {"eos_token_id": 1}, (1,), id="empty list"),
+    ],
+)
+def test_eos_comes_from_the_generation_config_first(
+    directory, generation, config, expected
+):
+    write(directory, "generation_config.json", generation)
+    write(directory, "config.json", config)
+    assert load_tokenizer(directory).eos_ids == expected
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        pytest.param(
+            "tokenizer.json",
+            "{}",
+            r"tokenizer\.json is not a `tokenizers` file",
+            id="{}",
+        ),
+        pytest.param(
+            "tokenizer.json", "x", r"tokenizer\.json is not a `tokenizers` file", id="x"
+        ),
+        pytest.param("config.json", "{", r"config\.json is not JSON", id="torn"),
+        pytest.param("config.json", "[1]", r"must hold a JSON object", id="a list"),
+        pytest.param(
+            "config.json", {}, r"no eos_token_id in .* never end", id="no EOS"
+        ),
+        pytest.param(
+            "config.json", {"eos_token_id": []}, r"no eos_token_id in", id="empty"
+        ),
+        pytest.param(
+            "config.json",
+            {"eos_token_id": "</s>"},
+            r"eos_token_id = '</s>' in .*config\.json must be a token id",
+            id="text",
+        ),
+        pytest.param(
+            "config.json",
+            {"eos_token_id": [1, None]},
+            r"eos_token_id = \[1, None\] in .* must be a token id",
+            id="null in a list",
+        ),
+    ],
+)
+def test_a_malformed_file_is_named(directory, name, content, message):
+    write(directory, name, content)
+    with pytest.raises(ValueError, match=r"data\.tokenizer: .*" + message):
+        load_tokenizer(directory)
+
+
+def test_a_binary_config_is_refused(directory):
+    (directory / "config.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+        load_tokenizer(directory)
+
+
+def test_a_missing_tokenizer_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"no file .*tokenizer\.json; name a"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(ValueError, match=r"no file .*other\.json; name a"):
+        load_tokenizer(tmp_path / "other.json")
+
+
+def test_without_any_config_a_completion_could_never_end(directory):
+    (directory / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"no eos_token_id .* could never end"):
+        load_tokenizer(directory)

@@ -1,0 +1,133 @@
+"""An evaluation of the base checkpoint, judged again from what it wrote down."""
+
+import dataclasses
+import statistics
+import textwrap
+
+import jax
+import pytest
+import small_run
+
+from scalerl_jax.data import tasks
+from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.sampler.engine import Engine
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory, program_cache):
+    config = small_run.make_config(
+        {
+            "eval.num_prompts": 20,
+            "eval.samples_per_prompt": 1,
+            "eval.logged_rollouts": 99,
+        }
+    )
+    with small_run.built(config, tmp_path_factory.mktemp("run")) as parts:
+        yield parts
+
+
+@pytest.fixture(scope="module")
+def params(parts):
+    return parts.to_sampler(parts.state.params)
+
+
+@pytest.fixture(scope="module")
+def evaluation(parts, params):
+    return parts.evaluate(params, policy_version=7)
+
+
+def judge(evaluate, row):
+    """The verdict on a written rollout, without the verifier's process."""
+    (prompt,) = [each for each in evaluate.prompts if each.text == row["prompt"]]
+    assert prompt.reference["answer"] == row["reference"]
+    _, found, answer = row["completion"].removesuffix("<eos>").rpartition("</think>")
+    if not found:
+        return "no_answer"
+    score = tasks.score(prompt.task, answer.strip(), prompt.reference)
+    return "correct" if score >= 1.0 else "wrong"
+
+
+def test_figures_follow_from_the_rollouts(parts, evaluation):
+    rows = evaluation.rollouts
+    assert len(rows) == len({row["prompt"] for row in rows}) == 20
+    assert {row["policy_version"] for row in rows} == {7}
+    assert [row["status"] for row in rows] == [
+        judge(parts.evaluate, row) for row in rows
+    ]
+    passed = [float(row["status"] == "correct") for row in rows]
+    assert 0.0 < evaluation.pass_rate < 1.0  # or the rest says little
+    assert evaluation.pass_rate == pytest.approx(statistics.mean(passed))
+    error = statistics.stdev(passed) / 20**0.5
+    assert evaluation.pass_rate_se == pytest.approx(error)
+    for task, rate in evaluation.pass_rate_by_task.items():
+        of_task = [
+            p for row, p in zip(rows, passed, strict=True) if row["task"] == task
+        ]
+        assert rate == pytest.approx(statistics.mean(of_task))
+        assert len(of_task) in (6, 7)
+    lengths = [row["tokens"] for row in rows]
+    assert evaluation.mean_completion_tokens == pytest.approx(statistics.mean(lengths))
+    for name in ("cut_off", "interrupted"):
+        share = statistics.mean(float(row[name]) for row in rows)
+        assert getattr(evaluation, f"{name}_share") == pytest.approx(share)
+    assert (evaluation.num_prompts, evaluation.samples_per_prompt) == (20, 1)
+
+
+def test_rollouts_depend_on_no_slot(parts, params, evaluation):
+    settings = dataclasses.replace(parts.evaluate.engine.settings, slots=7)
+    narrow = dataclasses.replace(
+        parts.evaluate, engine=Engine(settings, mesh=parts.evaluate.engine.mesh)
+    )
+    assert narrow(params, policy_version=7).rollouts == evaluation.rollouts
+
+
+def test_other_params_are_evaluated_as_they_are(parts, params, evaluation):
+    worse = jax.tree.map(lambda leaf: leaf * 0.5, params)
+    assert parts.evaluate(worse, policy_version=7).rollouts != evaluation.rollouts
+    again = parts.evaluate(params, policy_version=7)
+    assert again == evaluation
+
+
+def test_rollouts_to_read_are_spread_over_the_tasks(parts, params, evaluation):
+    few = dataclasses.replace(parts.evaluate, logged_rollouts=3)
+    rows = few(params, policy_version=7).rollouts
+    assert rows == tuple(evaluation.rollouts[place] for place in (0, 9, 19))
+    assert len({row["task"] for row in rows}) == 3
+    none = dataclasses.replace(parts.evaluate, logged_rollouts=0)
+    assert none(params, policy_version=7).rollouts == ()
+
+
+def test_one_prompt_has_no_spread(parts, params):
+    one = dataclasses.replace(parts.evaluate, prompts=parts.evaluate.prompts[:1])
+    result = one(params, policy_version=0)
+    assert (result.num_prompts, result.pass_rate_se) == (1, 0.0)
+
+
+HANGING = """
+    import time
+
+    def score(task, answer, reference):
+        time.sleep(600)
+"""
+
+
+def test_a_verifier_that_hangs_is_said_so(
+    parts, params, evaluation, tmp_path, monkeypatch
+):
+    (tmp_path / "hanging_evaluation.py").write_text(textwrap.dedent(HANGING))
+    monkeypatch.syspath_prepend(tmp_path)
+    answered = [
+        prompt
+        for prompt, row in zip(parts.evaluate.prompts, evaluation.rollouts, strict=True)
+        if row["status"] != "no_answer"
+    ]
+    pool = VerifierPool(score="hanging_evaluation:score", timeout_s=0.2)
+    try:
+        hanging = dataclasses.replace(
+            parts.evaluate, prompts=answered[:2], verifier=pool, timeout_s=0.2
+        )
+        result = hanging(params, policy_version=7)
+    finally:
+        pool.close()
+    assert [row["status"] for row in result.rollouts] == ["verifier_timeout"] * 2
+    assert result.pass_rate == 0.0

@@ -1,0 +1,100 @@
+"""The check that the sampler is the policy, and what it must find."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+import small_run
+
+from scalerl_jax.build.learning import make_forward
+from scalerl_jax.build.sampling import make_agreement
+
+LIMIT = 0.05
+
+
+@pytest.fixture(scope="module")
+def config():
+    return small_run.make_config({"train.max_mismatch_nats": LIMIT})
+
+
+@pytest.fixture(scope="module")
+def parts(config, tmp_path_factory, program_cache):
+    with small_run.built(config, tmp_path_factory.mktemp("run")) as parts:
+        yield parts
+
+
+@pytest.fixture(scope="module")
+def params(parts):
+    """The learner's, and the sampler's copy."""
+    return parts.state.params, parts.to_sampler(parts.state.params)
+
+
+def test_two_programs_on_one_version_agree(parts, params):
+    found = parts.agreement(*params)
+    assert found.tokens > 50
+    assert 0.0 < found.mean_abs < 1e-5
+    assert found.mean_abs <= found.max_abs < 1e-3
+    assert 0.0 <= found.kl < 1e-9
+    assert found.metrics() == {
+        "mismatch/mean_abs": found.mean_abs,
+        "mismatch/max_abs": found.max_abs,
+        "mismatch/kl": found.kl,
+        "mismatch/tokens": found.tokens,
+    }
+    assert parts.agreement.require(*params) == found  # always the same prompts
+
+
+def other_weights(params):
+    keys = iter(jax.random.split(jax.random.key(0), 100))
+    return jax.tree.map(
+        lambda leaf: leaf + 0.05 * jax.random.normal(next(keys), leaf.shape), params
+    )
+
+
+def no_last_norm(params):
+    return params | {"final_norm": jnp.ones_like(params["final_norm"])}
+
+
+def not_numbers(params):
+    return params | {"final_norm": params["final_norm"] * jnp.nan}
+
+
+@pytest.mark.parametrize("spoil", [other_weights, no_last_norm, not_numbers])
+def test_a_sampler_with_other_params_is_refused(parts, params, spoil):
+    learner, sampler = params[0], spoil(params[1])
+    found = parts.agreement(learner, sampler)
+    assert not found.mean_abs <= LIMIT
+    with pytest.raises(RuntimeError) as refusal:
+        parts.agreement.require(learner, sampler)
+    message = str(refusal.value)
+    assert f"train.max_mismatch_nats = {LIMIT}" in message
+    assert f"{found.mean_abs:.3g} nats" in message and "checkpoint" in message
+
+
+def test_a_forgotten_temperature_is_found(parts, params):
+    other = small_run.make_config({"sampler.temperature": 0.7})
+    forward = make_forward(other, parts.arch)
+    engine = parts.evaluate.engine  # made for temperature 1
+    check = make_agreement(other, engine, forward, parts.evaluate.prompts)
+    assert check(*params).mean_abs > LIMIT
+
+
+def test_forced_tokens_are_not_compared(params, tmp_path):
+    # Interrupted at once: most tokens are the phrase's, which nobody drew.
+    config = small_run.make_config(
+        {"interruption.min_tokens": 0, "interruption.max_tokens": 0}
+    )
+    with small_run.built(config, tmp_path) as parts:
+        found = parts.agreement(*params)
+        result = parts.evaluate(params[1], policy_version=0)
+    assert result.interrupted_share == 1.0
+    assert found.tokens > 20
+    assert found.max_abs < 1e-3
+
+
+def test_a_filtered_distribution_differs_and_is_let_pass(params, tmp_path):
+    config = small_run.make_config(
+        {"sampler.top_k": 2, "train.max_mismatch_nats": 1e-6}
+    )
+    with small_run.built(config, tmp_path) as parts:
+        found = parts.agreement.require(*params)
+    assert found.mean_abs > 1e-3

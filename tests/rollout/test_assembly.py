@@ -1,0 +1,201 @@
+"""Groups into a batch, worked out by hand."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from scalerl_jax.algo import advantages, weights
+from scalerl_jax.rollout.assembly import Assembler, group_metrics
+from scalerl_jax.types import Group, Prompt, Rollout
+
+G = 2
+
+
+def make_rollout(length, reward, *, first, versions=0, **changes):
+    """Tokens first, first + 1, ...: they tell whose position a position is."""
+    fields = dict(
+        completion_tokens=np.arange(first, first + length, dtype=np.int32),
+        completion_mask=np.ones(length, bool),
+        behavior_logprobs=np.full(length, -1.0, np.float32),
+        policy_versions=np.broadcast_to(np.int32(versions), length).copy(),
+        cut_off=False,
+        interrupted=False,
+        reward=reward,
+        passed=reward > 0,
+        status="correct" if reward > 0 else "wrong",
+    )
+    return Rollout(**(fields | changes))
+
+
+def make_group(*rollouts, task="chain_sum", finished_version=0):
+    prompt = Prompt(
+        prompt_id=0,
+        epoch=0,
+        task=task,
+        text="",
+        tokens=np.array([1, 2], np.int32),
+        reference={},
+    )
+    return Group(
+        ticket=0, prompt=prompt, rollouts=rollouts, finished_version=finished_version
+    )
+
+
+# Lengths 2 + 3, rewards 1 and -1; then equal rewards; then a cut-off completion, of
+# whose 4 tokens one was forced.
+MIXED = make_group(
+    make_rollout(2, 1.0, first=10),
+    make_rollout(3, -1.0, first=20, versions=[2, 3, 3]),
+    finished_version=3,
+)
+EQUAL = make_group(
+    make_rollout(1, 1.0, first=30, versions=4),
+    make_rollout(4, 1.0, first=40, versions=4),
+    finished_version=4,
+)
+CUT = make_group(
+    make_rollout(1, 3.0, first=50, versions=3),
+    make_rollout(
+        4,
+        -3.0,
+        first=60,
+        versions=3,
+        cut_off=True,
+        interrupted=True,
+        completion_mask=np.array([True, False, True, True]),
+        status="verifier_timeout",
+    ),
+    task="spell_backward",
+    finished_version=4,
+)
+GROUPS = [MIXED, EQUAL, CUT]
+
+
+def assembler(**changes):
+    fields = dict(
+        normalize=functools.partial(advantages.normalize_by_batch, eps=0.0),
+        weigh=functools.partial(weights.prompt_weights, group_size=G),
+        zero_variance_filter=True,
+        mask_cut_off=False,
+        group_size=G,
+        max_completion_tokens=6,
+        row_tokens=12,
+        rows_per_microbatch=2,
+        num_microbatches=3,
+        packing=True,
+    )
+    return Assembler(**(fields | changes))
+
+
+def by_token(batch):
+    """(weight, advantage, staleness) of each trained token; tokens are distinct."""
+    return {
+        int(batch.targets[place]): (
+            float(batch.weights[place]),
+            float(batch.advantages[place]),
+            int(batch.staleness[place]),
+        )
+        for place in zip(*np.nonzero(batch.mask), strict=True)
+    }
+
+
+def assert_tokens(found, expected):
+    assert found.keys() == expected.keys()
+    for token, values in expected.items():
+        np.testing.assert_allclose(found[token], values, rtol=1e-6, err_msg=str(token))
+
+
+def test_a_batch_by_hand():
+    assembled = assembler()(GROUPS, learner_version=5)
+    # Advantages 1, -1 and 3, -3: the std of all four is sqrt(5).  Two prompts are
+    # kept: a token of the first counts 1 / 2 / 5, one of the third 1 / 2 / 4.
+    std = np.sqrt(5.0)
+    expected = {token: (0.1, 1 / std, 5) for token in (10, 11)}
+    expected |= {20: (0.1, -1 / std, 3), 21: (0.1, -1 / std, 2), 22: (0.1, -1 / std, 2)}
+    expected |= {50: (0.125, 3 / std, 2)}
+    expected |= {token: (0.125, -3 / std, 2) for token in (60, 62, 63)}
+    assert_tokens(by_token(assembled.batch), expected)
+    assert assembled.train_tokens == 9
+    assert assembled.wasted_tokens == 5  # both completions of the second group
+    # Positions: prompt of 2 and completions of 2, 3, 1, 4, less the last token each.
+    assert assembled.row_tokens == 3 + 4 + 2 + 5
+    # Position i of a segment sees i + 1 tokens.
+    sums = (1 + 2 + 3) + (1 + 2 + 3 + 4) + (1 + 2) + (1 + 2 + 3 + 4 + 5)
+    np.testing.assert_allclose(assembled.mean_context, sums / 14)
+
+
+def test_masked_cut_off_completions_enter_neither_normalisation_nor_loss():
+    assembled = assembler(mask_cut_off=True)(GROUPS, learner_version=5)
+    # Kept: 1, -1, 3.  Mean 1, var = (0 + 4 + 4) / 3; the reward of the cut-off
+    # completion still is in the mean of its group.
+    std = np.sqrt(8 / 3)
+    expected = {token: (0.1, 1 / std, 5) for token in (10, 11)}
+    expected |= {20: (0.1, -1 / std, 3), 21: (0.1, -1 / std, 2), 22: (0.1, -1 / std, 2)}
+    expected |= {50: (0.5, 3 / std, 2)}
+    assert_tokens(by_token(assembled.batch), expected)
+    assert assembled.wasted_tokens == 5 + 4
+    assert assembled.train_tokens == 6
+
+
+def test_without_the_filter_equal_groups_count_and_pull_at_nothing():
+    assembled = assembler(zero_variance_filter=False)(GROUPS, learner_version=5)
+    found = by_token(assembled.batch)
+    std = np.sqrt((1 + 1 + 9 + 9) / 6)
+    np.testing.assert_allclose(found[10], (1 / 3 / 5, 1 / std, 5), rtol=1e-6)
+    np.testing.assert_allclose(found[30], (1 / 3 / 5, 0.0, 1), rtol=1e-6)
+    assert assembled.wasted_tokens == 0
+    assert assembled.train_tokens == 14
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_packing_changes_no_token(packing):
+    plain = assembler()(GROUPS, learner_version=5)
+    other = assembler(packing=packing)(GROUPS, learner_version=5)
+    assert by_token(other.batch) == by_token(plain.batch)
+    assert other.batch.num_microbatches == (1 if packing else 2)
+
+
+def test_weights_of_the_batch_sum_to_1():
+    batch = assembler()(GROUPS, learner_version=5).batch
+    np.testing.assert_allclose(batch.weights.sum(), 1.0, rtol=1e-6)
+    assert (batch.weights > 0).tolist() == batch.mask.tolist()
+
+
+def test_where_every_group_is_of_equal_rewards_there_is_no_batch():
+    assembled = assembler()([EQUAL, EQUAL], learner_version=5)
+    assert assembled.batch is None
+    assert assembled.train_tokens == assembled.row_tokens == 0
+    assert assembled.wasted_tokens == 10
+    assert assembled.mean_context == 0.0
+
+
+def test_shapes_are_those_of_the_settings_whatever_the_groups():
+    one = assembler()([MIXED], learner_version=5).batch
+    three = assembler()(GROUPS, learner_version=5).batch
+    assert one.tokens.shape == three.tokens.shape == (3, 2, 12)
+
+
+def test_metrics_by_hand():
+    found = group_metrics(GROUPS, learner_version=6)
+    expected = {
+        "reward/mean": (1 - 1 + 1 + 1 + 3 - 3) / 6,
+        "pass_rate/mean": (0.5 + 1.0 + 0.5) / 3,
+        "pass_rate/chain_sum": 0.75,
+        "pass_rate/spell_backward": 0.5,
+        "group/zero_variance_share": 1 / 3,
+        "completion/mean_tokens": 15 / 6,
+        "completion/max_tokens": 4,
+        "completion/cut_off_share": 1 / 6,
+        "completion/interrupted_share": 1 / 6,
+        "verifier/timeout_share": 1 / 6,
+        "verifier/error_share": 0.0,
+        # Oldest versions 0, 4, 3; finished at 3, 4, 4; used at 6.
+        "staleness/mean": (6 + 2 + 3) / 3,
+        "staleness/max": 6,
+        "staleness/in_flight_mean": (3 + 0 + 1) / 3,
+        "staleness/in_queue_mean": (3 + 2 + 2) / 3,
+    }
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)

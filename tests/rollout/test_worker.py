@@ -1,0 +1,407 @@
+"""The sampling thread with a real queue, stream, verifier and ledger.
+
+Only the sampler is written by hand: it says what its table tells it, a token of each
+completion per call, and makes a call when it is let.
+"""
+
+import contextlib
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from scalerl_jax import warmstart
+from scalerl_jax.data import tasks
+from scalerl_jax.data.prompts import PromptStream, build_prompts
+from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.rollout.assembly import group_metrics
+from scalerl_jax.rollout.queue import QueueState, RolloutQueue
+from scalerl_jax.rollout.worker import Judging, RolloutWorker
+from scalerl_jax.sampler.engine import Samples
+from scalerl_jax.sampler.sampling import sample_keys
+from scalerl_jax.sampler.scheduler import Completion
+from scalerl_jax.utils.ledger import Ledger
+
+LONG = 60.0  # a wait that a test does not expect to see the end of
+BACKEND = warmstart.make_tokenizer()
+EOS = BACKEND.token_to_id(warmstart.EOS)
+TOKENIZER = Tokenizer(backend=BACKEND, eos_ids=(EOS,))
+QUESTIONS = tasks.make_questions("chain_sum", count=40, seed=5, exclude=set())
+PROMPTS = build_prompts(
+    QUESTIONS,
+    encode=TOKENIZER.encode,
+    template="{question}<think>",
+    max_prompt_tokens=48,
+)
+GROUP_SIZE = 2
+
+
+def right(prompt):
+    return f"1+1=2</think>{prompt.reference['answer']}"
+
+
+def wrong(prompt):
+    return "</think>-1000"
+
+
+def silent(prompt):
+    return "hm hm "
+
+
+def endless(prompt):
+    return None
+
+
+class WrittenScheduler:
+    """Completions from a table: prompt id -> what to say in each of its samples."""
+
+    def __init__(self, table, *, default=(right, wrong), steps=10**9):
+        self._table, self._default = table, default
+        self._texts = {tuple(prompt.tokens): prompt for prompt in PROMPTS}
+        self._allowed = threading.Semaphore(steps)
+        self.running = {}  # (request, sample) -> tokens to come
+        self.said = {}  # the same -> tokens and versions so far
+        self.requests = []
+        self.steps = 0
+        self.error = None
+
+    def allow(self, steps):
+        self._allowed.release(steps)
+
+    @property
+    def free_slots(self):
+        return 12 - len(self.running)
+
+    @property
+    def busy(self):
+        return bool(self.running)
+
+    def submit(self, request):
+        self.requests.append(request)
+        prompt = self._texts[tuple(request.tokens)]
+        speakers = self._table.get(prompt.prompt_id, self._default)
+        for sample, speaker in enumerate(speakers):
+            text = speaker(prompt)
+            tokens = None if text is None else [*TOKENIZER.encode(text), EOS]
+            self.running[request.request_id, sample] = tokens
+            self.said[request.request_id, sample] = []
+
+    def cancel(self, request_id):
+        lost = [key for key in self.running if key[0] == request_id]
+        for key in lost:
+            del self.running[key]
+        return sum(len(self.said[key]) for key in lost)
+
+    def step(self, params, *, version):
+        assert self._allowed.acquire(timeout=LONG), "no test let this call happen"
+        if self.error is not None:
+            raise self.error
+        self.steps += 1
+        assert params == f"params {version}"
+        finished = []
+        for key, tokens in list(self.running.items()):
+            said = self.said[key]
+            said.append((0 if tokens is None else tokens[len(said)], version))
+            if tokens is not None and len(said) == len(tokens):
+                del self.running[key]
+                finished.append(self._completion(key, said))
+        return finished
+
+    def _completion(self, key, said):
+        tokens, versions = (
+            np.array(part, np.int32) for part in zip(*said, strict=True)
+        )
+        return Completion(
+            request_id=key[0],
+            sample=key[1],
+            tokens=tokens,
+            mask=np.ones(len(tokens), bool),
+            logprobs=np.full(len(tokens), -0.5, np.float32),
+            versions=versions,
+            cut_off=False,
+            interrupted=False,
+        )
+
+
+def make_samples(prompt):
+    keys = sample_keys(
+        0,
+        "train",
+        prompt_id=prompt.prompt_id,
+        epoch=prompt.epoch,
+        num_samples=GROUP_SIZE,
+    )
+    return Samples(keys=keys, thinking_limits=np.zeros(GROUP_SIZE, np.int32))
+
+
+class Place:
+    """A worker and all that it talks to."""
+
+    def __init__(self, scheduler, *, score, max_staleness, timeout_s, verdict_s, state):
+        self.scheduler = scheduler
+        self.queue = RolloutQueue(
+            num_prompts=2, max_staleness=max_staleness, mode="pipeline"
+        )
+        self.stream = PromptStream(PROMPTS, seed=0, max_pass_rate=None)
+        self.ledger = Ledger(pools={"all": 1}, chip="a chip")
+        self.verifier = VerifierPool(score=score, timeout_s=verdict_s)
+        if state is not None:
+            self.queue.restore(state)
+        self.worker = RolloutWorker(
+            scheduler=scheduler,
+            stream=self.stream,
+            queue=self.queue,
+            verifier=self.verifier,
+            judging=Judging(
+                tokenizer=TOKENIZER, answer_after="</think>", correct=2.0, wrong=-0.5
+            ),
+            make_samples=make_samples,
+            ledger=self.ledger,
+            flops_per_token=lambda context: 1000.0,
+            pool="all",
+            group_size=GROUP_SIZE,
+            group_timeout_s=timeout_s,
+        )
+        self.worker.publish("params 0", policy_version=0)
+
+    def stopped(self):
+        return not [each for each in threading.enumerate() if each.name == "rollout"]
+
+
+@pytest.fixture
+def place():
+    with contextlib.ExitStack() as stack:
+
+        def make(scheduler, *, started=True, state=None, score=tasks.score, **settings):
+            settings = dict(max_staleness=0, timeout_s=LONG, verdict_s=LONG) | settings
+            made = Place(scheduler, score=score, state=state, **settings)
+
+            def close():
+                scheduler.allow(10**6)
+                made.worker.stop(LONG)
+                made.verifier.close()
+                assert made.stopped()
+
+            stack.callback(close)
+            if started:
+                made.worker.start()
+            return made
+
+        yield make
+
+
+def in_order(count):
+    """The prompts that are drawn first."""
+    stream = PromptStream(PROMPTS, seed=0, max_pass_rate=None)
+    return [stream.next() for _ in range(count)]
+
+
+def until(condition):
+    """Wait for another thread; the test fails if it never comes."""
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.002)
+
+
+def test_a_group_is_what_was_sampled_and_judged(place):
+    first, second = in_order(2)
+    scheduler = WrittenScheduler(
+        {first.prompt_id: (wrong, right)}, default=(silent, right)
+    )
+    at = place(scheduler)
+    groups = at.queue.take(0, LONG)
+    assert [group.ticket for group in groups] == [0, 1]
+    assert [group.prompt.prompt_id for group in groups] == [
+        first.prompt_id,
+        second.prompt_id,
+    ]
+    statuses = [[each.status for each in group.rollouts] for group in groups]
+    assert statuses == [["wrong", "correct"], ["no_answer", "correct"]]
+    rewards = [[each.reward for each in group.rollouts] for group in groups]
+    assert rewards == [[-0.5, 2.0], [-0.5, 2.0]]
+    for prompt, group, speakers in zip(
+        (first, second), groups, ((wrong, right), (silent, right)), strict=True
+    ):
+        assert group.pass_rate == 0.5 and group.finished_version == 0
+        for rollout, speaker in zip(group.rollouts, speakers, strict=True):
+            expected = [*TOKENIZER.encode(speaker(prompt)), EOS]
+            assert rollout.completion_tokens.tolist() == expected
+            assert not rollout.policy_versions.any()
+    history = at.stream.state()
+    for prompt in (first, second):
+        assert history["passed"][prompt.prompt_id] == 1
+        assert history["rollouts"][prompt.prompt_id] == 2
+    tokens = sum(
+        len(each.completion_tokens) for group in groups for each in group.rollouts
+    )
+    report = at.ledger.report()
+    assert report["compute/generated_tokens"] == tokens
+    assert report["compute/generate_flops"] == 1000.0 * tokens
+    assert report["compute/wasted_tokens"] == 0
+
+
+def test_new_params_take_over_in_the_midst_of_a_completion(place):
+    short = {prompt.prompt_id for prompt in in_order(2)}
+    long = "hm " * 500 + "</think>1"
+    scheduler = WrittenScheduler(
+        dict.fromkeys(short, (wrong, wrong)),
+        default=(lambda prompt: long,) * 2,
+        steps=0,
+    )
+    at = place(scheduler, max_staleness=2)  # six groups at once: 12 slots
+    taken = []
+    while not taken:  # verdicts are looked for between two calls
+        scheduler.allow(1)
+        with contextlib.suppress(TimeoutError):
+            taken = at.queue.take(0, 0.05)
+    assert {group.prompt.prompt_id for group in taken} == short
+    at.queue.applied()
+    at.worker.publish("params 1", policy_version=1)
+    scheduler.allow(1000)
+    groups = at.queue.take(1, LONG)
+    length = len(TOKENIZER.encode(long)) + 1
+    for group in groups:
+        for rollout in group.rollouts:
+            assert len(rollout.policy_versions) == length
+            assert sorted(set(rollout.policy_versions.tolist())) == [0, 1]
+            assert (np.diff(rollout.policy_versions) >= 0).all()
+        assert (group.oldest_version, group.finished_version) == (0, 1)
+    metrics = group_metrics(groups, learner_version=1)
+    assert (metrics["staleness/max"], metrics["staleness/in_flight_mean"]) == (1, 1.0)
+
+
+def test_a_late_group_is_dropped_its_place_used_and_its_tokens_wasted(place):
+    late, second, third = in_order(3)
+    scheduler = WrittenScheduler({late.prompt_id: (right, endless)})
+    at = place(scheduler, timeout_s=1.0)
+    groups = at.queue.take(0, LONG)
+    assert [group.prompt.prompt_id for group in groups] == [
+        second.prompt_id,
+        third.prompt_id,
+    ]
+    assert at.queue.dropped == {"timeout": 1}
+    at.worker.stop(LONG)
+    spoken = {
+        ticket: sum(len(scheduler.said[ticket, sample]) for sample in range(GROUP_SIZE))
+        for ticket in (0, 1, 2)
+    }
+    assert spoken[0] > len(TOKENIZER.encode(right(late))) + 1
+    report = at.ledger.report()
+    assert report["compute/wasted_tokens"] == spoken[0]
+    assert report["compute/generated_tokens"] == sum(spoken.values())
+    assert at.stream.state()["rollouts"][late.prompt_id] == 0
+    assert at.worker.in_flight() == []
+
+
+HANGING = """
+    import time
+    from scalerl_jax.data import tasks
+
+    def score(task, answer, reference):
+        if answer == "-1000":
+            time.sleep(600)
+        return tasks.score(task, answer, reference)
+"""
+
+
+def test_a_verifier_that_hangs_is_marked_and_counted(place, tmp_path, monkeypatch):
+    (tmp_path / "hanging_score.py").write_text(textwrap.dedent(HANGING))
+    monkeypatch.syspath_prepend(tmp_path)
+    first, _ = in_order(2)
+    scheduler = WrittenScheduler(
+        {first.prompt_id: (right, wrong)}, default=(right, silent)
+    )
+    at = place(scheduler, score="hanging_score:score", verdict_s=3.0)
+    groups = at.queue.take(0, LONG)
+    statuses = [[each.status for each in group.rollouts] for group in groups]
+    assert statuses == [["correct", "verifier_timeout"], ["correct", "no_answer"]]
+    timed_out = groups[0].rollouts[1]
+    assert (timed_out.passed, timed_out.reward) == (False, -0.5)
+    metrics = group_metrics(groups, learner_version=0)
+    assert metrics["verifier/timeout_share"] == 0.25
+    assert metrics["verifier/error_share"] == 0.0
+
+
+def test_a_paused_worker_stands_still_and_then_goes_on(place):
+    at = place(WrittenScheduler({}, default=(endless, endless)))
+    until(lambda: at.scheduler.steps > 3)
+    for _ in range(2):
+        with at.worker.paused(LONG):
+            steps = at.scheduler.steps
+            in_flight = at.worker.in_flight()
+            time.sleep(0.05)
+            assert at.scheduler.steps == steps
+        until(lambda steps=steps: at.scheduler.steps > steps)
+    assert in_flight == [
+        {"ticket": ticket, "prompt_id": prompt.prompt_id, "epoch": 0}
+        for ticket, prompt in enumerate(in_order(2))
+    ]
+
+
+def test_a_pause_says_when_a_call_does_not_end(place):
+    at = place(WrittenScheduler({}, steps=0))
+    with (
+        pytest.raises(TimeoutError, match=r"did not finish its call in 0\.1 s"),
+        at.worker.paused(0.1),
+    ):
+        pytest.fail("the worker was not standing still")
+    at.scheduler.allow(1000)
+    assert len(at.queue.take(0, LONG)) == 2
+
+
+def test_groups_in_flight_are_sampled_again_as_they_were(place):
+    before = place(WrittenScheduler({}, default=(endless, endless)), max_staleness=1)
+    until(lambda: len(before.scheduler.requests) == 4)
+    with before.worker.paused(LONG):
+        in_flight = before.worker.in_flight()
+        state = before.queue.snapshot()
+        stream = before.stream.state()
+    assert isinstance(state, QueueState)
+    before.worker.stop(LONG)
+
+    after = place(WrittenScheduler({}), started=False, max_staleness=1, state=state)
+    after.stream.restore(stream)
+    after.worker.reissue(in_flight, version=0)
+    for asked, again in zip(
+        before.scheduler.requests, after.scheduler.requests, strict=True
+    ):
+        assert asked.request_id == again.request_id
+        assert asked.tokens.tolist() == again.tokens.tolist()
+        assert (asked.samples.keys == again.samples.keys).all()
+    after.worker.start()
+    tickets = [group.ticket for group in after.queue.take(0, LONG)]
+    after.queue.applied()
+    after.worker.publish("params 1", policy_version=1)
+    tickets += [group.ticket for group in after.queue.take(1, LONG)]
+    assert sorted(tickets) == [0, 1, 2, 3]
+    # The next prompt is a new one.
+    until(lambda: len(after.scheduler.requests) > 4)
+    assert after.scheduler.requests[4].request_id == 4
+    assert after.scheduler.requests[4].tokens.tolist() == in_order(5)[4].tokens.tolist()
+
+
+def test_an_error_in_the_thread_is_the_learners(place):
+    at = place(WrittenScheduler({}, steps=3))
+    until(lambda: at.scheduler.steps == 3)
+    at.scheduler.error = ArithmeticError("a bad number")
+    at.scheduler.allow(1)
+    for wait in (
+        lambda: at.queue.take(0, LONG),
+        lambda: at.worker.paused(LONG).__enter__(),
+    ):
+        with pytest.raises(ArithmeticError) as failure:
+            wait()
+        assert failure.value is at.scheduler.error
+    until(at.stopped)
+
+
+def test_a_worker_with_nothing_to_do_can_be_stopped(place):
+    at = place(WrittenScheduler({}))
+    at.queue.take(0, LONG)  # and no step is applied: nothing more may start
+    assert at.queue.admit(0) is None
+    at.worker.stop(LONG)
+    assert at.stopped()

@@ -1,0 +1,113 @@
+"""A small run of `configs/tiny.py`, for every test that needs a whole one."""
+
+import contextlib
+import json
+import os
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+import scalerl_jax
+from scalerl_jax import build
+from scalerl_jax import config as config_lib
+
+ROOT = Path(scalerl_jax.__file__).resolve().parents[1]
+SETTINGS = {
+    "batch.num_prompts": 4,
+    "batch.group_size": 4,
+    "batch.rows_per_microbatch": 8,
+    "sampler.slots": 16,
+    "data.train_prompts": 60,
+    "optimizer.learning_rate": 3e-4,
+    "optimizer.warmup_steps": 2,
+    "eval.num_prompts": 9,
+    "eval.samples_per_prompt": 1,
+    "eval.every": 2,
+    "checkpoint.every": 2,
+    "train.num_steps": 4,
+}
+
+
+def make_config(changes=None):
+    """The settings of a small run, with these changes."""
+    settings = runpy.run_path(str(ROOT / "configs" / "tiny.py"))["get_config"]()
+    settings.update_from_flattened_dict(SETTINGS | (changes or {}))
+    return config_lib.resolve(settings)
+
+
+def arguments(directory, changes=None):
+    """The same settings as a command line."""
+    settings = SETTINGS | (changes or {})
+    return [
+        "--config=configs/tiny.py",
+        f"--workdir={directory}",
+        *(f"--config.{name}={value}" for name, value in settings.items()),
+    ]
+
+
+def start(*command, environment=None, **options):
+    """A Python process in the source tree, on the CPU."""
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {}), "JAX_PLATFORMS": "cpu"},
+        **options,
+    )
+
+
+def start_main(directory, changes, environment):
+    """`python -m scalerl_jax.main` on the small run."""
+    command = ("-m", "scalerl_jax.main", *arguments(directory, changes))
+    return start(*command, environment=environment)
+
+
+@contextlib.contextmanager
+def built(config, directory, *, ledger=None):
+    """The parts of a run, for a test to change some of them."""
+    ledger = ledger or build.make_ledger(config)
+    ledger.start()
+    parts = build.build(config, Path(directory), ledger)
+    try:
+        yield parts
+    finally:
+        parts.close()
+
+
+def rows(directory, name="metrics.jsonl"):
+    """The complete rows of a file of a run, which another process may be writing."""
+    path = Path(directory) / name
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(True) if line[-1:] == "\n"]
+
+
+def wait_for_rows(process, directory, count, name="metrics.jsonl"):
+    """Return once a process has written so many rows, or has ended."""
+    while process.poll() is None and len(rows(directory, name)) < count:
+        time.sleep(0.005)
+
+
+def checkpoints(directory):
+    """The checkpoints of a run, oldest first."""
+    return sorted((Path(directory) / "checkpoints").glob("step_*"))
+
+
+def saved_arrays(checkpoint):
+    """The train state of a checkpoint by name, as it lies on the disk."""
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    tree = reader.metadata(checkpoint / "state").item_metadata.tree
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+    state = reader.restore(
+        checkpoint / "state", args=ocp.args.PyTreeRestore(restore_args=as_numpy)
+    )
+    reader.close()
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}

@@ -1,0 +1,73 @@
+"""Sizes, layers and habits that STYLE.md asks for, checked on the source."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scalerl_jax
+
+PACKAGE = Path(scalerl_jax.__file__).parent
+ROOT = PACKAGE.parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_and_functions_are_short(path):
+    source = path.read_text()
+    lines = len(source.splitlines())
+    assert lines <= MAX_FILE_LINES, f"{name_of(path)} has {lines} lines"
+    long = {
+        f"{node.name} (line {node.lineno})": node.end_lineno - node.lineno + 1
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES
+    }
+    assert not long, f"functions over {MAX_FUNCTION_LINES} lines: {long}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_module_says_what_it_holds(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_default_hides_in_a_config_get(path):
+    if path.name == "hf_config.py":
+        pytest.skip("reads config.json of Hugging Face, which is a plain dict")
+    assert not re.search(r"config[\w.]*\.get\(", path.read_text())
+
+
+def test_every_module_of_algo_has_a_test():
+    modules = {path.stem for path in (PACKAGE / "algo").glob("*.py")} - {"__init__"}
+    tested = {path.stem for path in (ROOT / "tests/algo").glob("test_*.py")}
+    assert {f"test_{name}" for name in modules} <= tested
+
+
+def test_setup_and_package_have_one_version():
+    (version,) = re.findall(
+        r'^VERSION = "(.+?)"', (ROOT / "setup.py").read_text(), re.M
+    )
+    assert version == scalerl_jax.__version__
+
+
+def test_imports_keep_to_the_layers():
+    lint_imports = Path(sys.executable).parent / "lint-imports"
+    result = subprocess.run(
+        [lint_imports, "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 broken" in result.stdout

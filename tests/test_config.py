@@ -1,0 +1,266 @@
+"""Settings: what is refused and in which words; and that every one of them is used."""
+
+import dataclasses
+import importlib.util
+import re
+import typing
+from pathlib import Path
+
+import ml_collections
+import pytest
+
+import scalerl_jax
+from scalerl_jax import config as config_lib
+from scalerl_jax.config import Config, build, resolve, to_json
+
+PACKAGE = Path(scalerl_jax.__file__).parent
+CONFIGS = PACKAGE.parent / "configs"
+# The defaults are ScaleRL's; what a run cannot do without must be named.
+RUNNABLE = {"model.architecture": "tiny"}
+
+
+def changed(**changes):
+    """The defaults with changes, `section__setting=value`."""
+    config = config_lib.defaults().to_dict()
+    for name, value in (RUNNABLE | changes).items():
+        *sections, setting = name.replace("__", ".").split(".")
+        part = config
+        for section in sections:
+            part = part[section]
+        part[setting] = value
+    return ml_collections.ConfigDict(config)
+
+
+def leaves(cls=Config, prefix=""):
+    """(name, type) of every setting."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        name, hint = prefix + field.name, hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from leaves(hint, f"{name}.")
+        else:
+            yield name, hint
+
+
+def test_defaults_resolve_to_what_is_written():
+    resolved = resolve(changed())
+    assert resolved == dataclasses.replace(
+        Config(), model=dataclasses.replace(Config().model, architecture="tiny")
+    )
+
+
+def test_what_is_written_to_disk_reads_back():
+    resolved = resolve(changed(data__tasks=("chain_sum", "spell_backward")))
+    assert build(Config, to_json(resolved)) == resolved
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        pytest.param(
+            {"speed": 3}, r"speed is not a setting; choose from \['seed'", id="top"
+        ),
+        pytest.param(
+            {"batch__size": 3},
+            r"batch\.size is not a setting; choose from \['batch\.num_prompts'",
+            id="in a section",
+        ),
+        pytest.param(
+            {"batch__group_size": 3.5},
+            r"batch\.group_size = 3\.5 is of type float; it must be of type int",
+            id="float for int",
+        ),
+        pytest.param(
+            {"batch__group_size": True},
+            r"batch\.group_size = True is of type bool; it must be of type int",
+            id="bool for int",
+        ),
+        pytest.param(
+            {"batch__packing": 1},
+            r"batch\.packing = 1 is of type int; it must be of type bool",
+            id="int for bool",
+        ),
+        pytest.param(
+            {"optimizer__learning_rate": True},
+            r"learning_rate = True is of type bool; it must be of type float",
+            id="bool for float",
+        ),
+        pytest.param(
+            {"optimizer__learning_rate": "5e-7"},
+            r"learning_rate = '5e-7' is of type str; it must be of type float",
+            id="text for float",
+        ),
+        pytest.param(
+            {"data__tasks": "chain_sum"},
+            r"data\.tasks = 'chain_sum' must be a tuple",
+            id="text for tuple",
+        ),
+        pytest.param(
+            {"data__tasks": ("chain_sum", 3)},
+            r"data\.tasks\[\] = 3 is of type int; it must be of type str",
+            id="int in a tuple of texts",
+        ),
+        pytest.param(
+            {"batch": 3}, r"batch = 3 must be a section", id="a value for a section"
+        ),
+        pytest.param(
+            {"queue__mode": "async"},
+            r"queue\.mode = 'async'; choose from \['batched', 'pipeline'\]",
+            id="unknown choice",
+        ),
+        pytest.param(
+            {"optimizer__learning_rate": float("nan")},
+            r"optimizer\.learning_rate = nan must be a finite number",
+            id="not a number",
+        ),
+        pytest.param(
+            {"queue__batch_timeout_s": float("inf")},
+            r"queue\.batch_timeout_s = inf must be a finite number",
+            id="for ever",
+        ),
+    ],
+)
+def test_wrong_names_and_types_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(changed(**changes))
+
+
+def test_a_whole_number_will_do_for_a_float():
+    learning_rate = resolve(changed(optimizer__learning_rate=1)).optimizer.learning_rate
+    assert learning_rate == 1.0 and type(learning_rate) is float
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        pytest.param(
+            {"sampler__temperature": 0.0},
+            r"sampler\.temperature = 0\.0 must be above 0",
+            id="temperature",
+        ),
+        pytest.param(
+            {"queue__max_staleness": -1},
+            r"queue\.max_staleness = -1 must be 0 or more",
+            id="negative staleness",
+        ),
+        pytest.param(
+            {"sampler__top_p": 1.5},
+            r"sampler\.top_p = 1\.5 must be above 0 and at most 1",
+            id="share",
+        ),
+        pytest.param(
+            {"sampler__top_p": 0.0},
+            r"sampler\.top_p = 0\.0 must be above 0 and at most 1",
+            id="no share",
+        ),
+        pytest.param(
+            {"optimizer__beta2": 1.0},
+            r"optimizer\.beta2 = 1\.0 must be in \[0, 1\)",
+            id="beta",
+        ),
+        pytest.param(
+            {"batch__row_tokens": 100},
+            r"batch\.row_tokens = 100 cannot hold sampler\.max_prompt_tokens \+ "
+            r"sampler\.max_completion_tokens = 16384; raise",
+            id="rows too short",
+        ),
+        pytest.param(
+            {"interruption__max_tokens": 9000},
+            r"interruption\.max_tokens = 9000 is below "
+            r"interruption\.min_tokens = 10000; raise",
+            id="empty interval",
+        ),
+        pytest.param(
+            {"interruption__max_tokens": 14336},
+            r"interruption\.max_tokens = 14336 leaves no room .* "
+            r"sampler\.max_completion_tokens = 14336",
+            id="no room for an answer",
+        ),
+        pytest.param(
+            {"interruption__phrase": "time is up"},
+            r"interruption\.phrase = 'time is up' must end with "
+            r"interruption\.end_of_thinking = '</think>'",
+            id="the phrase does not end thinking",
+        ),
+        pytest.param(
+            {"batch__rows_per_microbatch": 6, "mesh__data": 2, "mesh__fsdp": 2},
+            r"batch\.rows_per_microbatch = 6 cannot be cut into mesh\.data \* "
+            r"mesh\.fsdp = 4 shards; make it a multiple",
+            id="uneven rows",
+        ),
+        pytest.param(
+            {"batch__group_size": 1},
+            r"batch\.group_size = 1 leaves every group without variance .* 2 or more",
+            id="groups of one",
+        ),
+        pytest.param(
+            {"reward__correct": -1.0},
+            r"reward\.correct = -1\.0 must be above reward\.wrong = -1\.0",
+            id="nothing to learn",
+        ),
+        pytest.param(
+            {"queue__mode": "batched", "queue__max_staleness": 0},
+            r"queue\.max_staleness = 0 with queue\.mode = 'batched' .* k >= 1",
+            id="batched without staleness",
+        ),
+        pytest.param(
+            {"batch__num_prompts": 48, "data__train_prompts": 47},
+            r"batch\.num_prompts = 48 is more than data\.train_prompts = 47",
+            id="too few prompts",
+        ),
+        pytest.param(
+            {"model.architecture": "checkpoint"},
+            r"model\.architecture = 'checkpoint' needs model\.checkpoint",
+            id="no model",
+        ),
+    ],
+)
+def test_impossible_values_are_refused_by_name_value_and_limit(changes, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(changed(**changes))
+
+
+def test_interruption_settings_do_not_matter_when_it_is_off():
+    resolve(changed(interruption__enabled=False, interruption__max_tokens=20_000))
+
+
+NUMBERS = [name for name, hint in leaves() if hint in (int, float)]
+REWARDS = {"reward.correct", "reward.wrong"}  # any number, in their order
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name not in REWARDS])
+def test_no_number_may_be_negative(name):
+    value = -1 if dict(leaves())[name] is int else -1.0
+    with pytest.raises(ValueError, match=re.escape(f"{name} = {value} ")):
+        resolve(changed(**{name: value}))
+
+
+RUN_FILES = [
+    path
+    for path in sorted(CONFIGS.rglob("*.py"))
+    if "config_lib.defaults()" in path.read_text()
+]
+
+
+def test_there_are_config_files_to_check():
+    assert {"tiny.py"} <= {path.name for path in RUN_FILES}
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+def test_every_config_file_resolves_and_holds_differences(path):
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    resolved = resolve(module.get_config())
+    assert resolved != Config()
+    assert "python -m scalerl_jax" in module.__doc__
+
+
+SOURCES = "\n".join(
+    path.read_text() for path in PACKAGE.rglob("*.py") if path != PACKAGE / "config.py"
+)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in leaves()])
+def test_every_setting_is_read_somewhere(name):
+    assert re.search(rf"\.{name.split('.')[-1]}\b", SOURCES), f"{name} does nothing"

@@ -1,0 +1,86 @@
+"""What the README names must exist, and the recipe's numbers must be its config's."""
+
+import dataclasses
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from scalerl_jax import config as config_lib
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+SECTIONS = {field.name for field in dataclasses.fields(config_lib.Config)}
+
+
+def recipe():
+    config = runpy.run_path(str(ROOT / "configs" / "8b.py"))["get_config"]()
+    return config_lib.resolve(config)
+
+
+def value_of(setting):
+    value = recipe()
+    for part in setting.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def named_settings():
+    names = set(
+        re.findall(r"`(?:--config\.)?([a-z_]+\.[a-z0-9_*]+)(?:=[^`]*)?`", README)
+    )
+    return sorted(name for name in names if name.split(".")[0] in SECTIONS)
+
+
+def test_the_readme_names_settings():
+    assert len(named_settings()) > 20
+
+
+@pytest.mark.parametrize("setting", named_settings())
+def test_a_setting_in_the_readme_exists(setting):
+    section, name = setting.split(".")
+    if name in ("*", "py"):
+        assert section in SECTIONS
+    else:
+        value_of(setting)
+
+
+def paper_rows():
+    table = README.split("## From the paper to the settings")[1].split("\n\n")[1]
+    rows = [row.strip("|").split("|") for row in table.splitlines()[2:]]
+    pairs = [(re.findall(r"`([^`]+)`", row[1]), row[2].strip()) for row in rows]
+    return [
+        (settings, values)
+        for settings, values in pairs
+        if all(name.split(".")[0] in SECTIONS for name in settings)
+        and not any(name.endswith("*") for name in settings)
+        and "k" not in values.split(", ")  # any k
+    ]
+
+
+@pytest.mark.parametrize("settings, values", paper_rows())
+def test_the_recipe_has_the_numbers_of_the_readmes_table(settings, values):
+    shown = [value.strip("` ") for value in values.split(",")]
+    assert len(shown) == len(settings)
+    for setting, text in zip(settings, shown, strict=True):
+        value = value_of(setting)
+        if isinstance(value, bool):
+            assert text == ("on" if value else "off")
+        elif isinstance(value, str):
+            assert text == value
+        else:
+            assert float(text) == value
+
+
+def test_files_that_the_readme_links_to_exist():
+    links = re.findall(r"\]\(([^):]+)\)", README)
+    assert links
+    missing = [link for link in links if not (ROOT / link.split("#")[0]).exists()]
+    assert not missing
+
+
+def test_configs_in_the_readmes_commands_exist():
+    configs = set(re.findall(r"configs/[a-z0-9_/]+\.py", README))
+    assert {"configs/tiny.py", "configs/8b.py"} <= configs
+    assert all((ROOT / config).is_file() for config in configs)

@@ -1,0 +1,426 @@
+"""Whole runs, small ones: what they leave behind, and how they stop."""
+
+import json
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+import small_run
+from tensorboard.backend.event_processing import plugin_event_accumulator
+
+from scalerl_jax import main, warmstart
+from scalerl_jax.learner.step import TrainState
+from scalerl_jax.model.transformer import init_params
+from scalerl_jax.train import train
+from scalerl_jax.utils.ledger import Ledger
+
+pytestmark = pytest.mark.usefixtures("program_cache")
+
+STEP_NAMES = """
+    step loss grad_norm entropy reward/mean pass_rate/mean group/zero_variance_share
+    completion/mean_tokens completion/max_tokens completion/cut_off_share
+    completion/interrupted_share ratio/mean ratio/max ratio/capped_share
+    ratio/effective_sample_size mismatch/mean_abs mismatch/max_abs mismatch/kl
+    staleness/mean staleness/max staleness/in_flight_mean staleness/in_queue_mean
+    verifier/timeout_share verifier/error_share train/tokens train/skipped_steps
+    queue/buffered queue/running queue/dropped data/retired_prompts
+    time/step_s time/wait_s time/train_s idle/all_share
+    throughput/generated_tokens_per_s throughput/trained_tokens_per_s
+    compute/startup_chip_s compute/generate_chip_s compute/train_chip_s
+    compute/publish_chip_s compute/verify_chip_s compute/eval_chip_s
+    compute/checkpoint_chip_s compute/idle_chip_s compute/wasted_chip_s
+    compute/charged_chip_hours compute/generated_tokens compute/wasted_tokens
+    compute/train_tokens compute/train_flops compute/generate_flops
+""".split()
+EVAL_NAMES = """
+    step policy_version compute_chip_hours train_tokens generated_tokens train_flops
+    pass_rate pass_rate_se num_prompts samples_per_prompt cut_off_share
+    interrupted_share mean_completion_tokens
+""".split()
+TASKS = {"chain_sum", "letter_counting", "spell_backward"}
+
+
+def rollout_threads():
+    return [each for each in threading.enumerate() if each.name == "rollout"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of 6 steps with k = 2, and its settings."""
+    directory = tmp_path_factory.mktemp("finished")
+    config = small_run.make_config(
+        {"train.num_steps": 6, "queue.max_staleness": 2, "seed": 3}
+    )
+    outcome = main.run(config, str(directory))
+    assert (outcome.policy_version, outcome.preempted) == (6, False)
+    assert not rollout_threads()
+    return directory, config
+
+
+def test_a_run_says_what_it_was(finished):
+    directory, config = finished
+    record = json.loads((directory / "config.json").read_text())
+    assert record["config"]["batch"]["group_size"] == config.batch.group_size
+    assert record["seed"] == 3
+    assert record["versions"].keys() >= {"python", "jax", "numpy", "reasoning_gym"}
+    assert "git_revision" in record
+
+
+def test_every_step_has_one_row_with_the_promised_names(finished):
+    directory, _ = finished
+    rows = small_run.rows(directory)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    for row in rows:
+        assert row.keys() >= set(STEP_NAMES)
+        assert all(isinstance(value, int | float) for value in row.values()), row
+    tasks = {name.partition("/")[2] for row in rows for name in row if "pass_" in name}
+    assert tasks == {"mean"} | TASKS
+    assert rows[-1]["compute/train_tokens"] == sum(row["train/tokens"] for row in rows)
+    assert rows[0]["mismatch/mean_abs"] < 1e-4  # one version, two programs
+
+
+def test_no_group_is_staler_than_the_bound(finished):
+    directory, _ = finished
+    assert all(row["staleness/max"] <= 2 for row in small_run.rows(directory))
+
+
+def test_evaluations_come_when_due_with_the_promised_names(finished):
+    directory, config = finished
+    rows = small_run.rows(directory, "evals.jsonl")
+    assert [row["step"] for row in rows] == [0, 2, 4, 6]
+    for row in rows:
+        assert row.keys() >= {*EVAL_NAMES, *(f"pass_rate/{task}" for task in TASKS)}
+        assert row["policy_version"] == row["step"]
+        assert (row["num_prompts"], row["samples_per_prompt"]) == (9, 1)
+        # Three prompts of each task, one sample each: by hand from the tasks.
+        by_task = [row[f"pass_rate/{task}"] for task in TASKS]
+        assert row["pass_rate"] == pytest.approx(sum(by_task) / 3)
+        p = row["pass_rate"]
+        assert row["pass_rate_se"] == pytest.approx((p * (1 - p) / 8) ** 0.5)
+    for name in ("compute_chip_hours", "train_tokens", "generated_tokens"):
+        amounts = [row[name] for row in rows]
+        assert amounts == sorted(amounts)
+    # Before the first step: nothing is charged but a moment between two lines.
+    assert rows[0]["generated_tokens"] == rows[0]["train_tokens"] == 0
+    steps = {row["step"]: row for row in small_run.rows(directory)}
+    for row in rows[1:]:
+        step = steps[row["step"]]
+        assert row["train_tokens"] == step["compute/train_tokens"]
+        assert row["train_flops"] == step["compute/train_flops"]
+        assert row["compute_chip_hours"] >= step["compute/charged_chip_hours"]
+
+
+def test_rollouts_can_be_read(finished):
+    directory, config = finished
+    rows = small_run.rows(directory, "rollouts.jsonl")
+    assert [row["step"] for row in rows] == [
+        step for step in (0, 2, 4, 6) for _ in range(config.eval.logged_rollouts)
+    ]
+    assert {row["task"] for row in rows} == TASKS
+    for row in rows:
+        assert row["prompt"].endswith("<think>") and len(row["prompt"]) > 30
+        assert row["cut_off"] or row["completion"].endswith("<eos>")
+        if row["status"] == "correct":
+            _, _, answer = row["completion"].rpartition("</think>")
+            assert answer == f"{row['reference']}<eos>"
+
+
+def test_tensorboard_shows_the_same_numbers(finished):
+    directory, _ = finished
+    events = plugin_event_accumulator.EventAccumulator(str(directory / "tensorboard"))
+    events.Reload()
+    shown = [
+        (event.step, event.tensor_proto.float_val[0])
+        for event in events.Tensors("loss")
+    ]
+    expected = [(row["step"], row["loss"]) for row in small_run.rows(directory)]
+    assert shown == expected
+    assert [event.step for event in events.Tensors("eval/pass_rate")] == [0, 2, 4, 6]
+
+
+def test_a_finished_run_started_again_changes_nothing(finished):
+    directory, config = finished
+    names = ("metrics.jsonl", "evals.jsonl", "rollouts.jsonl")
+    before = [(directory / name).read_bytes() for name in names]
+    assert [path.name for path in small_run.checkpoints(directory)] == [
+        f"step_0000000{step}" for step in (2, 4, 6)
+    ]
+    assert main.run(config, str(directory)).policy_version == 6
+    assert [(directory / name).read_bytes() for name in names] == before
+
+
+def test_batched_mode_uses_a_phase_up_before_the_next(tmp_path):
+    config = small_run.make_config(
+        {"queue.mode": "batched", "queue.max_staleness": 2, "eval.every": 4}
+    )
+    main.run(config, str(tmp_path))
+    rows = small_run.rows(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    # k * N groups of one version, for k steps; less stale only after a skipped step.
+    for row in rows:
+        expected = (row["step"] - 1) % 2
+        assert row["staleness/max"] <= expected
+        assert row["staleness/max"] == expected or row["train/skipped_steps"]
+
+
+class TickingClock:
+    """Time that passes by one second whenever somebody looks, and when told to."""
+
+    def __init__(self):
+        self.now, self._lock = 0, threading.Lock()
+
+    def __call__(self):
+        self.advance(1)
+        return self.now
+
+    def advance(self, seconds):
+        with self._lock:
+            self.now += seconds
+
+
+class SlowScheduler:
+    """A sampler that takes its time between getting the params and using them."""
+
+    def __init__(self, scheduler):
+        self._scheduler = scheduler
+
+    def __getattr__(self, name):
+        return getattr(self._scheduler, name)
+
+    def step(self, params, *, version):
+        time.sleep(0.02)
+        return self._scheduler.step(params, version=version)
+
+
+def test_compute_is_accounted_for_and_published_params_live_on(tmp_path):
+    config = small_run.make_config({"queue.max_staleness": 8})
+    clock = TickingClock()
+    ledger = Ledger(pools={"all": 1}, chip="a chip", clock=clock)
+    published = []
+    with small_run.built(config, tmp_path, ledger=ledger) as parts:
+        started = 1  # what the clock said first
+        first = jax.device_get(parts.state.params)
+        # The attribute is private: no setting makes a sampler slow.
+        parts.worker._scheduler = SlowScheduler(parts.worker._scheduler)
+        evaluate, to_sampler = parts.evaluate, parts.to_sampler
+
+        def long_evaluation(params, *, policy_version):
+            clock.advance(1_000_000)
+            return evaluate(params, policy_version=policy_version)
+
+        def keep(params):
+            published.append(to_sampler(params))
+            return published[-1]
+
+        parts.evaluate, parts.to_sampler = long_evaluation, keep
+        train(config, parts, tmp_path)
+        report = ledger.report()
+        ended = clock.now
+
+    chip_s = {name: report[name] for name in report if name.endswith("_chip_s")}
+    assert sum(chip_s.values()) == pytest.approx(ended - started, abs=1e-3)
+    assert 3_000_000 <= chip_s["compute/eval_chip_s"] < 3_100_000
+    charged_s = report["compute/charged_chip_hours"] * 3600
+    assert charged_s < 100_000
+    free = ("compute/startup_chip_s", "compute/eval_chip_s")
+    assert charged_s == pytest.approx(
+        sum(value for name, value in chip_s.items() if name not in free)
+    )
+    for row in small_run.rows(tmp_path, "evals.jsonl"):
+        assert row["compute_chip_hours"] * 3600 < 100_000
+
+    # The step donated the state of every version; its published copy is untouched.
+    assert len(published) == 5
+    same = jax.tree.map(np.array_equal, published[0], first)
+    assert jax.tree.all(same)
+    embeddings = [np.asarray(params["embedding"]).tobytes() for params in published]
+    assert len(set(embeddings)) == 5
+
+
+class SetRewards:
+    """Rewards by a batch's place in the run, whatever the verifier said."""
+
+    def __init__(self, assemble, *, equal):
+        self._assemble, self._equal = assemble, equal
+        self.batches = 0
+        self.tokens = []
+
+    def __call__(self, groups, *, learner_version):
+        self.batches += 1
+        equal = self.batches in self._equal
+        groups = [
+            group.replace(
+                rollouts=tuple(
+                    rollout.replace(reward=1.0 if equal or place % 2 else -1.0)
+                    for place, rollout in enumerate(group.rollouts)
+                )
+            )
+            for group in groups
+        ]
+        self.tokens.append(
+            sum(
+                len(rollout.completion_tokens)
+                for group in groups
+                for rollout in group.rollouts
+            )
+        )
+        return self._assemble(groups, learner_version=learner_version)
+
+
+def poison(put_batch, calls):
+    """Batches whose gradient is not finite, at these calls (None: always)."""
+    count = 0
+
+    def put(batch):
+        nonlocal count
+        count += 1
+        if calls is None or count in calls:
+            batch = batch.replace(advantages=batch.advantages * np.float32("nan"))
+        return put_batch(batch)
+
+    return put
+
+
+def test_a_step_without_a_gradient_is_skipped_and_counted(tmp_path):
+    config = small_run.make_config(
+        {"train.num_steps": 2, "train.max_skipped_steps": 3, "eval.every": 2}
+    )
+    states = []
+    with small_run.built(config, tmp_path) as parts:
+        # Batches 1 and 2 have no variance, the gradient of 4 and 5 is not finite.
+        parts.assemble = SetRewards(parts.assemble, equal=(1, 2))
+        parts.put_batch = poison(parts.put_batch, calls=(2, 3))
+        step = parts.step
+
+        def watched(state, batch):
+            before = jax.device_get(state)
+            state, metrics = step(state, batch)
+            states.append((before, jax.device_get(state), bool(metrics["skipped"])))
+            return state, metrics
+
+        parts.step = watched
+        outcome = train(config, parts, tmp_path)
+        tokens = parts.assemble.tokens
+
+    assert outcome.policy_version == 2
+    assert [skipped for *_, skipped in states] == [False, True, True, False]
+    for before, after, skipped in states:
+        same = jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), before, after)
+        assert jax.tree.all(same) == skipped
+    rows = small_run.rows(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2]
+    assert [row["train/skipped_steps"] for row in rows] == [2, 4]
+    assert [row["compute/wasted_tokens"] for row in rows] == [sum(tokens[:2])] * 2
+    # Six batches of four groups were used up, and no place was lost.
+    host = json.loads((small_run.checkpoints(tmp_path)[-1] / "host.json").read_text())
+    assert host["next_ticket"] == 6 * 4
+    assert host["running"] == host["in_flight"] == []
+
+
+def test_gradients_that_stay_not_finite_end_the_run(tmp_path):
+    config = small_run.make_config({"train.max_skipped_steps": 2})
+    with small_run.built(config, tmp_path) as parts:
+        parts.assemble = SetRewards(parts.assemble, equal=())
+        parts.put_batch = poison(parts.put_batch, calls=None)
+        with pytest.raises(RuntimeError) as failure:
+            train(config, parts, tmp_path)
+    message = str(failure.value)
+    assert message.startswith("2 optimizer steps in a row were skipped")
+    assert "train.max_skipped_steps = 2" in message
+    assert "not finite" in message and "optimizer.learning_rate" in message
+    assert small_run.rows(tmp_path) == []
+    assert not rollout_threads()
+
+
+def test_a_policy_that_never_gets_anything_right_ends_the_run(tmp_path):
+    settings = warmstart.WarmstartConfig()
+    backend = warmstart.make_tokenizer()
+    arch = warmstart.make_architecture(settings, vocab_size=72)
+    params = init_params(arch, jax.random.key(0), dtype=np.float32)
+    state = TrainState(params=params, opt_state=None, policy_version=0)
+    warmstart.save(
+        tmp_path / "random", state, config=settings, arch=arch, backend=backend, log=[]
+    )
+    config = small_run.make_config(
+        {
+            "model.checkpoint": str(tmp_path / "random"),
+            "train.max_skipped_steps": 3,
+            "eval.num_prompts": 3,
+        }
+    )
+    with pytest.raises(RuntimeError) as failure:
+        main.run(config, str(tmp_path / "run"))
+    message = str(failure.value)
+    assert message.startswith("3 optimizer steps in a row were skipped")
+    assert "zero variance" in message and "data.tasks" in message
+    assert not rollout_threads()
+
+
+class DyingScheduler(SlowScheduler):
+    """A sampler that works for a few calls."""
+
+    error = RuntimeError("the sampler's memory is gone")
+
+    def __init__(self, scheduler, *, calls):
+        super().__init__(scheduler)
+        self._calls = calls
+
+    def step(self, params, *, version):
+        self._calls -= 1
+        if self._calls < 0:
+            raise self.error
+        return self._scheduler.step(params, version=version)
+
+
+@pytest.mark.parametrize("calls", [0, 9], ids=["at once", "in the midst"])
+def test_a_dead_worker_stops_the_learner_with_its_own_error(tmp_path, calls):
+    # The waits that must not run out are an hour long.
+    config = small_run.make_config({"train.num_steps": 1000, "eval.every": 1000})
+    assert config.queue.batch_timeout_s == 3600.0
+    with small_run.built(config, tmp_path) as parts:
+        parts.worker._scheduler = DyingScheduler(parts.worker._scheduler, calls=calls)
+        with pytest.raises(RuntimeError) as failure:
+            train(config, parts, tmp_path)
+    assert failure.value is DyingScheduler.error
+    assert not rollout_threads()
+
+
+def test_a_learner_error_stops_the_worker(tmp_path):
+    config = small_run.make_config({"train.num_steps": 1000, "eval.every": 1000})
+    with small_run.built(config, tmp_path) as parts:
+        step, calls = parts.step, []
+
+        def failing(state, batch):
+            calls.append(1)
+            if len(calls) == 2:
+                assert rollout_threads()
+                raise ArithmeticError("the learner is out of memory")
+            return step(state, batch)
+
+        parts.step = failing
+        with pytest.raises(ArithmeticError, match="out of memory"):
+            train(config, parts, tmp_path)
+    assert not rollout_threads()
+
+
+def test_the_loop_learns(tmp_path):
+    config = small_run.make_config(
+        {
+            "data.tasks": ("spell_backward",),
+            "data.train_prompts": 400,
+            "queue.max_staleness": 1,
+            "train.num_steps": 8,
+            "train.max_skipped_steps": 100,
+            "eval.num_prompts": 60,
+            "eval.every": 8,
+            "checkpoint.every": 8,
+        }
+    )
+    main.run(config, str(tmp_path))
+    first, last = small_run.rows(tmp_path, "evals.jsonl")
+    # Measured for three seeds: from 0.11 to 0.9 and more.
+    assert last["pass_rate"] > first["pass_rate"] + 0.3
+    rewards = [row["reward/mean"] for row in small_run.rows(tmp_path)]
+    assert np.mean(rewards[-3:]) > np.mean(rewards[:2]) + 0.5

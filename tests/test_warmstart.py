@@ -1,0 +1,144 @@
+"""The base checkpoint's making: its tokenizer, its texts, and that it can be loaded."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from scalerl_jax import warmstart
+from scalerl_jax.data import tasks
+from scalerl_jax.data.demonstrations import END_OF_THINKING, Styles, demonstrate
+from scalerl_jax.data.tokenizer import load_tokenizer
+from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.rewards.verifier import extract_answer
+
+TASKS = sorted(tasks.TASKS)
+CAREFUL = Styles(careful=1.0, careless=0.0, slip=0.0, hesitation=0.3)
+CARELESS = Styles(careful=0.0, careless=1.0, slip=1.0, hesitation=0.0)
+GUESSING = Styles(careful=0.0, careless=0.0, slip=0.0, hesitation=0.0)
+
+
+@pytest.fixture(scope="module")
+def questions():
+    """200 questions of every task."""
+    return {
+        task: tasks.make_questions(task, count=200, seed=11, exclude=set())
+        for task in TASKS
+    }
+
+
+def solve(question, styles, rng):
+    return demonstrate(
+        question.task,
+        question.text,
+        question.reference,
+        styles=styles,
+        interruption=lambda rng: "hm time is up.</think>",
+        rng=rng,
+    )
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_question_and_solution_is_read_back(questions, task):
+    backend = warmstart.make_tokenizer()
+    unknown = backend.token_to_id(warmstart.UNKNOWN)
+    rng = np.random.default_rng(0)
+    for question in questions[task]:
+        for text in (f"{question.text}<think>", solve(question, CAREFUL, rng)):
+            ids = backend.encode(text).ids
+            assert unknown not in ids, text
+            assert backend.decode(ids) == text
+
+
+def test_every_character_and_phrase_is_one_token():
+    backend = warmstart.make_tokenizer()
+    for text in (*warmstart.CHARACTERS, *warmstart.PHRASES, "<think>", "</think>"):
+        assert len(backend.encode(text).ids) == 1, text
+    ids = backend.encode("time is up.</think>12<eos>").ids
+    assert backend.decode(ids, skip_special_tokens=True) == "time is up.</think>12"
+    assert backend.get_vocab_size(with_added_tokens=True) == len(
+        {warmstart.PAD, warmstart.EOS, warmstart.UNKNOWN, "<think>", "</think>"}
+        | {*warmstart.PHRASES, *warmstart.CHARACTERS}
+    )
+
+
+def passes(question, styles, rng):
+    answer = extract_answer(solve(question, styles, rng), answer_after=END_OF_THINKING)
+    assert answer is not None
+    return tasks.score(question.task, answer, question.reference) >= 1.0
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_careful_work_is_always_right_and_the_rest_is_not(questions, task):
+    rng = np.random.default_rng(0)
+    assert all(passes(question, CAREFUL, rng) for question in questions[task])
+    for styles in (CARELESS, GUESSING):
+        assert not all(passes(question, styles, rng) for question in questions[task])
+
+
+def test_questions_of_evaluations_are_never_shown():
+    config = warmstart.WarmstartConfig(questions_per_task=800)
+    shown = {question.text for question in warmstart.make_questions(config)}
+    assert len(shown) == 3 * 800
+    for count in (9, 300):  # of a test's run, of configs/tiny.py
+        for seed in (0, 1):
+            _, held_out = tasks.make_splits(
+                config.tasks, train_prompts=3, eval_prompts=count, seed=seed
+            )
+            assert len(held_out) == count
+            assert not shown & {question.text for question in held_out}
+
+
+def test_an_interruption_is_as_long_as_in_a_run():
+    config = warmstart.WarmstartConfig(
+        questions_per_task=50, careful=0.0, careless=0.0, hesitation=0.0, skill_steps=0
+    )
+    backend = warmstart.make_tokenizer()
+    stream = warmstart.demonstration_stream(
+        config, warmstart.make_questions(config), backend
+    )
+    phrase = backend.encode(config.phrase).ids
+    hesitation = backend.token_to_id("hm ")
+    thinking = []
+    for sequence in (next(stream) for _ in range(400)):
+        tokens = sequence.tokens[sequence.prompt_length :].tolist()
+        assert tokens[-1] == backend.token_to_id(warmstart.EOS)
+        thought = tokens.count(hesitation)
+        if thought:
+            thinking.append(thought)
+            assert tokens[:thought] == [hesitation] * thought
+            assert tokens[thought : thought + len(phrase)] == phrase
+        else:  # a guess without any thinking
+            assert tokens[0] == backend.token_to_id("</think>")
+    assert (min(thinking), max(thinking)) == (32, 40)
+    assert 40 < len(thinking) < 120  # a fifth of 400
+
+
+def test_a_short_making_writes_a_checkpoint_that_loads(tmp_path, program_cache):
+    settings = warmstart.defaults()
+    settings.update(
+        dict(
+            questions_per_task=20,
+            num_steps=3,
+            skill_steps=1,
+            warmup_steps=1,
+            demonstrations_per_step=16,
+            hidden_size=32,
+            ffn_size=64,
+            num_layers=2,
+            head_dim=16,
+        )
+    )
+    warmstart.main(settings, tmp_path)
+    arch = read_architecture(tmp_path)
+    assert (arch.family, arch.hidden_size, arch.num_layers) == ("qwen3", 32, 2)
+    params = load_params(tmp_path, arch, dtype=np.float32, shardings=None)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.vocab_size <= arch.vocab_size
+    assert tokenizer.decode_all(list(tokenizer.eos_ids)) == "<eos>"
+    record = json.loads((tmp_path / "warmstart.json").read_text())
+    assert [row["step"] for row in record["log"]] == [3]
+    assert record["num_params"] == sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert record["config"]["num_steps"] == 3

@@ -205,6 +205,12 @@ class _Watch:
                     f"no batch within queue.batch_timeout_s = {limit}: {timeout}"
                 ) from timeout
             self._times["time/wait_s"] = time.monotonic() - started
+            # Here and not when a verdict comes: its moment must not matter.
+            for group in groups:
+                passed = sum(rollout.passed for rollout in group.rollouts)
+                self._parts.stream.record(
+                    group.prompt.prompt_id, passed=passed, total=len(group.rollouts)
+                )
             return groups
         return None
 
@@ -326,6 +332,7 @@ class _Watch:
             "samples_per_prompt": result.samples_per_prompt,
             "cut_off_share": result.cut_off_share,
             "interrupted_share": result.interrupted_share,
+            "unjudged_share": result.unjudged_share,
             "mean_completion_tokens": result.mean_completion_tokens,
             **self._mismatch,
         }

@@ -1,6 +1,8 @@
 """Whole runs, small ones: what they leave behind, and how they stop."""
 
 import json
+import os
+import signal
 import threading
 import time
 
@@ -316,6 +318,8 @@ def test_a_step_without_a_gradient_is_skipped_and_counted(tmp_path):
     # Six batches of four groups were used up, and no place was lost.
     host = json.loads((small_run.checkpoints(tmp_path)[-1] / "host.json").read_text())
     assert host["next_ticket"] == 6 * 4
+    # Every group that was taken is in the prompts' history, the skipped ones too.
+    assert sum(host["stream"]["rollouts"]) == 6 * 4 * 4
     assert host["running"] == host["in_flight"] == []
 
 
@@ -356,6 +360,32 @@ def test_a_policy_that_never_gets_anything_right_ends_the_run(tmp_path):
     assert message.startswith("3 optimizer steps in a row were skipped")
     assert "zero variance" in message and "data.tasks" in message
     assert not rollout_threads()
+
+
+class EndedScheduler(SlowScheduler):
+    """A sampler whose machine is taken away during its fifth call."""
+
+    calls = 0
+
+    def step(self, params, *, version):
+        self.calls += 1
+        if self.calls == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return self._scheduler.step(params, version=version)
+
+
+def test_sigterm_while_the_learner_waits_for_a_batch_saves_everything(tmp_path):
+    # With k = 0 the learner does nothing else while the sampler works.
+    config = small_run.make_config({"queue.max_staleness": 0, "checkpoint.every": 99})
+    with small_run.built(config, tmp_path) as parts:
+        parts.worker._scheduler = EndedScheduler(parts.worker._scheduler)
+        outcome = train(config, parts, tmp_path)
+    assert outcome.preempted and outcome.policy_version < 4
+    (checkpoint,) = small_run.checkpoints(tmp_path)
+    assert checkpoint.name == f"step_{outcome.policy_version:08d}"
+    with small_run.built(config, tmp_path) as parts:
+        assert train(config, parts, tmp_path).policy_version == 4
+    assert [row["step"] for row in small_run.rows(tmp_path)] == [1, 2, 3, 4]
 
 
 class DyingScheduler(SlowScheduler):

@@ -6,6 +6,7 @@ out comes from their whole history, which is saved.
 """
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ class PromptStream:
     `max_pass_rate`; None never leaves one out.  Within an epoch each prompt comes
     once, so none is left out of the epoch that measures it first.
 
-    Not thread-safe: one thread calls it, or its callers share a lock.
+    Two threads use it: the worker draws prompts, the learner records their results.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class PromptStream:
         """At the start of epoch 0, with no history."""
         if not prompts:
             raise ValueError("no prompts to sample from; see data.train_prompts")
+        self._lock = threading.Lock()
         self._prompts = prompts
         self._seed = seed
         self._max_pass_rate = max_pass_rate
@@ -92,7 +94,8 @@ class PromptStream:
         Raises:
             ValueError: if every prompt is left out.
         """
-        retired = self._retired()
+        with self._lock:
+            retired = self._retired()
         if retired.all():
             raise ValueError(
                 f"every one of the {len(self._prompts)} prompts has a pass rate of "
@@ -117,13 +120,15 @@ class PromptStream:
     def record(self, prompt_id: int, passed: int, total: int) -> None:
         """Of `total` rollouts of a prompt, the verifier accepted `passed`."""
         assert 0 <= passed <= total, (passed, total)
-        self._passed[prompt_id] += passed
-        self._rollouts[prompt_id] += total
+        with self._lock:
+            self._passed[prompt_id] += passed
+            self._rollouts[prompt_id] += total
 
     @property
     def num_retired(self) -> int:
         """Prompts that are not sampled again."""
-        return int(self._retired().sum())
+        with self._lock:
+            return int(self._retired().sum())
 
     def state(self) -> dict[str, Any]:
         """The place and the history, as JSON values."""

@@ -26,6 +26,7 @@ class Evaluation:
     pass_rate_by_task: dict[str, float]
     cut_off_share: float
     interrupted_share: float
+    unjudged_share: float  # the verifier failed; they count as not passed
     mean_completion_tokens: float
     num_prompts: int
     samples_per_prompt: int
@@ -69,6 +70,15 @@ class Evaluator:
             },
             cut_off_share=float(np.mean([each.cut_off for each in everything])),
             interrupted_share=float(np.mean([each.interrupted for each in everything])),
+            unjudged_share=float(
+                np.mean(
+                    [
+                        status.startswith("verifier_")
+                        for group in statuses.values()
+                        for status in group
+                    ]
+                )
+            ),
             mean_completion_tokens=float(
                 np.mean([len(each.tokens) for each in everything])
             ),

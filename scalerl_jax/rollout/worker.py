@@ -229,7 +229,7 @@ class RolloutWorker:
         )
 
     def _settle(self, verdicts: Verdicts) -> None:
-        """A judged group goes into the prompts' history and into the queue."""
+        """A judged group goes into the queue."""
         opened = self._open.pop(verdicts.key)
         group = Group(
             ticket=verdicts.key,
@@ -239,10 +239,6 @@ class RolloutWorker:
                 for sample, status in enumerate(verdicts.statuses)
             ),
             finished_version=opened.finished_version,
-        )
-        passed = sum(rollout.passed for rollout in group.rollouts)
-        self._stream.record(
-            opened.prompt.prompt_id, passed=passed, total=self._group_size
         )
         self._queue.put(group)
 

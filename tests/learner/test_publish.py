@@ -6,27 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_model import small_architecture
 
 from scalerl_jax.learner.publish import make_publish
-from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_learner_mesh
 
-ARCH = Architecture(
-    family="qwen2",
-    vocab_size=16,
-    hidden_size=16,
-    ffn_size=24,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rope_theta=10_000.0,
-    rms_eps=1e-6,
-    tied_embeddings=False,
-    max_positions=64,
-)
+ARCH = small_architecture(family="qwen2")
 
 
 @functools.cache

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from small_model import SMALL
 
 from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.learner.optimizer import make_optimizer
@@ -25,7 +26,6 @@ from scalerl_jax.learner.step import (
     make_train_step,
     state_shardings,
 )
-from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.shardings import batch_sharding, param_shardings
 from scalerl_jax.model.transformer import (
     abstract_params,
@@ -36,20 +36,7 @@ from scalerl_jax.model.transformer import (
 from scalerl_jax.parallel.mesh import make_learner_mesh
 from scalerl_jax.rollout.batching import TrainSequence, pack
 
-ARCH = Architecture(
-    family="qwen3",
-    vocab_size=16,
-    hidden_size=16,
-    ffn_size=24,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rope_theta=10_000.0,
-    rms_eps=1e-6,
-    tied_embeddings=False,
-    max_positions=64,
-)
+ARCH = SMALL
 CAP = 1.5
 TEMPERATURE = 0.8
 FAST_COMPILE = {"xla_backend_optimization_level": 0}  # halves the time of this file

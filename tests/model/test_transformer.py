@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_model import small_architecture
 
-from scalerl_jax.model.architecture import ARCHITECTURES, Architecture, RopeScaling
+from scalerl_jax.model.architecture import ARCHITECTURES, RopeScaling
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import (
     abstract_params,
@@ -27,20 +28,7 @@ from scalerl_jax.model.transformer import (
 from scalerl_jax.model.weights import load_params, read_architecture
 from scalerl_jax.parallel.mesh import make_learner_mesh
 
-ARCH = Architecture(
-    family="qwen3",
-    vocab_size=32,
-    hidden_size=16,
-    ffn_size=24,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rope_theta=10_000.0,
-    rms_eps=1e-6,
-    tied_embeddings=False,
-    max_positions=64,
-)
+ARCH = small_architecture(vocab_size=32)
 decode = jax.jit(decode_step, static_argnames=("arch", "dtype"))
 LOOSE_ROWS = np.random.default_rng(0).integers(0, ARCH.vocab_size, (3, 9))
 

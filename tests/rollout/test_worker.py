@@ -231,10 +231,8 @@ def test_a_group_is_what_was_sampled_and_judged(place):
             expected = [*TOKENIZER.encode(speaker(prompt)), EOS]
             assert rollout.completion_tokens.tolist() == expected
             assert not rollout.policy_versions.any()
-    history = at.stream.state()
-    for prompt in (first, second):
-        assert history["passed"][prompt.prompt_id] == 1
-        assert history["rollouts"][prompt.prompt_id] == 2
+    # The learner records what it takes; when a verdict came must not matter.
+    assert not any(at.stream.state()["rollouts"])
     tokens = sum(
         len(each.completion_tokens) for group in groups for each in group.rollouts
     )

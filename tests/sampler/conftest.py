@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_model import small_architecture
 
-from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_learner_mesh
 from scalerl_jax.sampler.engine import NEVER, Engine, EngineSettings, Samples
@@ -22,20 +22,7 @@ from scalerl_jax.sampler.scheduler import Request, Scheduler
 
 VOCABULARY, WIDTH = 13, 16
 SETTINGS = EngineSettings(
-    arch=Architecture(
-        family="qwen3",
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        ffn_size=24,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        rope_theta=10_000.0,
-        rms_eps=1e-6,
-        tied_embeddings=False,
-        max_positions=64,
-    ),
+    arch=small_architecture(vocab_size=VOCABULARY, hidden_size=WIDTH),
     slots=4,
     max_prompt_tokens=20,
     max_completion_tokens=18,

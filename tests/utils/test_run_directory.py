@@ -166,8 +166,11 @@ HOLDER = """
 import os, sys, time
 from scalerl_jax.utils.run_directory import open_run_directory
 run = open_run_directory(sys.argv[1], settings={}, free_settings=())
+reader, writer = os.pipe()
 if os.fork() == 0:  # a child that outlives its parent must not keep the lock
+    os.write(writer, b"!")
     time.sleep(60)
+os.read(reader, 1)  # the child runs: it has closed what it inherited
 print(os.getpid(), flush=True)
 time.sleep(60)
 """

@@ -5,6 +5,7 @@ Read this first.  `build.py` makes the parts; nothing here knows how they work.
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -291,12 +292,14 @@ class _Watch:
         row |= {f"idle/{pool}_share": share for pool, share in shares.items()}
         self._writer.write_step(step, row)
         self._warn(row)
-        train_rate, rate = row["pass_rate/mean"], self._pass_rate
+        train_rate = row["pass_rate/mean"]
+        # Unknown between a resumption and the next evaluation.
+        rate = "-" if math.isnan(self._pass_rate) else f"{self._pass_rate:.3f}"
         mean, most = row["staleness/mean"], row["staleness/max"]
         self._progress.show(
             step,
             {
-                "pass rate": f"{rate:.3f} (train {train_rate:.3f})",
+                "pass rate": f"{rate} (train {train_rate:.3f})",
                 "tokens/s": f"{row['throughput/generated_tokens_per_s']:.0f}",
                 "staleness": f"{mean:.1f} (max {most})",
             },

@@ -322,7 +322,7 @@ def serve(arguments: list[str]) -> None:
         while True:
             try:
                 task, answers, reference = pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):  # the pool's process has ended
                 return
             faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
             for place, answer in enumerate(answers):

@@ -35,6 +35,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.optimizer.learning_rate = 2e-5
     config.optimizer.warmup_steps = 10
     config.train.num_steps = 300
+    config.train.max_mismatch_nats = 1e-4  # float32 on both sides
     config.eval.every = 10
     config.eval.num_prompts = 300
     config.eval.samples_per_prompt = 2

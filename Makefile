@@ -9,7 +9,7 @@ SEEDS ?= 0 1 2
 
 .PHONY: demo seeds test lint install install-dev clean
 
-# The whole recipe on a laptop: about ten minutes on two cores.
+# The whole recipe on a laptop: about four minutes on two idle cores.
 demo: install
 	$(BIN)/python -m scalerl_jax.main --config=configs/tiny.py --workdir=$(WORKDIR)
 	$(BIN)/python -m scalerl_jax.scaling fit $(WORKDIR)

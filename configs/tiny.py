@@ -3,7 +3,7 @@
 python -m scalerl_jax.main --config=configs/tiny.py --workdir=runs/tiny
 
 Result, seeds 0, 1, 2: held-out pass rate 0.28, 0.24, 0.27 before and 0.93, 0.92, 0.93
-after 300 steps, in six minutes on two CPU cores (README).
+after 300 steps, in three to four minutes on two CPU cores (README).
 """
 
 from pathlib import Path

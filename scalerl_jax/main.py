@@ -22,7 +22,7 @@ from scalerl_jax import build
 from scalerl_jax import config as config_lib
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.metrics import EVALS_FILE
-from scalerl_jax.utils.run_directory import open_run_directory
+from scalerl_jax.utils.run_directory import flatten, open_run_directory
 
 _log = logging.getLogger("scalerl_jax.main")  # not "__main__", when run as a module
 
@@ -104,14 +104,27 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     """What is left of the command line without flags; a wrong flag is one line."""
     try:
         return flags.FLAGS(list(argv))
-    except AttributeError as error:  # a --config.name that is not a setting
+    except (AttributeError, KeyError) as error:  # --config.name is not a setting
         reason = error.args[0]
         text = reason.args[0] if isinstance(reason, Exception) else reason
-        _end(f"--config has no such setting: {text}", status=_MISTAKE)
+        _end(f"--config has no such setting: {text}; {_known(argv)}", status=_MISTAKE)
     except flags.Error as error:
         _end(str(error), status=_MISTAKE)
     except OSError as error:  # there is no such config file
         _end(f"--config: {error}", status=_MISTAKE)
+
+
+def _known(argv: Sequence[str]) -> str:
+    """The settings that stand where an unknown one was given."""
+    settings = list(flatten(config_lib.to_json(config_lib.Config())))
+    prefix = "--config."
+    given = [
+        arg.removeprefix(prefix).split("=")[0] for arg in argv if arg.startswith(prefix)
+    ]
+    unknown = next((name for name in given if name not in settings), "")
+    section = unknown.rpartition(".")[0]
+    there = [name for name in settings if name.startswith(f"{section}.")]
+    return f"choose from {there or settings}"
 
 
 def _end(message: str, *, status: int) -> NoReturn:

@@ -61,6 +61,16 @@ CASES = [
         id="unknown setting",
     ),
     pytest.param(
+        {"queue.nope": 8},
+        ("--config", "'nope'", "'queue.mode'", "'queue.max_staleness'"),
+        id="unknown setting, unlike any",
+    ),
+    pytest.param(
+        {"queu.mode": "batched"},
+        ("--config", "'queu'", "'queue.mode'"),
+        id="unknown section",
+    ),
+    pytest.param(
         {"batch.group_size": 3.5},
         ("--config.batch.group_size=3.5", "int"),
         id="fraction for an integer",

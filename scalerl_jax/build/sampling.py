@@ -13,9 +13,7 @@ from scalerl_jax.data import tasks
 from scalerl_jax.data.prompts import build_prompts
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
 from scalerl_jax.evals.evaluate import Evaluator
-from scalerl_jax.learner.step import (
-    Forward,
-)
+from scalerl_jax.learner.step import Forward
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.rollout.agreement import AgreementCheck

@@ -9,9 +9,7 @@ import jax.numpy as jnp
 
 from scalerl_jax.algo import advantages, losses, weights
 from scalerl_jax.config import Config
-from scalerl_jax.learner.step import (
-    TokenLoss,
-)
+from scalerl_jax.learner.step import TokenLoss
 from scalerl_jax.rollout.assembly import Normalize, Weigh
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import numpy as np
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.rewards.verifier import VerifierPool, extract_answer
 from scalerl_jax.sampler.engine import Engine, Samples
-from scalerl_jax.sampler.scheduler import Completion, Request, Scheduler
+from scalerl_jax.sampler.scheduler import Completion, complete
 from scalerl_jax.types import Prompt, PyTree
 
 
@@ -90,19 +90,15 @@ class Evaluator:
     def _sample(
         self, params: PyTree, policy_version: int
     ) -> dict[int, dict[int, Completion]]:
-        scheduler = Scheduler(self.engine)
-        for place, prompt in enumerate(self.prompts):
-            scheduler.submit(
-                Request(
-                    request_id=place,
-                    tokens=prompt.tokens,
-                    samples=self.make_samples(prompt),
-                )
-            )
         completions: dict[int, dict[int, Completion]] = {}
-        while scheduler.busy:
-            for each in scheduler.step(params, version=policy_version):
-                completions.setdefault(each.request_id, {})[each.sample] = each
+        for each in complete(
+            self.engine,
+            params,
+            self.prompts,
+            make_samples=self.make_samples,
+            version=policy_version,
+        ):
+            completions.setdefault(each.request_id, {})[each.sample] = each
         return completions
 
     def _judge(

@@ -13,7 +13,7 @@ import numpy as np
 from scalerl_jax.learner.step import Forward
 from scalerl_jax.rollout.batching import TrainSequence, pack
 from scalerl_jax.sampler.engine import Engine, Samples
-from scalerl_jax.sampler.scheduler import Completion, Request, Scheduler
+from scalerl_jax.sampler.scheduler import Completion, complete
 from scalerl_jax.types import Prompt, PyTree
 
 
@@ -78,18 +78,13 @@ class AgreementCheck:
 
     def __call__(self, learner_params: PyTree, sampler_params: PyTree) -> Agreement:
         """The difference at equal version; both trees are that version's."""
-        scheduler = Scheduler(self._engine)
-        for place, prompt in enumerate(self._prompts):
-            scheduler.submit(
-                Request(
-                    request_id=place,
-                    tokens=prompt.tokens,
-                    samples=self._make_samples(prompt),
-                )
-            )
-        completions: list[Completion] = []
-        while scheduler.busy:
-            completions += scheduler.step(sampler_params, version=0)
+        completions = complete(
+            self._engine,
+            sampler_params,
+            self._prompts,
+            make_samples=self._make_samples,
+            version=0,
+        )
         batch = pack(
             [_sequence(self._prompts[each.request_id], each) for each in completions],
             row_tokens=self._row_tokens,

@@ -6,6 +6,7 @@ The host's half of the sampler.  It knows slots and requests, not what they are 
 import collections
 import dataclasses
 import heapq
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from scalerl_jax.sampler.engine import (
     Samples,
     padded_length,
 )
-from scalerl_jax.types import PyTree
+from scalerl_jax.types import Prompt, PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,3 +195,28 @@ class Scheduler:
     def _leave(self, slot: int) -> _Running:
         heapq.heappush(self._free, slot)
         return self._running.pop(slot)
+
+
+def complete(
+    engine: Engine,
+    params: PyTree,
+    prompts: Sequence[Prompt],
+    *,
+    make_samples: Callable[[Prompt], Samples],
+    version: int,
+) -> list[Completion]:
+    """Every sample of every prompt, in slots of their own, at one version.
+
+    `request_id` is the place of the prompt; completions come as they finish.
+    """
+    scheduler = Scheduler(engine)
+    for place, prompt in enumerate(prompts):
+        scheduler.submit(
+            Request(
+                request_id=place, tokens=prompt.tokens, samples=make_samples(prompt)
+            )
+        )
+    completions: list[Completion] = []
+    while scheduler.busy:
+        completions += scheduler.step(params, version=version)
+    return completions

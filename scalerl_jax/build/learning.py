@@ -2,10 +2,8 @@
 
 import functools
 import logging
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalerl_jax.build.tables import (
@@ -33,6 +31,7 @@ from scalerl_jax.model.transformer import init_params
 from scalerl_jax.model.weights import load_params, read_architecture
 from scalerl_jax.parallel.mesh import make_learner_mesh, split_devices
 from scalerl_jax.rollout.assembly import Assembler
+from scalerl_jax.rollout.batching import pack
 from scalerl_jax.types import PackedBatch
 from scalerl_jax.utils.ledger import Ledger
 
@@ -148,18 +147,16 @@ def num_microbatches(config: Config) -> int:
 
 
 def abstract_batch(config: Config) -> PackedBatch:
-    """Shapes and dtypes of a batch, without any memory."""
-    batch = config.batch
-    shape = (num_microbatches(config), batch.rows_per_microbatch, batch.row_tokens)
-    integers = ("tokens", "segment_ids", "positions", "targets", "staleness")
-    floats = ("weights", "advantages", "behavior_logprobs")
-    leaves: dict[str, Any] = {
-        name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in integers
-    }
-    leaves |= {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name in floats}
-    leaves["mask"] = jax.ShapeDtypeStruct(shape, jnp.bool_)
-    leaves["num_microbatches"] = jax.ShapeDtypeStruct((), jnp.int32)
-    return PackedBatch(**leaves)
+    """Shapes and dtypes of a batch."""
+    empty = pack(
+        [],
+        row_tokens=config.batch.row_tokens,
+        rows_per_microbatch=config.batch.rows_per_microbatch,
+        num_microbatches=num_microbatches(config),
+    )
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), empty
+    )
 
 
 def make_assembler(config: Config) -> Assembler:

@@ -1,13 +1,19 @@
 # Each target makes its own environment; nothing needs to be installed first.
 PYTHON ?= python3
 VENV ?= .venv
+JETSTREAM_VENV ?= .venv-jetstream
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 WORKDIR ?= runs/tiny
 
 SEEDS ?= 0 1 2
 
-.PHONY: demo seeds test lint install install-dev clean
+# Of the benchmark's peers.  Another folder must hold tunix/ and torch/ already.
+PEER_VENVS ?= .venv-peers
+PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
+BENCH_FLAGS ?=
+
+.PHONY: demo seeds bench-sampler test test-jetstream lint install install-dev clean
 
 # The whole recipe on a laptop: about four minutes on two idle cores.
 demo: install
@@ -22,8 +28,19 @@ seeds: install
 	done
 	$(BIN)/python benchmarks/tiny_seeds.py $(SEEDS:%=runs/tiny-seed%)
 
+# Our sampler beside its peers (benchmarks/README.md); an hour on two idle cores.
+ifeq ($(PEER_VENVS),.venv-peers)
+bench-sampler: $(PEERS)
+endif
+bench-sampler: install
+	$(BIN)/python benchmarks/sampler.py --peer-venvs=$(PEER_VENVS) $(BENCH_FLAGS)
+
 test: install-dev
 	$(BIN)/python -m pytest -n 2 tests
+
+# Our engine under JetStream's own orchestrator, which brings TensorFlow (3 GB).
+test-jetstream: $(JETSTREAM_VENV)/installed
+	$(JETSTREAM_VENV)/bin/python -m pytest tests/jetstream
 
 lint: install-dev
 	$(BIN)/ruff check .
@@ -43,5 +60,16 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e ".[dev]"
 	touch $@
 
+$(JETSTREAM_VENV)/installed: setup.py $(CONSTRAINTS)
+	$(PYTHON) -m venv $(JETSTREAM_VENV)
+	$(JETSTREAM_VENV)/bin/pip install --quiet -c $(CONSTRAINTS) \
+	  -e ".[jetstream]" pytest pytest-timeout
+	touch $@
+
+.venv-peers/%/installed: benchmarks/peers/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(JETSTREAM_VENV) .venv-peers build *.egg-info

@@ -6,6 +6,7 @@ import setuptools
 
 HERE = pathlib.Path(__file__).parent
 VERSION = "0.1.0"  # also in scalerl_jax/__init__.py; a test compares them
+SERVE = ["starlette>=1,<2", "uvicorn>=0.40,<1"]
 
 setuptools.setup(
     name="scalerl_jax",
@@ -36,9 +37,11 @@ setuptools.setup(
     ],
     extras_require={
         "dev": [
+            *SERVE,
             "beartype>=0.19",
             "hypothesis>=6.100",
             "import-linter>=2.1,<3",
+            "openai>=2,<4",  # a client of the server
             "pyright[nodejs]>=1.1.390",
             "pytest>=8.3",
             "pytest-timeout>=2.3",
@@ -47,6 +50,9 @@ setuptools.setup(
             "torch==2.13.0",  # parity tests
             "transformers>=5,<6",  # parity tests
         ],
+        # Brings TensorFlow: 3 GB in all.
+        "jetstream": ["google-jetstream==0.2.2"],
+        "serve": SERVE,
         "tpu": ["jax[tpu]>=0.10,<0.13"],
         "cuda": ["jax[cuda13]>=0.10,<0.13"],
     },

@@ -22,6 +22,8 @@ Aggregation = typing.Literal["prompt", "sample", "token"]
 Normalization = typing.Literal["batch", "prompt", "none"]
 CutOff = typing.Literal["keep", "mask"]
 Remat = typing.Literal["none", "full", "dots"]
+KvOnUpdate = typing.Literal["keep", "recompute"]
+Attention = typing.Literal["auto", "paged", "gathered", "pallas", "cudnn"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +81,15 @@ class SamplerConfig:
     max_prompt_tokens: int = 2048  # ScaleRL
     max_completion_tokens: int = 14336  # ScaleRL: 12,288 thinking + 2,048 answer
     tokens_per_call: int = 16  # decode steps between two looks of the host
+    prefill_tokens: int = 512  # of the largest prefill chunk
+    cache_tokens: int = 0  # held by the KV cache; 0: every slot at its full length
+    page_size: int = 32  # tokens of a sequence that are cached together
+    kv_on_update: KvOnUpdate = "keep"  # recompute: cached again under new params
+    attention: Attention = "auto"  # by machine; see sampler/attention.py
     temperature: float = 1.0  # not stated in ScaleRL
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1.0: off
+    min_p: float = 0.0  # 0.0: off
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,14 +270,16 @@ _POSITIVE = (
     "model.head_chunk_tokens data.train_prompts reward.timeout_s batch.num_prompts "
     "batch.group_size batch.row_tokens batch.rows_per_microbatch sampler.slots "
     "sampler.max_prompt_tokens sampler.max_completion_tokens sampler.tokens_per_call "
-    "sampler.temperature queue.batch_timeout_s queue.group_timeout_s "
+    "sampler.prefill_tokens sampler.page_size sampler.temperature "
+    "queue.batch_timeout_s queue.group_timeout_s "
     "objective.max_importance_ratio optimizer.learning_rate optimizer.eps "
     "train.num_steps train.max_skipped_steps train.max_mismatch_nats eval.every "
     "eval.num_prompts eval.samples_per_prompt eval.temperature checkpoint.every "
     "checkpoint.keep mesh.data mesh.fsdp mesh.tensor"
 ).split()
 _NOT_NEGATIVE = (
-    "seed sampler.top_k interruption.min_tokens queue.max_staleness "
+    "seed sampler.top_k sampler.min_p sampler.cache_tokens interruption.min_tokens "
+    "queue.max_staleness "
     "objective.advantage_eps optimizer.warmup_steps optimizer.weight_decay "
     "optimizer.max_grad_norm eval.logged_rollouts mesh.sampler_devices"
 ).split()

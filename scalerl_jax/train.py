@@ -287,7 +287,7 @@ class _Watch:
             "throughput/trained_tokens_per_s": assembled.row_tokens
             / max(self._times["time/train_s"], 1e-9),
         }
-        row |= self._times | report
+        row |= self._times | report | parts.worker.sampler_metrics
         shares = parts.ledger.idle_shares()
         row |= {f"idle/{pool}_share": share for pool, share in shares.items()}
         self._writer.write_step(step, row)

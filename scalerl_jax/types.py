@@ -16,6 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 # What a parameter tree, a KV cache or a tree of gradients is to a type checker.
 PyTree = Any
+# A NumPy array on its way to the device, or a JAX array: jitted functions take both.
+AnyArray = Any
 
 
 @struct.dataclass(kw_only=True)

@@ -15,10 +15,11 @@ from scalerl_jax.build.learning import (
 )
 from scalerl_jax.build.sampling import (
     make_agreement,
+    make_distribution,
     make_engine,
     make_evaluator,
     make_prompts,
-    make_sampling,
+    make_samples_of,
     make_tokenizer,
 )
 from scalerl_jax.build.tables import DTYPES
@@ -36,6 +37,7 @@ from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.train import Parts
 from scalerl_jax.types import Prompt
+from scalerl_jax.utils.allocator import keep_freed_memory
 from scalerl_jax.utils.ledger import Ledger
 
 __all__ = ["build", "make_ledger", "pool_names"]
@@ -47,6 +49,8 @@ def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
     Raises:
         ValueError: a setting or a file that it names cannot be used.
     """
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()
     # What a user can get wrong comes first; compiling starts with the learner.
     arch = make_architecture(config)
     tokenizer = make_tokenizer(config, arch)
@@ -125,7 +129,7 @@ def make_worker(
 ) -> RolloutWorker:
     """The sampling thread, not started."""
     return RolloutWorker(
-        scheduler=Scheduler(engine),
+        scheduler=Scheduler(engine, kv_on_update=config.sampler.kv_on_update),
         stream=stream,
         queue=queue,
         verifier=verifier,
@@ -135,7 +139,8 @@ def make_worker(
             correct=config.reward.correct,
             wrong=config.reward.wrong,
         ),
-        make_samples=make_sampling(config, "train", config.batch.group_size),
+        sampling=make_distribution(config),
+        make_samples=make_samples_of(config, "train", config.batch.group_size),
         ledger=ledger,
         flops_per_token=engine.settings.arch.flops_per_token,
         pool=pool_names(config)[1],

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -17,14 +16,15 @@ from scalerl_jax.learner.step import Forward
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.rollout.agreement import AgreementCheck
-from scalerl_jax.sampler.engine import (
-    NEVER,
-    Engine,
-    EngineSettings,
-    Samples,
-    padded_length,
+from scalerl_jax.sampler.decoding import NEVER
+from scalerl_jax.sampler.engine import Engine, EngineSettings
+from scalerl_jax.sampler.requests import Samples
+from scalerl_jax.sampler.sampling import (
+    Purpose,
+    Sampling,
+    interruption_lengths,
+    sample_keys,
 )
-from scalerl_jax.sampler.sampling import Purpose, interruption_lengths, sample_keys
 from scalerl_jax.types import Prompt
 
 
@@ -86,17 +86,29 @@ def make_engine(
         tokens_per_call=sampler.tokens_per_call,
         dtype=DTYPES[config.model.sampler_dtype],
         eos_ids=tokenizer.eos_ids,
-        temperature=sampler.temperature,
-        top_k=sampler.top_k,
-        top_p=sampler.top_p,
         float32_head=config.model.float32_head,
         phrase=phrase,
         end_of_thinking=end,
+        page_size=sampler.page_size,
+        cache_tokens=sampler.cache_tokens,
+        prefill_tokens=sampler.prefill_tokens,
+        attention=sampler.attention,
     )
     return Engine(settings, mesh=mesh)
 
 
-def make_sampling(
+def make_distribution(config: Config) -> Sampling:
+    """What training samples from."""
+    sampler = config.sampler
+    return Sampling(
+        temperature=sampler.temperature,
+        top_k=sampler.top_k,
+        top_p=sampler.top_p,
+        min_p=sampler.min_p,
+    )
+
+
+def make_samples_of(
     config: Config, purpose: Purpose, num_samples: int
 ) -> Callable[[Prompt], Samples]:
     """Keys and interruption lengths of a prompt's samples."""
@@ -111,7 +123,7 @@ def make_sampling(
             num_samples=num_samples,
         )
         if not interruption.enabled:
-            limits: Any = np.full(num_samples, NEVER, np.int32)
+            limits = np.full(num_samples, NEVER, np.int32)
         else:
             limits = interruption_lengths(
                 keys,
@@ -130,18 +142,15 @@ def make_evaluator(
     tokenizer: Tokenizer,
     verifier: VerifierPool,
 ) -> Evaluator:
-    """Evaluation on the training engine, or on one of its own temperature."""
-    if config.eval.temperature != config.sampler.temperature:
-        settings = engine.settings
-        engine = Engine(
-            dataclasses.replace(settings, temperature=config.eval.temperature),
-            mesh=engine.mesh,
-        )
+    """Evaluation on the training engine, at a temperature of its own."""
     return Evaluator(
         engine=engine,
         prompts=prompts,
         samples_per_prompt=config.eval.samples_per_prompt,
-        make_samples=make_sampling(config, "eval", config.eval.samples_per_prompt),
+        sampling=dataclasses.replace(
+            make_distribution(config), temperature=config.eval.temperature
+        ),
+        make_samples=make_samples_of(config, "eval", config.eval.samples_per_prompt),
         verifier=verifier,
         tokenizer=tokenizer,
         answer_after=config.data.answer_after,
@@ -153,21 +162,21 @@ def make_evaluator(
 def make_agreement(
     config: Config, engine: Engine, forward: Forward, prompts: tuple[Prompt, ...]
 ) -> AgreementCheck:
-    """A check on a held-out prompt of each prefill bucket.
+    """A check on the shortest, the longest and other held-out prompts.
 
-    With top-k or top-p on there is no limit: the learner's distribution is the
+    With top-k, top-p or min-p on there is no limit: the learner's distribution is the
     unfiltered one, and must differ.
     """
-    by_bucket = {
-        padded_length(len(prompt.tokens), longest=engine.max_prefill_length): prompt
-        for prompt in prompts
-    }
-    filtered = config.sampler.top_k > 0 or config.sampler.top_p < 1.0
+    ordered = sorted(prompts, key=lambda prompt: len(prompt.tokens))
+    places = np.linspace(0, len(ordered) - 1, min(4, len(ordered))).astype(int)
+    sampling = make_distribution(config)
+    filtered = sampling.filtered
     return AgreementCheck(
         engine,
         forward,
-        prompts=list(by_bucket.values()),
-        make_samples=make_sampling(config, "eval", config.batch.group_size),
+        prompts=[ordered[place] for place in places],
+        sampling=sampling,
+        make_samples=make_samples_of(config, "eval", config.batch.group_size),
         row_tokens=config.batch.row_tokens,
         rows_per_microbatch=config.batch.rows_per_microbatch,
         max_mismatch_nats=None if filtered else config.train.max_mismatch_nats,

@@ -12,8 +12,10 @@ import numpy as np
 
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.rewards.verifier import VerifierPool, extract_answer
-from scalerl_jax.sampler.engine import Engine, Samples
-from scalerl_jax.sampler.scheduler import Completion, complete
+from scalerl_jax.sampler.completing import complete
+from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.requests import Completion, Samples
+from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.types import Prompt, PyTree
 
 
@@ -40,6 +42,7 @@ class Evaluator:
     engine: Engine
     prompts: Sequence[Prompt]
     samples_per_prompt: int
+    sampling: Sampling
     make_samples: Callable[[Prompt], Samples]
     verifier: VerifierPool
     tokenizer: Tokenizer
@@ -96,6 +99,7 @@ class Evaluator:
             params,
             self.prompts,
             make_samples=self.make_samples,
+            sampling=self.sampling,
             version=policy_version,
         ):
             completions.setdefault(each.request_id, {})[each.sample] = each

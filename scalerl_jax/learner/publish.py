@@ -9,10 +9,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from scalerl_jax.model.architecture import (
     Architecture,
     ParamSpec,
+    layered_table,
     map_specs,
-    parameter_table,
 )
 from scalerl_jax.model.shardings import MESH_AXES
+from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.types import PyTree
 
 
@@ -21,7 +22,8 @@ def make_publish(
 ) -> Callable[[PyTree], PyTree]:
     """A function from the learner's params to a copy on the sampler's devices.
 
-    The train step donates its state: what is published must own its memory.  The cast
+    What it returns is laid out by `architecture.layered_table`.  The train step donates
+    its state: what is published must own its memory.  The cast
     and the gathering of fsdp shards run in one program on the learner's mesh, so that
     the transfer moves shards as they are.  Where the meshes differ in `tensor`, the
     shards differ too and the transfer goes through the host: correct, but slow.
@@ -33,14 +35,15 @@ def make_publish(
             names = (axis if axis == "tensor" else None for axis in axes)
             return NamedSharding(mesh, PartitionSpec(*names))
 
-        return map_specs(shard, parameter_table(arch))
+        return map_specs(shard, layered_table(arch))
 
-    copy = jax.jit(
-        lambda params: jax.tree.map(
-            lambda leaf: jnp.array(leaf, dtype=dtype, copy=True), params
-        ),
-        out_shardings=layout(learner_mesh),
-    )
+    def cast(params: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
+            unstack_layers(params, arch),
+        )
+
+    copy = jax.jit(cast, out_shardings=layout(learner_mesh))
     destination = layout(sampler_mesh)
 
     def publish(params: PyTree) -> PyTree:

@@ -55,7 +55,7 @@ class Forward:
         targets: Int[Array, "R S"],
     ) -> tuple[Float[Array, "R S"], Float[Array, "R S"]]:
         """Log-probability of every target and the entropies, in nats."""
-        hidden, _ = hidden_states(
+        hidden = hidden_states(
             params,
             self.arch,
             tokens,

@@ -140,6 +140,20 @@ def parameter_table(arch: Architecture) -> PyTree:
     return table
 
 
+def layered_table(arch: Architecture) -> PyTree:
+    """The same parameters with an array per layer: `layers` is a tuple.
+
+    A program that unrolls the layers takes them so; a slice of a stack would be a copy
+    of the weights wherever the compiler does not fuse it.
+    """
+    table = parameter_table(arch)
+    layer = map_specs(
+        lambda spec: ParamSpec(spec.shape[1:], spec.axes[1:], spec.init),
+        table["layers"],
+    )
+    return table | {"layers": (layer,) * arch.num_layers}
+
+
 _LLAMA3_1_ROPE = RopeScaling(
     factor=8.0,
     low_freq_factor=1.0,

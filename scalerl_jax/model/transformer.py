@@ -4,18 +4,18 @@ Pure functions of a parameter tree (see `architecture.parameter_table`).  The tw
 passes share every formula; they differ in where keys and values come from:
 
     hidden_states   whole rows, several segments in a row, layers under a scan
-    decode_step     one new token per slot, keys and values kept in a cache
+    cached_hidden   tokens of any sequences, attention by whoever keeps their cache
 
 Neither samples, masks a loss nor knows a mesh.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from scalerl_jax.model.architecture import (
     Architecture,
@@ -26,18 +26,7 @@ from scalerl_jax.model.architecture import (
 from scalerl_jax.types import PyTree
 
 _INIT_STD = 0.02
-_MASKED = -1e30  # finite: a row without any key must not make a NaN
-
-
-@struct.dataclass(kw_only=True)
-class KVCache:
-    """Keys and values per layer: `keys[layer]` is [slots, kv heads, length, head dim].
-
-    One array per layer, so that a decode step updates each in place.
-    """
-
-    keys: tuple[Array, ...]
-    values: tuple[Array, ...]
+MASKED = -1e30  # finite: a row without any key must not make a NaN
 
 
 def init_params(arch: Architecture, key: Array, *, dtype: DTypeLike) -> PyTree:
@@ -65,16 +54,13 @@ def abstract_params(arch: Architecture, *, dtype: DTypeLike) -> PyTree:
     )
 
 
-def init_cache(
-    arch: Architecture, *, slots: int, length: int, dtype: DTypeLike
-) -> KVCache:
-    """An empty cache for `slots` sequences of at most `length` tokens."""
-    shape = (slots, arch.num_kv_heads, length, arch.head_dim)
-    layers = range(arch.num_layers)
-    return KVCache(
-        keys=tuple(jnp.zeros(shape, dtype) for _ in layers),
-        values=tuple(jnp.zeros(shape, dtype) for _ in layers),
+def unstack_layers(params: PyTree, arch: Architecture) -> PyTree:
+    """The parameters as `architecture.layered_table` lays them out."""
+    layers = tuple(
+        jax.tree.map(lambda leaf, index=index: leaf[index], params["layers"])
+        for index in range(arch.num_layers)
     )
+    return params | {"layers": layers}
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
@@ -141,16 +127,6 @@ def _block(
     return x + (gate * (h @ layer["up"].astype(dtype))) @ layer["down"].astype(dtype)
 
 
-def _softmax_mix(
-    q: Array, k: Array, v: Array, allowed: Array, *, subscripts: tuple[str, str]
-) -> Array:
-    """softmax(q k / sqrt(dim)) v over the allowed keys, the softmax in float32."""
-    scores = jnp.einsum(subscripts[0], q, k, preferred_element_type=jnp.float32)
-    scores = scores * q.shape[-1] ** -0.5
-    shares = jax.nn.softmax(jnp.where(allowed, scores, _MASKED), axis=-1)
-    return jnp.einsum(subscripts[1], shares.astype(v.dtype), v)
-
-
 def _segment_attention(
     q: Float[Array, "R S heads dim"],
     k: Float[Array, "R S kv dim"],
@@ -164,13 +140,10 @@ def _segment_attention(
     allowed = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (
         order[:, None] >= order[None, :]
     )
-    mixed = _softmax_mix(
-        q,
-        k,
-        v,
-        allowed[:, None, None],
-        subscripts=("rqkgd,rskd->rkgqs", "rkgqs,rskd->rqkgd"),
-    )
+    scores = jnp.einsum("rqkgd,rskd->rkgqs", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(allowed[:, None, None], scores * dim**-0.5, MASKED)
+    shares = jax.nn.softmax(scores, axis=-1)  # in float32
+    mixed = jnp.einsum("rkgqs,rskd->rqkgd", shares.astype(v.dtype), v)
     return mixed.reshape(rows, length, heads, dim)
 
 
@@ -183,23 +156,14 @@ def hidden_states(
     segment_ids: Int[Array, "R S"],
     dtype: DTypeLike,
     remat: str = "none",
-    keep_kv: bool = False,
-) -> tuple[Float[Array, "R S D"], tuple[Array, Array] | None]:
-    """Final hidden states of whole rows, and on request every layer's keys, values.
+) -> Float[Array, "R S D"]:
+    """Final hidden states of whole rows; tokens see earlier ones of their segment."""
 
-    Tokens see earlier tokens of their own segment only.  With `keep_kv` the second
-    value is (keys, values), each [L, R, S, kv heads, head dim]; else None.
-    """
-
-    def step(x: Array, layer: PyTree) -> tuple[Array, tuple[Array, Array] | None]:
-        kept = []
-
+    def step(x: Array, layer: PyTree) -> tuple[Array, None]:
         def attend(q: Array, k: Array, v: Array) -> Array:
-            kept.append((k, v))
             return _segment_attention(q, k, v, segment_ids)
 
-        x = _block(layer, arch, x, positions, attend)
-        return x, kept[0] if keep_kv else None
+        return _block(layer, arch, x, positions, attend), None
 
     if remat == "full":
         step = jax.checkpoint(step)
@@ -207,58 +171,30 @@ def hidden_states(
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         step = jax.checkpoint(step, policy=policy)
     x = params["embedding"][tokens].astype(dtype)
-    x, kv = jax.lax.scan(step, x, params["layers"])
-    return rms_norm(x, params["final_norm"], arch.rms_eps), kv
+    x, _ = jax.lax.scan(step, x, params["layers"])
+    return rms_norm(x, params["final_norm"], arch.rms_eps)
 
 
-def decode_step(
+def cached_hidden(
     params: PyTree,
     arch: Architecture,
-    tokens: Int[Array, " slots"],
-    cache: KVCache,
+    tokens: Int[Array, " T"],
     *,
-    positions: Int[Array, " slots"],
-    active: Bool[Array, " slots"],
+    positions: Int[Array, " T"],
+    attend: Callable[[int, Array, Array, Array], Array],
     dtype: DTypeLike,
-) -> tuple[Float[Array, "slots D"], KVCache]:
-    """Final hidden states of one new token per slot; its keys and values are cached.
+) -> Float[Array, "T D"]:
+    """Final hidden states of new tokens, whichever sequences they belong to.
 
-    The token of slot s stands at `positions[s]` and sees the cache up to itself.  A
-    slot that is not active computes as the others do, but leaves its cache alone.
+    `attend(layer, q, k, v)` caches the keys and values [T, kv heads, head dim] of a
+    layer and returns what the queries [T, heads, head dim] find in the cache.  The
+    layers are unrolled, every layer's cache is updated in place, and `params` are laid
+    out by `architecture.layered_table`.
     """
-    slots = tokens.shape[0]
-    length = cache.keys[0].shape[2]
-    seen = jnp.arange(length)[None] <= positions[:, None]
-    # An index past the end is dropped by the scatter: idle slots write nothing.
-    places = jnp.where(active, positions, length)
-    keys, values = list(cache.keys), list(cache.values)
     x = params["embedding"][tokens].astype(dtype)
-    for index in range(arch.num_layers):
-        layer = jax.tree.map(lambda leaf, index=index: leaf[index], params["layers"])
-
-        def attend(q: Array, k: Array, v: Array, index: int = index) -> Array:
-            rows = jnp.arange(slots)
-            keys[index] = (
-                keys[index]
-                .at[rows, :, places]
-                .set(k.astype(keys[index].dtype), mode="drop")
-            )
-            values[index] = (
-                values[index]
-                .at[rows, :, places]
-                .set(v.astype(values[index].dtype), mode="drop")
-            )
-            return _softmax_mix(
-                q.reshape(slots, arch.num_kv_heads, -1, arch.head_dim),
-                keys[index].astype(q.dtype),
-                values[index].astype(q.dtype),
-                seen[:, None, None],
-                subscripts=("bkgd,bksd->bkgs", "bkgs,bksd->bkgd"),
-            )
-
-        x = _block(layer, arch, x, positions, attend)
-    x = rms_norm(x, params["final_norm"], arch.rms_eps)
-    return x, KVCache(keys=tuple(keys), values=tuple(values))
+    for index, layer in enumerate(params["layers"]):
+        x = _block(layer, arch, x, positions, functools.partial(attend, index))
+    return rms_norm(x, params["final_norm"], arch.rms_eps)
 
 
 def head_weights(params: PyTree) -> Float[Array, "V D"]:

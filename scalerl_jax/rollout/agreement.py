@@ -12,8 +12,10 @@ import numpy as np
 
 from scalerl_jax.learner.step import Forward
 from scalerl_jax.rollout.batching import TrainSequence, pack
-from scalerl_jax.sampler.engine import Engine, Samples
-from scalerl_jax.sampler.scheduler import Completion, complete
+from scalerl_jax.sampler.completing import complete
+from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.requests import Completion, Samples
+from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.types import Prompt, PyTree
 
 
@@ -40,6 +42,7 @@ class AgreementCheck:
         forward: Forward,
         *,
         prompts: Sequence[Prompt],
+        sampling: Sampling,
         make_samples: Callable[[Prompt], Samples],
         row_tokens: int,
         rows_per_microbatch: int,
@@ -53,6 +56,7 @@ class AgreementCheck:
         self._engine = engine
         self._logprobs = jax.jit(forward.logprobs)
         self._prompts = prompts
+        self._sampling = sampling
         self._make_samples = make_samples
         self._row_tokens = row_tokens
         self._rows_per_microbatch = rows_per_microbatch
@@ -83,6 +87,7 @@ class AgreementCheck:
             sampler_params,
             self._prompts,
             make_samples=self._make_samples,
+            sampling=self._sampling,
             version=0,
         )
         batch = pack(

@@ -17,8 +17,9 @@ from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.rewards.verifier import Verdicts, VerifierPool, extract_answer
 from scalerl_jax.rollout.queue import QueueClosed, RolloutQueue
-from scalerl_jax.sampler.engine import Samples
-from scalerl_jax.sampler.scheduler import Completion, Request, Scheduler
+from scalerl_jax.sampler.requests import Completion, Request, Samples
+from scalerl_jax.sampler.sampling import Sampling
+from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Group, Prompt, PyTree, Rollout
 from scalerl_jax.utils.ledger import Ledger
 
@@ -76,6 +77,7 @@ class RolloutWorker:
         queue: RolloutQueue,
         verifier: VerifierPool,
         judging: Judging,
+        sampling: Sampling,
         make_samples: Callable[[Prompt], Samples],
         ledger: Ledger,
         flops_per_token: Callable[[float], float],
@@ -89,6 +91,7 @@ class RolloutWorker:
         self._queue = queue
         self._verifier = verifier
         self._judging = judging
+        self._sampling = sampling
         self._make_samples = make_samples
         self._ledger = ledger
         self._flops_per_token = flops_per_token  # of a forward pass, by context
@@ -96,6 +99,7 @@ class RolloutWorker:
         self._group_size = group_size
         self._group_timeout_s = group_timeout_s
         self._open: dict[int, _Open] = {}
+        self.sampler_metrics: dict[str, int] = {}  # as of the last call
         self._published: tuple[PyTree, int] | None = None
         self._parking = threading.Condition()
         self._pauses = 0
@@ -183,6 +187,7 @@ class RolloutWorker:
         if worked:
             with self._ledger.activity("generate", pool=self._pool):
                 finished = self._scheduler.step(params, version=version)
+            self.sampler_metrics = self._scheduler.stats.metrics()
             for completion in finished:
                 self._collect(completion, version)
         verdicts = self._verifier.poll()
@@ -205,10 +210,17 @@ class RolloutWorker:
                 request_id=ticket,
                 tokens=prompt.tokens,
                 samples=self._make_samples(prompt),
+                sampling=self._sampling,
             )
         )
 
     def _collect(self, completion: Completion, version: int) -> None:
+        if completion.failure:
+            raise FloatingPointError(
+                f"sample {completion.sample} of prompt "
+                f"{self._open[completion.request_id].prompt.prompt_id} failed: "
+                f"{completion.failure}"
+            )
         opened = self._open[completion.request_id]
         length = len(completion.tokens)
         context = len(opened.prompt.tokens) + length / 2

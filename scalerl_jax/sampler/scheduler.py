@@ -1,222 +1,400 @@
 """Continuous batching: requests into free slots, tokens into completions.
 
-The host's half of the sampler.  It knows slots and requests, not what they are for.
+The host's half of the sampler.  It knows slots, pages and requests, not what they are
+for.  A step dispatches one `generate` call and then reads the results of the call
+before it, so that the device never waits for this bookkeeping.
+
+When the pages run out, the sample that was placed last is suspended: it gives its
+pages back, and later goes on from its own tokens, whose keys and values are made
+again.  The oldest sample is never suspended, so there is always one that ends.
 """
 
 import collections
 import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import jax
 import numpy as np
 
-from scalerl_jax.sampler.engine import (
-    DecodeState,
-    Engine,
-    Prefix,
-    Samples,
-    padded_length,
+from scalerl_jax.sampler.decoding import ResultTokens
+from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.pages import PageLedger
+from scalerl_jax.sampler.placing import Placed, insertion
+from scalerl_jax.sampler.prefilling import Prefix, Waiting, fill_chunk
+from scalerl_jax.sampler.requests import (
+    Completion,
+    Request,
+    Sample,
+    SchedulerStats,
+    piece_of,
 )
-from scalerl_jax.types import Prompt, PyTree
+from scalerl_jax.sampler.stopping import end_of_stop
+from scalerl_jax.types import PyTree
+
+KvOnUpdate = Literal["keep", "recompute"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """One prompt, to be completed once per sample."""
+class _Call:
+    """A `generate` call whose results are not read yet."""
 
-    request_id: int
-    tokens: np.ndarray  # int32 [P]
-    samples: Samples
-
-    @property
-    def num_samples(self) -> int:
-        """Completions asked for."""
-        return len(self.samples.keys)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Completion:
-    """A finished sample of a request."""
-
-    request_id: int
-    sample: int
-    tokens: np.ndarray  # int32 [T]
-    mask: np.ndarray  # bool [T], False on forced tokens
-    logprobs: np.ndarray  # float32 [T], nats
-    versions: np.ndarray  # int32 [T]
-    cut_off: bool
-    interrupted: bool
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Running:
-    request_id: int
-    sample: int
-    pieces: list[tuple[np.ndarray, ...]] = dataclasses.field(default_factory=list)
+    samples: list[tuple[int, Sample]]  # slot and sample of each row
+    results: ResultTokens
+    version: int
 
 
 class Scheduler:
     """Keeps the slots of one engine full.  Not thread-safe: one owner at a time."""
 
-    def __init__(self, engine: Engine) -> None:
-        """A scheduler with every slot free."""
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        kv_on_update: KvOnUpdate = "keep",
+        decode: Callable[[list[int]], str] | None = None,
+    ) -> None:
+        """A scheduler with every slot free; `decode` is for requests that have stops.
+
+        `kv_on_update` says what becomes of the keys and values of running samples when
+        another version comes: they are kept, or made again with the new params.
+        """
         self._engine = engine
-        self._state: DecodeState = engine.init_decode_state()
+        self._settings = engine.settings
+        self._kv_on_update = kv_on_update
+        self._decode = decode
+        self._state = engine.init_decode_state()
+        self._pages = PageLedger(engine.settings.num_pages)
         # The lowest slot first: equal histories give equal placements.
         self._free = list(range(engine.max_concurrent_decodes))
-        self._running: dict[int, _Running] = {}
-        self._waiting: collections.deque[tuple[Request, int]] = collections.deque()
-        # A half-placed request, and its prompt as prefilled at a version.
-        self._prefix: tuple[Request, int, Prefix] | None = None
+        self._running: dict[int, Sample] = {}
+        self._waiting: collections.deque[Waiting] = collections.deque()
+        self._call: _Call | None = None
+        self._ended: list[Completion] = []  # in this step
+        self._placed = 0
+        self._version: int | None = None
+        self._stats = SchedulerStats()
 
     @property
     def free_slots(self) -> int:
         """Slots that no running or waiting sample will take."""
-        waiting = sum(request.num_samples - done for request, done in self._waiting)
-        return len(self._free) - waiting
+        return len(self._free) - sum(len(each.samples) for each in self._waiting)
 
     @property
     def busy(self) -> bool:
-        """Whether any sample is running or waits for a slot."""
+        """Whether any sample is running or waits."""
         return bool(self._running or self._waiting)
 
-    def submit(self, request: Request) -> None:
-        """Put a request in line.
+    @property
+    def stats(self) -> SchedulerStats:
+        """Counts so far."""
+        held = sum(
+            len(each.request.tokens) + each.num_tokens - 1
+            for each in self._running.values()
+        )
+        self._stats.tokens_held = held
+        self._stats.pages_in_use = self._pages.in_use
+        self._stats.peak_pages = self._pages.peak
+        return self._stats
 
-        Raises:
-            ValueError: the prompt is empty or longer than the engine takes.
-        """
-        longest = self._engine.max_prefill_length
-        if not 0 < len(request.tokens) <= longest:
-            raise ValueError(
-                f"a prompt of {len(request.tokens)} tokens; sampler.max_prompt_tokens "
-                f"= {longest} is the limit, and 1 the least"
+    def submit(self, request: Request) -> None:
+        """Put a request in line; raises what `Request.check` does."""
+        request.check(
+            longest=self._engine.max_prefill_length,
+            most=self._settings.max_completion_tokens,
+            decodes=self._decode is not None,
+        )
+        most = request.samples.max_tokens
+        if most is None:
+            most = [self._settings.max_completion_tokens] * request.num_samples
+        samples = (
+            Sample(request=request, number=number, limit=int(limit))
+            for number, limit in enumerate(most)
+        )
+        self._waiting.append(
+            Waiting(
+                request=request,
+                samples=collections.deque(samples),
+                tokens=request.tokens[:-1],
             )
-        self._waiting.append((request, 0))
+        )
 
     def cancel(self, request_id: int) -> int:
         """Drop a request: its waiting samples, and those in slots.
 
-        Returns the number of tokens that were generated in those slots.
+        Returns the number of tokens that were generated for it and not returned.
         """
         lost = 0
-        self._waiting = collections.deque(
-            (request, done)
-            for request, done in self._waiting
-            if request.request_id != request_id
-        )
-        marked = np.zeros(self._engine.max_concurrent_decodes, bool)
-        for slot, running in list(self._running.items()):
-            if running.request_id == request_id:
-                marked[slot] = True
-                left = self._leave(slot)
-                lost += sum(len(tokens) for tokens, *_ in left.pieces)
-        if marked.any():
-            self._state = self._engine.free_resource(self._state, slots=marked)
+        for entry in list(self._waiting):
+            if entry.request.request_id == request_id:
+                self._waiting.remove(entry)
+                self._drop_prefix(entry)
+                lost += sum(sample.num_tokens for sample in entry.samples)
+        slots = [
+            slot
+            for slot, sample in self._running.items()
+            if sample.request.request_id == request_id
+        ]
+        lost += sum(self._running[slot].num_tokens for slot in slots)
+        for slot in slots:
+            self._leave(slot)
+        self._stop(slots)
+        self._stats.wasted_tokens += lost
         return lost
 
     def step(self, params: PyTree, *, version: int) -> list[Completion]:
-        """Fill free slots, make one `generate` call, and return what finished."""
-        self._fill(params, version)
-        if not self._running:
-            return []
-        self._state, results = self._engine.generate(params, self._state)
-        results = jax.device_get(results)
-        finished = []
-        for slot in list(self._running):
-            running = self._running[slot]
-            count = int(results.valid[:, slot].sum())
-            running.pieces.append(
-                (
-                    results.tokens[:count, slot],
-                    ~results.forced[:count, slot],
-                    results.logprobs[:count, slot],
-                    np.full(count, version, np.int32),
-                )
-            )
-            if not results.active[slot]:
-                finished.append(self._finish(slot, cut_off=bool(results.cut_off[slot])))
-        return finished
+        """Fill free slots, dispatch one `generate` call, return what has finished.
 
-    def _fill(self, params: PyTree, version: int) -> None:
-        slots = self._engine.max_concurrent_decodes
+        Raises:
+            ValueError: the params are not of the engine's model, or the version is
+                older than the last one; nothing has changed then.
+        """
+        params = self._engine.load_params(params)
+        if self._version is not None and version < self._version:
+            raise ValueError(
+                f"params of version {version} after those of version {self._version}: "
+                f"an update must not go back"
+            )
+        if version != self._version and self._kv_on_update == "recompute":
+            self._recompute(params)
+        self._version = version
+        self._admit(params, version)
+        call = self._dispatch(params, version)
+        self._read()
+        self._call = call
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _recompute(self, params: PyTree) -> None:
+        """The keys and values of every running sample, with other params."""
+        self._read()
+        prefixes = [
+            Prefix(tokens=sample.tokens()[:-1], pages=sample.pages, version=0)
+            for sample in self._running.values()
+        ]
+        self._stats.recomputed_tokens += sum(len(each.tokens) for each in prefixes)
+        while (chunk := fill_chunk(self._engine, prefixes)) is not None:
+            self._state = self._engine.prefill(params, self._state, chunk)
+
+    # -- from waiting to running ------------------------------------------------------
+
+    def _admit(self, params: PyTree, version: int) -> None:
+        """One prefill chunk, or as many as it takes where nothing is running."""
         while self._waiting and self._free:
-            request, done = self._waiting.popleft()
-            count = min(len(self._free), request.num_samples - done)
-            # Past the last slot: inserted nowhere.
-            places = np.full(request.num_samples, slots, np.int32)
-            for sample in range(done, done + count):
-                slot = heapq.heappop(self._free)
-                places[sample] = slot
-                self._running[slot] = _Running(
-                    request_id=request.request_id, sample=sample
+            begun = self._begin_prefixes(version)
+            chunk = fill_chunk(self._engine, begun)
+            if chunk is not None:
+                self._state = self._engine.prefill(params, self._state, chunk)
+                self._stats.chunks += 1
+                self._stats.prefilled_tokens += int(chunk.query_starts[-1])
+            self._place()
+            if self._running:
+                return
+
+    def _begin_prefixes(self, version: int) -> list[Prefix]:
+        """Prefixes of the entries that slots are free for, at this version."""
+        for entry in self._waiting:
+            if entry.prefix is not None and entry.prefix.version != version:
+                self._drop_prefix(entry)  # never used across versions
+        slots, begun = len(self._free), []
+        for entry in self._waiting:
+            if slots <= 0:
+                break
+            slots -= len(entry.samples)
+            if entry.prefix is None:
+                count = self._settings.pages_for(len(entry.tokens))
+                # Room for its first sample, and a page for everyone who grows.
+                room = self._pages.free - self._first_pages(entry) - len(self._running)
+                if count > room and (self._running or begun):
+                    break
+                entry.prefix = Prefix(
+                    tokens=entry.tokens, pages=self._pages.take(count), version=version
                 )
-            prefix = self._prefill(request, params, version)
-            self._state = self._engine.bulk_insert(
-                prefix, self._state, slots=places, samples=request.samples
+            begun.append(entry.prefix)
+        return begun
+
+    def _first_pages(self, entry: Waiting) -> int:
+        """Pages of its own that a sample needs for its first call."""
+        cached = len(entry.tokens)
+        ahead = min(cached + self._settings.tokens_per_call, self._settings.max_tokens)
+        return self._settings.pages_for(ahead) - cached // self._settings.page_size
+
+    def _place(self) -> None:
+        """Samples with a ready prefix into slots."""
+        placed: list[Placed] = []
+        for entry in list(self._waiting):
+            if entry.prefix is None or not entry.prefix.ready:
+                continue
+            while entry.samples and self._free:
+                own = self._first_pages(entry)
+                alone = not (self._running or placed)
+                if alone and own > self._pages.free:
+                    self._drop_prefixes(keep=entry)
+                reserve = 0 if alone else len(self._running)
+                if own + reserve > self._pages.free:
+                    break
+                placed.append(self._take_slot(entry, own))
+            if not entry.samples:
+                self._pages.release(entry.prefix.pages)
+                self._waiting.remove(entry)
+        if placed:
+            self._state = self._engine.insert(
+                self._state, **insertion(self._settings, placed)
             )
-            self._prefix = None
-            if done + count < request.num_samples:
-                self._waiting.appendleft((request, done + count))
-                self._prefix = (request, version, prefix)
 
-    def _prefill(self, request: Request, params: PyTree, version: int) -> Prefix:
-        if self._prefix is not None:
-            placed, prefilled_at, prefix = self._prefix
-            # By identity: a number can come again with another prompt.
-            if placed is request and prefilled_at == version:
-                return prefix
-        length = len(request.tokens)
-        padded = np.zeros(
-            padded_length(length, longest=self._engine.max_prefill_length), np.int32
+    def _take_slot(self, entry: Waiting, own: int) -> Placed:
+        assert entry.prefix is not None, "only a ready prefix is placed"
+        sample, slot = entry.samples.popleft(), heapq.heappop(self._free)
+        whole, rest = divmod(len(entry.tokens), self._settings.page_size)
+        fresh = self._pages.take(own)
+        sample.pages = self._pages.share(entry.prefix.pages[:whole]) + fresh
+        self._placed += 1
+        sample.order = self._placed
+        self._running[slot] = sample
+        copy = (entry.prefix.pages[whole], fresh[0]) if rest else None
+        return Placed(slot=slot, sample=sample, copy=copy)
+
+    def _drop_prefix(self, entry: Waiting) -> None:
+        if entry.prefix is not None:
+            self._stats.prefixes_dropped += 1
+            self._pages.release(entry.prefix.pages)
+            entry.prefix = None
+
+    def _drop_prefixes(self, *, keep: Waiting | None = None) -> None:
+        for entry in self._waiting:
+            if entry is not keep:
+                self._drop_prefix(entry)
+
+    # -- a call, and its results ------------------------------------------------------
+
+    def _dispatch(self, params: PyTree, version: int) -> _Call | None:
+        """A call for every sample that may go on, before the last one is read."""
+        for sample in sorted(self._running.values(), key=lambda each: each.order):
+            self._reserve(sample)
+        rows = [
+            (slot, sample)
+            for slot, sample in sorted(self._running.items())
+            if sample.goes_on
+        ]
+        if not rows:
+            return None
+        count = next(each for each in self._engine.row_counts if each >= len(rows))
+        longest = max(len(sample.pages) for _, sample in rows)
+        width = next(each for each in self._engine.table_widths if each >= longest)
+        slots = np.full(count, self._settings.slots, np.int32)
+        table = np.zeros((count, width), np.int32)
+        for place, (slot, sample) in enumerate(rows):
+            slots[place] = slot
+            table[place, : len(sample.pages)] = sample.pages
+            sample.in_flight += self._settings.tokens_per_call
+        self._state, results = self._engine.generate(
+            params, self._state, slots=slots, table=table
         )
-        padded[:length] = request.tokens
-        return self._engine.prefill(
-            params=params, padded_tokens=padded, true_length=length
+        for array in jax.tree.leaves(results):
+            array.copy_to_host_async()
+        self._stats.calls += 1
+        held = self.stats.tokens_held
+        self._stats.peak_tokens_held = max(self._stats.peak_tokens_held, held)
+        return _Call(samples=rows, results=results, version=version)
+
+    def _reserve(self, sample: Sample) -> None:
+        """Pages for the tokens of the next call; suspends the youngest if it must."""
+        while sample in self._running.values() and sample.goes_on:
+            tokens = sample.num_tokens + sample.in_flight
+            tokens = min(tokens + self._settings.tokens_per_call, sample.limit)
+            cached = len(sample.request.tokens) + tokens - 1
+            missing = self._settings.pages_for(cached) - len(sample.pages)
+            if missing <= self._pages.free:
+                if missing > 0:
+                    sample.pages += self._pages.take(missing)
+                return
+            if any(entry.prefix is not None for entry in self._waiting):
+                self._drop_prefixes()
+            elif self._call is not None:
+                self._read()  # what has ended gives its pages back
+            else:
+                self._suspend(max(self._running, key=lambda x: self._running[x].order))
+
+    def _suspend(self, slot: int) -> None:
+        assert self._call is None, "its tokens in flight would be lost"
+        # All rows to the host: to cut one out on the device is a program of its own.
+        row = jax.tree.map(
+            lambda held: np.array(held[slot]), jax.device_get(self._state.rows)
+        )
+        sample = self._leave(slot)
+        sample.row = row
+        self._stop([slot])
+        self._stats.suspended += 1
+        self._waiting.appendleft(
+            Waiting(
+                request=sample.request,
+                samples=collections.deque([sample]),
+                tokens=sample.tokens()[:-1],
+            )
         )
 
-    def _finish(self, slot: int, *, cut_off: bool) -> Completion:
-        running = self._leave(slot)
-        tokens, mask, logprobs, versions = (
-            np.concatenate(parts) for parts in zip(*running.pieces, strict=True)
-        )
-        return Completion(
-            request_id=running.request_id,
-            sample=running.sample,
-            tokens=tokens,
-            mask=mask,
-            logprobs=logprobs,
-            versions=versions,
-            cut_off=cut_off,
-            interrupted=not mask.all(),
+    def _read(self) -> None:
+        """The results of the last call, if there is one."""
+        call, self._call = self._call, None
+        if call is None:
+            return
+        results = jax.device_get(call.results)
+        stopped = []
+        for column, (slot, sample) in enumerate(call.samples):
+            sample.in_flight -= self._settings.tokens_per_call
+            count = int(results.valid[:, column].sum())
+            if self._running.get(slot) is not sample:
+                self._stats.wasted_tokens += count
+                continue
+            piece = piece_of(results, column, count, call.version)
+            keep = end_of_stop(sample, piece[0], self._decode)
+            if keep is not None:
+                self._stats.wasted_tokens += count - keep
+                piece = tuple(array[:keep] for array in piece)
+                stopped.append(slot)
+            self._add(sample, piece)
+            if keep is not None or not results.active[column]:
+                self._finish(
+                    slot,
+                    cut_off=keep is None and bool(results.cut_off[column]),
+                    stopped=keep is not None,
+                    failed=keep is None and bool(results.failed[column]),
+                    version=call.version,
+                )
+        self._stop(stopped)
+
+    def _add(self, sample: Sample, piece: tuple[np.ndarray, ...]) -> None:
+        sample.pieces.append(piece)
+        sample.num_tokens += len(piece[0])
+        if sample.request.listener is not None and len(piece[0]):
+            sample.request.listener(sample.number, piece[0], piece[2])
+
+    def _finish(
+        self, slot: int, *, cut_off: bool, stopped: bool, failed: bool, version: int
+    ) -> None:
+        sample = self._leave(slot)
+        failure = ""
+        if failed:
+            self._stats.failed += 1
+            failure = (
+                f"the logits after token {sample.num_tokens} of the completion are not "
+                f"finite at policy version {version}; check the params"
+            )
+        self._ended.append(
+            sample.completion(cut_off=cut_off, stopped=stopped, failure=failure)
         )
 
-    def _leave(self, slot: int) -> _Running:
+    def _leave(self, slot: int) -> Sample:
         heapq.heappush(self._free, slot)
-        return self._running.pop(slot)
+        sample = self._running.pop(slot)
+        self._pages.release(sample.pages)
+        sample.pages = []
+        return sample
 
-
-def complete(
-    engine: Engine,
-    params: PyTree,
-    prompts: Sequence[Prompt],
-    *,
-    make_samples: Callable[[Prompt], Samples],
-    version: int,
-) -> list[Completion]:
-    """Every sample of every prompt, in slots of their own, at one version.
-
-    `request_id` is the place of the prompt; completions come as they finish.
-    """
-    scheduler = Scheduler(engine)
-    for place, prompt in enumerate(prompts):
-        scheduler.submit(
-            Request(
-                request_id=place, tokens=prompt.tokens, samples=make_samples(prompt)
-            )
-        )
-    completions: list[Completion] = []
-    while scheduler.busy:
-        completions += scheduler.step(params, version=version)
-    return completions
+    def _stop(self, slots: Sequence[int]) -> None:
+        """The device forgets sequences that it takes for active."""
+        if slots:
+            marked = np.zeros(self._settings.slots, bool)
+            marked[list(slots)] = True
+            self._state = self._engine.free_resource(self._state, slots=marked)

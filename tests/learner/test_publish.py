@@ -10,7 +10,7 @@ from small_model import small_architecture
 
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.model.shardings import param_shardings
-from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.model.transformer import abstract_params, unstack_layers
 from scalerl_jax.parallel.mesh import make_learner_mesh
 
 ARCH = small_architecture(family="qwen2")
@@ -69,11 +69,11 @@ def test_the_sampler_gets_the_values_on_its_own_devices(learner, sampler, dtype)
         assert leaf.sharding.device_set == set(sampler_mesh.devices.flat)
         np.testing.assert_array_equal(leaf, original.astype(jnp.dtype(dtype)))
 
-    jax.tree.map(check, published, host_params())
+    jax.tree.map(check, published, unstack_layers(host_params(), ARCH))
     # Heads are cut over the sampler's tensor axis, and nothing over fsdp.
     shards = sampler_mesh.shape["tensor"]
-    query = published["layers"]["query"].addressable_shards[0].data
-    assert query.shape == (2, 16, 32 // shards)
+    query = published["layers"][1]["query"].addressable_shards[0].data
+    assert query.shape == (16, 32 // shards)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -96,7 +96,7 @@ def test_what_is_published_survives_the_donation(dtype):
             leaf, original.astype(jnp.dtype(dtype))
         ),
         published,
-        host_params(),
+        unstack_layers(host_params(), ARCH),
     )
 
 

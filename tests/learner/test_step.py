@@ -137,7 +137,7 @@ def sampled_logprobs(params):
     tokens = np.zeros((len(sequences), LONGEST + 1), np.int32)
     for row, sequence in zip(tokens, sequences, strict=True):
         row[: len(sequence.tokens)] = sequence.tokens
-    hidden, _ = hidden_states(
+    hidden = hidden_states(
         params,
         ARCH,
         tokens,
@@ -267,7 +267,7 @@ def test_a_rewarded_token_gets_likelier_and_a_punished_one_does_not(sign):
     after, _ = jitted_step(PLAIN)(before, batch)
 
     def logprob(params):
-        hidden, _ = hidden_states(
+        hidden = hidden_states(
             params,
             ARCH,
             np.array([[3, 7]]),

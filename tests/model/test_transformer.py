@@ -15,26 +15,25 @@ from scalerl_jax.model.architecture import ARCHITECTURES, RopeScaling
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import (
     abstract_params,
-    decode_step,
+    cached_hidden,
     head_logits,
     head_weights,
     hidden_states,
-    init_cache,
     init_params,
     rms_norm,
     rope_frequencies,
     rotate,
+    unstack_layers,
 )
 from scalerl_jax.model.weights import load_params, read_architecture
 from scalerl_jax.parallel.mesh import make_learner_mesh
 
 ARCH = small_architecture(vocab_size=32)
-decode = jax.jit(decode_step, static_argnames=("arch", "dtype"))
 LOOSE_ROWS = np.random.default_rng(0).integers(0, ARCH.vocab_size, (3, 9))
 
 
-@functools.partial(jax.jit, static_argnames=("arch", "remat", "keep_kv"))
-def forward(params, arch, tokens, positions, segment_ids, remat="none", keep_kv=False):
+@functools.partial(jax.jit, static_argnames=("arch", "remat"))
+def forward(params, arch, tokens, positions, segment_ids, remat="none"):
     return hidden_states(
         params,
         arch,
@@ -43,7 +42,6 @@ def forward(params, arch, tokens, positions, segment_ids, remat="none", keep_kv=
         segment_ids=segment_ids,
         dtype=jnp.float32,
         remat=remat,
-        keep_kv=keep_kv,
     )
 
 
@@ -63,40 +61,61 @@ def params(random_params):
     return random_params(ARCH)
 
 
-def greedy_continuations(params, arch, prompts, new_tokens):
-    """Slots at different positions; those with shorter prompts wait, inactive."""
-    longest = max(map(len, prompts))
-    cache = init_cache(
+def empty_cache(arch, rows, length):
+    """Per layer the keys and the values of every row, densely: [2, R, S, kv, dim]."""
+    shape = (2, rows, length, arch.num_kv_heads, arch.head_dim)
+    return (jnp.zeros(shape),) * arch.num_layers
+
+
+@functools.partial(jax.jit, static_argnames="arch")
+def decode(params, arch, tokens, cache, positions, rows):
+    """Hidden states of some tokens, each of a row of the cache, and the cache after.
+
+    Several tokens of a row may come at once, in any order.
+    """
+    cache = list(cache)
+
+    def attend(layer, q, k, v):
+        cache[layer] = cache[layer].at[:, rows, positions].set(jnp.stack([k, v]))
+        keys, values = cache[layer][:, rows]
+        q = q.reshape(len(tokens), arch.num_kv_heads, -1, arch.head_dim)
+        scores = jnp.einsum("tkgd,tskd->tkgs", q, keys) / arch.head_dim**0.5
+        seen = jnp.arange(keys.shape[1]) <= positions[:, None]
+        scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
+        mixed = jnp.einsum("tkgs,tskd->tkgd", jax.nn.softmax(scores), values)
+        return mixed.reshape(len(tokens), arch.num_heads, arch.head_dim)
+
+    hidden = cached_hidden(
+        unstack_layers(params, arch),
         arch,
-        slots=len(prompts),
-        length=longest + new_tokens,
-        dtype=jnp.dtype("float32"),
+        tokens,
+        positions=positions,
+        attend=attend,
+        dtype=jnp.float32,
     )
+    return hidden, tuple(cache)
+
+
+def greedy_continuations(params, arch, prompts, new_tokens):
+    """Prompts in one pass, as a pack of tokens; then a token of each per pass."""
     lengths = np.array([len(prompt) for prompt in prompts])
-
-    def step(tokens, positions, active, cache):
-        hidden, cache = decode(
-            params,
-            arch,
-            jnp.asarray(tokens),
-            cache,
-            positions=jnp.asarray(positions),
-            active=jnp.asarray(active),
-            dtype=jnp.float32,
-        )
-        return np.asarray(logits_of(params, hidden).argmax(-1)), cache
-
-    following = np.zeros(len(prompts), int)
-    for position in range(longest):
-        active = position < lengths
-        tokens = [prompt[min(position, len(prompt) - 1)] for prompt in prompts]
-        chosen, cache = step(tokens, np.full(len(prompts), position), active, cache)
-        following = np.where(active, chosen, following)
-    continuations = [following]
-    for extra in range(new_tokens - 1):
-        everyone = np.ones(len(prompts), bool)
-        following, cache = step(following, lengths + extra, everyone, cache)
-        continuations.append(following)
+    count = len(prompts)
+    cache = empty_cache(arch, count, max(lengths) + new_tokens)
+    hidden, cache = decode(
+        params,
+        arch,
+        jnp.asarray(np.concatenate(prompts)),
+        cache,
+        jnp.asarray(np.concatenate([np.arange(length) for length in lengths])),
+        jnp.asarray(np.repeat(np.arange(count), lengths)),
+    )
+    hidden = hidden[np.cumsum(lengths) - 1]
+    continuations = []
+    for extra in range(new_tokens):
+        following = logits_of(params, hidden).argmax(-1)
+        continuations.append(np.asarray(following))
+        positions, rows = jnp.asarray(lengths + extra), jnp.arange(count)
+        hidden, cache = decode(params, arch, following, cache, positions, rows)
     return np.stack(continuations, axis=1)
 
 
@@ -104,7 +123,7 @@ def test_logits_match_transformers(hugging_face):
     arch = read_architecture(hugging_face.directory)
     loaded = load_params(hugging_face.directory, arch, dtype=jnp.float32)
     tokens = np.random.default_rng(0).integers(0, arch.vocab_size, 100)
-    hidden, _ = forward_rows(loaded, arch, tokens[None])
+    hidden = forward_rows(loaded, arch, tokens[None])
     expected = hugging_face.logits(tokens.tolist())
     np.testing.assert_allclose(logits_of(loaded, hidden)[0], expected, atol=1e-4)
     assert expected.std() > 0.1  # else the tolerance would say nothing
@@ -204,27 +223,64 @@ def test_rms_norm_by_hand():
     np.testing.assert_allclose(rms_norm(x, scale, 0.5), expected, rtol=1e-6)
 
 
-def test_decode_steps_equal_the_whole_row(params):
-    whole, (keys, values) = forward_rows(params, ARCH, LOOSE_ROWS, keep_kv=True)
-    rows, length = LOOSE_ROWS.shape
-    cache = init_cache(ARCH, slots=rows, length=length, dtype=jnp.dtype("float32"))
-    for position in range(length):
+def decoded(params, tokens, order):
+    """Hidden states of whole rows, made in passes of (rows, positions)."""
+    rows, length = tokens.shape
+    cache = empty_cache(ARCH, rows, length)
+    found = np.zeros((rows, length, ARCH.hidden_size), np.float32)
+    for at in order:
         hidden, cache = decode(
-            params,
-            ARCH,
-            jnp.asarray(LOOSE_ROWS[:, position]),
-            cache,
-            positions=jnp.full(rows, position),
-            active=jnp.ones(rows, bool),
-            dtype=jnp.float32,
+            params, ARCH, jnp.asarray(tokens[at]), cache, at[1], at[0]
         )
-        np.testing.assert_allclose(hidden, whole[:, position], atol=1e-5)
-    # The kept keys and values are what a cache would hold.
-    for layer in range(ARCH.num_layers):
-        for kept, cached in ((keys, cache.keys), (values, cache.values)):
-            np.testing.assert_allclose(
-                kept[layer].swapaxes(1, 2), cached[layer], atol=1e-5
-            )
+        found[at] = hidden
+    return found
+
+
+def test_one_token_at_a_time_is_the_whole_row(params):
+    whole = forward_rows(params, ARCH, LOOSE_ROWS)
+    rows, length = LOOSE_ROWS.shape
+    order = [(np.arange(rows), np.full(rows, position)) for position in range(length)]
+    np.testing.assert_allclose(decoded(params, LOOSE_ROWS, order), whole, atol=1e-5)
+
+
+def test_any_cut_into_passes_is_the_whole_row(params):
+    whole = forward_rows(params, ARCH, LOOSE_ROWS)
+    order = [
+        # 4 tokens of row 0 and 2 of row 2; then row 1 as a whole and the rest.
+        (np.array([0, 0, 0, 0, 2, 2]), np.array([0, 1, 2, 3, 0, 1])),
+        (np.array([1] * 9), np.arange(9)),
+        (np.array([2] * 7 + [0] * 5), np.array([*range(2, 9), *range(4, 9)])),
+    ]
+    np.testing.assert_allclose(decoded(params, LOOSE_ROWS, order), whole, atol=1e-5)
+
+
+def test_what_attention_returns_is_all_that_a_token_knows_of_others(params):
+    tokens, positions = jnp.asarray(LOOSE_ROWS[0]), jnp.arange(9)
+    seen = []
+
+    def attend(layer, q, k, v):
+        seen.append((layer, q.shape, k.shape, v.shape))
+        return jnp.zeros_like(q)
+
+    layered = unstack_layers(params, ARCH)
+    options = dict(positions=positions, attend=attend, dtype=jnp.float32)
+    together = cached_hidden(layered, ARCH, tokens, **options)
+    heads, keys = (9, ARCH.num_heads, ARCH.head_dim), (9, ARCH.num_kv_heads, 8)
+    assert seen == [(layer, heads, keys, keys) for layer in range(ARCH.num_layers)]
+    backwards = cached_hidden(
+        layered, ARCH, tokens[::-1], **options | {"positions": positions[::-1]}
+    )
+    np.testing.assert_allclose(together, backwards[::-1], atol=1e-6)
+
+
+def test_layers_taken_apart_are_the_layers_of_the_stack(params):
+    layered = unstack_layers(params, ARCH)
+    assert len(layered["layers"]) == ARCH.num_layers
+    for index, layer in enumerate(layered["layers"]):
+        for name, leaf in layer.items():
+            np.testing.assert_array_equal(leaf, params["layers"][name][index])
+    rest = {name: leaf for name, leaf in params.items() if name != "layers"}
+    assert all(layered[name] is leaf for name, leaf in rest.items())
 
 
 def test_segments_of_a_packed_row_do_not_see_each_other(params):
@@ -233,8 +289,8 @@ def test_segments_of_a_packed_row_do_not_see_each_other(params):
     tokens = np.concatenate([*pieces, [0, 0]])[None]
     positions = np.concatenate([*map(np.arange, lengths), [0, 1]])[None]
     segment_ids = np.repeat([1, 2, 3, 0], [*lengths, 2])[None]
-    packed, _ = forward(params, ARCH, tokens, positions, segment_ids)
-    rows, _ = forward_rows(params, ARCH, LOOSE_ROWS)  # later tokens are not seen
+    packed = forward(params, ARCH, tokens, positions, segment_ids)
+    rows = forward_rows(params, ARCH, LOOSE_ROWS)  # later tokens are not seen
     separate = [row[:n] for row, n in zip(rows, lengths, strict=True)]
     np.testing.assert_allclose(
         packed[0, : sum(lengths)], np.concatenate(separate), atol=1e-5
@@ -245,29 +301,10 @@ def test_segments_of_a_packed_row_do_not_see_each_other(params):
 def test_later_tokens_do_not_change_earlier_ones(params):
     changed = LOOSE_ROWS.copy()
     changed[:, 5:] = (changed[:, 5:] + 1) % ARCH.vocab_size
-    before, _ = forward_rows(params, ARCH, LOOSE_ROWS)
-    after, _ = forward_rows(params, ARCH, changed)
+    before = forward_rows(params, ARCH, LOOSE_ROWS)
+    after = forward_rows(params, ARCH, changed)
     np.testing.assert_allclose(before[:, :5], after[:, :5], atol=1e-6)
     assert np.abs(before[:, 5:] - after[:, 5:]).max() > 0.1
-
-
-def test_an_inactive_slot_leaves_its_cache_alone(params):
-    cache = init_cache(ARCH, slots=3, length=8, dtype=jnp.dtype("float32"))
-    cache = jax.tree.map(lambda leaf: leaf + 7.0, cache)
-    _, after = decode(
-        params,
-        ARCH,
-        jnp.array([1, 2, 3]),
-        cache,
-        positions=jnp.array([0, 3, 7]),
-        active=jnp.array([True, False, True]),
-        dtype=jnp.float32,
-    )
-    for before_leaf, leaf in zip(
-        jax.tree.leaves(cache), jax.tree.leaves(after), strict=True
-    ):
-        written = np.asarray((before_leaf != leaf).any(axis=(1, 3)))  # [slots, length]
-        assert np.argwhere(written).tolist() == [[0, 0], [2, 7]]
 
 
 @pytest.mark.parametrize("remat", ["full", "dots"])
@@ -279,7 +316,7 @@ def test_remat_does_not_change_the_gradient(params, remat):
     def difference(params):
         def gradient(remat):
             def loss(params):
-                hidden, _ = forward_rows(params, arch, LOOSE_ROWS, remat=remat)
+                hidden = forward_rows(params, arch, LOOSE_ROWS, remat=remat)
                 return (hidden**2).sum()
 
             return jax.grad(loss)(params)
@@ -331,7 +368,7 @@ def test_eight_devices_compute_what_one_does(params):
     replicated = jax.NamedSharding(mesh, jax.P())
 
     def logits(params, tokens, positions, segment_ids):
-        hidden, _ = forward(params, ARCH, tokens, positions, segment_ids)
+        hidden = forward(params, ARCH, tokens, positions, segment_ids)
         return logits_of(params, hidden)
 
     sharded = jax.jit(

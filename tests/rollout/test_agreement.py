@@ -72,7 +72,12 @@ def not_numbers(params):
     return params | {"final_norm": params["final_norm"] * jnp.nan}
 
 
-@pytest.mark.parametrize("spoil", [other_weights, no_last_norm, not_numbers])
+def test_a_sampler_without_finite_logits_is_refused(parts, params):
+    with pytest.raises(FloatingPointError, match="logits .* are not finite"):
+        parts.agreement.require(params[0], not_numbers(params[1]))
+
+
+@pytest.mark.parametrize("spoil", [other_weights, no_last_norm])
 def test_a_sampler_with_other_params_is_refused(parts, params, spoil):
     learner, sampler = params[0], spoil(params[1])
     found = parts.agreement(learner, sampler)
@@ -87,8 +92,9 @@ def test_a_sampler_with_other_params_is_refused(parts, params, spoil):
 def test_a_forgotten_temperature_is_found(parts, params):
     other = small_run.make_config({"sampler.temperature": 0.7})
     forward = make_forward(other, parts.arch)
-    engine = parts.evaluate.engine  # made for temperature 1
-    check = make_agreement(other, engine, forward, parts.evaluate.prompts)
+    engine = parts.evaluate.engine
+    samples_at_1 = small_run.make_config({})
+    check = make_agreement(samples_at_1, engine, forward, parts.evaluate.prompts)
     assert check(*params).mean_abs > LIMIT
 
 

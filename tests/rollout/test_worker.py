@@ -20,9 +20,8 @@ from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.rollout.assembly import group_metrics
 from scalerl_jax.rollout.queue import QueueState, RolloutQueue
 from scalerl_jax.rollout.worker import Judging, RolloutWorker
-from scalerl_jax.sampler.engine import Samples
-from scalerl_jax.sampler.sampling import sample_keys
-from scalerl_jax.sampler.scheduler import Completion
+from scalerl_jax.sampler.requests import Completion, Samples, SchedulerStats
+from scalerl_jax.sampler.sampling import Sampling, sample_keys
 from scalerl_jax.utils.ledger import Ledger
 
 LONG = 60.0  # a wait that a test does not expect to see the end of
@@ -67,6 +66,7 @@ class WrittenScheduler:
         self.requests = []
         self.steps = 0
         self.error = None
+        self.stats = SchedulerStats()
 
     def allow(self, steps):
         self._allowed.release(steps)
@@ -120,6 +120,9 @@ class WrittenScheduler:
             tokens=tokens,
             mask=np.ones(len(tokens), bool),
             logprobs=np.full(len(tokens), -0.5, np.float32),
+            full_logprobs=np.full(len(tokens), -0.5, np.float32),
+            top_tokens=np.zeros((len(tokens), 0), np.int32),
+            top_logprobs=np.zeros((len(tokens), 0), np.float32),
             versions=versions,
             cut_off=False,
             interrupted=False,
@@ -158,6 +161,7 @@ class Place:
             judging=Judging(
                 tokenizer=TOKENIZER, answer_after="</think>", correct=2.0, wrong=-0.5
             ),
+            sampling=Sampling(),
             make_samples=make_samples,
             ledger=self.ledger,
             flops_per_token=lambda context: 1000.0,

@@ -13,12 +13,26 @@ import numpy as np
 import pytest
 from small_model import small_architecture
 
-from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.model.transformer import (
+    abstract_params,
+    cached_hidden,
+    head_logits,
+    head_weights,
+    unstack_layers,
+)
 from scalerl_jax.parallel.mesh import make_learner_mesh
-from scalerl_jax.sampler.engine import NEVER, Engine, EngineSettings, Samples
-from scalerl_jax.sampler.reference import sample_completion
-from scalerl_jax.sampler.sampling import interruption_lengths, sample_keys
-from scalerl_jax.sampler.scheduler import Request, Scheduler
+from scalerl_jax.sampler.decoding import NEVER
+from scalerl_jax.sampler.engine import Engine, EngineSettings
+from scalerl_jax.sampler.reference import next_token_logits, sample_completion
+from scalerl_jax.sampler.requests import Request, Samples
+from scalerl_jax.sampler.sampling import (
+    Sampling,
+    SamplingRows,
+    draw_tokens,
+    interruption_lengths,
+    sample_keys,
+)
+from scalerl_jax.sampler.scheduler import Scheduler
 
 VOCABULARY, WIDTH = 13, 16
 SETTINGS = EngineSettings(
@@ -31,6 +45,8 @@ SETTINGS = EngineSettings(
     eos_ids=(3, 11),
     phrase=(7, 8, 5),
     end_of_thinking=(8, 5),
+    page_size=4,
+    prefill_tokens=16,
 )
 
 
@@ -43,8 +59,12 @@ class Bench:
         mesh = make_learner_mesh(devices, 1, 1, len(devices))
         self.engine = Engine(self.settings, mesh=mesh)
 
-    def request(self, number, prompt, *, num_samples=3, limits=(4, 9)):
-        """Request `number`, interrupted at lengths in `limits` (None: never)."""
+    def request(self, number, prompt, *, num_samples=3, limits=(4, 9), **options):
+        """Request `number`, interrupted at lengths in `limits` (None: never).
+
+        Options are those of `Sampling`, `max_tokens` of each sample, `stop` and
+        `listener`.
+        """
         keys = sample_keys(
             0, "train", prompt_id=number, epoch=0, num_samples=num_samples
         )
@@ -53,15 +73,25 @@ class Bench:
             thinking_limits = interruption_lengths(
                 keys, min_tokens=limits[0], max_tokens=limits[1]
             )
+        max_tokens = options.pop("max_tokens", None)
+        if max_tokens is not None:
+            max_tokens = np.broadcast_to(np.int32(max_tokens), num_samples)
         return Request(
             request_id=number,
             tokens=np.array(prompt, np.int32),
-            samples=Samples(keys=keys, thinking_limits=thinking_limits),
+            samples=Samples(
+                keys=keys,
+                thinking_limits=thinking_limits,
+                max_tokens=max_tokens,
+            ),
+            stop=options.pop("stop", ()),
+            listener=options.pop("listener", None),
+            sampling=Sampling(**options),
         )
 
-    def scheduler(self, *requests):
+    def scheduler(self, *requests, **options):
         """A scheduler with these requests in line."""
-        scheduler = Scheduler(self.engine)
+        scheduler = Scheduler(self.engine, **options)
         for request in requests:
             scheduler.submit(request)
         return scheduler
@@ -83,11 +113,69 @@ class Bench:
         """What the slow sampler makes of the same requests."""
         return {
             (request.request_id, sample): sample_completion(
-                params, self.settings, request.tokens, request.samples, sample
+                params, self.settings, request, sample
             )
             for request in requests
             for sample in range(request.num_samples)
         }
+
+    def replay(self, request, each, params_of):
+        """Tokens and logprobs of a completion drawn again, without any cache.
+
+        `params_of` gives the params of a version; a token is drawn with those of its
+        own version, which have made everything before it.
+        """
+        tokens, logprobs = [], []
+        for place, (version, drawn) in enumerate(
+            zip(each.versions.tolist(), each.mask.tolist(), strict=True)
+        ):
+            seen = [*request.tokens.tolist(), *each.tokens[:place].tolist()]
+            logits = next_token_logits(params_of[version], self.settings, seen)
+            token, logprob = _draw_alone(
+                logits,
+                SamplingRows.of(request.sampling, 1),
+                request.samples.keys[each.sample],
+                place,
+            )
+            tokens.append(int(token) if drawn else int(each.tokens[place]))
+            logprobs.append(float(logprob) if drawn else 0.0)
+        return tokens, logprobs
+
+    def dense_replay(self, request, sample, params_of_token, *, warm_up):
+        """Tokens and logprobs with one dense cache, and params chosen per token.
+
+        What a token's params put into the cache stays there.  The prompt goes in
+        token by token with the params `warm_up`.
+        """
+        arch = self.settings.arch
+        cache = np.zeros(
+            (arch.num_layers, 2, 40, arch.num_kv_heads, arch.head_dim), np.float32
+        )
+        key = request.samples.keys[sample]
+        for position, token in enumerate(request.tokens[:-1]):
+            _, cache = _decode_alone(warm_up, arch, token, cache, position)
+        token, tokens, logprobs = request.tokens[-1], [], []
+        for place, params in enumerate(params_of_token):
+            position = len(request.tokens) - 1 + place
+            logits, cache = _decode_alone(params, arch, token, cache, position)
+            token, logprob = _draw_alone(
+                logits, SamplingRows.of(request.sampling, 1), key, place
+            )
+            tokens.append(int(token))
+            logprobs.append(float(logprob))
+        return tokens, logprobs
+
+    def assert_idle(self, scheduler):
+        """Nothing runs or waits, and every slot and page is free, once."""
+        slots, pages = self.settings.slots, self.settings.num_pages
+        assert not scheduler.busy
+        assert scheduler.free_slots == slots
+        assert sorted(scheduler._free) == list(range(slots))
+        assert scheduler.stats.pages_in_use == 0
+        assert scheduler.stats.tokens_held == 0
+        assert not scheduler._state.rows.active.any()  # on the device neither
+        assert sorted(scheduler._pages.take(pages)) == list(range(pages))
+        scheduler._pages.release(list(range(pages)))
 
     def assert_same(self, found, expected):
         """The same tokens, and their log-probabilities but for rounding."""
@@ -101,6 +189,43 @@ class Bench:
             np.testing.assert_allclose(
                 ours.logprobs, theirs.logprobs, atol=2e-5, err_msg=where
             )
+            np.testing.assert_allclose(
+                ours.full_logprobs, theirs.full_logprobs, atol=2e-5, err_msg=where
+            )
+
+
+@jax.jit
+def _draw_alone(logits, sampling, key, place):
+    draw = draw_tokens(
+        logits[None], sampling, keys=key[None], index=jnp.asarray(place)[None]
+    )
+    return draw.tokens[0], draw.logprobs[0]
+
+
+@functools.partial(jax.jit, static_argnames="arch")
+def _decode_alone(params, arch, token, cache, position):
+    """Logits after one more token, and the cache [layer, k or v, T, kv, dim]."""
+
+    def attend(layer, q, k, v):
+        nonlocal cache
+        cache = cache.at[layer, :, position].set(jnp.stack([k[0], v[0]]))
+        keys, values = cache[layer]
+        grouped = q[0].reshape(arch.num_kv_heads, -1, arch.head_dim)
+        scores = jnp.einsum("kgd,tkd->kgt", grouped, keys) / arch.head_dim**0.5
+        scores = jnp.where(jnp.arange(len(keys)) <= position, scores, -jnp.inf)
+        mixed = jnp.einsum("kgt,tkd->kgd", jax.nn.softmax(scores, axis=-1), values)
+        return mixed.reshape(q.shape)
+
+    cache = jnp.asarray(cache)
+    hidden = cached_hidden(
+        unstack_layers(params, arch),
+        arch,
+        jnp.asarray(token)[None],
+        positions=jnp.asarray(position)[None],
+        attend=attend,
+        dtype=jnp.float32,
+    )
+    return head_logits(hidden[0], head_weights(params), float32_head=True), cache
 
 
 @functools.cache
@@ -131,6 +256,36 @@ def counting_params():
     }
 
 
+@functools.cache
+def _talkative_params(seed):
+    params = _random_params(seed)
+    # The first number of a token's vector is above 0, and speaks against EOS.
+    head = params["head"].at[:, 0].set(0.0)
+    return params | {
+        "embedding": params["embedding"].at[:, 0].set(4.0),
+        "head": head.at[np.array(SETTINGS.eos_ids), 0].set(-2.0),
+        "final_norm": params["final_norm"].at[0].set(1.0),
+    }
+
+
+@pytest.fixture(scope="session")
+def talkative_params():
+    """Random params by seed, that seldom end a completion."""
+    return _talkative_params
+
+
+@pytest.fixture(scope="session")
+def poisoned_params():
+    """Random params by seed, in which token 12 is not a number."""
+
+    @functools.cache
+    def make(seed):
+        params = _random_params(seed)
+        return params | {"embedding": params["embedding"].at[12].set(jnp.nan)}
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def make_bench():
     """Benches with other settings."""
@@ -141,3 +296,27 @@ def make_bench():
 def bench():
     """Four slots, two EOS ids, a phrase of three tokens that ends in two."""
     return Bench()
+
+
+@pytest.fixture(scope="session")
+def tight_bench():
+    """Pages for one sequence at its full length, and one to copy."""
+    return Bench(attention="gathered", cache_tokens=44, top_logprobs=2)
+
+
+@pytest.fixture(scope="session")
+def paged_bench():
+    """Attention straight on the pages, which do not last for four long sequences."""
+    return Bench(attention="paged", cache_tokens=72)
+
+
+@pytest.fixture(scope="session")
+def ladder_bench():
+    """Programs of several sizes: rows 8 and 10, tables of 16 and 25, chunks 64, 100."""
+    return Bench(
+        slots=10,
+        max_prompt_tokens=60,
+        max_completion_tokens=40,
+        prefill_tokens=100,
+        cache_tokens=160,
+    )

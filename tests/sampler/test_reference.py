@@ -4,13 +4,15 @@ The counting policy says u + 1 after u (12 is followed by 0).  EOS is 11, the fo
 phrase is (1, 9), thinking ends with (6, 7), and the limit is 6 tokens.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from scalerl_jax.sampler.engine import NEVER, Samples
-from scalerl_jax.sampler.reference import next_token_logprobs, sample_completion
-from scalerl_jax.sampler.sampling import sample_keys
-from scalerl_jax.sampler.scheduler import Request
+from scalerl_jax.sampler.decoding import NEVER
+from scalerl_jax.sampler.reference import next_token_logits, sample_completion
+from scalerl_jax.sampler.requests import Request, Samples
+from scalerl_jax.sampler.sampling import Sampling, sample_keys
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def complete(bench, params, sampler, prompt, limit):
     request = one_request(prompt, limit)
     if sampler == "engine":
         return bench.complete(params, request)[0, 0]
-    return sample_completion(params, bench.settings, request.tokens, request.samples, 0)
+    return sample_completion(params, bench.settings, request, 0)
 
 
 # Forced tokens are written as negative numbers: -9 is a forced 9.
@@ -86,7 +88,10 @@ def test_completions_by_hand(
     # Probability 1 where drawn; a forced token carries no log-probability at all,
     # although the policy finds it all but impossible (-40 nats).
     np.testing.assert_allclose(found.logprobs, 0.0, atol=1e-6)
+    np.testing.assert_allclose(found.full_logprobs, 0.0, atol=1e-6)
     assert (found.logprobs[~found.mask] == 0.0).all()
+    assert (found.full_logprobs[~found.mask] == 0.0).all()
+    assert len(found.logprobs) == len(expected)  # that of EOS with them
 
 
 @pytest.mark.parametrize("sampler", ["reference", "engine"])
@@ -124,23 +129,41 @@ def test_a_slot_forgets_what_was_in_it(
 
 def test_the_next_token_is_that_of_the_last_one(counting_bench, counting_params):
     for last in (0, 5, 12):
-        found = next_token_logprobs(
+        found = next_token_logits(
             counting_params, counting_bench.settings, [3, 1, last]
         )
-        others = np.exp(-40.0)
-        log_z = np.log1p(12 * others)
-        expected = np.full(13, -40.0 - log_z)
-        expected[(last + 1) % 13] = -log_z
+        expected = np.zeros(13)
+        expected[(last + 1) % 13] = 40.0
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_what_is_not_sampled_from_still_has_its_probability(
+    counting_bench, counting_params
+):
+    request = Request(
+        request_id=0,
+        tokens=np.array([8], np.int32),
+        samples=one_sample(NEVER),
+        sampling=Sampling(temperature=20.0, top_k=1),
+    )
+    found = sample_completion(counting_params, counting_bench.settings, request, 0)
+    assert found.tokens.tolist() == [9, 10, 11]
+    assert found.logprobs.tolist() == [0.0, 0.0, 0.0]
+    # Logits of 2 for the next token and 0 for the twelve others.
+    expected = 2.0 - np.log(np.exp(2.0) + 12.0)
+    np.testing.assert_allclose(found.full_logprobs, expected, rtol=3e-5)
+
+
+def test_a_sample_has_its_own_limit(counting_bench, counting_params):
+    samples = dataclasses.replace(one_sample(NEVER), max_tokens=np.array([2]))
+    request = Request(request_id=0, tokens=np.array([4], np.int32), samples=samples)
+    found = sample_completion(counting_params, counting_bench.settings, request, 0)
+    assert found.tokens.tolist() == [5, 6] and found.cut_off
+
+
 def test_the_versions_are_those_that_were_said(counting_bench, counting_params):
+    request = one_request([8], NEVER)
     found = sample_completion(
-        counting_params,
-        counting_bench.settings,
-        np.array([8]),
-        one_sample(NEVER),
-        0,
-        version=4,
+        counting_params, counting_bench.settings, request, 0, version=4
     )
     assert found.versions.tolist() == [4, 4, 4]

@@ -1,9 +1,28 @@
 """Requests in line, in slots and out of them."""
 
+import dataclasses
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 PROMPT = [4, 1, 9, 2]
+RNG = np.random.default_rng(7)
+LONG = RNG.integers(0, 13, 20)
+NAMES = ["bench", "paged_bench", "tight_bench"]
+
+
+def step(scheduler, params, *, version=0, times=1):
+    """What some steps return, by (request, sample)."""
+    return {
+        (each.request_id, each.sample): each
+        for _ in range(times)
+        for each in scheduler.step(params, version=version)
+    }
+
+
+# -- what is refused ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [0, 21])
@@ -14,6 +33,86 @@ def test_a_prompt_that_does_not_fit_is_refused(bench, length):
         match=rf"a prompt of {length} tokens; sampler.max_prompt_tokens = 20",
     ):
         bench.scheduler(request)
+
+
+@pytest.mark.parametrize("limits", [[0, 5, 5], [5, 5, 19], [-1, 5, 5]])
+def test_a_limit_that_the_engine_does_not_keep_is_refused(bench, limits):
+    scheduler = bench.scheduler()
+    with pytest.raises(
+        ValueError, match=r"max_tokens = .* 1 to sampler.max_completion_tokens = 18"
+    ):
+        scheduler.submit(bench.request(0, PROMPT, max_tokens=limits))
+    assert not scheduler.busy and scheduler.free_slots == 4
+
+
+def test_a_stop_needs_letters_and_a_tokenizer(bench):
+    decode = str
+    with pytest.raises(ValueError, match=r"stop = \['x', ''\]; .* must not be empty"):
+        bench.scheduler(bench.request(0, PROMPT, stop=("x", "")), decode=decode)
+    with pytest.raises(ValueError, match=r"stop = \['x'\]; .* tokenizer's decode"):
+        bench.scheduler(bench.request(0, PROMPT, stop=("x",)))
+
+
+def renamed(params):
+    rest = {name: leaf for name, leaf in params.items() if name != "head"}
+    return rest | {"heads": params["head"]}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        pytest.param(
+            lambda params: params | {"head": params["head"][:12]},
+            r"parameter head is \(\(12, 16\), 'float32'\); .*\(\(13, 16\), 'float32'\)",
+            id="shape",
+        ),
+        pytest.param(
+            lambda params: params | {"embedding": params["embedding"].astype("int32")},
+            r"parameter embedding is .*'int32'\); .*'float32'\)",
+            id="dtype",
+        ),
+        pytest.param(renamed, "parameter head is missing;", id="missing"),
+        pytest.param(
+            lambda params: params | {"bias": params["head"]},
+            "parameter bias is .* has none of that name",
+            id="too many",
+        ),
+        pytest.param(
+            lambda params: (
+                params
+                | {"layers": params["layers"] | {"query": params["layers"]["key"]}}
+            ),
+            "parameter layers/query is",
+            id="in a layer",
+        ),
+    ],
+)
+def test_params_of_another_model_are_refused_and_nothing_is_lost(
+    bench, random_params, change, message
+):
+    params, request = random_params(0), bench.request(3, LONG, num_samples=6)
+    scheduler = bench.scheduler(request)
+    with pytest.raises(ValueError, match=message):
+        scheduler.step(change(params), version=0)
+    found = step(scheduler, params)
+    with pytest.raises(ValueError, match=message):
+        scheduler.step(change(params), version=1)
+    found |= bench.finish(scheduler, params)
+    bench.assert_same(found, bench.expected(params, request))
+    assert all((each.versions == 0).all() for each in found.values())
+
+
+def test_a_version_that_goes_back_is_refused_and_nothing_is_lost(bench, random_params):
+    params, request = random_params(0), bench.request(3, LONG, num_samples=6)
+    scheduler = bench.scheduler(request)
+    found = step(scheduler, params, version=5)
+    with pytest.raises(ValueError, match="of version 4 after those of version 5"):
+        scheduler.step(random_params(1), version=4)
+    found |= bench.finish(scheduler, params, version=5)
+    bench.assert_same(found, bench.expected(params, request))
+
+
+# -- slots ----------------------------------------------------------------------------
 
 
 def test_a_sample_does_not_depend_on_its_slot_or_its_neighbours(bench, random_params):
@@ -39,12 +138,15 @@ def test_a_sample_asked_for_again_is_the_same(bench, random_params):
     bench.assert_same(bench.complete(random_params(0), request), first)
 
 
-def test_a_group_larger_than_the_engine_is_completed_in_parts(bench, random_params):
-    params = random_params(1)
-    request = bench.request(3, PROMPT, num_samples=11)  # four slots
-    found = bench.complete(params, request)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_group_larger_than_the_engine_is_completed_in_parts(
+    name, random_params, request
+):
+    bench, params = request.getfixturevalue(name), random_params(1)
+    group = bench.request(3, PROMPT, num_samples=11)  # four slots
+    found = bench.complete(params, group)
     assert sorted(sample for _, sample in found) == list(range(11))
-    bench.assert_same(found, bench.expected(params, request))
+    bench.assert_same(found, bench.expected(params, group))
 
 
 def test_slots_are_counted_as_they_are_taken_and_freed(bench, random_params):
@@ -52,69 +154,45 @@ def test_slots_are_counted_as_they_are_taken_and_freed(bench, random_params):
     assert scheduler.free_slots == 4 and not scheduler.busy
     scheduler.submit(bench.request(0, PROMPT, num_samples=3))
     assert scheduler.free_slots == 1 and scheduler.busy
-    done = len(scheduler.step(random_params(0), version=0))
+    scheduler.submit(bench.request(1, PROMPT, num_samples=3))
+    assert scheduler.free_slots == -2  # two more than there are
+    assert scheduler.cancel(1) == 0
+    done = len(step(scheduler, random_params(0), times=2))
     assert scheduler.free_slots == 1 + done
     bench.finish(scheduler, random_params(0))
-    assert scheduler.free_slots == 4 and not scheduler.busy
+    bench.assert_idle(scheduler)
 
 
 def test_a_step_without_a_request_returns_nothing(bench, random_params):
     assert bench.scheduler().step(random_params(0), version=0) == []
 
 
-def test_what_is_cancelled_never_comes_back_and_frees_its_slots(bench, random_params):
-    params = random_params(0)
-    kept, dropped = bench.request(1, PROMPT, num_samples=2), bench.request(2, [6, 2])
-    scheduler = bench.scheduler(kept, dropped)  # 2 + 2 in slots, 1 in line
-    found = {(e.request_id, e.sample): e for e in scheduler.step(params, version=0)}
-    running = 2 - sum(request == 1 for request, _ in found)
-    # What still ran had four tokens, all of the call; they are lost.
-    dropped_running = 2 - sum(request == 2 for request, _ in found)
-    assert scheduler.cancel(2) == 4 * dropped_running > 0
-    assert scheduler.free_slots == 4 - running
-    newcomer = bench.request(5, [8, 8, 1])
-    scheduler.submit(newcomer)
-    found |= bench.finish(scheduler, params)
-    found = {place: each for place, each in found.items() if place[0] != 2}
-    bench.assert_same(found, bench.expected(params, kept, newcomer))
+def test_a_call_is_read_while_the_next_one_runs(bench, counting_params):
+    # EOS is 11: eight tokens, two calls; the third was made before that was known.
+    scheduler = bench.scheduler(bench.request(0, [2, 3], num_samples=1, limits=None))
+    assert [len(step(scheduler, counting_params)) for _ in range(3)] == [0, 0, 1]
+    assert scheduler.stats.calls == 3 and not scheduler.busy
+    # A limit is known beforehand: no call after the one that reaches it.
+    scheduler = bench.scheduler(
+        bench.request(0, [2, 3], num_samples=1, limits=None, max_tokens=8)
+    )
+    assert [len(step(scheduler, counting_params)) for _ in range(3)] == [0, 0, 1]
+    assert scheduler.stats.calls == 2
 
 
-def test_cancelling_everything_leaves_an_idle_scheduler(bench, random_params):
-    scheduler = bench.scheduler(bench.request(1, PROMPT), bench.request(2, PROMPT))
-    scheduler.step(random_params(0), version=0)
-    scheduler.cancel(1)
-    scheduler.cancel(2)
-    assert not scheduler.busy and scheduler.free_slots == 4
-    assert scheduler.step(random_params(0), version=0) == []
-    assert scheduler.cancel(99) == 0  # unknown: nothing to do
-
-
-def test_a_number_used_again_brings_its_own_prompt(bench, random_params):
-    params = random_params(0)
-    scheduler = bench.scheduler(bench.request(1, PROMPT, num_samples=6))
-    scheduler.step(params, version=0)  # four of six placed, the prompt kept
-    scheduler.cancel(1)
-    again = bench.request(1, [12, 3, 3], num_samples=6)
-    scheduler.submit(again)
-    bench.assert_same(bench.finish(scheduler, params), bench.expected(params, again))
-
-
-def test_the_rest_of_a_group_starts_from_the_newest_weights(bench, random_params):
-    old, new = random_params(0), random_params(1)
-    request = bench.request(1, PROMPT, num_samples=8)
-    scheduler = bench.scheduler(request)
-    first = scheduler.step(old, version=5)
-    found = bench.finish(scheduler, new, version=6)
-    from_new = {
-        place: each for place, each in found.items() if (each.versions == 6).all()
-    }
-    assert {place[1] for place in from_new} >= {4, 5, 6, 7} - {e.sample for e in first}
-    expected = bench.expected(new, request)
-    bench.assert_same(from_new, {place: expected[place] for place in from_new})
-    for each in found.values():
-        # Those of the first four hold the old version first and the new one last.
-        assert each.versions.tolist() == sorted(each.versions.tolist())
-        assert set(each.versions.tolist()) <= {5, 6}
+def test_eos_as_the_first_token_is_the_whole_completion(bench, counting_params):
+    params = counting_params | {"head": counting_params["head"] / 40.0}
+    # Logits of 1 for the next token and 0 for the others: seek a sample that draws it.
+    request = bench.request(0, [10], num_samples=40, limits=None)
+    found = bench.complete(params, request)
+    first = [each for each in found.values() if each.tokens[0] == 11]
+    assert len(first) > 2
+    for each in first:
+        assert each.tokens.tolist() == [11]
+        assert not each.cut_off and each.mask.tolist() == [True]
+        logprob = 1.0 - np.log(np.e + 12.0)
+        np.testing.assert_allclose(each.logprobs, [logprob], atol=1e-4)
+        np.testing.assert_allclose(each.full_logprobs, [logprob], atol=1e-4)
 
 
 def test_completions_own_their_arrays(bench, random_params):
@@ -126,3 +204,430 @@ def test_completions_own_their_arrays(bench, random_params):
         np.testing.assert_array_equal(each.tokens, copies[place])
         assert each.logprobs.dtype == np.float32 and each.versions.dtype == np.int32
         assert len(each.tokens) == len(each.mask) == len(each.logprobs)
+
+
+@pytest.mark.parametrize("name", ["bench", "tight_bench"])
+def test_a_listener_hears_the_tokens_of_its_completions_in_order(
+    name, talkative_params, request
+):
+    bench, params, heard = request.getfixturevalue(name), talkative_params(0), {}
+
+    def listener(sample, tokens, logprobs):
+        assert len(tokens) == len(logprobs) > 0
+        heard.setdefault(sample, []).append((tokens.copy(), logprobs.copy()))
+
+    decode = lambda tokens: "".join("abcdefghijklm"[token] for token in tokens)  # noqa: E731
+    stop = ("a", "gg")
+    spoken = bench.request(
+        2, LONG[:16], num_samples=9, limits=None, listener=listener, stop=stop
+    )
+    silent = bench.request(4, PROMPT, num_samples=4)
+    scheduler = bench.scheduler(spoken, silent, decode=decode)
+    found = bench.finish(scheduler, params)
+    bench.assert_idle(scheduler)
+    for sample in range(9):
+        each = found[2, sample]
+        tokens, logprobs = zip(*heard.pop(sample), strict=True)
+        assert np.concatenate(tokens).tolist() == each.tokens.tolist()
+        assert np.concatenate(logprobs).tolist() == each.logprobs.tolist()
+        text = decode(each.tokens)
+        assert each.stopped == text.endswith(stop)
+        assert not any(stop in text[:-1] for stop in stop)
+    assert heard == {}
+    assert sum(found[2, sample].stopped for sample in range(9)) > 2
+    assert max(len(each.tokens) for each in found.values()) > 8
+
+
+# -- pages ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "length, samples, expected",
+    [
+        # 16 tokens cached, 4 whole pages; one page each for the first call.
+        pytest.param(17, 3, [4 + 3, 4 + 3 * 2], id="whole pages"),
+        # 6 cached, one whole page shared, half a page copied, one more for 4 tokens.
+        pytest.param(7, 3, [1 + 3 * 2, 1 + 3 * 3], id="a broken page"),
+        # Two still wait: the half page is kept for them.
+        pytest.param(7, 6, [2 + 4 * 2, 2 + 4 * 3], id="half a group"),
+        # Nothing to share: pages for 4 tokens, then for 8.
+        pytest.param(1, 4, [4, 8], id="one token"),
+    ],
+)
+def test_a_prompt_is_cached_once_for_its_group(
+    bench, counting_params, length, samples, expected
+):
+    prompt = np.arange(12, 12 + length) % 13  # the last is the first one's neighbour
+    prompt[-1] = 12  # twelve tokens to EOS, but 3 is EOS: 0 1 2 3
+    params = counting_params | {"head": jnp.roll(counting_params["head"], -5, axis=0)}
+    # u - 4 after u: 8, 4, 0, 9, 5, 1, 10, 6, 2, 11, three calls.
+    request = bench.request(0, prompt, num_samples=samples, limits=None)
+    scheduler = bench.scheduler(request)
+    in_use = []
+    for _ in expected:
+        assert step(scheduler, params) == {}
+        in_use.append(scheduler.stats.pages_in_use)
+    assert in_use == expected
+    assert scheduler.stats.prefilled_tokens == length - 1
+    # The second call is under way, its tokens not known yet.
+    running = min(samples, 4)
+    assert scheduler.stats.tokens_held == running * (length - 1 + 4)
+    found = bench.finish(scheduler, params)
+    assert len(found) == samples
+    for each in found.values():
+        assert each.tokens.tolist() == [8, 4, 0, 9, 5, 1, 10, 6, 2, 11]
+    assert scheduler.stats.prefilled_tokens == length - 1
+    assert scheduler.stats.peak_pages >= max(expected)
+    bench.assert_idle(scheduler)
+
+
+def test_pages_follow_the_tokens_that_are_held(bench, talkative_params):
+    params = talkative_params(0)
+    scheduler = bench.scheduler()
+    for number in range(6):
+        scheduler.submit(
+            bench.request(number, RNG.integers(0, 13, 3 * number + 1), limits=None)
+        )
+    steps = 0
+    while scheduler.busy:
+        step(scheduler, params)
+        steps += 1
+        running = list(scheduler._running.values())
+        owned = {page for sample in running for page in sample.pages}
+        for entry in scheduler._waiting:
+            owned |= set(entry.prefix.pages if entry.prefix else ())
+        assert scheduler.stats.pages_in_use == len(owned)
+        for sample in running:
+            cached = len(sample.request.tokens) + sample.num_tokens - 1
+            # Those of the call under way and what an earlier one has asked for.
+            least, most = -(-cached // 4), -(-(cached + 8) // 4)
+            assert least <= len(sample.pages) <= most
+            assert len(set(sample.pages)) == len(sample.pages)
+    assert steps > 8
+    bench.assert_idle(scheduler)
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_pages_for_one_sequence_complete_many_requests(
+    tight_bench, talkative_params, seed
+):
+    bench, params = tight_bench, talkative_params(seed)
+    requests = [
+        bench.request(
+            number,
+            RNG.integers(0, 13, length),
+            num_samples=2,
+            temperature=0.5 + 0.25 * (number % 3),
+            top_k=number % 2 * 7,
+        )
+        for number, length in enumerate((20, 1, 5, 20, 13, 7, 2, 18))
+    ]
+    scheduler = bench.scheduler(*requests)
+    found = bench.finish(scheduler, params)
+    bench.assert_same(found, bench.expected(params, *requests))
+    assert scheduler.stats.suspended > 2 and scheduler.stats.prefixes_dropped > 0
+    assert scheduler.stats.peak_pages == 11
+    bench.assert_idle(scheduler)
+
+
+def test_a_suspended_sample_goes_on_where_it_was(tight_bench, counting_params):
+    # Eleven pages of four; 8, 4, 0, 9, ... as above, and 3 is never said from 12.
+    params = counting_params | {"head": jnp.roll(counting_params["head"], -5, axis=0)}
+    bench = tight_bench
+    first = bench.request(0, [5] * 12 + [12], num_samples=1, limits=None)
+    second = bench.request(1, [6] * 12 + [12], num_samples=2, limits=None)
+    scheduler = bench.scheduler(first, second)
+    found = bench.finish(scheduler, params)
+    assert scheduler.stats.suspended > 0
+    for each in found.values():
+        assert each.tokens.tolist() == [8, 4, 0, 9, 5, 1, 10, 6, 2, 11]
+        np.testing.assert_allclose(each.logprobs, 0.0, atol=1e-5)
+    # 12 of each prompt, and once more the 12 and the tokens of who was suspended.
+    assert scheduler.stats.prefilled_tokens > 24
+    assert scheduler.stats.wasted_tokens == 0
+    bench.assert_idle(scheduler)
+
+
+# -- cancelled ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_cancelled_never_comes_back_and_frees_its_slots(
+    name, random_params, request
+):
+    bench, params = request.getfixturevalue(name), random_params(0)
+    kept = bench.request(1, PROMPT, num_samples=2)
+    dropped = bench.request(2, [6, 2], num_samples=3)
+    scheduler = bench.scheduler(kept, dropped)  # 2 + 2 in slots, 1 in line
+    found = step(scheduler, params, times=2)
+    assert all(number == 1 for number, _ in found)
+    running = [
+        sample
+        for sample in scheduler._running.values()
+        if sample.request.request_id == 2
+    ]
+    # What still ran had four tokens, all of the call; they are lost.
+    assert scheduler.cancel(2) == 4 * len(running) > 0
+    assert scheduler.free_slots == 4 - (2 - len(found))
+    wasted = scheduler.stats.wasted_tokens
+    newcomer = bench.request(5, [8, 8, 1])
+    scheduler.submit(newcomer)
+    found |= bench.finish(scheduler, params)
+    # And the tokens of the call that was under way.
+    assert wasted < scheduler.stats.wasted_tokens <= wasted + 4 * len(running)
+    bench.assert_same(found, bench.expected(params, kept, newcomer))
+    bench.assert_idle(scheduler)
+
+
+def test_what_waits_is_cancelled_without_loss(bench, random_params):
+    params = random_params(0)
+    kept = bench.request(1, PROMPT, num_samples=5)
+    scheduler = bench.scheduler(kept, bench.request(2, LONG))
+    found = step(scheduler, params)
+    assert scheduler.cancel(2) == 0
+    found |= bench.finish(scheduler, params)
+    assert scheduler.stats.prefilled_tokens == 3  # of the other
+    bench.assert_same(found, bench.expected(params, kept))
+    bench.assert_idle(scheduler)
+
+
+def test_a_half_made_prompt_is_cancelled_with_its_pages(bench, random_params):
+    params = random_params(0)
+    kept = bench.request(2, PROMPT, num_samples=1, limits=None)
+    scheduler = bench.scheduler(kept)
+    found = step(scheduler, params)
+    before = scheduler.stats.pages_in_use
+    scheduler.submit(bench.request(9, LONG, num_samples=1))
+    found |= step(scheduler, params)
+    assert scheduler.stats.prefilled_tokens == 3 + 16  # 3 of 19 are to come
+    assert scheduler.stats.pages_in_use > before + 1
+    assert scheduler.cancel(9) == 0
+    again = bench.request(9, LONG[::-1], num_samples=2)
+    scheduler.submit(again)
+    found |= bench.finish(scheduler, params)
+    bench.assert_same(found, bench.expected(params, kept, again))
+    bench.assert_idle(scheduler)
+
+
+def test_a_suspended_sample_is_cancelled_with_its_tokens(tight_bench, counting_params):
+    bench = tight_bench
+    params = counting_params | {"head": jnp.roll(counting_params["head"], -5, axis=0)}
+    first = bench.request(0, [5] * 12 + [12], num_samples=1, limits=None)
+    second = bench.request(1, [6] * 12 + [12], num_samples=2, limits=None)
+    scheduler = bench.scheduler(first, second)
+    found = {}
+    while not scheduler.stats.suspended:
+        found |= step(scheduler, params)
+    waiting = [entry for entry in scheduler._waiting if entry.samples[0].row]
+    tokens = sum(entry.samples[0].num_tokens for entry in waiting)
+    tokens += sum(
+        sample.num_tokens
+        for sample in scheduler._running.values()
+        if sample.request.request_id == 1
+    )
+    assert waiting and all(each.request.request_id == 1 for each in waiting)
+    assert scheduler.cancel(1) == tokens
+    found |= bench.finish(scheduler, params)
+    assert list(found) == [(0, 0)]
+    bench.assert_idle(scheduler)
+
+
+def test_cancelling_everything_leaves_an_idle_scheduler(bench, random_params):
+    scheduler = bench.scheduler(bench.request(1, PROMPT), bench.request(2, PROMPT))
+    step(scheduler, random_params(0))
+    scheduler.cancel(1)
+    scheduler.cancel(2)
+    bench.assert_idle(scheduler)
+    assert scheduler.step(random_params(0), version=0) == []
+    assert scheduler.cancel(99) == 0  # unknown: nothing to do
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_number_used_again_brings_its_own_prompt(name, random_params, steps, request):
+    bench, params = request.getfixturevalue(name), random_params(0)
+    scheduler = bench.scheduler(bench.request(1, PROMPT, num_samples=6))
+    step(scheduler, params, times=steps)  # four of six placed, the prompt kept
+    scheduler.cancel(1)
+    # A call of the first may be under way; none of its tokens is taken for these.
+    again = bench.request(1, [12, 3, 3], num_samples=6)
+    scheduler.submit(again)
+    found = bench.finish(scheduler, params)
+    bench.assert_same(found, bench.expected(params, again))
+    bench.assert_idle(scheduler)
+
+
+# -- updates --------------------------------------------------------------------------
+
+
+def test_the_rest_of_a_group_starts_from_the_newest_weights(bench, random_params):
+    old, new = random_params(0), random_params(1)
+    request = bench.request(1, PROMPT, num_samples=8)
+    scheduler = bench.scheduler(request)
+    assert step(scheduler, old, version=5) == {}
+    found = bench.finish(scheduler, new, version=6)
+    from_new = {
+        place: each for place, each in found.items() if (each.versions == 6).all()
+    }
+    assert {place[1] for place in from_new} == {4, 5, 6, 7}
+    expected = bench.expected(new, request)
+    bench.assert_same(from_new, {place: expected[place] for place in from_new})
+    for (_, sample), each in found.items():
+        if sample < 4:  # one call of the old version
+            count = len(each.tokens)
+            assert each.versions.tolist() == ([5] * 4 + [6] * 99)[:count]
+    assert scheduler.stats.prefixes_dropped == 1
+    assert scheduler.stats.prefilled_tokens == 2 * 3
+
+
+def test_a_half_made_prompt_is_made_again_for_new_weights(bench, talkative_params):
+    old, new = talkative_params(0), talkative_params(2)
+    # 18 greedy tokens would do; anything that runs for a few calls.
+    running = bench.request(2, LONG[:16], num_samples=1, limits=None, temperature=0.0)
+    late = bench.request(5, LONG, num_samples=3)
+    scheduler = bench.scheduler(running)
+    found = step(scheduler, old, version=0)
+    scheduler.submit(late)
+    found |= step(scheduler, old, version=0)
+    assert scheduler.stats.prefilled_tokens == 15 + 16 and scheduler._running
+    found |= step(scheduler, new, version=1)
+    assert scheduler.stats.prefixes_dropped == 1
+    found |= bench.finish(scheduler, new, version=1)
+    assert scheduler.stats.prefilled_tokens == 15 + 16 + 19
+    found = {place: each for place, each in found.items() if place[0] == 5}
+    bench.assert_same(found, bench.expected(new, late))
+    assert all((each.versions == 1).all() for each in found.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recomputed_keys_and_values_are_those_of_the_newest_weights(
+    name, talkative_params, request
+):
+    bench, params = (
+        request.getfixturevalue(name),
+        [talkative_params(n) for n in range(3)],
+    )
+    requests = [
+        bench.request(2, LONG[:16], num_samples=5, temperature=0.8),
+        bench.request(3, LONG[3:], num_samples=3),
+        bench.request(4, [7], num_samples=3, top_p=0.9),
+    ]
+    scheduler = bench.scheduler(*requests, kv_on_update="recompute")
+    found, version = {}, 0
+    while scheduler.busy:
+        found |= step(scheduler, params[version % 3], version=version)
+        version += 1
+    of_version = [params[number % 3] for number in range(version)]
+    mixed, by_number = 0, {each.request_id: each for each in requests}
+    for (number, _), each in found.items():
+        tokens, logprobs = bench.replay(by_number[number], each, of_version)
+        assert each.tokens.tolist() == tokens
+        np.testing.assert_allclose(each.logprobs, logprobs, atol=3e-5)
+        mixed += len(set(each.versions.tolist())) > 2
+    assert len(found) == 11 and mixed >= 3
+    assert scheduler.stats.recomputed_tokens > 50
+    bench.assert_idle(scheduler)
+
+
+def test_kept_keys_and_values_are_not_those_of_the_newest_weights(
+    bench, talkative_params
+):
+    old, new = talkative_params(0), talkative_params(2)
+    request = bench.request(2, LONG[:16], num_samples=4, limits=None)
+    scheduler = bench.scheduler(request, kv_on_update="keep")
+    found = step(scheduler, old, version=0)
+    found |= bench.finish(scheduler, new, version=1)
+    furthest = 0.0
+    for (_, sample), each in found.items():
+        of_token = [(old, new)[version] for version in each.versions]
+        tokens, logprobs = bench.dense_replay(request, sample, of_token, warm_up=old)
+        assert each.tokens.tolist() == tokens
+        np.testing.assert_allclose(each.logprobs, logprobs, atol=2e-5)
+        others = bench.replay(request, each, [old, new])[1]
+        furthest = max(furthest, np.abs(np.subtract(logprobs, others)).max())
+    assert furthest > 0.1  # recomputed, it would be seen
+    assert scheduler.stats.recomputed_tokens == 0
+
+
+@pytest.mark.parametrize("mode", ["keep", "recompute"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_weights_under_new_versions_change_nothing(
+    name, talkative_params, mode, request
+):
+    bench, params = request.getfixturevalue(name), talkative_params(0)
+    requests = [
+        bench.request(2, LONG[:16], num_samples=5),
+        bench.request(3, LONG, num_samples=3),
+    ]
+    scheduler = bench.scheduler(*requests, kv_on_update=mode)
+    found, version = {}, 0
+    while scheduler.busy:
+        # Equal numbers in other arrays.
+        found |= step(scheduler, jax.tree.map(jnp.copy, params), version=version)
+        version += 1
+    bench.assert_same(found, bench.expected(params, *requests))
+    assert version > 6
+
+
+# -- failures -------------------------------------------------------------------------
+
+
+def test_weights_that_are_not_numbers_fail_what_they_sample(bench, talkative_params):
+    params = talkative_params(0)
+    broken = jax.tree.map(lambda leaf: leaf * jnp.nan, params)
+    request = bench.request(2, LONG[:16], num_samples=5, limits=None)
+    scheduler = bench.scheduler(request)
+    found = step(scheduler, params, version=3)
+    found |= step(scheduler, broken, version=4)  # reads the call of version 3
+    found |= step(scheduler, params, version=5)  # and this one that of version 4
+    failed = {place: each for place, each in found.items() if each.failure}
+    assert len(failed) >= 3
+    whole = bench.expected(params, request)
+    for place, each in failed.items():
+        assert each.tokens.tolist() == whole[place].tokens[:4].tolist()
+        assert each.versions.tolist() == [3, 3, 3, 3]
+        assert np.isfinite(each.logprobs).all()
+        assert not each.cut_off and not each.stopped
+        assert each.failure.startswith(
+            "the logits after token 4 of the completion are not finite at policy "
+            "version 4;"
+        )
+    found |= bench.finish(scheduler, params, version=5)
+    assert len(found) == 5 and scheduler.stats.failed == len(failed)
+    good = {place: each for place, each in found.items() if not each.failure}
+    bench.assert_same(good, {place: whole[place] for place in good})
+    assert any((each.versions == 5).all() for each in good.values())
+    bench.assert_idle(scheduler)
+
+
+def test_a_token_that_is_not_a_number_ends_its_sample_after_it(
+    bench, poisoned_params, random_params
+):
+    request = bench.request(2, LONG[:5] % 12, num_samples=24, limits=None)
+    found = bench.complete(poisoned_params(2), request)
+    whole = bench.expected(random_params(2), request)
+    failures = 0
+    for place, each in found.items():
+        theirs = whole[place]
+        before = theirs.tokens.tolist()[:-1]
+        if 12 not in before:
+            assert each.failure == "" and each.tokens.tolist() == theirs.tokens.tolist()
+            continue
+        failures += 1
+        count = before.index(12) + 1
+        assert each.tokens.tolist() == theirs.tokens[:count].tolist()
+        assert f"after token {count} of" in each.failure and not each.cut_off
+        np.testing.assert_allclose(each.logprobs, theirs.logprobs[:count], atol=2e-5)
+    assert 3 < failures < 24
+
+
+def test_no_failure_is_told_of_who_was_cancelled(bench, poisoned_params):
+    request = bench.request(1, [3, 12], num_samples=2)
+    scheduler = bench.scheduler(request)
+    step(scheduler, poisoned_params(0))
+    assert scheduler.cancel(1) == 0
+    again = dataclasses.replace(request, tokens=np.array([3, 1], np.int32))
+    scheduler.submit(again)
+    found = bench.finish(scheduler, poisoned_params(0))
+    assert scheduler.stats.failed == sum(bool(each.failure) for each in found.values())
+    assert all(len(each.tokens) for each in found.values())

@@ -1,0 +1,381 @@
+"""Attention over a paged cache: one interface, and a backend for each kind of machine.
+
+    paged      XLA operations straight on the pages: needs no memory of its own
+    gathered   a call's pages copied once into rows: fastest where XLA is the kernel
+    cudnn      gathered rows, cuDNN's kernel
+    pallas     JAX's ragged paged attention kernel for TPUs
+
+A page holds `page_size` tokens of one sequence, in every layer.  How it holds them is
+the backend's business; the first axis of every array counts the pages.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from scalerl_jax.model.transformer import MASKED
+from scalerl_jax.types import AnyArray
+
+_BLOCK_TOKENS = 128  # of each sequence, that `paged` looks at together
+
+
+@struct.dataclass(kw_only=True)
+class Chunk:
+    """Prompt tokens of one sequence or several, one after the other.
+
+    Only the first sequence may have tokens in the cache already, and only the last
+    may go on in a later chunk.
+    """
+
+    tokens: Int[AnyArray, " C"]
+    positions: Int[AnyArray, " C"]
+    segments: Int[AnyArray, " C"]  # place of the sequence, from 1; 0: padding
+    table: Int[AnyArray, "S pages"]  # each sequence's pages
+    query_starts: Int[AnyArray, " S+1"]  # first token of each sequence in the chunk
+    lengths: Int[AnyArray, " S"]  # in the cache, with the tokens of the chunk
+    num_sequences: Int[AnyArray, " 1"]
+
+
+@struct.dataclass(kw_only=True)
+class Rows:
+    """Where the sequences of a `generate` call stand before it."""
+
+    table: Int[Array, "rows pages"]
+    starts: Int[Array, " rows"]  # tokens in the cache
+
+
+@struct.dataclass(kw_only=True)
+class Pages:
+    """A layer's cache as XLA likes it: a key is a column, a value a row."""
+
+    keys: Float[Array, "pages kv dim size"]
+    values: Float[Array, "pages kv size dim"]
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        return self.keys.shape[-1]
+
+    def write(
+        self,
+        k: Float[Array, "T kv dim"],
+        v: Float[Array, "T kv dim"],
+        places: "Places",
+    ) -> "Pages":
+        """The pages with new keys and values."""
+        k, v = marked(k, v)
+        page, offset = places.page, places.offset
+        return Pages(
+            keys=self.keys.at[page, :, :, offset].set(
+                k.astype(self.keys.dtype), mode="drop"
+            ),
+            values=self.values.at[page, :, offset].set(
+                v.astype(self.values.dtype), mode="drop"
+            ),
+        )
+
+
+@struct.dataclass(kw_only=True)
+class Places:
+    """Where tokens are cached; a page past the last one is none."""
+
+    page: Int[Array, " T"]
+    offset: Int[Array, " T"]
+
+
+def finite(x: Array, dtype: DTypeLike) -> Array:
+    """Zero for what is no number."""
+    return jnp.where(jnp.isfinite(x), x, 0.0).astype(dtype)
+
+
+def marked(k: Array, v: Array) -> tuple[Array, Array]:
+    """Values that are numbers, and a NaN in the key of a token whose own are not.
+
+    Whoever sees the token finds a NaN then, and nobody else does: a score is masked
+    by a choice, but a value by a factor, and 0 * NaN is NaN.
+    """
+    k = jnp.where(jnp.isfinite(k) & jnp.isfinite(v), k, jnp.nan)
+    return k, finite(v, v.dtype)
+
+
+def places_of(
+    table: Int[Array, "T pages"],
+    positions: Int[Array, " T"],
+    *,
+    page_size: int,
+    valid: Bool[Array, " T"],
+) -> Places:
+    """Places of positions, each with its own row of pages; none if not valid."""
+    index = jnp.where(valid, positions // page_size, 0)
+    page = jnp.take_along_axis(table, index[:, None], axis=1)[:, 0]
+    return Places(
+        page=jnp.where(valid, page, np.iinfo(np.int32).max),
+        offset=positions % page_size,
+    )
+
+
+class PagedAttention:
+    """Plain XLA on the pages, a block of each sequence at a time (online softmax)."""
+
+    # A call is as wide as its longest sequence, rounded up to a power of two of pages
+    # times one of these steps; none: always as wide as the longest possible.
+    width_steps: tuple[float, ...] = ()
+    page_spec = PartitionSpec(None, "tensor")  # heads are cut, in every array
+
+    def init_pages(
+        self, num_pages: int, page_size: int, *, heads: int, dim: int, dtype: DTypeLike
+    ) -> Any:
+        """A layer's empty pages."""
+        return Pages(
+            keys=jnp.zeros((num_pages, heads, dim, page_size), dtype),
+            values=jnp.zeros((num_pages, heads, page_size, dim), dtype),
+        )
+
+    def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
+        """What a call works on, per layer."""
+        del rows, steps
+        return pages
+
+    def decode(
+        self,
+        view: Any,
+        q: Float[Array, "rows heads dim"],
+        k: Float[Array, "rows kv dim"],
+        v: Float[Array, "rows kv dim"],
+        *,
+        rows: Rows,
+        step: Int[Array, ""],
+        positions: Int[Array, " rows"],
+        active: Bool[Array, " rows"],
+    ) -> tuple[Float[Array, "rows heads dim"], Any]:
+        """Attention of one new token per row, and the view with its key and value."""
+        del step
+        places = places_of(
+            rows.table, positions, page_size=view.page_size, valid=active
+        )
+        view = view.write(k, v, places)
+        return self.attend_rows(q, view, rows.table, positions + 1), view
+
+    def close(
+        self,
+        pages: tuple[Any, ...],
+        views: tuple[Any, ...],
+        *,
+        rows: Rows,
+        positions: Int[Array, " rows"],
+    ) -> tuple[Any, ...]:
+        """The pages after a call that took the rows to `positions`."""
+        del pages, rows, positions
+        return views
+
+    def chunk(
+        self,
+        pages: Any,
+        q: Float[Array, "C heads dim"],
+        k: Float[Array, "C kv dim"],
+        v: Float[Array, "C kv dim"],
+        chunk: Chunk,
+    ) -> tuple[Float[Array, "C heads dim"], Any]:
+        """Causal attention of a chunk, and the pages with its keys and values."""
+        places = places_of(
+            chunk.table[jnp.maximum(chunk.segments - 1, 0)],
+            chunk.positions,
+            page_size=pages.page_size,
+            valid=chunk.segments > 0,
+        )
+        pages = pages.write(k, v, places)
+        return self.attend_chunk(q, k, v, pages, chunk), pages
+
+    def attend_rows(
+        self, q: Array, pages: Any, table: Array, lengths: Array
+    ) -> Float[Array, "rows heads dim"]:
+        """One query per row over the first `lengths` tokens of its pages."""
+        grouped = q.reshape(q.shape[0], 1, pages.keys.shape[1], -1, q.shape[-1])
+        shape = grouped.shape[:-1]
+        carry = (
+            jnp.full(shape, MASKED, jnp.float32),
+            jnp.zeros(shape, jnp.float32),
+            jnp.zeros(grouped.shape, jnp.float32),
+        )
+        everyone = jnp.ones(grouped.shape[:2], bool)
+        _, total, mixed = _over_pages(grouped, pages, table, lengths, everyone, carry)
+        return (mixed / total[..., None]).reshape(q.shape).astype(q.dtype)
+
+    def attend_chunk(
+        self, q: Array, k: Array, v: Array, pages: Any, chunk: Chunk
+    ) -> Float[Array, "C heads dim"]:
+        """A chunk's queries over the chunk, and the first sequence's over its past."""
+        length, heads, dim = q.shape
+        grouped = q.reshape(length, k.shape[1], -1, dim)
+        k, v = marked(k, v)
+        order = jnp.arange(length)
+        allowed = (chunk.segments[:, None] == chunk.segments) & (
+            order[:, None] >= order
+        )
+        scores = jnp.einsum(
+            "qkgd,skd->qkgs", grouped, k, preferred_element_type=jnp.float32
+        )
+        scores = jnp.where(allowed[:, None, None], scores * dim**-0.5, MASKED)
+        highest = scores.max(axis=-1)
+        shares = jnp.exp(scores - highest[..., None])
+        mixed = jnp.einsum("qkgs,skd->qkgd", shares, v.astype(jnp.float32))
+        _, total, mixed = _over_pages(
+            grouped[None],
+            pages,
+            chunk.table[:1],
+            chunk.positions[:1],
+            (chunk.segments == 1)[None],
+            (highest[None], shares.sum(axis=-1)[None], mixed[None]),
+        )
+        return (mixed / total[..., None]).reshape(length, heads, dim).astype(q.dtype)
+
+
+def _over_pages(
+    q: Float[Array, "rows queries kv group dim"],
+    pages: Pages,
+    table: Int[Array, "rows pages"],
+    lengths: Int[Array, " rows"],
+    allowed: Bool[Array, "rows queries"],
+    carry: tuple[Array, Array, Array],
+) -> tuple[Array, Array, Array]:
+    """(highest score, sum of exponentials, mixed values) with the rows' pages added."""
+    page_size, dim = pages.page_size, q.shape[-1]
+    per_block = min(max(1, _BLOCK_TOKENS // page_size), table.shape[1])
+    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % per_block)))
+
+    def add(block: Array, carry: tuple[Array, Array, Array]) -> Any:
+        highest, total, mixed = carry
+        numbers = jax.lax.dynamic_slice_in_dim(table, block * per_block, per_block, 1)
+        scores = jnp.einsum(
+            "rqkgd,rnkds->rqkgns",
+            q,
+            pages.keys[numbers].astype(q.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        order = block * per_block * page_size + jnp.arange(per_block * page_size)
+        seen = (order < lengths[:, None])[:, None] & allowed[..., None]
+        seen = seen.reshape(*allowed.shape, 1, 1, per_block, page_size)
+        scores = jnp.where(seen, scores * dim**-0.5, MASKED)
+        higher = jnp.maximum(highest, scores.max(axis=(-2, -1)))
+        shares = jnp.where(seen, jnp.exp(scores - higher[..., None, None]), 0.0)
+        shrunk = jnp.exp(highest - higher)
+        values = pages.values[numbers].astype(jnp.float32)
+        return (
+            higher,
+            total * shrunk + shares.sum(axis=(-2, -1)),
+            mixed * shrunk[..., None]
+            + jnp.einsum("rqkgns,rnksd->rqkgd", shares, values),
+        )
+
+    block_tokens = per_block * page_size
+    blocks = (lengths.max() + block_tokens - 1) // block_tokens
+    return jax.lax.fori_loop(0, blocks, add, carry)
+
+
+@struct.dataclass(kw_only=True)
+class _Gathered:
+    """A layer's rows: what was cached before the call, and the call's own tokens."""
+
+    keys: Float[Array, "rows pages kv dim size"]
+    values: Float[Array, "rows kv past dim"]
+    new_keys: Float[Array, "steps rows kv dim"]
+    new_values: Float[Array, "steps rows kv dim"]
+
+
+class GatheredAttention(PagedAttention):
+    """The past copied once per call, new tokens beside it until the call ends.
+
+    A scatter into a cache costs XLA's CPU backend more than the attention does: here
+    a step writes one slice for all rows, and a call scatters once.
+    """
+
+    width_steps = (1.0, 1.5)
+
+    def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
+        """The rows' past, a copy, and room for `steps` tokens."""
+        count, width = rows.table.shape
+
+        def gather(layer: Pages) -> _Gathered:
+            _, heads, dim, size = layer.keys.shape
+            new = jnp.zeros((steps, count, heads, dim), layer.keys.dtype)
+            # By page and head: what is gathered is in order, and needs no transpose.
+            by_head = rows.table[:, None] * heads + jnp.arange(heads)[:, None]
+            values = layer.values.reshape(-1, size, dim)[by_head]
+            return _Gathered(
+                keys=layer.keys[rows.table],
+                values=values.reshape(count, heads, width * size, dim),
+                new_keys=new,
+                new_values=new,
+            )
+
+        return tuple(gather(layer) for layer in pages)
+
+    def decode(
+        self,
+        view: _Gathered,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        rows: Rows,
+        step: Array,
+        positions: Array,
+        active: Array,
+    ) -> tuple[Array, _Gathered]:
+        """Attention over the past and the call's tokens up to `step`."""
+        del positions, active
+        view = dataclasses.replace(
+            view,
+            new_keys=view.new_keys.at[step].set(k.astype(view.new_keys.dtype)),
+            new_values=view.new_values.at[step].set(v.astype(view.new_values.dtype)),
+        )
+        dim = q.shape[-1]
+        grouped = q.reshape(q.shape[0], k.shape[1], -1, dim).astype(jnp.float32)
+        grouped = grouped * dim**-0.5
+        # Products and sums: a matmul of a group's few queries takes three times that.
+        past = (grouped[:, None, :, :, :, None] * view.keys[:, :, :, None]).sum(axis=4)
+        past = past.transpose(0, 2, 3, 1, 4).reshape(*grouped.shape[:3], -1)
+        new = (grouped * view.new_keys[:, :, :, None]).sum(axis=-1)
+        order = jnp.arange(past.shape[-1])
+        past = jnp.where((order < rows.starts[:, None])[:, None, None], past, MASKED)
+        order = jnp.arange(new.shape[0])[:, None, None, None]
+        new = jnp.where(order <= step, new, MASKED)
+        highest = jnp.maximum(past.max(axis=-1), new.max(axis=0))
+        past, new = jnp.exp(past - highest[..., None]), jnp.exp(new - highest)
+        total = past.sum(axis=-1) + new.sum(axis=0)
+        mixed = jnp.einsum("rkgs,rksd->rkgd", past, view.values)
+        mixed += (new[..., None] * view.new_values[:, :, :, None]).sum(axis=0)
+        return (mixed / total[..., None]).reshape(q.shape).astype(q.dtype), view
+
+    def close(
+        self,
+        pages: tuple[Any, ...],
+        views: tuple[_Gathered, ...],
+        *,
+        rows: Rows,
+        positions: Array,
+    ) -> tuple[Any, ...]:
+        """The call's tokens into the pages."""
+        steps, count = views[0].new_keys.shape[:2]
+        at = jnp.tile(rows.starts, steps) + jnp.repeat(jnp.arange(steps), count)
+        places = places_of(
+            jnp.tile(rows.table, (steps, 1)),
+            at,
+            page_size=pages[0].page_size,
+            valid=at < jnp.tile(positions, steps),
+        )
+        return tuple(
+            layer.write(
+                view.new_keys.reshape(-1, *view.new_keys.shape[2:]),
+                view.new_values.reshape(-1, *view.new_values.shape[2:]),
+                places,
+            )
+            for layer, view in zip(pages, views, strict=True)
+        )

@@ -1,0 +1,306 @@
+"""The pure functions behind the engine's verbs, and the state they pass on."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from scalerl_jax.model.transformer import cached_hidden, head_logits, head_weights
+from scalerl_jax.sampler.attention import Chunk, PagedAttention, Rows
+from scalerl_jax.sampler.sampling import SamplingRows, draw_tokens
+from scalerl_jax.types import AnyArray, PyTree
+
+if TYPE_CHECKING:
+    from scalerl_jax.sampler.engine import EngineSettings
+
+NEVER = np.iinfo(np.int32).max  # a thinking length that is not reached
+
+
+@struct.dataclass(kw_only=True)
+class SlotRows:
+    """Sequences as the device knows them, one per row."""
+
+    tokens: Int[AnyArray, " rows"]  # decoded next
+    positions: Int[AnyArray, " rows"]  # of that token: so many are in the cache
+    prompt_lengths: Int[AnyArray, " rows"]
+    max_tokens: Int[AnyArray, " rows"]  # of the completion
+    keys: UInt32[AnyArray, "rows 2"]
+    active: Bool[AnyArray, " rows"]
+    thinking_limits: Int[AnyArray, " rows"]  # NEVER once thinking has ended
+    phrase_places: Int[AnyArray, " rows"]  # next phrase token to force; -1: none
+    recent: Int[AnyArray, "rows recent"]  # last tokens, to see the end of thinking
+    sampling: SamplingRows
+
+
+@struct.dataclass(kw_only=True)
+class DecodeState:
+    """Everything that lives on the device from call to call."""
+
+    pages: tuple[Any, ...]  # per layer, as the attention backend keeps them
+    rows: SlotRows  # one per slot
+
+
+@struct.dataclass(kw_only=True)
+class ResultTokens:
+    """The tokens of one `generate` call; rows past a sequence's end are not valid."""
+
+    tokens: Int[Array, "steps rows"]
+    logprobs: Float[Array, "steps rows"]  # nats, float32; 0 on forced tokens
+    full_logprobs: Float[Array, "steps rows"]  # without the filters
+    top_tokens: Int[Array, "steps rows top"]  # the likeliest, without the filters
+    top_logprobs: Float[Array, "steps rows top"]
+    valid: Bool[Array, "steps rows"]
+    forced: Bool[Array, "steps rows"]
+    active: Bool[Array, " rows"]  # after the call
+    cut_off: Bool[Array, " rows"]  # ended by the limit, without EOS
+    failed: Bool[Array, " rows"]  # ended by logits that are not finite
+
+
+def empty_rows(settings: "EngineSettings", count: int) -> SlotRows:
+    """Rows without a sequence, as NumPy arrays."""
+    zeros = np.zeros(count, np.int32)
+    recent = max(1, len(settings.end_of_thinking))
+    return SlotRows(
+        tokens=zeros,
+        positions=zeros,
+        prompt_lengths=zeros + 1,
+        max_tokens=zeros,
+        keys=np.zeros((count, 2), np.uint32),
+        active=np.zeros(count, bool),
+        thinking_limits=zeros,
+        phrase_places=zeros - 1,
+        recent=np.full((count, recent), -1, np.int32),
+        sampling=SamplingRows(
+            temperature=np.ones(count, np.float32),
+            top_k=zeros,
+            top_p=np.ones(count, np.float32),
+            min_p=np.zeros(count, np.float32),
+        ),
+    )
+
+
+def prefill(
+    settings: "EngineSettings",
+    attention: PagedAttention,
+    params: PyTree,
+    state: DecodeState,
+    chunk: Chunk,
+) -> DecodeState:
+    """The keys and values of a chunk's tokens into their pages."""
+    pages = list(state.pages)
+
+    def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
+        mixed, pages[layer] = attention.chunk(pages[layer], q, k, v, chunk)
+        return mixed
+
+    # What follows the last layer's keys and values is dead code to the compiler.
+    cached_hidden(
+        params,
+        settings.arch,
+        chunk.tokens,
+        positions=chunk.positions,
+        attend=attend,
+        dtype=settings.dtype,
+    )
+    return dataclasses.replace(state, pages=tuple(pages))
+
+
+def insert(
+    state: DecodeState,
+    slots: Int[Array, " n"],
+    rows: SlotRows,
+    copy_from: Int[Array, " n"],
+    copy_to: Int[Array, " n"],
+) -> DecodeState:
+    """Rows into slots, and pages copied."""
+    return DecodeState(
+        pages=jax.tree.map(
+            lambda pages: pages.at[copy_to].set(pages[copy_from], mode="drop"),
+            state.pages,
+        ),
+        rows=_put(state.rows, slots, rows),
+    )
+
+
+def _put(all_rows: SlotRows, slots: Array, rows: SlotRows) -> SlotRows:
+    return jax.tree.map(
+        lambda held, new: held.at[slots].set(new, mode="drop"), all_rows, rows
+    )
+
+
+def generate(
+    settings: "EngineSettings",
+    attention: PagedAttention,
+    params: PyTree,
+    state: DecodeState,
+    slots: Int[Array, " rows"],
+    table: Int[Array, "rows pages"],
+) -> tuple[DecodeState, ResultTokens]:
+    """Steps until the call is full or no row is active."""
+    steps = settings.tokens_per_call
+    rows = jax.tree.map(lambda held: held[slots], state.rows)
+    # A number past the last slot reads the last one's row, and must not run it.
+    rows = dataclasses.replace(rows, active=rows.active & (slots < settings.slots))
+    places = Rows(table=table, starts=rows.positions)
+    views = attention.open(state.pages, places, steps)
+
+    def unfinished(carry: tuple) -> Array:
+        step, rows, _, _ = carry
+        return (step < steps) & rows.active.any()
+
+    def advance(carry: tuple) -> tuple:
+        step, rows, views, results = carry
+        hidden, views = _decode(settings, attention, params, rows, places, views, step)
+        rows, new = _next_tokens(settings, params, rows, hidden)
+        return step + 1, rows, views, _record(results, step, rows, new)
+
+    start = (jnp.int32(0), rows, views, _no_results(settings, rows.active))
+    _, rows, views, results = jax.lax.while_loop(unfinished, advance, start)
+    pages = attention.close(state.pages, views, rows=places, positions=rows.positions)
+    return DecodeState(pages=pages, rows=_put(state.rows, slots, rows)), results
+
+
+def _decode(
+    settings: "EngineSettings",
+    attention: PagedAttention,
+    params: PyTree,
+    rows: SlotRows,
+    places: Rows,
+    views: tuple[Any, ...],
+    step: Int[Array, ""],
+) -> tuple[Float[Array, "rows D"], tuple[Any, ...]]:
+    """Hidden states of the rows' next tokens, and the views with them cached."""
+    views_after = list(views)
+
+    def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
+        mixed, views_after[layer] = attention.decode(
+            views[layer],
+            q,
+            k,
+            v,
+            rows=places,
+            step=step,
+            positions=rows.positions,
+            active=rows.active,
+        )
+        return mixed
+
+    hidden = cached_hidden(
+        params,
+        settings.arch,
+        rows.tokens,
+        positions=rows.positions,
+        attend=attend,
+        dtype=settings.dtype,
+    )
+    return hidden, tuple(views_after)
+
+
+def _record(
+    results: ResultTokens, step: Array, rows: SlotRows, new: dict[str, Array]
+) -> ResultTokens:
+    """The results with those of a step, after which `rows` stand."""
+    written = {
+        name: getattr(results, name).at[step].set(value)
+        for name, value in new.items()
+        if name not in ("cut_off", "failed")
+    }
+    return dataclasses.replace(
+        results,
+        **written,
+        active=rows.active,
+        cut_off=results.cut_off | new["cut_off"],
+        failed=results.failed | new["failed"],
+    )
+
+
+def _no_results(settings: "EngineSettings", active: Array) -> ResultTokens:
+    shape = (settings.tokens_per_call, *active.shape)
+    top = (*shape, settings.top_logprobs)
+    return ResultTokens(
+        tokens=jnp.zeros(shape, jnp.int32),
+        logprobs=jnp.zeros(shape, jnp.float32),
+        full_logprobs=jnp.zeros(shape, jnp.float32),
+        top_tokens=jnp.zeros(top, jnp.int32),
+        top_logprobs=jnp.zeros(top, jnp.float32),
+        valid=jnp.zeros(shape, bool),
+        forced=jnp.zeros(shape, bool),
+        active=active,
+        cut_off=jnp.zeros(active.shape, bool),
+        failed=jnp.zeros(active.shape, bool),
+    )
+
+
+def _next_tokens(
+    settings: "EngineSettings", params: PyTree, rows: SlotRows, hidden: Array
+) -> tuple[SlotRows, dict[str, Array]]:
+    """One token in every active row, and its fields of `ResultTokens` for a step."""
+    logits = head_logits(
+        hidden, head_weights(params), float32_head=settings.float32_head
+    )
+    index = rows.positions + 1 - rows.prompt_lengths  # place in the completion
+    draw = draw_tokens(logits, rows.sampling, keys=rows.keys, index=index)
+    tokens, forced, places = _force_phrase(settings, rows, draw.tokens, index)
+
+    recent = jnp.concatenate([rows.recent[:, 1:], tokens[:, None]], axis=1)
+    limits = rows.thinking_limits
+    if settings.end_of_thinking:
+        ended = (recent == jnp.array(settings.end_of_thinking)).all(axis=1)
+        limits = jnp.where(ended, NEVER, limits)
+    eos = jnp.isin(tokens, jnp.array(settings.eos_ids, jnp.int32)) & ~forced
+    full = ~eos & (index + 1 >= rows.max_tokens)
+    failed = draw.failed & ~forced
+    active = rows.active & ~eos & ~full & ~failed
+    following = dataclasses.replace(
+        rows,
+        tokens=jnp.where(rows.active, tokens, rows.tokens),
+        positions=rows.positions + active,
+        active=active,
+        thinking_limits=jnp.where(rows.active, limits, rows.thinking_limits),
+        phrase_places=jnp.where(rows.active, places, rows.phrase_places),
+        recent=jnp.where(rows.active[:, None], recent, rows.recent),
+    )
+    top_tokens, top_logprobs = _likeliest(settings, logits, rows.sampling)
+    return following, dict(
+        tokens=tokens,
+        logprobs=jnp.where(forced, 0.0, draw.logprobs),
+        full_logprobs=jnp.where(forced, 0.0, draw.full_logprobs),
+        top_tokens=top_tokens,
+        top_logprobs=top_logprobs,
+        valid=rows.active & ~failed,
+        forced=forced,
+        cut_off=rows.active & full & ~failed,
+        failed=rows.active & failed,
+    )
+
+
+def _likeliest(
+    settings: "EngineSettings", logits: Array, sampling: SamplingRows
+) -> tuple[Array, Array]:
+    """The likeliest tokens and their log-probabilities, without the filters."""
+    if not settings.top_logprobs:
+        empty = (logits.shape[0], 0)
+        return jnp.zeros(empty, jnp.int32), jnp.zeros(empty, jnp.float32)
+    temperature = jnp.where(sampling.temperature == 0, 1.0, sampling.temperature)
+    logprobs = jax.nn.log_softmax(logits / temperature[:, None], axis=-1)
+    values, tokens = jax.lax.top_k(logprobs, settings.top_logprobs)
+    return tokens.astype(jnp.int32), values
+
+
+def _force_phrase(
+    settings: "EngineSettings", rows: SlotRows, tokens: Array, index: Array
+) -> tuple[Array, Array, Array]:
+    """Tokens with the phrase in place of draws; which are forced; places after."""
+    if not settings.phrase:
+        return tokens, jnp.zeros_like(rows.active), rows.phrase_places
+    phrase = jnp.array(settings.phrase, jnp.int32)
+    starts = (rows.phrase_places < 0) & (index == rows.thinking_limits)
+    places = jnp.where(starts, 0, rows.phrase_places)
+    forced = places >= 0
+    tokens = jnp.where(forced, phrase[jnp.maximum(places, 0)], tokens)
+    following = jnp.where(forced, places + 1, -1)
+    return tokens, forced, jnp.where(following >= len(settings.phrase), -1, following)

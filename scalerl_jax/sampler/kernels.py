@@ -1,0 +1,376 @@
+"""Attention by kernels that JAX ships, and which backend a machine gets."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import (
+    ragged_paged_attention,
+)
+from jax.sharding import Mesh, PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from scalerl_jax.sampler.attention import (
+    Chunk,
+    GatheredAttention,
+    PagedAttention,
+    Pages,
+    Places,
+    Rows,
+    marked,
+    places_of,
+)
+
+if TYPE_CHECKING:
+    from scalerl_jax.sampler.engine import EngineSettings
+
+# The kernel's own table of block sizes asks the process for its TPU, which a program
+# that is compiled without one does not have.  It computes with every query of a block
+# against each sequence that the block touches, hence few for decoding.
+_BLOCK_TOKENS = 512  # keys that are looked at together
+_DECODE_QUERIES = 8
+_CHUNK_QUERIES = 32
+# The page table lies in scalar memory, 1 MiB on v5e, v5p and v6e, with rows padded to
+# whole lines; the kernel takes about 3 KiB for itself.
+_TABLE_BYTES = 1_000_000
+_TABLE_LINE = 128
+
+
+@struct.dataclass(kw_only=True)
+class CombinedPages:
+    """A layer's cache as the TPU kernel reads it: a head's value after its key."""
+
+    heads: Float[Array, "pages size 2*kv dim"]
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        return self.heads.shape[1]
+
+    def write(
+        self,
+        k: Float[Array, "T kv dim"],
+        v: Float[Array, "T kv dim"],
+        places: Places,
+    ) -> "CombinedPages":
+        """The pages with new keys and values."""
+        new = jnp.stack(marked(k, v), axis=2).astype(self.heads.dtype)
+        new = new.reshape(k.shape[0], *self.heads.shape[2:])
+        return CombinedPages(
+            heads=self.heads.at[places.page, places.offset].set(new, mode="drop")
+        )
+
+
+class PallasAttention(PagedAttention):
+    """JAX's ragged paged attention, a Mosaic kernel for TPUs."""
+
+    page_spec = PartitionSpec(None, None, "tensor")
+
+    def __init__(self, mesh: Mesh) -> None:
+        """Attention of heads that are cut over the "tensor" axis of `mesh`."""
+        self._mesh = mesh
+
+    def init_pages(
+        self, num_pages: int, page_size: int, *, heads: int, dim: int, dtype: DTypeLike
+    ) -> CombinedPages:
+        """A layer's empty pages."""
+        return CombinedPages(
+            heads=jnp.zeros((num_pages, page_size, 2 * heads, dim), dtype)
+        )
+
+    def decode(
+        self,
+        view: CombinedPages,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        rows: Rows,
+        step: Array,
+        positions: Array,
+        active: Array,
+    ) -> tuple[Array, CombinedPages]:
+        """Attention of one new token per row, and the pages with its key and value."""
+        return super().decode(
+            view,
+            q,
+            k,
+            v,
+            rows=rows,
+            step=step,
+            # The kernel reads what every row has: of one that has ended, one token.
+            positions=jnp.where(active, positions, 0),
+            active=active,
+        )
+
+    def attend_rows(
+        self, q: Array, pages: CombinedPages, table: Array, lengths: Array
+    ) -> Float[Array, "rows heads dim"]:
+        """One query per row over the first `lengths` tokens of its pages."""
+        count = q.shape[0]
+        return self._attend(
+            q,
+            pages,
+            table,
+            lengths,
+            starts=jnp.arange(count + 1, dtype=jnp.int32),
+            num_sequences=jnp.full(1, count, jnp.int32),
+            queries_per_block=_DECODE_QUERIES,
+        )
+
+    def attend_chunk(
+        self, q: Array, k: Array, v: Array, pages: CombinedPages, chunk: Chunk
+    ) -> Float[Array, "C heads dim"]:
+        """A chunk's queries over their sequences' pages; 0 for padding."""
+        del k, v
+        # The kernel fetches the first sequence's pages and waits for them only where
+        # it has a query: an empty chunk gets one, of one token.
+        found = self._attend(
+            q,
+            pages,
+            chunk.table,
+            jnp.maximum(chunk.lengths, 1),
+            starts=chunk.query_starts.at[1:].max(1),
+            num_sequences=jnp.maximum(chunk.num_sequences, 1),
+            queries_per_block=_CHUNK_QUERIES,
+        )
+        # Past the last sequence the kernel returns what its memory held before.
+        return jnp.where((chunk.segments > 0)[:, None, None], found, 0)
+
+    def _attend(
+        self,
+        q: Array,
+        pages: CombinedPages,
+        table: Int[Array, "S pages"],
+        lengths: Int[Array, " S"],
+        *,
+        starts: Int[Array, " S+1"],
+        num_sequences: Int[Array, " 1"],
+        queries_per_block: int,
+    ) -> Array:
+        blocks = dict(
+            num_kv_pages_per_block=min(
+                max(1, _BLOCK_TOKENS // pages.page_size), table.shape[1]
+            ),
+            num_queries_per_block=min(queries_per_block, q.shape[0]),
+        )
+
+        def attend(*arrays: Array) -> Array:
+            return ragged_paged_attention(
+                *arrays, sm_scale=q.shape[-1] ** -0.5, **blocks
+            )
+
+        # On one device too: the mesh tells the kernel's compiler which TPU it is for.
+        heads, whole = PartitionSpec(None, "tensor"), PartitionSpec()
+        cut = jax.shard_map(
+            attend,
+            mesh=self._mesh,
+            in_specs=(heads, self.page_spec, whole, whole, whole, whole),
+            out_specs=heads,
+            check_vma=False,
+        )
+        return cut(q, pages.heads, lengths, table, starts, num_sequences)
+
+
+@struct.dataclass(kw_only=True)
+class _WholeRows:
+    """A layer's rows: what was cached before the call, and after it the new tokens."""
+
+    keys: Float[Array, "rows tokens kv dim"]
+    values: Float[Array, "rows tokens kv dim"]
+    steps: int = struct.field(pytree_node=False)
+
+
+class CudnnAttention(PagedAttention):
+    """A call's pages copied into rows, which `jax.nn.dot_product_attention` takes."""
+
+    width_steps = (1.0,)
+
+    def __init__(self, implementation: Literal["cudnn", "xla"]) -> None:
+        """Attention by cuDNN or, for what it does not take, by XLA."""
+        self._implementation: Literal["cudnn", "xla"] = implementation
+
+    def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
+        """The rows' tokens, a copy."""
+        count, width = rows.table.shape
+
+        def gather(layer: Pages) -> _WholeRows:
+            _, heads, size, dim = layer.values.shape
+            keys = layer.keys[rows.table].transpose(0, 1, 4, 2, 3)
+            values = layer.values[rows.table].transpose(0, 1, 3, 2, 4)
+            shape = (count, width * size, heads, dim)
+            return _WholeRows(
+                keys=keys.reshape(shape), values=values.reshape(shape), steps=steps
+            )
+
+        return tuple(gather(layer) for layer in pages)
+
+    def decode(
+        self,
+        view: _WholeRows,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        rows: Rows,
+        step: Array,
+        positions: Array,
+        active: Array,
+    ) -> tuple[Array, _WholeRows]:
+        """Attention over the rows up to `positions`, the new token among them."""
+        del rows, step
+        count, width = view.keys.shape[:2]
+        at = (jnp.arange(count), jnp.where(active, positions, width))
+        k, v = (each.astype(view.keys.dtype) for each in marked(k, v))
+        view = _WholeRows(
+            keys=view.keys.at[at].set(k, mode="drop"),
+            values=view.values.at[at].set(v, mode="drop"),
+            steps=view.steps,
+        )
+        mixed = jax.nn.dot_product_attention(
+            q[:, None],
+            view.keys,
+            view.values,
+            scale=q.shape[-1] ** -0.5,
+            key_value_seq_lengths=jnp.where(active, positions + 1, 1),
+            implementation=self._implementation,
+        )
+        return mixed[:, 0], view
+
+    def close(
+        self,
+        pages: tuple[Any, ...],
+        views: tuple[_WholeRows, ...],
+        *,
+        rows: Rows,
+        positions: Array,
+    ) -> tuple[Any, ...]:
+        """The call's tokens into the pages."""
+        steps, count = views[0].steps, rows.starts.shape[0]
+        at = rows.starts[:, None] + jnp.arange(steps)
+        places = places_of(
+            jnp.repeat(rows.table, steps, axis=0),
+            at.ravel(),
+            page_size=pages[0].page_size,
+            valid=(at < positions[:, None]).ravel(),
+        )
+        new = (jnp.arange(count)[:, None], at)
+
+        def write(layer: Pages, view: _WholeRows) -> Pages:
+            shape = (count * steps, *view.keys.shape[2:])
+            k, v = (each[new].reshape(shape) for each in (view.keys, view.values))
+            return layer.write(k, v, places)
+
+        return tuple(write(*pair) for pair in zip(pages, views, strict=True))
+
+
+def choose_attention(settings: "EngineSettings", mesh: Mesh) -> PagedAttention:
+    """The backend that `settings.attention` names, for the machine of `mesh`.
+
+    Raises:
+        ValueError: there is no such backend, or it does not take these shapes.
+    """
+    name = settings.attention
+    if name not in ATTENTION:
+        raise ValueError(
+            f"sampler.attention = {name!r}; choose from {sorted(ATTENTION)}"
+        )
+    return ATTENTION[name](settings, mesh)
+
+
+def _for_machine(settings: "EngineSettings", mesh: Mesh) -> PagedAttention:
+    platform = mesh.devices.flat[0].platform
+    if platform == "tpu":
+        refused = why_not_pallas(settings, tensor=mesh.shape["tensor"])
+        return PagedAttention() if refused else PallasAttention(mesh)
+    return _cudnn(settings, mesh) if platform == "gpu" else GatheredAttention()
+
+
+def _pallas(settings: "EngineSettings", mesh: Mesh) -> PagedAttention:
+    platform = mesh.devices.flat[0].platform
+    if platform != "tpu":
+        raise ValueError(
+            f"sampler.attention = 'pallas' needs TPUs, and the sampler has "
+            f"{platform} devices: set sampler.attention = 'auto'"
+        )
+    refused = why_not_pallas(settings, tensor=mesh.shape["tensor"])
+    if refused:
+        raise ValueError(
+            f"sampler.attention = 'pallas' does not take {refused}; "
+            f"or set sampler.attention = 'auto'"
+        )
+    return PallasAttention(mesh)
+
+
+def _cudnn(settings: "EngineSettings", mesh: Mesh) -> PagedAttention:
+    taken = (
+        mesh.devices.flat[0].platform == "gpu"
+        and jnp.dtype(settings.dtype) in (jnp.bfloat16, jnp.float16)
+        # Up to 256 on the newest only.
+        and settings.arch.head_dim % 8 == 0
+        and settings.arch.head_dim <= 128
+    )
+    return CudnnAttention("cudnn" if taken else "xla")
+
+
+def why_not_pallas(settings: "EngineSettings", *, tensor: int) -> str | None:
+    """The setting that the TPU kernel does not take, its limit, and the way out.
+
+    Found by compiling the kernel for v5e, v5p and v6e.
+    """
+    arch, dtype = settings.arch, jnp.dtype(settings.dtype)
+    kv_heads, group = arch.num_kv_heads // tensor, arch.num_heads // arch.num_kv_heads
+    whole = 8 if dtype == jnp.bfloat16 else 4
+    table_bytes = _table_bytes(settings)
+    if settings.page_size > _BLOCK_TOKENS:
+        return (
+            f"sampler.page_size = {settings.page_size}: "
+            f"set it to {_BLOCK_TOKENS} or less"
+        )
+    if dtype not in (jnp.bfloat16, jnp.float32):
+        return f"model.sampler_dtype = {dtype}: set it to 'bfloat16' or 'float32'"
+    if arch.head_dim != 128:
+        return f"a model of head_dim = {arch.head_dim}: it must be 128"
+    if arch.num_kv_heads % tensor:
+        return (
+            f"mesh.tensor = {tensor} with {arch.num_kv_heads} kv heads: "
+            f"set it to a divisor of them"
+        )
+    if kv_heads not in (1, 2, 4) and kv_heads % whole:
+        return (
+            f"{arch.num_kv_heads} kv heads over mesh.tensor = {tensor}: {kv_heads} "
+            f"on a device must be 1, 2, 4 or a multiple of {whole} in {dtype}; "
+            f"change mesh.tensor"
+        )
+    if dtype == jnp.float32 and kv_heads > 4 and group == 1:
+        return (
+            f"{kv_heads} kv heads on a device, with one query head each, in float32: "
+            f"raise mesh.tensor = {tensor} until 4 are left, or set "
+            f"model.sampler_dtype = 'bfloat16'"
+        )
+    if table_bytes > _TABLE_BYTES:
+        return (
+            f"a page table of {table_bytes} bytes, {_TABLE_BYTES} is the limit: "
+            f"raise sampler.page_size = {settings.page_size} or lower "
+            f"sampler.slots = {settings.slots}"
+        )
+    return None
+
+
+def _table_bytes(settings: "EngineSettings") -> int:
+    """Of scalar memory, for the pages and lengths of all slots."""
+    line = -(-settings.pages_per_slot // _TABLE_LINE) * _TABLE_LINE
+    return 4 * settings.slots * (line + 2)
+
+
+# By the value of sampler.attention.
+ATTENTION: dict[str, Callable[["EngineSettings", Mesh], PagedAttention]] = {
+    "auto": _for_machine,
+    "paged": lambda settings, mesh: PagedAttention(),
+    "gathered": lambda settings, mesh: GatheredAttention(),
+    "pallas": _pallas,
+    "cudnn": _cudnn,
+}

@@ -1,0 +1,58 @@
+"""An engine's programs from shapes alone, for devices that may not be there.
+
+The mesh of the engine may be one of `jax.experimental.topologies`: what is lowered
+here compiles for it, and tells its memory, without an array on any device.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from scalerl_jax.model.architecture import ParamSpec, layered_table, map_specs
+from scalerl_jax.model.shardings import MESH_AXES
+from scalerl_jax.sampler.decoding import DecodeState
+from scalerl_jax.sampler.engine import Engine, _empty_chunk
+from scalerl_jax.types import PyTree
+
+
+def sampler_params(engine: Engine) -> PyTree:
+    """The params that an engine is given: shapes, cut over "tensor" alone."""
+
+    def abstract(spec: ParamSpec) -> jax.ShapeDtypeStruct:
+        axes = (MESH_AXES[axis] for axis in spec.axes)
+        names = (axis if axis == "tensor" else None for axis in axes)
+        return jax.ShapeDtypeStruct(
+            spec.shape,
+            engine.settings.dtype,
+            sharding=NamedSharding(engine.mesh, PartitionSpec(*names)),
+        )
+
+    return map_specs(abstract, layered_table(engine.settings.arch))
+
+
+def decode_state(engine: Engine) -> DecodeState:
+    """The shapes of `init_decode_state`, with their shardings."""
+    return engine._init.eval_shape()
+
+
+def lower_prefill(engine: Engine, *, tokens: int | None = None) -> Any:
+    """The prefill of a chunk of `tokens` tokens; None: of the largest chunk."""
+    chunk = _empty_chunk(engine.settings, tokens or engine.chunk_sizes[-1])
+    chunk = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), chunk)
+    return engine._prefill.lower(sampler_params(engine), decode_state(engine), chunk)
+
+
+def lower_generate(
+    engine: Engine, *, rows: int | None = None, width: int | None = None
+) -> Any:
+    """The call that decodes `rows` slots of `width` pages; None: the most."""
+    rows = rows or engine.row_counts[-1]
+    width = width or engine.table_widths[-1]
+    return engine._generate.lower(
+        sampler_params(engine),
+        decode_state(engine),
+        jax.ShapeDtypeStruct((rows,), jnp.int32),
+        jax.ShapeDtypeStruct((rows, width), jnp.int32),
+    )

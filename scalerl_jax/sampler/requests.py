@@ -1,0 +1,173 @@
+"""What the sampler is asked for, and what it answers with.  Host side only."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from scalerl_jax.sampler.sampling import Sampling
+
+# Tokens of one sample as they come: (sample, tokens [n], logprobs [n]).
+Listener = Callable[[int, np.ndarray, np.ndarray], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Samples:
+    """What sets the completions of one prompt apart."""
+
+    keys: np.ndarray  # uint32 [G, 2], see `sampling.sample_keys`
+    thinking_limits: np.ndarray  # int32 [G], tokens before an interruption
+    max_tokens: np.ndarray | None = None  # int32 [G]; None: the engine's limit
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """One prompt, to be completed once per sample."""
+
+    request_id: int
+    tokens: np.ndarray  # int32 [P]
+    samples: Samples
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()  # a completion ends with the token that completes one
+    listener: Listener | None = None  # called from `Scheduler.step`
+
+    @property
+    def num_samples(self) -> int:
+        """Completions asked for."""
+        return len(self.samples.keys)
+
+    def check(self, *, longest: int, most: int, decodes: bool) -> None:
+        """Refuse what an engine of these limits cannot serve.
+
+        Raises:
+            ValueError: the prompt is empty or longer than `longest`, a completion may
+                pass `most` tokens, or a stop string is none.
+        """
+        if not 0 < len(self.tokens) <= longest:
+            raise ValueError(
+                f"a prompt of {len(self.tokens)} tokens; sampler.max_prompt_tokens "
+                f"= {longest} is the limit, and 1 the least"
+            )
+        wanted = self.samples.max_tokens
+        if wanted is not None and not (0 < wanted.min() and wanted.max() <= most):
+            raise ValueError(
+                f"max_tokens = {wanted.tolist()}; each must be from 1 to "
+                f"sampler.max_completion_tokens = {most}"
+            )
+        if self.stop and not (decodes and all(self.stop)):
+            raise ValueError(
+                f"stop = {list(self.stop)}; a stop string must not be empty, and "
+                f"this sampler must have been made with a tokenizer's decode"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completion:
+    """A finished sample of a request."""
+
+    request_id: int
+    sample: int
+    tokens: np.ndarray  # int32 [T]
+    mask: np.ndarray  # bool [T], False on forced tokens
+    logprobs: np.ndarray  # float32 [T], nats, of the distribution sampled from
+    full_logprobs: np.ndarray  # float32 [T], nats, without top-k, top-p, min-p, greed
+    top_tokens: np.ndarray  # int32 [T, top_logprobs], the likeliest tokens
+    top_logprobs: np.ndarray  # float32 [T, top_logprobs], as full_logprobs
+    versions: np.ndarray  # int32 [T]
+    cut_off: bool  # ended by the limit
+    interrupted: bool
+    stopped: bool = False  # ended by a stop string
+    failure: str = ""  # why there is no more; empty: nothing went wrong
+
+
+@dataclasses.dataclass(kw_only=True)
+class SchedulerStats:
+    """Counts since the scheduler was made, and what is held now."""
+
+    calls: int = 0  # of `generate`
+    chunks: int = 0  # of prefill
+    prefilled_tokens: int = 0
+    prefixes_dropped: int = 0  # made again: another version came, or pages ran out
+    suspended: int = 0  # sequences that gave their pages back for a while
+    recomputed_tokens: int = 0  # cached again under new params
+    failed: int = 0
+    wasted_tokens: int = 0  # generated and not part of a completion
+    pages_in_use: int = 0
+    peak_pages: int = 0
+    tokens_held: int = 0  # by the sequences in slots, a shared prompt once each
+    peak_tokens_held: int = 0
+
+    def metrics(self) -> dict[str, int]:
+        """By metric name."""
+        return {f"sampler/{name}": value for name, value in vars(self).items()}
+
+
+# Arrays of a completion that every call adds a piece to, by their place in a piece.
+PIECES = (
+    "tokens",
+    "mask",
+    "logprobs",
+    "full_logprobs",
+    "top_tokens",
+    "top_logprobs",
+    "versions",
+)
+
+
+def piece_of(
+    results: Any, column: int, count: int, version: int
+) -> tuple[np.ndarray, ...]:
+    """The first `count` tokens of a column of a call's `ResultTokens`."""
+    return (
+        results.tokens[:count, column],
+        ~results.forced[:count, column],
+        results.logprobs[:count, column],
+        results.full_logprobs[:count, column],
+        results.top_tokens[:count, column],
+        results.top_logprobs[:count, column],
+        np.full(count, version, np.int32),
+    )
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Sample:
+    """One completion on its way, by identity."""
+
+    request: Request
+    number: int
+    limit: int  # tokens of the completion
+    pages: list[int] = dataclasses.field(default_factory=list)
+    pieces: list[tuple[np.ndarray, ...]] = dataclasses.field(default_factory=list)
+    num_tokens: int = 0  # of the completion, as far as the host knows
+    in_flight: int = 0  # tokens that the call not yet read may add
+    order: int = 0  # of placement: the oldest comes first
+    row: object = None  # of a suspended sample: its `SlotRows` row
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the call not yet read can leave it active."""
+        return self.num_tokens + self.in_flight < self.limit
+
+    def tokens(self) -> np.ndarray:
+        """Prompt and completion so far, int32."""
+        pieces = [piece[0] for piece in self.pieces]
+        return np.concatenate([self.request.tokens, *pieces]).astype(np.int32)
+
+    def completion(
+        self, *, cut_off: bool = False, stopped: bool = False, failure: str = ""
+    ) -> Completion:
+        """The finished sample."""
+        arrays = {
+            name: np.concatenate(parts)
+            for name, parts in zip(PIECES, zip(*self.pieces, strict=True), strict=True)
+        }
+        return Completion(
+            request_id=self.request.request_id,
+            sample=self.number,
+            cut_off=cut_off,
+            interrupted=not arrays["mask"].all(),
+            stopped=stopped,
+            failure=failure,
+            **arrays,
+        )

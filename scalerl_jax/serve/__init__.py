@@ -1,0 +1,1 @@
+"""Completions over HTTP, in OpenAI's form, from the sampler of this package."""

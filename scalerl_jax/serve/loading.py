@@ -1,0 +1,170 @@
+"""What is served: a Hugging Face directory, or the newest checkpoint of a run."""
+
+import dataclasses
+import functools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from scalerl_jax import config as config_lib
+from scalerl_jax.build.learning import make_architecture
+from scalerl_jax.build.sampling import make_tokenizer
+from scalerl_jax.build.tables import DTYPES
+from scalerl_jax.config import Config, ModelConfig
+from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.learner.checkpoint import Checkpointer, Restored
+from scalerl_jax.learner.optimizer import make_optimizer
+from scalerl_jax.learner.step import init_state
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.model.weights import load_params
+from scalerl_jax.types import PyTree
+
+_CHECKPOINTS = "checkpoints"  # of a run directory
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """A policy at one version, as the sampler takes it."""
+
+    arch: Architecture
+    tokenizer: Tokenizer
+    params: PyTree  # on the first device
+    policy_version: int  # optimizer steps; 0 without a run
+    dtype: Any
+    float32_head: bool
+
+
+def load_model(directory: str | Path, *, dtype: str = "") -> Model:
+    """The policy in a directory; `dtype` is a name, empty: as it was sampled or saved.
+
+    The directory is a Hugging Face one, a run's, the `checkpoints` in it, or one of
+    these checkpoints.
+
+    Raises:
+        ValueError: it is missing, broken, or none of these.
+    """
+    path = Path(directory).expanduser().absolute()
+    try:
+        if not path.is_dir():
+            raise ValueError(
+                "there is no such directory; name a Hugging Face directory, a run "
+                "directory, or a checkpoint of a run"
+            )
+        run = _run_of(path)
+        if run is None:
+            return _load_hugging_face(path, dtype)
+        return _load_run(run, path, dtype)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ValueError(f"--checkpoint={directory}: {error}") from error
+
+
+def _run_of(path: Path) -> Path | None:
+    """The run that a directory belongs to."""
+    for run in (path.parent, path.parent.parent):
+        if path.relative_to(run).parts[0] == _CHECKPOINTS and _holds_settings(run):
+            return run
+    if (path / _CHECKPOINTS).is_dir() or _holds_settings(path):
+        return path
+    return None
+
+
+def _holds_settings(path: Path) -> bool:
+    """Whether its config.json is a run's, which may have no checkpoint yet."""
+    try:
+        return "config" in json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError, TypeError):  # none, no JSON, or a number
+        return False
+
+
+def _load_hugging_face(path: Path, dtype: str) -> Model:
+    config = Config(model=ModelConfig(checkpoint=str(path)))
+    arch = make_architecture(config)
+    values = json.loads((path / "config.json").read_bytes())
+    saved = values.get("dtype", values.get("torch_dtype"))
+    kind = DTYPES[dtype or (saved if saved in DTYPES else "float32")]
+    return Model(
+        arch=arch,
+        tokenizer=make_tokenizer(config, arch),
+        params=load_params(path, arch, dtype=kind),
+        policy_version=0,
+        dtype=kind,
+        float32_head=config.model.float32_head,
+    )
+
+
+def _load_run(run: Path, path: Path, dtype: str) -> Model:
+    config = _read_settings(run / "config.json")
+    arch = make_architecture(config)
+    tokenizer = make_tokenizer(config, arch)
+    restored = _restore(run, path, _abstract_state(config, arch))
+    kind = DTYPES[dtype or config.model.sampler_dtype]
+    cast = jax.tree.map(lambda leaf: leaf.astype(kind), restored.state.params)
+    return Model(
+        arch=arch,
+        tokenizer=tokenizer,
+        params=jax.device_put(cast, jax.devices()[0]),
+        policy_version=restored.step,
+        dtype=kind,
+        float32_head=config.model.float32_head,
+    )
+
+
+def _read_settings(file: Path) -> Config:
+    """The resolved settings of a run; those it does not name have their defaults."""
+    try:
+        return config_lib.build(Config, json.loads(file.read_bytes())["config"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file} does not give the settings of the run ({error!r}), so its "
+            f"architecture is unknown; put the file right"
+        ) from error
+
+
+def _abstract_state(config: Config, arch: Architecture) -> PyTree:
+    """The train state of a run, on the host: its moments need no place elsewhere."""
+    settings = config.optimizer
+    optimizer = make_optimizer(
+        learning_rate=settings.learning_rate,
+        warmup_steps=settings.warmup_steps,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+    )
+    params = abstract_params(arch, dtype=DTYPES[config.model.param_dtype])
+    state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params)
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+        device = jax.devices()[0]
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        state,
+    )
+
+
+def _restore(run: Path, path: Path, abstract_state: PyTree) -> Restored:
+    """The checkpoint that `path` names, or the newest good one of the run."""
+    with tempfile.TemporaryDirectory() as alone:
+        directory = run / _CHECKPOINTS
+        if path.parent == directory:
+            # A checkpointer takes the newest of its directory; here there is one.
+            directory = Path(alone)
+            (directory / path.name).symlink_to(path)
+        checkpointer = Checkpointer(directory, every=1, keep=1)
+        try:
+            restored = checkpointer.restore(abstract_state)
+        finally:
+            checkpointer.close()
+    if restored is None:
+        raise ValueError(
+            f"{path} holds no checkpoint; a run writes one every checkpoint.every "
+            f"optimizer steps"
+        )
+    return restored

@@ -1,0 +1,197 @@
+"""The thread that owns the scheduler: requests in, tokens and completions out.
+
+Everything that the scheduler is told comes through one queue, and what it answers is
+handed to a function of the request, called in this thread.  When the thread dies,
+every open request hears of it, and later ones are refused.
+"""
+
+import dataclasses
+import functools
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from scalerl_jax.sampler.requests import Completion, Request
+from scalerl_jax.sampler.scheduler import Scheduler
+from scalerl_jax.types import PyTree
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """What a sample of a request has grown by."""
+
+    sample: int
+    tokens: np.ndarray  # int32 [n]
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """The request, or one sample of it, cannot be completed."""
+
+    message: str
+    status: int  # of HTTP
+
+
+Event = Tokens | Completion | Failed
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """How much there is to do."""
+
+    running: int  # samples in slots, or about to be
+    waiting: int  # samples that no slot is free for
+    pages_in_use: int
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Open:
+    deliver: Callable[[Event], None]
+    samples_left: int
+
+
+class SamplingThread:
+    """Runs a scheduler on params of one version."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        params: PyTree,
+        *,
+        version: int,
+        slots: int,
+        on_death: Callable[[], None],
+    ) -> None:
+        """Not started; `on_death` is called in the thread, once everyone knows."""
+        self._scheduler = scheduler
+        self._params = params
+        self._version = version
+        self._slots = slots
+        self._on_death = on_death
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # of the two below
+        self._open: dict[int, _Open] = {}
+        self._failure: BaseException | None = None
+        self._pages_in_use = 0
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the thread died of."""
+        return self._failure
+
+    @property
+    def load(self) -> Load:
+        """At this moment, but for what is still in the queue."""
+        with self._lock:
+            samples = sum(each.samples_left for each in self._open.values())
+        running = min(samples, self._slots)
+        return Load(running, samples - running, self._pages_in_use)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """End after the step that is running; open requests hear nothing more."""
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            _log.warning("the sampler is still busy after %s s", timeout_s)
+
+    def submit(
+        self, request: Request, deliver: Callable[[Event], None], *, stream: bool
+    ) -> bool:
+        """Put a request in line, its `request_id` new; False: the thread is dead.
+
+        With `stream` it hears of tokens too, not of completions alone.
+        """
+        with self._lock:
+            if self._failure is not None:
+                return False
+            self._open[request.request_id] = _Open(
+                deliver=deliver, samples_left=request.num_samples
+            )
+        self._inbox.put(functools.partial(self._submit, request, stream))
+        return True
+
+    def cancel(self, request_id: int) -> None:
+        """Give up a request, if it is still open; it hears nothing more."""
+        self._inbox.put(functools.partial(self._cancel, request_id))
+
+    def fail_all(self, failed: Failed) -> None:
+        """Give up every request that is open when this comes to pass."""
+        self._inbox.put(functools.partial(self._fail_all, failed))
+
+    # -- in the thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                self._step()
+        except BaseException as failure:  # noqa: BLE001  handed to all who wait
+            _log.error("the sampler died", exc_info=failure)
+            with self._lock:
+                self._failure = failure
+                abandoned = list(self._open.values())
+                self._open.clear()
+            for each in abandoned:
+                each.deliver(Failed(f"the sampler died: {failure!r}", status=500))
+            self._on_death()
+
+    def _obey(self) -> bool:
+        """Do as the queue says, waiting only where there is nothing to sample."""
+        while True:
+            try:
+                command = self._inbox.get(block=not self._scheduler.busy)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command()
+
+    def _step(self) -> None:
+        for completion in self._scheduler.step(self._params, version=self._version):
+            with self._lock:
+                request = self._open.get(completion.request_id)
+                if request is None:
+                    continue
+                request.samples_left -= 1
+                if not request.samples_left:
+                    del self._open[completion.request_id]
+            request.deliver(completion)
+        self._pages_in_use = self._scheduler.stats.pages_in_use
+
+    def _submit(self, request: Request, stream: bool) -> None:
+        opened = self._open.get(request.request_id)
+        if opened is None:  # given up before it began
+            return
+
+        def listen(sample: int, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+            opened.deliver(Tokens(sample, tokens))
+
+        listener = listen if stream else None
+        try:
+            self._scheduler.submit(dataclasses.replace(request, listener=listener))
+        except ValueError as error:  # the scheduler takes no such request
+            self._close(request.request_id)
+            opened.deliver(Failed(str(error), status=400))
+
+    def _cancel(self, request_id: int) -> None:
+        if self._close(request_id) is not None:
+            self._scheduler.cancel(request_id)
+            self._pages_in_use = self._scheduler.stats.pages_in_use
+
+    def _fail_all(self, failed: Failed) -> None:
+        for request_id, opened in list(self._open.items()):
+            self._cancel(request_id)
+            opened.deliver(failed)
+
+    def _close(self, request_id: int) -> _Open | None:
+        with self._lock:
+            return self._open.pop(request_id, None)

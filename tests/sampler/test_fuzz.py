@@ -1,0 +1,189 @@
+"""Random schedules on few slots and fewer pages, against the slow sampler.
+
+Requests come in groups, some of them hold a token that is not a number, some are
+cancelled, and the weights change on the way.
+"""
+
+import numpy as np
+import pytest
+
+from scalerl_jax.sampler.reference import sample_completion
+
+BROKEN = 12  # the token that is not a number
+DISTRIBUTIONS = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"top_k": 3},
+    {"top_p": 0.7},
+    {"min_p": 0.1, "temperature": 1.3, "top_k": 8, "top_p": 0.95},
+]
+SEEDS = [
+    pytest.param(seed, marks=() if seed < 6 else pytest.mark.slow) for seed in range(60)
+]
+
+
+class Schedule:
+    """What happened on a scheduler, written down by who made it happen."""
+
+    def __init__(self, bench, params, seed):
+        self.bench, self.params = bench, params
+        self.rng = np.random.default_rng(seed)
+        mode = ("keep", "recompute")[seed % 2]
+        self.recomputed = mode == "recompute"
+        self.scheduler = bench.scheduler(kv_on_update=mode)
+        self.requests, self.cancelled, self.found = {}, set(), {}
+        self.version = int(self.rng.integers(3))
+        self.versions = [self.version]
+        self.heard = {}
+
+    def run(self, events):
+        """Random events, and steps until nothing is left."""
+        names = ["submit", "step", "cancel", "update"]
+        for _ in range(events):
+            getattr(self, self.rng.choice(names, p=[0.35, 0.45, 0.08, 0.12]))()
+        steps = 0
+        while self.scheduler.busy:
+            self.step()
+            steps += 1
+            assert steps < 1000, "it does not end"
+
+    def submit(self):
+        rng, number = self.rng, len(self.requests)
+        length = int(rng.choice([1, 2, 4, 5, rng.integers(1, 21), 20]))
+        tokens = rng.integers(0, BROKEN, length)
+        if rng.random() < 0.15:
+            tokens[rng.integers(length)] = BROKEN
+        samples = int(rng.choice([1, 2, 3, 6]))
+        max_tokens = rng.integers(1, 19, samples) if rng.random() < 0.5 else None
+
+        def listener(sample, new, logprobs):
+            self.heard.setdefault((number, sample), []).extend(new.tolist())
+
+        request = self.bench.request(
+            number,
+            tokens,
+            num_samples=samples,
+            limits=(0, 12) if rng.random() < 0.4 else None,
+            max_tokens=max_tokens,
+            listener=listener,
+            **DISTRIBUTIONS[rng.integers(len(DISTRIBUTIONS))],
+        )
+        self.requests[number] = request
+        self.scheduler.submit(request)
+
+    def step(self):
+        params = self.params(self.version % 3)
+        for each in self.scheduler.step(params, version=self.version):
+            place = each.request_id, each.sample
+            assert place not in self.found and each.request_id not in self.cancelled
+            self.found[place] = each
+        self.check_pages()
+
+    def cancel(self):
+        if self.requests:
+            number = int(self.rng.integers(len(self.requests)))
+            done = sum(place[0] == number for place in self.found)
+            lost = self.scheduler.cancel(number)
+            if done < self.requests[number].num_samples:
+                self.cancelled.add(number)
+            else:
+                assert lost == 0
+
+    def update(self):
+        self.version += int(self.rng.integers(1, 3))
+        self.versions.append(self.version)
+
+    def check_pages(self):
+        """Every page in use has an owner, and every sample in a slot its own end."""
+        scheduler = self.scheduler
+        running = list(scheduler._running.values())
+        owners = [sample.pages for sample in running]
+        owners += [each.prefix.pages for each in scheduler._waiting if each.prefix]
+        owned = {page for pages in owners for page in pages}
+        assert scheduler.stats.pages_in_use == len(owned)
+        assert len(scheduler._free) + len(running) == self.bench.settings.slots
+        for sample in running:
+            shared = len(sample.request.tokens) // self.bench.settings.page_size
+            if sample.num_tokens:
+                shared = len(sample.tokens()) // self.bench.settings.page_size
+            last = set(sample.pages[shared:])
+            for other in running:
+                assert other is sample or not last & set(other.pages)
+
+    def expected(self, each):
+        """(tokens, logprobs, whether it fails) of a completion; None: not known."""
+        request = self.requests[each.request_id]
+        versions = set(each.versions.tolist())
+        if len(versions) == 1:
+            whole = sample_completion(
+                self.params(versions.pop() % 3),
+                self.bench.settings,
+                request,
+                each.sample,
+            )
+            tokens, mask = whole.tokens.tolist(), whole.mask
+            for count in range(len(tokens)):
+                seen = [*request.tokens.tolist(), *tokens[:count]]
+                if BROKEN in seen and mask[count]:
+                    return tokens[:count], whole.logprobs[:count], True
+            return tokens, whole.logprobs, False
+        if versions and self.recomputed:
+            params = {version: self.params(version % 3) for version in versions}
+            return *self.bench.replay(request, each, params), bool(each.failure)
+        return None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", ["tight_bench", "paged_bench"])
+def test_any_schedule_gives_the_completions_of_the_slow_sampler(
+    name, poisoned_params, talkative_params, seed, request
+):
+    bench = request.getfixturevalue(name)
+
+    def params(number):
+        embedding = poisoned_params(number)["embedding"][BROKEN]
+        talkative = talkative_params(number)
+        return talkative | {
+            "embedding": talkative["embedding"].at[BROKEN].set(embedding)
+        }
+
+    by_number = [params(number) for number in range(3)]
+    schedule = Schedule(bench, by_number.__getitem__, seed)
+    schedule.run(80)
+
+    # Everyone who was not cancelled is completed, once.
+    wanted = {
+        (number, sample)
+        for number, each in schedule.requests.items()
+        for sample in range(each.num_samples)
+    }
+    missing = wanted - schedule.found.keys()
+    assert {number for number, _ in missing} <= schedule.cancelled
+    assert schedule.found.keys() <= wanted
+    assert schedule.scheduler.step(by_number[0], version=10**6) == []
+    bench.assert_idle(schedule.scheduler)
+
+    known = 0
+    for place, each in schedule.found.items():
+        versions = each.versions.tolist()
+        assert versions == sorted(versions)
+        assert set(versions) <= set(schedule.versions)
+        assert schedule.heard.get(place, []) == each.tokens.tolist()
+        limit = schedule.requests[place[0]].samples.max_tokens
+        assert len(each.tokens) <= (18 if limit is None else limit[place[1]])
+        prompt = schedule.requests[place[0]].tokens.tolist()
+        if each.failure:
+            assert BROKEN in [*prompt, *each.tokens.tolist()]
+        elif each.mask.all():
+            assert BROKEN not in [*prompt, *each.tokens.tolist()[:-1]]
+        if (theirs := schedule.expected(each)) is None:
+            continue
+        tokens, logprobs, fails = theirs
+        assert each.tokens.tolist() == tokens, place
+        assert bool(each.failure) == fails, place
+        np.testing.assert_allclose(each.logprobs, logprobs, atol=5e-5)
+        known += 1
+    assert known > len(schedule.found) / 3
+    stats = schedule.scheduler.stats
+    assert stats.failed == sum(bool(each.failure) for each in schedule.found.values())

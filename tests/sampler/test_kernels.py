@@ -1,0 +1,269 @@
+"""JAX's TPU kernel beside plain XLA, and which backend a machine gets."""
+
+import dataclasses
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from interpreted import interpreted
+from small_model import small_architecture
+
+from scalerl_jax.model.architecture import ARCHITECTURES
+from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.sampler import kernels
+from scalerl_jax.sampler.attention import (
+    Chunk,
+    GatheredAttention,
+    PagedAttention,
+    Places,
+    Rows,
+)
+from scalerl_jax.sampler.engine import EngineSettings
+from scalerl_jax.sampler.kernels import (
+    CudnnAttention,
+    PallasAttention,
+    choose_attention,
+    why_not_pallas,
+)
+
+HEADS, KV, DIM, SIZE, WIDTH = 4, 2, 128, 8, 3
+PAGES = 4 * WIDTH
+RNG = np.random.default_rng(0)
+TABLE = RNG.permutation(PAGES).reshape(4, WIDTH).astype(np.int32)
+
+
+def normal(count, heads, dtype="float32"):
+    return jnp.asarray(RNG.normal(size=(count, heads, DIM)), dtype)
+
+
+def full_pages(attention, k, v):
+    """Pages in which no place is empty."""
+    page, offset = np.divmod(np.arange(PAGES * SIZE), SIZE)
+    empty = attention.init_pages(PAGES, SIZE, heads=KV, dim=DIM, dtype=k.dtype)
+    return empty.write(k, v, Places(page=page, offset=offset))
+
+
+def meshes():
+    return {n: make_learner_mesh(jax.devices()[:n], 1, 1, n) for n in (1, 2)}
+
+
+def three(function):
+    """What plain XLA makes of it, and the kernel on one device and on two."""
+    plain = jax.jit(functools.partial(function, PagedAttention()))()
+    with interpreted():
+        return plain, *(
+            jax.jit(functools.partial(function, PallasAttention(mesh)))()
+            for mesh in meshes().values()
+        )
+
+
+@pytest.mark.parametrize("dtype, bound", [("float32", 1e-5), ("bfloat16", 2.0**-6)])
+def test_decoding_equals_plain_attention_on_one_device_and_on_two(dtype, bound):
+    cached = normal(PAGES * SIZE, KV, dtype), normal(PAGES * SIZE, KV, dtype)
+    q, k, v = (normal(4, heads, dtype) for heads in (HEADS, KV, KV))
+    starts = jnp.array([0, 23, 7, 8], jnp.int32)
+    active = jnp.array([True, True, True, False])
+
+    def decode(attention):
+        mixed, pages = attention.decode(
+            full_pages(attention, *cached),
+            q,
+            k,
+            v,
+            rows=Rows(table=jnp.asarray(TABLE), starts=starts),
+            step=jnp.int32(0),
+            positions=starts,
+            active=active,
+        )
+        return mixed[:3].astype(jnp.float32), pages
+
+    (plain, _), (one, pages), (two, cut) = three(decode)
+    np.testing.assert_allclose(one, plain, atol=bound)
+    np.testing.assert_array_equal(two, one)
+    np.testing.assert_array_equal(cut.heads, pages.heads)
+
+
+def test_chunks_equal_plain_attention_on_one_device_and_on_two():
+    cached = normal(PAGES * SIZE, KV), normal(PAGES * SIZE, KV)
+    # 4 tokens after 9, 20 whole, 10 whose prompt goes on, and padding.
+    counts, past, size = (4, 20, 10), (9, 0, 0), 40
+    segments = np.repeat([1, 2, 3, 0], [*counts, size - sum(counts)])
+    order = np.concatenate(
+        [np.arange(n) + p for n, p in zip(counts, past, strict=True)]
+    )
+    starts = np.cumsum([0, *counts, 0, 0])
+    chunk = Chunk(
+        tokens=jnp.zeros(size, jnp.int32),
+        positions=jnp.asarray(np.pad(order, (0, size - order.size)), jnp.int32),
+        segments=jnp.asarray(segments, jnp.int32),
+        table=jnp.asarray(np.pad(TABLE, ((0, 1), (0, 0)))),
+        query_starts=jnp.asarray(starts, jnp.int32),
+        lengths=jnp.array([13, 20, 10, 0, 0], jnp.int32),
+        num_sequences=jnp.array([3], jnp.int32),
+    )
+    q, k, v = (normal(size, heads) for heads in (HEADS, KV, KV))
+
+    def prefill(attention):
+        return attention.chunk(full_pages(attention, *cached), q, k, v, chunk)
+
+    (plain, _), (one, pages), (two, cut) = three(prefill)
+    np.testing.assert_allclose(one[:34], plain[:34], atol=1e-5)
+    np.testing.assert_array_equal(one[34:], 0.0)
+    np.testing.assert_array_equal(two, one)
+    np.testing.assert_array_equal(cut.heads, pages.heads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_engine_with_the_kernel_draws_the_slow_samplers_tokens(
+    make_bench, monkeypatch, devices
+):
+    # On a TPU by the name of "pallas", which is refused elsewhere.
+    monkeypatch.setitem(
+        kernels.ATTENTION, "interpreted", lambda settings, mesh: PallasAttention(mesh)
+    )
+    bench = make_bench(
+        attention="interpreted",
+        arch=small_architecture(vocab_size=13, head_dim=DIM),
+        devices=jax.devices()[:devices],
+    )
+    rng = np.random.default_rng(5)
+    params = jax.tree.map(
+        lambda leaf: jnp.asarray(0.2 * rng.normal(size=leaf.shape), leaf.dtype),
+        abstract_params(bench.settings.arch, dtype=jnp.float32),
+    )
+    requests = [
+        bench.request(number, rng.integers(0, 13, length), num_samples=2)
+        for number, length in enumerate((1, 5, 17))
+    ]
+    with interpreted():
+        found = bench.complete(params, *requests)
+    bench.assert_same(found, bench.expected(params, *requests))
+
+
+SETTINGS = EngineSettings(
+    arch=ARCHITECTURES["llama3.1-8b"],
+    slots=256,
+    max_prompt_tokens=2048,
+    max_completion_tokens=14336,
+    tokens_per_call=16,
+    dtype=jnp.bfloat16,
+    eos_ids=(1,),
+)
+
+
+def machine(platform, tensor=1):
+    """As much of a mesh as the choice looks at."""
+    device = types.SimpleNamespace(platform=platform)
+    return types.SimpleNamespace(
+        devices=np.full((1, 1, tensor), device), shape={"tensor": tensor}
+    )
+
+
+@pytest.mark.parametrize(
+    "name, platform, expected",
+    [
+        ("auto", "tpu", PallasAttention),
+        ("auto", "gpu", CudnnAttention),
+        ("auto", "cpu", GatheredAttention),
+        ("paged", "tpu", PagedAttention),
+        ("gathered", "tpu", GatheredAttention),
+        ("cudnn", "cpu", CudnnAttention),
+        ("pallas", "tpu", PallasAttention),
+    ],
+)
+def test_a_machine_gets_its_backend(name, platform, expected):
+    settings = dataclasses.replace(SETTINGS, attention=name)
+    assert type(choose_attention(settings, machine(platform))) is expected
+
+
+@pytest.mark.parametrize(
+    "changes, platform, expected",
+    [
+        pytest.param({}, "gpu", "cudnn", id="bfloat16"),
+        pytest.param({"dtype": jnp.float32}, "gpu", "xla", id="float32"),
+        pytest.param({"head_dim": 256}, "gpu", "xla", id="long heads"),
+        pytest.param({"head_dim": 36}, "gpu", "xla", id="odd heads"),
+        pytest.param({}, "cpu", "xla", id="no GPU"),
+    ],
+)
+def test_cudnn_gets_what_it_takes(changes, platform, expected):
+    chosen = choose_attention(changed(**changes, attention="cudnn"), machine(platform))
+    assert chosen._implementation == expected
+
+
+def test_an_unknown_backend_is_answered_with_the_known_ones():
+    settings = dataclasses.replace(SETTINGS, attention="flash")
+    with pytest.raises(
+        ValueError, match=r"sampler\.attention = 'flash'.*'auto', 'cudnn', 'gathered'"
+    ):
+        choose_attention(settings, machine("tpu"))
+
+
+def test_the_kernel_is_refused_without_a_tpu():
+    settings = dataclasses.replace(SETTINGS, attention="pallas")
+    with pytest.raises(ValueError, match="needs TPUs, and the sampler has cpu"):
+        choose_attention(settings, meshes()[1])
+
+
+def changed(*, arch=None, **changes):
+    """Settings, or their architecture, with other fields."""
+    fields = {field.name for field in dataclasses.fields(SETTINGS.arch)}
+    of_arch = {name: changes.pop(name) for name in fields & changes.keys()}
+    shape = dataclasses.replace(arch or SETTINGS.arch, **of_arch)
+    return dataclasses.replace(SETTINGS, arch=shape, **changes)
+
+
+REFUSED = [
+    pytest.param(dict(head_dim=64), 1, "head_dim = 64: it must be 128", id="dim"),
+    pytest.param(dict(head_dim=256), 1, "head_dim = 256: it must be 128", id="256"),
+    pytest.param(dict(num_kv_heads=4), 8, "mesh.tensor = 8 with 4 kv", id="cut head"),
+    pytest.param(
+        dict(num_kv_heads=6, num_heads=24),
+        1,
+        "6 kv heads over mesh.tensor = 1: 6 on a device must be 1, 2, 4 or",
+        id="six heads",
+    ),
+    pytest.param(
+        dict(num_kv_heads=32, dtype=jnp.float32),
+        1,
+        "raise mesh.tensor = 1 until 4 are left",
+        id="float32 without groups",
+    ),
+    pytest.param(
+        dict(dtype=jnp.float16), 1, "model.sampler_dtype = float16", id="float16"
+    ),
+    pytest.param(
+        dict(slots=512), 1, "raise sampler.page_size = 32 or lower", id="table"
+    ),
+    pytest.param(
+        dict(page_size=1024), 1, "sampler.page_size = 1024: set it to 512", id="page"
+    ),
+]
+
+
+@pytest.mark.parametrize("changes, tensor, message", REFUSED)
+def test_shapes_that_the_kernel_does_not_take(changes, tensor, message):
+    settings, mesh = changed(**changes), machine("tpu", tensor)
+    assert type(choose_attention(settings, mesh)) is PagedAttention  # auto
+    with pytest.raises(ValueError, match=r"^sampler\.attention = 'pallas'") as error:
+        choose_attention(dataclasses.replace(settings, attention="pallas"), mesh)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes, tensor",
+    [
+        *(({}, tensor) for tensor in (1, 2, 4, 8)),
+        ({"dtype": jnp.float32}, 1),
+        ({"num_heads": 28, "num_kv_heads": 4}, 1),
+        ({"num_heads": 64, "num_kv_heads": 64}, 4),
+        ({"slots": 1024, "page_size": 128}, 8),
+    ],
+)
+def test_shapes_that_the_kernel_takes(changes, tensor):
+    assert why_not_pallas(changed(**changes), tensor=tensor) is None

@@ -1,0 +1,187 @@
+"""How a server begins and ends: in order, by a dead sampler, or not at all."""
+
+import contextlib
+import json
+import shutil
+import signal
+import socket
+import threading
+
+import pytest
+import small_run
+from small_server import BASE
+
+from scalerl_jax.serve.__main__ import main
+
+LONG = {"prompt": "Spell this word backward", "n": 300, "max_tokens": 64}
+
+
+class Asking(threading.Thread):
+    """One request in a thread: its status and its body."""
+
+    def __init__(self, server, body):
+        super().__init__()
+        self.server, self.body, self.answer = server, body, None
+        self.start()
+
+    def run(self):
+        self.answer = self.server.ask("/v1/completions", self.body)
+
+    def result(self):
+        self.join(60)
+        return self.answer
+
+
+def end(server, number=signal.SIGTERM):
+    server.process.send_signal(number)
+
+
+def status(server):
+    """Exit status."""
+    return server.process.wait(timeout=60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_requests_end_and_takes_no_more(start_server, number):
+    with start_server() as server, contextlib.closing(server.connect()) as stream:
+        stream.request("POST", "/v1/completions", json.dumps({**LONG, "stream": True}))
+        answered = Asking(server, {**LONG, "seed": 1})
+        server.wait_for(lambda load: load["running"] + load["waiting"] > 550)
+        end(server, number)
+        server.wait_for(lambda health: health["status"] == "stopping")
+        code, refusal = server.ask("/v1/completions", {"prompt": "a"})
+        assert code == 503, refusal
+        assert refusal["error"]["code"] == "stopping"
+        assert stream.getresponse().read().endswith(b"data: [DONE]\n\n")
+        code, body = answered.result()
+        assert code == 200 and len(body["choices"]) == LONG["n"]
+        assert status(server) == 0
+        assert server.said().count("\n") == 2, "compiling, serving, and no complaint"
+
+
+def test_who_takes_longer_than_the_server_waits_is_told(start_server):
+    with start_server(drain_s=0.0) as server:
+        answered = Asking(server, LONG)
+        server.wait_for(lambda load: load["running"] > 0)
+        end(server)
+        code, body = answered.result()
+        assert code == 503 and "--drain_s = 0.0" in body["error"]["message"]
+        assert status(server) == 0
+
+
+# Serves params that are not of the engine's model.
+DYING = """
+import logging
+import socket
+import sys
+
+import jax
+
+from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.sampler.engine import Engine, EngineSettings
+from scalerl_jax.sampler.scheduler import Scheduler
+from scalerl_jax.serve.loading import load_model
+from scalerl_jax.serve.protocol import Limits
+from scalerl_jax.serve.server import serve
+from scalerl_jax.serve.service import Served
+
+logging.basicConfig(level=logging.INFO, force=True)
+(checkpoint,) = [arg for arg in sys.argv if arg.startswith("--checkpoint=")]
+model = load_model(checkpoint.split("=")[1])
+lengths = {"max_prompt_tokens": 32, "max_completion_tokens": 64}
+settings = EngineSettings(
+    arch=model.arch,
+    slots=4,
+    tokens_per_call=4,
+    dtype=model.dtype,
+    eos_ids=model.tokenizer.eos_ids,
+    **lengths,
+)
+limits = Limits(max_samples=1000, max_body_bytes=1000, vocab_size=72, **lengths)
+served = Served(
+    name="dying",
+    policy_version=0,
+    tokenizer=model.tokenizer,
+    limits=limits,
+    slots=4,
+    max_waiting=1000,
+)
+mesh = make_learner_mesh(jax.devices()[:1], 1, 1, 1)
+scheduler = Scheduler(Engine(settings, mesh=mesh))
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    in_order = serve(served, scheduler, {}, listener, drain_s=30.0)
+sys.exit(0 if in_order else 1)
+"""
+
+
+def test_a_dead_sampler_answers_everyone_and_ends_the_server(start_server, tmp_path):
+    program = tmp_path / "dying.py"
+    program.write_text(DYING)
+    with start_server((program,)) as server:
+        asking = [Asking(server, LONG) for _ in range(3)]
+        answers = [each.result() for each in asking]
+        assert status(server) == 1
+    for code, body in answers:
+        assert code in (500, 503), body  # 503: it came when the sampler was dead
+    assert 500 in [code for code, _ in answers]
+    assert "parameter" in answers[0][1]["error"]["message"]
+    assert "the sampler died" in server.said()
+
+
+def refused(capsys, *arguments, words):
+    """Exit status 2 and one line that holds these words."""
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    for word in words:
+        assert word in line, line
+
+
+FLAGS = [
+    pytest.param((), ("--checkpoint",), id="no checkpoint"),
+    pytest.param(("--checkpoint=/nowhere",), ("/nowhere", "no such"), id="missing"),
+    pytest.param(("--port=high",), ("--port", "'high'"), id="no number"),
+    pytest.param(("--port=70000",), ("--port", "from 0 to 65535"), id="no port"),
+    pytest.param(("--host=no.such.host.invalid",), ("--host=no.such",), id="no host"),
+    pytest.param(("--slots=0",), ("--slots", "0 must be above 0"), id="no slots"),
+    pytest.param(("--dtype=int8",), ("--dtype=int8", "bfloat16"), id="unknown dtype"),
+    pytest.param(("--drain_s=nan",), ("--drain_s", "nan must be"), id="nan"),
+    pytest.param(("--slot=5",), ("--slot",), id="unknown flag"),
+    pytest.param(
+        ("--max_samples=99", "--slots=8", "--max_waiting=9"),
+        ("--max_samples=99", "--slots + --max_waiting = 17", "lower the first"),
+        id="more than may wait",
+    ),
+    pytest.param(
+        ("--max_prompt_tokens=500", "--max_completion_tokens=13"),
+        ("= 513 is more than the 512 positions",),
+        id="longer than the model",
+    ),
+    pytest.param(
+        ("--cache_tokens=64",), ("cache_tokens = 64", "raise"), id="cache too small"
+    ),
+]
+
+
+@pytest.mark.parametrize("arguments, words", FLAGS)
+def test_a_wrong_flag_is_one_line(capsys, arguments, words):
+    given = [f"--checkpoint={BASE}"] if words[0] != "--checkpoint" else []
+    refused(capsys, *given, *arguments, words=words)
+
+
+def test_a_port_in_use_is_named_before_anything_is_loaded(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        arguments = ("--checkpoint=/nowhere", f"--port={port}")
+        refused(capsys, *arguments, words=(f"--port={port}", "Address already in use"))
+
+
+def test_the_program_ends_with_a_status_and_one_line(tmp_path):
+    shutil.copytree(BASE, tmp_path / "base")
+    weights = tmp_path / "base" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    process = small_run.start("-m", "scalerl_jax.serve", "--checkpoint", weights.parent)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 2 and output == ""
+    (line,) = errors.splitlines()
+    assert line.startswith(f"error: --checkpoint={weights.parent}: {weights}")

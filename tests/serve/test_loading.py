@@ -1,0 +1,122 @@
+"""What can be served: a Hugging Face directory, a run, a checkpoint of a run."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small_run
+from small_server import BASE
+
+from scalerl_jax import config as config_lib
+from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.learner.optimizer import make_optimizer
+from scalerl_jax.learner.step import init_state
+from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.serve.loading import load_model
+
+
+@functools.cache
+def base_params():
+    return load_params(BASE, read_architecture(BASE), dtype=jnp.float32)
+
+
+def params_of(step):
+    """Of a checkpoint after so many steps: they must not be those of another."""
+    return jax.tree.map(lambda leaf: leaf + step, base_params())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run directory with two checkpoints."""
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    settings = small_run.make_config()
+    optimizer = make_optimizer(
+        **{
+            name: getattr(settings.optimizer, name)
+            for name in "learning_rate warmup_steps beta1 beta2 eps weight_decay "
+            "max_grad_norm".split()
+        }
+    )
+    checkpointer = Checkpointer(directory / "checkpoints", every=1, keep=2)
+    for step in (1, 2):
+        state = init_state(params_of(step), optimizer)
+        checkpointer.save(step, state=state, host={}, groups=())
+    checkpointer.close()
+    record = {"config": config_lib.to_json(settings)}
+    (directory / "config.json").write_text(json.dumps(record))
+    return directory
+
+
+def assert_same(params, expected):
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def test_a_hugging_face_directory_is_served_as_it_was_saved():
+    model = load_model(BASE)
+    assert (model.policy_version, model.dtype) == (0, jnp.float32)
+    assert_same(model.params, base_params())
+
+
+@pytest.mark.parametrize(
+    "inside, step",
+    [
+        pytest.param("", 2, id="a run: the newest"),
+        pytest.param("checkpoints", 2, id="its checkpoints: the newest"),
+        pytest.param("checkpoints/step_00000001", 1, id="one of them"),
+    ],
+)
+def test_a_checkpoint_of_a_run_is_served(run, inside, step):
+    model = load_model(run / inside)
+    assert model.policy_version == step
+    assert model.arch == read_architecture(BASE)
+    assert_same(model.params, params_of(step))
+
+
+def test_params_are_cast_on_demand(run):
+    for directory in (BASE, run):
+        leaves = jax.tree.leaves(load_model(directory, dtype="bfloat16").params)
+        assert {leaf.dtype for leaf in leaves} == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        pytest.param(None, ("no such directory",), id="missing"),
+        pytest.param({}, ("config.json does not exist",), id="empty"),
+        pytest.param({"config.json": "{"}, ("is not valid JSON",), id="torn"),
+        pytest.param(
+            {"config.json": '{"config": {"seed": "x"}}'},
+            ("does not give the settings", "seed = 'x'"),
+            id="settings of another program",
+        ),
+        pytest.param(
+            {"checkpoints/step_00000001/state": ""},
+            ("config.json does not give the settings",),
+            id="a run without settings",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_named(tmp_path, make, words):
+    directory = tmp_path / "there"
+    for name, text in ({} if make is None else {".": None} | make).items():
+        if text is None:
+            directory.mkdir()
+            continue
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    with pytest.raises(ValueError) as error:
+        load_model(directory)
+    for word in (f"--checkpoint={directory}: ", *words):
+        assert word in str(error.value)
+
+
+def test_a_run_without_a_good_checkpoint_is_named(tmp_path, run):
+    (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        load_model(tmp_path)
+    (tmp_path / "checkpoints" / "step_00000003").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"manifest\.json is missing"):
+        load_model(tmp_path)

@@ -1,0 +1,111 @@
+"""Pieces of text: whole characters, nothing of a stop string."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.serve.text import CompletionText, Detokenizer, text_offsets
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+EOS = len(ALPHABET)
+
+
+def byte_tokenizer():
+    """One token per byte, and an EOS that is a token like others."""
+    vocabulary = {name: place for place, name in enumerate([*ALPHABET, "<eos>"])}
+    backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(backend=backend, eos_ids=(EOS,))
+
+
+BYTES = byte_tokenizer()
+
+
+def pieces(tokens, stop=(), chunk=1):
+    text = CompletionText(BYTES, stop)
+    found = [
+        text.add(tokens[place : place + chunk])
+        for place in range(0, len(tokens), chunk)
+    ]
+    return [*found, text.finish()]
+
+
+@given(st.text())
+def test_pieces_are_whole_characters_and_make_up_the_text(text):
+    tokens = BYTES.encode(text)
+    found = pieces(tokens)
+    assert "".join(found) == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in found)
+
+
+@given(st.lists(st.integers(0, EOS - 1)), st.integers(1, 9))
+def test_the_text_does_not_depend_on_how_tokens_come(tokens, chunk):
+    found = "".join(pieces(tokens, chunk=chunk))
+    assert found == "".join(pieces(tokens))
+    # Each broken byte is shown, whatever stands around it.
+    assert [each for each in found if each != "\ufffd"] == [
+        each for each in BYTES.decode(tokens) if each != "\ufffd"
+    ]
+
+
+def test_a_character_comes_with_its_last_byte():
+    text = Detokenizer(BYTES.decode)
+    found = [
+        text.add(token) for token in BYTES.encode("a\N{EURO SIGN}\N{GRINNING FACE}")
+    ]
+    assert found == ["a", "", "", "€", "", "", "", "😀"]
+    assert text.finish() == ""
+
+
+def test_a_character_that_is_never_completed_is_shown_as_broken():
+    text = CompletionText(BYTES)
+    assert text.add(BYTES.encode("a\N{EURO SIGN}")[:-1]) == "a"
+    assert text.finish() == "\ufffd"
+
+
+def test_the_end_of_a_completion_is_not_text():
+    assert pieces([*BYTES.encode("ab"), EOS]) == ["a", "b", "", ""]
+
+
+@pytest.mark.parametrize(
+    "text, stop, expected",
+    [
+        pytest.param("abcd", ("bc",), ["a", "", "", "", ""], id="in the middle"),
+        pytest.param("abd", ("bc",), ["a", "", "bd", ""], id="begun, not meant"),
+        pytest.param("ab", ("bc",), ["a", "", "b"], id="begun at the end"),
+        pytest.param("aab", ("aab", "ab"), ["", "", "", ""], id="the first to begin"),
+        pytest.param(
+            "xaab", ("aac", "ab"), ["x", "", "", "a", ""], id="inside another"
+        ),
+        pytest.param("abab", ("abac",), ["", "", "", "ab", "ab"], id="begun twice"),
+        pytest.param("a€b", ("€",), ["a", "", "", "", "", ""], id="of several bytes"),
+    ],
+)
+def test_what_may_begin_a_stop_string_is_held_back(text, stop, expected):
+    assert pieces(BYTES.encode(text), stop) == expected
+
+
+@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1), max_size=3))
+def test_the_text_ends_before_the_stop_string_that_is_complete_first(text, stops):
+    ends = [
+        length
+        for length in range(1, len(text) + 1)
+        if any(text[:length].endswith(stop) for stop in stops)
+    ]
+    if ends:
+        seen = text[: ends[0]]
+        text = seen[: min(seen.find(stop) for stop in stops if stop in seen)]
+        assert "".join(pieces(BYTES.encode(seen + "ab"), stops)) == text
+    else:
+        assert "".join(pieces(BYTES.encode(text), stops)) == text
+
+
+def test_offsets_are_where_each_token_adds_to_the_text():
+    tokens = [*BYTES.encode("a\N{EURO SIGN}b"), EOS]
+    assert text_offsets(BYTES, tokens) == [0, 1, 1, 1, 2, 3]
+    assert text_offsets(BYTES, []) == []

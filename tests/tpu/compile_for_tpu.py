@@ -1,0 +1,158 @@
+"""Compiles for TPUs that are not there, and prints what came out, as JSON.
+
+    compile_for_tpu.py engine CHIP TENSOR LAYERS   an 8B sampler's two programs
+    compile_for_tpu.py kernel CHIP                 the kernel at its limits
+
+A program of its own: the compiler is set up by environment variables that no process
+with other work should have.
+"""
+
+import dataclasses
+import json
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+
+from scalerl_jax.model.architecture import ARCHITECTURES
+from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.sampler.attention import Chunk, Rows
+from scalerl_jax.sampler.engine import MAX_SEQUENCES, Engine, EngineSettings
+from scalerl_jax.sampler.kernels import PallasAttention, why_not_pallas
+from scalerl_jax.sampler.lowering import lower_generate, lower_prefill
+
+TOPOLOGIES = {
+    "v5e": dict(topology_name="v5e:2x4", chips_per_host_bounds=(2, 4, 1)),
+    "v5p": dict(topology_name="v5:2x2x1"),
+    "v6e": dict(topology_name="v6e:2x4", chips_per_host_bounds=(2, 4, 1)),
+}
+SETTINGS = EngineSettings(
+    arch=ARCHITECTURES["llama3.1-8b"],
+    slots=64,
+    max_prompt_tokens=2048,
+    max_completion_tokens=14336,
+    tokens_per_call=16,
+    dtype=jnp.bfloat16,
+    eos_ids=(1,),
+    cache_tokens=64 * 4096,
+    prefill_tokens=512,
+)
+
+
+def mesh_of(chip, tensor):
+    """The first devices of the chip's topology."""
+    topology = topologies.get_topology_desc(
+        platform="tpu", num_slices=1, **TOPOLOGIES[chip]
+    )
+    return make_learner_mesh(topology.devices[:tensor], 1, 1, tensor)
+
+
+def compile_engine(chip, tensor, layers):
+    """Kernels, float32 head matmuls and memory of each program."""
+    arch = dataclasses.replace(SETTINGS.arch, num_layers=layers)
+    settings = dataclasses.replace(SETTINGS, arch=arch)
+    engine = Engine(settings, mesh=mesh_of(chip, tensor))
+    logits = rf"f32\[{settings.slots},{arch.vocab_size // tensor}\]"
+    head = re.compile(
+        rf"= {logits}\S* (?:dot|convolution)\(.*operand_precision={{highest,highest}}"
+    )
+    report = {}
+    for name, lower in (("generate", lower_generate), ("prefill", lower_prefill)):
+        compiled = lower(engine).compile()
+        text, memory = compiled.as_text(), compiled.memory_analysis()
+        report[name] = {
+            "kernels": text.count('custom_call_target="tpu_custom_call"'),
+            "float32_heads": len(head.findall(text)),
+            "temporary_bytes": memory.temp_size_in_bytes,
+            "argument_bytes": memory.argument_size_in_bytes,
+            "in_place_bytes": memory.alias_size_in_bytes,
+        }
+    return report | {"pages_bytes": settings.num_pages * engine.page_bytes // tensor}
+
+
+def compile_kernel(chip):
+    """How many shapes compiled: all that `why_not_pallas` lets through must."""
+    mesh = mesh_of(chip, 1)
+    attention, count = PallasAttention(mesh), 0
+    cases = [  # queries per key, kv heads, dtype, page size, slots
+        (1, 1, "bfloat16", 32, 64),
+        (4, 1, "bfloat16", 32, 486),
+        (7, 4, "bfloat16", 32, 64),
+        (4, 8, "bfloat16", 4, 32),
+        (4, 8, "bfloat16", 128, 1920),
+        (4, 8, "bfloat16", 512, 64),
+        (8, 16, "bfloat16", 32, 64),
+        (1, 4, "float32", 32, 64),
+        (4, 8, "float32", 32, 64),
+        (2, 12, "float32", 32, 64),
+    ]
+    for group, kv, dtype, page_size, slots in cases:
+        arch = dataclasses.replace(SETTINGS.arch, num_heads=group * kv, num_kv_heads=kv)
+        settings = dataclasses.replace(
+            SETTINGS, arch=arch, dtype=dtype, page_size=page_size, slots=slots
+        )
+        refused = why_not_pallas(settings, tensor=1)
+        assert refused is None, refused
+        _compile_both(attention, settings)
+        count += 1
+    return {"compiled": count}
+
+
+def _compile_both(attention, settings):
+    arch, width = settings.arch, settings.pages_per_slot
+
+    def ints(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    def tokens(count, heads):
+        return jax.ShapeDtypeStruct((count, heads, arch.head_dim), settings.dtype)
+
+    def new(count):
+        heads = (arch.num_heads, arch.num_kv_heads, arch.num_kv_heads)
+        return [tokens(count, each) for each in heads]
+
+    pages = jax.eval_shape(
+        lambda: attention.init_pages(
+            2048,
+            settings.page_size,
+            heads=arch.num_kv_heads,
+            dim=128,
+            dtype=settings.dtype,
+        )
+    )
+    rows, size = settings.slots, settings.prefill_tokens
+
+    def decode(pages, q, k, v, table, starts, active):
+        return attention.decode(
+            pages,
+            q,
+            k,
+            v,
+            rows=Rows(table=table, starts=starts),
+            step=jnp.int32(0),
+            positions=starts,
+            active=active,
+        )
+
+    active = jax.ShapeDtypeStruct((rows,), bool)
+    jax.jit(decode).lower(
+        pages, *new(rows), ints(rows, width), ints(rows), active
+    ).compile()
+    chunk = Chunk(
+        tokens=ints(size),
+        positions=ints(size),
+        segments=ints(size),
+        table=ints(MAX_SEQUENCES, width),
+        query_starts=ints(MAX_SEQUENCES + 1),
+        lengths=ints(MAX_SEQUENCES),
+        num_sequences=ints(1),
+    )
+    jax.jit(attention.chunk).lower(pages, *new(size), chunk).compile()
+
+
+if __name__ == "__main__":
+    what, chip, *numbers = sys.argv[1:]
+    work = {"engine": compile_engine, "kernel": compile_kernel}[what]
+    sys.stdout.write(json.dumps(work(chip, *map(int, numbers))) + "\n")

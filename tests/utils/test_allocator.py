@@ -1,0 +1,45 @@
+"""Memory that XLA gives back is not mapped, and faulted in, once more."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, sys
+import jax, jax.numpy as jnp
+from scalerl_jax.utils.allocator import keep_freed_memory
+
+if sys.argv[1] == "keep" and not keep_freed_memory():
+    sys.exit(3)
+
+@jax.jit
+def program(x):
+    # Two readers of a product that is too large for any cache: it is temporary memory.
+    big = jnp.outer(x, x)
+    return (big @ x) + big.max(axis=1)
+
+x = jnp.arange(4096.0)  # 64 MiB
+for _ in range(6):  # the heap finds its size
+    program(x).block_until_ready()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    program(x).block_until_ready()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(mode):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True
+    )
+    if done.returncode == 3:
+        pytest.skip("this C library has no mallopt")
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_a_program_called_again_does_not_fault_its_memory_in_again():
+    pages = 5 * 64 * 2**20 // 4096
+    assert faults("keep") < pages / 4
+    assert faults("as it is") > pages / 2

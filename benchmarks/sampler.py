@@ -316,7 +316,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slots", type=int, default=work.SEQUENCES,
                         help="of our useful run; the raw one has 128")  # fmt: skip
-    parser.add_argument("--tokens-per-call", type=int, default=16)
+    parser.add_argument("--tokens-per-call", type=int, default=8)
     parser.add_argument("--page-size", type=int, default=32, help="tokens")
     parser.add_argument("--peer-venvs", type=Path, default=Path(".venv-peers"))
     parser.add_argument("--continuous-raw", action="store_true",

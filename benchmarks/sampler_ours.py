@@ -417,7 +417,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="Hugging Face directory")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slots", type=int, default=work.SEQUENCES)
-    parser.add_argument("--tokens-per-call", type=int, default=16)
+    parser.add_argument("--tokens-per-call", type=int, default=8)
     parser.add_argument("--page-size", type=int, default=32, help="tokens")
     parser.add_argument("--trace", help="directory for the profiler's trace")
     options = parser.parse_args()

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing import plugin_event_accumulator
 
 from scalerl_jax import main, warmstart
 from scalerl_jax.learner.step import TrainState
-from scalerl_jax.model.transformer import init_params
+from scalerl_jax.model.transformer import init_params, unstack_layers
 from scalerl_jax.train import train
 from scalerl_jax.utils.ledger import Ledger
 
@@ -203,7 +203,7 @@ def test_compute_is_accounted_for_and_published_params_live_on(tmp_path):
     published = []
     with small_run.built(config, tmp_path, ledger=ledger) as parts:
         started = 1  # what the clock said first
-        first = jax.device_get(parts.state.params)
+        first = unstack_layers(jax.device_get(parts.state.params), parts.arch)
         # The attribute is private: no setting makes a sampler slow.
         parts.worker._scheduler = SlowScheduler(parts.worker._scheduler)
         evaluate, to_sampler = parts.evaluate, parts.to_sampler

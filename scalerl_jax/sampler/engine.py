@@ -281,10 +281,14 @@ class Engine:
 
 
 def _ladder(first: int, last: int, *, steps: tuple[float, ...] = (1,)) -> tuple:
-    """Sizes from `first` to `last`: doubled, and each of these times each step."""
+    """Sizes from `first` to `last`: doubled, and each of these times each step.
+
+    Above 16 they are doubled only: every size is a program to compile.
+    """
     sizes, size = {last}, first
     while size < last:
-        sizes |= {round(size * step) for step in steps if size * step < last}
+        within = steps if size < 16 else (1,)
+        sizes |= {round(size * step) for step in within if size * step < last}
         size *= 2
     return tuple(sorted(sizes))
 

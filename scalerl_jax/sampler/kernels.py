@@ -199,12 +199,12 @@ class CudnnAttention(PagedAttention):
 
         def gather(layer: Pages) -> _WholeRows:
             _, heads, size, dim = layer.values.shape
-            keys = layer.keys[rows.table].transpose(0, 1, 4, 2, 3)
-            values = layer.values[rows.table].transpose(0, 1, 3, 2, 4)
             shape = (count, width * size, heads, dim)
-            return _WholeRows(
-                keys=keys.reshape(shape), values=values.reshape(shape), steps=steps
-            )
+            keys = layer.keys[rows.table].transpose(0, 1, 4, 2, 3).reshape(shape)
+            values = layer.values[rows.table].transpose(0, 1, 3, 2, 4).reshape(shape)
+            # Another's NaN, past the row's own tokens, must not meet an added mask.
+            own = (jnp.arange(shape[1]) < rows.starts[:, None])[..., None, None]
+            return _WholeRows(keys=jnp.where(own, keys, 0), values=values, steps=steps)
 
         return tuple(gather(layer) for layer in pages)
 

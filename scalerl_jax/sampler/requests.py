@@ -30,24 +30,45 @@ class Request:
     samples: Samples
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()  # a completion ends with the token that completes one
-    listener: Listener | None = None  # called from `Scheduler.step`
+    listener: Listener | None = None  # called in `Scheduler.step`; must not raise
 
     @property
     def num_samples(self) -> int:
         """Completions asked for."""
         return len(self.samples.keys)
 
-    def check(self, *, longest: int, most: int, decodes: bool) -> None:
+    def check(self, *, vocabulary: int, longest: int, most: int, decodes: bool) -> None:
         """Refuse what an engine of these limits cannot serve.
 
         Raises:
-            ValueError: the prompt is empty or longer than `longest`, a completion may
-                pass `most` tokens, or a stop string is none.
+            ValueError: the prompt is empty, longer than `longest` or has ids that the
+                vocabulary lacks, a completion may pass `most` tokens, the samples have
+                not one value each, or a stop string is none.
         """
         if not 0 < len(self.tokens) <= longest:
             raise ValueError(
                 f"a prompt of {len(self.tokens)} tokens; sampler.max_prompt_tokens "
                 f"= {longest} is the limit, and 1 the least"
+            )
+        if not (0 <= self.tokens.min() and self.tokens.max() < vocabulary):
+            raise ValueError(
+                f"a prompt with ids from {self.tokens.min()} to {self.tokens.max()}; "
+                f"the model has 0 to {vocabulary - 1}: use the tokenizer of its "
+                f"checkpoint"
+            )
+        lengths = {
+            len(each)
+            for each in (
+                self.samples.keys,
+                self.samples.thinking_limits,
+                self.samples.max_tokens,
+            )
+            if each is not None
+        }
+        if lengths != {self.num_samples} or not self.num_samples:
+            raise ValueError(
+                f"samples with {sorted(lengths)} values; each needs a key, a thinking "
+                f"limit and, if any, a limit of tokens, and there must be one at least"
             )
         wanted = self.samples.max_tokens
         if wanted is not None and not (0 < wanted.min() and wanted.max() <= most):

@@ -144,8 +144,8 @@ def scaled_logits(
 ) -> tuple[Float[Array, "rows V"], Float[Array, "rows V"]]:
     """Logits over the temperature, with and without the filters (-inf: left out).
 
-    A temperature of 0 is a filter on the likeliest token; without its filter it is
-    the distribution at temperature 1.
+    A temperature of 0 is a filter on the likeliest token (on all of them, where several
+    are exactly equal); without its filter it is the distribution at temperature 1.
     """
     greedy = sampling.temperature == 0
     full = logits / jnp.where(greedy, 1.0, sampling.temperature)[:, None]

@@ -101,6 +101,7 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Put a request in line; raises what `Request.check` does."""
         request.check(
+            vocabulary=self._settings.arch.vocab_size,
             longest=self._engine.max_prefill_length,
             most=self._settings.max_completion_tokens,
             decodes=self._decode is not None,
@@ -131,11 +132,8 @@ class Scheduler:
                 self._waiting.remove(entry)
                 self._drop_prefix(entry)
                 lost += sum(sample.num_tokens for sample in entry.samples)
-        slots = [
-            slot
-            for slot, sample in self._running.items()
-            if sample.request.request_id == request_id
-        ]
+        running = self._running.items()
+        slots = [at for at, each in running if each.request.request_id == request_id]
         lost += sum(self._running[slot].num_tokens for slot in slots)
         for slot in slots:
             self._leave(slot)

@@ -173,7 +173,8 @@ class Bench:
         assert sorted(scheduler._free) == list(range(slots))
         assert scheduler.stats.pages_in_use == 0
         assert scheduler.stats.tokens_held == 0
-        assert not scheduler._state.rows.active.any()  # on the device neither
+        active = np.asarray(scheduler._state.rows.active)
+        assert not active.any()  # on the device neither
         assert sorted(scheduler._pages.take(pages)) == list(range(pages))
         scheduler._pages.release(list(range(pages)))
 

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scalerl_jax.sampler.requests import Request, Samples
+
 PROMPT = [4, 1, 9, 2]
 RNG = np.random.default_rng(7)
 LONG = RNG.integers(0, 13, 20)
@@ -631,3 +633,29 @@ def test_no_failure_is_told_of_who_was_cancelled(bench, poisoned_params):
     found = bench.finish(scheduler, poisoned_params(0))
     assert scheduler.stats.failed == sum(bool(each.failure) for each in found.values())
     assert all(len(each.tokens) for each in found.values())
+
+
+@pytest.mark.parametrize("tokens", [[1, 13], [-1, 2]])
+def test_a_prompt_with_ids_that_the_model_lacks_is_refused(bench, tokens):
+    message = rf"ids from {min(tokens)} to {max(tokens)}; the model has 0 to 12: use"
+    with pytest.raises(ValueError, match=message):
+        bench.scheduler(bench.request(0, tokens))
+
+
+@pytest.mark.parametrize(
+    "keys, limits, most",
+    [
+        pytest.param(0, 0, None, id="none at all"),
+        pytest.param(3, 2, None, id="a thinking limit too few"),
+        pytest.param(2, 2, 3, id="a limit of tokens too many"),
+    ],
+)
+def test_samples_without_a_value_each_are_refused(bench, keys, limits, most):
+    samples = Samples(
+        keys=np.zeros((keys, 2), np.uint32),
+        thinking_limits=np.zeros(limits, np.int32),
+        max_tokens=None if most is None else np.ones(most, np.int32),
+    )
+    request = Request(request_id=0, tokens=np.array([1], np.int32), samples=samples)
+    with pytest.raises(ValueError, match="each needs a key, a thinking limit"):
+        bench.scheduler(request)

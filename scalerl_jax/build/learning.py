@@ -4,6 +4,7 @@ import functools
 import logging
 
 import jax
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalerl_jax.build.tables import (
@@ -95,6 +96,20 @@ def make_forward(config: Config, arch: Architecture) -> Forward:
     )
 
 
+def make_adamw(config: Config) -> optax.GradientTransformation:
+    """The optimizer; the shape of a saved train state depends on it."""
+    settings = config.optimizer
+    return make_optimizer(
+        learning_rate=settings.learning_rate,
+        warmup_steps=settings.warmup_steps,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+    )
+
+
 def make_learner(
     config: Config, forward: Forward, mesh: Mesh
 ) -> tuple[TrainState, TrainStep]:
@@ -111,16 +126,7 @@ def make_learner(
             functools.partial(init_params, arch, dtype=dtype), out_shardings=shardings
         )(jax.random.key(config.seed))
     _log.info("compiling")
-    settings = config.optimizer
-    optimizer = make_optimizer(
-        learning_rate=settings.learning_rate,
-        warmup_steps=settings.warmup_steps,
-        beta1=settings.beta1,
-        beta2=settings.beta2,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm,
-    )
+    optimizer = make_adamw(config)
     state_sharding = state_shardings(
         params, optimizer, everywhere=NamedSharding(mesh, PartitionSpec())
     )

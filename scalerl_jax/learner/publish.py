@@ -4,15 +4,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from scalerl_jax.model.architecture import (
-    Architecture,
-    ParamSpec,
-    layered_table,
-    map_specs,
-)
-from scalerl_jax.model.shardings import MESH_AXES
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.shardings import sampler_shardings
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.types import PyTree
 
@@ -29,22 +24,14 @@ def make_publish(
     shards differ too and the transfer goes through the host: correct, but slow.
     """
 
-    def layout(mesh: Mesh) -> PyTree:
-        def shard(spec: ParamSpec) -> NamedSharding:
-            axes = (MESH_AXES[axis] for axis in spec.axes)
-            names = (axis if axis == "tensor" else None for axis in axes)
-            return NamedSharding(mesh, PartitionSpec(*names))
-
-        return map_specs(shard, layered_table(arch))
-
     def cast(params: PyTree) -> PyTree:
         return jax.tree.map(
             lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
             unstack_layers(params, arch),
         )
 
-    copy = jax.jit(cast, out_shardings=layout(learner_mesh))
-    destination = layout(sampler_mesh)
+    copy = jax.jit(cast, out_shardings=sampler_shardings(arch, learner_mesh))
+    destination = sampler_shardings(arch, sampler_mesh)
 
     def publish(params: PyTree) -> PyTree:
         return jax.block_until_ready(jax.device_put(copy(params), destination))

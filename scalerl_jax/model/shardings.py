@@ -12,6 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from scalerl_jax.model.architecture import (
     Architecture,
     ParamSpec,
+    layered_table,
+    map_specs,
     parameter_table,
 )
 from scalerl_jax.types import PackedBatch, PyTree
@@ -59,6 +61,17 @@ def param_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
     return jax.tree_util.tree_map_with_path(
         shard, parameter_table(arch), is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
     )
+
+
+def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
+    """A `NamedSharding` per parameter of `layered_table`, cut over "tensor" alone."""
+
+    def shard(spec: ParamSpec) -> NamedSharding:
+        axes = (MESH_AXES[axis] for axis in spec.axes)
+        names = (axis if axis == "tensor" else None for axis in axes)
+        return NamedSharding(mesh, PartitionSpec(*names))
+
+    return map_specs(shard, layered_table(arch))
 
 
 def batch_sharding(mesh: Mesh) -> PackedBatch:

@@ -8,10 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
-from scalerl_jax.model.architecture import ParamSpec, layered_table, map_specs
-from scalerl_jax.model.shardings import MESH_AXES
+from scalerl_jax.model.architecture import ParamSpec, layered_table
+from scalerl_jax.model.shardings import sampler_shardings
 from scalerl_jax.sampler.decoding import DecodeState
 from scalerl_jax.sampler.engine import Engine, _empty_chunk
 from scalerl_jax.types import PyTree
@@ -20,16 +19,15 @@ from scalerl_jax.types import PyTree
 def sampler_params(engine: Engine) -> PyTree:
     """The params that an engine is given: shapes, cut over "tensor" alone."""
 
-    def abstract(spec: ParamSpec) -> jax.ShapeDtypeStruct:
-        axes = (MESH_AXES[axis] for axis in spec.axes)
-        names = (axis if axis == "tensor" else None for axis in axes)
-        return jax.ShapeDtypeStruct(
-            spec.shape,
-            engine.settings.dtype,
-            sharding=NamedSharding(engine.mesh, PartitionSpec(*names)),
-        )
-
-    return map_specs(abstract, layered_table(engine.settings.arch))
+    settings = engine.settings
+    return jax.tree.map(
+        lambda spec, sharding: jax.ShapeDtypeStruct(
+            spec.shape, settings.dtype, sharding=sharding
+        ),
+        layered_table(settings.arch),
+        sampler_shardings(settings.arch, engine.mesh),
+        is_leaf=lambda leaf: isinstance(leaf, ParamSpec),
+    )
 
 
 def decode_state(engine: Engine) -> DecodeState:

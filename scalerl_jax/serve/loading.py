@@ -10,13 +10,12 @@ from typing import Any
 import jax
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.build.learning import make_architecture
+from scalerl_jax.build.learning import make_adamw, make_architecture
 from scalerl_jax.build.sampling import make_tokenizer
 from scalerl_jax.build.tables import DTYPES
 from scalerl_jax.config import Config, ModelConfig
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.checkpoint import Checkpointer, Restored
-from scalerl_jax.learner.optimizer import make_optimizer
 from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params
@@ -126,16 +125,7 @@ def _read_settings(file: Path) -> Config:
 
 def _abstract_state(config: Config, arch: Architecture) -> PyTree:
     """The train state of a run, on the host: its moments need no place elsewhere."""
-    settings = config.optimizer
-    optimizer = make_optimizer(
-        learning_rate=settings.learning_rate,
-        warmup_steps=settings.warmup_steps,
-        beta1=settings.beta1,
-        beta2=settings.beta2,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm,
-    )
+    optimizer = make_adamw(config)
     params = abstract_params(arch, dtype=DTYPES[config.model.param_dtype])
     state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params)
     try:

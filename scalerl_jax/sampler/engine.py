@@ -76,8 +76,10 @@ class EngineSettings:
     @property
     def num_pages(self) -> int:
         """Pages of the whole cache."""
-        tokens = self.cache_tokens or self.slots * self.pages_per_slot * self.page_size
-        return tokens // self.page_size
+        if self.cache_tokens:
+            return self.cache_tokens // self.page_size
+        # A prompt's broken page is held beside its copy: one more, for a single slot.
+        return self.slots * self.pages_per_slot + 1
 
 
 class Engine:

@@ -659,3 +659,10 @@ def test_samples_without_a_value_each_are_refused(bench, keys, limits, most):
     request = Request(request_id=0, tokens=np.array([1], np.int32), samples=samples)
     with pytest.raises(ValueError, match="each needs a key, a thinking limit"):
         bench.scheduler(request)
+
+
+def test_one_slot_with_the_cache_it_gets_by_itself(make_bench, random_params):
+    bench = make_bench(slots=1)
+    requests = [bench.request(7, [1, 2, 3, 4, 5, 6]), bench.request(8, [4])]
+    found = bench.complete(random_params(0), *requests)
+    bench.assert_same(found, bench.expected(random_params(0), *requests))

@@ -2,18 +2,19 @@
 PYTHON ?= python3
 VENV ?= .venv
 JETSTREAM_VENV ?= .venv-jetstream
+TPU_VENV ?= .venv-tpu
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 WORKDIR ?= runs/tiny
 
 SEEDS ?= 0 1 2
 
-# Of the benchmark's peers.  Another folder must hold tunix/ and torch/ already.
+# Of the benchmarks' peers.  Another folder must hold tunix/ and torch/ already.
 PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo seeds bench-sampler test test-jetstream lint install install-dev clean
+.PHONY: demo seeds bench-sampler bench-learner preflight test test-jetstream lint install install-dev clean
 
 # The whole recipe on a laptop: about four minutes on two idle cores.
 demo: install
@@ -30,10 +31,18 @@ seeds: install
 
 # Our sampler beside its peers (benchmarks/README.md); an hour on two idle cores.
 ifeq ($(PEER_VENVS),.venv-peers)
-bench-sampler: $(PEERS)
+bench-sampler bench-learner: $(PEERS)
 endif
 bench-sampler: install
 	$(BIN)/python benchmarks/sampler.py --peer-venvs=$(PEER_VENVS) $(BENCH_FLAGS)
+
+# Our train step beside its peers' (benchmarks/README.md); an hour on two idle cores.
+bench-learner: install
+	$(BIN)/python benchmarks/learner.py --peer-venvs=$(PEER_VENVS) $(BENCH_FLAGS)
+
+# Which configs fit which TPUs, by libtpu's compiler: 20 minutes on two idle cores.
+preflight: $(TPU_VENV)/installed
+	$(TPU_VENV)/bin/python -m scalerl_jax.preflight.table
 
 test: install-dev
 	$(BIN)/python -m pytest -n 2 tests
@@ -66,10 +75,15 @@ $(JETSTREAM_VENV)/installed: setup.py $(CONSTRAINTS)
 	  -e ".[jetstream]" pytest pytest-timeout
 	touch $@
 
+$(TPU_VENV)/installed: setup.py $(CONSTRAINTS)
+	$(PYTHON) -m venv $(TPU_VENV)
+	$(TPU_VENV)/bin/pip install --quiet -c $(CONSTRAINTS) -e ".[tpu]"
+	touch $@
+
 .venv-peers/%/installed: benchmarks/peers/%.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet -r $<
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(JETSTREAM_VENV) .venv-peers build *.egg-info
+	rm -rf $(VENV) $(JETSTREAM_VENV) $(TPU_VENV) .venv-peers build *.egg-info

@@ -20,6 +20,7 @@ setuptools.setup(
     package_data={"scalerl_jax": ["assets/*/*"]},
     install_requires=[
         "absl-py>=2.1",  # flags
+        "etils[epath]>=1.9",  # the paths that orbax takes
         "flax>=0.12,<0.13",  # struct.dataclass
         "jax>=0.10,<0.13",
         "jaxtyping>=0.3,<0.4",  # shapes in signatures

@@ -15,7 +15,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax  # noqa: E402  after the environment is set
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
+import ours  # noqa: E402
 from peers import work  # noqa: E402
 
 from scalerl_jax.model.architecture import Architecture  # noqa: E402
 from scalerl_jax.model.transformer import init_params  # noqa: E402
-from scalerl_jax.model.weights import load_params, save_params  # noqa: E402
-from scalerl_jax.parallel.mesh import make_learner_mesh  # noqa: E402
+from scalerl_jax.model.weights import load_params  # noqa: E402
+from scalerl_jax.parallel.mesh import make_mesh  # noqa: E402
 from scalerl_jax.sampler.decoding import NEVER  # noqa: E402
 from scalerl_jax.sampler.engine import Engine, EngineSettings  # noqa: E402
 from scalerl_jax.sampler.requests import Request, Samples  # noqa: E402
@@ -38,7 +39,6 @@ from scalerl_jax.sampler.scheduler import Scheduler  # noqa: E402
 from scalerl_jax.types import PyTree  # noqa: E402
 from scalerl_jax.utils.allocator import keep_freed_memory  # noqa: E402
 
-PACKAGES = ("jax", "jaxlib", "numpy")
 HEAD_NEW_TOKENS = 64  # of each sequence in `head`; four engines take their turns
 HEAD_WORKLOAD = "W2"  # the larger vocabulary: the head is a third of the matmuls
 HOST_SLOTS, HOST_REPEATS = 64, 6
@@ -47,25 +47,6 @@ SETTLING_CALLS = 4  # the first ones prefill all slots at once
 UPDATE_SETTLING, UPDATE_CALLS = 3, 24  # calls of one run
 MEMORY_CONTEXTS = tuple(2**power for power in range(10, 16))  # tokens
 MAX_TRACE_EVENTS = 1_000_000  # the profiler leaves out what is above
-
-
-def architecture(workload: str) -> Architecture:
-    """The decoder of a workload."""
-    shape = work.WORKLOADS[workload]
-    return Architecture(
-        family="qwen3",
-        vocab_size=shape["vocab"],
-        hidden_size=shape["hidden"],
-        ffn_size=shape["ffn"],
-        num_layers=shape["layers"],
-        num_heads=shape["heads"],
-        num_kv_heads=shape["kv_heads"],
-        head_dim=shape["head_dim"],
-        rope_theta=work.ROPE_THETA,
-        rms_eps=work.NORM_EPS,
-        tied_embeddings=True,
-        max_positions=1024,  # above every prompt and completion here
-    )
 
 
 def make_engine(
@@ -81,7 +62,7 @@ def make_engine(
     )
     engine = Engine(
         EngineSettings(arch=arch, slots=slots, **(settings | changes)),
-        mesh=make_learner_mesh(jax.devices()[:1], 1, 1, 1),
+        mesh=make_mesh(jax.devices()[:1]),
     )
     engine.warm_up(params)
     return engine
@@ -130,17 +111,9 @@ def complete(
     return sum(found), dataclasses.asdict(scheduler.stats)
 
 
-def write_weights(options: argparse.Namespace) -> None:
-    """Random float32 weights as a Hugging Face directory, for every contender."""
-    arch = architecture(options.workload)
-    params = init_params(arch, jax.random.key(work.SEED), dtype=jnp.float32)
-    save_params(options.weights, params, arch, dtype=np.float32)
-    show(dict(workload=options.workload, parameters=arch.num_params))
-
-
 def contend(options: argparse.Namespace) -> None:
     """What every peer does: the useful and the raw rate."""
-    arch = architecture(options.workload)
+    arch = ours.architecture(options.workload)
     params = load_params(options.weights, arch, dtype=jnp.float32)
     changes = knobs(options)
     engines = {
@@ -162,7 +135,7 @@ def contend(options: argparse.Namespace) -> None:
     work.report(
         "scalerl_jax",
         options.workload,
-        packages=PACKAGES,
+        packages=ours.PACKAGES,
         useful=lambda: run("useful", options.slots),
         raw=lambda: run("raw", work.SEQUENCES),
         settings=changes | dict(slots=options.slots),
@@ -172,7 +145,7 @@ def contend(options: argparse.Namespace) -> None:
 
 def measure_head(options: argparse.Namespace) -> None:
     """Seconds of raw decoding with and without the float32 head, taking turns."""
-    arch = architecture(HEAD_WORKLOAD)
+    arch = ours.architecture(HEAD_WORKLOAD)
     master = load_params(options.weights, arch, dtype=jnp.float32)
     lengths = [HEAD_NEW_TOKENS] * work.SEQUENCES
     names, runs = [], []
@@ -195,23 +168,12 @@ def measure_head(options: argparse.Namespace) -> None:
                 engine, params, HEAD_WORKLOAD, lengths
             )[0]
         )
-    timings = alternate(runs, rounds=options.rounds)
+    timings = ours.alternate(runs, rounds=options.rounds)
     rows = [
         dict(dtype=dtype, float32_head=float32_head, timings=timing)
         for (dtype, float32_head), timing in zip(names, timings, strict=True)
     ]
-    show(dict(workload=HEAD_WORKLOAD, new_tokens=HEAD_NEW_TOKENS, rows=rows))
-
-
-def alternate(
-    runs: Sequence[Callable[[], int]], *, rounds: int
-) -> list[list[dict[str, float]]]:
-    """`rounds` timings of each run, in turns; a first round is not counted."""
-    timings: list[list[dict[str, float]]] = [[] for _ in runs]
-    for _ in range(rounds + 1):
-        for run, list_of_run in zip(runs, timings, strict=True):
-            list_of_run.append(work.timed(run))
-    return [list_of_run[1:] for list_of_run in timings]
+    ours.show(dict(workload=HEAD_WORKLOAD, new_tokens=HEAD_NEW_TOKENS, rows=rows))
 
 
 def measure_update(options: argparse.Namespace) -> None:
@@ -222,7 +184,7 @@ def measure_update(options: argparse.Namespace) -> None:
     the host itself.  The twos come as changed, same, same, changed: contexts grow, and
     so does the time of a call, by the same amount for both kinds.
     """
-    arch = architecture(options.workload)
+    arch = ours.architecture(options.workload)
     params = load_params(options.weights, arch, dtype=jnp.float32)
     other = jax.block_until_ready(jax.tree.map(lambda leaf: leaf * 1.001, params))
     # One call to spare: slots must stay full.
@@ -253,7 +215,7 @@ def measure_update(options: argparse.Namespace) -> None:
     differences = [
         new - same for new, same in zip(seconds[True], seconds[False], strict=True)
     ]
-    show(
+    ours.show(
         dict(
             workload=options.workload,
             params_mb=4 * arch.num_params / 2**20,
@@ -269,7 +231,7 @@ def measure_update(options: argparse.Namespace) -> None:
 
 def measure_host(options: argparse.Namespace) -> None:
     """Share of the wall time in which no program runs, from a profiler trace."""
-    arch = architecture("W1")
+    arch = ours.architecture("W1")
     params = load_params(options.weights, arch, dtype=jnp.float32)
     engine = make_engine(arch, params, slots=HOST_SLOTS, **knobs(options))
     scheduler = filled_scheduler(
@@ -298,7 +260,7 @@ def measure_host(options: argparse.Namespace) -> None:
     path = max(Path(options.trace).rglob("*.trace.json.gz"), key=os.path.getmtime)
     busy, wall, events = device_seconds(path)
     idle_per_call = (wall - busy) / HOST_CALLS
-    show(
+    ours.show(
         dict(
             workload="W1",
             slots=HOST_SLOTS,
@@ -391,16 +353,11 @@ def measure_memory(options: argparse.Namespace) -> None:
                 tokens_bytes=context * token_bytes,
             )
         )
-    show(dict(rows=rows))
-
-
-def show(line: dict[str, Any]) -> None:
-    """The one JSON line of a command."""
-    print(json.dumps(line | dict(versions=work.versions(PACKAGES))), flush=True)
+    ours.show(dict(rows=rows))
 
 
 COMMANDS = {
-    "weights": write_weights,
+    "weights": ours.write_weights,
     "contender": contend,
     "head": measure_head,
     "update": measure_update,

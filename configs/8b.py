@@ -6,6 +6,11 @@ python -m scalerl_jax.main --config=configs/8b.py --workdir=/mnt/runs/8b \
 Qwen3-8B: --config.model.architecture=qwen3-8b, and its directory as the checkpoint.
 Numbers: https://arxiv.org/abs/2510.13786, appendix A.3; the defaults hold the others.
 The paper's prompts, Polaris-53K, are not a task yet: these are stand-ins.
+
+What fits, and on which TPUs: python -m scalerl_jax.preflight --config=configs/8b.py
+--topology=v5p:4x4x4.  The sampler is small enough for chips of 16 GiB; with more memory
+more decodes at once: --config.sampler.cache_tokens=2_000_000 --config.sampler.slots=256
+on v5p, 800_000 and 128 on v6e.
 """
 
 import ml_collections
@@ -14,17 +19,19 @@ from scalerl_jax import config as config_lib
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Only what differs from `scalerl_jax/config.py`."""
+    """Only what differs from `scalerl_jax/config`."""
     config = config_lib.defaults()
     config.model.architecture = "llama3.1-8b"
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
     config.model.remat = "full"
     config.data.tasks = ("chain_sum_long", "spell_backward", "letter_counting")
-    # 2,000,000 tokens at 128 KiB each: 33 GB on each of the sampler's 8 chips.
-    config.sampler.cache_tokens = 2_000_000
+    # 300,000 tokens at 128 KiB each: 4.6 GiB on each of the sampler's 8 chips, twice
+    # while an evaluation runs.
+    config.sampler.cache_tokens = 300_000
+    config.sampler.slots = 64
     # 48 prompts x 16 completions; 2,048 + 14,336 tokens: the defaults.
-    config.batch.rows_per_microbatch = 16
-    config.mesh.fsdp = 16  # trainers
+    config.batch.rows_per_microbatch = 0  # one for each shard
+    config.mesh.fsdp = 0  # as many trainers as the devices allow
     config.mesh.sampler_devices = 8  # one generator, as many as kv heads
     return config

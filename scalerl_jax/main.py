@@ -2,7 +2,8 @@
 
     python -m scalerl_jax.main --config=configs/tiny.py --workdir=runs/tiny
 
-Starts a run in the directory, or goes on with the one that is there.
+Starts a run in the directory, or goes on with the one that is there.  On a TPU VM
+`--distributed` lets the run save itself before the machine is taken away.
 """
 
 import json
@@ -20,6 +21,7 @@ from ml_collections import config_flags
 
 from scalerl_jax import build
 from scalerl_jax import config as config_lib
+from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.metrics import EVALS_FILE
 from scalerl_jax.utils.run_directory import flatten, open_run_directory
@@ -42,12 +44,25 @@ _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Settings, a Python file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.")
 _DISTRIBUTED = flags.DEFINE_bool(
-    "distributed", False, "Call jax.distributed.initialize() first (TPU VMs, pods)."
+    "distributed",
+    False,
+    "Call jax.distributed.initialize() first. On TPU VMs, Kubernetes, Slurm and Open "
+    "MPI the three flags that follow are found out; elsewhere all three are needed.",
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "HOST:PORT of process 0; the port must be free there."
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes of the run.")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which this is, from 0.")
+_START_TIMEOUT_S = flags.DEFINE_float(
+    "start_timeout_s", 300.0, "Seconds for all processes to come.", lower_bound=0.0
 )
 
 
 def run(config: config_lib.Config, workdir: str) -> Outcome:
     """Build the parts of a run and train."""
+    arch = build.make_architecture(config)
+    config = build.fit_devices(config, arch, len(jax.devices()))
     directory = open_run_directory(
         workdir, settings=config_lib.to_json(config), free_settings=FREE_SETTINGS
     )
@@ -69,8 +84,6 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
     workdir = _WORKDIR.value
     assert workdir is not None, "the flag is required"
-    if _DISTRIBUTED.value:
-        jax.distributed.initialize()
     # Our own messages, and other libraries' warnings.
     absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(message)s"))
     absl_logging.set_verbosity(absl_logging.WARNING)
@@ -81,6 +94,7 @@ def main(argv: Sequence[str]) -> None:
         _end(str(error), status=_MISTAKE)
     except OSError as error:  # there is no such file
         _end(f"--config: {error}", status=_MISTAKE)
+    _join()
     try:
         outcome = run(config, workdir)
     except (ValueError, RuntimeError, TimeoutError) as error:
@@ -98,6 +112,38 @@ def main(argv: Sequence[str]) -> None:
         f"everything is in {workdir}; the curve and its fit:  "
         f"python -m scalerl_jax.scaling fit {workdir}\n"
     )
+
+
+def _join() -> None:
+    """Meet the other processes; ends this one if they cannot make a run."""
+    if not _DISTRIBUTED.value:
+        for flag in (_COORDINATOR, _NUM_PROCESSES, _PROCESS_ID):
+            if flag.value is not None:
+                _end(
+                    f"--{flag.name}={flag.value} has no meaning without "
+                    f"--distributed; add it",
+                    status=_MISTAKE,
+                )
+        return
+    try:
+        multihost.initialize(
+            coordinator=_COORDINATOR.value,
+            num_processes=_NUM_PROCESSES.value,
+            process_id=_PROCESS_ID.value,
+            timeout_s=_START_TIMEOUT_S.value,
+        )
+    except ValueError as error:
+        _end(str(error), status=_MISTAKE)
+    except (RuntimeError, TimeoutError) as error:
+        _end(str(error), status=_FAILURE)
+    count = multihost.process_count()
+    if count > 1:
+        _end(
+            f"--distributed: {count} processes came, but the sampler, the prompts and "
+            f"the evaluation of a run live in one process; start one, on a machine "
+            f"whose devices hold the learner and the sampler",
+            status=_MISTAKE,
+        )
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
@@ -134,6 +180,8 @@ def _end(message: str, *, status: int) -> NoReturn:
 
 def _is_explained(error: Exception) -> bool:
     """Whether this package raised it, with a message for the user."""
+    if isinstance(error, jax.errors.JaxRuntimeError):  # its own frames are not there
+        return False
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return frame.f_globals["__name__"].startswith("scalerl_jax.")
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 
-from scalerl_jax.config import Config
+from scalerl_jax.config import Config, to_json
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.evals.evaluate import Evaluator
 from scalerl_jax.learner.checkpoint import Checkpointer, Restored
+from scalerl_jax.learner.publish import Publish, Published
 from scalerl_jax.learner.step import TrainState, TrainStep
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.rollout.agreement import AgreementCheck
@@ -24,10 +25,12 @@ from scalerl_jax.rollout.assembly import Assembled, Assembler, group_metrics
 from scalerl_jax.rollout.queue import QueueState, RolloutQueue
 from scalerl_jax.rollout.worker import RolloutWorker
 from scalerl_jax.types import Group, PackedBatch, PyTree
+from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.progress import Progress
+from scalerl_jax.utils.run_directory import flatten
 
 _log = logging.getLogger(__name__)
 _POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
@@ -41,14 +44,14 @@ class Parts:
     arch: Architecture
     state: TrainState
     step: TrainStep
+    diagnose: Callable[[PyTree, PackedBatch], str]  # of a skipped step
     assemble: Assembler
     queue: RolloutQueue
     worker: RolloutWorker
     stream: PromptStream
     evaluate: Evaluator
     agreement: AgreementCheck
-    to_sampler: Callable[[PyTree], PyTree]
-    put_batch: Callable[[PackedBatch], PackedBatch]
+    to_sampler: Publish
     ledger: Ledger
     learner_pool: str
     checkpointer: Checkpointer
@@ -69,15 +72,18 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
     Resumes from the newest good checkpoint of `directory`.  When it returns, the
     whole state is saved.
     """
-    queue, worker, ledger = parts.queue, parts.worker, parts.ledger
-    with MetricsWriter(directory) as writer, Preemption() as preemption:
+    queue, worker = parts.queue, parts.worker
+    with (
+        MetricsWriter(directory) as writer,
+        Preemption() as preemption,
+        explained("the sampler", flatten(to_json(config))),
+    ):
         restored = _resume(parts, writer)
         state = restored.state if restored else parts.state
         version = int(state.policy_version)
         progress = Progress(first_step=version, num_steps=config.train.num_steps)
         watch = _Watch(config, parts, writer, progress)
-        published = parts.to_sampler(state.params)
-        worker.publish(published, policy_version=version)
+        published = watch.publish(state, version, activity="startup")
         watch.require_agreement(state, published)
         if restored is None:
             watch.evaluate(state, published, version)
@@ -95,9 +101,7 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
                 version += 1
                 queue.applied()
                 # `step` donates `state`: the sampler gets a copy of its params.
-                with ledger.activity("publish", pool=parts.learner_pool):
-                    published = parts.to_sampler(state.params)
-                worker.publish(published, policy_version=version)
+                published = watch.publish(state, version)
 
                 watch.log(version, groups, assembled, metrics)
                 last = version == config.train.num_steps
@@ -169,6 +173,7 @@ class _Watch:
         self, config: Config, parts: Parts, writer: MetricsWriter, progress: Progress
     ) -> None:
         self._config = config
+        self._settings = flatten(to_json(config))
         self._parts = parts
         self._writer = writer
         self._progress = progress
@@ -180,16 +185,29 @@ class _Watch:
         self._times: dict[str, float] = {}
         self._mismatch: dict[str, float] = {}  # as last measured
 
-    def require_agreement(self, state: TrainState, published: PyTree) -> None:
+    def require_agreement(self, state: TrainState, published: Published) -> None:
         """Refuse to train on a sampler that is not the policy; compiles the engine."""
         parts = self._parts
         with parts.ledger.activity("startup", pool=parts.learner_pool):
-            agreement = parts.agreement.require(state.params, published)
+            agreement = parts.agreement.require(state.params, published.params)
         self._mismatch = agreement.metrics()
         self._progress.note(
             f"sampler and learner differ by {agreement.mean_abs:.1e} nats on average, "
             f"{agreement.max_abs:.1e} at most, over {agreement.tokens} tokens"
         )
+
+    def publish(
+        self, state: TrainState, version: int, *, activity: str = "publish"
+    ) -> Published:
+        """A copy of the params to the sampler; on a failure it keeps what it has."""
+        parts = self._parts
+        with (
+            parts.ledger.activity(activity, pool=parts.learner_pool),
+            explained("publishing params", self._settings),
+        ):
+            published = parts.to_sampler(state.params, state.policy_version)
+            parts.worker.publish(published, policy_version=version)
+        return published
 
     def take(self, version: int, preemption: Preemption) -> list[Group] | None:
         """The next batch; None if SIGTERM came while waiting for it."""
@@ -225,10 +243,15 @@ class _Watch:
             self._skip("every group of the batch has zero variance")
             return state, None
         started = time.monotonic()
-        with ledger.activity("train", pool=self._parts.learner_pool):
-            batch = self._parts.put_batch(assembled.batch)
-            state, arrays = self._parts.step(state, batch)
+        with (
+            ledger.activity("train", pool=self._parts.learner_pool),
+            explained("the train step", self._settings),
+        ):
+            state, arrays = self._parts.step(state, assembled.batch)
             metrics = {name: float(value) for name, value in arrays.items()}
+            fault = ""
+            if metrics.pop("skipped"):
+                fault = self._parts.diagnose(state.params, assembled.batch)
         self._times["time/train_s"] = time.monotonic() - started
         # Forward and backward: three forward passes' worth.
         flops = 3 * self._parts.arch.flops_per_token(assembled.mean_context)
@@ -236,10 +259,10 @@ class _Watch:
             train_tokens=assembled.train_tokens,
             train_flops=flops * assembled.row_tokens,
         )
-        if metrics.pop("skipped"):
+        if fault:
             self._skip(
                 f"loss {metrics['loss']} or gradient norm {metrics['grad_norm']} is "
-                f"not finite"
+                f"not finite; {fault}"
             )
             return state, None
         self._skipped_in_row = 0
@@ -314,13 +337,13 @@ class _Watch:
                 f"{limit:.0%}); in ScaleRL's runs this came before a collapse"
             )
 
-    def evaluate(self, state: TrainState, published: PyTree, version: int) -> None:
+    def evaluate(self, state: TrainState, published: Published, version: int) -> None:
         """Pass rate and mismatch at this version, into the files and the display."""
         parts = self._parts
         report = parts.ledger.report()
         with parts.ledger.activity("eval", pool=parts.learner_pool):
-            result = parts.evaluate(published, policy_version=version)
-            agreement = parts.agreement(state.params, published)
+            result = parts.evaluate(published.params, policy_version=version)
+            agreement = parts.agreement(state.params, published.params)
         self._mismatch = agreement.metrics()
         row = {
             "step": version,

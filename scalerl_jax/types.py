@@ -83,11 +83,25 @@ class RolloutBatch:
 
 
 @struct.dataclass(kw_only=True)
+class Sharing:
+    """Where the tokens of D streams stand in the rows that attention reads.
+
+    A stream of U tokens begins with those that several sequences share.  Its rows are
+    R / D of the R rows; places count through them, row after row; -1 is no place.
+    """
+
+    source: Int[Array, "R S"]  # the token at each position of a row; 0 on padding
+    place: Int[Array, "D U"]  # the first place of each token; -1 on padding
+    copies: Int[Array, "D shared others"]  # further places of the shared ones
+
+
+@struct.dataclass(kw_only=True)
 class PackedBatch:
     """What the train step reads: rollouts laid end to end in rows of S tokens.
 
-    Position s predicts `targets[..., s]`; everything of that prediction (weight,
-    advantage, behavior log-probability) stands at s too.  Segment 0 is padding.
+    A batch has M filled microbatches; one of them has no axis M.  Position s predicts
+    `targets[..., s]`; everything of that prediction (weight, advantage, behavior
+    log-probability) stands at s too.  Segment 0 is padding.
     """
 
     tokens: Int[Array, "M R S"]
@@ -99,4 +113,6 @@ class PackedBatch:
     behavior_logprobs: Float[Array, "M R S"]  # nats
     staleness: Int[Array, "M R S"]  # learner's version - token's version
     mask: Bool[Array, "M R S"]  # True where a sampled token is predicted
-    num_microbatches: Int[Array, ""]  # how many of the M are filled
+    # With it, tokens and positions are of streams [M D U], segment_ids of rows, and
+    # all others of what follows the shared tokens of a stream.
+    sharing: Sharing | None = None

@@ -20,6 +20,7 @@ import ml_collections
 import numpy as np
 import tokenizers
 from absl import app, flags, logging
+from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import config_flags
 from tokenizers import decoders, models
 
@@ -30,13 +31,16 @@ from scalerl_jax.learner.optimizer import make_optimizer
 from scalerl_jax.learner.step import (
     Forward,
     TrainState,
+    TrainStep,
     init_state,
-    make_train_step,
+    make_accumulate,
+    make_update,
 )
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import init_params
 from scalerl_jax.model.weights import save_params
-from scalerl_jax.rollout.batching import TrainSequence, pack
+from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.rollout.batching import TrainSequence, abstract_microbatch, pack
 
 EOS, PAD, UNKNOWN, THINK = "<eos>", "<pad>", "<unk>", "<think>"
 # Wording that prompts share is one token each; everything else is a character.
@@ -213,17 +217,27 @@ def train(
         weight_decay=0.01,
         max_grad_norm=1.0,
     )
-    step = jax.jit(
-        make_train_step(
+    mesh = make_mesh(jax.devices()[:1])
+    params = jax.device_put(
+        init_params(arch, jax.random.key(config.seed), dtype=jnp.float32),
+        NamedSharding(mesh, PartitionSpec()),
+    )
+    state = jax.device_put(
+        init_state(params, optimizer), NamedSharding(mesh, PartitionSpec())
+    )
+    step = TrainStep(
+        make_accumulate(
             forward,
-            optimizer,
             lambda logprobs, behavior, advantages: -logprobs,
             max_importance_ratio=1.0,
         ),
-        donate_argnums=0,
+        make_update(optimizer),
+        state=state,
+        batch=abstract_microbatch(
+            row_tokens=config.row_tokens, rows_per_microbatch=config.rows_per_microbatch
+        ),
+        mesh=mesh,
     )
-    params = init_params(arch, jax.random.key(config.seed), dtype=jnp.float32)
-    state = init_state(params, optimizer)
     stream = demonstration_stream(config, make_questions(config), backend)
     log, started = [], time.monotonic()
     for number in range(1, config.num_steps + 1):
@@ -237,9 +251,6 @@ def train(
             sequences,
             row_tokens=config.row_tokens,
             rows_per_microbatch=config.rows_per_microbatch,
-            num_microbatches=-(
-                -config.demonstrations_per_step // config.rows_per_microbatch
-            ),
         )
         state, metrics = step(state, batch)
         if number % 100 == 0 or number == config.num_steps:

@@ -11,7 +11,9 @@ import pytest
 
 import scalerl_jax
 from scalerl_jax import config as config_lib
+from scalerl_jax.build import fit_devices
 from scalerl_jax.config import Config, build, resolve, to_json
+from scalerl_jax.model.architecture import ARCHITECTURES
 
 PACKAGE = Path(scalerl_jax.__file__).parent
 CONFIGS = PACKAGE.parent / "configs"
@@ -189,6 +191,21 @@ def test_a_whole_number_will_do_for_a_float():
             id="uneven rows",
         ),
         pytest.param(
+            {"mesh__context": 3},
+            r"batch\.row_tokens = 16384 cannot be cut into mesh\.context = 3 shards; "
+            r"make it a multiple",
+            id="uneven shards of a row",
+        ),
+        pytest.param(
+            {"mesh__context": 0}, r"mesh\.context = 0 must be above 0", id="no shards"
+        ),
+        pytest.param(
+            {"optimizer__stochastic_rounding": True},
+            r"optimizer\.stochastic_rounding = True needs .* "
+            r"model\.param_dtype = 'bfloat16'",
+            id="nothing to round",
+        ),
+        pytest.param(
             {"batch__group_size": 1},
             r"batch\.group_size = 1 leaves every group without variance .* 2 or more",
             id="groups of one",
@@ -224,6 +241,79 @@ def test_interruption_settings_do_not_matter_when_it_is_off():
     resolve(changed(interruption__enabled=False, interruption__max_tokens=20_000))
 
 
+@pytest.mark.parametrize(
+    "num_devices, changes, expected",
+    [
+        pytest.param(8, {}, (8, 8), id="all devices"),
+        pytest.param(6, {}, (4, 8), id="6 divides neither 8 rows nor 128 units"),
+        pytest.param(
+            8,
+            dict(mesh__sampler_devices=2, mesh__tensor=2),
+            (2, 8),
+            id="the sampler and tensor have theirs",
+        ),
+        pytest.param(
+            8,
+            dict(mesh__data=2, batch__rows_per_microbatch=0),
+            (4, 8),
+            id="a row for every shard",
+        ),
+        pytest.param(
+            8,
+            dict(mesh__context=2, batch__rows_per_microbatch=0),
+            (4, 4),
+            id="context cuts no rows",
+        ),
+        pytest.param(
+            8,
+            dict(mesh__fsdp=2, batch__rows_per_microbatch=0),
+            (2, 2),
+            id="rows alone are left to the devices",
+        ),
+        pytest.param(
+            8, dict(mesh__fsdp=2, batch__rows_per_microbatch=6), (2, 6), id="as set"
+        ),
+    ],
+)
+def test_what_is_left_to_the_devices_is_as_many_shards_as_fit(
+    num_devices, changes, expected
+):
+    config = resolve(changed(**({"mesh__fsdp": 0} | changes)))
+    fitted = fit_devices(config, ARCHITECTURES["tiny"], num_devices)
+    assert (fitted.mesh.fsdp, fitted.batch.rows_per_microbatch) == expected
+    mesh = dataclasses.replace(fitted.mesh, fsdp=config.mesh.fsdp)
+    assert mesh == config.mesh  # nothing else has changed
+
+
+@pytest.mark.parametrize(
+    "num_devices, changes, message",
+    [
+        pytest.param(
+            2,
+            dict(mesh__context=2, mesh__tensor=2),
+            r"mesh\.fsdp = 0 finds no shards: 2 devices .* at least .* = 4",
+            id="too few devices",
+        ),
+        pytest.param(
+            4,
+            dict(mesh__sampler_devices=4),
+            r"4 devices less mesh\.sampler_devices = 4 must be at least .* = 1",
+            id="the sampler has them all",
+        ),
+        pytest.param(
+            8,
+            dict(mesh__data=2, batch__rows_per_microbatch=3),
+            r"batch\.rows_per_microbatch = 3 cannot be cut into mesh\.data = 2 shards",
+            id="uneven rows",
+        ),
+    ],
+)
+def test_devices_that_cannot_be_shared_out_are_refused(num_devices, changes, message):
+    config = resolve(changed(mesh__fsdp=0, **changes))
+    with pytest.raises(ValueError, match=message):
+        fit_devices(config, ARCHITECTURES["tiny"], num_devices)
+
+
 NUMBERS = [name for name, hint in leaves() if hint in (int, float)]
 REWARDS = {"reward.correct", "reward.wrong"}  # any number, in their order
 
@@ -257,7 +347,9 @@ def test_every_config_file_resolves_and_holds_differences(path):
 
 
 SOURCES = "\n".join(
-    path.read_text() for path in PACKAGE.rglob("*.py") if path != PACKAGE / "config.py"
+    path.read_text()
+    for path in PACKAGE.rglob("*.py")
+    if PACKAGE / "config" not in path.parents
 )
 
 

@@ -107,7 +107,7 @@ CASES = [
     ),
     pytest.param(
         {"mesh.data": 16, "batch.rows_per_microbatch": 16},
-        ("mesh.data", "16 learner devices", "JAX sees 8", "lower mesh.data"),
+        ("mesh.data", "16 learner devices", "there are 8", "lower one of the axes"),
         id="more devices than there are",
     ),
     pytest.param(
@@ -313,6 +313,19 @@ def test_an_error_of_another_package_keeps_its_traceback(
     monkeypatch.setattr(main.build, "build", build)
     with pytest.raises(ValueError, match="three"):
         command(*small_run.arguments(tmp_path))
+
+
+def test_a_cache_that_no_memory_holds_is_one_line(tmp_path, command):
+    settings = {"sampler.page_size": 1 << 36}
+    status, lines = command(*small_run.arguments(tmp_path / "run", settings))
+    assert status == 1
+    (line,) = [line for line in lines if line not in ("loading", "compiling")]
+    for words in (
+        "not enough memory for the sampler",
+        "sampler.slots = 16",
+        "XLA: RES",
+    ):
+        assert words in line
 
 
 def test_the_program_ends_with_a_status_and_one_line(tmp_path):

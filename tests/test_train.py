@@ -7,6 +7,7 @@ import threading
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_run
@@ -212,9 +213,10 @@ def test_compute_is_accounted_for_and_published_params_live_on(tmp_path):
             clock.advance(1_000_000)
             return evaluate(params, policy_version=policy_version)
 
-        def keep(params):
-            published.append(to_sampler(params))
-            return published[-1]
+        def keep(params, version):
+            sent = to_sampler(params, version)
+            published.append(sent.params)
+            return sent
 
         parts.evaluate, parts.to_sampler = long_evaluation, keep
         train(config, parts, tmp_path)
@@ -271,18 +273,18 @@ class SetRewards:
         return self._assemble(groups, learner_version=learner_version)
 
 
-def poison(put_batch, calls):
-    """Batches whose gradient is not finite, at these calls (None: always)."""
+def poison(step, calls):
+    """A step whose gradient is not finite, at these calls (None: always)."""
     count = 0
 
-    def put(batch):
+    def poisoned(state, batch):
         nonlocal count
         count += 1
         if calls is None or count in calls:
             batch = batch.replace(advantages=batch.advantages * np.float32("nan"))
-        return put_batch(batch)
+        return step(state, batch)
 
-    return put
+    return poisoned
 
 
 def test_a_step_without_a_gradient_is_skipped_and_counted(tmp_path):
@@ -293,8 +295,7 @@ def test_a_step_without_a_gradient_is_skipped_and_counted(tmp_path):
     with small_run.built(config, tmp_path) as parts:
         # Batches 1 and 2 have no variance, the gradient of 4 and 5 is not finite.
         parts.assemble = SetRewards(parts.assemble, equal=(1, 2))
-        parts.put_batch = poison(parts.put_batch, calls=(2, 3))
-        step = parts.step
+        step = poison(parts.step, calls=(2, 3))
 
         def watched(state, batch):
             before = jax.device_get(state)
@@ -327,13 +328,15 @@ def test_gradients_that_stay_not_finite_end_the_run(tmp_path):
     config = small_run.make_config({"train.max_skipped_steps": 2})
     with small_run.built(config, tmp_path) as parts:
         parts.assemble = SetRewards(parts.assemble, equal=())
-        parts.put_batch = poison(parts.put_batch, calls=None)
+        parts.step = poison(parts.step, calls=None)
         with pytest.raises(RuntimeError) as failure:
             train(config, parts, tmp_path)
     message = str(failure.value)
     assert message.startswith("2 optimizer steps in a row were skipped")
     assert "train.max_skipped_steps = 2" in message
     assert "not finite" in message and "optimizer.learning_rate" in message
+    # The second look is at the batch as it was before it was spoiled.
+    assert "computed again, all of it is finite" in message
     assert small_run.rows(tmp_path) == []
     assert not rollout_threads()
 
@@ -414,6 +417,64 @@ def test_a_dead_worker_stops_the_learner_with_its_own_error(tmp_path, calls):
         with pytest.raises(RuntimeError) as failure:
             train(config, parts, tmp_path)
     assert failure.value is DyingScheduler.error
+    assert not rollout_threads()
+
+
+def full_memory(*_, **__):
+    """A program that asks for 256 TB."""
+    too_much = jax.jit(lambda x: jnp.cumsum(jnp.full(1 << 46, 1.0) * x))
+    return jax.block_until_ready(too_much(2.0))
+
+
+def fill_step(parts):
+    parts.step = full_memory
+
+
+def fill_publish(parts):
+    parts.to_sampler = full_memory
+
+
+def fill_sampler(parts):
+    parts.worker._scheduler = SlowScheduler(parts.worker._scheduler)
+    parts.worker._scheduler.step = full_memory
+
+
+@pytest.mark.parametrize(
+    "fill, words",
+    [
+        (fill_step, ("for the train step", "batch.rows_per_microbatch = 8")),
+        (fill_publish, ("for publishing params", "mesh.sampler_devices = 0")),
+        (fill_sampler, ("for the sampler", "sampler.slots = 16")),
+    ],
+)
+def test_a_full_memory_ends_the_run_with_what_to_change(tmp_path, fill, words):
+    config = small_run.make_config({"eval.every": 1000})
+    with small_run.built(config, tmp_path) as parts:
+        fill(parts)
+        with pytest.raises(RuntimeError) as failure:
+            train(config, parts, tmp_path)
+    for word in ("not enough memory", "scalerl_jax.preflight", *words):
+        assert word in str(failure.value)
+    assert not rollout_threads()
+
+
+def test_params_that_arrive_damaged_end_the_run(tmp_path):
+    config = small_run.make_config({"eval.every": 1000, "checkpoint.every": 1000})
+    with small_run.built(config, tmp_path) as parts:
+        to_sampler = parts.to_sampler
+
+        def send(params, version):
+            sent = to_sampler(params, version)
+            damaged = sent.params | {"embedding": -sent.params["embedding"]}
+            return sent.replace(params=damaged) if version == 2 else sent
+
+        parts.to_sampler = send
+        with pytest.raises(RuntimeError) as failure:
+            train(config, parts, tmp_path)
+    message = str(failure.value)
+    assert "version 2 did not reach the sampler whole" in message
+    assert "embedding has checksum 0x" in message
+    assert [row["step"] for row in small_run.rows(tmp_path)] == [1]
     assert not rollout_threads()
 
 

@@ -1,7 +1,7 @@
 """The work that every contender does, and how its time and memory are taken.
 
 Standard library only: it is imported in environments that share no package.  Each
-contender is a process that prints one JSON line (`report`).
+contender is a process that prints one JSON line (`report`, `report_training`).
 """
 
 import argparse
@@ -11,6 +11,7 @@ import os
 import platform
 import random
 import resource
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +31,12 @@ PROMPT_TOKENS, MAX_NEW_TOKENS, MEAN_NEW_TOKENS = 32, 256, 64
 PAD, EOS = 0, 1  # prompts are drawn from the ids above; no contender stops at EOS
 SEED = 0
 WARM_UP_RUNS = 1  # whole runs after compilation: torch's first one is slower
+# Of training: sequences of an optimizer update, and passes over all 128 that are timed.
+# Updates on all 128 would take the peers a minute on W2.
+UPDATE_SEQUENCES = {"W1": SEQUENCES, "W2": 32}
+EPOCHS = {"W1": 3, "W2": 1}
+LEARNING_RATE, CLIP_RATIO, MAX_GRAD_NORM = 1e-6, 0.2, 1.0
+KINDS = ("dense", "tail")  # every completion of 256 tokens; of `completion_lengths`
 
 
 def completion_lengths() -> list[int]:
@@ -73,8 +80,39 @@ def repeated_prompts(workload: str) -> list[list[int]]:
     return [prompt for prompt in prompts(workload) for _ in range(GROUP)]
 
 
+def completions(workload: str, kind: str) -> list[list[int]]:
+    """Tokens of the 128 completions; for "tail" cut to the real lengths."""
+    rng = random.Random(SEED + 2)
+    vocab = WORKLOADS[workload]["vocab"]
+    drawn = [
+        [rng.randrange(EOS + 1, vocab) for _ in range(MAX_NEW_TOKENS)]
+        for _ in range(SEQUENCES)
+    ]
+    if kind == "dense":
+        return drawn
+    lengths = completion_lengths()
+    return [tokens[:length] for tokens, length in zip(drawn, lengths, strict=True)]
+
+
+def padded_completions(
+    workload: str, kind: str
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The completions filled up to 256 tokens, and their masks of 1 and 0."""
+    found = completions(workload, kind)
+    return (
+        [tokens + [PAD] * (MAX_NEW_TOKENS - len(tokens)) for tokens in found],
+        [[1] * len(tokens) + [0] * (MAX_NEW_TOKENS - len(tokens)) for tokens in found],
+    )
+
+
+def rewards() -> list[float]:
+    """Of the 128 completions; peers take them for advantages."""
+    rng = random.Random(SEED + 3)
+    return [rng.gauss(0.0, 1.0) for _ in range(SEQUENCES)]
+
+
 def timed(call: Callable[[], int]) -> dict[str, float]:
-    """One call that returns how many tokens it decoded: tokens, seconds, disturbance.
+    """One call that returns how many tokens it was for: tokens, seconds, disturbance.
 
     `other_cores` is how many cores everything else (other processes, the hypervisor)
     used meanwhile; 0 where the system does not tell.
@@ -83,10 +121,12 @@ def timed(call: Callable[[], int]) -> dict[str, float]:
     tokens = call()
     seconds = time.perf_counter() - start
     own_after, all_after = _cpu_seconds()
-    others = (all_after - all_before) - (own_after - own_before)
+    own = own_after - own_before
+    others = (all_after - all_before) - own
     return dict(
         tokens=tokens,
         seconds=seconds,
+        cpu_seconds=own,
         other_cores=max(0.0, others / seconds),
         peak_rss_mb=peak_rss_mb(),
     )
@@ -156,3 +196,40 @@ def report(
         **details,
     )
     print(json.dumps(line), flush=True)
+
+
+def report_training(
+    contender: str,
+    workload: str,
+    *,
+    packages: Sequence[str],
+    update: Callable[[str, int], None],
+    **details: Any,
+) -> None:
+    """Train on both kinds of completions and print the one JSON line.
+
+    `update` makes one optimizer update on `UPDATE_SEQUENCES` sequences of a kind, from
+    the one whose number it is given, and returns when the weights are there.  The
+    first update of a kind is not counted.  Tokens are those of prompts and
+    completions, padding left out.
+    """
+    line: dict[str, Any] = dict(contender=contender, workload=workload)
+    for kind in KINDS:
+        tokens = SEQUENCES * PROMPT_TOKENS + sum(map(len, completions(workload, kind)))
+
+        def epoch(kind: str = kind, tokens: int = tokens) -> int:
+            for first in range(0, SEQUENCES, UPDATE_SEQUENCES[workload]):
+                update(kind, first)
+            return tokens
+
+        update(kind, 0)
+        timings = [timed(epoch) for _ in range(EPOCHS[workload])]
+        seconds = statistics.median(timing["seconds"] for timing in timings)
+        line[kind] = dict(
+            tokens_per_s=tokens / seconds,
+            sequences_per_s=SEQUENCES / seconds,
+            other_cores=max(timing["other_cores"] for timing in timings),
+            peak_rss_mb=timings[-1]["peak_rss_mb"],
+            timings=timings,
+        )
+    print(json.dumps(line | dict(versions=versions(packages), **details)), flush=True)

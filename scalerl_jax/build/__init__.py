@@ -1,12 +1,15 @@
 """From a Config to the parts of a run: the only place that maps names to functions."""
 
+import contextlib
 from pathlib import Path
 
 import jax
 
 from scalerl_jax.build.learning import (
+    fit_devices,
     make_architecture,
     make_assembler,
+    make_diagnosis,
     make_forward,
     make_learner,
     make_ledger,
@@ -23,13 +26,12 @@ from scalerl_jax.build.sampling import (
     make_tokenizer,
 )
 from scalerl_jax.build.tables import DTYPES
-from scalerl_jax.config import Config
+from scalerl_jax.config import Config, to_json
 from scalerl_jax.data import tasks
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.publish import make_publish
-from scalerl_jax.model.shardings import batch_sharding
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.rollout.queue import RolloutQueue
 from scalerl_jax.rollout.worker import Judging, RolloutWorker
@@ -38,9 +40,11 @@ from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.train import Parts
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.allocator import keep_freed_memory
+from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.run_directory import flatten
 
-__all__ = ["build", "make_ledger", "pool_names"]
+__all__ = ["build", "fit_devices", "make_architecture", "make_ledger", "pool_names"]
 
 
 def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
@@ -55,10 +59,12 @@ def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
     arch = make_architecture(config)
     tokenizer = make_tokenizer(config, arch)
     train_prompts, eval_prompts = make_prompts(config, tokenizer)
-    learner_mesh, sampler_mesh = make_meshes(config, arch)
+    learner_mesh, sampler_mesh = make_meshes(config, arch, jax.devices())
     engine = make_engine(config, arch, tokenizer, sampler_mesh)
-    forward = make_forward(config, arch)
-    state, step = make_learner(config, forward, learner_mesh)
+    forward = make_forward(config, arch, learner_mesh)
+    settings = flatten(to_json(config))
+    with explained("the train step", settings):
+        state, step = make_learner(config, forward, learner_mesh)
     to_sampler = make_publish(
         arch,
         dtype=DTYPES[config.model.sampler_dtype],
@@ -67,29 +73,23 @@ def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
     )
     stream = make_stream(config, train_prompts)
     queue = make_queue(config)
-    verifiers = [
-        VerifierPool(score=tasks.score, timeout_s=config.reward.timeout_s)
-        for _ in ("training", "evaluation")
-    ]
-    worker = make_worker(config, engine, tokenizer, stream, queue, verifiers[0], ledger)
-    batch_shardings = batch_sharding(learner_mesh)
-
-    def close() -> None:
-        for verifier in verifiers:
-            verifier.close()
+    with contextlib.ExitStack() as opened, explained("the sampler", settings):
+        training, evaluation = (make_verifier(config, opened) for _ in range(2))
+        worker = make_worker(config, engine, tokenizer, stream, queue, training, ledger)
+        close = opened.pop_all().close
 
     return Parts(
         arch=arch,
         state=state,
         step=step,
+        diagnose=make_diagnosis(config, forward, step),
         assemble=make_assembler(config),
         queue=queue,
         worker=worker,
         stream=stream,
-        evaluate=make_evaluator(config, engine, eval_prompts, tokenizer, verifiers[1]),
+        evaluate=make_evaluator(config, engine, eval_prompts, tokenizer, evaluation),
         agreement=make_agreement(config, engine, forward, eval_prompts),
         to_sampler=to_sampler,
-        put_batch=lambda batch: jax.device_put(batch, batch_shardings),
         ledger=ledger,
         learner_pool=pool_names(config)[0],
         checkpointer=Checkpointer(
@@ -106,6 +106,13 @@ def make_stream(config: Config, prompts: tuple[Prompt, ...]) -> PromptStream:
     data = config.data
     retire_at = data.max_history_pass_rate if data.no_positive_resampling else None
     return PromptStream(prompts, seed=config.seed, max_pass_rate=retire_at)
+
+
+def make_verifier(config: Config, opened: contextlib.ExitStack) -> VerifierPool:
+    """A pool of processes that judge, closed with `opened`."""
+    pool = VerifierPool(score=tasks.score, timeout_s=config.reward.timeout_s)
+    opened.callback(pool.close)
+    return pool
 
 
 def make_queue(config: Config) -> RolloutQueue:

@@ -1,7 +1,10 @@
 """The learner from a Config: its mesh, state, compiled step and batches."""
 
+import dataclasses
 import functools
 import logging
+import math
+from collections.abc import Sequence
 
 import jax
 import optax
@@ -16,23 +19,28 @@ from scalerl_jax.build.tables import (
     naming,
 )
 from scalerl_jax.config import Config
+from scalerl_jax.learner.logprobs import Head
+from scalerl_jax.learner.nonfinite import Diagnosis
 from scalerl_jax.learner.optimizer import make_optimizer
 from scalerl_jax.learner.step import (
     Forward,
+    TokenLoss,
     TrainState,
     TrainStep,
-    compile_train_step,
     init_state,
-    make_train_step,
+    make_accumulate,
+    make_update,
     state_shardings,
 )
 from scalerl_jax.model.architecture import ARCHITECTURES, Architecture
-from scalerl_jax.model.shardings import batch_sharding, param_shardings
-from scalerl_jax.model.transformer import init_params
+from scalerl_jax.model.attention_kernels import choose_attention
+from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.transformer import abstract_params, init_params
 from scalerl_jax.model.weights import load_params, read_architecture
-from scalerl_jax.parallel.mesh import make_learner_mesh, split_devices
-from scalerl_jax.rollout.assembly import Assembler
-from scalerl_jax.rollout.batching import pack
+from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
+from scalerl_jax.rollout.assembly import Assembler, Pack
+from scalerl_jax.rollout.batching import abstract_microbatch, pack
+from scalerl_jax.rollout.sharing import StreamShape, abstract_streams, pack_shared
 from scalerl_jax.types import PackedBatch
 from scalerl_jax.utils.ledger import Ledger
 
@@ -49,12 +57,48 @@ def make_architecture(config: Config) -> Architecture:
     )
 
 
-def make_meshes(config: Config, arch: Architecture) -> tuple[Mesh, Mesh]:
+def fit_devices(config: Config, arch: Architecture, num_devices: int) -> Config:
+    """The same with numbers for what is left to the devices: fsdp, and the rows.
+
+    Raises:
+        ValueError: not even one shard is possible.
+    """
+    mesh, rows = config.mesh, config.batch.rows_per_microbatch
+    others = mesh.data * mesh.context * mesh.tensor
+    if not mesh.fsdp:
+        most = (num_devices - mesh.sampler_devices) // others
+        fits = [
+            shards
+            for shards in range(1, most + 1)
+            if arch.hidden_size % shards == 0 and rows % (mesh.data * shards) == 0
+        ]
+        if rows % mesh.data:
+            raise ValueError(
+                f"batch.rows_per_microbatch = {rows} cannot be cut into mesh.data = "
+                f"{mesh.data} shards; make it a multiple, or 0"
+            )
+        if not fits:
+            raise ValueError(
+                f"mesh.fsdp = 0 finds no shards: {num_devices} devices less "
+                f"mesh.sampler_devices = {mesh.sampler_devices} must be at least "
+                f"mesh.data * mesh.context * mesh.tensor = {others}; lower one of them"
+            )
+        mesh = dataclasses.replace(mesh, fsdp=fits[-1])
+    batch = dataclasses.replace(
+        config.batch, rows_per_microbatch=rows or mesh.data * mesh.fsdp
+    )
+    return dataclasses.replace(config, mesh=mesh, batch=batch)
+
+
+def make_meshes(
+    config: Config, arch: Architecture, devices: Sequence[Device]
+) -> tuple[Mesh, Mesh]:
     """The learner's mesh and the sampler's; they share devices on a small machine."""
     mesh = config.mesh
+    axes = {name: getattr(mesh, name) for name in AXES}
     learner_devices, sampler_devices = split_devices(
-        jax.devices(),
-        learner_count=mesh.data * mesh.fsdp * mesh.tensor,
+        devices,
+        learner_count=math.prod(axes.values()),
         sampler_count=mesh.sampler_devices,
     )
     if not mesh.sampler_devices:
@@ -65,8 +109,8 @@ def make_meshes(config: Config, arch: Architecture) -> tuple[Mesh, Mesh]:
             f"{arch.num_kv_heads} kv heads of the model evenly; use a divisor"
         )
     return (
-        make_learner_mesh(learner_devices, mesh.data, mesh.fsdp, mesh.tensor),
-        make_learner_mesh(sampler_devices, 1, 1, len(sampler_devices)),
+        make_mesh(learner_devices, **axes),
+        make_mesh(sampler_devices, tensor=len(sampler_devices)),
     )
 
 
@@ -80,19 +124,34 @@ def make_ledger(config: Config) -> Ledger:
     mesh = config.mesh
     learner_pool, sampler_pool = pool_names(config)
     pools = {sampler_pool: mesh.sampler_devices}
-    pools[learner_pool] = mesh.data * mesh.fsdp * mesh.tensor
+    pools[learner_pool] = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
     return Ledger(pools=pools, chip=mesh.chip or jax.devices()[0].device_kind)
 
 
-def make_forward(config: Config, arch: Architecture) -> Forward:
+def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
     """The learner's forward pass, at the temperature of the sampler."""
+    model = config.model
     return Forward(
         arch=arch,
-        dtype=DTYPES[config.model.compute_dtype],
-        remat=config.model.remat,
-        float32_head=config.model.float32_head,
-        chunk_tokens=config.model.head_chunk_tokens,
-        temperature=config.sampler.temperature,
+        dtype=DTYPES[model.compute_dtype],
+        remat=model.remat,
+        mesh=mesh,
+        scan_layers=model.scan_layers,
+        attention=choose_attention(
+            model.attention,
+            arch=arch,
+            mesh=mesh,
+            dtype=DTYPES[model.compute_dtype],
+            row_tokens=config.batch.row_tokens,
+            block=model.attention_block,
+        ),
+        head=Head(
+            mesh=mesh,
+            temperature=config.sampler.temperature,
+            float32_head=model.float32_head,
+            chunk_tokens=model.head_chunk_tokens,
+            chunk_vocab=model.head_chunk_vocab,
+        ),
     )
 
 
@@ -126,42 +185,84 @@ def make_learner(
             functools.partial(init_params, arch, dtype=dtype), out_shardings=shardings
         )(jax.random.key(config.seed))
     _log.info("compiling")
-    optimizer = make_adamw(config)
-    state_sharding = state_shardings(
-        params, optimizer, everywhere=NamedSharding(mesh, PartitionSpec())
-    )
+    layout = abstract_state(config, arch, mesh)
     state = jax.jit(
-        functools.partial(init_state, optimizer=optimizer),
-        out_shardings=state_sharding,
+        functools.partial(init_state, optimizer=make_adamw(config)),
+        out_shardings=jax.tree.map(lambda leaf: leaf.sharding, layout),
     )(params)
-    step = make_train_step(
-        forward,
-        optimizer,
-        choose(LOSSES, config.objective.loss, setting="objective.loss")(config),
-        max_importance_ratio=config.objective.max_importance_ratio,
+    step = make_train_step(config, forward, mesh)
+    step.compile()
+    return state, step
+
+
+def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings of the train state, without any memory."""
+    params = jax.tree.map(
+        lambda leaf, sharding: leaf.update(sharding=sharding),
+        abstract_params(arch, dtype=DTYPES[config.model.param_dtype]),
+        param_shardings(arch, mesh),
     )
-    compiled = compile_train_step(
-        step, state_sharding=state_sharding, batch_sharding=batch_sharding(mesh)
-    )
-    return state, compiled.lower(state, abstract_batch(config)).compile()
-
-
-def num_microbatches(config: Config) -> int:
-    """M: enough for a batch in which no two rollouts share a row."""
-    rollouts = config.batch.num_prompts * config.batch.group_size
-    return -(-rollouts // config.batch.rows_per_microbatch)
-
-
-def abstract_batch(config: Config) -> PackedBatch:
-    """Shapes and dtypes of a batch."""
-    empty = pack(
-        [],
-        row_tokens=config.batch.row_tokens,
-        rows_per_microbatch=config.batch.rows_per_microbatch,
-        num_microbatches=num_microbatches(config),
-    )
+    optimizer = make_adamw(config)
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), empty
+        lambda leaf, sharding: leaf.update(sharding=sharding),
+        jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params),
+        state_shardings(
+            params, optimizer, everywhere=NamedSharding(mesh, PartitionSpec())
+        ),
+    )
+
+
+def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
+    """The step of the objective that is set, not compiled; `mesh` may be abstract."""
+    objective = config.objective
+    cap = objective.max_importance_ratio
+    return TrainStep(
+        make_accumulate(
+            forward,
+            make_token_loss(config),
+            max_importance_ratio=cap,
+        ),
+        make_update(
+            make_adamw(config), stochastic_rounding=config.optimizer.stochastic_rounding
+        ),
+        state=abstract_state(config, forward.arch, mesh),
+        batch=make_pack(config)[1],
+        mesh=mesh,
+    )
+
+
+def make_diagnosis(config: Config, forward: Forward, step: TrainStep) -> Diagnosis:
+    """What a step that was skipped is explained by."""
+    return Diagnosis(step=step, forward=forward, token_loss=make_token_loss(config))
+
+
+def make_token_loss(config: Config) -> TokenLoss:
+    """The loss that is set."""
+    return choose(LOSSES, config.objective.loss, setting="objective.loss")(config)
+
+
+def make_pack(config: Config) -> tuple[Pack, PackedBatch]:
+    """How rollouts are packed, and the shapes of a microbatch of theirs."""
+    batch = config.batch
+    if not batch.shared_tokens:
+        rows = dict(
+            row_tokens=batch.row_tokens, rows_per_microbatch=batch.rows_per_microbatch
+        )
+        return (
+            functools.partial(pack, **rows, packing=batch.packing),
+            abstract_microbatch(**rows),
+        )
+    streams = config.mesh.data * config.mesh.fsdp
+    shape = StreamShape(
+        rows=batch.rows_per_microbatch // streams,
+        row_tokens=batch.row_tokens,
+        shared_tokens=batch.shared_tokens,
+        own_tokens=batch.own_tokens,
+        group_size=batch.group_size,
+    )
+    return (
+        functools.partial(pack_shared, shape=shape, streams=streams),
+        abstract_streams(shape, streams=streams),
     )
 
 
@@ -181,8 +282,5 @@ def make_assembler(config: Config) -> Assembler:
         mask_cut_off=objective.cut_off_completions == "mask",
         group_size=batch.group_size,
         max_completion_tokens=config.sampler.max_completion_tokens,
-        row_tokens=batch.row_tokens,
-        rows_per_microbatch=batch.rows_per_microbatch,
-        num_microbatches=num_microbatches(config),
-        packing=batch.packing,
+        pack=make_pack(config)[0],
     )

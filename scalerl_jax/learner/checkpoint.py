@@ -6,41 +6,48 @@ with the SHA-256 of each of these files.  It is written under another name and g
 its own by one rename, so that a kill at any moment leaves it whole or not at all.
 What a disk does to it later is found by the manifest, and the one before is used.
 
-Saving is synchronous: on return the arrays of the state may be donated.  States
-spread over several processes are refused.
+Saving is synchronous: on return the arrays of the state may be donated.
+
+Several processes save and restore together, in a directory that all of them see: each
+writes its own shards and host state, the first does the rest, and what fails in one
+fails in all.  The state can be restored by any number of processes.
 """
 
-import concurrent.futures
 import dataclasses
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
+from scalerl_jax.learner import manifest as manifests
 from scalerl_jax.learner import saved_groups
+from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, PyTree
 
-_FORMAT = 1  # of the directory; to be raised with every change that old code misreads
-_MANIFEST = "manifest.json"
 _STATE = "state"
 _HOST = "host.json"
-_GROUPS = "groups.json"
-_GROUP_ARRAYS = "groups.npz"
 # The second form is a checkpoint on its way out, while another of its step comes in.
 _NAME = re.compile(r"step_(\d{8,})(\.replaced)?")
-_DISK_THREADS = 4
+_Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostPart:
+    """What one process gave besides its shards."""
+
+    host: dict[str, Any]  # JSON values
+    groups: tuple[Group, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,12 +56,17 @@ class Restored:
 
     step: int  # optimizer steps behind it
     state: PyTree  # on the shardings that were asked for
-    host: dict[str, Any]  # JSON values
-    groups: tuple[Group, ...]
+    parts: tuple[HostPart, ...]  # of the processes that wrote it, in their order
 
+    @property
+    def host(self) -> dict[str, Any]:
+        """The host's state, as the first process gave it."""
+        return self.parts[0].host
 
-class _DamagedError(Exception):
-    """A checkpoint that is not as it was written; says how."""
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups that the first process gave."""
+        return self.parts[0].groups
 
 
 class Checkpointer:
@@ -64,9 +76,17 @@ class Checkpointer:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, every: int, keep: int
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every: int,
+        keep: int,
+        timeout_s: float = 1800.0,
     ) -> None:
-        """`every` optimizer steps one is due; the `keep` newest stay on disk."""
+        """`every` optimizer steps one is due; the `keep` newest stay on disk.
+
+        Processes wait `timeout_s` at most for the slowest of them.
+        """
         if every < 1 or keep < 1:
             raise ValueError(
                 f"checkpoint.every = {every} and checkpoint.keep = {keep} must be "
@@ -75,10 +95,11 @@ class Checkpointer:
         self._directory = Path(directory).absolute()
         self._every = every
         self._keep = keep
+        self._timeout_s = timeout_s
         self._damaged: set[Path] = set()
         # OCDBT packs the arrays into a few files; weights do not compress.
-        self._arrays = ocp.Checkpointer(
-            ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_compression=False)
+        self._arrays = ocp.PyTreeCheckpointHandler(
+            use_ocdbt=True, use_compression=False
         )
 
     def due(self, step: int) -> bool:
@@ -90,34 +111,51 @@ class Checkpointer:
     ) -> None:
         """Write a checkpoint; when this returns, it is on disk and is the newest.
 
+        All processes save the same step and state, and each its own host and groups.
+
         Raises:
             RuntimeError: it cannot be written; the ones before it are untouched.
             ValueError: a value that would not read back as it is.
         """
         saved_groups.check_json(host, name="host")
-        _check_addressable(state)
+        _check_processes(state)
         arrays, rows = saved_groups.flatten(groups)
         target = self._directory / f"step_{step:08d}"
         # A new name each time: after a failure orbax's threads may still be writing.
-        partial = self._directory / f".saving_{step:08d}_{time.monotonic_ns()}"
+        name = f".saving_{step:08d}_{time.monotonic_ns()}"
+        partial = self._directory / name
+
+        def write() -> None:
+            self._arrays.save(
+                epath.Path(partial / _STATE), args=ocp.args.PyTreeSave(state)
+            )
+            folder = _part_folder(partial, multihost.process_index())
+            folder.mkdir(exist_ok=True)
+            saved_groups.write(folder, arrays, rows)
+            (folder / _HOST).write_text(json.dumps(host))
+
         try:
-            self._remove_partials()
-            partial.mkdir(parents=True)
-            self._arrays.save(partial / _STATE, args=ocp.args.PyTreeSave(state))
-            np.savez(partial / _GROUP_ARRAYS, allow_pickle=False, **arrays)
-            (partial / _GROUPS).write_text(json.dumps(rows))
-            (partial / _HOST).write_text(json.dumps(host))
-            _write_manifest(partial, step=int(step), state=state)
-            self._put(partial, target)
+            multihost.agree(
+                str(step),
+                name="the step of the checkpoint",
+                timeout_s=self._timeout_s,
+            )
+            partial = self._directory / self._exchange(name)[0]
+            self._first(lambda: self._make(partial))
+            self._together(write)
+            self._first(lambda: self._arrays.finalize(epath.Path(partial / _STATE)))
+            files = self._describe(partial)
+            self._first(lambda: self._finish(partial, target, int(step), files, state))
         except Exception as error:
-            shutil.rmtree(partial, ignore_errors=True)
+            if not multihost.process_index():
+                shutil.rmtree(partial, ignore_errors=True)
             raise RuntimeError(
                 f"cannot write the checkpoint of step {step} to {target} ({error}); "
                 f"those of steps {self.steps()} are untouched: free space or rights "
                 f"there and start again with the same --workdir to resume"
             ) from error
         self._damaged.discard(target)
-        self._prune()
+        self._first(self._prune)
 
     def restore(self, abstract_state: PyTree) -> Restored | None:
         """The newest good checkpoint, or None if none was ever written.
@@ -129,23 +167,42 @@ class Checkpointer:
             RuntimeError: there are checkpoints, and all of them are damaged.
             ValueError: the checkpoint is of another model or optimizer.
         """
-        reasons = []
-        for step, path in self._found():
-            try:
-                manifest = _verify(path, step=step)
-            except (_DamagedError, OSError) as error:
-                self._damaged.add(path)
-                reasons.append(f"step {step}: {error}")
-                _log.warning("checkpoint %s is not used: %s", path, error)
-                continue
-            return self._load(path, step, manifest, abstract_state)
-        if reasons:
-            raise RuntimeError(
-                f"none of the checkpoints in {self._directory} can be used "
-                f"({'; '.join(reasons)}); put back a copy of one, or start a new run "
-                f"with another --workdir"
+        found = self._newest()
+        if found is None:
+            return None
+        step, path, manifest = found
+        _check_shapes(path, manifest["arrays"], abstract_state)
+
+        def load() -> Restored:
+            return Restored(
+                step=step,
+                state=self._load_arrays(path, abstract_state),
+                parts=tuple(
+                    _load_part(_part_folder(path, process))
+                    for process in range(manifest.get("processes", 1))
+                ),
             )
-        return None
+
+        return self._together(load)
+
+    def restore_params(self, abstract_params: PyTree) -> tuple[int, PyTree] | None:
+        """Step and params of the newest good checkpoint, without memory for the rest.
+
+        As `restore`, for the field `params` of the state alone.
+        """
+        found = self._newest()
+        if found is None:
+            return None
+        step, path, manifest = found
+        wanted = {"params": abstract_params}
+        params = {
+            name: shape
+            for name, shape in manifest["arrays"].items()
+            if name.startswith("params.")
+        }
+        _check_shapes(path, params, wanted)
+        state = self._together(lambda: self._load_arrays(path, wanted, partial=True))
+        return step, state["params"]
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints on disk, oldest first, damaged ones included."""
@@ -154,6 +211,50 @@ class Checkpointer:
     def close(self) -> None:
         """Stop the threads that write."""
         self._arrays.close()
+
+    def _exchange(self, text: str) -> list[str]:
+        return multihost.exchange(text, name="checkpoint", timeout_s=self._timeout_s)
+
+    def _together(self, action: Callable[[], _Result]) -> _Result:
+        return multihost.together(action, name="checkpoint", timeout_s=self._timeout_s)
+
+    def _first(self, action: Callable[[], None]) -> None:
+        """Let the first process act; the others wait, and fail if it does."""
+        first = multihost.process_index() == 0
+        self._together(action if first else lambda: None)
+
+    def _newest(self) -> tuple[int, Path, dict[str, Any]] | None:
+        """Step, directory and manifest of the newest checkpoint that is good."""
+        reasons = []
+        # What the first process sees: a shared directory may be behind elsewhere.
+        listed = self._exchange(
+            json.dumps([(step, path.name) for step, path in self._found()])
+        )[0]
+        for step, name in json.loads(listed):
+            path = self._directory / name
+            manifest, damage = self._verify(path, step)
+            if not damage:
+                return step, path, manifest
+            self._damaged.add(path)
+            reasons.append(f"step {step}: {damage}")
+            _log.warning("checkpoint %s is not used: %s", path, damage)
+        if reasons:
+            raise RuntimeError(
+                f"none of the checkpoints in {self._directory} can be used "
+                f"({'; '.join(reasons)}); put back a copy of one, or start a new run "
+                f"with another --workdir"
+            )
+        return None
+
+    def _verify(self, path: Path, step: int) -> tuple[dict[str, Any], str]:
+        """The manifest, and what is damaged, if anything is; the processes share."""
+        manifest: dict[str, Any] = {}
+        damage = ""
+        try:
+            manifest = manifests.verify(path, step=step, **_share())
+        except (manifests.DamagedError, OSError) as error:
+            damage = str(error)
+        return manifest, next(filter(None, self._exchange(damage)), "")
 
     def _found(self) -> list[tuple[int, Path]]:
         """Steps and directories of the checkpoints, newest first."""
@@ -166,6 +267,33 @@ class Checkpointer:
                 found.append((int(match[1]), match[2] is None, path))
         return [(step, path) for step, _, path in sorted(found, reverse=True)]
 
+    def _make(self, partial: Path) -> None:
+        """An empty directory for a checkpoint; what is left of others goes."""
+        self._remove_partials()
+        (partial / _STATE).mkdir(parents=True)
+
+    def _describe(self, partial: Path) -> dict[str, Any]:
+        """Every file of a directory, for its manifest; the processes share."""
+        mine = self._together(lambda: manifests.describe(partial, **_share()))
+        files: dict[str, Any] = {}
+        for text in self._exchange(json.dumps(mine)):
+            files |= json.loads(text)
+        return dict(sorted(files.items()))
+
+    def _finish(
+        self,
+        partial: Path,
+        target: Path,
+        step: int,
+        files: dict[str, Any],
+        state: PyTree,
+    ) -> None:
+        arrays = {name: _shape(leaf) for name, leaf in _named_leaves(state).items()}
+        count = multihost.process_count()
+        more = {"processes": count} if count > 1 else {}
+        manifests.write(partial, step=step, files=files, arrays=arrays, **more)
+        self._put(partial, target)
+
     def _put(self, partial: Path, target: Path) -> None:
         """Rename `partial` to `target`; one of that step that exists goes after it."""
         replaced = target.with_name(f"{target.name}.replaced")
@@ -173,7 +301,7 @@ class Checkpointer:
             shutil.rmtree(replaced, ignore_errors=True)
             target.rename(replaced)
         partial.rename(target)
-        _sync(self._directory)
+        manifests.sync(self._directory)
 
     def _prune(self) -> None:
         """Remove what a newer checkpoint has made superfluous."""
@@ -188,25 +316,34 @@ class Checkpointer:
             for path in self._directory.glob(".saving_*"):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _load(
-        self, path: Path, step: int, manifest: dict[str, Any], abstract_state: PyTree
-    ) -> Restored:
-        _check_shapes(path, manifest["arrays"], abstract_state)
-        target = jax.tree.map(_placed, abstract_state)
+    def _load_arrays(
+        self, path: Path, abstract: PyTree, *, partial: bool = False
+    ) -> PyTree:
+        target = jax.tree.map(_placed, abstract)
         restore_args = ocp.checkpoint_utils.construct_restore_args(target)
-        state = self._arrays.restore(
-            path / _STATE,
-            args=ocp.args.PyTreeRestore(target, restore_args=restore_args),
+        return self._arrays.restore(
+            epath.Path(path / _STATE),
+            args=ocp.args.PyTreeRestore(
+                target, restore_args=restore_args, partial_restore=partial
+            ),
         )
-        with np.load(path / _GROUP_ARRAYS, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        rows = json.loads((path / _GROUPS).read_bytes())
-        return Restored(
-            step=step,
-            state=state,
-            host=json.loads((path / _HOST).read_bytes()),
-            groups=saved_groups.unflatten(arrays, rows),
-        )
+
+
+def _share() -> dict[str, int]:
+    """Which of the files this process reads."""
+    return {"share": multihost.process_index(), "of": multihost.process_count()}
+
+
+def _part_folder(checkpoint: Path, process: int) -> Path:
+    """Where a process writes its host state."""
+    return checkpoint / f"process_{process:04d}" if process else checkpoint
+
+
+def _load_part(folder: Path) -> HostPart:
+    return HostPart(
+        host=json.loads((folder / _HOST).read_bytes()),
+        groups=saved_groups.read(folder),
+    )
 
 
 def _placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -222,12 +359,14 @@ def _named_leaves(tree: PyTree) -> dict[str, Any]:
     }
 
 
-def _check_addressable(state: PyTree) -> None:
+def _check_processes(state: PyTree) -> None:
+    """Refuse arrays that belong to one of several processes."""
+    count = multihost.process_count()
     for name, leaf in _named_leaves(state).items():
-        if not leaf.is_fully_addressable:
+        if count > 1 and leaf.is_fully_addressable:
             raise ValueError(
-                f"{name} is spread over several processes, which a checkpoint cannot "
-                f"be written from; use one process"
+                f"{name} is on the devices of one process, which a checkpoint of "
+                f"{count} cannot hold; put it on a mesh of all of them"
             )
 
 
@@ -257,88 +396,3 @@ def _shape(leaf: jax.Array | jax.ShapeDtypeStruct) -> list[Any]:
 
 def _text(shape: list[Any] | None) -> str:
     return "absent" if shape is None else f"{shape[0]}{shape[1]}"
-
-
-def _write_manifest(directory: Path, *, step: int, state: PyTree) -> None:
-    """Describe every file of `directory`, and see that all of it is on the disk."""
-    paths = sorted(path for path in directory.rglob("*") if path.is_file())
-    with concurrent.futures.ThreadPoolExecutor(_DISK_THREADS) as pool:
-        digests = list(pool.map(_digest, paths))
-    manifest = {
-        "format": _FORMAT,
-        "step": step,
-        "files": {
-            str(path.relative_to(directory)): {
-                "bytes": path.stat().st_size,
-                "sha256": digest,
-            }
-            for path, digest in zip(paths, digests, strict=True)
-        },
-        "arrays": {name: _shape(leaf) for name, leaf in _named_leaves(state).items()},
-    }
-    sealed = {"sha256": _seal(manifest), "manifest": manifest}
-    (directory / _MANIFEST).write_text(json.dumps(sealed, indent=1))
-    folders = [path for path in directory.rglob("*") if path.is_dir()]
-    with concurrent.futures.ThreadPoolExecutor(_DISK_THREADS) as pool:
-        list(pool.map(_sync, (*paths, directory / _MANIFEST, *folders, directory)))
-
-
-def _seal(manifest: dict[str, Any]) -> str:
-    """SHA-256 of the manifest itself, whatever its white space."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _verify(path: Path, *, step: int) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are all as they were written."""
-    manifest = _read_manifest(path / _MANIFEST)
-    if manifest["format"] != _FORMAT:
-        raise ValueError(
-            f"{path} has format {manifest['format']} and this code reads {_FORMAT}; "
-            f"resume with the code that wrote it (git_revision in config.json)"
-        )
-    if manifest["step"] != step:
-        raise _DamagedError(f"its manifest is of step {manifest['step']}")
-    with concurrent.futures.ThreadPoolExecutor(_DISK_THREADS) as pool:
-        checks = [
-            pool.submit(_verify_file, path / name, name, expected)
-            for name, expected in manifest["files"].items()
-        ]
-        for check in checks:
-            check.result()
-    return manifest
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        sealed = json.loads(path.read_bytes())
-        if sealed["sha256"] == _seal(sealed["manifest"]):
-            return sealed["manifest"]
-    except FileNotFoundError:
-        raise _DamagedError(f"{_MANIFEST} is missing") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise _DamagedError(f"{_MANIFEST} is broken: {error!r}") from error
-    raise _DamagedError(f"{_MANIFEST} is broken: its checksum differs")
-
-
-def _verify_file(path: Path, name: str, expected: dict[str, Any]) -> None:
-    if not path.is_file():
-        raise _DamagedError(f"{name} is missing")
-    size = path.stat().st_size
-    if size != expected["bytes"]:
-        raise _DamagedError(f"{name} has {size} of {expected['bytes']} bytes")
-    if _digest(path) != expected["sha256"]:
-        raise _DamagedError(f"{name} has a wrong checksum")
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or the names in a directory are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,57 +1,251 @@
-"""Log-probabilities and entropies from hidden states, a chunk of tokens at a time.
+"""Log-probabilities and entropies of tokens from hidden states, without their logits.
 
-The logits of a whole row never exist: each chunk's are made, used and dropped, and
-made again in the backward pass.
+No [T, V] array exists, forward or backward: a tile of `chunk_tokens` tokens and
+`chunk_vocab` entries of the vocabulary is computed, folded into sums over the
+vocabulary, and dropped; the backward pass makes the tiles again.  Over a mesh the head
+is cut as `model.shardings` says, and only a slab of it is gathered at a time.
 """
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.model.transformer import head_logits
 
+_ROWS = ("data", "fsdp")
+_HIDDEN = PartitionSpec(_ROWS, "context", None)
+_TOKENS = PartitionSpec(_ROWS, "context")
+_HEAD = PartitionSpec("tensor", "fsdp")
+_LOWEST = -1e30  # below every logit, and finite
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Head:
+    """How log-probabilities are computed; static.  `mesh` None: on one device."""
+
+    mesh: Mesh | None = None
+    temperature: float = 1.0
+    float32_head: bool = True
+    chunk_tokens: int = 1024  # per device
+    chunk_vocab: int = 16384  # per device
+
+    def over_mesh(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
+        """`function` on every device's part."""
+        if self.mesh is None:
+            return function
+        return jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            check_vma=False,
+        )
+
+    def gather(self, slab: Array, dtype: jnp.dtype) -> Float[Array, "v D"]:
+        """All columns of a slab of the head, in the dtype of the product."""
+        slab = slab.astype(jnp.float32 if self.float32_head else dtype)
+        if self.mesh is None:
+            return slab
+        return jax.lax.all_gather(slab, "fsdp", axis=1, tiled=True)
+
+    def scatter(self, of_slab: Float[Array, "v D"]) -> Float[Array, "v D/f"]:
+        """This device's columns, summed over the fsdp axis."""
+        if self.mesh is None:
+            return of_slab
+        return jax.lax.psum_scatter(of_slab, "fsdp", scatter_dimension=1, tiled=True)
+
+    def first_id(self, head: Array) -> Array | int:
+        """Id of the first token that this device's part of the head is of."""
+        if self.mesh is None:
+            return 0
+        return jax.lax.axis_index("tensor") * head.shape[0]
+
+    def logits(self, hidden: Array, slab: Array) -> Float[Array, "c v"]:
+        """Of a tile, divided by the temperature."""
+        logits = head_logits(hidden, slab, float32_head=self.float32_head)
+        return logits / self.temperature
+
+    def product(self) -> Callable[..., Array]:
+        """An einsum of float32 results, as exact as the logits' own."""
+        return functools.partial(
+            jnp.einsum,
+            precision=jax.lax.Precision.HIGHEST if self.float32_head else None,
+            preferred_element_type=jnp.float32,
+        )
+
 
 def token_logprobs(
     hidden: Float[Array, "R S D"],
-    head: Float[Array, "V D"],
+    weights: Float[Array, "V D"],
     targets: Int[Array, "R S"],
-    *,
-    temperature: float,
-    float32_head: bool,
-    chunk_tokens: int,
+    head: Head,
 ) -> tuple[Float[Array, "R S"], Float[Array, "R S"]]:
     """Log-probability of each target, and entropy of its distribution, in nats.
 
-        p = softmax(logits / temperature),  entropy = -sum_v p[v] log p[v]
-
-    At most `chunk_tokens` tokens (and one per row at the least) have logits at a time.
+    p = softmax(logits / temperature),  entropy = -sum_v p[v] log p[v]
     """
-    rows, length, width = hidden.shape
-    chunk = _chunk_length(length, max(1, chunk_tokens // rows))
-
-    @jax.checkpoint
-    def one_chunk(
-        hidden: Float[Array, "R chunk D"], targets: Int[Array, "R chunk"]
-    ) -> tuple[Float[Array, "R chunk"], Float[Array, "R chunk"]]:
-        logits = head_logits(hidden, head, float32_head=float32_head) / temperature
-        log_z = jax.nn.logsumexp(logits, axis=-1)
-        chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-        probs = jnp.exp(logits - log_z[..., None])
-        return chosen - log_z, log_z - (probs * logits).sum(axis=-1)
-
-    if chunk == length:
-        return one_chunk(hidden, targets)
-    pieces = (
-        hidden.reshape(rows, -1, chunk, width).swapaxes(0, 1),
-        targets.reshape(rows, -1, chunk).swapaxes(0, 1),
-    )
-    logprobs, entropy = jax.lax.map(lambda piece: one_chunk(*piece), pieces)
-    return (
-        logprobs.swapaxes(0, 1).reshape(rows, length),
-        entropy.swapaxes(0, 1).reshape(rows, length),
-    )
+    return _token_logprobs(head, hidden, weights, targets)
 
 
-def _chunk_length(length: int, most: int) -> int:
-    """The largest divisor of `length` that is at most `most`."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _token_logprobs(
+    head: Head, hidden: Array, weights: Array, targets: Array
+) -> tuple[Array, Array]:
+    return _forward(head, hidden, weights, targets)[0]
+
+
+def _forward(
+    head: Head, hidden: Array, weights: Array, targets: Array
+) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    logprobs, entropy, log_z = head.over_mesh(
+        functools.partial(_forward_tiles, head),
+        in_specs=(_HIDDEN, _HEAD, _TOKENS),
+        out_specs=(_TOKENS,) * 3,
+    )(hidden, weights, targets)
+    return (logprobs, entropy), (hidden, weights, targets, entropy, log_z)
+
+
+def _backward(
+    head: Head, saved: tuple[Array, ...], cotangents: tuple[Array, Array]
+) -> tuple[Array, Array, None]:
+    tokens = (_TOKENS,) * 5
+    of_hidden, of_weights = head.over_mesh(
+        functools.partial(_backward_tiles, head),
+        in_specs=(_HIDDEN, _HEAD, *tokens),
+        out_specs=(_HIDDEN, _HEAD),
+    )(*saved, *cotangents)  # type: ignore[call-arg]
+    return of_hidden, of_weights, None
+
+
+_token_logprobs.defvjp(_forward, _backward)
+
+
+def _tiles(
+    head: Head, hidden: Array, weights: Array
+) -> tuple[int, Float[Array, "n v D"]]:
+    """Tokens of a tile, and the slabs of this device's part of the head."""
+    tokens, vocab = hidden.shape[0] * hidden.shape[1], weights.shape[0]
+    chunk = _largest_divisor(tokens, head.chunk_tokens)
+    slab = _largest_divisor(vocab, head.chunk_vocab)
+    return chunk, weights.reshape(vocab // slab, slab, -1)
+
+
+def _largest_divisor(length: int, most: int) -> int:
     return max(n for n in range(1, min(length, most) + 1) if length % n == 0)
+
+
+def _forward_tiles(
+    head: Head, hidden: Array, weights: Array, targets: Array
+) -> tuple[Array, Array, Array]:
+    """Log-probabilities, entropies and log-normalisers of this device's tokens."""
+    chunk, slabs = _tiles(head, hidden, weights)
+    rows = hidden.reshape(-1, chunk, hidden.shape[-1])
+    ids = targets.reshape(-1, chunk) - head.first_id(weights)
+
+    def meet(sums: tuple[Array, ...], tile: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Fold the logits of a tile into its tokens' sums."""
+        best, total, weighted, chosen = sums
+        hidden, ids, slab = tile
+        logits = head.logits(hidden, slab)
+        higher = jnp.maximum(best, logits.max(axis=-1))
+        shrink, parts = jnp.exp(best - higher), jnp.exp(logits - higher[:, None])
+        here = (ids >= 0) & (ids < slab.shape[0])
+        found = jnp.take_along_axis(logits, jnp.where(here, ids, 0)[:, None], axis=1)
+        return (
+            higher,
+            total * shrink + parts.sum(axis=-1),
+            weighted * shrink + (parts * logits).sum(axis=-1),
+            jnp.where(here, found[:, 0], chosen),
+        )
+
+    def one_slab(
+        sums: tuple[Array, ...], numbered: tuple[Array, Array]
+    ) -> tuple[tuple[Array, ...], None]:
+        number, slab = numbered
+        slab = head.gather(slab, hidden.dtype)
+        local = ids - number * slab.shape[0]
+        found = jax.lax.map(
+            lambda each: meet(each[:4], (*each[4:], slab)), (*sums, rows, local)
+        )
+        return found, None
+
+    start = (jnp.full(ids.shape, _LOWEST), *(jnp.zeros(ids.shape) for _ in range(3)))
+    numbered = (jnp.arange(slabs.shape[0]), slabs)
+    (best, total, weighted, chosen), _ = jax.lax.scan(one_slab, start, numbered)
+    if head.mesh is not None:
+        highest = jax.lax.pmax(best, "tensor")
+        shrink = jnp.exp(best - highest)
+        total, weighted, chosen = jax.lax.psum(
+            (total * shrink, weighted * shrink, chosen), "tensor"
+        )
+        best = highest
+    log_z = best + jnp.log(total)
+    found = (chosen - log_z, log_z - weighted / total, log_z)
+    return tuple(x.reshape(targets.shape) for x in found)  # type: ignore[return-value]
+
+
+def _backward_tiles(
+    head: Head,
+    hidden: Array,
+    weights: Array,
+    targets: Array,
+    entropy: Array,
+    log_z: Array,
+    of_logprobs: Array,
+    of_entropy: Array,
+) -> tuple[Array, Array]:
+    """Cotangents of the hidden states and of this device's part of the head.
+
+    d logprob / d logit[v] = [v is the target] - p[v]
+    d entropy / d logit[v] = -p[v] (log p[v] + entropy)
+    """
+    chunk, slabs = _tiles(head, hidden, weights)
+    rows = hidden.reshape(-1, chunk, hidden.shape[-1])
+    ids = targets.reshape(-1, chunk) - head.first_id(weights)
+    tokens = [x.reshape(-1, chunk) for x in (entropy, log_z, of_logprobs, of_entropy)]
+    exact = head.product()
+
+    # Tiles are [v, c] here, and what is summed over tiles is [D, c]: XLA's CPU backend
+    # transposes left operands that are contracted over their rows.
+    def one_slab(
+        of_rows: Array, numbered: tuple[Array, Array]
+    ) -> tuple[Array, Float[Array, "v D/f"]]:
+        number, part = numbered
+        slab = head.gather(part, hidden.dtype)
+        columns = jax.lax.optimization_barrier(slab.T)
+        places = jnp.arange(slab.shape[0])[:, None] + number * slab.shape[0]
+
+        def one_chunk(
+            of_slab: Array, each: tuple[Array, ...]
+        ) -> tuple[Array, Float[Array, "D c"]]:
+            of_rows, hidden, ids, entropy, log_z, of_logprob, of_entropy = each
+            hidden = hidden.astype(slab.dtype)
+            logprobs = head.logits(slab, hidden) - log_z
+            slope = of_logprob + of_entropy * (logprobs + entropy)
+            chosen = jnp.where(ids == places, of_logprob, 0.0)
+            of_logits = (chosen - jnp.exp(logprobs) * slope) / head.temperature
+            of_logits = of_logits.astype(slab.dtype)
+            of_rows = of_rows + exact("dv,vc->dc", columns, of_logits)
+            return of_slab + exact("vc,cd->vd", of_logits, hidden), of_rows
+
+        of_slab, of_rows = jax.lax.scan(
+            one_chunk, jnp.zeros(slab.shape), (of_rows, rows, ids, *tokens)
+        )
+        return of_rows, head.scatter(of_slab).astype(weights.dtype)
+
+    numbered = (jnp.arange(slabs.shape[0]), slabs)
+    of_rows, of_slabs = jax.lax.scan(
+        one_slab, jnp.zeros(rows.swapaxes(1, 2).shape, jnp.float32), numbered
+    )
+    of_rows = of_rows.swapaxes(1, 2)
+    of_weights = of_slabs.reshape(weights.shape)
+    if head.mesh is not None:
+        of_rows = jax.lax.psum(of_rows, "tensor")
+        of_weights = jax.lax.psum(of_weights, ("data", "context"))
+    return of_rows.reshape(hidden.shape).astype(hidden.dtype), of_weights

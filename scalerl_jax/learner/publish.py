@@ -1,39 +1,286 @@
-"""Params from the learner to the sampler: cast, laid out anew, always a copy."""
+"""Params from the learner to the sampler: cast, laid out anew, moved, and checked.
 
+One program on the learner's mesh casts the params, cuts them into the sampler's own
+shards and sums them up; the shards then go from device to device.  The sampler sums
+them up again before it uses them, so that a version is wholly there or not there.
+"""
+
+import logging
+import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from flax import struct
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int, UInt32
 
-from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.architecture import Architecture, layered_table, map_specs
 from scalerl_jax.model.shardings import sampler_shardings
 from scalerl_jax.model.transformer import unstack_layers
+from scalerl_jax.parallel.mesh import AXES
 from scalerl_jax.types import PyTree
+from scalerl_jax.utils.device_memory import is_full
+
+_log = logging.getLogger(__name__)
+# What carries the cut over heads, in this order: the learner's own cut comes first.
+_CUT_FIRST = ("tensor", "fsdp", "context", "data")
+
+
+@struct.dataclass(kw_only=True)
+class Published:
+    """Params of one version, as they are handed to the sampler."""
+
+    params: PyTree  # laid out by `architecture.layered_table`
+    policy_version: Int[Array, ""]  # optimizer steps behind them
+    checksums: UInt32[Array, " leaves"]  # of `checksums`, from the learner's mesh
+
+
+Publish = Callable[[PyTree, Int[Array, ""]], Published]
+
+
+@jax.jit
+def checksums(params: PyTree, policy_version: Int[Array, ""]) -> UInt32[Array, " n"]:
+    """A number for the bits of each leaf, the same however the leaf is cut.
+
+        checksum = mix(version) + sum_i mix(bits[i] ^ (i * golden))   mod 2^32
+
+    Integer sums wrap around, so their order does not matter.  `mix` is a bijection
+    (the finalizer of MurmurHash3, public domain, Austin Appleby): a change of one
+    element always shows, any other is missed once in 2^32.
+    """
+    return jnp.stack(
+        [_checksum(leaf) + _mix(policy_version) for leaf in jax.tree.leaves(params)]
+    )
+
+
+def _checksum(leaf: Array) -> UInt32[Array, ""]:
+    bits = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.itemsize}"))
+    places, stride = jnp.zeros((), jnp.uint32), 0x9E3779B1  # 2^32 / golden ratio
+    for dimension in reversed(range(leaf.ndim)):
+        along = jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, dimension)
+        places += along * jnp.uint32(stride % 2**32)
+        stride *= leaf.shape[dimension]
+    return jnp.sum(_mix(bits.astype(jnp.uint32) ^ places), dtype=jnp.uint32)
+
+
+def _mix(bits: Array) -> UInt32[Array, "..."]:
+    bits = bits.astype(jnp.uint32)
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    return bits ^ (bits >> 16)
 
 
 def make_publish(
     arch: Architecture, *, dtype: jnp.dtype, learner_mesh: Mesh, sampler_mesh: Mesh
-) -> Callable[[PyTree], PyTree]:
-    """A function from the learner's params to a copy on the sampler's devices.
+) -> Publish:
+    """A function from the learner's params and their version to the sampler's copy.
 
-    What it returns is laid out by `architecture.layered_table`.  The train step donates
-    its state: what is published must own its memory.  The cast
-    and the gathering of fsdp shards run in one program on the learner's mesh, so that
-    the transfer moves shards as they are.  Where the meshes differ in `tensor`, the
-    shards differ too and the transfer goes through the host: correct, but slow.
+    The train step donates its state: what is published owns its memory.  Nothing goes
+    through the host: `jax.device_put` would send an array that way, without a word,
+    if a shard of its destination were not a shard of its source.
+
+    Raises (the function that is returned):
+        RuntimeError: the transfer failed; the sampler has what it had.
     """
+    destination = sampler_shardings(arch, sampler_mesh)
+    stage, split = _make_stage(arch, dtype, learner_mesh, destination)
 
-    def cast(params: PyTree) -> PyTree:
-        return jax.tree.map(
+    def publish(params: PyTree, policy_version: Int[Array, ""]) -> Published:
+        try:
+            staged = stage(params, policy_version)
+            with (
+                jax.transfer_guard_device_to_host("disallow_explicit"),
+                jax.transfer_guard_host_to_device("disallow_explicit"),
+            ):
+                sent = jax.block_until_ready(_send(staged, destination, split))
+        except jax.errors.JaxRuntimeError as error:
+            if is_full(error):  # explained by who knows the settings
+                raise
+            raise RuntimeError(
+                f"the params of version {int(policy_version)} could not be sent to the "
+                f"sampler, which goes on with those it has: {error}"
+            ) from error
+        return sent
+
+    return publish
+
+
+def receive(published: Published, *, policy_version: int) -> PyTree:
+    """The params that were published, if every bit of them has arrived.
+
+    Raises:
+        RuntimeError: they are of another version than the learner says, or a leaf
+            is not what was sent.
+    """
+    found, sent, version = jax.device_get(
+        (
+            checksums(published.params, published.policy_version),
+            published.checksums,
+            published.policy_version,
+        )
+    )
+    if version != policy_version:
+        raise RuntimeError(
+            f"the sampler received the params of version {version} as those of version "
+            f"{policy_version}; it goes on with those it has"
+        )
+    names = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(published.params)
+    ]
+    wrong = [
+        f"{name} has checksum {here:#010x}, sent was {there:#010x}"
+        for name, here, there in zip(names, found, sent, strict=True)
+        if here != there
+    ]
+    if wrong:
+        raise RuntimeError(
+            f"the params of version {policy_version} did not reach the sampler whole: "
+            f"{'; '.join(wrong[:3])} ({len(wrong)} of {len(names)} differ); it goes on "
+            f"with those it has. Resume from the last checkpoint; if it comes back, "
+            f"suspect a device or the link between the two meshes"
+        )
+    return published.params
+
+
+def _make_stage(
+    arch: Architecture, dtype: jnp.dtype, learner_mesh: Mesh, destination: PyTree
+) -> tuple[Callable[[PyTree, Array], Published], int]:
+    """The program on the learner's mesh, and into how many arrays it splits a leaf.
+
+    With N devices of the learner and T shards of the sampler, an array can be cut
+    gcd(N, T) ways on the learner.  Where that is less than T, each of T / gcd arrays
+    holds every T / gcd-th shard.
+    """
+    shards = jax.tree.leaves(destination)[0].mesh.shape["tensor"]
+    devices = learner_mesh.devices.size
+    cuts = math.gcd(devices, shards)
+    split = shards // cuts
+    if split > 1:
+        _log.info(
+            "publishing holds 1/%d of the params on every learner device, not 1/%d: "
+            "mesh.sampler_devices = %d does not divide the %d devices of the learner",
+            *(cuts, shards, shards, devices),
+        )
+    mesh, axes = _cut_mesh(learner_mesh, cuts)
+
+    def shard(spec: Any, sharding: NamedSharding) -> list[NamedSharding]:
+        dimension = _cut_dimension(sharding)
+        if dimension is None:
+            return [NamedSharding(mesh, PartitionSpec())]
+        if spec.shape[dimension] % shards:
+            raise ValueError(
+                f"mesh.sampler_devices = {shards} does not divide "
+                f"{spec.axes[dimension]} = {spec.shape[dimension]} of the model; set "
+                f"it to a divisor"
+            )
+        cut = PartitionSpec(*(None,) * dimension, axes)
+        return [NamedSharding(mesh, cut)] * split
+
+    everywhere: Any = NamedSharding(mesh, PartitionSpec())
+    layout = Published(
+        params=map_specs(shard, layered_table(arch), destination),
+        policy_version=everywhere,
+        checksums=everywhere,
+    )
+
+    def stage(params: PyTree, policy_version: Array) -> Published:
+        copies = jax.tree.map(
             lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
             unstack_layers(params, arch),
         )
+        return Published(
+            params=jax.tree.map(
+                lambda leaf, to: _split(leaf, _cut_dimension(to), cuts, split),
+                copies,
+                destination,
+            ),
+            policy_version=jnp.array(policy_version, copy=True),
+            checksums=checksums(copies, policy_version),
+        )
 
-    copy = jax.jit(cast, out_shardings=sampler_shardings(arch, learner_mesh))
-    destination = sampler_shardings(arch, sampler_mesh)
+    return jax.jit(stage, out_shardings=layout), split
 
-    def publish(params: PyTree) -> PyTree:
-        return jax.block_until_ready(jax.device_put(copy(params), destination))
 
-    return publish
+def _cut_mesh(mesh: Mesh, cuts: int) -> tuple[Mesh, tuple[str, ...]]:
+    """The same devices in the same order, and axes that make up `cuts` shards.
+
+    Each axis falls in two, the first of which cuts: a learner whose heads are already
+    cut more finely then gathers neighbours alone.
+    """
+    sizes = dict.fromkeys(_CUT_FIRST, 1)
+    for axis in _CUT_FIRST:
+        sizes[axis] = math.gcd(mesh.shape[axis], cuts // math.prod(sizes.values()))
+    names, shape = [], []
+    for axis in AXES:
+        names += [f"{axis}_cut", f"{axis}_copies"]
+        shape += [sizes[axis], mesh.shape[axis] // sizes[axis]]
+    cut_mesh = Mesh(
+        mesh.devices.reshape(shape), names, axis_types=(AxisType.Auto,) * len(names)
+    )
+    return cut_mesh, tuple(f"{axis}_cut" for axis in _CUT_FIRST)
+
+
+def _cut_dimension(sharding: NamedSharding) -> int | None:
+    return sharding.spec.index("tensor") if "tensor" in sharding.spec else None
+
+
+def _split(leaf: Array, dimension: int | None, cuts: int, split: int) -> list[Array]:
+    """Arrays of which the one numbered j holds the shards j, j + split, ..."""
+    if dimension is None or split == 1:
+        return [leaf]
+    before, after = leaf.shape[:dimension], leaf.shape[dimension + 1 :]
+    apart = leaf.reshape(*before, cuts, split, -1, *after)
+    return [
+        jax.lax.index_in_dim(apart, number, dimension + 1, keepdims=False).reshape(
+            *before, -1, *after
+        )
+        for number in range(split)
+    ]
+
+
+def _send(staged: Published, destination: PyTree, split: int) -> Published:
+    """The same on the sampler's devices; every shard is copied as it is."""
+    mesh = jax.tree.leaves(destination)[0].mesh
+    # Devices that hold the shards of each of the arrays that a leaf was split into.
+    parts = [
+        Mesh(
+            mesh.devices[..., number::split],
+            mesh.axis_names,
+            axis_types=mesh.axis_types,
+        )
+        for number in range(split)
+    ]
+
+    def targets(to: NamedSharding, arrays: list[Array]) -> list[NamedSharding]:
+        if len(arrays) == 1:
+            return [to]
+        return [NamedSharding(part, to.spec) for part in parts]
+
+    def join(to: NamedSharding, arrays: list[Array]) -> Array:
+        if len(arrays) == 1:
+            return arrays[0]
+        shape, dimension = list(arrays[0].shape), to.spec.index("tensor")
+        shape[dimension] *= len(arrays)
+        shards = {
+            shard.device: shard.data
+            for array in arrays
+            for shard in array.addressable_shards
+        }
+        order = to.addressable_devices_indices_map(tuple(shape))
+        return jax.make_array_from_single_device_arrays(
+            tuple(shape), to, [shards[device] for device in order]
+        )
+
+    everywhere: Any = NamedSharding(mesh, PartitionSpec())
+    sent = jax.device_put(
+        staged,
+        Published(
+            params=jax.tree.map(targets, destination, staged.params),
+            policy_version=everywhere,
+            checksums=everywhere,
+        ),
+    )
+    return sent.replace(params=jax.tree.map(join, destination, sent.params))

@@ -4,13 +4,16 @@ Arrays must have the types that `types.Rollout` and `types.Prompt` state, and wh
 goes to JSON must be JSON, so that each group reads back exactly as it was.
 """
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scalerl_jax.types import Group, Prompt, Rollout
 
+_FILES = ("groups.npz", "groups.json")
 _ROLLOUT_ARRAYS = {
     "completion_tokens": np.dtype(np.int32),
     "completion_mask": np.dtype(np.bool_),
@@ -106,6 +109,21 @@ def unflatten(
         )
         for row in rows
     )
+
+
+def write(
+    folder: Path, arrays: dict[str, np.ndarray], rows: list[dict[str, Any]]
+) -> None:
+    """What `flatten` made, as files in a folder."""
+    np.savez(folder / _FILES[0], allow_pickle=False, **arrays)
+    (folder / _FILES[1]).write_text(json.dumps(rows))
+
+
+def read(folder: Path) -> tuple[Group, ...]:
+    """The groups whose files are in a folder."""
+    with np.load(folder / _FILES[0], allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    return unflatten(arrays, json.loads((folder / _FILES[1]).read_bytes()))
 
 
 def check_json(value: Json, *, name: str) -> None:

@@ -194,6 +194,21 @@ ARCHITECTURES: dict[str, Architecture] = {
         tied_embeddings=False,
         max_positions=40_960,
     ),
+    # Qwen/Qwen3-32B, config.json
+    "qwen3-32b": Architecture(
+        family="qwen3",
+        vocab_size=151_936,
+        hidden_size=5120,
+        ffn_size=25_600,
+        num_layers=64,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        rope_theta=1_000_000.0,
+        rms_eps=1e-6,
+        tied_embeddings=False,
+        max_positions=40_960,
+    ),
     # The laptop policy: about 0.8 million parameters.
     "tiny": Architecture(
         family="qwen3",

@@ -4,8 +4,6 @@ The mesh has the axes of `parallel.mesh.AXES`.  Cuts that would be uneven are
 refused here, before anything is compiled, instead of being padded.
 """
 
-import dataclasses
-
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -16,7 +14,7 @@ from scalerl_jax.model.architecture import (
     map_specs,
     parameter_table,
 )
-from scalerl_jax.types import PackedBatch, PyTree
+from scalerl_jax.types import PyTree
 
 # Logical axis of a `ParamSpec` -> mesh axis that cuts it; None: not cut.
 MESH_AXES: dict[str | None, str | None] = {
@@ -74,11 +72,6 @@ def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
     return map_specs(shard, layered_table(arch))
 
 
-def batch_sharding(mesh: Mesh) -> PackedBatch:
-    """A `NamedSharding` per field: rows R over data and fsdp, scalars everywhere."""
-    rows = NamedSharding(mesh, PartitionSpec(None, ("data", "fsdp"), None))
-    shardings: dict[str, PyTree] = {
-        field.name: rows for field in dataclasses.fields(PackedBatch)
-    }
-    shardings["num_microbatches"] = NamedSharding(mesh, PartitionSpec())
-    return PackedBatch(**shardings)
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Of each field of a microbatch [R, S]: rows over data and fsdp, S over context."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "context"))

@@ -11,9 +11,11 @@ Neither samples, masks a loss nor knows a mesh.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -23,10 +25,25 @@ from scalerl_jax.model.architecture import (
     map_specs,
     parameter_table,
 )
-from scalerl_jax.types import PyTree
+from scalerl_jax.model.attention import SAVED, BlockwiseAttention, SegmentAttention
+from scalerl_jax.model.embedding import embed
+from scalerl_jax.model.layers import gated, linear, rms_norm, rotate, rotations
+from scalerl_jax.model.sharing import collect, spread
+from scalerl_jax.types import PyTree, Sharing
 
 _INIT_STD = 0.02
-MASKED = -1e30  # finite: a row without any key must not make a NaN
+_saveable = jax.checkpoint_policies
+# Name of a remat policy -> what the backward pass finds of a layer; None: everything.
+# The others compute the rest again from the layer's input.
+REMAT: dict[str, Callable[..., Any] | None] = {
+    "none": None,
+    "dots": _saveable.save_from_both_policies(
+        _saveable.dots_with_no_batch_dims_saveable,
+        _saveable.save_only_these_names(SAVED),
+    ),
+    "attention": _saveable.save_only_these_names(SAVED),
+    "full": _saveable.nothing_saveable,
+}
 
 
 def init_params(arch: Architecture, key: Array, *, dtype: DTypeLike) -> PyTree:
@@ -63,13 +80,6 @@ def unstack_layers(params: PyTree, arch: Architecture) -> PyTree:
     return params | {"layers": layers}
 
 
-def rms_norm(x: Array, scale: Array, eps: float) -> Array:
-    """x / rms(x) * scale, computed in float32."""
-    x32 = x.astype(jnp.float32)
-    inverse = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return (x32 * inverse).astype(x.dtype) * scale.astype(x.dtype)
-
-
 def rope_frequencies(arch: Architecture) -> Float[Array, " half"]:
     """Rotary frequencies, radians per position; Llama 3 stretches the low ones."""
     half = jnp.arange(arch.head_dim // 2, dtype=jnp.float32)
@@ -83,30 +93,18 @@ def rope_frequencies(arch: Architecture) -> Float[Array, " half"]:
     return frequencies * (share_kept + (1.0 - share_kept) / scaling.factor)
 
 
-def rotate(
-    x: Float[Array, "... heads dim"],
-    positions: Int[Array, "..."],
-    frequencies: Float[Array, " half"],
-) -> Array:
-    """Rotary position embedding; dimension i is paired with i + dim / 2."""
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
-
-
 # Queries, keys and values of a layer's new tokens -> what attention returns.
 Attend = Callable[[Array, Array, Array], Array]
+Turns = tuple[Array, Array]  # of `layers.rotations`
 
 
 def _block(
-    layer: PyTree, arch: Architecture, x: Array, positions: Array, attend: Attend
+    layer: PyTree, arch: Architecture, x: Array, turns: Turns, attend: Attend
 ) -> Array:
     """One layer: attention and a gated feed-forward, each added to its input."""
     dtype = x.dtype
     h = rms_norm(x, layer["attention_norm"], arch.rms_eps)
-    q, k, v = (h @ layer[name].astype(dtype) for name in ("query", "key", "value"))
+    q, k, v = (linear(h, layer[name]) for name in ("query", "key", "value"))
     if arch.qkv_bias:
         q = q + layer["query_bias"].astype(dtype)
         k = k + layer["key_bias"].astype(dtype)
@@ -117,34 +115,12 @@ def _block(
     if arch.qk_norm:
         q = rms_norm(q, layer["query_norm"], arch.rms_eps)
         k = rms_norm(k, layer["key_norm"], arch.rms_eps)
-    frequencies = rope_frequencies(arch)
-    q, k = rotate(q, positions, frequencies), rotate(k, positions, frequencies)
-    mixed = attend(q, k, v)
-    x = x + mixed.reshape(*x.shape[:-1], -1) @ layer["output"].astype(dtype)
+    mixed = attend(rotate(q, turns), rotate(k, turns), v)
+    x = x + linear(mixed.reshape(*x.shape[:-1], -1), layer["output"])
 
     h = rms_norm(x, layer["ffn_norm"], arch.rms_eps)
-    gate = jax.nn.silu(h @ layer["gate"].astype(dtype))
-    return x + (gate * (h @ layer["up"].astype(dtype))) @ layer["down"].astype(dtype)
-
-
-def _segment_attention(
-    q: Float[Array, "R S heads dim"],
-    k: Float[Array, "R S kv dim"],
-    v: Float[Array, "R S kv dim"],
-    segment_ids: Int[Array, "R S"],
-) -> Float[Array, "R S heads dim"]:
-    """Causal attention within each segment of a row."""
-    rows, length, heads, dim = q.shape
-    q = q.reshape(rows, length, k.shape[2], -1, dim)
-    order = jnp.arange(length)
-    allowed = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (
-        order[:, None] >= order[None, :]
-    )
-    scores = jnp.einsum("rqkgd,rskd->rkgqs", q, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(allowed[:, None, None], scores * dim**-0.5, MASKED)
-    shares = jax.nn.softmax(scores, axis=-1)  # in float32
-    mixed = jnp.einsum("rkgqs,rskd->rqkgd", shares.astype(v.dtype), v)
-    return mixed.reshape(rows, length, heads, dim)
+    h = gated(linear(h, layer["gate"]), linear(h, layer["up"]))
+    return x + linear(h, layer["down"])
 
 
 def hidden_states(
@@ -155,24 +131,55 @@ def hidden_states(
     positions: Int[Array, "R S"],
     segment_ids: Int[Array, "R S"],
     dtype: DTypeLike,
+    attention: SegmentAttention | None = None,
     remat: str = "none",
+    mesh: Mesh | None = None,
+    sharing: Sharing | None = None,
+    scan_layers: bool = True,
 ) -> Float[Array, "R S D"]:
-    """Final hidden states of whole rows; tokens see earlier ones of their segment."""
+    """Final hidden states of whole rows; tokens see earlier ones of their segment.
+
+    With `sharing` tokens and positions are of streams, and so are the hidden states.
+    Without a `mesh` it is a program for one device, without `attention` a plain one.
+    `remat` is a name in `REMAT`: what of a layer the backward pass computes again.
+    Unscanned layers take longer to compile and save the copies in and out of a stack.
+    """
+    attention = attention or BlockwiseAttention(mesh)
+    turns = rotations(positions, rope_frequencies(arch))
 
     def step(x: Array, layer: PyTree) -> tuple[Array, None]:
         def attend(q: Array, k: Array, v: Array) -> Array:
-            return _segment_attention(q, k, v, segment_ids)
+            if sharing is None:
+                return attention(q, k, v, segment_ids)
+            q, k, v = (spread(x, sharing) for x in (q, k, v))
+            return collect(attention(q, k, v, segment_ids), sharing)
 
-        return _block(layer, arch, x, positions, attend), None
+        return cut_rows(_block(layer, arch, x, turns, attend), mesh), None
 
-    if remat == "full":
-        step = jax.checkpoint(step)
-    elif remat == "dots":
-        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        step = jax.checkpoint(step, policy=policy)
-    x = params["embedding"][tokens].astype(dtype)
-    x, _ = jax.lax.scan(step, x, params["layers"])
+    if REMAT[remat] is not None:
+        step = jax.checkpoint(step, policy=REMAT[remat])
+    x = embed(params["embedding"], tokens, mesh=mesh, dtype=dtype)
+    x = cut_rows(x, mesh)
+    if scan_layers:
+        x, _ = jax.lax.scan(step, x, params["layers"])
+        return rms_norm(x, params["final_norm"], arch.rms_eps)
+    leaves, treedef = jax.tree.flatten(params["layers"])
+    # Not slices: their gradients would be padded to stacks, and these added up.
+    parts = [jax.lax.split(leaf, (1,) * arch.num_layers) for leaf in leaves]
+    for layer in zip(*parts, strict=True):
+        x, _ = step(x, jax.tree.unflatten(treedef, [leaf[0] for leaf in layer]))
     return rms_norm(x, params["final_norm"], arch.rms_eps)
+
+
+def cut_rows(x: Float[Array, "R S D"], mesh: Mesh | None) -> Float[Array, "R S D"]:
+    """The same, laid out as a batch is: rows over data and fsdp, tokens over context.
+
+    Said between two layers, it keeps the compiler from cutting hidden units instead.
+    """
+    if mesh is None:
+        return x
+    sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "context", None))
+    return jax.lax.with_sharding_constraint(x, sharding)
 
 
 def cached_hidden(
@@ -191,9 +198,10 @@ def cached_hidden(
     layers are unrolled, every layer's cache is updated in place, and `params` are laid
     out by `architecture.layered_table`.
     """
+    turns = rotations(positions, rope_frequencies(arch))
     x = params["embedding"][tokens].astype(dtype)
     for index, layer in enumerate(params["layers"]):
-        x = _block(layer, arch, x, positions, functools.partial(attend, index))
+        x = _block(layer, arch, x, turns, functools.partial(attend, index))
     return rms_norm(x, params["final_norm"], arch.rms_eps)
 
 

@@ -31,6 +31,7 @@ from scalerl_jax.model.hf_config import (
     read_architecture,
     read_json,
 )
+from scalerl_jax.parallel.multihost import put_global
 from scalerl_jax.types import PyTree
 
 __all__ = ["load_params", "read_architecture", "save_params"]
@@ -151,7 +152,7 @@ def load_params(
             tensor = tensor.T if parameter.transposed else tensor
             host[layer if parameter.stacked else ...] = tensor
         # Waiting frees `host` before the next one is made: transfers are asynchronous.
-        leaves.append(jax.block_until_ready(jax.device_put(host, placement)))
+        leaves.append(jax.block_until_ready(put_global(host, placement)))
     treedef = jax.tree.structure(
         parameter_table(arch), is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
     )

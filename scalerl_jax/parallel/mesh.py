@@ -1,6 +1,6 @@
 """Device meshes: who trains, who samples, and along which axes arrays are cut.
 
-A mesh has the three axes of `AXES`, of size 1 where they are not used, so that no
+A mesh has the four axes of `AXES`, of size 1 where they are not used, so that no
 caller asks which of them exist.  What is cut along them is said in
 `model.shardings`; nothing here knows a parameter.
 """
@@ -12,11 +12,17 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 Device = Any  # a jax.Device, a name that type checkers take for a variable
-AXES = ("data", "fsdp", "tensor")
+# Replicas of the state, its shards, shards of a row's tokens, and of heads.
+AXES = ("data", "fsdp", "context", "tensor")
 
 
-def make_learner_mesh(
-    devices: Sequence[Device], data: int, fsdp: int, tensor: int
+def make_mesh(
+    devices: Sequence[Device],
+    *,
+    data: int = 1,
+    fsdp: int = 1,
+    context: int = 1,
+    tensor: int = 1,
 ) -> Mesh:
     """A mesh of all `devices`, in their order, with the axes of `AXES`.
 
@@ -25,18 +31,19 @@ def make_learner_mesh(
     programs that leave the layout of intermediate values to the compiler.
 
     Raises:
-        ValueError: the devices are not data * fsdp * tensor.
+        ValueError: the devices are not data * fsdp * context * tensor.
     """
-    shape = (data, fsdp, tensor)
+    shape = (data, fsdp, context, tensor)
     for axis, size in zip(AXES, shape, strict=True):
         if size < 1:
             raise ValueError(f"mesh.{axis} = {size} must be above 0")
-    wanted = data * fsdp * tensor
+    wanted = data * fsdp * context * tensor
     if len(devices) != wanted:
         raise ValueError(
-            f"mesh.data * mesh.fsdp * mesh.tensor = {data} * {fsdp} * {tensor} = "
-            f"{wanted} devices, but the learner has {len(devices)}; change one of "
-            f"the three (the most common way is mesh.fsdp), or hand over {wanted}"
+            f"mesh.data * mesh.fsdp * mesh.context * mesh.tensor = {data} * {fsdp} * "
+            f"{context} * {tensor} = {wanted} devices, but the learner has "
+            f"{len(devices)}; change one of them (the most common way is mesh.fsdp), "
+            f"or hand over {wanted}"
         )
     return Mesh(
         np.asarray(devices, dtype=object).reshape(shape),
@@ -58,17 +65,16 @@ def split_devices(
     """
     if learner_count < 1 or sampler_count < 0:
         raise ValueError(
-            f"{learner_count} learner devices (mesh.data * mesh.fsdp * mesh.tensor) "
-            f"and mesh.sampler_devices = {sampler_count}: the first must be above 0, "
-            f"the second 0 or more"
+            f"{learner_count} learner devices (mesh.data * mesh.fsdp * mesh.context * "
+            f"mesh.tensor) and mesh.sampler_devices = {sampler_count}: the first must "
+            f"be above 0, the second 0 or more"
         )
     if learner_count + sampler_count > len(devices):
         raise ValueError(
-            f"mesh.data * mesh.fsdp * mesh.tensor = {learner_count} learner devices "
-            f"and mesh.sampler_devices = {sampler_count} need "
-            f"{learner_count + sampler_count}, but JAX sees {len(devices)}; lower "
-            f"mesh.data, mesh.fsdp or mesh.tensor, or set mesh.sampler_devices = 0 "
-            f"to share the learner's"
+            f"mesh.data * mesh.fsdp * mesh.context * mesh.tensor = {learner_count} "
+            f"learner devices and mesh.sampler_devices = {sampler_count} need "
+            f"{learner_count + sampler_count}, but there are {len(devices)}; lower "
+            f"one of the axes, or set mesh.sampler_devices = 0 to share the learner's"
         )
     learner = list(devices[:learner_count])
     if sampler_count == 0:

@@ -94,10 +94,9 @@ class AgreementCheck:
             [_sequence(self._prompts[each.request_id], each) for each in completions],
             row_tokens=self._row_tokens,
             rows_per_microbatch=self._rows_per_microbatch,
-            num_microbatches=-(-len(completions) // self._rows_per_microbatch),
         )
         parts = []
-        for index in range(int(batch.num_microbatches)):
+        for index in range(len(batch.tokens)):
             logprobs, _ = self._logprobs(
                 learner_params,
                 batch.tokens[index],

@@ -14,13 +14,20 @@ from jaxtyping import Array
 
 from scalerl_jax.algo import filters
 from scalerl_jax.algo.advantages import group_advantages
-from scalerl_jax.rollout.batching import pack, stack, train_sequences
+from scalerl_jax.rollout.batching import (
+    TrainSequence,
+    computed_tokens,
+    stack,
+    train_sequences,
+)
 from scalerl_jax.types import Group, PackedBatch, RolloutBatch
 
 # advantages [B], kept [B] -> scaled advantages [B]
 Normalize = Callable[[Any, Any], Array]
 # mask [B, T] -> weights [B, T] that sum to 1
 Weigh = Callable[[Any], Array]
+# of `rollout.batching` or `rollout.sharing`, its shapes given
+Pack = Callable[[Sequence[TrainSequence]], PackedBatch]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,14 +36,14 @@ class Assembled:
 
     batch: PackedBatch | None
     train_tokens: int  # completion tokens with a weight
-    row_tokens: int  # prompt and completion positions computed, padding left out
+    row_tokens: int  # prompt and completion tokens computed, padding left out
     wasted_tokens: int  # completion tokens that were filtered away
     mean_context: float  # tokens that a position attends to, on average
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Assembler:
-    """The objective's choices, as functions, and the fixed shapes of a batch."""
+    """The objective's choices, as functions, and how rollouts are packed."""
 
     normalize: Normalize
     weigh: Weigh
@@ -44,10 +51,7 @@ class Assembler:
     mask_cut_off: bool
     group_size: int
     max_completion_tokens: int
-    row_tokens: int
-    rows_per_microbatch: int
-    num_microbatches: int
-    packing: bool
+    pack: Pack
 
     def __call__(self, groups: Sequence[Group], *, learner_version: int) -> Assembled:
         """The packed batch for the step that starts from `learner_version`."""
@@ -67,7 +71,6 @@ class Assembler:
         lengths = np.array([sequence.row_length for sequence in sequences])
         counts = {
             "train_tokens": train_tokens,
-            "row_tokens": int(lengths.sum()),
             "wasted_tokens": int(batch.completion_lengths.sum())
             - sum(len(sequence.weights) for sequence in sequences),
             "mean_context": float(
@@ -75,15 +78,9 @@ class Assembler:
             ),
         }
         if not sequences:
-            return Assembled(batch=None, **counts)
-        packed = pack(
-            sequences,
-            row_tokens=self.row_tokens,
-            rows_per_microbatch=self.rows_per_microbatch,
-            num_microbatches=self.num_microbatches,
-            packing=self.packing,
-        )
-        return Assembled(batch=packed, **counts)
+            return Assembled(batch=None, row_tokens=0, **counts)
+        packed = self.pack(sequences)
+        return Assembled(batch=packed, row_tokens=computed_tokens(packed), **counts)
 
     def _kept(self, batch: RolloutBatch) -> np.ndarray:
         """Rollouts [B] that enter normalisation and loss."""

@@ -8,8 +8,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from scalerl_jax.model.attention_kernels import MAX_SEGMENTS
 from scalerl_jax.types import Group, PackedBatch, RolloutBatch
 
 
@@ -67,6 +69,24 @@ class TrainSequence:
         """Positions it takes in a row: its last token predicts nothing."""
         return len(self.tokens) - 1
 
+    def write(self, out: dict[str, np.ndarray], where: Any) -> None:
+        """What belongs to its predictions, into the arrays of `lay_out`."""
+        out["targets"][where] = self.tokens[self.prompt_length :]
+        out["weights"][where] = self.weights
+        out["mask"][where] = self.mask
+        out["behavior_logprobs"][where] = self.behavior_logprobs
+        out["staleness"][where] = self.staleness
+        out["advantages"][where] = self.advantage
+
+
+def lay_out(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Empty arrays for what belongs to a prediction, by field of `PackedBatch`."""
+    floats = ("weights", "advantages", "behavior_logprobs")
+    out: dict[str, Any] = {name: np.zeros(shape, np.float32) for name in floats}
+    out |= {name: np.zeros(shape, np.int32) for name in ("targets", "staleness")}
+    out["mask"] = np.zeros(shape, bool)
+    return out
+
 
 def train_sequences(
     batch: RolloutBatch,
@@ -106,48 +126,54 @@ def pack(
     *,
     row_tokens: int,
     rows_per_microbatch: int,
-    num_microbatches: int,
     packing: bool = True,
 ) -> PackedBatch:
-    """Sequences laid end to end in rows, the rows in microbatches [M, R, S].
+    """Sequences laid end to end in rows, the rows in as few microbatches [M, R, S].
 
-    `num_microbatches` is M, the fixed extent of the arrays; the batch says how many
-    of them are filled.  Without `packing` each sequence has a row of its own.
+    Without `packing` each sequence has a row of its own.
 
     Raises:
-        ValueError: a sequence is longer than a row, or the rows do not fit.
+        ValueError: a sequence is longer than a row.
     """
     rows = _assign_rows(sequences, row_tokens, packing=packing)
-    capacity = num_microbatches * rows_per_microbatch
-    if len(rows) > capacity:
-        raise ValueError(
-            f"{len(sequences)} rollouts take {len(rows)} rows of batch.row_tokens = "
-            f"{row_tokens}; {capacity} fit in the batch"
-        )
-    shape = (capacity, row_tokens)
-    integers = ("tokens", "segment_ids", "positions", "targets", "staleness")
-    floats = ("weights", "advantages", "behavior_logprobs")
-    out: dict[str, Any] = {name: np.zeros(shape, np.int32) for name in integers}
-    out |= {name: np.zeros(shape, np.float32) for name in floats}
-    out["mask"] = np.zeros(shape, bool)
+    filled = -(-len(rows) // rows_per_microbatch)
+    shape = (filled * rows_per_microbatch, row_tokens)
+    integers = ("tokens", "segment_ids", "positions")
+    out = lay_out(shape) | {name: np.zeros(shape, np.int32) for name in integers}
     for row, members in enumerate(rows):
         start = 0
         for segment, sequence in enumerate(members, 1):
             _place(out, row, start, segment, sequence)
             start += sequence.row_length
-    filled = -(-len(rows) // rows_per_microbatch)
     arrays: dict[str, Any] = {
-        name: array.reshape(num_microbatches, rows_per_microbatch, row_tokens)
+        name: array.reshape(filled, rows_per_microbatch, row_tokens)
         for name, array in out.items()
     }
-    arrays["num_microbatches"] = np.int32(filled)
     return PackedBatch(**arrays)
+
+
+def computed_tokens(batch: PackedBatch) -> int:
+    """Tokens that pass through the layers, padding left out."""
+    if batch.sharing is None:
+        return int((batch.segment_ids > 0).sum())
+    return int((batch.sharing.place >= 0).sum())
+
+
+def abstract_microbatch(*, row_tokens: int, rows_per_microbatch: int) -> PackedBatch:
+    """Shapes and dtypes of a microbatch [R, S] that `pack` makes."""
+    empty = pack([], row_tokens=row_tokens, rows_per_microbatch=rows_per_microbatch)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), empty
+    )
 
 
 def _assign_rows(
     sequences: Sequence[TrainSequence], row_tokens: int, *, packing: bool
 ) -> list[list[TrainSequence]]:
-    """First fit, longest first: within 11/9 of the fewest rows."""
+    """First fit, longest first: within 11/9 of the fewest rows.
+
+    No row gets more segments than an attention kernel can be told of.
+    """
     rows: list[list[TrainSequence]] = []
     space: list[int] = []
     for sequence in sorted(sequences, key=lambda each: -each.row_length):
@@ -157,7 +183,11 @@ def _assign_rows(
                 f"a rollout of {length + 1} tokens does not fit in batch.row_tokens = "
                 f"{row_tokens}; raise it"
             )
-        fits = (row for row, left in enumerate(space) if left >= length)
+        fits = (
+            row
+            for row, left in enumerate(space)
+            if left >= length and len(rows[row]) < MAX_SEGMENTS
+        )
         row = next(fits, None) if packing else None
         if row is None:
             rows.append([sequence])
@@ -178,12 +208,6 @@ def _place(
     """Write one sequence into its row; a prediction stands where it is made."""
     end = start + sequence.row_length
     out["tokens"][row, start:end] = sequence.tokens[:-1]
-    out["targets"][row, start:end] = sequence.tokens[1:]
     out["segment_ids"][row, start:end] = segment
     out["positions"][row, start:end] = np.arange(sequence.row_length)
-    first = start + sequence.prompt_length - 1
-    out["weights"][row, first:end] = sequence.weights
-    out["mask"][row, first:end] = sequence.mask
-    out["behavior_logprobs"][row, first:end] = sequence.behavior_logprobs
-    out["staleness"][row, first:end] = sequence.staleness
-    out["advantages"][row, first:end] = sequence.advantage
+    sequence.write(out, (row, slice(start + sequence.prompt_length - 1, end)))

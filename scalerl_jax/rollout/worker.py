@@ -15,6 +15,7 @@ import numpy as np
 
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.learner.publish import Published, receive
 from scalerl_jax.rewards.verifier import Verdicts, VerifierPool, extract_answer
 from scalerl_jax.rollout.queue import QueueClosed, RolloutQueue
 from scalerl_jax.sampler.requests import Completion, Request, Samples
@@ -106,8 +107,13 @@ class RolloutWorker:
         self._parked = False
         self._thread = threading.Thread(target=self.run, name="rollout", daemon=True)
 
-    def publish(self, params: PyTree, *, policy_version: int) -> None:
-        """Params for the next call; the caller gives them away and keeps no use."""
+    def publish(self, published: Published, *, policy_version: int) -> None:
+        """Params for the next call; the one under way keeps those that it has.
+
+        Raises:
+            RuntimeError: they are not what was sent; those before stay in use.
+        """
+        params = receive(published, policy_version=policy_version)
         self._published = (params, policy_version)
         self._queue.wake()
 

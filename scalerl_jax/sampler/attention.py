@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from scalerl_jax.model.transformer import MASKED
+from scalerl_jax.model.attention import MASKED
 from scalerl_jax.types import AnyArray
 
 _BLOCK_TOKENS = 128  # of each sequence, that `paged` looks at together

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import jax
 
-from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.engine import Engine, EngineSettings
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.serve.loading import Model, load_model
@@ -200,7 +200,7 @@ def _make_engine(flags: argparse.Namespace, model: Model) -> Engine:
             f"--max_prompt_tokens + --max_completion_tokens = {settings.max_tokens} is "
             f"more than the {positions} positions of the model; lower one of them"
         )
-    engine = Engine(settings, mesh=make_learner_mesh(jax.devices()[:1], 1, 1, 1))
+    engine = Engine(settings, mesh=make_mesh(jax.devices()[:1]))
     _log.info("compiling")
     engine.warm_up(model.params)
     return engine

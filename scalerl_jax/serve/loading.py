@@ -1,7 +1,6 @@
 """What is served: a Hugging Face directory, or the newest checkpoint of a run."""
 
 import dataclasses
-import functools
 import json
 import tempfile
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Any
 import jax
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.build.learning import make_adamw, make_architecture
+from scalerl_jax.build.learning import make_architecture
 from scalerl_jax.build.sampling import make_tokenizer
 from scalerl_jax.build.tables import DTYPES
 from scalerl_jax.config import Config, ModelConfig
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.learner.checkpoint import Checkpointer, Restored
-from scalerl_jax.learner.step import init_state
+from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.model.weights import load_params
@@ -99,14 +97,14 @@ def _load_run(run: Path, path: Path, dtype: str) -> Model:
     config = _read_settings(run / "config.json")
     arch = make_architecture(config)
     tokenizer = make_tokenizer(config, arch)
-    restored = _restore(run, path, _abstract_state(config, arch))
+    version, params = _restore(run, path, _abstract_params(config, arch))
     kind = DTYPES[dtype or config.model.sampler_dtype]
-    cast = jax.tree.map(lambda leaf: leaf.astype(kind), restored.state.params)
+    cast = jax.tree.map(lambda leaf: leaf.astype(kind), params)
     return Model(
         arch=arch,
         tokenizer=tokenizer,
         params=jax.device_put(cast, jax.devices()[0]),
-        policy_version=restored.step,
+        policy_version=version,
         dtype=kind,
         float32_head=config.model.float32_head,
     )
@@ -123,11 +121,9 @@ def _read_settings(file: Path) -> Config:
         ) from error
 
 
-def _abstract_state(config: Config, arch: Architecture) -> PyTree:
-    """The train state of a run, on the host: its moments need no place elsewhere."""
-    optimizer = make_adamw(config)
+def _abstract_params(config: Config, arch: Architecture) -> PyTree:
+    """The params of a run, on the host: they are cast before they go elsewhere."""
     params = abstract_params(arch, dtype=DTYPES[config.model.param_dtype])
-    state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params)
     try:
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
@@ -135,12 +131,12 @@ def _abstract_state(config: Config, arch: Architecture) -> PyTree:
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        state,
+        params,
     )
 
 
-def _restore(run: Path, path: Path, abstract_state: PyTree) -> Restored:
-    """The checkpoint that `path` names, or the newest good one of the run."""
+def _restore(run: Path, path: Path, abstract: PyTree) -> tuple[int, PyTree]:
+    """Step and params: of the checkpoint that `path` names, or the run's newest."""
     with tempfile.TemporaryDirectory() as alone:
         directory = run / _CHECKPOINTS
         if path.parent == directory:
@@ -149,7 +145,7 @@ def _restore(run: Path, path: Path, abstract_state: PyTree) -> Restored:
             (directory / path.name).symlink_to(path)
         checkpointer = Checkpointer(directory, every=1, keep=1)
         try:
-            restored = checkpointer.restore(abstract_state)
+            restored = checkpointer.restore_params(abstract)
         finally:
             checkpointer.close()
     if restored is None:

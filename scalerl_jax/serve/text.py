@@ -31,13 +31,24 @@ class Detokenizer:
         self._held.append(token)
         if not self._text(len(self._held)).endswith(_BROKEN):
             return self._give(len(self._held))
-        if len(self._held) > _OPEN_TOKENS:  # the first one stays broken
-            return self._give(1)
+        if len(self._held) > _OPEN_TOKENS:  # what comes first stays as it is
+            return self._give(self._settled())
         return ""
 
     def finish(self) -> str:
         """What is left when no token follows."""
         return self._give(len(self._held))
+
+    def _settled(self) -> int:
+        """The fewest tokens whose text those after them do not change.
+
+        It may be U+FFFD for good: of a broken character, or the text's own.
+        """
+        whole = self._text(len(self._held))
+        for count in range(1, len(self._held)):
+            if self._text(count) + self._decode(self._held[count:]) == whole:
+                return count
+        return 1
 
     def _text(self, count: int) -> str:
         """Of the first `count` tokens that are held back."""

@@ -28,7 +28,7 @@ def parts(tmp_path_factory, program_cache):
 
 @pytest.fixture(scope="module")
 def params(parts):
-    return parts.to_sampler(parts.state.params)
+    return parts.to_sampler(parts.state.params, 0).params
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from small_model import small_architecture
 
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.model.transformer import abstract_params
-from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.engine import EngineSettings
 from scalerl_jax.sampler.jetstream import JetStreamEngine
@@ -42,7 +42,7 @@ def make_engine(devices=None, **options):
     devices = devices or jax.devices()[:1]
     return JetStreamEngine(
         SETTINGS,
-        mesh=make_learner_mesh(devices, 1, 1, len(devices)),
+        mesh=make_mesh(devices, tensor=len(devices)),
         tokenizer=make_tokenizer(),
         seed=SEED,
         **options,

@@ -12,6 +12,7 @@ from flax import struct
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from scalerl_jax.learner import manifest as manifests
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.types import Group, Prompt, Rollout
 
@@ -189,6 +190,24 @@ def test_a_sharded_state_is_restored_onto_another_sharding(checkpointer):
     assert {name: leaf.sharding for name, leaf in restored.state.items()} == wanted
 
 
+def test_the_params_alone_are_read_back(two, checkpointer):
+    params = abstract(make_state()).params
+    step, found = checkpointer.restore_params(params)
+    assert step == 20
+    assert exact(found) == exact(make_state(20).params)
+    (two / "step_00000020" / "host.json").write_text("{}")
+    step, found = checkpointer.restore_params(params)
+    assert step == 10
+    assert exact(found) == exact(make_state(10).params)
+    other = {"embed": params["embed"]}
+    with pytest.raises(ValueError, match=r"params\.layers\.0\.w is .* there and ab"):
+        checkpointer.restore_params(other)
+
+
+def test_params_of_a_run_without_checkpoint_are_none(checkpointer):
+    assert checkpointer.restore_params(abstract(make_state()).params) is None
+
+
 def test_the_newest_are_kept(tmp_path):
     checkpointer = Checkpointer(tmp_path, every=1, keep=2)
     for step in (9, 10, 100, 11):
@@ -303,11 +322,9 @@ def test_all_damaged_is_an_error_that_says_what_and_why(two, checkpointer):
 
 
 def test_a_checkpoint_of_another_format_is_refused(two, checkpointer):
-    from scalerl_jax.learner import checkpoint
-
     path = two / "step_00000020" / "manifest.json"
     manifest = json.loads(path.read_text())["manifest"] | {"format": 99}
-    sealed = {"sha256": checkpoint._seal(manifest), "manifest": manifest}
+    sealed = {"sha256": manifests.seal(manifest), "manifest": manifest}
     path.write_text(json.dumps(sealed))
     with pytest.raises(ValueError, match="format 99 and this code reads 1"):
         checkpointer.restore(abstract(make_state()))

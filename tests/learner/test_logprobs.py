@@ -1,78 +1,113 @@
-"""The chunked float32 head against torch in float64, which sees all logits at once."""
+"""The tiled head against torch in float64, which sees all logits at once."""
 
 import functools
+import re
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from scalerl_jax.learner.logprobs import token_logprobs
+from scalerl_jax.learner.logprobs import Head, token_logprobs
+from scalerl_jax.parallel.mesh import AXES, make_mesh
 
 torch = pytest.importorskip("torch")
 
-ROWS, LENGTH, WIDTH, VOCABULARY = 2, 12, 8, 11
+ROWS, LENGTH, WIDTH, VOCABULARY = 8, 6, 8, 24
 TEMPERATURE = 0.7
+FAST_COMPILE = {"xla_backend_optimization_level": 0}
 RNG = np.random.default_rng(0)
 HIDDEN = RNG.normal(size=(ROWS, LENGTH, WIDTH)).astype(np.float32)
-HEAD = RNG.normal(size=(VOCABULARY, WIDTH)).astype(np.float32)
+WEIGHTS = RNG.normal(size=(VOCABULARY, WIDTH)).astype(np.float32)
 TARGETS = RNG.integers(0, VOCABULARY, (ROWS, LENGTH))
 # What a loss may ask of a token: any mix of its log-probability and entropy.
 OF_LOGPROB, OF_ENTROPY = RNG.normal(size=(2, ROWS, LENGTH))
-# From one token per row to more than there are; 10 // 2 = 5 does not divide 12.
-CHUNKS = [1, 2, 6, 10, 12, 24, 10_000]
+# data, fsdp, context, tensor
+MESHES = [
+    (8, 1, 1, 1),
+    (1, 8, 1, 1),
+    (1, 1, 1, 8),
+    (2, 2, 1, 2),
+    (1, 2, 2, 2),
+    (2, 1, 2, 2),
+    (1, 4, 2, 1),
+]
 
 
-@functools.partial(jax.jit, static_argnames="options")
-def compute(hidden, head, options):
-    return token_logprobs(hidden, head, TARGETS, **dict(options))
+def mesh_of(shape):
+    devices = jax.devices()[: int(np.prod(shape))]
+    return make_mesh(devices, **dict(zip(AXES, shape, strict=True)))
 
 
-def chunked(hidden, head, *, chunk_tokens, temperature=TEMPERATURE, float32_head=True):
-    options = {
-        "temperature": temperature,
-        "float32_head": float32_head,
-        "chunk_tokens": chunk_tokens,
-    }
-    return compute(hidden, head, tuple(options.items()))
+def head_of(**options):
+    return Head(**({"temperature": TEMPERATURE} | options))
 
 
-def in_torch(hidden, head, temperature=TEMPERATURE):
-    """Log-probabilities and entropies, in float64 and without chunks."""
-    logits = torch.einsum("rsd,vd->rsv", hidden, head) / temperature
+@functools.cache
+def compiled(head):
+    """Values of all tokens, and the gradient of a mix of them."""
+
+    def loss(hidden, weights, of_logprob, of_entropy):
+        logprobs, entropy = token_logprobs(hidden, weights, TARGETS, head)
+        mix = (of_logprob * logprobs + of_entropy * entropy).sum()
+        return mix, (logprobs, entropy)
+
+    return jax.jit(
+        jax.grad(loss, argnums=(0, 1), has_aux=True), compiler_options=FAST_COMPILE
+    )
+
+
+def in_torch(hidden, weights, of_logprob=OF_LOGPROB, of_entropy=OF_ENTROPY):
+    """The same in float64 and without tiles."""
+    hidden, weights = (
+        torch.tensor(np.asarray(each, np.float64), requires_grad=True)
+        for each in (hidden, weights)
+    )
+    logits = torch.einsum("rsd,vd->rsv", hidden, weights) / TEMPERATURE
     distribution = torch.distributions.Categorical(logits=logits)
-    return distribution.log_prob(torch.tensor(TARGETS)), distribution.entropy()
+    logprobs = distribution.log_prob(torch.tensor(TARGETS))
+    entropy = distribution.entropy()
+    mix = torch.tensor(of_logprob) * logprobs + torch.tensor(of_entropy) * entropy
+    mix.sum().backward()
+    gradients = (hidden.grad.numpy(), weights.grad.numpy())
+    return gradients, (logprobs.detach().numpy(), entropy.detach().numpy())
 
 
-def doubles(*arrays):
-    return [
-        torch.tensor(np.asarray(array, np.float64), requires_grad=True)
-        for array in arrays
-    ]
+def assert_as_torch(head, of_logprob=OF_LOGPROB, of_entropy=OF_ENTROPY):
+    found = compiled(head)(HIDDEN, WEIGHTS, of_logprob, of_entropy)
+    expected = in_torch(HIDDEN, WEIGHTS, of_logprob, of_entropy)
+    # Logits of 15 are rounded by 1e-6 and what sums over them by a few times that;
+    # gradients of size 1 to 10 are sums of such terms.
+    for ours, theirs in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=1e-5)
+    for ours, theirs in zip(found[0], expected[0], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("chunk_tokens", CHUNKS)
-def test_any_chunk_gives_the_values_of_torch(chunk_tokens):
-    found = chunked(HIDDEN, HEAD, chunk_tokens=chunk_tokens)
-    for ours, theirs in zip(found, in_torch(*doubles(HIDDEN, HEAD)), strict=True):
-        np.testing.assert_allclose(ours, theirs.detach(), rtol=1e-5, atol=1e-5)
+@settings(deadline=None, max_examples=12)
+@given(
+    chunk_tokens=st.sampled_from([1, 5, 6, 16, 48, 10_000]),
+    chunk_vocab=st.sampled_from([1, 5, 8, 24, 10_000]),
+    seed=st.integers(0, 2**32 - 1),
+    share=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_any_tile_gives_values_and_gradients_of_torch(
+    chunk_tokens, chunk_vocab, seed, share
+):
+    mix = np.random.default_rng(seed).normal(size=(2, ROWS, LENGTH))
+    head = head_of(chunk_tokens=chunk_tokens, chunk_vocab=chunk_vocab)
+    assert_as_torch(head, (1 - share) * mix[0], share * mix[1])
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 6, 10_000])
-def test_any_chunk_gives_the_gradients_of_torch(chunk_tokens):
-    def loss(hidden, head):
-        logprobs, entropy = chunked(hidden, head, chunk_tokens=chunk_tokens)
-        return (OF_LOGPROB * logprobs + OF_ENTROPY * entropy).sum()
-
-    found = jax.grad(loss, argnums=(0, 1))(HIDDEN, HEAD)
-    variables = doubles(HIDDEN, HEAD)
-    logprobs, entropy = in_torch(*variables)
-    total = torch.tensor(OF_LOGPROB) * logprobs + torch.tensor(OF_ENTROPY) * entropy
-    total.sum().backward()
-    # Gradients are of size 1 to 10; log z - sum(p * logits) cancels logits of 15.
-    for ours, variable in zip(found, variables, strict=True):
-        np.testing.assert_allclose(ours, variable.grad, rtol=1e-5, atol=5e-5)
+@pytest.mark.parametrize("tile", [(3, 2), (10_000, 10_000)], ids=str)
+@pytest.mark.parametrize("shape", MESHES, ids=str)
+def test_any_mesh_gives_values_and_gradients_of_torch(shape, tile):
+    chunk_tokens, chunk_vocab = tile
+    assert_as_torch(
+        head_of(mesh=mesh_of(shape), chunk_tokens=chunk_tokens, chunk_vocab=chunk_vocab)
+    )
 
 
 def test_two_tokens_by_hand():
@@ -81,9 +116,7 @@ def test_two_tokens_by_hand():
         jnp.ones((1, 2, 1)),
         jnp.array([[0.0], [np.log(3.0)]]),
         jnp.array([[0, 1]]),
-        temperature=1.0,
-        float32_head=True,
-        chunk_tokens=1,
+        Head(chunk_tokens=1, chunk_vocab=1),
     )
     np.testing.assert_allclose(logprobs, [[np.log(0.25), np.log(0.75)]], rtol=1e-6)
     by_hand = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))
@@ -91,49 +124,110 @@ def test_two_tokens_by_hand():
 
 
 def test_the_float32_head_keeps_what_bfloat16_would_round():
+    # Activations come in bfloat16, and the head's own weights are float32.
     hidden = jnp.asarray(4.0 * HIDDEN, jnp.bfloat16)
-    head = jnp.asarray(HEAD, jnp.bfloat16)
-    expected, _ = in_torch(*doubles(hidden.astype(float), head.astype(float)))
-    exact, _ = chunked(hidden, head, chunk_tokens=6)
-    rounded, _ = chunked(hidden, head, chunk_tokens=6, float32_head=False)
-    np.testing.assert_allclose(exact, expected.detach(), rtol=1e-5, atol=1e-5)
+    _, (expected, _) = in_torch(hidden, WEIGHTS)
+    tile = dict(chunk_tokens=6, chunk_vocab=8)
+    mix = (OF_LOGPROB, OF_ENTROPY)
+    _, (exact, _) = compiled(head_of(**tile))(hidden, WEIGHTS, *mix)
+    rounding = head_of(**tile, float32_head=False)
+    _, (rounded, _) = compiled(rounding)(hidden, WEIGHTS, *mix)
+    np.testing.assert_allclose(exact, expected, rtol=1e-5, atol=2e-5)
     # bfloat16 has 8 bits: logits of about 30 are off by up to 0.06.
-    assert np.abs(rounded - expected.detach().numpy()).max() > 0.01
+    assert np.abs(rounded - expected).max() > 0.01
+
+
+@pytest.mark.parametrize("shape", [None, (2, 2, 1, 2)], ids=str)
+def test_a_bfloat16_head_is_torch_to_bfloat16_rounding(shape):
+    hidden = jnp.asarray(HIDDEN, jnp.bfloat16)
+    head = head_of(
+        mesh=shape and mesh_of(shape),
+        chunk_tokens=6,
+        chunk_vocab=6,
+        float32_head=False,
+    )
+    gradients, values = compiled(head)(hidden, WEIGHTS, OF_LOGPROB, OF_ENTROPY)
+    # The weights are float32, of which the product sees 8 bits.
+    seen = jnp.asarray(WEIGHTS, jnp.bfloat16)
+    expected_gradients, expected_values = in_torch(hidden, seen)
+    # Logits reach 10 and are rounded by up to 2^-8 of that, each.
+    for ours, theirs in zip(values, expected_values, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=0.1)
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
+        ours = np.asarray(ours, np.float64)
+        error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+        assert error < 0.03
+    of_hidden, of_weights = gradients
+    assert of_hidden.dtype == jnp.bfloat16
+    # A sum over tokens for a float32 weight has more than bfloat16's bits.
+    assert of_weights.dtype == jnp.float32
+    assert np.any(of_weights != of_weights.astype(jnp.bfloat16).astype(jnp.float32))
 
 
 def test_logits_of_ten_thousand_make_no_nan():
-    def loss(hidden):
-        logprobs, entropy = chunked(hidden, HEAD, chunk_tokens=6)
+    hidden = jnp.asarray(1e4 * HIDDEN)
+    gradients, values = compiled(head_of(chunk_tokens=6, chunk_vocab=8))(
+        hidden, WEIGHTS, OF_LOGPROB, OF_ENTROPY
+    )
+    assert all(np.isfinite(leaf).all() for leaf in (*gradients, *values))
+
+
+TOKENS, WIDE, SMALL, LARGE = 16_384, 256, 4_096, 151_936  # LARGE: of Qwen3
+
+
+@functools.cache
+def compiled_for(vocabulary, shape):
+    """Value and gradient of 16k tokens, compiled and never run."""
+    mesh = mesh_of(shape)
+    head = Head(mesh=mesh, chunk_tokens=1024, chunk_vocab=2048)
+
+    def loss(hidden, weights, targets):
+        logprobs, entropy = token_logprobs(hidden, weights, targets, head)
         return (logprobs + entropy).sum()
 
-    assert np.isfinite(jax.grad(loss)(jnp.asarray(1e4 * HIDDEN))).all()
+    def abstract(shape, dtype, *axes):
+        sharding = jax.NamedSharding(mesh, jax.P(*axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    rows = ("data", "fsdp")
+    arguments = (
+        abstract((8, TOKENS // 8, WIDE), jnp.float32, rows, "context", None),
+        abstract((vocabulary, WIDE), jnp.float32, "tensor", "fsdp"),
+        abstract((8, TOKENS // 8), jnp.int32, rows, "context"),
+    )
+    step = jax.jit(
+        jax.value_and_grad(loss, argnums=(0, 1)),
+        out_shardings=(None, (arguments[0].sharding, arguments[1].sharding)),
+    )
+    return step.lower(*arguments).compile()
 
 
-def array_sizes(jaxpr):
-    """Elements of every array that a program makes, inner programs included."""
-    for equation in jaxpr.eqns:
-        yield from (variable.aval.size for variable in equation.outvars)
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            yield from array_sizes(inner)
+def largest_array(program):
+    """Elements of the largest array that a device ever holds."""
+    shapes = re.findall(r"\b(?:pred|[a-z]+\d+)\[([\d,]+)\]", program.as_text())
+    return max(int(np.prod([int(n) for n in shape.split(",")])) for shape in shapes)
 
 
-def test_the_logits_of_all_tokens_never_exist():
-    vocabulary = 5000
-    head = jnp.zeros((vocabulary, WIDTH))
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 8, 1, 1)], ids=str)
+def test_peak_memory_does_not_grow_with_the_vocabulary(shape):
+    """Temporary bytes of a device: without arguments and results, at their peak.
 
-    def largest(chunk_tokens):
-        def loss(hidden):
-            logprobs, entropy = token_logprobs(
-                hidden,
-                head,
-                TARGETS,
-                temperature=1.0,
-                float32_head=True,
-                chunk_tokens=chunk_tokens,
-            )
-            return (logprobs + entropy).sum()
+    The head and its gradient are argument and result.  In between the program may hold
+    the head's part of a device once more, in float32.
+    """
+    small, large = (
+        compiled_for(vocabulary, shape).memory_analysis().temp_size_in_bytes
+        for vocabulary in (SMALL, LARGE)
+    )
+    head = 4 * LARGE * WIDE // int(np.prod(shape))
+    assert large <= 1.1 * small + head
+    # All logits would be 10 GB, and those of a device an eighth of it.
+    assert large < 4 * TOKENS * LARGE / np.prod(shape) / 20
 
-        return max(array_sizes(jax.make_jaxpr(jax.grad(loss))(HIDDEN).jaxpr))
 
-    assert largest(10_000) == ROWS * LENGTH * vocabulary
-    assert largest(6) == 6 * vocabulary
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 8, 1, 1)], ids=str)
+def test_the_logits_of_all_tokens_never_exist(shape):
+    # Nothing is larger than the part of the head that a device keeps anyway: neither
+    # logits [16k, 152k] nor, over a mesh, all columns of the head.
+    devices = int(np.prod(shape))
+    assert largest_array(compiled_for(LARGE, shape)) <= LARGE * WIDE // devices

@@ -10,14 +10,16 @@ import pytest
 from scalerl_jax.model.architecture import ARCHITECTURES
 from scalerl_jax.model.shardings import batch_sharding, param_shardings
 from scalerl_jax.model.transformer import abstract_params
-from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.types import PackedBatch
 
 TINY = ARCHITECTURES["tiny"]  # 4 heads, 2 kv heads, hidden 128, vocabulary 128
 
 
 def mesh_of(data, fsdp, tensor):
-    return make_learner_mesh(jax.devices()[: data * fsdp * tensor], data, fsdp, tensor)
+    return make_mesh(
+        jax.devices()[: data * fsdp * tensor], data=data, fsdp=fsdp, tensor=tensor
+    )
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 8, 1), (2, 2, 2), (8, 1, 1)])
@@ -87,26 +89,16 @@ def test_uneven_cuts_are_refused_by_name(changes, sizes, message):
         param_shardings(arch, mesh_of(*sizes))
 
 
-def test_a_batch_is_cut_by_rows_over_data_and_fsdp():
-    shape = (2, 8, 3)
-    values = np.arange(48).reshape(shape)
+def test_a_batch_is_cut_by_rows_over_data_and_fsdp_and_by_tokens_over_context():
+    values = np.arange(32).reshape(4, 8)
     batch = PackedBatch(
-        num_microbatches=np.int32(2),
-        **{
-            field.name: values
-            for field in dataclasses.fields(PackedBatch)
-            if field.name != "num_microbatches"
-        },
+        **{field.name: values for field in dataclasses.fields(PackedBatch)}
     )
-    placed = jax.device_put(batch, batch_sharding(mesh_of(2, 2, 2)))
+    mesh = make_mesh(jax.devices(), data=2, fsdp=2, context=2)
+    placed = jax.device_put(batch, batch_sharding(mesh))
+    for leaf in jax.tree.leaves(placed):
+        assert leaf.sharding.spec == jax.P(("data", "fsdp"), "context")
     for shard in placed.tokens.addressable_shards:
-        data, fsdp, _ = np.argwhere(
-            placed.tokens.sharding.mesh.devices == shard.device
-        )[0]
-        first = 2 * (2 * data + fsdp)  # 8 rows over 4 places
-        np.testing.assert_array_equal(shard.data, values[:, first : first + 2])
-    assert placed.num_microbatches.sharding.is_fully_replicated
-    assert {leaf.sharding.spec for leaf in jax.tree.leaves(placed)} == {
-        jax.P(None, ("data", "fsdp"), None),
-        jax.P(),
-    }
+        data, fsdp, context, _ = np.argwhere(mesh.devices == shard.device)[0]
+        row, first = 2 * data + fsdp, 4 * context  # 4 rows over 4 places, 8 tokens
+        np.testing.assert_array_equal(shard.data, values[[row], first : first + 4])

@@ -12,21 +12,22 @@ from hypothesis import strategies as st
 from small_model import small_architecture
 
 from scalerl_jax.model.architecture import ARCHITECTURES, RopeScaling
+from scalerl_jax.model.attention import BlockwiseAttention
+from scalerl_jax.model.layers import rms_norm, rotate, rotations
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import (
+    REMAT,
     abstract_params,
     cached_hidden,
     head_logits,
     head_weights,
     hidden_states,
     init_params,
-    rms_norm,
     rope_frequencies,
-    rotate,
     unstack_layers,
 )
 from scalerl_jax.model.weights import load_params, read_architecture
-from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.parallel.mesh import AXES, make_mesh
 
 ARCH = small_architecture(vocab_size=32)
 LOOSE_ROWS = np.random.default_rng(0).integers(0, ARCH.vocab_size, (3, 9))
@@ -210,8 +211,9 @@ def test_rotated_products_depend_on_distance_alone(shift, distance):
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, ARCH.head_dim))
 
     def product(offset):
-        turned_q = rotate(q, jnp.array([offset + distance]), frequencies)
-        return (turned_q * rotate(k, jnp.array([offset]), frequencies)).sum()
+        turned_q = rotate(q, rotations(jnp.array([offset + distance]), frequencies))
+        turned_k = rotate(k, rotations(jnp.array([offset]), frequencies))
+        return (turned_q * turned_k).sum()
 
     np.testing.assert_allclose(product(shift), product(0), atol=1e-3)
 
@@ -307,7 +309,7 @@ def test_later_tokens_do_not_change_earlier_ones(params):
     assert np.abs(before[:, 5:] - after[:, 5:]).max() > 0.1
 
 
-@pytest.mark.parametrize("remat", ["full", "dots"])
+@pytest.mark.parametrize("remat", sorted(set(REMAT) - {"none"}))
 def test_remat_does_not_change_the_gradient(params, remat):
     arch = dataclasses.replace(ARCH, num_layers=1)
     layer = params | {"layers": jax.tree.map(lambda x: x[:1], params["layers"])}
@@ -359,24 +361,32 @@ def test_abstract_parameters_describe_the_real_ones(params):
     assert described == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params)
 
 
-def test_eight_devices_compute_what_one_does(params):
-    mesh = make_learner_mesh(jax.devices()[:8], data=2, fsdp=2, tensor=2)
-    tokens = np.random.default_rng(0).integers(0, ARCH.vocab_size, (4, 9))
-    positions = np.broadcast_to(np.arange(9), tokens.shape)
-    segment_ids = np.where(np.arange(9) < 5, 1, 2) * np.ones_like(tokens)
-    rows = jax.NamedSharding(mesh, jax.P(("data", "fsdp"), None))
-    replicated = jax.NamedSharding(mesh, jax.P())
+@pytest.mark.parametrize("shape", [(2, 2, 1, 2), (1, 2, 2, 2)], ids=str)
+def test_eight_devices_compute_what_one_does(params, shape):
+    mesh = make_mesh(jax.devices(), **dict(zip(AXES, shape, strict=True)))
+    tokens = np.random.default_rng(0).integers(0, ARCH.vocab_size, (4, 10))
+    positions = np.broadcast_to(np.arange(10), tokens.shape)
+    segment_ids = np.where(np.arange(10) < 5, 1, 2) * np.ones_like(tokens)
+    one = forward(params, ARCH, tokens, positions, segment_ids)
 
-    def logits(params, tokens, positions, segment_ids):
-        hidden = forward(params, ARCH, tokens, positions, segment_ids)
-        return logits_of(params, hidden)
+    def over_mesh(params, tokens, positions, segment_ids):
+        return hidden_states(
+            params,
+            ARCH,
+            tokens,
+            positions=positions,
+            segment_ids=segment_ids,
+            dtype=jnp.float32,
+            attention=BlockwiseAttention(mesh, block=2),
+            mesh=mesh,
+        )
 
+    rows = jax.NamedSharding(mesh, jax.P(("data", "fsdp"), "context"))
     sharded = jax.jit(
-        logits,
-        in_shardings=(param_shardings(ARCH, mesh), rows, rows, rows),
-        out_shardings=replicated,
+        over_mesh, in_shardings=(param_shardings(ARCH, mesh), rows, rows, rows)
     )
-    one = jax.jit(logits)(params, tokens, positions, segment_ids)
     eight = sharded(params, tokens, positions, segment_ids)
-    assert len(eight.sharding.device_set) == 8
     np.testing.assert_allclose(eight, one, atol=1e-5)
+    # Rows and tokens stay where they are; hidden units are whole.
+    share = (4 // (shape[0] * shape[1]), 10 // shape[2], ARCH.hidden_size)
+    assert eight.addressable_shards[0].data.shape == share

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from scalerl_jax.model.architecture import Architecture, RopeScaling
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.weights import load_params, read_architecture, save_params
-from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.parallel.mesh import make_mesh
 
 LLAMA = Architecture(
     family="llama",
@@ -111,7 +111,7 @@ def test_every_file_dtype_is_cast_to_the_one_asked_for(
 
 
 def test_parameters_are_placed_where_their_shardings_say(llama_directory, llama_params):
-    mesh = make_learner_mesh(jax.devices()[:8], data=2, fsdp=2, tensor=2)
+    mesh = make_mesh(jax.devices()[:8], data=2, fsdp=2, tensor=2)
     shardings = param_shardings(LLAMA, mesh)
     loaded = load_params(llama_directory, LLAMA, dtype=jnp.float32, shardings=shardings)
     assert jax.tree.map(lambda leaf: leaf.sharding, loaded) == shardings

@@ -4,20 +4,25 @@ import jax
 import numpy as np
 import pytest
 
-from scalerl_jax.parallel.mesh import make_learner_mesh, split_devices
+from scalerl_jax.parallel.mesh import AXES, make_mesh, split_devices
 
 
 def test_tensor_neighbours_are_neighbours_in_the_device_list():
     devices = jax.devices()[:8]
-    mesh = make_learner_mesh(devices, data=2, fsdp=2, tensor=2)
-    assert mesh.axis_names == ("data", "fsdp", "tensor")
-    assert mesh.devices[0, 0].tolist() == devices[:2]
+    mesh = make_mesh(devices, data=2, fsdp=2, tensor=2)
+    assert mesh.axis_names == ("data", "fsdp", "context", "tensor")
+    assert mesh.devices[0, 0, 0].tolist() == devices[:2]
     assert mesh.devices[0].ravel().tolist() == devices[:4]
+
+
+def test_axes_that_are_not_asked_for_have_size_1():
+    mesh = make_mesh(jax.devices()[:2], context=2)
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "context": 2, "tensor": 1}
 
 
 def test_plain_jit_looks_up_rows_of_a_table_that_is_cut_both_ways():
     """Explicit axes would refuse it: fsdp cuts the rows and what they hold."""
-    mesh = make_learner_mesh(jax.devices()[:8], data=2, fsdp=2, tensor=2)
+    mesh = make_mesh(jax.devices()[:8], data=2, fsdp=2, tensor=2)
     table = np.arange(32, dtype=np.float32).reshape(4, 8)
     rows = np.array([3, 0, 2, 2])
     shardings = (
@@ -33,15 +38,16 @@ def test_plain_jit_looks_up_rows_of_a_table_that_is_cut_both_ways():
 def test_another_number_of_devices_than_the_mesh_has_is_refused(devices):
     with pytest.raises(
         ValueError,
-        match=r"mesh\.data \* mesh\.fsdp \* mesh\.tensor = 2 \* 4 \* 1 = 8 devices, "
-        rf"but the learner has {devices}; change one",
+        match=r"mesh\.data \* mesh\.fsdp \* mesh\.context \* mesh\.tensor = 2 \* 2 \* "
+        rf"2 \* 1 = 8 devices, but the learner has {devices}; change one",
     ):
-        make_learner_mesh(range(devices), data=2, fsdp=4, tensor=1)
+        make_mesh(range(devices), data=2, fsdp=2, context=2)
 
 
-def test_an_axis_of_size_zero_is_refused():
-    with pytest.raises(ValueError, match=r"mesh\.fsdp = 0 must be above 0"):
-        make_learner_mesh([], data=1, fsdp=0, tensor=1)
+@pytest.mark.parametrize("axis", AXES)
+def test_an_axis_of_size_zero_is_refused(axis):
+    with pytest.raises(ValueError, match=rf"mesh\.{axis} = 0 must be above 0"):
+        make_mesh([], **{axis: 0})
 
 
 @pytest.mark.parametrize(
@@ -65,8 +71,8 @@ def test_the_learner_has_the_first_devices_and_the_sampler_the_last(
 def test_too_few_devices_for_both_are_refused_with_the_way_out():
     with pytest.raises(
         ValueError,
-        match=r"= 6 learner devices and mesh\.sampler_devices = 3 need 9, but JAX sees "
-        r"8; lower .* or set mesh\.sampler_devices = 0",
+        match=r"= 6 learner devices and mesh\.sampler_devices = 3 need 9, but there "
+        r"are 8; lower .* or set mesh\.sampler_devices = 0",
     ):
         split_devices(range(8), learner_count=6, sampler_count=3)
 

@@ -25,7 +25,7 @@ def parts(config, tmp_path_factory, program_cache):
 @pytest.fixture(scope="module")
 def params(parts):
     """The learner's, and the sampler's copy."""
-    return parts.state.params, parts.to_sampler(parts.state.params)
+    return parts.state.params, parts.to_sampler(parts.state.params, 0).params
 
 
 def test_two_programs_on_one_version_agree(parts, params):
@@ -53,7 +53,7 @@ def test_two_programs_in_bfloat16_agree_on_average(tmp_path, program_cache):
     )
     with small_run.built(config, tmp_path) as parts:
         params = parts.state.params
-        found = parts.agreement.require(params, parts.to_sampler(params))
+        found = parts.agreement.require(params, parts.to_sampler(params, 0).params)
     assert 1e-4 < found.mean_abs < 0.02
 
 
@@ -91,8 +91,8 @@ def test_a_sampler_with_other_params_is_refused(parts, params, spoil):
 
 def test_a_forgotten_temperature_is_found(parts, params):
     other = small_run.make_config({"sampler.temperature": 0.7})
-    forward = make_forward(other, parts.arch)
     engine = parts.evaluate.engine
+    forward = make_forward(other, parts.arch, engine.mesh)
     samples_at_1 = small_run.make_config({})
     check = make_agreement(samples_at_1, engine, forward, parts.evaluate.prompts)
     assert check(*params).mean_abs > LIMIT

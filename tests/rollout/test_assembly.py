@@ -2,11 +2,13 @@
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 
 from scalerl_jax.algo import advantages, weights
 from scalerl_jax.rollout.assembly import Assembler, group_metrics
+from scalerl_jax.rollout.batching import pack
 from scalerl_jax.types import Group, Prompt, Rollout
 
 G = 2
@@ -72,6 +74,13 @@ CUT = make_group(
 GROUPS = [MIXED, EQUAL, CUT]
 
 
+ROWS = dict(row_tokens=12, rows_per_microbatch=2)
+
+
+def packing_as(packing):
+    return functools.partial(pack, **ROWS, packing=packing)
+
+
 def assembler(**changes):
     fields = dict(
         normalize=functools.partial(advantages.normalize_by_batch, eps=0.0),
@@ -80,10 +89,7 @@ def assembler(**changes):
         mask_cut_off=False,
         group_size=G,
         max_completion_tokens=6,
-        row_tokens=12,
-        rows_per_microbatch=2,
-        num_microbatches=3,
-        packing=True,
+        pack=functools.partial(pack, **ROWS),
     )
     return Assembler(**(fields | changes))
 
@@ -151,9 +157,9 @@ def test_without_the_filter_equal_groups_count_and_pull_at_nothing():
 @pytest.mark.parametrize("packing", [True, False])
 def test_packing_changes_no_token(packing):
     plain = assembler()(GROUPS, learner_version=5)
-    other = assembler(packing=packing)(GROUPS, learner_version=5)
+    other = assembler(pack=packing_as(packing))(GROUPS, learner_version=5)
     assert by_token(other.batch) == by_token(plain.batch)
-    assert other.batch.num_microbatches == (1 if packing else 2)
+    assert len(other.batch.tokens) == (1 if packing else 2)  # two or four rows
 
 
 def test_weights_of_the_batch_sum_to_1():
@@ -170,10 +176,11 @@ def test_where_every_group_is_of_equal_rewards_there_is_no_batch():
     assert assembled.mean_context == 0.0
 
 
-def test_shapes_are_those_of_the_settings_whatever_the_groups():
-    one = assembler()([MIXED], learner_version=5).batch
-    three = assembler()(GROUPS, learner_version=5).batch
-    assert one.tokens.shape == three.tokens.shape == (3, 2, 12)
+def test_microbatches_have_the_shape_of_the_settings_and_are_as_many_as_filled():
+    for groups, microbatches in ([MIXED], 1), (GROUPS, 2), (GROUPS * 2, 4):
+        batch = assembler(pack=packing_as(False))(groups, learner_version=5).batch
+        shapes = {leaf.shape for leaf in jax.tree.leaves(batch)}
+        assert shapes == {(microbatches, 2, 12)}
 
 
 def test_metrics_by_hand():

@@ -1,11 +1,18 @@
 """Stacking and packing, read back by slow code that shares nothing with them."""
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.rollout.batching import TrainSequence, pack, stack, train_sequences
+from scalerl_jax.rollout.batching import (
+    TrainSequence,
+    abstract_microbatch,
+    pack,
+    stack,
+    train_sequences,
+)
 from scalerl_jax.types import Group, Prompt, Rollout
 
 
@@ -123,7 +130,6 @@ def pack_all(sequences, *, row_tokens, rows, packing):
         sequences,
         row_tokens=row_tokens,
         rows_per_microbatch=rows,
-        num_microbatches=-(-len(sequences) // rows),
         packing=packing,
     )
 
@@ -159,21 +165,21 @@ def as_read(batch, row, places):
 
 
 def as_meant(sequence):
-    """The same of a sequence: token i predicts token i + 1."""
+    """The same of a sequence: token i predicts token i + 1 of the completion."""
     lines = []
     for place in range(len(sequence.tokens) - 1):
         predicted = place + 1 - sequence.prompt_length  # place in the completion
-        values = (0.0, False, 0.0, 0, 0.0)
+        values = (0, 0.0, False, 0.0, 0, 0.0)
         if predicted >= 0:
             values = (
+                int(sequence.tokens[place + 1]),
                 float(sequence.weights[predicted]),
                 bool(sequence.mask[predicted]),
                 float(sequence.behavior_logprobs[predicted]),
                 int(sequence.staleness[predicted]),
                 sequence.advantage,
             )
-        tokens = (int(sequence.tokens[place]), int(sequence.tokens[place + 1]))
-        lines.append((place, *tokens, *values))
+        lines.append((place, int(sequence.tokens[place]), *values))
     return lines
 
 
@@ -191,7 +197,7 @@ def test_every_sequence_is_in_the_rows_exactly_once(
 
 @settings(deadline=None, max_examples=80)
 @given(SEQUENCES, st.integers(11, 40), st.integers(1, 4), st.booleans())
-def test_padding_is_empty_and_filled_microbatches_come_first(
+def test_padding_is_empty_and_every_microbatch_is_filled(
     sequences, row_tokens, rows, packing
 ):
     batch = pack_all(sequences, row_tokens=row_tokens, rows=rows, packing=packing)
@@ -199,8 +205,7 @@ def test_padding_is_empty_and_filled_microbatches_come_first(
     for name in ("weights", "mask", "advantages", "tokens", "targets", "positions"):
         assert not getattr(batch, name)[padding].any(), name
     filled = batch.segment_ids.any(axis=(1, 2))
-    assert filled.tolist() == sorted(filled, reverse=True)
-    assert batch.num_microbatches == filled.sum()
+    assert filled.all()
     total = sum(float(sequence.weights.sum()) for sequence in sequences)
     np.testing.assert_allclose(batch.weights.sum(), total, rtol=1e-5)
 
@@ -209,36 +214,33 @@ def test_padding_is_empty_and_filled_microbatches_come_first(
 @given(SEQUENCES, st.integers(11, 40))
 def test_packing_never_opens_a_row_that_was_not_needed(sequences, row_tokens):
     batch = pack_all(sequences, row_tokens=row_tokens, rows=1, packing=True)
-    used = (batch.segment_ids[: int(batch.num_microbatches), 0] > 0).sum(axis=1)
+    used = (batch.segment_ids[:, 0] > 0).sum(axis=1)
     # First fit: no two rows would fit into one.
     assert all(a + b > row_tokens for i, a in enumerate(used) for b in used[i + 1 :])
 
 
-def test_the_longest_go_first_into_the_first_row_with_room():
-    def of_length(row_length):
-        return TrainSequence(
-            tokens=np.full(row_length + 1, row_length, np.int32),
-            prompt_length=1,
-            weights=np.ones(row_length, np.float32),
-            mask=np.ones(row_length, bool),
-            behavior_logprobs=np.zeros(row_length, np.float32),
-            staleness=np.zeros(row_length, np.int32),
-            advantage=1.0,
-        )
+def of_length(row_length):
+    return TrainSequence(
+        tokens=np.full(row_length + 1, row_length, np.int32),
+        prompt_length=1,
+        weights=np.ones(row_length, np.float32),
+        mask=np.ones(row_length, bool),
+        behavior_logprobs=np.zeros(row_length, np.float32),
+        staleness=np.zeros(row_length, np.int32),
+        advantage=1.0,
+    )
 
+
+def test_the_longest_go_first_into_the_first_row_with_room():
     batch = pack(
         [of_length(length) for length in (2, 7, 3, 5)],
         row_tokens=10,
         rows_per_microbatch=1,
-        num_microbatches=4,
     )
     assert batch.tokens[:, 0].tolist() == [
         [7] * 7 + [3] * 3,
         [5] * 5 + [2] * 2 + [0] * 3,
-        [0] * 10,
-        [0] * 10,
     ]
-    assert batch.num_microbatches == 2
 
 
 def test_a_rollout_longer_than_a_row_is_refused():
@@ -248,20 +250,21 @@ def test_a_rollout_longer_than_a_row_is_refused():
         weights=np.array([[0.0] * 5, [1.0] * 5]),
         learner_version=4,
     )
-    fits = dict(rows_per_microbatch=1, num_microbatches=1)
-    pack([sequence], row_tokens=6, **fits)
+    pack([sequence], row_tokens=6, rows_per_microbatch=1)
     with pytest.raises(ValueError, match=r"7 tokens .* batch.row_tokens = 5"):
-        pack([sequence], row_tokens=5, **fits)
+        pack([sequence], row_tokens=5, rows_per_microbatch=1)
 
 
-def test_rows_past_the_capacity_are_refused():
-    sequences = train_sequences(
-        stack(GROUPS, max_completion_tokens=5),
-        advantages=np.zeros(4),
-        weights=np.ones((4, 5)),
-        learner_version=4,
+def test_a_row_has_no_more_segments_than_attention_can_be_told_of():
+    batch = pack([of_length(1)] * 300, row_tokens=400, rows_per_microbatch=2)
+    assert batch.segment_ids.max(axis=-1).tolist() == [[128, 128], [44, 0]]
+
+
+def test_the_shapes_of_a_microbatch_are_those_that_are_packed():
+    shapes = dict(row_tokens=10, rows_per_microbatch=2)
+    batch = pack([of_length(7)] * 5, **shapes)
+    assert batch.tokens.shape == (3, 2, 10)
+    described = jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), abstract_microbatch(**shapes)
     )
-    with pytest.raises(
-        ValueError, match=r"4 rollouts take 2 rows of batch.row_tokens = 9; 1 fit"
-    ):
-        pack(sequences, row_tokens=9, rows_per_microbatch=1, num_microbatches=1)
+    assert described == jax.tree.map(lambda leaf: (leaf[0].shape, leaf.dtype), batch)

@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from scalerl_jax import warmstart
 from scalerl_jax.data import tasks
 from scalerl_jax.data.prompts import PromptStream, build_prompts
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.learner.publish import Published, checksums
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.rollout.assembly import group_metrics
 from scalerl_jax.rollout.queue import QueueState, RolloutQueue
@@ -54,6 +56,15 @@ def endless(prompt):
     return None
 
 
+def sent(version):
+    """Params that show their version."""
+    params = {"weight": jnp.float32(version)}
+    number = jnp.int32(version)
+    return Published(
+        params=params, policy_version=number, checksums=checksums(params, number)
+    )
+
+
 class WrittenScheduler:
     """Completions from a table: prompt id -> what to say in each of its samples."""
 
@@ -64,7 +75,7 @@ class WrittenScheduler:
         self.running = {}  # (request, sample) -> tokens to come
         self.said = {}  # the same -> tokens and versions so far
         self.requests = []
-        self.steps = 0
+        self.calls = self.steps = 0  # begun, let
         self.error = None
         self.stats = SchedulerStats()
 
@@ -96,11 +107,12 @@ class WrittenScheduler:
         return sum(len(self.said[key]) for key in lost)
 
     def step(self, params, *, version):
+        self.calls += 1
         assert self._allowed.acquire(timeout=LONG), "no test let this call happen"
         if self.error is not None:
             raise self.error
         self.steps += 1
-        assert params == f"params {version}"
+        assert params["weight"] == version
         finished = []
         for key, tokens in list(self.running.items()):
             said = self.said[key]
@@ -169,7 +181,7 @@ class Place:
             group_size=GROUP_SIZE,
             group_timeout_s=timeout_s,
         )
-        self.worker.publish("params 0", policy_version=0)
+        self.worker.publish(sent(0), policy_version=0)
 
     def stopped(self):
         return not [each for each in threading.enumerate() if each.name == "rollout"]
@@ -262,7 +274,7 @@ def test_new_params_take_over_in_the_midst_of_a_completion(place):
             taken = at.queue.take(0, 0.05)
     assert {group.prompt.prompt_id for group in taken} == short
     at.queue.applied()
-    at.worker.publish("params 1", policy_version=1)
+    at.worker.publish(sent(1), policy_version=1)
     scheduler.allow(1000)
     groups = at.queue.take(1, LONG)
     length = len(TOKENIZER.encode(long)) + 1
@@ -274,6 +286,49 @@ def test_new_params_take_over_in_the_midst_of_a_completion(place):
         assert (group.oldest_version, group.finished_version) == (0, 1)
     metrics = group_metrics(groups, learner_version=1)
     assert (metrics["staleness/max"], metrics["staleness/in_flight_mean"]) == (1, 1.0)
+
+
+def versions(groups):
+    return [
+        rollout.policy_versions.tolist()
+        for group in groups
+        for rollout in group.rollouts
+    ]
+
+
+def test_a_call_under_way_keeps_its_params_and_the_next_has_the_newest(place):
+    scheduler = WrittenScheduler({}, steps=1)
+    # The learner is two steps ahead of the params that the worker has.
+    ahead = QueueState(version=2, next_ticket=4, buffered=(), running=(), dropped={})
+    at = place(scheduler, max_staleness=2, state=ahead)
+    until(lambda: scheduler.calls == 2)  # the second waits to be let
+    for version in (1, 2):
+        at.worker.publish(sent(version), policy_version=version)
+    scheduler.allow(10**6)
+    for each in versions(at.queue.take(2, LONG)):
+        assert each == [0, 0] + [2] * (len(each) - 2)
+
+
+@pytest.mark.parametrize(
+    "broken, words",
+    [
+        (
+            sent(1).replace(params={"weight": jnp.float32(1.5)}),
+            "version 1 did not reach the sampler whole: weight has checksum 0x",
+        ),
+        (sent(0), "received the params of version 0 as those of version 1"),
+    ],
+    ids=["damaged", "the one before"],
+)
+def test_params_that_did_not_arrive_are_the_learners_error(place, broken, words):
+    scheduler = WrittenScheduler({}, steps=1)
+    at = place(scheduler)
+    with pytest.raises(RuntimeError, match=words):
+        at.worker.publish(broken, policy_version=1)
+    # The worker lives on, with the version that it has.
+    scheduler.allow(10**6)
+    for each in versions(at.queue.take(0, LONG)):
+        assert set(each) == {0}
 
 
 def test_a_late_group_is_dropped_its_place_used_and_its_tokens_wasted(place):
@@ -377,7 +432,7 @@ def test_groups_in_flight_are_sampled_again_as_they_were(place):
     after.worker.start()
     tickets = [group.ticket for group in after.queue.take(0, LONG)]
     after.queue.applied()
-    after.worker.publish("params 1", policy_version=1)
+    after.worker.publish(sent(1), policy_version=1)
     tickets += [group.ticket for group in after.queue.take(1, LONG)]
     assert sorted(tickets) == [0, 1, 2, 3]
     # The next prompt is a new one.

@@ -20,7 +20,7 @@ from scalerl_jax.model.transformer import (
     head_weights,
     unstack_layers,
 )
-from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.engine import Engine, EngineSettings
 from scalerl_jax.sampler.reference import next_token_logits, sample_completion
@@ -56,7 +56,7 @@ class Bench:
     def __init__(self, *, devices=None, **changes):
         self.settings = dataclasses.replace(SETTINGS, **changes)
         devices = devices or jax.devices()[:1]
-        mesh = make_learner_mesh(devices, 1, 1, len(devices))
+        mesh = make_mesh(devices, tensor=len(devices))
         self.engine = Engine(self.settings, mesh=mesh)
 
     def request(self, number, prompt, *, num_samples=3, limits=(4, 9), **options):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreted import interpreted
 
-from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.attention import (
     Chunk,
     GatheredAttention,
@@ -31,7 +31,7 @@ BACKENDS = {
     "paged": PagedAttention(),
     "gathered": GatheredAttention(),
     "cudnn": CudnnAttention("xla"),
-    "pallas": PallasAttention(make_learner_mesh(jax.devices()[:1], 1, 1, 1)),
+    "pallas": PallasAttention(make_mesh(jax.devices()[:1])),
 }
 every_backend = pytest.mark.parametrize("name", BACKENDS)
 

@@ -13,7 +13,7 @@ from small_model import small_architecture
 
 from scalerl_jax.model.architecture import ARCHITECTURES
 from scalerl_jax.model.transformer import abstract_params
-from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler import kernels
 from scalerl_jax.sampler.attention import (
     Chunk,
@@ -48,7 +48,7 @@ def full_pages(attention, k, v):
 
 
 def meshes():
-    return {n: make_learner_mesh(jax.devices()[:n], 1, 1, n) for n in (1, 2)}
+    return {n: make_mesh(jax.devices()[:n], tensor=n) for n in (1, 2)}
 
 
 def three(function):

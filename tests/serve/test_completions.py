@@ -9,7 +9,7 @@ from small_server import BASE, FLAGS, POISON
 
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.weights import load_params, read_architecture
-from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.engine import Engine, EngineSettings
 from scalerl_jax.sampler.requests import Request, Samples
@@ -63,7 +63,7 @@ def sample(server):
             eos_ids=tokenizer.eos_ids,
             top_logprobs=5,
         ),
-        mesh=make_learner_mesh(jax.devices()[:1], 1, 1, 1),
+        mesh=make_mesh(jax.devices()[:1]),
     )
 
     def sample(prompt, *, seed, count, **options):

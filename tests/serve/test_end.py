@@ -77,7 +77,7 @@ import sys
 
 import jax
 
-from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.engine import Engine, EngineSettings
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.serve.loading import load_model
@@ -106,7 +106,7 @@ served = Served(
     slots=4,
     max_waiting=1000,
 )
-mesh = make_learner_mesh(jax.devices()[:1], 1, 1, 1)
+mesh = make_mesh(jax.devices()[:1])
 scheduler = Scheduler(Engine(settings, mesh=mesh))
 with socket.create_server(("127.0.0.1", 0)) as listener:
     in_order = serve(served, scheduler, {}, listener, drain_s=30.0)

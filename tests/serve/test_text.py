@@ -1,7 +1,7 @@
 """Pieces of text: whole characters, nothing of a stop string."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -35,6 +35,8 @@ def pieces(tokens, stop=(), chunk=1):
 
 
 @given(st.text())
+@example("\ufffd\u0800")
+@example("\ufffd" * 3)
 def test_pieces_are_whole_characters_and_make_up_the_text(text):
     tokens = BYTES.encode(text)
     found = pieces(tokens)

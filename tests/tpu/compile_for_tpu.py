@@ -2,6 +2,7 @@
 
     compile_for_tpu.py engine CHIP TENSOR LAYERS   an 8B sampler's two programs
     compile_for_tpu.py kernel CHIP                 the kernel at its limits
+    compile_for_tpu.py preflight TOPOLOGY LAYERS   configs/8b.py, cut down
 
 A program of its own: the compiler is set up by environment variables that no process
 with other work should have.
@@ -9,15 +10,21 @@ with other work should have.
 
 import dataclasses
 import json
+import pathlib
 import re
+import runpy
 import sys
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
+from scalerl_jax import config as config_lib
 from scalerl_jax.model.architecture import ARCHITECTURES
-from scalerl_jax.parallel.mesh import make_learner_mesh
+from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.preflight.check import check
+from scalerl_jax.preflight.chips import parse_topology
+from scalerl_jax.preflight.report import to_json
 from scalerl_jax.sampler.attention import Chunk, Rows
 from scalerl_jax.sampler.engine import MAX_SEQUENCES, Engine, EngineSettings
 from scalerl_jax.sampler.kernels import PallasAttention, why_not_pallas
@@ -46,7 +53,7 @@ def mesh_of(chip, tensor):
     topology = topologies.get_topology_desc(
         platform="tpu", num_slices=1, **TOPOLOGIES[chip]
     )
-    return make_learner_mesh(topology.devices[:tensor], 1, 1, tensor)
+    return make_mesh(topology.devices[:tensor], tensor=tensor)
 
 
 def compile_engine(chip, tensor, layers):
@@ -98,6 +105,17 @@ def compile_kernel(chip):
         _compile_both(attention, settings)
         count += 1
     return {"compiled": count}
+
+
+def preflight(topology, layers):
+    """What the command answers for configs/8b.py with so many layers."""
+    name = "llama3.1-8b"
+    ARCHITECTURES[name] = dataclasses.replace(ARCHITECTURES[name], num_layers=layers)
+    file = pathlib.Path(__file__).parents[2] / "configs" / "8b.py"
+    config = runpy.run_path(str(file))["get_config"]()
+    config.mesh.sampler_devices = 4
+    result = check(config_lib.resolve(config), parse_topology(topology))
+    return to_json(result, config_file=str(file))
 
 
 def _compile_both(attention, settings):
@@ -154,5 +172,9 @@ def _compile_both(attention, settings):
 
 if __name__ == "__main__":
     what, chip, *numbers = sys.argv[1:]
-    work = {"engine": compile_engine, "kernel": compile_kernel}[what]
+    work = {
+        "engine": compile_engine,
+        "kernel": compile_kernel,
+        "preflight": preflight,
+    }[what]
     sys.stdout.write(json.dumps(work(chip, *map(int, numbers))) + "\n")

@@ -1,48 +1,9 @@
 """The 8B sampler's programs, compiled for TPUs by a host that has none."""
 
-import importlib.util
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
+from tpu_compiler import NEEDS_COMPILER, compile_for_tpu
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.tpu,
-    pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None,
-        reason="the TPU compiler is not installed: pip install -e '.[tpu]'",
-    ),
-]
-SCRIPT = pathlib.Path(__file__).with_name("compile_for_tpu.py")
-ROOT = SCRIPT.parents[2]
-# The compiler is asked for a machine by name, and must not look for its own.
-ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "PYTHONPATH": str(ROOT),
-}
-
-
-def compile_for_tpu(*arguments):
-    """What the script prints."""
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *map(str, arguments)],
-        env=os.environ | ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=550,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+pytestmark = NEEDS_COMPILER
 
 
 @pytest.mark.parametrize(

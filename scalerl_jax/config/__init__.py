@@ -15,13 +15,16 @@ from typing import Any
 
 import ml_collections
 
+from scalerl_jax.config.validation import validate
+
 Mode = typing.Literal["pipeline", "batched"]
 Dtype = typing.Literal["float32", "bfloat16"]
 Loss = typing.Literal["cispo"]
 Aggregation = typing.Literal["prompt", "sample", "token"]
 Normalization = typing.Literal["batch", "prompt", "none"]
 CutOff = typing.Literal["keep", "mask"]
-Remat = typing.Literal["none", "full", "dots"]
+Remat = typing.Literal["none", "dots", "attention", "full"]
+LearnerAttention = typing.Literal["auto", "blockwise", "splash", "cudnn"]
 KvOnUpdate = typing.Literal["keep", "recompute"]
 Attention = typing.Literal["auto", "paged", "gathered", "pallas", "cudnn"]
 
@@ -36,8 +39,12 @@ class ModelConfig:
     param_dtype: Dtype = "float32"  # the learner's master weights
     sampler_dtype: Dtype = "float32"  # weights and KV cache of the sampler
     float32_head: bool = True  # both sides; ScaleRL section 3.2
-    remat: Remat = "none"  # what the backward pass recomputes, per layer
-    head_chunk_tokens: int = 1024  # tokens whose logits exist at one time
+    remat: Remat = "none"  # what of a layer is computed again; model/transformer.py
+    attention: LearnerAttention = "auto"  # by machine; see model/attention_kernels.py
+    attention_block: int = 512  # queries, and keys, that blockwise attention takes
+    scan_layers: bool = True  # False: unrolled; for few layers, on a CPU
+    head_chunk_tokens: int = 1024  # of a device, whose logits exist at one time
+    head_chunk_vocab: int = 16384  # logits of each that exist at one time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +77,12 @@ class BatchConfig:
     group_size: int = 16  # G; ScaleRL
     packing: bool = True  # several rollouts in a row; never changes the gradient
     row_tokens: int = 16384  # S; at least the longest prompt + completion
-    rows_per_microbatch: int = 8  # R; a multiple of mesh.data * mesh.fsdp
+    # R; a multiple of mesh.data * mesh.fsdp, 0: just that
+    rows_per_microbatch: int = 8
+    # The prompt of a group computed once: room for prompts, and for completions, of a
+    # microbatch on one of the mesh.data * mesh.fsdp shards; 0: not shared.
+    shared_tokens: int = 0
+    own_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +152,7 @@ class OptimizerConfig:
     eps: float = 1e-15  # ScaleRL
     weight_decay: float = 0.01  # ScaleRL
     max_grad_norm: float = 1.0  # global norm; 0: no clipping; not stated in ScaleRL
+    stochastic_rounding: bool = False  # of params narrower than float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +190,8 @@ class MeshConfig:
     """Devices of the learner by axis, and those of the sampler."""
 
     data: int = 1  # replicas of the learner's state
-    fsdp: int = 1  # shards of the learner's state
+    fsdp: int = 1  # shards of the learner's state; 0: as many as fit the devices
+    context: int = 1  # shards of the tokens of a row
     tensor: int = 1  # shards of heads and hidden units
     sampler_devices: int = 0  # the last of the device list; 0: share the learner's
     chip: str = ""  # name in the ledger; empty: as JAX names the device
@@ -263,124 +277,3 @@ def _typed(hint: Any, value: Any, *, setting: str) -> Any:
             f"it must be of type {hint.__name__}"
         )
     return value
-
-
-# Settings with a lower bound; those in _POSITIVE must be above 0, the others not below.
-_POSITIVE = (
-    "model.head_chunk_tokens data.train_prompts reward.timeout_s batch.num_prompts "
-    "batch.group_size batch.row_tokens batch.rows_per_microbatch sampler.slots "
-    "sampler.max_prompt_tokens sampler.max_completion_tokens sampler.tokens_per_call "
-    "sampler.prefill_tokens sampler.page_size sampler.temperature "
-    "queue.batch_timeout_s queue.group_timeout_s "
-    "objective.max_importance_ratio optimizer.learning_rate optimizer.eps "
-    "train.num_steps train.max_skipped_steps train.max_mismatch_nats eval.every "
-    "eval.num_prompts eval.samples_per_prompt eval.temperature checkpoint.every "
-    "checkpoint.keep mesh.data mesh.fsdp mesh.tensor"
-).split()
-_NOT_NEGATIVE = (
-    "seed sampler.top_k sampler.min_p sampler.cache_tokens interruption.min_tokens "
-    "queue.max_staleness "
-    "objective.advantage_eps optimizer.warmup_steps optimizer.weight_decay "
-    "optimizer.max_grad_norm eval.logged_rollouts mesh.sampler_devices"
-).split()
-
-
-def validate(config: Config) -> None:
-    """Refuse values and combinations that cannot work.
-
-    Raises:
-        ValueError: names the setting, its value, the limit and the way out.
-    """
-    for setting in (*_POSITIVE, *_NOT_NEGATIVE):
-        value: Any = config
-        for part in setting.split("."):
-            value = getattr(value, part)
-        if value < 0 or (value == 0 and setting in _POSITIVE):
-            bound = "above 0" if setting in _POSITIVE else "0 or more"
-            raise ValueError(f"{setting} = {value} must be {bound}")
-    _validate_shares(config)
-    _validate_lengths(config)
-    _validate_batch(config)
-
-
-def _validate_shares(config: Config) -> None:
-    for setting, value in {
-        "sampler.top_p": config.sampler.top_p,
-        "data.max_history_pass_rate": config.data.max_history_pass_rate,
-        "train.cut_off_warning_share": config.train.cut_off_warning_share,
-    }.items():
-        if not 0.0 < value <= 1.0:
-            raise ValueError(f"{setting} = {value} must be above 0 and at most 1")
-    for setting, value in {
-        "optimizer.beta1": config.optimizer.beta1,
-        "optimizer.beta2": config.optimizer.beta2,
-    }.items():
-        if not 0.0 <= value < 1.0:
-            raise ValueError(f"{setting} = {value} must be in [0, 1)")
-
-
-def _validate_lengths(config: Config) -> None:
-    longest = config.sampler.max_prompt_tokens + config.sampler.max_completion_tokens
-    if config.batch.row_tokens < longest:
-        raise ValueError(
-            f"batch.row_tokens = {config.batch.row_tokens} cannot hold "
-            f"sampler.max_prompt_tokens + sampler.max_completion_tokens = {longest}; "
-            f"raise the first or lower the others"
-        )
-    interruption = config.interruption
-    if interruption.enabled:
-        if interruption.max_tokens < interruption.min_tokens:
-            raise ValueError(
-                f"interruption.max_tokens = {interruption.max_tokens} is below "
-                f"interruption.min_tokens = {interruption.min_tokens}; raise the first "
-                f"or lower the second"
-            )
-        if interruption.max_tokens >= config.sampler.max_completion_tokens:
-            raise ValueError(
-                f"interruption.max_tokens = {interruption.max_tokens} leaves no room "
-                f"for an answer within sampler.max_completion_tokens = "
-                f"{config.sampler.max_completion_tokens}; lower the first or raise the "
-                f"second"
-            )
-        if not interruption.phrase.endswith(interruption.end_of_thinking):
-            raise ValueError(
-                f"interruption.phrase = {interruption.phrase!r} must end with "
-                f"interruption.end_of_thinking = {interruption.end_of_thinking!r}"
-            )
-
-
-def _validate_batch(config: Config) -> None:
-    batch, mesh = config.batch, config.mesh
-    shards = mesh.data * mesh.fsdp
-    if batch.rows_per_microbatch % shards:
-        raise ValueError(
-            f"batch.rows_per_microbatch = {batch.rows_per_microbatch} cannot be cut "
-            f"into mesh.data * mesh.fsdp = {shards} shards; make it a multiple"
-        )
-    if batch.group_size < 2:
-        raise ValueError(
-            f"batch.group_size = {batch.group_size} leaves every group without "
-            f"variance and hence without a gradient; use 2 or more"
-        )
-    if config.reward.correct <= config.reward.wrong:
-        raise ValueError(
-            f"reward.correct = {config.reward.correct} must be above reward.wrong = "
-            f"{config.reward.wrong}; nothing else tells the policy what is right"
-        )
-    if config.queue.mode == "batched" and config.queue.max_staleness < 1:
-        raise ValueError(
-            f"queue.max_staleness = {config.queue.max_staleness} with queue.mode = "
-            f"'batched' (PPO-off-policy-k) would generate k * N = 0 groups; use "
-            f"k >= 1, or queue.mode = 'pipeline' for the synchronous loop"
-        )
-    if batch.num_prompts > config.data.train_prompts:
-        raise ValueError(
-            f"batch.num_prompts = {batch.num_prompts} is more than "
-            f"data.train_prompts = {config.data.train_prompts}; lower the first or "
-            f"raise the second"
-        )
-    if config.model.architecture == "checkpoint" and not config.model.checkpoint:
-        raise ValueError(
-            "model.architecture = 'checkpoint' needs model.checkpoint, a Hugging Face "
-            "directory; or name an architecture to start from random weights"
-        )

@@ -1,0 +1,36 @@
+"""ScaleRL's recipe for an 8B policy that may think for 32,768 tokens.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/8b_32k.py --workdir=/mnt/runs/8b_32k \
+    --config.model.checkpoint=/mnt/models/Llama-3.1-8B
+
+The paper's long run: 2,048 prompt + 32,768 thinking + 2,048 answer tokens, a budget of
+34k for generation.  Everything else is as in 8b.py.  A row holds one rollout of the
+greatest length; on chips with less memory cut it: --config.mesh.context=2.
+"""
+
+import ml_collections
+
+from scalerl_jax import config as config_lib
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Only what differs from `scalerl_jax/config`."""
+    config = config_lib.defaults()
+    config.model.architecture = "llama3.1-8b"
+    config.model.compute_dtype = "bfloat16"
+    config.model.sampler_dtype = "bfloat16"
+    config.model.remat = "full"
+    config.data.tasks = ("chain_sum_long", "spell_backward", "letter_counting")
+    config.sampler.max_completion_tokens = 32_768 + 2_048
+    # 700,000 tokens at 128 KiB each: 10.7 GiB on each of the sampler's 8 chips, twice
+    # while an evaluation runs.
+    config.sampler.cache_tokens = 700_000
+    config.sampler.slots = 128
+    # The paper states [10k, 12k] for a budget of 14k; this leaves the same answer.
+    config.interruption.min_tokens = 30_000
+    config.interruption.max_tokens = 32_000
+    config.batch.row_tokens = 2_048 + 32_768 + 2_048  # 128 x 288
+    config.batch.rows_per_microbatch = 0  # one for each shard
+    config.mesh.fsdp = 0  # as many trainers as the devices allow
+    config.mesh.sampler_devices = 8  # one generator, as many as kv heads
+    return config

@@ -1,0 +1,159 @@
+"""What values of settings, and which of them together, cannot work."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scalerl_jax.config import Config
+
+# Settings with a lower bound; those in _POSITIVE must be above 0, the others not below.
+_POSITIVE = (
+    "model.attention_block model.head_chunk_tokens model.head_chunk_vocab "
+    "data.train_prompts reward.timeout_s batch.num_prompts "
+    "batch.group_size batch.row_tokens sampler.slots "
+    "sampler.max_prompt_tokens sampler.max_completion_tokens sampler.tokens_per_call "
+    "sampler.prefill_tokens sampler.page_size sampler.temperature "
+    "queue.batch_timeout_s queue.group_timeout_s "
+    "objective.max_importance_ratio optimizer.learning_rate optimizer.eps "
+    "train.num_steps train.max_skipped_steps train.max_mismatch_nats eval.every "
+    "eval.num_prompts eval.samples_per_prompt eval.temperature checkpoint.every "
+    "checkpoint.keep mesh.data mesh.context mesh.tensor"
+).split()
+_NOT_NEGATIVE = (
+    "seed sampler.top_k sampler.min_p sampler.cache_tokens interruption.min_tokens "
+    "queue.max_staleness "
+    "batch.rows_per_microbatch batch.shared_tokens batch.own_tokens mesh.fsdp "
+    "objective.advantage_eps optimizer.warmup_steps optimizer.weight_decay "
+    "optimizer.max_grad_norm eval.logged_rollouts mesh.sampler_devices"
+).split()
+
+
+def validate(config: "Config") -> None:
+    """Refuse values and combinations that cannot work.
+
+    Raises:
+        ValueError: names the setting, its value, the limit and the way out.
+    """
+    for setting in (*_POSITIVE, *_NOT_NEGATIVE):
+        value: Any = config
+        for part in setting.split("."):
+            value = getattr(value, part)
+        if value < 0 or (value == 0 and setting in _POSITIVE):
+            bound = "above 0" if setting in _POSITIVE else "0 or more"
+            raise ValueError(f"{setting} = {value} must be {bound}")
+    _validate_shares(config)
+    _validate_lengths(config)
+    _validate_batch(config)
+    _validate_sharing(config)
+
+
+def _validate_shares(config: "Config") -> None:
+    for setting, value in {
+        "sampler.top_p": config.sampler.top_p,
+        "data.max_history_pass_rate": config.data.max_history_pass_rate,
+        "train.cut_off_warning_share": config.train.cut_off_warning_share,
+    }.items():
+        if not 0.0 < value <= 1.0:
+            raise ValueError(f"{setting} = {value} must be above 0 and at most 1")
+    for setting, value in {
+        "optimizer.beta1": config.optimizer.beta1,
+        "optimizer.beta2": config.optimizer.beta2,
+    }.items():
+        if not 0.0 <= value < 1.0:
+            raise ValueError(f"{setting} = {value} must be in [0, 1)")
+
+
+def _validate_lengths(config: "Config") -> None:
+    longest = config.sampler.max_prompt_tokens + config.sampler.max_completion_tokens
+    if config.batch.row_tokens < longest:
+        raise ValueError(
+            f"batch.row_tokens = {config.batch.row_tokens} cannot hold "
+            f"sampler.max_prompt_tokens + sampler.max_completion_tokens = {longest}; "
+            f"raise the first or lower the others"
+        )
+    interruption = config.interruption
+    if interruption.enabled:
+        if interruption.max_tokens < interruption.min_tokens:
+            raise ValueError(
+                f"interruption.max_tokens = {interruption.max_tokens} is below "
+                f"interruption.min_tokens = {interruption.min_tokens}; raise the first "
+                f"or lower the second"
+            )
+        if interruption.max_tokens >= config.sampler.max_completion_tokens:
+            raise ValueError(
+                f"interruption.max_tokens = {interruption.max_tokens} leaves no room "
+                f"for an answer within sampler.max_completion_tokens = "
+                f"{config.sampler.max_completion_tokens}; lower the first or raise the "
+                f"second"
+            )
+        if not interruption.phrase.endswith(interruption.end_of_thinking):
+            raise ValueError(
+                f"interruption.phrase = {interruption.phrase!r} must end with "
+                f"interruption.end_of_thinking = {interruption.end_of_thinking!r}"
+            )
+
+
+def _validate_sharing(config: "Config") -> None:
+    batch, sampler = config.batch, config.sampler
+    if not batch.shared_tokens and not batch.own_tokens:
+        return
+    if not batch.packing or config.mesh.context > 1:
+        raise ValueError(
+            f"batch.shared_tokens = {batch.shared_tokens} needs batch.packing = True "
+            f"and mesh.context = 1; set it to 0 to compute every prompt again"
+        )
+    for setting, room, needed in (
+        ("batch.shared_tokens", batch.shared_tokens, sampler.max_prompt_tokens),
+        ("batch.own_tokens", batch.own_tokens, sampler.max_completion_tokens),
+    ):
+        if room < needed:
+            raise ValueError(
+                f"{setting} = {room} cannot hold one sequence's {needed} tokens; raise "
+                f"it, or set batch.shared_tokens and batch.own_tokens to 0"
+            )
+
+
+def _validate_batch(config: "Config") -> None:
+    batch, mesh = config.batch, config.mesh
+    shards = mesh.data * mesh.fsdp
+    if shards and batch.rows_per_microbatch % shards:
+        raise ValueError(
+            f"batch.rows_per_microbatch = {batch.rows_per_microbatch} cannot be cut "
+            f"into mesh.data * mesh.fsdp = {shards} shards; make it a multiple"
+        )
+    if batch.row_tokens % mesh.context:
+        raise ValueError(
+            f"batch.row_tokens = {batch.row_tokens} cannot be cut into mesh.context = "
+            f"{mesh.context} shards; make it a multiple"
+        )
+    if config.optimizer.stochastic_rounding and config.model.param_dtype == "float32":
+        raise ValueError(
+            "optimizer.stochastic_rounding = True needs params that are rounded: set "
+            "model.param_dtype = 'bfloat16', or leave it off"
+        )
+    if batch.group_size < 2:
+        raise ValueError(
+            f"batch.group_size = {batch.group_size} leaves every group without "
+            f"variance and hence without a gradient; use 2 or more"
+        )
+    if config.reward.correct <= config.reward.wrong:
+        raise ValueError(
+            f"reward.correct = {config.reward.correct} must be above reward.wrong = "
+            f"{config.reward.wrong}; nothing else tells the policy what is right"
+        )
+    if config.queue.mode == "batched" and config.queue.max_staleness < 1:
+        raise ValueError(
+            f"queue.max_staleness = {config.queue.max_staleness} with queue.mode = "
+            f"'batched' (PPO-off-policy-k) would generate k * N = 0 groups; use "
+            f"k >= 1, or queue.mode = 'pipeline' for the synchronous loop"
+        )
+    if batch.num_prompts > config.data.train_prompts:
+        raise ValueError(
+            f"batch.num_prompts = {batch.num_prompts} is more than "
+            f"data.train_prompts = {config.data.train_prompts}; lower the first or "
+            f"raise the second"
+        )
+    if config.model.architecture == "checkpoint" and not config.model.checkpoint:
+        raise ValueError(
+            "model.architecture = 'checkpoint' needs model.checkpoint, a Hugging Face "
+            "directory; or name an architecture to start from random weights"
+        )

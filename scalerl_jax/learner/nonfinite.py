@@ -1,0 +1,249 @@
+"""Where the first number that is not finite came from, once a step had to be skipped.
+
+Nothing of it runs or is compiled before that.  The step leaves its state as it was,
+so that the batch can be computed again, in parts: params, inputs, the output of each
+layer, log-probabilities, loss, gradient; the first part that is not finite is named.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Int
+
+from scalerl_jax.learner.step import Forward, TokenLoss, TrainStep
+from scalerl_jax.model.transformer import head_weights
+from scalerl_jax.types import PackedBatch, PyTree
+
+# Leaves of a layer, in the order in which the backward pass reaches them.
+_BACKWARD: Sequence[str] = (
+    "down gate up ffn_norm output value value_bias key key_norm key_bias query "
+    "query_norm query_bias attention_norm"
+).split()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Computes a skipped batch again with the programs of `step`, and `forward`."""
+
+    step: TrainStep
+    forward: Forward
+    token_loss: TokenLoss
+
+    def __call__(self, params: PyTree, batch: PackedBatch) -> str:
+        """What is not finite first, as the end of a sentence; `batch` is [M, R, S]."""
+        parts = (
+            self._in_params(params),
+            _in_inputs(batch),
+            self._in_forward(params, batch),
+            self._in_gradient(params, batch),
+        )
+        for found in parts:
+            for sentence in found:
+                return sentence
+        return (
+            "computed again, all of it is finite: suspect the device, or a program "
+            "that does not give the same result twice"
+        )
+
+    def _in_params(self, params: PyTree) -> Iterator[str]:
+        bad = _not_finite(params)
+        if bad:
+            yield f"the params are not: {bad[0]} is the first of {len(bad)} leaves"
+
+    def _in_forward(self, params: PyTree, batch: PackedBatch) -> Iterator[str]:
+        for number, microbatch in enumerate(self.step.microbatches(batch)):
+            for found in self._in_microbatch(params, microbatch):
+                yield f"in microbatch {number} of {len(batch.tokens)}, {found}"
+
+    def _in_microbatch(self, params: PyTree, batch: PackedBatch) -> Iterator[str]:
+        def finite(layers: int, *, normed: bool = False) -> Array:
+            return self._hidden_finite(params, batch, layers, normed=normed)
+
+        layers = self.forward.arch.num_layers
+        if not finite(layers):
+            # Layers add to their input: from the first bad one on all are bad.
+            first = _first_bad(finite, layers)
+            if first == 0:
+                yield "the output of the embedding is not; all params are"
+            yield (
+                f"the output of layer {first - 1} is the first that is not; all params "
+                f"and the layer's input are"
+            )
+        if not finite(layers, normed=True):
+            yield "the output of the final norm is not; its input is"
+        logprobs, losses, loss = self._tokens_finite(params, batch)
+        if not logprobs:
+            yield "the log-probabilities are not; the hidden states are"
+        if not losses:
+            yield (
+                "the loss of a token is not; its log-probability, behavior "
+                "log-probability and advantage are"
+            )
+        if not loss:
+            yield "the weighted sum of the token losses is not; each of them is"
+
+    def _in_gradient(self, params: PyTree, batch: PackedBatch) -> Iterator[str]:
+        sums = None
+        for number, sums in enumerate(self.step.accumulated(params, batch)):
+            bad = _not_finite(sums.grads, order=_backward_order)
+            if bad:  # before the first microbatch it is all zeros
+                yield (
+                    f"in microbatch {number - 1} of {len(batch.tokens)}, only the "
+                    f"gradient is not, from {bad[0]} on down; the loss is"
+                )
+        assert sums is not None, "zeros come first"
+        if not np.isfinite(float(sums.loss)):
+            yield "the sum over the microbatches is not; the loss of each of them is"
+        if not np.isfinite(float(_norm(sums.grads))):
+            name, largest = _largest(sums.grads)
+            yield (
+                f"the gradient's norm overflows, each of its entries is finite: the "
+                f"largest, {largest:.3g}, is of {name}"
+            )
+
+    @functools.cached_property
+    def _hidden_finite(self) -> Callable[..., Bool[Array, ""]]:
+        """Whether the first so many layers give finite numbers.
+
+        The others are made idle by zeros, and so is the head: 0 times what is not
+        finite is not a number, which shows in the log-probabilities.
+        """
+
+        @jax.jit
+        def finite(
+            params: PyTree, batch: PackedBatch, count: Int[Array, ""], *, normed: Array
+        ) -> Bool[Array, ""]:
+            def first(leaf: Array) -> Array:
+                places = jnp.arange(len(leaf)).reshape(-1, *(1,) * (leaf.ndim - 1))
+                return jnp.where(places < count, leaf, 0)
+
+            norm = params["final_norm"]
+            idle = {
+                "layers": jax.tree.map(first, params["layers"]),
+                "final_norm": jnp.where(normed, norm, jnp.ones_like(norm)),
+                "head": jnp.zeros_like(head_weights(params)),
+            }
+            return jnp.isfinite(_logprobs(self.forward, params | idle, batch)).all()
+
+        return finite
+
+    @functools.cached_property
+    def _tokens_finite(self) -> Callable[..., tuple[Array, Array, Array]]:
+        """Whether log-probabilities, losses of tokens and their sum are finite."""
+
+        @jax.jit
+        def finite(params: PyTree, batch: PackedBatch) -> tuple[Array, Array, Array]:
+            logprobs = _logprobs(self.forward, params, batch)
+            behavior = jnp.where(batch.mask, batch.behavior_logprobs, logprobs)
+            losses = self.token_loss(logprobs, behavior, batch.advantages)
+            losses = jnp.where(batch.mask, losses, 0.0)
+            loss = (batch.weights * losses).sum()
+            found = (jnp.isfinite(each).all() for each in (logprobs, losses, loss))
+            return tuple(found)  # type: ignore[return-value]
+
+        return finite
+
+
+def _first_bad(finite: Callable[[int], object], most: int) -> int:
+    """The smallest count that is not finite; `most` is not."""
+    least = 0
+    while least < most:
+        middle = (least + most) // 2
+        if finite(middle):
+            least = middle + 1
+        else:
+            most = middle
+    return most
+
+
+def _logprobs(forward: Forward, params: PyTree, batch: PackedBatch) -> Array:
+    logprobs, _ = forward.logprobs(
+        params,
+        batch.tokens,
+        positions=batch.positions,
+        segment_ids=batch.segment_ids,
+        targets=batch.targets,
+        sharing=batch.sharing,
+    )
+    return logprobs
+
+
+def _in_inputs(batch: PackedBatch) -> Iterator[str]:
+    """Of the batch, on the host.  A masked behavior log-probability is not read."""
+    checked = {
+        "weights": batch.weights,
+        "advantages": batch.advantages,
+        "behavior_logprobs": np.where(batch.mask, batch.behavior_logprobs, 0.0),
+    }
+    for name, values in checked.items():
+        bad = np.argwhere(~np.isfinite(values))
+        if len(bad):
+            microbatch, row, position = bad[0].tolist()
+            yield (
+                f"the batch's {name} are not: {values[tuple(bad[0])]} in microbatch "
+                f"{microbatch}, row {row}, position {position} is the first of "
+                f"{len(bad)}"
+            )
+
+
+@jax.jit
+def _peaks(tree: PyTree) -> PyTree:
+    """The largest absolute value of every leaf, layer by layer; NaN: not finite."""
+
+    def peak(path: tuple, leaf: Array) -> Array:
+        stacked = path[0] == jax.tree_util.DictKey("layers")
+        axes = tuple(range(int(stacked), leaf.ndim))
+        # Not by the maximum alone: between devices, some backends' skips a NaN.
+        finite = jnp.isfinite(leaf).all(axis=axes)
+        return jnp.where(finite, jnp.abs(leaf).max(axis=axes), jnp.nan)
+
+    return jax.tree_util.tree_map_with_path(peak, tree)
+
+
+def _named_peaks(tree: PyTree) -> list[tuple[str, int, float]]:
+    """Leaf, layer (-1: none) and largest absolute value."""
+    peaks, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(_peaks(tree)))
+    return [
+        (str(path[-1].key), layer if np.ndim(values) else -1, float(value))
+        for path, values in peaks
+        for layer, value in enumerate(np.atleast_1d(values))
+    ]
+
+
+def _describe(leaf: str, layer: int) -> str:
+    return leaf if layer < 0 else f"{leaf} of layer {layer}"
+
+
+def _forward_order(leaf: str, layer: int) -> tuple[int, int]:
+    return ({"embedding": -2}.get(leaf, layer if layer >= 0 else 1 << 30), 0)
+
+
+def _backward_order(leaf: str, layer: int) -> tuple[int, int]:
+    """Head, final norm, the layers from the last to the first, embedding."""
+    outside = {"head": (-2, 0), "final_norm": (-1, 0), "embedding": (1 << 30, 0)}
+    return outside[leaf] if layer < 0 else ((1 << 20) - layer, _BACKWARD.index(leaf))
+
+
+def _not_finite(
+    tree: PyTree, *, order: Callable[[str, int], tuple[int, int]] = _forward_order
+) -> list[str]:
+    """The leaves, layer by layer, that hold what is not finite; the first first."""
+    bad = [
+        (leaf, layer)
+        for leaf, layer, peak in _named_peaks(tree)
+        if not np.isfinite(peak)
+    ]
+    return [_describe(*each) for each in sorted(bad, key=lambda each: order(*each))]
+
+
+def _largest(tree: PyTree) -> tuple[str, float]:
+    leaf, layer, peak = max(_named_peaks(tree), key=lambda each: each[2])
+    return _describe(leaf, layer), peak
+
+
+_norm = jax.jit(optax.tree.norm)

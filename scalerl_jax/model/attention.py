@@ -1,0 +1,352 @@
+"""Causal attention within the segments of packed rows, in plain XLA, block by block.
+
+Rows hold segments laid end to end; a token sees the earlier tokens of its own segment.
+No [S, S] array exists, forward or backward: blocks of queries meet blocks of keys
+(FlashAttention-2, https://arxiv.org/abs/2307.08691), and only those between the start
+of the queries' oldest segment and the diagonal, so that a row of many short segments
+costs what the segments cost.  `attention_kernels` has the same for TPUs and GPUs.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+MASKED = -1e30  # finite: a row without any key must not make a NaN
+# Names of what a forward pass saves for the backward one, for remat policies.
+SAVED = "attention"
+_UNROLLED = 4  # blocks of a row, at most
+_TINY = 128  # tokens
+_Carry = Any
+# First key, how many, what was found so far -> what is found with them.
+_Meet = Callable[[Array | int, int, _Carry], _Carry]
+ROWS = ("data", "fsdp")  # mesh axes that cut the rows of a batch
+# Over a mesh: queries keep their part of the row, keys and values come whole.
+QUERIES = PartitionSpec(ROWS, "context", "tensor", None)
+KEYS = PartitionSpec(ROWS, None, "tensor", None)
+
+
+class SegmentAttention(Protocol):
+    """Queries, keys and values of whole rows -> what each query finds."""
+
+    def __call__(
+        self,
+        q: Float[Array, "R S heads dim"],
+        k: Float[Array, "R S kv dim"],
+        v: Float[Array, "R S kv dim"],
+        segment_ids: Int[Array, "R S"],
+    ) -> Float[Array, "R S heads dim"]:
+        """Causal attention within each segment; 0 is a segment of its own."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockwiseAttention:
+    """Plain XLA, on any device and over any mesh; `mesh` None: on one device."""
+
+    mesh: Mesh | None = None
+    block: int = 512  # queries, and keys, that are looked at together
+
+    def __call__(
+        self,
+        q: Float[Array, "R S heads dim"],
+        k: Float[Array, "R S kv dim"],
+        v: Float[Array, "R S kv dim"],
+        segment_ids: Int[Array, "R S"],
+    ) -> Float[Array, "R S heads dim"]:
+        """Causal attention within each segment."""
+        return _attend(self, q, k, v, segment_ids)
+
+    def over_mesh(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
+        """`function` on every device's part, with its place on the context axis."""
+        if self.mesh is None:
+            return functools.partial(function, 0)
+
+        def local(*arrays: Array) -> tuple[Array, ...]:
+            return function(jax.lax.axis_index("context"), *arrays)
+
+        return jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            check_vma=False,
+        )
+
+
+_ROW = PartitionSpec(ROWS, None)
+_LSE = PartitionSpec(ROWS, "tensor", None, "context")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(
+    attention: BlockwiseAttention, q: Array, k: Array, v: Array, segment_ids: Array
+) -> Array:
+    return _forward(attention, q, k, v, segment_ids)[0]
+
+
+def _forward(
+    attention: BlockwiseAttention, q: Array, k: Array, v: Array, segment_ids: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    local = attention.over_mesh(
+        functools.partial(_forward_blocks, attention.block),
+        in_specs=(QUERIES, KEYS, KEYS, _ROW),
+        out_specs=(QUERIES, _LSE),
+    )
+    mixed, log_sum = local(q, k, v, segment_ids)
+    mixed = checkpoint_name(mixed, SAVED)
+    return mixed, (q, k, v, segment_ids, mixed, checkpoint_name(log_sum, SAVED))
+
+
+def _backward(
+    attention: BlockwiseAttention, saved: tuple[Array, ...], cotangent: Array
+) -> tuple[Array | None, ...]:
+    shards = 1 if attention.mesh is None else attention.mesh.shape["context"]
+    local = attention.over_mesh(
+        functools.partial(_backward_blocks, attention.block, shards),
+        in_specs=(QUERIES, KEYS, KEYS, _ROW, QUERIES, _LSE, QUERIES),
+        out_specs=(QUERIES, QUERIES, QUERIES),
+    )
+    return *local(*saved, cotangent), None  # type: ignore[call-arg]
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _by_heads(x: Array, kv_heads: int) -> Float[Array, "R kv group S dim"]:
+    rows, length, heads, dim = x.shape
+    x = x.reshape(rows, length, kv_heads, heads // kv_heads, dim)
+    return x.transpose(0, 2, 3, 1, 4)
+
+
+def _by_tokens(x: Float[Array, "R kv group S dim"]) -> Float[Array, "R S heads dim"]:
+    rows, kv, group, length, dim = x.shape
+    return x.transpose(0, 3, 1, 2, 4).reshape(rows, length, kv * group, dim)
+
+
+def _block_size(length: int, most: int) -> int:
+    """The largest divisor of `length` that is at most `most`."""
+    return max(n for n in range(1, min(length, most) + 1) if length % n == 0)
+
+
+class _Blocks:
+    """Which keys a block of queries needs, and what it may see of them.
+
+    A row of few blocks is unrolled: a block of queries meets all keys up to its own
+    end in one product.  In longer rows it meets one block of keys after the other, from
+    the oldest that any row needs.
+    """
+
+    def __init__(
+        self, place: Array | int, block: int, queries: int, segment_ids: Array
+    ) -> None:
+        length = segment_ids.shape[1]
+        # Two blocks at least of a row that is not tiny: what is later is not computed.
+        self.size = _block_size(queries, min(block, max(length // 2, _TINY)))
+        self.count = queries // self.size  # of the queries
+        self.unrolled = queries == length and self.count <= _UNROLLED
+        self._first = place * self.count
+        self._segments = segment_ids
+        order = jnp.arange(length)
+        new = jnp.diff(segment_ids, axis=1, prepend=-1) != 0
+        starts = jax.lax.cummax(jnp.where(new, order, 0), axis=1)
+        self._oldest = starts[:, :: self.size].min(axis=0) // self.size
+
+    def each(self, meet: _Meet, index: Array | int, carry: _Carry) -> _Carry:
+        """`meet(first, length, carry)` for the keys that a block of queries needs."""
+        if self.unrolled:
+            return meet(0, (int(index) + 1) * self.size, carry)
+        return jax.lax.fori_loop(
+            self._oldest[self._first + index],
+            self._first + index + 1,
+            lambda block, carry: meet(block * self.size, self.size, carry),
+            carry,
+        )
+
+    def over(self, one: Callable[..., Any], carry: Any) -> tuple[Any, Any]:
+        """`jax.lax.scan` of `one` over the blocks of queries, their results stacked."""
+        if not self.unrolled:
+            return jax.lax.scan(one, carry, jnp.arange(self.count))
+        found = []
+        for index in range(self.count):
+            carry, each = one(carry, index)
+            found.append(each)
+        return carry, jax.tree.map(lambda *each: jnp.stack(each), *found)
+
+    def allowed(self, index: Array | int, first: Array | int, length: int) -> Array:
+        """[R, queries, keys]: same segment, not later."""
+        start = (self._first + index) * self.size
+        queries = _cut(self._segments, start, self.size, axis=1)
+        seen = _cut(self._segments, first, length, axis=1)
+        earlier = (start + jnp.arange(self.size))[:, None] >= first + jnp.arange(length)
+        return (queries[:, :, None] == seen[:, None, :]) & earlier
+
+
+def _cut(x: Array, first: Array | int, length: int, *, axis: int = -2) -> Array:
+    """Some consecutive tokens of an array."""
+    return jax.lax.dynamic_slice_in_dim(x, first, length, axis=axis % x.ndim)
+
+
+def _add_at(x: Array, first: Array | int, more: Array) -> Array:
+    """The array with `more` added to some consecutive tokens."""
+    sums = _cut(x, first, more.shape[-2]) + more
+    return jax.lax.dynamic_update_slice_in_dim(x, sums, first, axis=x.ndim - 2)
+
+
+def _forward_blocks(
+    block: int,
+    place: Array | int,
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+) -> tuple[Array, Float[Array, "R kv group S"]]:
+    """What the queries find, and the logarithms of their sums of exponentials."""
+    blocks = _Blocks(place, block, q.shape[1], segment_ids)
+    kv_heads, size = k.shape[2], blocks.size
+    queries = _by_heads(q, kv_heads)
+    k, v = (_by_heads(x, kv_heads)[:, :, 0] for x in (k, v))
+
+    def one(none: None, index: Array | int) -> tuple[None, tuple[Array, Array]]:
+        these = _cut(queries, index * size, size)
+
+        def meet(first: Array | int, length: int, carry: _Carry) -> _Carry:
+            best, total, mixed = carry
+            scores = jnp.einsum(
+                "rkgqd,rksd->rkgqs",
+                these,
+                _cut(k, first, length),
+                preferred_element_type=jnp.float32,
+            )
+            allowed = blocks.allowed(index, first, length)[:, None, None]
+            scores = jnp.where(allowed, scores * q.shape[-1] ** -0.5, MASKED)
+            higher = jnp.maximum(best, scores.max(axis=-1))
+            shares = jnp.exp(scores - higher[..., None])
+            shrink = jnp.exp(best - higher)
+            found = jnp.einsum(
+                "rkgqs,rksd->rkgqd",
+                shares.astype(v.dtype),
+                _cut(v, first, length),
+                preferred_element_type=jnp.float32,
+            )
+            total = total * shrink + shares.sum(axis=-1)
+            return higher, total, mixed * shrink[..., None] + found
+
+        shape = these.shape[:-1]
+        start = (
+            jnp.full(shape, MASKED, jnp.float32),
+            jnp.zeros(shape, jnp.float32),
+            jnp.zeros(these.shape, jnp.float32),
+        )
+        best, total, mixed = blocks.each(meet, index, start)
+        mixed = (mixed / total[..., None]).astype(q.dtype)
+        return none, (mixed, best + jnp.log(total))
+
+    _, found = blocks.over(one, None)
+    mixed, log_sum = (_joined(x, axis=3) for x in found)
+    return _by_tokens(mixed), log_sum
+
+
+def _joined(x: Array, *, axis: int) -> Array:
+    """Blocks [n, ...] laid end to end along an axis of the parts."""
+    x = jnp.moveaxis(x, 0, axis)
+    shape = (*x.shape[:axis], -1, *x.shape[axis + 2 :])
+    return x.reshape(shape)
+
+
+def _shares_and_slope(
+    k: Array,
+    v: Array,
+    q: Array,
+    cotangent: Array,
+    log_sum: Array,
+    delta: Array,
+    allowed: Array,
+) -> tuple[Float[Array, "R kv s group q"], Float[Array, "R kv s group q"]]:
+    """Shares of some keys for some queries, and the cotangents of their products q k.
+
+    Keys come first: XLA's CPU backend transposes left operands that are contracted
+    over their rows, and these are the left ones of the products that follow.
+    """
+    wide = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    scale = q.shape[-1] ** -0.5
+    scores = wide("rksd,rkgqd->rksgq", k, q) * scale
+    allowed = allowed.swapaxes(1, 2)[:, None, :, None]
+    shares = jnp.where(allowed, jnp.exp(scores - log_sum), 0.0)
+    slope = shares * (wide("rksd,rkgqd->rksgq", v, cotangent) - delta) * scale
+    return shares.astype(q.dtype), slope.astype(q.dtype)
+
+
+def _backward_blocks(
+    block: int,
+    shards: int,
+    place: Array | int,
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    mixed: Array,
+    log_sum: Array,
+    cotangent: Array,
+) -> tuple[Array, Array, Array]:
+    """Cotangents of q, k and v; the latter two summed over the context axis."""
+    blocks = _Blocks(place, block, q.shape[1], segment_ids)
+    kv_heads, size = k.shape[2], blocks.size
+    wide = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    # sum_s shares * (cotangent . v) of a query = cotangent . what it found
+    delta = (cotangent.astype(jnp.float32) * mixed.astype(jnp.float32)).sum(axis=-1)
+    delta = _by_heads(delta[..., None], kv_heads)[..., 0]
+    queries, wanted = (_by_heads(x, kv_heads) for x in (q, cotangent))
+    k, v = (_by_heads(x, kv_heads)[:, :, 0] for x in (k, v))
+    # Transposed behind a barrier: XLA's CPU backend has no bfloat16 product, of several
+    # rows and heads, that contracts the tokens of its left operand.
+    columns = jax.lax.optimization_barrier(k.swapaxes(2, 3))
+
+    def one(
+        sums: tuple[Array, Array], index: Array | int
+    ) -> tuple[tuple[Array, Array], Array]:
+        these, want = (_cut(x, index * size, size) for x in (queries, wanted))
+        log_sums, deltas = (
+            _cut(x, index * size, size, axis=-1)[:, :, None] for x in (log_sum, delta)
+        )
+
+        def meet(first: Array | int, length: int, carry: _Carry) -> _Carry:
+            dk, dv, dq = carry
+            seen, values = (_cut(x, first, length) for x in (k, v))
+            allowed = blocks.allowed(index, first, length)
+            shares, slope = _shares_and_slope(
+                seen, values, these, want, log_sums, deltas, allowed
+            )
+            across = _cut(columns, first, length, axis=-1)
+            dq = dq + wide("rkds,rksgq->rkdgq", across, slope)
+            new = (
+                wide("rksgq,rkgqd->rksd", slope, these),
+                wide("rksgq,rkgqd->rksd", shares, want),
+            )
+            return *(
+                _add_at(x, first, more) for x, more in zip((dk, dv), new, strict=True)
+            ), dq
+
+        rows, kv, group, _, dim = these.shape
+        start = (*sums, jnp.zeros((rows, kv, dim, group, size), jnp.float32))
+        dk, dv, dq = blocks.each(meet, index, start)
+        return (dk, dv), jnp.moveaxis(dq, 2, -1).astype(q.dtype)
+
+    sums, dq = blocks.over(one, (jnp.zeros(k.shape, jnp.float32),) * 2)
+    dq = _joined(dq, axis=3)
+    dk, dv = (_over_context(x, shards).astype(q.dtype) for x in sums)
+    return _by_tokens(dq), dk, dv
+
+
+def _over_context(x: Float[Array, "R kv S dim"], shards: int) -> Array:
+    """The part [R, S / shards, kv, dim] of a device, summed over the context axis."""
+    x = _by_tokens(x[:, :, None])
+    if shards == 1:
+        return x
+    return jax.lax.psum_scatter(x, "context", scatter_dimension=1, tiled=True)

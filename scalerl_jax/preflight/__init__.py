@@ -1,0 +1,1 @@
+"""Whether a config fits a TPU topology, found by compiling for it without one."""

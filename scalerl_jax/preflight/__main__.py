@@ -1,0 +1,44 @@
+"""What fits a TPU topology, found on a machine without one:
+
+    python -m scalerl_jax.preflight --config=configs/8b.py --topology=v5p:4x4x4
+
+Exit status: 0 it fits, 1 it does not, 2 a mistake in a setting or a flag.
+"""
+
+import importlib.util
+import os
+import sys
+
+# The compiler is asked for a machine by name, and must look for none of its own.  On a
+# TPU VM these would hide the machine from JAX: they are of this process alone, and
+# have to be there before JAX is imported.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # it keeps no memory statistics
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+_MISTAKE = 2
+
+
+def main() -> int:
+    """The exit status of the command line's check."""
+    if importlib.util.find_spec("libtpu") is None:
+        sys.stderr.write(
+            "error: the TPU compiler is not installed; on any Linux machine: "
+            'pip install -e ".[tpu]"\n'
+        )
+        return _MISTAKE
+    os.environ.update(ENVIRONMENT)
+    from scalerl_jax.preflight.command import run
+
+    return run(sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The command line: flags and settings in, one answer out."""
+
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from scalerl_jax import config as config_lib
+from scalerl_jax.preflight.check import check, search_rows
+from scalerl_jax.preflight.chips import parse_topology
+from scalerl_jax.preflight.report import to_json, to_text
+
+_FITS, _TOO_LARGE, _MISTAKE = 0, 1, 2
+
+
+def _flags(argv: list[str]) -> tuple[flags.FlagValues, Any]:
+    values = flags.FlagValues()
+    config = config_flags.DEFINE_config_file(
+        "config", None, "Settings, a Python file.", flag_values=values, sys_argv=argv
+    )
+    for name, meaning in {
+        "topology": "NAME:AxB or NAME:AxBxC; N* before it for N slices.",
+    }.items():
+        flags.DEFINE_string(name, None, meaning, flag_values=values)
+    for name, meaning in {
+        "json": "One JSON object on stdout.",
+        "search": "Compile for the most rows of a microbatch that fit.",
+    }.items():
+        flags.DEFINE_bool(name, False, meaning, flag_values=values)
+    return values, config
+
+
+def run(argv: Sequence[str]) -> int:
+    """Check what the flags name, print the answer, and return the exit status."""
+    values, config_flag = _flags(list(argv))
+    try:
+        extra = values(list(argv))[1:]
+        missing = [name for name in ("config", "topology") if not values[name].value]
+        if extra or missing:
+            return _mistake(
+                f"unknown arguments {extra}"
+                if extra
+                else f"--{missing[0]} is missing: --config=configs/8b.py "
+                f"--topology=v5p:4x4x4"
+            )
+        topology = parse_topology(str(values["topology"].value))
+        config = config_lib.resolve(config_flag.value)
+    except (AttributeError, KeyError) as error:  # --config.name is not a setting
+        return _mistake(f"--config has no such setting: {error.args[0]}")
+    except flags.Error as error:
+        return _mistake(str(error))
+    except OSError as error:
+        return _mistake(f"--config: {error}")
+    except ValueError as error:
+        return _mistake(str(error))
+    file = next(arg.split("=", 1)[1] for arg in argv if arg.startswith("--config="))
+    try:
+        result = check(config, topology)
+        found = (
+            search_rows(config, topology, result) if values["search"].value else None
+        )
+    except ValueError as error:
+        if not _is_explained(error):
+            raise
+        return _mistake(str(error))
+    if values["json"].value:
+        answer = to_json(result, config_file=file)
+        answer |= {"largest_compiled": found} if found is not None else {}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stderr.write(to_text(result, config_file=file))
+    else:
+        sys.stdout.write(to_text(result, config_file=file))
+        if found is not None:
+            sys.stdout.write(
+                f"compiled: the train step fits with batch.rows_per_microbatch = "
+                f"{found}\n"
+            )
+    return _FITS if result.fits else _TOO_LARGE
+
+
+def _mistake(message: str) -> int:
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    return _MISTAKE
+
+
+def _is_explained(error: Exception) -> bool:
+    """Whether this package raised it, with a message for the user."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals["__name__"].startswith("scalerl_jax.")

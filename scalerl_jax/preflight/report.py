@@ -1,0 +1,287 @@
+"""The answer, as text to read and as one JSON object."""
+
+import dataclasses
+from typing import Any
+
+from scalerl_jax import config as config_lib
+from scalerl_jax.preflight.check import (
+    Checked,
+    Result,
+    decode_context,
+    estimate_largest,
+    head_is_float32,
+)
+from scalerl_jax.preflight.collectives import Traffic
+
+TRAIN_STEP = ("start", "accumulate", "update")
+# Part of the memory -> the settings that make it smaller.
+_SHARDS = "mesh.fsdp or more devices: more shards of the state"
+ADVICE = {
+    "params": _SHARDS,
+    "optimizer": _SHARDS,
+    "learner's state": _SHARDS,
+    "gradients so far": _SHARDS,
+    "gradients of the microbatch": _SHARDS,
+    "saved activations": (
+        "batch.rows_per_microbatch, model.remat = 'full', or mesh.context"
+    ),
+    "logits tile": "model.head_chunk_tokens or model.head_chunk_vocab",
+    "slab of the head": "model.head_chunk_vocab",
+    "other temporaries": (
+        "batch.rows_per_microbatch, batch.row_tokens, mesh.context or mesh.tensor"
+    ),
+    "sampler's params": "mesh.sampler_devices, or model.sampler_dtype = 'bfloat16'",
+    "params of the next version": "mesh.sampler_devices",
+    "KV cache": "sampler.cache_tokens, or mesh.sampler_devices",
+    "KV cache of an evaluation": "sampler.cache_tokens, or mesh.sampler_devices",
+    "temporaries": "sampler.slots or sampler.prefill_tokens",
+    "code of all programs": "sampler.slots: fewer sizes to compile for",
+    "copy to publish": "mesh.sampler_devices: more shards of the copy",
+    "arguments and results": _SHARDS,
+}
+_GIB = 2**30
+
+
+def to_json(result: Result, *, config_file: str) -> dict[str, Any]:
+    """Everything that was found; bytes are of one device."""
+    parts = result.parts
+    programs = {
+        name: _program_json(name, each) for name, each in result.programs.items()
+    }
+    return {
+        "fits": result.fits,
+        "config": config_file,
+        "settings": config_lib.to_json(parts.config),
+        "topology": result.topology.name,
+        "devices": {
+            "all": result.topology.num_devices,
+            "learner": parts.learner_mesh.size,
+            "sampler": parts.sampler_mesh.size,
+            "shared": not parts.config.mesh.sampler_devices,
+            "unused": parts.placement.unused,
+            "learner_topology": parts.placement.learner.name,
+            "sampler_topology": parts.placement.sampler.name,
+        },
+        "hbm_limit_bytes": result.limit,
+        "attention": result.attention,
+        "microbatches": result.microbatches,
+        "largest_estimated": estimate_largest(result),
+        "advice": advice(result),
+        "notes": notes(result),
+        "programs": {
+            "train_step": _step_json(result)
+            | {"programs": {name: programs[name] for name in TRAIN_STEP}},
+            "prefill": programs["prefill"],
+            "decode": programs["decode"],
+            "publish": programs["publish"]
+            | {"float32_head": True, "note": "a copy, by arithmetic: it has no head"},
+        },
+    }
+
+
+def _program_json(name: str, each: Checked) -> dict[str, Any]:
+    found = {
+        "peak_bytes": each.peak_bytes,
+        "memory": each.parts,
+        "too_large": each.too_large,
+        "collectives": {
+            kind: dataclasses.asdict(sums) for kind, sums in each.traffic.items()
+        },
+        "flops": each.work.flops,
+        "head_flops": each.work.head,
+        "hbm_bytes": each.work.bytes,
+        "roofline_seconds": each.roofline.seconds,
+        "roofline": dataclasses.asdict(each.roofline)
+        | {"bound_by": each.roofline.bound_by},
+        "float32_head": head_is_float32(name, each.head),
+    }
+    if name == "prefill":
+        found["note"] = (
+            "prefill draws no token and has no head; the last token of a prompt is "
+            "decoded"
+        )
+    return found
+
+
+def _step_json(result: Result) -> dict[str, Any]:
+    """An optimizer step: its programs added up; the peak is the greatest."""
+    each = {name: result.programs[name] for name in TRAIN_STEP}
+    fullest = max(each.values(), key=lambda one: one.peak_bytes)
+    return {
+        "peak_bytes": fullest.peak_bytes,
+        "memory": fullest.parts,
+        "too_large": " ".join(one.too_large for one in each.values()).strip(),
+        "collectives": {
+            kind: dataclasses.asdict(sums)
+            for kind, sums in step_traffic(result).items()
+        },
+        "flops": sum(one.work.flops * one.calls for one in each.values()),
+        "head_flops": sum(one.work.head * one.calls for one in each.values()),
+        "roofline_seconds": step_seconds(result),
+        "float32_head": head_is_float32("accumulate", each["accumulate"].head),
+    }
+
+
+def step_seconds(result: Result) -> float:
+    """Of an optimizer step, by the rooflines of its programs."""
+    programs = (result.programs[name] for name in TRAIN_STEP)
+    return sum(one.roofline.seconds * one.calls for one in programs)
+
+
+def step_traffic(result: Result) -> dict[str, Traffic]:
+    """Collectives of an optimizer step."""
+    sums: dict[str, Traffic] = {}
+    for name in TRAIN_STEP:
+        one = result.programs[name]
+        for kind, found in one.traffic.items():
+            each = sums.setdefault(kind, Traffic())
+            each.count += found.count * one.calls
+            each.bytes += found.bytes * one.calls
+            each.sent_bytes += found.sent_bytes * one.calls
+    return sums
+
+
+def advice(result: Result) -> list[str]:
+    """What to change, the largest part first; empty if everything fits."""
+    said: list[str] = []
+    for name, each in result.programs.items():
+        if each.peak_bytes <= result.limit and not each.too_large:
+            continue
+        for part, size in sorted(each.parts.items(), key=lambda one: -one[1]):
+            if part in ADVICE and size > result.limit / 100:
+                line = f"{part} ({_gib(size)} in {name}): {ADVICE[part]}"
+                said.append(line)
+        if each.too_large:
+            said.append(f"{name} was not compiled: {each.too_large}")
+            said.append(
+                "its temporaries are not known then: lower batch.rows_per_microbatch, "
+                "batch.row_tokens or sampler.slots first"
+            )
+    return said
+
+
+def notes(result: Result) -> list[str]:
+    """What a reader must know about how it was found."""
+    parts, placement = result.parts, result.parts.placement
+    chip, said = result.topology.chip, list(parts.notes)
+    if placement.separate or placement.learner.shape != result.topology.shape:
+        said.append(
+            f"{chip.name} programs take a whole slice or a rectangle of its hosts: the "
+            f"learner is compiled for {placement.learner.name}, the sampler for "
+            f"{placement.sampler.name}; start them as processes of their own"
+        )
+    if placement.unused:
+        per_generator = parts.config.mesh.sampler_devices or parts.sampler_mesh.size
+        said.append(
+            f"{placement.unused} of {result.topology.num_devices} devices stay unused: "
+            f"mesh.fsdp must divide hidden_size = {parts.arch.hidden_size}; they can "
+            f"hold {placement.unused // per_generator} more generators"
+        )
+    if result.topology.slices > 1:
+        said.append(
+            "the network between slices is not in the rooflines: every microbatch sums "
+            "its gradients over mesh.data through it"
+        )
+    said.append(
+        "an evaluation holds a KV cache of its own beside the training one, and the "
+        "sampler two versions of the params while one is published; both are counted"
+    )
+    said.append(
+        "rooflines are bounds from below (everything at its peak, all overlapped); a "
+        "float32 head at the highest precision takes 6 bfloat16 passes"
+    )
+    return said
+
+
+def to_text(result: Result, *, config_file: str) -> str:
+    """Tables to read."""
+    parts, limit = result.parts, result.limit
+    mesh = parts.config.mesh
+    lines = [
+        f"{config_file} on {result.topology.name}: "
+        f"{'fits' if result.fits else 'DOES NOT FIT'} "
+        f"({_gib(limit)} of HBM for programs on each device)",
+        f"devices: learner {parts.learner_mesh.size} (data {mesh.data}, fsdp "
+        f"{mesh.fsdp}, context {mesh.context}, tensor {mesh.tensor}), sampler "
+        + (f"{mesh.sampler_devices}" if mesh.sampler_devices else "shares them")
+        + f", unused {parts.placement.unused}",
+        f"attention: learner {result.attention['learner']}; sampler "
+        f"{result.attention['sampler']}",
+        "",
+    ]
+    for name, each in result.programs.items():
+        lines += _memory_lines(name, each, limit)
+    lines += _cost_lines(result)
+    found = estimate_largest(result)
+    if found:
+        lines.append(
+            f"estimate: up to batch.rows_per_microbatch = "
+            f"{found['rows_per_microbatch']} (now "
+            f"{parts.config.batch.rows_per_microbatch}), or batch.row_tokens = "
+            f"{found['row_tokens']} (now {parts.config.batch.row_tokens}), with "
+            f"temporaries in proportion to tokens"
+        )
+    if changes := advice(result):
+        lines += ["", "what to change, the largest part first:"]
+        lines += [f"  - {line}" for line in changes]
+    lines += ["", *(f"note: {line}" for line in notes(result))]
+    return "\n".join(lines) + "\n"
+
+
+def _memory_lines(name: str, each: Checked, limit: int) -> list[str]:
+    verdict = "" if each.peak_bytes <= limit and not each.too_large else "  TOO LARGE"
+    least = " or more" if each.too_large else ""
+    lines = [f"{name}: {_gib(each.peak_bytes)}{least} of {_gib(limit)}{verdict}"]
+    for part, size in sorted(each.parts.items(), key=lambda one: -one[1]):
+        if size >= 2**20:
+            lines.append(f"    {_gib(size):>10}  {part}")
+    if each.too_large:
+        lines.append(f"    the compiler: {each.too_large}")
+    return lines
+
+
+def _cost_lines(result: Result) -> list[str]:
+    lines = [
+        "",
+        f"{'program':<11} {'calls':>5} {'TFLOP':>10} {'of it head':>10} "
+        f"{'compute s':>10} {'HBM s':>8} {'ICI s':>8}  bound by  head",
+    ]
+    for name, each in result.programs.items():
+        if name == "publish":
+            continue
+        cost = each.roofline
+        head = "" if each.head is None else "float32, highest precision"
+        if each.head is not None and not head_is_float32(name, each.head):
+            head = f"{each.head.lower} matmuls BELOW float32"
+        if name == "prefill" and each.head is not None and not each.head.highest:
+            head = "none: it draws no token"
+        lines.append(
+            f"{name:<11} {each.calls:>5} {each.work.flops / 1e12:>10.1f} "
+            f"{each.work.head / 1e12:>10.1f} {cost.compute:>10.4f} {cost.hbm:>8.4f} "
+            f"{cost.ici:>8.4f}  {cost.bound_by:<8}  {head}"
+        )
+    lines += ["", "collectives of a device and call:"]
+    for name, each in result.programs.items():
+        for kind, sums in sorted(each.traffic.items()):
+            lines.append(
+                f"    {name:<11} {kind:<19} {sums.count:>7} x  {_gib(sums.bytes):>10}"
+                f"  sends {_gib(sums.sent_bytes)}"
+            )
+    settings = result.parts.engine.settings
+    work = result.programs["accumulate"].work
+    whole = work.passes(float32_head=result.parts.config.model.float32_head)
+    tokens = result.programs["decode"]
+    rate = settings.slots * settings.tokens_per_call / tokens.roofline.seconds
+    lines += [
+        "",
+        f"optimizer step: {step_seconds(result):.2f} s or more "
+        f"({result.microbatches} microbatches if every rollout is as long as can be)",
+        f"its head: {1 - work.layers / whole:.0%} of the matrix units' work",
+        f"decoding: {rate:,.0f} tokens/s or less from a sampler with "
+        f"{settings.slots} slots of {decode_context(result.parts):,.0f} tokens",
+    ]
+    return lines
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:.2f} GiB"

@@ -1,0 +1,177 @@
+"""The train step's programs: what they delete, when they compile, in which numbers."""
+
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_step import (
+    ADAMW,
+    ARCH,
+    CAP,
+    FAST_COMPILE,
+    assert_trees_close,
+    bench,
+    slow_result,
+    start_params,
+)
+
+from scalerl_jax.algo.losses import cispo_loss
+from scalerl_jax.learner.step import make_accumulate
+from scalerl_jax.model.shardings import param_shardings
+
+EIGHT = dict(optimizer=ADAMW, shape=(1, 4, 1, 2), rows=4, row_tokens=16)
+
+
+def layout(state):
+    return jax.tree.map(lambda leaf: leaf.sharding, state)
+
+
+def test_two_steps_of_adam_on_eight_devices_are_those_of_one():
+    eight, one = bench(**EIGHT), bench(optimizer=ADAMW)
+    ours, theirs = eight.state(), one.state()
+    before = layout(ours)
+    for _ in range(2):
+        ours, metrics = eight.step(ours, eight.batch())
+        theirs, expected = one.step(theirs, one.batch())
+        assert_trees_close(metrics, expected, rtol=2e-5, atol=1e-6)
+    # A step of Adam is at most rate / eps = 10 times as far off as its gradient.
+    assert_trees_close(ours, theirs, rtol=1e-5, atol=2e-5)
+    assert layout(ours) == before
+
+
+def test_moments_are_cut_as_their_params_are():
+    state = bench(**EIGHT).state()
+    shardings = layout(state)
+    assert shardings.params == param_shardings(ARCH, state.policy_version.sharding.mesh)
+    for moment in ("mu", "nu"):
+        assert optax.tree.get(shardings.opt_state, moment) == shardings.params
+    first = optax.tree.get(state.opt_state, "mu")["embedding"]
+    # vocabulary 16 over tensor 2, hidden 16 over fsdp 4
+    assert first.addressable_shards[0].data.shape == (8, 4)
+
+
+def test_a_step_deletes_the_state_that_it_was_given_and_nothing_else():
+    these = bench(**EIGHT)
+    state, batch = these.state(), these.batch()
+    kept = jax.tree.map(np.copy, batch)
+    after, _ = these.step(state, batch)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(after))
+    jax.tree.map(np.testing.assert_array_equal, batch, kept)
+
+
+def test_nothing_is_compiled_after_the_start_however_many_microbatches(caplog):
+    these = bench(**EIGHT)
+    these.step.compile()
+    state, batch = these.state(), these.batch(packing=False)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        for count in (1, 2, 1):
+            some = jax.tree.map(lambda leaf, count=count: leaf[:count], batch)
+            state, metrics = these.step(state, some)
+            float(metrics["loss"])
+        assert not [each for each in caplog.messages if "ompil" in each]
+        jax.block_until_ready(jax.jit(lambda x: x + 41)(1.0))
+        assert [each for each in caplog.messages if "ompil" in each]  # would be seen
+
+
+def test_programs_are_lowered_by_name_without_running():
+    assert {"start", "accumulate", "update"} == bench(**EIGHT).step.lower().keys()
+
+
+def moved(state):
+    """How far params went from the start, as one float64 vector."""
+    parts = jax.tree.map(
+        lambda new, old: np.ravel(np.asarray(new, np.float64) - old),
+        jax.device_get(state.params),
+        start_params(),
+    )
+    return np.concatenate(jax.tree.leaves(parts))
+
+
+def dtypes(tree):
+    return {leaf.dtype for leaf in jax.tree.leaves(tree)}
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 2, 2, 2)], ids=str)
+def test_a_bfloat16_forward_pass_moves_float32_params_nearly_as_float32_does(shape):
+    state, _ = bench(shape=shape, compute_dtype="bfloat16").run()
+    assert dtypes(state.params) == {jnp.dtype("float32")}
+    expected = np.concatenate([np.ravel(x) for x in jax.tree.leaves(slow_result()[1])])
+    error = np.linalg.norm(moved(state) + expected) / np.linalg.norm(expected)
+    # bfloat16 rounds by up to 2^-8 = 0.004, here some twenty times in a row.
+    assert 1e-4 < error < 0.03
+
+
+def test_gradients_of_float32_params_keep_more_bits_than_bfloat16_has():
+    these = bench(compute_dtype="bfloat16")
+    accumulate = make_accumulate(
+        these.forward,
+        functools.partial(cispo_loss, max_importance_ratio=CAP),
+        max_importance_ratio=CAP,
+    )
+    batch = jax.tree.map(lambda leaf: leaf[0], these.batch())
+    run = jax.jit(accumulate, compiler_options=FAST_COMPILE)
+    grads = run(start_params(), None, batch).grads
+    for name in ("query", "value", "output", "gate", "down"):
+        gradient = np.asarray(grads["layers"][name])
+        assert gradient.dtype == np.float32
+        assert np.mean(gradient == gradient.astype(jnp.bfloat16)) < 0.1, name
+
+
+def test_the_optimizer_of_bfloat16_params_counts_in_float32():
+    these = bench(optimizer=ADAMW, compute_dtype="bfloat16", param_dtype="bfloat16")
+    state, _ = these.run()
+    assert dtypes(state.params) == {jnp.dtype("bfloat16")}
+    for moment in ("mu", "nu"):
+        assert dtypes(optax.tree.get(state.opt_state, moment)) == {jnp.dtype("float32")}
+    again, _ = these.step(state, these.batch())
+    assert dtypes(again.params) == {jnp.dtype("bfloat16")}
+    assert again.policy_version == 2
+
+
+def constant(rate):
+    """An optimizer that subtracts `rate`, whatever the gradient."""
+    return optax.stateless(
+        lambda grads, params: jax.tree.map(
+            lambda leaf: jnp.full_like(leaf, -rate), grads
+        )
+    )
+
+
+NUDGE = constant(1e-4)  # below half a unit of every bfloat16 above 0.06
+
+
+def test_params_are_rounded_to_nearest_unless_asked_otherwise():
+    these = bench(optimizer=NUDGE, param_dtype="bfloat16")
+    before = jax.device_get(these.state().params)
+    after = jax.device_get(these.run()[0].params)
+
+    def nearest(old, new):
+        wanted = (old.astype(np.float32) - np.float32(1e-4)).astype(jnp.bfloat16)
+        np.testing.assert_array_equal(new, wanted)
+
+    jax.tree.map(nearest, before, after)
+
+
+def test_stochastic_rounding_moves_bfloat16_params_by_the_update_on_average():
+    these = bench(optimizer=NUDGE, param_dtype="bfloat16", stochastic_rounding=True)
+    state = these.state()
+    before = jax.device_get(state.params)
+    steps = 40
+    for _ in range(steps):
+        state, _ = these.step(state, these.batch())
+    total, spread = 0.0, 0.0
+    for old, new in zip(
+        jax.tree.leaves(before), jax.tree.leaves(state.params), strict=True
+    ):
+        old, new = np.asarray(old, np.float64), np.asarray(new, np.float64)
+        total += (new - old).sum()
+        # A step to the next value, of at most 2^-8 of it, with odds of rate / step:
+        # variance at most rate * step each time.
+        spread += steps * (1e-4 * 2.0**-7 * np.abs(old)).sum()
+    count = sum(leaf.size for leaf in jax.tree.leaves(before))
+    assert abs(total + steps * 1e-4 * count) < 5 * spread**0.5

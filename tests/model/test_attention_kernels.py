@@ -1,0 +1,194 @@
+"""The kernels that run on a CPU against the dense softmax, and who gets which.
+
+cuDNN's cannot even be lowered without its library: of it only the places of segments
+that it is told are checked here.
+"""
+
+import dataclasses
+
+import dense_attention
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_model import small_architecture
+
+from scalerl_jax.model.attention import BlockwiseAttention
+from scalerl_jax.model.attention_kernels import (
+    MAX_SEGMENTS,
+    CudnnAttention,
+    SplashAttention,
+    choose_attention,
+    segment_places,
+)
+from scalerl_jax.parallel.mesh import AXES, make_mesh
+
+LENGTH, HEADS = 256, 4
+
+
+def mesh_of(shape, devices=None):
+    devices = devices or jax.devices()[: int(np.prod(shape))]
+    return make_mesh(devices, **dict(zip(AXES, shape, strict=True)))
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 2, 2), (2, 1, 1, 2)], ids=str)
+def test_splash_gives_values_and_gradients_of_the_dense(shape, kv_heads):
+    attention = SplashAttention(mesh_of(shape), HEADS, interpret=True)
+    rng = np.random.default_rng(kv_heads)
+    q, k, v, cotangent = dense_attention.random_inputs(
+        rng, rows=2, length=LENGTH, heads=HEADS, kv_heads=kv_heads, dim=128
+    )
+    segment_ids = dense_attention.rows_of_segments(rng, 2, LENGTH)
+
+    @jax.jit
+    def run(q, k, v, segment_ids, cotangent):
+        found, back = jax.vjp(lambda *x: attention(*x, segment_ids), q, k, v)
+        return found, back(cotangent)
+
+    arguments = (q, k, v, segment_ids, cotangent)
+    found, gradients = run(*arguments)
+    expected, expected_gradients = dense_attention.attend(*arguments)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-5)
+
+
+def test_places_of_segments_by_hand():
+    lengths, starts = segment_places(
+        np.array([[1, 1, 1, 2, 3, 3, 0, 0], [0] * 8, [1] * 8])
+    )
+    assert lengths.shape == (3, MAX_SEGMENTS)
+    assert starts.shape == (3, MAX_SEGMENTS + 1)
+    assert lengths[:, :4].tolist() == [[3, 1, 2, -1], [-1] * 4, [8, -1, -1, -1]]
+    # The start of each segment, then the end of the last one.
+    assert starts[:, :5].tolist() == [
+        [0, 3, 4, 6, -1],
+        [0, -1, -1, -1, -1],
+        [0, 8, -1, -1, -1],
+    ]
+    assert (lengths[:, 4:] == -1).all() and (starts[:, 5:] == -1).all()
+
+
+def test_a_row_may_be_full_of_segments():
+    ids = np.arange(1, MAX_SEGMENTS + 1)[None]
+    lengths, starts = segment_places(ids)
+    assert (lengths == 1).all()
+    assert starts[0].tolist() == list(range(MAX_SEGMENTS + 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """A device of a machine that is not here."""
+
+    id: int
+    platform: str
+
+
+ARCH = small_architecture(head_dim=128)
+SHARED = dict(row_tokens=512, block=64)
+
+
+def choose(name, platform, *, arch=ARCH, context=1, dtype="bfloat16", **changes):
+    mesh = mesh_of(
+        (1, 1, context, 1), [Described(place, platform) for place in range(context)]
+    )
+    options = SHARED | changes
+    return choose_attention(
+        name, arch=arch, mesh=mesh, dtype=jnp.dtype(dtype), **options
+    )
+
+
+@pytest.mark.parametrize(
+    "name, platform, changes, expected",
+    [
+        pytest.param("auto", "cpu", {}, BlockwiseAttention, id="cpu"),
+        pytest.param("auto", "tpu", {}, SplashAttention, id="tpu"),
+        pytest.param("auto", "gpu", {}, CudnnAttention, id="gpu"),
+        pytest.param("splash", "tpu", dict(context=4), SplashAttention, id="context"),
+        pytest.param("blockwise", "gpu", {}, BlockwiseAttention, id="by name"),
+        pytest.param(
+            "auto",
+            "tpu",
+            dict(arch=small_architecture(head_dim=64)),
+            BlockwiseAttention,
+            id="heads that splash does not take",
+        ),
+        pytest.param(
+            "auto", "tpu", dict(row_tokens=500), BlockwiseAttention, id="odd rows"
+        ),
+        pytest.param(
+            "auto", "gpu", dict(dtype="float32"), BlockwiseAttention, id="float32"
+        ),
+        pytest.param("auto", "gpu", dict(context=2), BlockwiseAttention, id="cut rows"),
+    ],
+)
+def test_a_machine_gets_what_it_can_run(name, platform, changes, expected):
+    found = choose(name, platform, **changes)
+    assert type(found) is expected
+    if expected is BlockwiseAttention:
+        assert found.block == 64
+    if expected is SplashAttention:
+        assert (found.heads, found.interpret) == (ARCH.num_heads, False)
+
+
+@pytest.mark.parametrize(
+    "name, platform, changes, message",
+    [
+        pytest.param(
+            "flash",
+            "cpu",
+            {},
+            r"model\.attention = 'flash'; choose from \['auto', 'blockwise', 'cudnn', "
+            r"'splash'\]",
+            id="unknown",
+        ),
+        pytest.param(
+            "splash", "gpu", {}, r"'splash' .* gpu devices: it needs TPUs", id="no TPU"
+        ),
+        pytest.param(
+            "splash",
+            "tpu",
+            dict(arch=small_architecture(head_dim=64)),
+            r"head_dim = 64: it must be a multiple of 128.*model\.attention = 'auto'",
+            id="heads for splash",
+        ),
+        pytest.param(
+            "splash",
+            "tpu",
+            dict(row_tokens=640, context=2),
+            r"batch\.row_tokens = 640 over mesh\.context = 2: .* multiple of 128 "
+            r"tokens; change batch\.row_tokens",
+            id="shards for splash",
+        ),
+        pytest.param(
+            "cudnn", "cpu", {}, r"'cudnn' .* cpu devices: it needs GPUs", id="no GPU"
+        ),
+        pytest.param(
+            "cudnn",
+            "gpu",
+            dict(dtype="float32"),
+            r"model\.compute_dtype = float32: set it to 'bfloat16'",
+            id="float32 for cudnn",
+        ),
+        pytest.param(
+            "cudnn",
+            "gpu",
+            dict(arch=small_architecture(head_dim=256)),
+            r"head_dim = 256: a multiple of 8 up to 128",
+            id="heads for cudnn",
+        ),
+        pytest.param(
+            "cudnn",
+            "gpu",
+            dict(context=2),
+            r"mesh\.context = 2: set it to 1",
+            id="cut rows for cudnn",
+        ),
+    ],
+)
+def test_what_a_kernel_does_not_take_is_refused_with_the_way_out(
+    name, platform, changes, message
+):
+    with pytest.raises(ValueError, match=message):
+        choose(name, platform, **changes)

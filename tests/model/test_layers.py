@@ -1,0 +1,114 @@
+"""What a layer is made of, against the plain formulas and their own gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalerl_jax.model.layers import gated, linear, rms_norm, rotate, rotations
+
+FREQUENCIES = np.array([1.0, 0.3, 0.1, 0.03], np.float32)
+POSITIONS = np.array([[0, 1, 2, 0, 1], [7, 8, 500, 501, 0]])
+
+
+def plain_rms_norm(x, scale):
+    return x / jnp.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * scale
+
+
+def plain_gated(gate, up):
+    return gate / (1.0 + jnp.exp(-gate)) * up
+
+
+def plain_rotate(x):
+    """As complex numbers, dimension i being the real part of i + dim / 2."""
+    angles = POSITIONS[..., None, None] * FREQUENCIES
+    number = (x[..., :4] + 1j * x[..., 4:]) * jnp.exp(1j * angles)
+    return jnp.concatenate([number.real, number.imag], axis=-1)
+
+
+def shaped(rng, *shapes):
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+# Ours, the plain formula, and the shapes of their arguments.
+CASES = {
+    "linear": (linear, lambda x, w: x @ w, ((2, 5, 8), (8, 6))),
+    "rms_norm": (
+        lambda x, scale: rms_norm(x, scale, 1e-6),
+        plain_rms_norm,
+        ((2, 5, 8), (8,)),
+    ),
+    "gated": (gated, plain_gated, ((2, 5, 8), (2, 5, 8))),
+    "rotate": (
+        lambda x: rotate(x, rotations(POSITIONS, FREQUENCIES)),
+        plain_rotate,
+        ((2, 5, 3, 8),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(deadline=None, max_examples=4)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_values_and_gradients_are_those_of_the_plain_formula(name, seed):
+    ours, plain, shapes = CASES[name]
+    arguments = shaped(np.random.default_rng(seed), *shapes)
+    found, back = jax.vjp(ours, *arguments)
+    expected, plain_back = jax.vjp(plain, *arguments)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    (cotangent,) = shaped(np.random.default_rng(seed + 1), found.shape)
+    for mine, theirs in zip(back(cotangent), plain_back(cotangent), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "gated"])
+@pytest.mark.parametrize("size", [0.0, 1e-18, 300.0])
+def test_extreme_inputs_make_no_nan(name, size):
+    ours, _, shapes = CASES[name]
+    arguments = [size * x for x in shaped(np.random.default_rng(0), *shapes)]
+    found, back = jax.vjp(ours, *arguments)
+    for leaf in (found, *back(jnp.ones_like(found))):
+        assert np.isfinite(leaf).all()
+
+
+def test_rms_norm_of_bfloat16_is_computed_in_float32():
+    (x, scale) = shaped(np.random.default_rng(0), (4, 4096), (4096,))
+    x = jnp.asarray(x, jnp.bfloat16)
+    found = rms_norm(x, scale, 1e-6)
+    assert found.dtype == jnp.bfloat16
+    exact = plain_rms_norm(np.asarray(x, np.float64), scale.astype(np.float64))
+    # Three values of a product are rounded by 2^-8; the 4,096 squares were not.
+    error = np.abs(np.asarray(found, np.float64) - exact)
+    assert np.all(error <= 3.1 * 2.0**-8 * np.abs(exact))
+
+
+def test_rotations_of_positions_far_out_are_those_of_float64():
+    positions = np.array([0, 32_767, 131_071])
+    cos, sin = rotations(positions, np.float32([1.0, 0.01]))
+    angles = positions[:, None, None] * np.float32([1.0, 0.01]).astype(np.float64)
+    # An angle of 10^5 has 24 bits: rounded by 2^-8.
+    np.testing.assert_allclose(cos, np.cos(angles), atol=5e-3)
+    np.testing.assert_allclose(sin, np.sin(angles), atol=5e-3)
+
+
+def bits_used(x):
+    """Share of the values that bfloat16 cannot say."""
+    return float(np.mean(np.asarray(x) != x.astype(jnp.bfloat16).astype(jnp.float32)))
+
+
+def test_the_gradient_of_float32_weights_is_never_rounded_to_bfloat16():
+    rng = np.random.default_rng(0)
+    x, weights, cotangent = shaped(rng, (3, 50, 16), (16, 12), (3, 50, 12))
+    x, cotangent = (jnp.asarray(each, jnp.bfloat16) for each in (x, cotangent))
+    found, back = jax.vjp(linear, x, weights)
+    of_x, of_weights = jax.jit(back)(cotangent)
+    assert (found.dtype, of_x.dtype) == (jnp.bfloat16, jnp.bfloat16)
+    assert of_weights.dtype == jnp.float32
+    exact = np.einsum(
+        "rsk,rsn->kn", np.asarray(x, np.float64), np.asarray(cotangent, np.float64)
+    )
+    # 150 exact products, summed in float32; bfloat16 would be off by 2^-9 of each.
+    np.testing.assert_allclose(of_weights, exact, rtol=1e-5, atol=1e-4)
+    assert bits_used(of_weights) > 0.9

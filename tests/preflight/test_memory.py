@@ -1,0 +1,154 @@
+"""The parts of the memory of a small config, against arrays on eight CPU devices."""
+
+import dataclasses
+import functools
+
+import jax
+import pytest
+
+from scalerl_jax import config as config_lib
+from scalerl_jax.build.learning import (
+    abstract_state,
+    make_adamw,
+    make_architecture,
+    make_meshes,
+)
+from scalerl_jax.build.sampling import make_engine
+from scalerl_jax.learner.step import init_state
+from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.transformer import init_params
+from scalerl_jax.preflight import memory
+from scalerl_jax.preflight.check import count_microbatches
+from scalerl_jax.preflight.programs import AssumedTokenizer
+from scalerl_jax.sampler.lowering import decode_state
+
+
+def small(**mesh):
+    config = config_lib.defaults()
+    config.model.architecture = "tiny"
+    config.sampler.max_prompt_tokens = 64
+    config.sampler.max_completion_tokens = 192
+    config.sampler.slots = 8
+    config.interruption.enabled = False
+    config.batch.row_tokens = 512
+    config.mesh.update(mesh)
+    return config_lib.resolve(config)
+
+
+def on_device_0(tree):
+    """Bytes of the arrays' shards on the first device."""
+    return sum(
+        shard.data.nbytes
+        for leaf in jax.tree.leaves(tree)
+        for shard in leaf.addressable_shards
+        if shard.device == jax.devices()[0]
+    )
+
+
+@pytest.fixture(scope="module")
+def learner():
+    config = small(fsdp=4, tensor=2)
+    arch = make_architecture(config)
+    mesh, _ = make_meshes(config, arch, jax.devices())
+    layout = abstract_state(config, arch, mesh)
+    params = jax.jit(
+        functools.partial(init_params, arch, dtype=jax.numpy.float32),
+        out_shardings=param_shardings(arch, mesh),
+    )(jax.random.key(0))
+    state = jax.jit(
+        functools.partial(init_state, optimizer=make_adamw(config)),
+        out_shardings=jax.tree.map(lambda leaf: leaf.sharding, layout),
+    )(params)
+    return config, arch, layout, state
+
+
+def test_params_and_optimizer_are_as_large_as_the_arrays(learner):
+    config, arch, layout, state = learner
+    parts = memory.learner_parts(config, arch, layout, 0)
+    assert parts["params"] == on_device_0(state.params)
+    others = (state.opt_state, state.policy_version)
+    assert parts["optimizer"] == on_device_0(others)
+    assert parts["gradients so far"] == on_device_0(state.params)  # float32 both
+
+
+def test_the_cache_is_as_large_as_its_arrays():
+    config = small(tensor=2)
+    arch = make_architecture(config)
+    _, mesh = make_meshes(config, arch, jax.devices()[:2])
+    engine = make_engine(config, arch, AssumedTokenizer(), mesh)
+    state = engine.init_decode_state()
+    assert memory.device_bytes(decode_state(engine)) == on_device_0(state)
+
+
+@pytest.mark.parametrize(
+    "remat, values",
+    [
+        # hidden 128, 4 heads of 32, 2 kv heads, ffn 384; 4 normalisers of 4 bytes
+        pytest.param("full", 4 * 128, id="full: the layer's input"),
+        pytest.param("attention", 4 * (128 + 128) + 16, id="attention: what it found"),
+        pytest.param(
+            "dots",
+            4 * (128 + 128 + 128 + 2 * 64 + 2 * 128 + 2 * 384) + 16,
+            id="dots: every product",
+        ),
+    ],
+)
+def test_saved_activations_by_hand(remat, values):
+    config = small(fsdp=4)
+    model = dataclasses.replace(config.model, remat=remat)
+    config = dataclasses.replace(config, model=model)
+    arch = make_architecture(config)
+    # 8 rows of 512 tokens over 4 shards, 4 layers
+    assert memory.saved_activations(config, arch) == 4 * 2 * 512 * values
+
+
+def test_saved_activations_under_full_remat_are_the_scans_stack():
+    """XLA keeps one [layers, rows, tokens, hidden] array between the two passes."""
+
+    def layers(params, x):
+        step = jax.checkpoint(lambda x, w: (jax.numpy.tanh(x @ w), None))
+        return jax.lax.scan(step, x, params)[0].sum()
+
+    params = jax.ShapeDtypeStruct((4, 128, 128), jax.numpy.float32)
+    x = jax.ShapeDtypeStruct((2, 512, 128), jax.numpy.float32)
+    _, backward = jax.eval_shape(lambda *args: jax.vjp(layers, *args), params, x)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(backward)]
+    assert (4, 2, 512, 128) in shapes
+
+
+def test_the_heads_tile_is_cut_as_the_learner_cuts_it():
+    config = small(fsdp=4, tensor=2)
+    model = dataclasses.replace(
+        config.model, head_chunk_tokens=100, head_chunk_vocab=50
+    )
+    config = dataclasses.replace(config, model=model)
+    found = memory.logits_tile(config, make_architecture(config))
+    # 1,024 tokens of a device in chunks of 64; 64 of 128 entries in slabs of 32
+    assert found == {"logits tile": 64 * 32 * 4, "slab of the head": 32 * 128 * 4}
+
+
+def test_a_programs_peak_counts_what_it_was_given_once():
+    found = memory.ProgramMemory(
+        arguments=100, outputs=50, aliased=40, temporaries=30, code=7
+    )
+    assert found.peak == 100 + 50 - 40 + 30 + 7
+
+
+@pytest.mark.parametrize(
+    "row_tokens, packing, rows, microbatches",
+    [
+        # 768 rollouts of 255 predictions
+        pytest.param(256, True, 8, 96, id="one in a row"),
+        pytest.param(512, True, 8, 48, id="two in a row"),
+        pytest.param(512, False, 8, 96, id="without packing"),
+        pytest.param(512, True, 80, 5, id="the last one partly filled"),
+    ],
+)
+def test_microbatches_of_a_step_of_the_longest_rollouts(
+    row_tokens, packing, rows, microbatches
+):
+    config = small()
+    batch = dataclasses.replace(
+        config.batch, row_tokens=row_tokens, packing=packing, rows_per_microbatch=rows
+    )
+    assert count_microbatches(dataclasses.replace(config, batch=batch)) == microbatches

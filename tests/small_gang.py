@@ -1,0 +1,249 @@
+"""Several small processes that train as one on the CPU, and what each of them does.
+
+`start` makes the processes; each runs one of the scenarios below and leaves its
+results as files in the directory that it was given.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import small_run
+from jax.sharding import NamedSharding, PartitionSpec
+from small_step import ADAMW, bench, make_sequences
+
+from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.parallel import multihost
+from scalerl_jax.types import Group, Prompt, Rollout
+from scalerl_jax.utils.preemption import Preemption
+
+DEVICES = 2  # of each process
+HEARTBEAT_S = 10
+# (data, fsdp, context, tensor): each time, another axis lies across the processes.
+SHAPES = ((1, 4, 1, 1), (2, 2, 1, 1), (1, 1, 2, 2))
+STEPS = 3
+SAVED = 2  # steps behind the checkpoint
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def start(scenario, directory, *, count=2, ids=None, port=None, timeout_s=60):
+    """Processes `ids` of `count`, which run a scenario; `finish` waits for one."""
+    port = port or free_port()
+    path = f"{small_run.ROOT}{os.pathsep}{small_run.ROOT / 'tests'}"
+    return [
+        small_run.start(
+            "-c",
+            "import small_gang; small_gang.main()",
+            *(scenario, directory, f"127.0.0.1:{port}", count, process, timeout_s),
+            environment={"PYTHONPATH": path},
+        )
+        for process in (range(count) if ids is None else ids)
+    ]
+
+
+def finish(process, *, timeout_s=90):
+    """Exit status, the lines of stdout, and stderr."""
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    finally:
+        process.kill()
+    lines = [line for line in output.splitlines() if not line.startswith("[Gloo]")]
+    return process.returncode, lines, errors
+
+
+def make_bench(shape):
+    return bench(optimizer=ADAMW, shape=shape, rows=4, row_tokens=16)
+
+
+def batches():
+    """Other rollouts in each step."""
+    sequences = make_sequences()
+    for step in range(STEPS):
+        yield [*sequences[step:], *sequences[:step]][: 8 - step]
+
+
+def steps(shape, state, first=0, last=STEPS):
+    """The state after some steps, and the metrics of each as numbers."""
+    maker, history = make_bench(shape), []
+    for sequences in list(batches())[first:last]:
+        state, metrics = maker.step(state, maker.batch(sequences=sequences))
+        history.append({name: float(value) for name, value in metrics.items()})
+    return state, history
+
+
+def abstract(state):
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
+
+
+def whole(state):
+    """Every leaf as a NumPy array, whatever the devices of its shards."""
+    mesh = jax.tree.leaves(state)[0].sharding.mesh
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    gather = jax.jit(lambda tree: tree, out_shardings=everywhere)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(gather(state))]
+
+
+def write_result(directory, name, state, history):
+    file = Path(directory) / f"{name}_{multihost.process_index()}"
+    np.savez(f"{file}.npz", *whole(state))
+    Path(f"{file}.json").write_text(json.dumps(history))
+
+
+def read_result(directory, name, process):
+    file = Path(directory) / f"{name}_{process}"
+    with np.load(f"{file}.npz") as arrays:
+        leaves = [arrays[key] for key in arrays.files]
+    return leaves, json.loads(Path(f"{file}.json").read_text())
+
+
+def make_group(process):
+    rollout = Rollout(
+        completion_tokens=np.arange(3, dtype=np.int32),
+        completion_mask=np.ones(3, bool),
+        behavior_logprobs=np.full(3, -0.5, np.float32),
+        policy_versions=np.zeros(3, np.int32),
+        cut_off=False,
+        interrupted=False,
+        reward=1.0,
+        passed=True,
+        status="ok",
+    )
+    prompt = Prompt(
+        prompt_id=process,
+        epoch=0,
+        task="chain_sum",
+        text="1 + 1 =",
+        tokens=np.arange(2, dtype=np.int32),
+        reference={},
+    )
+    return Group(ticket=process, prompt=prompt, rollouts=(rollout,), finished_version=1)
+
+
+def save(checkpointer, step, state):
+    process = multihost.process_index()
+    checkpointer.save(
+        step,
+        state=state,
+        host={"process": process},
+        groups=[make_group(process)] * (process + 1),
+    )
+
+
+def train(directory):
+    """Steps on every mesh; a save, and a restoration, in the midst of one; a death."""
+    for number, shape in enumerate(SHAPES):
+        result = steps(shape, make_bench(shape).state())
+        write_result(directory, f"mesh{number}", *result)
+    shape = SHAPES[0]
+    checkpointer = Checkpointer(directory / "ours", every=1, keep=2, timeout_s=30)
+    state, _ = steps(shape, make_bench(shape).state(), last=SAVED)
+    save(checkpointer, SAVED, state)
+    restored = checkpointer.restore(abstract(state))
+    result = steps(shape, restored.state, first=SAVED)
+    write_result(directory, "resumed", *result)
+    theirs = Checkpointer(directory / "theirs", every=1, keep=2, timeout_s=30)
+    restored = theirs.restore(abstract(make_bench(SHAPES[1]).state()))
+    write_result(directory, "theirs", *steps(SHAPES[1], restored.state, first=SAVED))
+    stop_together(directory)
+    state, _ = steps(shape, make_bench(shape).state(), last=1)
+    if multihost.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    steps(shape, state, first=1)
+
+
+def stop_together(directory):
+    """SIGTERM comes to one process; all notice it at one step."""
+    with Preemption() as preemption:
+        step = 0
+        while not preemption.reached(step):
+            if step == 10 and multihost.process_index() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            step += 1
+            time.sleep(0.02)
+    (directory / f"stopped_{multihost.process_index()}").write_text(str(step))
+
+
+def full_disk(directory):
+    """The second save fails in one process, whose files may not grow."""
+    shape = SHAPES[0]
+    state = make_bench(shape).state()
+    checkpointer = Checkpointer(directory / "ours", every=1, keep=3, timeout_s=30)
+    save(checkpointer, 1, state)
+    second = multihost.process_index() == 1
+    if second:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, -1))
+    try:
+        save(checkpointer, 2, state)
+    except RuntimeError as error:
+        sys.stdout.write(f"{error}\n")
+    if second:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+    restored = checkpointer.restore(abstract(state))
+    sys.stdout.write(f"restored {restored.step}\n")
+    save(checkpointer, 3, state)
+    try:
+        save(checkpointer, 4 + multihost.process_index(), state)
+    except RuntimeError as error:
+        sys.stdout.write(f"{error}\n")
+    multihost.together(lambda: None, name="the others' look", timeout_s=30)
+    sys.stdout.write(f"{checkpointer.steps()}\n")
+
+
+def meet(directory):
+    """What several processes say to each other."""
+    mine = multihost.process_index()
+    everyone = [str(process) for process in range(multihost.process_count())]
+    for _ in range(3):
+        assert multihost.exchange(str(mine), name="a", timeout_s=10) == everyone
+    multihost.agree("same", name="a setting", timeout_s=10)
+
+    def fail():
+        if mine == 1:
+            raise KeyError("lost")
+
+    def late():
+        return multihost.exchange("", name="nobody else", timeout_s=1)
+
+    for action in (
+        lambda: multihost.agree(str(mine), name="a setting", timeout_s=10),
+        lambda: multihost.together(fail, name="an action", timeout_s=10),
+        late if mine == 0 else lambda: None,
+    ):
+        try:
+            action()
+        except (ValueError, RuntimeError, TimeoutError) as error:
+            sys.stdout.write(f"{type(error).__name__}: {error}\n")
+    multihost.exchange("", name="the end", timeout_s=10)
+
+
+SCENARIOS = {each.__name__: each for each in (train, full_disk, meet)}
+
+
+def main():
+    scenario, directory, coordinator, count, process, timeout_s = sys.argv[1:]
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        multihost.initialize(
+            coordinator=coordinator,
+            num_processes=int(count),
+            process_id=int(process),
+            timeout_s=float(timeout_s),
+            heartbeat_s=HEARTBEAT_S,
+        )
+    except (ValueError, RuntimeError, TimeoutError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    SCENARIOS[scenario](Path(directory))

@@ -33,8 +33,8 @@ HEAD_WORKLOAD, HEAD_TOKENS = "W2", (2304, 4608)  # of 8 and of 16 rows
 REMAT_WORKLOAD = "W2"
 
 
-# As configs/tiny.py has it: few layers, and tiles of logits that caches hold.
-ON_A_CPU = dict(scan_layers=False, head_chunk_tokens=512, head_chunk_vocab=4096)
+# Tiles of logits that caches hold.
+ON_A_CPU = dict(head_chunk_tokens=512, head_chunk_vocab=4096)
 
 
 class Learner:

@@ -9,7 +9,6 @@ is cut as `model.shardings` says, and only a slab of it is gathered at a time.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.model.transformer import head_logits
+from scalerl_jax.parallel.mesh import over_mesh
+from scalerl_jax.utils.divisors import largest_divisor
 
 _ROWS = ("data", "fsdp")
 _HIDDEN = PartitionSpec(_ROWS, "context", None)
@@ -35,18 +36,6 @@ class Head:
     chunk_tokens: int = 1024  # per device
     chunk_vocab: int = 16384  # per device
 
-    def over_mesh(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
-        """`function` on every device's part."""
-        if self.mesh is None:
-            return function
-        return jax.shard_map(
-            function,
-            mesh=self.mesh,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            check_vma=False,
-        )
-
     def gather(self, slab: Array, dtype: jnp.dtype) -> Float[Array, "v D"]:
         """All columns of a slab of the head, in the dtype of the product."""
         slab = slab.astype(jnp.float32 if self.float32_head else dtype)
@@ -56,9 +45,11 @@ class Head:
 
     def scatter(self, of_slab: Float[Array, "v D"]) -> Float[Array, "v D/f"]:
         """This device's columns, summed over the fsdp axis."""
-        if self.mesh is None:
+        if self.mesh is None or self.mesh.shape["fsdp"] == 1:
             return of_slab
-        return jax.lax.psum_scatter(of_slab, "fsdp", scatter_dimension=1, tiled=True)
+        # Over the first axis: over the last one some TPUs get a whole all-reduce.
+        parts = of_slab.reshape(of_slab.shape[0], self.mesh.shape["fsdp"], -1)
+        return jax.lax.psum_scatter(parts.swapaxes(0, 1), "fsdp", scatter_dimension=0)
 
     def first_id(self, head: Array) -> Array | int:
         """Id of the first token that this device's part of the head is of."""
@@ -103,7 +94,8 @@ def _token_logprobs(
 def _forward(
     head: Head, hidden: Array, weights: Array, targets: Array
 ) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
-    logprobs, entropy, log_z = head.over_mesh(
+    logprobs, entropy, log_z = over_mesh(
+        head.mesh,
         functools.partial(_forward_tiles, head),
         in_specs=(_HIDDEN, _HEAD, _TOKENS),
         out_specs=(_TOKENS,) * 3,
@@ -115,7 +107,8 @@ def _backward(
     head: Head, saved: tuple[Array, ...], cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, None]:
     tokens = (_TOKENS,) * 5
-    of_hidden, of_weights = head.over_mesh(
+    of_hidden, of_weights = over_mesh(
+        head.mesh,
         functools.partial(_backward_tiles, head),
         in_specs=(_HIDDEN, _HEAD, *tokens),
         out_specs=(_HIDDEN, _HEAD),
@@ -131,13 +124,9 @@ def _tiles(
 ) -> tuple[int, Float[Array, "n v D"]]:
     """Tokens of a tile, and the slabs of this device's part of the head."""
     tokens, vocab = hidden.shape[0] * hidden.shape[1], weights.shape[0]
-    chunk = _largest_divisor(tokens, head.chunk_tokens)
-    slab = _largest_divisor(vocab, head.chunk_vocab)
+    chunk = largest_divisor(tokens, head.chunk_tokens)
+    slab = largest_divisor(vocab, head.chunk_vocab)
     return chunk, weights.reshape(vocab // slab, slab, -1)
-
-
-def _largest_divisor(length: int, most: int) -> int:
-    return max(n for n in range(1, min(length, most) + 1) if length % n == 0)
 
 
 def _forward_tiles(

@@ -128,7 +128,7 @@ class Diagnosis:
                 "final_norm": jnp.where(normed, norm, jnp.ones_like(norm)),
                 "head": jnp.zeros_like(head_weights(params)),
             }
-            return jnp.isfinite(_logprobs(self.forward, params | idle, batch)).all()
+            return jnp.isfinite(self.forward.of_batch(params | idle, batch)[0]).all()
 
         return finite
 
@@ -138,7 +138,7 @@ class Diagnosis:
 
         @jax.jit
         def finite(params: PyTree, batch: PackedBatch) -> tuple[Array, Array, Array]:
-            logprobs = _logprobs(self.forward, params, batch)
+            logprobs, _ = self.forward.of_batch(params, batch)
             behavior = jnp.where(batch.mask, batch.behavior_logprobs, logprobs)
             losses = self.token_loss(logprobs, behavior, batch.advantages)
             losses = jnp.where(batch.mask, losses, 0.0)
@@ -159,18 +159,6 @@ def _first_bad(finite: Callable[[int], object], most: int) -> int:
         else:
             most = middle
     return most
-
-
-def _logprobs(forward: Forward, params: PyTree, batch: PackedBatch) -> Array:
-    logprobs, _ = forward.logprobs(
-        params,
-        batch.tokens,
-        positions=batch.positions,
-        segment_ids=batch.segment_ids,
-        targets=batch.targets,
-        sharing=batch.sharing,
-    )
-    return logprobs
 
 
 def _in_inputs(batch: PackedBatch) -> Iterator[str]:

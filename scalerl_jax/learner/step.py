@@ -92,6 +92,17 @@ class Forward:
         hidden = hidden[:, hidden.shape[1] - targets.shape[1] :]
         return token_logprobs(hidden, head_weights(params), targets, self.head)
 
+    def of_batch(self, params: PyTree, batch: PackedBatch) -> tuple[Array, Array]:
+        """Log-probabilities and entropies of a microbatch's targets."""
+        return self.logprobs(
+            params,
+            batch.tokens,
+            positions=batch.positions,
+            segment_ids=batch.segment_ids,
+            targets=batch.targets,
+            sharing=batch.sharing,
+        )
+
 
 def init_state(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
     """The state at version 0."""
@@ -218,14 +229,7 @@ def _microbatch_loss(
     max_importance_ratio: float,
 ) -> tuple[Array, tuple[dict[str, Array], dict[str, Array]]]:
     """Loss of a microbatch [R, S]; sums and maxima of its tokens."""
-    logprobs, entropy = forward.logprobs(
-        params,
-        batch.tokens,
-        positions=batch.positions,
-        segment_ids=batch.segment_ids,
-        targets=batch.targets,
-        sharing=batch.sharing,
-    )
+    logprobs, entropy = forward.of_batch(params, batch)
     # Before exp: a masked token has ratio 1, and can never make a NaN.
     behavior = jnp.where(batch.mask, batch.behavior_logprobs, logprobs)
     losses = token_loss(logprobs, behavior, batch.advantages)

@@ -18,6 +18,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from scalerl_jax.parallel.mesh import over_mesh
+from scalerl_jax.utils.divisors import largest_divisor
+
 MASKED = -1e30  # finite: a row without any key must not make a NaN
 # Names of what a forward pass saves for the backward one, for remat policies.
 SAVED = "attention"
@@ -63,21 +66,11 @@ class BlockwiseAttention:
         """Causal attention within each segment."""
         return _attend(self, q, k, v, segment_ids)
 
-    def over_mesh(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
-        """`function` on every device's part, with its place on the context axis."""
+    def placed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` with its place on the context axis as its first argument."""
         if self.mesh is None:
             return functools.partial(function, 0)
-
-        def local(*arrays: Array) -> tuple[Array, ...]:
-            return function(jax.lax.axis_index("context"), *arrays)
-
-        return jax.shard_map(
-            local,
-            mesh=self.mesh,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            check_vma=False,
-        )
+        return lambda *arrays: function(jax.lax.axis_index("context"), *arrays)
 
 
 _ROW = PartitionSpec(ROWS, None)
@@ -94,8 +87,9 @@ def _attend(
 def _forward(
     attention: BlockwiseAttention, q: Array, k: Array, v: Array, segment_ids: Array
 ) -> tuple[Array, tuple[Array, ...]]:
-    local = attention.over_mesh(
-        functools.partial(_forward_blocks, attention.block),
+    local = over_mesh(
+        attention.mesh,
+        attention.placed(functools.partial(_forward_blocks, attention.block)),
         in_specs=(QUERIES, KEYS, KEYS, _ROW),
         out_specs=(QUERIES, _LSE),
     )
@@ -108,8 +102,9 @@ def _backward(
     attention: BlockwiseAttention, saved: tuple[Array, ...], cotangent: Array
 ) -> tuple[Array | None, ...]:
     shards = 1 if attention.mesh is None else attention.mesh.shape["context"]
-    local = attention.over_mesh(
-        functools.partial(_backward_blocks, attention.block, shards),
+    local = over_mesh(
+        attention.mesh,
+        attention.placed(functools.partial(_backward_blocks, attention.block, shards)),
         in_specs=(QUERIES, KEYS, KEYS, _ROW, QUERIES, _LSE, QUERIES),
         out_specs=(QUERIES, QUERIES, QUERIES),
     )
@@ -130,11 +125,6 @@ def _by_tokens(x: Float[Array, "R kv group S dim"]) -> Float[Array, "R S heads d
     return x.transpose(0, 3, 1, 2, 4).reshape(rows, length, kv * group, dim)
 
 
-def _block_size(length: int, most: int) -> int:
-    """The largest divisor of `length` that is at most `most`."""
-    return max(n for n in range(1, min(length, most) + 1) if length % n == 0)
-
-
 class _Blocks:
     """Which keys a block of queries needs, and what it may see of them.
 
@@ -148,7 +138,7 @@ class _Blocks:
     ) -> None:
         length = segment_ids.shape[1]
         # Two blocks at least of a row that is not tiny: what is later is not computed.
-        self.size = _block_size(queries, min(block, max(length // 2, _TINY)))
+        self.size = largest_divisor(queries, min(block, max(length // 2, _TINY)))
         self.count = queries // self.size  # of the queries
         self.unrolled = queries == length and self.count <= _UNROLLED
         self._first = place * self.count

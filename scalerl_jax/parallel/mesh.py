@@ -5,9 +5,10 @@ caller asks which of them exist.  What is cut along them is said in
 `model.shardings`; nothing here knows a parameter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
@@ -49,6 +50,20 @@ def make_mesh(
         np.asarray(devices, dtype=object).reshape(shape),
         AXES,
         axis_types=(AxisType.Auto,) * len(AXES),
+    )
+
+
+def over_mesh(
+    mesh: Mesh | None, function: Callable[..., Any], in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """`function` on every device's part of its arguments; without a mesh, itself.
+
+    Collectives are the function's own affair; nothing checks `out_specs`.
+    """
+    if mesh is None:
+        return function
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
 
 

@@ -15,7 +15,6 @@ from scalerl_jax.preflight.collectives import (
 )
 from scalerl_jax.preflight.memory import (
     device_bytes,
-    largest_divisor,
     learner_parts,
 )
 from scalerl_jax.preflight.programs import (
@@ -33,6 +32,7 @@ from scalerl_jax.sampler.lowering import (
     lower_prefill,
     sampler_params,
 )
+from scalerl_jax.utils.divisors import largest_divisor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

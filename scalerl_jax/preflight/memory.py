@@ -12,6 +12,7 @@ import jax
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.types import PyTree
+from scalerl_jax.utils.divisors import largest_divisor
 
 
 def device_bytes(tree: PyTree) -> int:
@@ -104,11 +105,6 @@ def logits_tile(config: Config, arch: Architecture) -> dict[str, int]:
         "logits tile": chunk * slab * 4,
         "slab of the head": slab * arch.hidden_size * itemsize,
     }
-
-
-def largest_divisor(length: int, most: int) -> int:
-    """As the learner cuts tokens and vocabulary."""
-    return max(n for n in range(1, min(length, most) + 1) if length % n == 0)
 
 
 def learner_parts(

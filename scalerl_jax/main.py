@@ -9,7 +9,6 @@ Starts a run in the directory, or goes on with the one that is there.  On a TPU 
 import json
 import logging
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -23,6 +22,7 @@ from scalerl_jax import build
 from scalerl_jax import config as config_lib
 from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
+from scalerl_jax.utils.failures import is_explained
 from scalerl_jax.utils.metrics import EVALS_FILE
 from scalerl_jax.utils.run_directory import flatten, open_run_directory
 
@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         outcome = run(config, workdir)
     except (ValueError, RuntimeError, TimeoutError) as error:
-        if not _is_explained(error):
+        if not is_explained(error):
             raise
         status = _MISTAKE if isinstance(error, ValueError) else _FAILURE
         _end(str(error), status=status)
@@ -176,14 +176,6 @@ def _known(argv: Sequence[str]) -> str:
 def _end(message: str, *, status: int) -> NoReturn:
     sys.stderr.write(f"error: {' '.join(message.split())}\n")
     sys.exit(status)
-
-
-def _is_explained(error: Exception) -> bool:
-    """Whether this package raised it, with a message for the user."""
-    if isinstance(error, jax.errors.JaxRuntimeError):  # its own frames are not there
-        return False
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"].startswith("scalerl_jax.")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from scalerl_jax.parallel.mesh import over_mesh
+
 _TABLE = PartitionSpec("tensor", "fsdp")
 _TOKENS = PartitionSpec(("data", "fsdp"), "context")
 _FOUND = PartitionSpec(("data", "fsdp"), "context", None)
@@ -42,9 +44,7 @@ def _embed(mesh: Mesh, dtype: DTypeLike, table: Array, tokens: Array) -> Array:
         found = jax.lax.psum(found, "tensor")
         return jax.lax.all_to_all(found, "fsdp", 0, 2, tiled=True)
 
-    return jax.shard_map(
-        local, mesh=mesh, in_specs=(_TABLE, _TOKENS), out_specs=_FOUND, check_vma=False
-    )(table, tokens)
+    return over_mesh(mesh, local, (_TABLE, _TOKENS), _FOUND)(table, tokens)
 
 
 def _places(table: Array, tokens: Array) -> tuple[Array, Array]:
@@ -73,13 +73,9 @@ def _backward(
         summed = jnp.zeros_like(table).at[places].add(columns)
         return jax.lax.psum(summed, ("data", "context"))
 
-    gradient = jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(_TABLE, _TOKENS, _FOUND),
-        out_specs=_TABLE,
-        check_vma=False,
-    )(*saved, cotangent)
+    gradient = over_mesh(mesh, local, (_TABLE, _TOKENS, _FOUND), _TABLE)(
+        *saved, cotangent
+    )
     return gradient, None
 
 

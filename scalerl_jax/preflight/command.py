@@ -2,7 +2,6 @@
 
 import json
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from scalerl_jax import config as config_lib
 from scalerl_jax.preflight.check import check, search_rows
 from scalerl_jax.preflight.chips import parse_topology
 from scalerl_jax.preflight.report import to_json, to_text
+from scalerl_jax.utils.failures import is_explained
 
 _FITS, _TOO_LARGE, _MISTAKE = 0, 1, 2
 
@@ -22,10 +22,12 @@ def _flags(argv: list[str]) -> tuple[flags.FlagValues, Any]:
     config = config_flags.DEFINE_config_file(
         "config", None, "Settings, a Python file.", flag_values=values, sys_argv=argv
     )
-    for name, meaning in {
-        "topology": "NAME:AxB or NAME:AxBxC; N* before it for N slices.",
-    }.items():
-        flags.DEFINE_string(name, None, meaning, flag_values=values)
+    flags.DEFINE_string(
+        "topology",
+        None,
+        "NAME:AxB or NAME:AxBxC; N* before it for N slices.",
+        flag_values=values,
+    )
     for name, meaning in {
         "json": "One JSON object on stdout.",
         "search": "Compile for the most rows of a microbatch that fit.",
@@ -57,14 +59,14 @@ def run(argv: Sequence[str]) -> int:
         return _mistake(f"--config: {error}")
     except ValueError as error:
         return _mistake(str(error))
-    file = next(arg.split("=", 1)[1] for arg in argv if arg.startswith("--config="))
+    file = config_flags.get_config_filename(values["config"])
     try:
         result = check(config, topology)
         found = (
             search_rows(config, topology, result) if values["search"].value else None
         )
     except ValueError as error:
-        if not _is_explained(error):
+        if not is_explained(error):
             raise
         return _mistake(str(error))
     if values["json"].value:
@@ -85,9 +87,3 @@ def run(argv: Sequence[str]) -> int:
 def _mistake(message: str) -> int:
     sys.stderr.write(f"error: {' '.join(message.split())}\n")
     return _MISTAKE
-
-
-def _is_explained(error: Exception) -> bool:
-    """Whether this package raised it, with a message for the user."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"].startswith("scalerl_jax.")

@@ -14,7 +14,6 @@ import logging
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -27,6 +26,7 @@ from scalerl_jax.sampler.engine import Engine, EngineSettings
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.serve.loading import Model, load_model
 from scalerl_jax.serve.protocol import MAX_LOGPROBS, Limits
+from scalerl_jax.utils.failures import is_explained
 
 _log = logging.getLogger("scalerl_jax.serve")  # not "__main__", when run as a module
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
@@ -111,18 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             model = load_model(flags.checkpoint, dtype=flags.dtype)
             engine = _make_engine(flags, model)
         except ValueError as error:
-            if not _is_explained(error):
+            if not is_explained(error):
                 raise
             sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
             return _MISTAKE
         return 0 if _serve(flags, model, engine, listener) else _FAILURE
-
-
-def _is_explained(error: Exception) -> bool:
-    """Whether this package raised it, with a message for the user."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    name = frame.f_globals["__name__"]
-    return name == "__main__" or name.startswith("scalerl_jax.")
 
 
 def _check(flags: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo seeds bench-sampler bench-learner preflight test test-jetstream lint install install-dev clean
+.PHONY: demo seeds ablations-smoke objective-table bench-sampler bench-learner bench-rewards bench-scaling preflight test test-jetstream lint install install-dev clean
 
 # The whole recipe on a laptop: about four minutes on two idle cores.
 demo: install
@@ -29,6 +29,22 @@ seeds: install
 	done
 	$(BIN)/python benchmarks/tiny_seeds.py $(SEEDS:%=runs/tiny-seed%)
 
+# Every recipe and ablation, five steps each on the tiny policy: five minutes.
+ablations-smoke: install
+	for file in configs/recipes/*.py configs/ablations/*.py; do \
+	  echo "$$file"; \
+	  JAX_COMPILATION_CACHE_DIR=runs/smoke/programs \
+	    $(BIN)/python -m scalerl_jax.main --config=$$file:tiny \
+	    --workdir=runs/smoke/$$(basename $$file .py)-$$(date +%s) \
+	    --config.train.num_steps=5 --config.batch.num_prompts=8 \
+	    --config.optimizer.warmup_steps=1 --config.eval.num_prompts=20 \
+	    --config.eval.samples_per_prompt=1 || exit 1; \
+	done
+
+# The table of the papers' symbols, as README has it.
+objective-table: install
+	$(BIN)/python -m scalerl_jax.build.paper_table
+
 # Our sampler beside its peers (benchmarks/README.md); an hour on two idle cores.
 ifeq ($(PEER_VENVS),.venv-peers)
 bench-sampler bench-learner: $(PEERS)
@@ -39,6 +55,14 @@ bench-sampler: install
 # Our train step beside its peers' (benchmarks/README.md); an hour on two idle cores.
 bench-learner: install
 	$(BIN)/python benchmarks/learner.py --peer-venvs=$(PEER_VENVS) $(BENCH_FLAGS)
+
+# What the verifiers accept and reject, and how fast; needs bubblewrap.
+bench-rewards: install
+	$(BIN)/python benchmarks/rewards.py $(BENCH_FLAGS)
+
+# The scaling fitter: published values, coverage of its intervals, speed; ten minutes.
+bench-scaling: install
+	$(BIN)/python benchmarks/scaling.py $(BENCH_FLAGS)
 
 # Which configs fit which TPUs, by libtpu's compiler: 20 minutes on two idle cores.
 preflight: $(TPU_VENV)/installed

@@ -24,6 +24,7 @@ setuptools.setup(
         "flax>=0.12,<0.13",  # struct.dataclass
         "jax>=0.10,<0.13",
         "jaxtyping>=0.3,<0.4",  # shapes in signatures
+        "math-verify>=0.9,<0.10",  # equality of maths answers
         "matplotlib>=3.9,<4",  # the fit's picture
         "ml-collections>=1.0,<2",  # config files and their command line
         "ml-dtypes>=0.5",  # bfloat16 in checkpoint files
@@ -42,6 +43,8 @@ setuptools.setup(
             "beartype>=0.19",
             "hypothesis>=6.100",
             "import-linter>=2.1,<3",
+            "ipykernel>=6.29,<8",  # notebooks run in the tests
+            "nbclient>=0.10,<1",
             "openai>=2,<4",  # a client of the server
             "pyright[nodejs]>=1.1.390",
             "pytest>=8.3",
@@ -50,6 +53,7 @@ setuptools.setup(
             "ruff>=0.14,<1",
             "torch==2.13.0",  # parity tests
             "transformers>=5,<6",  # parity tests
+            "trl==1.16.0",  # an independent objective to compare with
         ],
         # Brings TensorFlow: 3 GB in all.
         "jetstream": ["google-jetstream==0.2.2"],

@@ -32,8 +32,8 @@ TOKENS, GPU_TOKENS = [2**power for power in range(10, 15)], [4096, 8192, 16384]
 
 # Rows of 288 positions, shared and own tokens of our microbatch for a kind of lengths.
 MICROBATCHES = {
-    "W1": dict(dense="8,0,0", tail="8,0,0"),
-    "W2": dict(dense="4,0,0", tail="4,0,0"),
+    "W1": dict(dense="8,32,2048", tail="8,128,1664"),
+    "W2": dict(dense="4,32,1024", tail="4,64,896"),
 }
 
 

@@ -21,9 +21,11 @@ from peers import work
 
 from scalerl_jax import config as settings
 from scalerl_jax.build import learning
+from scalerl_jax.build.objective import make_assembler
 from scalerl_jax.learner.logprobs import Head, token_logprobs
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import REMAT, head_logits
+from scalerl_jax.rollout.assembly import Assembler
 from scalerl_jax.rollout.batching import TrainSequence, pack
 from scalerl_jax.types import Group, PackedBatch, Prompt, Rollout
 from scalerl_jax.utils.allocator import keep_freed_memory
@@ -34,7 +36,7 @@ REMAT_WORKLOAD = "W2"
 
 
 # Tiles of logits that caches hold.
-ON_A_CPU = dict(head_chunk_tokens=512, head_chunk_vocab=4096)
+ON_A_CPU = dict(head_chunk_tokens=256, head_chunk_vocab=32_768)
 
 
 class Learner:
@@ -49,7 +51,7 @@ class Learner:
         self.config, self.arch = config, arch
         forward = learning.make_forward(config, arch, mesh)
         self.state, self.step = learning.make_learner(config, forward, mesh)
-        self.assemble = learning.make_assembler(config)
+        self.assemble = assembler(config)
 
     def update(self, groups: Sequence[Group]) -> None:
         """One optimizer step on rollouts as the queue hands them over."""
@@ -66,6 +68,11 @@ class Learner:
     def temporary_bytes(self) -> int:
         """What the program of a microbatch takes beside its arguments and results."""
         return temporary_bytes(self.step.lower()["accumulate"].compile())
+
+
+def assembler(config: settings.Config) -> Assembler:
+    """How the rollouts of a step become its batch."""
+    return make_assembler(config, learning.make_pack(config)[0])
 
 
 def temporary_bytes(program: Any) -> int:
@@ -183,9 +190,7 @@ def measure_packing(options: argparse.Namespace) -> None:
     """Seconds of an epoch at the real lengths, rollouts sharing rows or not."""
     learner = Learner(make_config(options, rows_of(options)))
     ways = {
-        packing: learning.make_assembler(
-            make_config(options, rows_of(options, packing=packing))
-        )
+        packing: assembler(make_config(options, rows_of(options, packing=packing)))
         for packing in (True, False)
     }
     cut = updates(options.workload, rollout_groups(options.workload, "tail"))

@@ -38,11 +38,18 @@ FREE_SETTINGS = (
     "queue.batch_timeout_s",
     "queue.group_timeout_s",
     "eval.logged_rollouts",
+    "scaling.live",
+    "scaling.stop",
+    "scaling.patience",
+    "scaling.min_gain",
 )
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Settings, a Python file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.")
+_DESCRIBE = flags.DEFINE_bool(
+    "describe", False, "Say what the objective of the config is, and run nothing."
+)
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed",
     False,
@@ -63,8 +70,16 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
     """Build the parts of a run and train."""
     arch = build.make_architecture(config)
     config = build.fit_devices(config, arch, len(jax.devices()))
+    if config.scaling.stop != "never" and multihost.process_count() > 1:
+        raise ValueError(
+            f"scaling.stop = {config.scaling.stop!r}: each of the "
+            f"{multihost.process_count()} processes would end at a step of its own; "
+            f"set scaling.stop = 'never' and watch the run from outside"
+        )
     directory = open_run_directory(
-        workdir, settings=config_lib.to_json(config), free_settings=FREE_SETTINGS
+        workdir,
+        settings=config_lib.to_json(config),
+        free_settings=free_settings(config),
     )
     with directory:
         ledger = build.make_ledger(config)
@@ -78,12 +93,19 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
             parts.close()
 
 
+def free_settings(config: config_lib.Config) -> tuple[str, ...]:
+    """What may differ between this run and its resumption."""
+    if config.optimizer.schedule == "cosine" and not config.optimizer.decay_steps:
+        # Another number of steps would be another learning rate at every one of them.
+        return tuple(name for name in FREE_SETTINGS if name != "train.num_steps")
+    return FREE_SETTINGS
+
+
 def main(argv: Sequence[str]) -> None:
     """Resolve the settings and run; a failure that has an explanation is one line."""
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
     workdir = _WORKDIR.value
-    assert workdir is not None, "the flag is required"
     # Our own messages, and other libraries' warnings.
     absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(message)s"))
     absl_logging.set_verbosity(absl_logging.WARNING)
@@ -94,6 +116,10 @@ def main(argv: Sequence[str]) -> None:
         _end(str(error), status=_MISTAKE)
     except OSError as error:  # there is no such file
         _end(f"--config: {error}", status=_MISTAKE)
+    if _DESCRIBE.value:
+        sys.stdout.write(build.describe(config))
+        return
+    assert workdir is not None, "the flag is required"
     _join()
     try:
         outcome = run(config, workdir)
@@ -103,6 +129,8 @@ def main(argv: Sequence[str]) -> None:
         status = _MISTAKE if isinstance(error, ValueError) else _FAILURE
         _end(str(error), status=status)
     where = "stopped by SIGTERM" if outcome.preempted else "finished"
+    if outcome.stop_reason is not None:
+        where = f"stopped early (scaling.stop: {outcome.stop_reason})"
     rows = (Path(workdir) / EVALS_FILE).read_text().splitlines()
     first, last = json.loads(rows[0]), json.loads(rows[-1])
     sys.stdout.write(
@@ -155,7 +183,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         text = reason.args[0] if isinstance(reason, Exception) else reason
         _end(f"--config has no such setting: {text}; {_known(argv)}", status=_MISTAKE)
     except flags.Error as error:
-        _end(str(error), status=_MISTAKE)
+        # What a config file itself refuses comes with the way through ml_collections.
+        _end(str(error).rpartition("ValueError: ")[2], status=_MISTAKE)
     except OSError as error:  # there is no such config file
         _end(f"--config: {error}", status=_MISTAKE)
 
@@ -179,5 +208,10 @@ def _end(message: str, *, status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["config", "workdir"])
+    flags.mark_flag_as_required("config")
+    flags.register_multi_flags_validator(
+        ["workdir", "describe"],
+        lambda values: values["describe"] or values["workdir"] is not None,
+        message="Flag --workdir must have a value other than None.",
+    )
     app.run(main, flags_parser=parse_flags)

@@ -1,61 +1,28 @@
-"""The loop: every arrow of the method is one line of `train`.
+"""The loop: every arrow of the method is one line of `_steps`.
 
 Read this first.  `build.py` makes the parts; nothing here knows how they work.
 """
 
 import dataclasses
 import logging
-import math
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from scalerl_jax.config import Config, to_json
-from scalerl_jax.data.prompts import PromptStream
-from scalerl_jax.evals.evaluate import Evaluator
-from scalerl_jax.learner.checkpoint import Checkpointer, Restored
-from scalerl_jax.learner.publish import Publish, Published
-from scalerl_jax.learner.step import TrainState, TrainStep
-from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.rollout.agreement import AgreementCheck
-from scalerl_jax.rollout.assembly import Assembled, Assembler, group_metrics
-from scalerl_jax.rollout.queue import QueueState, RolloutQueue
-from scalerl_jax.rollout.worker import RolloutWorker
-from scalerl_jax.types import Group, PackedBatch, PyTree
+from scalerl_jax.learner.checkpoint import Restored
+from scalerl_jax.learner.step import TrainState
+from scalerl_jax.parts import Parts
+from scalerl_jax.rollout.queue import QueueState
+from scalerl_jax.scaling.live import LiveFit, live_fit
 from scalerl_jax.utils.device_memory import explained
-from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
+from scalerl_jax.watch import PAUSE_TIMEOUT_S, Watch
 
 _log = logging.getLogger(__name__)
-_POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
-_PAUSE_TIMEOUT_S = 600.0  # for the sampler's call that is under way
-
-
-@dataclasses.dataclass(kw_only=True)
-class Parts:
-    """What `build` makes and `train` connects."""
-
-    arch: Architecture
-    state: TrainState
-    step: TrainStep
-    diagnose: Callable[[PyTree, PackedBatch], str]  # of a skipped step
-    assemble: Assembler
-    queue: RolloutQueue
-    worker: RolloutWorker
-    stream: PromptStream
-    evaluate: Evaluator
-    agreement: AgreementCheck
-    to_sampler: Publish
-    ledger: Ledger
-    learner_pool: str
-    checkpointer: Checkpointer
-    close: Callable[[], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,65 +31,97 @@ class Outcome:
 
     policy_version: int
     preempted: bool
+    stop_reason: str | None = None  # of an early stop by scaling.stop
 
 
 def train(config: Config, parts: Parts, directory: Path) -> Outcome:
     """Run to `train.num_steps` optimizer steps, or to a SIGTERM.
 
     Resumes from the newest good checkpoint of `directory`.  When it returns, the
-    whole state is saved.
+    whole state is saved.  A window of several steps (batch.epochs above 1, or
+    queue.mode = "batched") is used up before it is saved: what falls due inside of it,
+    a SIGTERM too, is done at its end.  Evaluations come when they are due.
     """
-    queue, worker = parts.queue, parts.worker
+    num_steps = config.train.num_steps
     with (
         MetricsWriter(directory) as writer,
         Preemption() as preemption,
         explained("the sampler", flatten(to_json(config))),
+        live_fit(config.scaling, directory) as live,
     ):
         restored = _resume(parts, writer)
         state = restored.state if restored else parts.state
         version = int(state.policy_version)
-        progress = Progress(first_step=version, num_steps=config.train.num_steps)
-        watch = _Watch(config, parts, writer, progress)
+        progress = Progress(first_step=version, num_steps=num_steps)
+        live.note = progress.note
+        watch = Watch(config, parts, writer, progress)
         published = watch.publish(state, version, activity="startup")
         watch.require_agreement(state, published)
         if restored is None:
             watch.evaluate(state, published, version)
-        worker.start()
+        del published  # else its params would stay where the sampler's are
+        parts.worker.start()
         try:
-            while version < config.train.num_steps and not preemption.reached(version):
-                groups = watch.take(version, preemption)
-                if groups is None:
-                    break
-                assembled = parts.assemble(groups, learner_version=version)
-                state, metrics = watch.step(state, assembled)
-                if metrics is None:
-                    queue.skipped()
-                    continue
-                version += 1
-                queue.applied()
-                # `step` donates `state`: the sampler gets a copy of its params.
-                published = watch.publish(state, version)
-
-                watch.log(version, groups, assembled, metrics)
-                last = version == config.train.num_steps
-                if last or version % config.eval.every == 0:
-                    with worker.paused(_PAUSE_TIMEOUT_S):
-                        watch.evaluate(state, published, version)
-                if last or parts.checkpointer.due(version):
-                    save(parts, state, version)
-            if version not in parts.checkpointer.steps():
-                save(parts, state, version)
+            version = _steps(
+                config, parts, watch, state, preemption=preemption, live=live
+            )
         finally:
-            worker.stop(_PAUSE_TIMEOUT_S)
+            parts.worker.stop(PAUSE_TIMEOUT_S)
         return Outcome(
-            policy_version=version, preempted=version < config.train.num_steps
+            policy_version=version,
+            preempted=version < num_steps and live.stop_reason is None,
+            stop_reason=live.stop_reason,
         )
+
+
+def _steps(
+    config: Config,
+    parts: Parts,
+    watch: Watch,
+    state: TrainState,
+    *,
+    preemption: Preemption,
+    live: LiveFit,
+) -> int:
+    """The loop, window after window; the version at its end, whose state is saved."""
+    queue, num_steps = parts.queue, config.train.num_steps
+    version = int(state.policy_version)
+    while version < num_steps and not (preemption.reached(version) or live.stop_reason):
+        groups = watch.take(version, preemption)
+        if groups is None:
+            break
+        window = watch.open(groups, state, version)
+        for each in window.passes(epochs=config.batch.epochs, seed=config.seed):
+            assembled = window.at(version, each.batch)
+            state, metrics = watch.step(state, each, assembled)
+            if metrics is None:
+                queue.skipped(last=each.last)
+                continue
+            version += 1
+            last = version == num_steps
+            queue.applied(last=each.last or last)
+            # `step` donates `state`: the sampler gets a copy of its params.
+            published = watch.publish(state, version)
+
+            watch.log(version, each, assembled, metrics)
+            if last or version % config.eval.every == 0:
+                watch.evaluate(state, published, version)
+                live.evaluated()
+            if last:
+                break
+            preemption.reached(version)  # of every step, or one is missed
+        last = version == num_steps
+        if last or parts.checkpointer.due(version, since=window.version):
+            save(parts, state, version)
+    if version not in parts.checkpointer.steps():
+        save(parts, state, version)
+    return version
 
 
 def save(parts: Parts, state: TrainState, version: int) -> None:
     """A checkpoint of everything, while the sampler stands still."""
     with (
-        parts.worker.paused(_PAUSE_TIMEOUT_S),
+        parts.worker.paused(PAUSE_TIMEOUT_S),
         parts.ledger.activity("checkpoint", pool=parts.learner_pool),
     ):
         queue = parts.queue.snapshot()
@@ -133,6 +132,7 @@ def save(parts: Parts, state: TrainState, version: int) -> None:
             "in_flight": parts.worker.in_flight(),
             "stream": parts.stream.state(),
             "ledger": parts.ledger.state(),
+            "assembler": parts.assemble.state(),
         }
         parts.checkpointer.save(version, state=state, host=host, groups=queue.buffered)
 
@@ -152,6 +152,7 @@ def _resume(parts: Parts, writer: MetricsWriter) -> Restored | None:
     host = restored.host
     parts.stream.restore(host["stream"])
     parts.ledger.restore(host["ledger"])
+    parts.assemble.restore(host["assembler"])
     parts.queue.restore(
         QueueState(
             version=restored.step,
@@ -164,214 +165,3 @@ def _resume(parts: Parts, writer: MetricsWriter) -> Restored | None:
     parts.worker.reissue(host["in_flight"], version=restored.step)
     _log.info("resumed after step %d", restored.step)
     return restored
-
-
-class _Watch:
-    """The loop's bookkeeping: waits, counts, warnings, files and the display."""
-
-    def __init__(
-        self, config: Config, parts: Parts, writer: MetricsWriter, progress: Progress
-    ) -> None:
-        self._config = config
-        self._settings = flatten(to_json(config))
-        self._parts = parts
-        self._writer = writer
-        self._progress = progress
-        self._skipped = 0  # steps in all
-        self._skipped_in_row = 0
-        self._pass_rate = float("nan")
-        self._last_s = time.monotonic()
-        self._last_tokens = 0.0
-        self._times: dict[str, float] = {}
-        self._mismatch: dict[str, float] = {}  # as last measured
-
-    def require_agreement(self, state: TrainState, published: Published) -> None:
-        """Refuse to train on a sampler that is not the policy; compiles the engine."""
-        parts = self._parts
-        with parts.ledger.activity("startup", pool=parts.learner_pool):
-            agreement = parts.agreement.require(state.params, published.params)
-        self._mismatch = agreement.metrics()
-        self._progress.note(
-            f"sampler and learner differ by {agreement.mean_abs:.1e} nats on average, "
-            f"{agreement.max_abs:.1e} at most, over {agreement.tokens} tokens"
-        )
-
-    def publish(
-        self, state: TrainState, version: int, *, activity: str = "publish"
-    ) -> Published:
-        """A copy of the params to the sampler; on a failure it keeps what it has."""
-        parts = self._parts
-        with (
-            parts.ledger.activity(activity, pool=parts.learner_pool),
-            explained("publishing params", self._settings),
-        ):
-            published = parts.to_sampler(state.params, state.policy_version)
-            parts.worker.publish(published, policy_version=version)
-        return published
-
-    def take(self, version: int, preemption: Preemption) -> list[Group] | None:
-        """The next batch; None if SIGTERM came while waiting for it."""
-        started = time.monotonic()
-        limit = self._config.queue.batch_timeout_s
-        while not preemption.requested:
-            left = limit - (time.monotonic() - started)
-            try:
-                groups = self._parts.queue.take(version, min(_POLL_S, max(left, 0.0)))
-            except TimeoutError as timeout:
-                if left > _POLL_S:
-                    continue
-                raise TimeoutError(
-                    f"no batch within queue.batch_timeout_s = {limit}: {timeout}"
-                ) from timeout
-            self._times["time/wait_s"] = time.monotonic() - started
-            # Here and not when a verdict comes: its moment must not matter.
-            for group in groups:
-                passed = sum(rollout.passed for rollout in group.rollouts)
-                self._parts.stream.record(
-                    group.prompt.prompt_id, passed=passed, total=len(group.rollouts)
-                )
-            return groups
-        return None
-
-    def step(
-        self, state: TrainState, assembled: Assembled
-    ) -> tuple[TrainState, dict[str, float] | None]:
-        """One optimizer step; no metrics if there was none to take."""
-        ledger = self._parts.ledger
-        ledger.waste_tokens(assembled.wasted_tokens)
-        if assembled.batch is None:
-            self._skip("every group of the batch has zero variance")
-            return state, None
-        started = time.monotonic()
-        with (
-            ledger.activity("train", pool=self._parts.learner_pool),
-            explained("the train step", self._settings),
-        ):
-            state, arrays = self._parts.step(state, assembled.batch)
-            metrics = {name: float(value) for name, value in arrays.items()}
-            fault = ""
-            if metrics.pop("skipped"):
-                fault = self._parts.diagnose(state.params, assembled.batch)
-        self._times["time/train_s"] = time.monotonic() - started
-        # Forward and backward: three forward passes' worth.
-        flops = 3 * self._parts.arch.flops_per_token(assembled.mean_context)
-        ledger.count(
-            train_tokens=assembled.train_tokens,
-            train_flops=flops * assembled.row_tokens,
-        )
-        if fault:
-            self._skip(
-                f"loss {metrics['loss']} or gradient norm {metrics['grad_norm']} is "
-                f"not finite; {fault}"
-            )
-            return state, None
-        self._skipped_in_row = 0
-        return state, metrics
-
-    def _skip(self, reason: str) -> None:
-        self._skipped += 1
-        self._skipped_in_row += 1
-        limit = self._config.train.max_skipped_steps
-        self._progress.note(f"warning: optimizer step skipped: {reason}")
-        if self._skipped_in_row >= limit:
-            raise RuntimeError(
-                f"{self._skipped_in_row} optimizer steps in a row were skipped, the "
-                f"limit train.max_skipped_steps = {limit}; the last because {reason}. "
-                f"Prompts that are all too easy or too hard want another data.tasks; "
-                f"numbers that are not finite want a lower optimizer.learning_rate"
-            )
-
-    def log(
-        self,
-        step: int,
-        groups: list[Group],
-        assembled: Assembled,
-        metrics: dict[str, float],
-    ) -> None:
-        """One row of metrics.jsonl, and the display."""
-        parts, now = self._parts, time.monotonic()
-        elapsed_s, self._last_s = now - self._last_s, now
-        report = parts.ledger.report()
-        made = report["compute/generated_tokens"] - self._last_tokens
-        self._last_tokens = report["compute/generated_tokens"]
-        row: dict[str, Any] = metrics | group_metrics(groups, learner_version=step - 1)
-        if not metrics["mismatch/tokens"]:
-            # No token of the learner's own version: that of the last evaluation.
-            row |= self._mismatch
-        row |= {
-            "train/tokens": assembled.train_tokens,
-            "train/skipped_steps": self._skipped,
-            "data/retired_prompts": parts.stream.num_retired,
-            "queue/buffered": parts.queue.buffered,
-            "queue/running": parts.queue.running,
-            "queue/dropped": sum(parts.queue.dropped.values()),
-            "time/step_s": elapsed_s,
-            "throughput/generated_tokens_per_s": made / max(elapsed_s, 1e-9),
-            "throughput/trained_tokens_per_s": assembled.row_tokens
-            / max(self._times["time/train_s"], 1e-9),
-        }
-        row |= self._times | report | parts.worker.sampler_metrics
-        shares = parts.ledger.idle_shares()
-        row |= {f"idle/{pool}_share": share for pool, share in shares.items()}
-        self._writer.write_step(step, row)
-        self._warn(row)
-        train_rate = row["pass_rate/mean"]
-        # Unknown between a resumption and the next evaluation.
-        rate = "-" if math.isnan(self._pass_rate) else f"{self._pass_rate:.3f}"
-        mean, most = row["staleness/mean"], row["staleness/max"]
-        self._progress.show(
-            step,
-            {
-                "pass rate": f"{rate} (train {train_rate:.3f})",
-                "tokens/s": f"{row['throughput/generated_tokens_per_s']:.0f}",
-                "staleness": f"{mean:.1f} (max {most})",
-            },
-        )
-
-    def _warn(self, row: dict[str, Any]) -> None:
-        limit = self._config.train.cut_off_warning_share
-        if row["completion/cut_off_share"] > limit:
-            self._progress.note(
-                f"warning: {row['completion/cut_off_share']:.0%} of the completions "
-                f"were cut off at the length limit (train.cut_off_warning_share = "
-                f"{limit:.0%}); in ScaleRL's runs this came before a collapse"
-            )
-
-    def evaluate(self, state: TrainState, published: Published, version: int) -> None:
-        """Pass rate and mismatch at this version, into the files and the display."""
-        parts = self._parts
-        report = parts.ledger.report()
-        with parts.ledger.activity("eval", pool=parts.learner_pool):
-            result = parts.evaluate(published.params, policy_version=version)
-            agreement = parts.agreement(state.params, published.params)
-        self._mismatch = agreement.metrics()
-        row = {
-            "step": version,
-            "policy_version": version,
-            "compute_chip_hours": report["compute/charged_chip_hours"],
-            "train_tokens": report["compute/train_tokens"],
-            "generated_tokens": report["compute/generated_tokens"],
-            "train_flops": report["compute/train_flops"],
-            "pass_rate": result.pass_rate,
-            "pass_rate_se": result.pass_rate_se,
-            "num_prompts": result.num_prompts,
-            "samples_per_prompt": result.samples_per_prompt,
-            "cut_off_share": result.cut_off_share,
-            "interrupted_share": result.interrupted_share,
-            "unjudged_share": result.unjudged_share,
-            "mean_completion_tokens": result.mean_completion_tokens,
-            **self._mismatch,
-        }
-        row |= {
-            f"pass_rate/{task}": rate for task, rate in result.pass_rate_by_task.items()
-        }
-        self._writer.write_eval(row)
-        self._writer.write_rollouts(
-            {"step": version, **each} for each in result.rollouts
-        )
-        self._pass_rate = result.pass_rate
-        self._progress.note(
-            f"evaluation at step {version}: pass rate {result.pass_rate:.3f} "
-            f"+- {result.pass_rate_se:.3f} after "
-            f"{row['compute_chip_hours']:.4f} chip-hours"
-        )

@@ -66,6 +66,11 @@ class Group:
         """Share of the rollouts that the verifier accepted, in [0, 1]."""
         return sum(rollout.passed for rollout in self.rollouts) / len(self.rollouts)
 
+    @property
+    def has_reward_variance(self) -> bool:
+        """Whether any two rollouts were rewarded differently."""
+        return len({rollout.reward for rollout in self.rollouts}) > 1
+
 
 @struct.dataclass(kw_only=True)
 class RolloutBatch:
@@ -80,6 +85,7 @@ class RolloutBatch:
     policy_versions: Int[np.ndarray, "B T"]  # optimizer steps behind each token
     rewards: Float[np.ndarray, " B"]
     cut_off: Bool[np.ndarray, " B"]  # no EOS at the length limit
+    passed: Bool[np.ndarray, " B"]  # the verifier accepted it
 
 
 @struct.dataclass(kw_only=True)
@@ -93,6 +99,25 @@ class Sharing:
     source: Int[Array, "R S"]  # the token at each position of a row; 0 on padding
     place: Int[Array, "D U"]  # the first place of each token; -1 on padding
     copies: Int[Array, "D shared others"]  # further places of the shared ones
+
+
+@struct.dataclass(kw_only=True)
+class Tokens:
+    """What the loss of a token is made of: arrays of one shape, as rows [R, S].
+
+    Every entry is finite where the mask is False too.
+    """
+
+    logprobs: Float[Array, "..."]  # nats, of the params being trained; differentiable
+    entropy: Float[Array, "..."]  # nats, of the whole distribution; differentiable
+    behavior_logprobs: Float[Array, "..."]  # as the sampler computed them
+    advantages: Float[Array, "..."]
+    mask: Bool[Array, "..."]  # True on the tokens that are trained on
+    sequence_ids: Int[Array, "..."]  # unique within a row; 0: no token is predicted
+    # Of the params at the start of the window, and of the reference policy.
+    proximal_logprobs: Float[Array, "..."] | None = None
+    reference_logprobs: Float[Array, "..."] | None = None
+    regularization: Float[Array, "..."] | None = None  # scales regularisers; None: 1
 
 
 @struct.dataclass(kw_only=True)
@@ -113,6 +138,19 @@ class PackedBatch:
     behavior_logprobs: Float[Array, "M R S"]  # nats
     staleness: Int[Array, "M R S"]  # learner's version - token's version
     mask: Bool[Array, "M R S"]  # True where a sampled token is predicted
+    # 1, 2, ... along a row, on a completion's predictions, forced tokens included;
+    # 0 where no token is predicted
+    sequence_ids: Int[Array, "M R S"]
+    # Where the objective asks for them: nats, of the params at the start of the
+    # window and of the reference policy; and what scales a token's regularisers.
+    proximal_logprobs: Float[Array, "M R S"] | None = None
+    reference_logprobs: Float[Array, "M R S"] | None = None
+    regularization: Float[Array, "M R S"] | None = None
+    # While the advantages still are rewards: the rollout n * G + g; -1 on padding.
+    rollout: Int[Array, "M R S"] | None = None
+    # With a critic: what it said at the start of the window, and what it is to learn.
+    values: Float[Array, "M R S"] | None = None
+    returns: Float[Array, "M R S"] | None = None
     # With it, tokens and positions are of streams [M D U], segment_ids of rows, and
     # all others of what follows the shared tokens of a stream.
     sharing: Sharing | None = None

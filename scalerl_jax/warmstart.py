@@ -27,7 +27,8 @@ from tokenizers import decoders, models
 from scalerl_jax import config as config_lib
 from scalerl_jax.data import tasks
 from scalerl_jax.data.demonstrations import Styles, demonstrate
-from scalerl_jax.learner.optimizer import make_optimizer
+from scalerl_jax.learner.objective import Objective
+from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
 from scalerl_jax.learner.step import (
     Forward,
     TrainState,
@@ -208,9 +209,11 @@ def train(
     forward = Forward(arch=arch, dtype=jnp.float32)
 
     optimizer = make_optimizer(
-        learning_rate=config.learning_rate,
-        warmup_steps=config.warmup_steps,
-        decay_steps=config.num_steps,
+        make_schedule(
+            learning_rate=config.learning_rate,
+            warmup_steps=config.warmup_steps,
+            decay_steps=config.num_steps,
+        ),
         beta1=0.9,
         beta2=0.95,
         eps=1e-15,
@@ -226,11 +229,7 @@ def train(
         init_state(params, optimizer), NamedSharding(mesh, PartitionSpec())
     )
     step = TrainStep(
-        make_accumulate(
-            forward,
-            lambda logprobs, behavior, advantages: -logprobs,
-            max_importance_ratio=1.0,
-        ),
+        make_accumulate(forward, Objective(token_loss=lambda tokens: -tokens.logprobs)),
         make_update(optimizer),
         state=state,
         batch=abstract_microbatch(

@@ -12,7 +12,8 @@ from small_model import SMALL
 from scalerl_jax.algo import weights
 from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.learner.logprobs import Head
-from scalerl_jax.learner.optimizer import make_optimizer
+from scalerl_jax.learner.objective import Objective
+from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
 from scalerl_jax.learner.step import (
     Forward,
     TrainStep,
@@ -45,10 +46,13 @@ WEIGHTINGS = {
     "token": weights.token_weights,
 }
 
+CISPO = Objective(
+    token_loss=functools.partial(cispo_loss, max_importance_ratio=CAP),
+    max_importance_ratio=CAP,
+)
 PLAIN = optax.sgd(1.0)  # the params then show the gradient itself
 ADAMW = make_optimizer(
-    learning_rate=0.1,
-    warmup_steps=4,
+    make_schedule(learning_rate=0.1, warmup_steps=4),
     beta1=0.9,
     beta2=0.95,
     eps=1e-2,  # far above the gradients' rounding: a step then moves no more than it
@@ -161,8 +165,7 @@ class Bench:
         return TrainStep(
             make_accumulate(
                 self.forward,
-                functools.partial(cispo_loss, max_importance_ratio=CAP),
-                max_importance_ratio=CAP,
+                CISPO,
             ),
             make_update(self.optimizer, stochastic_rounding=self.stochastic_rounding),
             state=self.state(),

@@ -160,6 +160,7 @@ with small_run.built(config, directory) as parts, open(sys.argv[3], "w") as file
         file.flush()
         return assemble(groups, learner_version=learner_version)
 
+    record.state, record.restore = assemble.state, assemble.restore
     parts.assemble = record
     train(config, parts, directory)
 """

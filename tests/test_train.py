@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import small_run
 from tensorboard.backend.event_processing import plugin_event_accumulator
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scalerl_jax import main, warmstart
 from scalerl_jax.learner.step import TrainState
@@ -29,7 +30,9 @@ STEP_NAMES = """
     staleness/mean staleness/max staleness/in_flight_mean staleness/in_queue_mean
     verifier/timeout_share verifier/error_share train/tokens train/skipped_steps
     queue/buffered queue/running queue/dropped data/retired_prompts
-    time/step_s time/wait_s time/train_s idle/all_share
+    train/epoch train/learning_rate group/generated group/with_variance
+    completion/limit_tokens
+    time/step_s time/wait_s time/annotate_s time/train_s idle/all_share
     throughput/generated_tokens_per_s throughput/trained_tokens_per_s
     compute/startup_chip_s compute/generate_chip_s compute/train_chip_s
     compute/publish_chip_s compute/verify_chip_s compute/eval_chip_s
@@ -54,7 +57,12 @@ def finished(tmp_path_factory):
     """A run of 6 steps with k = 2, and its settings."""
     directory = tmp_path_factory.mktemp("finished")
     config = small_run.make_config(
-        {"train.num_steps": 6, "queue.max_staleness": 2, "seed": 3}
+        {
+            "train.num_steps": 6,
+            "queue.max_staleness": 2,
+            "seed": 3,
+            "scaling.live": True,
+        }
     )
     outcome = main.run(config, str(directory))
     assert (outcome.policy_version, outcome.preempted) == (6, False)
@@ -69,6 +77,17 @@ def test_a_run_says_what_it_was(finished):
     assert record["seed"] == 3
     assert record["versions"].keys() >= {"python", "jax", "numpy", "reasoning_gym"}
     assert "git_revision" in record
+
+
+def test_the_fit_beside_the_training_follows_the_evaluations(finished):
+    directory, _ = finished
+    events = EventAccumulator(str(directory / "tensorboard" / "scaling"))
+    events.Reload()
+    rows = (directory / "evals.jsonl").read_text().splitlines()
+    rates = {row["step"]: row["pass_rate"] for row in map(json.loads, rows)}
+    shown = events.Scalars("scaling/actual")
+    assert shown
+    assert all(each.value == pytest.approx(rates[each.step]) for each in shown)
 
 
 def test_every_step_has_one_row_with_the_promised_names(finished):
@@ -250,6 +269,7 @@ class SetRewards:
         self._assemble, self._equal = assemble, equal
         self.batches = 0
         self.tokens = []
+        self.state = assemble.state
 
     def __call__(self, groups, *, learner_version):
         self.batches += 1

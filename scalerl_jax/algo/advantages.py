@@ -1,7 +1,9 @@
-"""Advantages: the reward of a rollout relative to its group, and their scale."""
+"""Advantages: what a rollout or token did better than expected, and their scale."""
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
 
 
 def group_advantages(
@@ -15,18 +17,59 @@ def group_advantages(
     return (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
 
 
-def normalize_by_batch(
-    advantages: Float[Array, " B"], kept: Bool[Array, " B"], *, eps: float
+def leave_one_out(
+    rewards: Float[Array, " B"], *, group_size: int
 ) -> Float[Array, " B"]:
+    """Reward minus the mean of the OTHERS of its group (RLOO).
+
+        A[n, g] = r[n, g] - (sum_h r[n, h] - r[n, g]) / (G - 1)
+
+    which is G / (G - 1) times the advantage over the group's mean, and unbiased.
+    Ahmadian et al., https://arxiv.org/abs/2402.14740, section 2.
+    """
+    if group_size < 2:
+        raise ValueError(
+            f"group_size = {group_size}: a rollout without others has no "
+            "leave-one-out mean; take 2 or more"
+        )
+    groups = rewards.reshape(-1, group_size)
+    others = groups.sum(axis=1, keepdims=True) - groups
+    return (groups - others / (group_size - 1)).reshape(-1)
+
+
+def unnormalized(
+    advantages: Float[Array, " B"], kept: Bool[Array, " B"]
+) -> Float[Array, " B"]:
+    """A as it is; zero where not kept.  Dr. GRPO, https://arxiv.org/abs/2503.20783."""
+    return jnp.where(kept, advantages, 0.0)
+
+
+def normalize_by_batch(
+    advantages: Float[Array, "..."], kept: Bool[Array, "..."], *, eps: float
+) -> Float[Array, "..."]:
     """A / (std of all A that are kept + eps); zero where not kept.
 
     The standard deviation is taken after zero-variance groups have left, about the
     mean of what is left, with divisor B.  ScaleRL, section 3.2.
     """
-    count = jnp.maximum(kept.sum(), 1)
-    mean = jnp.where(kept, advantages, 0.0).sum() / count
-    variance = jnp.where(kept, (advantages - mean) ** 2, 0.0).sum() / count
-    return jnp.where(kept, advantages / (jnp.sqrt(variance) + eps), 0.0)
+    return _scaled(advantages, kept, _moments(advantages, kept).std, eps=eps)
+
+
+def normalize_by_reward_std(
+    advantages: Float[Array, " B"],
+    kept: Bool[Array, " B"],
+    *,
+    rewards: Float[Array, " B"],
+    eps: float,
+) -> Float[Array, " B"]:
+    """A / (std of the REWARDS of all that are kept + eps); zero where not kept.
+
+    That std is larger than `normalize_by_batch`'s by what the groups' means differ:
+    easy and hard prompts in one batch shrink each other.  Lite PPO,
+    https://arxiv.org/abs/2508.08221; TRL's scale_rewards="batch", whose divisor is
+    B - 1 and which filters nothing.
+    """
+    return _scaled(advantages, kept, _moments(rewards, kept).std, eps=eps)
 
 
 def normalize_by_prompt(
@@ -38,15 +81,116 @@ def normalize_by_prompt(
 ) -> Float[Array, " B"]:
     """A / (std of its group + eps), as in GRPO; zero where not kept.
 
-    https://arxiv.org/abs/2402.03300, section 4.1.2.
+    The divisor of the variance is G; that of TRL and verl is G - 1, and the paper does
+    not say.  https://arxiv.org/abs/2402.03300, section 4.1.2.
     """
-    groups = advantages.reshape(-1, group_size)
-    scaled = groups / (groups.std(axis=1, keepdims=True) + eps)
-    return jnp.where(kept, scaled.reshape(-1), 0.0)
+    deviations = advantages.reshape(-1, group_size).std(axis=1)
+    return _scaled(advantages, kept, jnp.repeat(deviations, group_size), eps=eps)
 
 
-def unnormalized(
-    advantages: Float[Array, " B"], kept: Bool[Array, " B"]
-) -> Float[Array, " B"]:
-    """A as it is; zero where not kept.  Dr. GRPO, https://arxiv.org/abs/2503.20783."""
-    return jnp.where(kept, advantages, 0.0)
+@struct.dataclass(kw_only=True)
+class RunningStatistics:
+    """Mean and spread of all values seen so far."""
+
+    count: Float[Array, ""]
+    mean: Float[Array, ""]
+    squares: Float[Array, ""]  # sum of squared deviations from the mean
+
+    @property
+    def std(self) -> Float[Array, ""]:
+        """With divisor count; 0 before the first value."""
+        return jnp.sqrt(self.squares / jnp.maximum(self.count, 1.0))
+
+    @classmethod
+    def empty(cls) -> "RunningStatistics":
+        """Before the first value."""
+        zero = jnp.zeros((), jnp.float32)
+        return cls(count=zero, mean=zero, squares=zero)
+
+
+def normalize_by_running(
+    advantages: Float[Array, " B"],
+    kept: Bool[Array, " B"],
+    statistics: RunningStatistics,
+    *,
+    eps: float,
+) -> tuple[Float[Array, " B"], RunningStatistics]:
+    """A / (std of all A kept in this batch and those before + eps), and the new state.
+
+    The scale then does not follow the luck of one batch; the first is scaled as by
+    `normalize_by_batch`.  What PPO's code does to rewards, done to advantages:
+    https://arxiv.org/abs/2005.12729, section 3.
+    """
+    statistics = _joined(statistics, _moments(advantages, kept))
+    return _scaled(advantages, kept, statistics.std, eps=eps), statistics
+
+
+def gae(
+    rewards: Float[Array, "*rows S"],
+    values: Float[Array, "*rows S"],
+    sequence_ids: Int[Array, "*rows S"],
+    mask: Bool[Array, "*rows S"],
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> Float[Array, "*rows S"]:
+    """Generalised advantage estimates of the tokens of packed rows (GAE).
+
+        delta[s] = rewards[s] + gamma * values[next] - values[s]
+        A[s] = delta[s] + gamma * gae_lambda * A[next]
+
+    where values[s] is of the state before token s, and next is the next token of the
+    same sequence that the mask shows, whose value and advantage are 0 if there is none:
+    a completion that was cut off ends like any other.  Forced tokens are passed over.
+    A + values is the return that the critic learns.  0 where the mask is False.
+    https://arxiv.org/abs/1506.02438, equation 16.
+    """
+
+    def back(following: tuple, token: tuple) -> tuple[tuple, Array]:
+        advantage, value, sequence_id = following
+        reward, own_value, own_id, seen = token
+        gone_on = own_id == sequence_id
+        delta = reward + gamma * jnp.where(gone_on, value, 0.0) - own_value
+        own = delta + gamma * gae_lambda * jnp.where(gone_on, advantage, 0.0)
+        found = (own, own_value, own_id)
+        carry = (jnp.where(seen, x, y) for x, y in zip(found, following, strict=True))
+        return tuple(carry), jnp.where(seen, own, 0.0)
+
+    tokens = (rewards, values, sequence_ids, mask)
+    tokens = tuple(jnp.moveaxis(jnp.asarray(x), -1, 0) for x in tokens)
+    end = tuple(jnp.zeros_like(x[0]) for x in (tokens[0], tokens[1], tokens[2]))
+    _, advantages = jax.lax.scan(back, end, tokens, reverse=True)
+    return jnp.moveaxis(advantages, 0, -1)
+
+
+def _moments(
+    values: Float[Array, "..."], kept: Bool[Array, "..."]
+) -> RunningStatistics:
+    count = kept.sum(dtype=jnp.float32)
+    mean = jnp.where(kept, values, 0.0).sum() / jnp.maximum(count, 1.0)
+    squares = jnp.where(kept, (values - mean) ** 2, 0.0).sum()
+    return RunningStatistics(count=count, mean=mean, squares=squares)
+
+
+def _joined(one: RunningStatistics, other: RunningStatistics) -> RunningStatistics:
+    """Of the values of both: the pairwise update of Chan, Golub and LeVeque 1979."""
+    count = one.count + other.count
+    share = other.count / jnp.maximum(count, 1.0)
+    delta = other.mean - one.mean
+    return RunningStatistics(
+        count=count,
+        mean=one.mean + share * delta,
+        squares=one.squares + other.squares + delta**2 * one.count * share,
+    )
+
+
+def _scaled(
+    advantages: Float[Array, "..."],
+    kept: Bool[Array, "..."],
+    std: Float[Array, "..."],
+    *,
+    eps: float,
+) -> Float[Array, "..."]:
+    # Equal rewards and no eps: 0 / 0.
+    divisor = jnp.where(std + eps > 0, std + eps, 1.0)
+    return jnp.where(kept, advantages / divisor, 0.0)

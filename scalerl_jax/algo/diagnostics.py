@@ -3,6 +3,9 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from scalerl_jax.algo.ratios import bounded_exp
+from scalerl_jax.algo.regularizers import kl_k3
+
 
 def token_sums(
     logprobs: Float[Array, "..."],
@@ -19,11 +22,11 @@ def token_sums(
     numerics alone (the mismatch).
     """
     difference = jnp.where(mask, logprobs - behavior_logprobs, 0.0)
-    ratio = jnp.where(mask, jnp.exp(difference), 0.0)
+    ratio = jnp.where(mask, bounded_exp(difference), 0.0)
     fresh = mask & (staleness == 0)
     fresh_difference = jnp.where(fresh, difference, 0.0)
-    # k3 estimator of KL(behavior || trainer): ratio - 1 - log ratio, never negative.
-    fresh_kl = jnp.where(fresh, jnp.expm1(fresh_difference) - fresh_difference, 0.0)
+    # Of KL(behavior || trainer): ratio - 1 - log ratio, never negative.
+    fresh_kl = kl_k3(jnp.zeros(()), fresh_difference)
     return {
         "tokens": mask.sum(dtype=jnp.float32),
         "entropy": jnp.where(mask, entropy, 0.0).sum(),
@@ -46,7 +49,7 @@ def token_maxima(
     difference = jnp.where(mask, logprobs - behavior_logprobs, 0.0)
     fresh = mask & (staleness == 0)
     return {
-        "ratio_max": jnp.where(mask, jnp.exp(difference), 0.0).max(),
+        "ratio_max": jnp.where(mask, bounded_exp(difference), 0.0).max(),
         "fresh_abs_max": jnp.where(fresh, jnp.abs(difference), 0.0).max(),
     }
 

@@ -1,28 +1,203 @@
-"""Losses per token.  A loss here neither masks nor averages: weights do both."""
+"""Losses per token.  A loss here neither masks nor averages: weights do both.
+
+The importance ratio of a loss is over `tokens.behavior_logprobs`, the sampler's, so
+that it carries staleness and numerics in one factor; `anchored` puts the trainer's own
+log-probabilities, recomputed at the start of the window, in their place.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from scalerl_jax.algo.ratios import importance_ratio
+from scalerl_jax.types import Tokens
+
+TokenLoss = Callable[[Tokens], Float[Array, "..."]]
+
+
+def reinforce_loss(tokens: Tokens) -> Float[Array, "..."]:
+    """The policy gradient without a ratio:  loss = -advantage * logprob.
+
+    Williams 1992.  Off policy it is biased.
+    """
+    return -tokens.advantages * tokens.logprobs
+
 
 def cispo_loss(
-    logprobs: Float[Array, "..."],
-    behavior_logprobs: Float[Array, "..."],
-    advantages: Float[Array, "..."],
-    *,
-    max_importance_ratio: float,
+    tokens: Tokens, *, max_importance_ratio: float, min_importance_ratio: float = 0.0
 ) -> Float[Array, "..."]:
     """REINFORCE with a truncated, gradient-free importance ratio (CISPO).
 
         ratio = exp(logprob - behavior_logprob)
-        loss = -sg(min(ratio, max_importance_ratio)) * advantage * logprob
+        truncated = clip(ratio, min_importance_ratio, max_importance_ratio)
+        loss = -sg(truncated) * advantage * logprob
 
     Unlike PPO's clip, a token past the bound keeps its gradient and loses only the
-    excess weight.  The ratio is the trainer's over the SAMPLER's, so that it carries
-    staleness and numerics in one factor.  MiniMax-M1,
-    https://arxiv.org/abs/2506.13585; the form here is ScaleRL's,
-    https://arxiv.org/abs/2510.13786, equation 4, with its absolute cap.
+    excess weight.  MiniMax-M1, https://arxiv.org/abs/2506.13585, equations 4 and 5
+    (bounds 1 - eps_low, 1 + eps_high); the form here is ScaleRL's,
+    https://arxiv.org/abs/2510.13786, equation 4, with its absolute cap and no floor.
     """
-    importance_ratio = jnp.exp(logprobs - behavior_logprobs)
-    truncated = jnp.minimum(importance_ratio, max_importance_ratio)
-    return -jax.lax.stop_gradient(truncated) * advantages * logprobs
+    ratio = importance_ratio(tokens.logprobs, tokens.behavior_logprobs)
+    truncated = jnp.clip(ratio, min_importance_ratio, max_importance_ratio)
+    return jax.lax.stop_gradient(truncated) * reinforce_loss(tokens)
+
+
+def truncated_is_loss(
+    tokens: Tokens, *, max_importance_ratio: float
+) -> Float[Array, "..."]:
+    """REINFORCE with truncated importance sampling per token (TIS).
+
+        loss = -sg(min(ratio, max_importance_ratio)) * advantage * logprob
+
+    It is CISPO without a floor, found by another way.  Ionides 2008; Yao et al. 2025,
+    https://fengyao.notion.site/off-policy-rl (cap 2 in verl); PipelineRL,
+    https://arxiv.org/abs/2509.19128 (cap 5).
+    """
+    return cispo_loss(tokens, max_importance_ratio=max_importance_ratio)
+
+
+def surrogate_loss(
+    ratio: Float[Array, "..."],
+    advantages: Float[Array, "..."],
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float = math.inf,
+) -> Float[Array, "..."]:
+    """PPO's clipped surrogate of a differentiable ratio.
+
+        bounded = min(ratio, 1 + clip_high)                 if advantage > 0
+                  clip(ratio, 1 - clip_low, dual_clip)      otherwise
+        loss = -advantage * bounded
+
+    which is -min(ratio * advantage, clip(ratio, 1 - clip_low, 1 + clip_high) *
+    advantage), and at least dual_clip * advantage before its sign is changed.  A ratio
+    past its bound has no gradient; one at the bound has.
+    """
+    rewarded = advantages > 0
+    lowest = jnp.where(rewarded, 0.0, 1.0 - clip_low)
+    highest = jnp.where(rewarded, 1.0 + clip_high, dual_clip)
+    constant = jnp.clip(jax.lax.stop_gradient(ratio), lowest, highest)
+    inside = (ratio >= lowest) & (ratio <= highest)
+    return -advantages * jnp.where(inside, ratio, constant)
+
+
+def clipped_loss(
+    tokens: Tokens, *, clip_low: float, clip_high: float
+) -> Float[Array, "..."]:
+    """The clipped surrogate of PPO, GRPO (clip_low = clip_high) and DAPO (higher).
+
+        ratio = exp(logprob - behavior_logprob)
+        loss = -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)
+
+    PPO, https://arxiv.org/abs/1707.06347, equation 7; GRPO,
+    https://arxiv.org/abs/2402.03300, equation 3; DAPO, https://arxiv.org/abs/2503.14476,
+    equation 8 (clips 0.2 and 0.28).  A negative advantage has no upper bound but
+    `ratios.MAX_LOG_RATIO`.
+    """
+    ratio = importance_ratio(tokens.logprobs, tokens.behavior_logprobs)
+    return surrogate_loss(
+        ratio, tokens.advantages, clip_low=clip_low, clip_high=clip_high
+    )
+
+
+def dual_clip_loss(
+    tokens: Tokens, *, clip_low: float, clip_high: float, dual_clip: float
+) -> Float[Array, "..."]:
+    """The clipped surrogate, with the ratio of a punished token bounded above too.
+
+        loss = -max(min(ratio * A, clip(ratio, ...) * A), dual_clip * A)   if A < 0
+
+    dual_clip > 1 + clip_high; 3 in Ye et al., https://arxiv.org/abs/1912.09729.  TRL's
+    `delta` is the same bound.
+    """
+    ratio = importance_ratio(tokens.logprobs, tokens.behavior_logprobs)
+    return surrogate_loss(
+        ratio,
+        tokens.advantages,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
+
+
+def dppo_loss(
+    tokens: Tokens, *, mask_low: float, mask_high: float
+) -> Float[Array, "..."]:
+    """The importance-weighted surrogate without the tokens that moved too far (DPPO).
+
+        moved = exp(logprob) - exp(behavior_logprob)
+        dropped = moved > mask_high    if advantage > 0
+                  moved < -mask_low    otherwise
+        loss = -ratio * advantage, or 0 where dropped
+
+    |moved| is the total variation between the two policies, seen as "this token or
+    another".  https://arxiv.org/abs/2602.04879 (Binary-TV); prime-rl's default, with
+    0.2 and 0.2, which adds 1e-3 * (logprob - behavior_logprob)^2.
+    """
+    moved = jnp.exp(tokens.logprobs) - jnp.exp(tokens.behavior_logprobs)
+    dropped = jnp.where(tokens.advantages > 0, moved > mask_high, moved < -mask_low)
+    ratio = importance_ratio(tokens.logprobs, tokens.behavior_logprobs)
+    return jnp.where(dropped, 0.0, -ratio * tokens.advantages)
+
+
+def anchored(loss: TokenLoss) -> TokenLoss:
+    """The loss with the recomputed log-probabilities as its anchor.
+
+    Its ratio, exp(logprob - proximal_logprob), holds no staleness and no numerics: it
+    is 1 on the first optimizer step of a window.
+    """
+
+    def of_tokens(tokens: Tokens) -> Float[Array, "..."]:
+        anchor = _proximal(tokens)
+        return loss(dataclasses.replace(tokens, behavior_logprobs=anchor))
+
+    return of_tokens
+
+
+def corrected(loss: TokenLoss, *, max_importance_ratio: float) -> TokenLoss:
+    """The loss times what the window's params say of the sampler's (TIS).
+
+        weight = sg(min(exp(proximal_logprob - behavior_logprob), max_importance_ratio))
+
+    Around an anchored loss it puts back the staleness and numerics that the anchor has
+    left out; around any other it counts them twice.  Yao et al. 2025,
+    https://fengyao.notion.site/off-policy-rl.
+    """
+
+    def of_tokens(tokens: Tokens) -> Float[Array, "..."]:
+        ratio = importance_ratio(_proximal(tokens), tokens.behavior_logprobs)
+        weight = jnp.minimum(ratio, max_importance_ratio)
+        return jax.lax.stop_gradient(weight) * loss(tokens)
+
+    return of_tokens
+
+
+def decoupled_loss(
+    tokens: Tokens, *, clip_low: float, clip_high: float, max_importance_ratio: float
+) -> Float[Array, "..."]:
+    """PPO clipped around the recomputed policy, weighted to the behavior policy's.
+
+        ratio = exp(logprob - proximal_logprob)
+        weight = sg(min(exp(proximal_logprob - behavior_logprob), max_importance_ratio))
+        loss = -weight * min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)
+
+    Hilton et al., https://arxiv.org/abs/2110.00641; AReaL,
+    https://arxiv.org/abs/2505.24298.  AReaL's code may drop the tokens past
+    the cap (its action "mask"); here they are capped ("clamp").
+    """
+
+    def clipped(tokens: Tokens) -> Float[Array, "..."]:
+        return clipped_loss(tokens, clip_low=clip_low, clip_high=clip_high)
+
+    loss = corrected(anchored(clipped), max_importance_ratio=max_importance_ratio)
+    return loss(tokens)
+
+
+def _proximal(tokens: Tokens) -> Float[Array, "..."]:
+    assert tokens.proximal_logprobs is not None, "nobody recomputed the batch"
+    return tokens.proximal_logprobs

@@ -1,8 +1,8 @@
 """What a token counts for in the loss.
 
-Every weighting is zero outside its mask and sums to 1 over the GLOBAL batch.  It is
-computed before the batch is cut, so that the gradient does not depend on
-microbatches, packing or devices.
+Every weighting is zero outside its mask and sums to 1 over the GLOBAL batch, but for
+`constant_weights`.  It is computed before the batch is cut, so that the gradient does
+not depend on microbatches, packing or devices.
 """
 
 import jax.numpy as jnp
@@ -14,7 +14,8 @@ def prompt_weights(mask: Bool[Array, "B T"], *, group_size: int) -> Float[Array,
 
         w[b, t] = mask[b, t] / (tokens of b's group) / (groups with a token)
 
-    ScaleRL, https://arxiv.org/abs/2510.13786, equation 4 and section 3.2.
+    ScaleRL, https://arxiv.org/abs/2510.13786, equation 4 and section 3.2; DAPO as its
+    paper has it, https://arxiv.org/abs/2503.14476, equation 8.
     """
     counts = mask.astype(jnp.float32)
     groups = counts.reshape(-1, group_size, mask.shape[1])
@@ -40,3 +41,17 @@ def token_weights(mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
     """
     counts = mask.astype(jnp.float32)
     return counts / jnp.maximum(counts.sum(), 1.0)
+
+
+def constant_weights(
+    mask: Bool[Array, "B T"], *, max_tokens: int
+) -> Float[Array, "B T"]:
+    """Every token alike, and alike in every batch.
+
+        w[b, t] = mask[b, t] / (B * max_tokens)
+
+    They sum to the mean length over max_tokens, at most 1: a short batch is a small
+    step.  B counts all rollouts, filtered ones too; max_tokens is the longest
+    completion there may be.  Dr. GRPO, https://arxiv.org/abs/2503.20783, appendix.
+    """
+    return mask.astype(jnp.float32) / (mask.shape[0] * max_tokens)

@@ -5,46 +5,59 @@ from pathlib import Path
 
 import jax
 
+from scalerl_jax.build.describe import describe
 from scalerl_jax.build.learning import (
     fit_devices,
+    make_annotate,
     make_architecture,
-    make_assembler,
     make_diagnosis,
     make_forward,
     make_learner,
+    make_learning_rates,
     make_ledger,
     make_meshes,
+    make_pack,
     pool_names,
 )
+from scalerl_jax.build.objective import make_assembler
 from scalerl_jax.build.sampling import (
     make_agreement,
+    make_curriculum,
     make_distribution,
     make_engine,
     make_evaluator,
+    make_length_budget,
     make_prompts,
-    make_samples_of,
     make_tokenizer,
+    make_training_samples,
 )
 from scalerl_jax.build.tables import DTYPES
+from scalerl_jax.build.verifying import check_verifiers, make_verifier
 from scalerl_jax.config import Config, to_json
-from scalerl_jax.data import tasks
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.publish import make_publish
+from scalerl_jax.parts import Parts
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.rollout.queue import RolloutQueue
 from scalerl_jax.rollout.worker import Judging, RolloutWorker
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.scheduler import Scheduler
-from scalerl_jax.train import Parts
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.allocator import keep_freed_memory
 from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.run_directory import flatten
 
-__all__ = ["build", "fit_devices", "make_architecture", "make_ledger", "pool_names"]
+__all__ = [
+    "build",
+    "describe",
+    "fit_devices",
+    "make_architecture",
+    "make_ledger",
+    "pool_names",
+]
 
 
 def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
@@ -59,19 +72,21 @@ def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
     arch = make_architecture(config)
     tokenizer = make_tokenizer(config, arch)
     train_prompts, eval_prompts = make_prompts(config, tokenizer)
+    check_verifiers(config, (*train_prompts, *eval_prompts))
+    stream = make_stream(config, train_prompts)
     learner_mesh, sampler_mesh = make_meshes(config, arch, jax.devices())
     engine = make_engine(config, arch, tokenizer, sampler_mesh)
     forward = make_forward(config, arch, learner_mesh)
     settings = flatten(to_json(config))
     with explained("the train step", settings):
         state, step = make_learner(config, forward, learner_mesh)
+    assemble = make_assembler(config, make_pack(config)[0])
     to_sampler = make_publish(
         arch,
         dtype=DTYPES[config.model.sampler_dtype],
         learner_mesh=learner_mesh,
         sampler_mesh=sampler_mesh,
     )
-    stream = make_stream(config, train_prompts)
     queue = make_queue(config)
     with contextlib.ExitStack() as opened, explained("the sampler", settings):
         training, evaluation = (make_verifier(config, opened) for _ in range(2))
@@ -83,7 +98,10 @@ def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
         state=state,
         step=step,
         diagnose=make_diagnosis(config, forward, step),
-        assemble=make_assembler(config),
+        assemble=assemble,
+        annotate=make_annotate(config, forward, learner_mesh, assemble),
+        learning_rates=make_learning_rates(config),
+        length_limit=make_length_budget(config).limit,
         queue=queue,
         worker=worker,
         stream=stream,
@@ -105,14 +123,12 @@ def make_stream(config: Config, prompts: tuple[Prompt, ...]) -> PromptStream:
     """The order of the training prompts, and what is left out of it."""
     data = config.data
     retire_at = data.max_history_pass_rate if data.no_positive_resampling else None
-    return PromptStream(prompts, seed=config.seed, max_pass_rate=retire_at)
-
-
-def make_verifier(config: Config, opened: contextlib.ExitStack) -> VerifierPool:
-    """A pool of processes that judge, closed with `opened`."""
-    pool = VerifierPool(score=tasks.score, timeout_s=config.reward.timeout_s)
-    opened.callback(pool.close)
-    return pool
+    return PromptStream(
+        prompts,
+        seed=config.seed,
+        max_pass_rate=retire_at,
+        curriculum=make_curriculum(config, prompts),
+    )
 
 
 def make_queue(config: Config) -> RolloutQueue:
@@ -121,6 +137,8 @@ def make_queue(config: Config) -> RolloutQueue:
         num_prompts=config.batch.num_prompts,
         max_staleness=config.queue.max_staleness,
         mode=config.queue.mode,
+        epochs=config.batch.epochs,
+        max_refills=config.batch.max_refills if config.batch.dynamic_sampling else 0,
         num_steps=config.train.num_steps,
     )
 
@@ -145,9 +163,10 @@ def make_worker(
             answer_after=config.data.answer_after,
             correct=config.reward.correct,
             wrong=config.reward.wrong,
+            cut_off_is_wrong=config.objective.cut_off_completions == "wrong",
         ),
         sampling=make_distribution(config),
-        make_samples=make_samples_of(config, "train", config.batch.group_size),
+        make_samples=make_training_samples(config),
         ledger=ledger,
         flops_per_token=engine.settings.arch.flops_per_token,
         pool=pool_names(config)[1],

@@ -4,27 +4,23 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from scalerl_jax.build.tables import (
-    AGGREGATIONS,
-    DTYPES,
-    LOSSES,
-    NORMALIZATIONS,
-    choose,
-    naming,
-)
+from scalerl_jax.build.critic import abstract_critic, make_critic, make_critic_step
+from scalerl_jax.build.objective import make_annotator, make_objective, with_annotations
+from scalerl_jax.build.tables import DTYPES, choose, naming
 from scalerl_jax.config import Config
+from scalerl_jax.learner.critic import PairedStep, held
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.nonfinite import Diagnosis
-from scalerl_jax.learner.optimizer import make_optimizer
+from scalerl_jax.learner.optimizer import make_optimizer, make_schedule, scaled_rate
 from scalerl_jax.learner.step import (
     Forward,
-    TokenLoss,
     TrainState,
     TrainStep,
     init_state,
@@ -45,6 +41,8 @@ from scalerl_jax.types import PackedBatch
 from scalerl_jax.utils.ledger import Ledger
 
 _log = logging.getLogger(__name__)
+# the state at the start of a window, and its batches -> the batches with what they lack
+Annotate = Callable[[TrainState, list[PackedBatch]], list[PackedBatch]]
 
 
 def make_architecture(config: Config) -> Architecture:
@@ -155,12 +153,31 @@ def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
     )
 
 
+def make_learning_rates(config: Config) -> optax.Schedule:
+    """Optimizer steps applied -> learning rate of the next one."""
+    settings, batch = config.optimizer, config.batch
+    peak, decay_steps = settings.learning_rate, 0
+    if settings.base_rollouts:
+        peak = scaled_rate(
+            peak,
+            rollouts=batch.num_prompts * batch.group_size,
+            base_rollouts=settings.base_rollouts,
+        )
+    if settings.schedule == "cosine":
+        decay_steps = settings.decay_steps or config.train.num_steps
+    return make_schedule(
+        learning_rate=peak,
+        warmup_steps=settings.warmup_steps,
+        decay_steps=decay_steps,
+        final_share=settings.final_share,
+    )
+
+
 def make_adamw(config: Config) -> optax.GradientTransformation:
     """The optimizer; the shape of a saved train state depends on it."""
     settings = config.optimizer
     return make_optimizer(
-        learning_rate=settings.learning_rate,
-        warmup_steps=settings.warmup_steps,
+        make_learning_rates(config),
         beta1=settings.beta1,
         beta2=settings.beta2,
         eps=settings.eps,
@@ -171,7 +188,7 @@ def make_adamw(config: Config) -> optax.GradientTransformation:
 
 def make_learner(
     config: Config, forward: Forward, mesh: Mesh
-) -> tuple[TrainState, TrainStep]:
+) -> tuple[TrainState, TrainStep | PairedStep]:
     """The state at version 0 on its mesh, and the compiled step."""
     arch, dtype = forward.arch, DTYPES[config.model.param_dtype]
     shardings = param_shardings(arch, mesh)
@@ -185,11 +202,18 @@ def make_learner(
             functools.partial(init_params, arch, dtype=dtype), out_shardings=shardings
         )(jax.random.key(config.seed))
     _log.info("compiling")
-    layout = abstract_state(config, arch, mesh)
+    layout = dataclasses.replace(abstract_state(config, arch, mesh), critic=None)
     state = jax.jit(
-        functools.partial(init_state, optimizer=make_adamw(config)),
+        functools.partial(
+            init_state,
+            optimizer=make_adamw(config),
+            with_reference=bool(config.objective.kl_coefficient),
+        ),
         out_shardings=jax.tree.map(lambda leaf: leaf.sharding, layout),
     )(params)
+    if config.objective.advantage == "critic":
+        critic = make_critic(params, make_critic_adamw(config), mesh)
+        state = dataclasses.replace(state, critic=critic)
     step = make_train_step(config, forward, mesh)
     step.compile()
     return state, step
@@ -202,43 +226,94 @@ def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState
         abstract_params(arch, dtype=DTYPES[config.model.param_dtype]),
         param_shardings(arch, mesh),
     )
-    optimizer = make_adamw(config)
-    return jax.tree.map(
+    parts: dict[str, Any] = {
+        "optimizer": make_adamw(config),
+        "with_reference": bool(config.objective.kl_coefficient),
+    }
+    state = jax.tree.map(
         lambda leaf, sharding: leaf.update(sharding=sharding),
-        jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params),
+        jax.eval_shape(functools.partial(init_state, **parts), params),
         state_shardings(
-            params, optimizer, everywhere=NamedSharding(mesh, PartitionSpec())
+            params, **parts, everywhere=NamedSharding(mesh, PartitionSpec())
         ),
     )
+    if config.objective.advantage != "critic":
+        return state
+    critic = abstract_critic(params, make_critic_adamw(config), mesh)
+    return dataclasses.replace(state, critic=critic)
 
 
-def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
+def make_critic_adamw(config: Config) -> optax.GradientTransformation:
+    """The critic's optimizer: the policy's with a rate and a warm-up of its own."""
+    critic = config.critic
+    settings = dataclasses.replace(
+        config.optimizer,
+        learning_rate=critic.learning_rate,
+        warmup_steps=critic.warmup_steps,
+    )
+    return make_adamw(dataclasses.replace(config, optimizer=settings))
+
+
+def make_train_step(
+    config: Config, forward: Forward, mesh: Mesh
+) -> TrainStep | PairedStep:
     """The step of the objective that is set, not compiled; `mesh` may be abstract."""
-    objective = config.objective
-    cap = objective.max_importance_ratio
-    return TrainStep(
-        make_accumulate(
-            forward,
-            make_token_loss(config),
-            max_importance_ratio=cap,
-        ),
-        make_update(
-            make_adamw(config), stochastic_rounding=config.optimizer.stochastic_rounding
-        ),
-        state=abstract_state(config, forward.arch, mesh),
-        batch=make_pack(config)[1],
+    state = abstract_state(config, forward.arch, mesh)
+    batch = with_annotations(make_pack(config)[1], config.objective)
+    update = make_update(
+        make_adamw(config),
+        stochastic_rounding=config.optimizer.stochastic_rounding,
+        reference_every=config.objective.reference_every,
+    )
+    if config.critic.pretrain_steps:
+        update = held(update, steps=config.critic.pretrain_steps)
+    step = TrainStep(
+        make_accumulate(forward, make_objective(config)),
+        update,
+        state=dataclasses.replace(state, critic=None),
+        batch=batch,
         mesh=mesh,
     )
+    if state.critic is None:
+        return step
+    return PairedStep(
+        step,
+        make_critic_step(
+            config,
+            forward,
+            make_critic_adamw(config),
+            critic=state.critic,
+            batch=batch,
+            mesh=mesh,
+        ),
+    )
 
 
-def make_diagnosis(config: Config, forward: Forward, step: TrainStep) -> Diagnosis:
+def make_diagnosis(
+    config: Config, forward: Forward, step: TrainStep | PairedStep
+) -> Diagnosis:
     """What a step that was skipped is explained by."""
-    return Diagnosis(step=step, forward=forward, token_loss=make_token_loss(config))
+    policy = step.policy if isinstance(step, PairedStep) else step
+    return Diagnosis(step=policy, forward=forward, objective=make_objective(config))
 
 
-def make_token_loss(config: Config) -> TokenLoss:
-    """The loss that is set."""
-    return choose(LOSSES, config.objective.loss, setting="objective.loss")(config)
+def make_annotate(
+    config: Config, forward: Forward, mesh: Mesh, assemble: Assembler
+) -> Annotate:
+    """What is written into a window's batches before its first optimizer step."""
+    annotator = make_annotator(
+        config,
+        forward,
+        mesh,
+        state=abstract_state(config, forward.arch, mesh),
+        batch=make_pack(config)[1],
+        assemble=assemble,
+    )
+    if annotator is None:
+        return lambda state, batches: batches
+    if annotator.proximal or annotator.reference:
+        annotator.score.compile()
+    return annotator
 
 
 def make_pack(config: Config) -> tuple[Pack, PackedBatch]:
@@ -263,24 +338,4 @@ def make_pack(config: Config) -> tuple[Pack, PackedBatch]:
     return (
         functools.partial(pack_shared, shape=shape, streams=streams),
         abstract_streams(shape, streams=streams),
-    )
-
-
-def make_assembler(config: Config) -> Assembler:
-    """The objective's part that runs on whole batches."""
-    objective, batch = config.objective, config.batch
-    return Assembler(
-        normalize=choose(
-            NORMALIZATIONS,
-            objective.advantage_normalization,
-            setting="objective.advantage_normalization",
-        )(config),
-        weigh=choose(
-            AGGREGATIONS, objective.aggregation, setting="objective.aggregation"
-        )(config),
-        zero_variance_filter=objective.zero_variance_filter,
-        mask_cut_off=objective.cut_off_completions == "mask",
-        group_size=batch.group_size,
-        max_completion_tokens=config.sampler.max_completion_tokens,
-        pack=make_pack(config)[0],
     )

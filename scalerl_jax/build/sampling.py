@@ -2,13 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from jax.sharding import Mesh
 
-from scalerl_jax.build.tables import DTYPES
+from scalerl_jax.build.tables import DTYPES, naming
 from scalerl_jax.config import Config
 from scalerl_jax.data import tasks
+from scalerl_jax.data.curriculum import Curriculum, read_pass_rates
 from scalerl_jax.data.prompts import build_prompts
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
 from scalerl_jax.evals.evaluate import Evaluator
@@ -16,6 +18,7 @@ from scalerl_jax.learner.step import Forward
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.rollout.agreement import AgreementCheck
+from scalerl_jax.rollout.lengths import LengthBudget
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.engine import Engine, EngineSettings
 from scalerl_jax.sampler.requests import Samples
@@ -71,11 +74,19 @@ def make_engine(
     if interruption.enabled:
         phrase = tuple(tokenizer.encode(interruption.phrase))
         end = tuple(tokenizer.encode(interruption.end_of_thinking))
-        room = sampler.max_completion_tokens - interruption.max_tokens
+        # Of the smallest limit: a larger one leaves no less.
+        budget = make_length_budget(config)
+        limit = budget.limit(0)
+        room = limit - budget.thinking(interruption.max_tokens, limit=limit)
         if len(phrase) >= room:
+            name = "sampler.max_completion_tokens - interruption.max_tokens"
+            if sampler.length_stages:
+                name = (
+                    f"what the first of sampler.length_stages, {limit} tokens, has "
+                    f"after its share of interruption.max_tokens"
+                )
             raise ValueError(
-                f"interruption.phrase has {len(phrase)} tokens and "
-                f"sampler.max_completion_tokens - interruption.max_tokens = {room} "
+                f"interruption.phrase has {len(phrase)} tokens and {name} = {room} "
                 f"leaves no room for an answer after it"
             )
     settings = EngineSettings(
@@ -133,6 +144,36 @@ def make_samples_of(
         return Samples(keys=keys, thinking_limits=limits)
 
     return make_samples
+
+
+def make_length_budget(config: Config) -> LengthBudget:
+    """How long the completions of training may get, by optimizer step."""
+    sampler = config.sampler
+    return LengthBudget(
+        stages=sampler.length_stages,
+        max_completion_tokens=sampler.max_completion_tokens,
+    )
+
+
+def make_training_samples(config: Config) -> Callable[[Prompt, int], Samples]:
+    """Keys, interruptions and limits of a prompt's samples begun at a version."""
+    make_samples = make_samples_of(config, "train", config.batch.group_size)
+    budget = make_length_budget(config)
+    return lambda prompt, version: budget.cut(make_samples(prompt), step=version)
+
+
+def make_curriculum(config: Config, prompts: tuple[Prompt, ...]) -> Curriculum | None:
+    """The order by difficulty, its file read; None where prompts are shuffled."""
+    data = config.data
+    if data.order == "shuffled":
+        return None
+    pass_rates = None
+    if data.difficulty:
+        with naming("data.difficulty"):
+            pass_rates = read_pass_rates(Path(data.difficulty), prompts)
+    return Curriculum(
+        pass_rates=pass_rates, open_share=data.open_share, open_steps=data.open_steps
+    )
 
 
 def make_evaluator(

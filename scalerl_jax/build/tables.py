@@ -1,41 +1,51 @@
 """Names that a config may use, and the functions they stand for."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
+from jaxtyping import Array
 
-from scalerl_jax.algo import advantages, losses, weights
-from scalerl_jax.config import Config
-from scalerl_jax.learner.step import TokenLoss
-from scalerl_jax.rollout.assembly import Normalize, Weigh
+from scalerl_jax.algo import advantages, gspo, losses, regularizers, weights
 
 T = TypeVar("T")
-LOSSES: dict[str, Callable[[Config], TokenLoss]] = {
-    "cispo": lambda config: functools.partial(
-        losses.cispo_loss,
-        max_importance_ratio=config.objective.max_importance_ratio,
-    ),
+# By objective.loss; keywords are the settings that `config.objective` says it reads.
+LOSSES: dict[str, Callable[..., Array]] = {
+    "cispo": losses.cispo_loss,
+    "clipped": losses.clipped_loss,
+    "decoupled": losses.decoupled_loss,
+    "dppo": losses.dppo_loss,
+    "dual_clip": losses.dual_clip_loss,
+    "gspo": gspo.gspo_loss,
+    "gspo_token": gspo.gspo_token_loss,
+    "reinforce": losses.reinforce_loss,
+    "sequence_truncated_is": gspo.sequence_truncated_is_loss,
+    "truncated_is": losses.truncated_is_loss,
 }
-AGGREGATIONS: dict[str, Callable[[Config], Weigh]] = {
-    "prompt": lambda config: functools.partial(
-        weights.prompt_weights, group_size=config.batch.group_size
-    ),
-    "sample": lambda config: weights.sample_weights,
-    "token": lambda config: weights.token_weights,
+# A token of them depends on the others of its sequence.
+SEQUENCE_LOSSES = ("gspo", "gspo_token", "sequence_truncated_is")
+AGGREGATIONS: dict[str, Callable[..., Array]] = {
+    "constant": weights.constant_weights,
+    "prompt": weights.prompt_weights,
+    "sample": weights.sample_weights,
+    "token": weights.token_weights,
 }
-NORMALIZATIONS: dict[str, Callable[[Config], Normalize]] = {
-    "batch": lambda config: functools.partial(
-        advantages.normalize_by_batch, eps=config.objective.advantage_eps
-    ),
-    "prompt": lambda config: functools.partial(
-        advantages.normalize_by_prompt,
-        group_size=config.batch.group_size,
-        eps=config.objective.advantage_eps,
-    ),
-    "none": lambda config: advantages.unnormalized,
+BASELINES: dict[str, Callable[..., Array]] = {
+    "group_mean": advantages.group_advantages,
+    "leave_one_out": advantages.leave_one_out,
+}
+NORMALIZATIONS: dict[str, Callable[..., Any]] = {
+    "batch": advantages.normalize_by_batch,
+    "none": advantages.unnormalized,
+    "prompt": advantages.normalize_by_prompt,
+    "reward_std": advantages.normalize_by_reward_std,
+    "running": advantages.normalize_by_running,
+}
+KL_ESTIMATORS: dict[str, regularizers.KlEstimator] = {
+    "k1": regularizers.kl_k1,
+    "k2": regularizers.kl_k2,
+    "k3": regularizers.kl_k3,
 }
 DTYPES: dict[str, Any] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 

@@ -15,18 +15,22 @@ from typing import Any
 
 import ml_collections
 
+from scalerl_jax.config.bases import based_on as based_on
+from scalerl_jax.config.bases import vanilla_grpo as vanilla_grpo
+from scalerl_jax.config.critic import CriticConfig
+from scalerl_jax.config.objective import ObjectiveConfig
 from scalerl_jax.config.validation import validate
 
 Mode = typing.Literal["pipeline", "batched"]
+Order = typing.Literal["shuffled", "easy_to_hard", "progressive"]
+Schedule = typing.Literal["constant", "cosine"]
 Dtype = typing.Literal["float32", "bfloat16"]
-Loss = typing.Literal["cispo"]
-Aggregation = typing.Literal["prompt", "sample", "token"]
-Normalization = typing.Literal["batch", "prompt", "none"]
-CutOff = typing.Literal["keep", "mask"]
 Remat = typing.Literal["none", "dots", "attention", "full"]
 LearnerAttention = typing.Literal["auto", "blockwise", "splash", "cudnn"]
 KvOnUpdate = typing.Literal["keep", "recompute"]
 Attention = typing.Literal["auto", "paged", "gathered", "pallas", "cudnn"]
+MathAnswer = typing.Literal["boxed", "last_number", "boxed_else_last_number"]
+LiveStop = typing.Literal["never", "alarm", "plateau"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,15 +62,27 @@ class DataConfig:
     answer_after: str = "</think>"  # the answer is what follows the last of these
     max_history_pass_rate: float = 0.9  # from here on a prompt is not sampled again
     no_positive_resampling: bool = True  # ScaleRL section 3.2
+    # easy_to_hard: sorted, no shuffle (Tan et al., https://arxiv.org/abs/2509.25300);
+    # progressive: evenly among the easiest, ever more of them; data/curriculum.py
+    order: Order = "shuffled"
+    difficulty: str = ""  # JSON lines of pass rates; empty: what the run has measured
+    open_share: float = 0.1  # of the prompts, open at step 0 of `progressive`
+    open_steps: int = 0  # optimizer steps until all of them are
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """What a verdict is worth, and how long a verifier may take."""
+    """What a verdict is worth, and what a verifier may take."""
 
     correct: float = 1.0  # ScaleRL: +1 and -1
     wrong: float = -1.0
-    timeout_s: float = 10.0  # per group; then killed and marked verifier_timeout
+    timeout_s: float = 10.0  # per answer; then killed and marked verifier_timeout
+    num_workers: int = 1  # verifier processes, and as many for evaluation
+    memory_mib: int = 4096  # of a verifier process, beside its imports
+    math_answer: MathAnswer = "boxed"  # where a completion's final answer is
+    code_cpu_s: int = 6  # of each of a solution's processes; of all its tests
+    code_memory_mib: int = 1024  # of each of a solution's processes
+    code_packages: str = ""  # directory that solutions may import from; empty: none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +91,12 @@ class BatchConfig:
 
     num_prompts: int = 48  # N; ScaleRL
     group_size: int = 16  # G; ScaleRL
+    # Passes over each window of rollouts: an optimizer step per batch and pass.
+    epochs: int = 1
+    # Generate other groups in place of those without reward variance (DAPO), at most
+    # max_refills of them per group; verl's DAPO generates 10 batches for one at most.
+    dynamic_sampling: bool = False
+    max_refills: int = 9
     packing: bool = True  # several rollouts in a row; never changes the gradient
     row_tokens: int = 16384  # S; at least the longest prompt + completion
     # R; a multiple of mesh.data * mesh.fsdp, 0: just that
@@ -92,6 +114,8 @@ class SamplerConfig:
     slots: int = 256  # sequences decoded together
     max_prompt_tokens: int = 2048  # ScaleRL
     max_completion_tokens: int = 14336  # ScaleRL: 12,288 thinking + 2,048 answer
+    # (first step, completion tokens) of each stage, growing; empty: always the most.
+    length_stages: tuple[tuple[int, int], ...] = ()
     tokens_per_call: int = 16  # decode steps between two looks of the host
     prefill_tokens: int = 512  # of the largest prefill chunk
     cache_tokens: int = 0  # held by the KV cache; 0: every slot at its full length
@@ -123,30 +147,25 @@ class QueueConfig:
     """How far the sampler may run ahead of the learner."""
 
     mode: Mode = "pipeline"  # batched: PPO-off-policy-k with k = max_staleness
-    max_staleness: int = 8  # optimizer steps; PipelineRL-8 in ScaleRL; 0: in turn
+    # Optimizer steps; PipelineRL-8 in ScaleRL; batch.epochs - 1: in turn.  In batched
+    # mode the steps on what is generated together: k / batch.epochs batches.
+    max_staleness: int = 8
     batch_timeout_s: float = 3600.0  # the learner's wait for a batch
     group_timeout_s: float = 3600.0  # a running group older than this is dropped
 
 
 @dataclasses.dataclass(frozen=True)
-class ObjectiveConfig:
-    """The loss: ScaleRL's is CISPO, prompt average, batch-normalised advantages."""
-
-    loss: Loss = "cispo"
-    max_importance_ratio: float = 5.0  # absolute cap; ScaleRL finds 4, 5, 8 alike
-    aggregation: Aggregation = "prompt"  # ScaleRL section 3.2
-    advantage_normalization: Normalization = "batch"  # ScaleRL section 3.2
-    advantage_eps: float = 1e-6
-    zero_variance_filter: bool = True  # drop groups without a gradient, no refill
-    cut_off_completions: CutOff = "keep"  # mask: no loss on completions without EOS
-
-
-@dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with linear warm-up, then constant."""
+    """AdamW with linear warm-up, then constant or falling along a cosine."""
 
     learning_rate: float = 5e-7  # ScaleRL
     warmup_steps: int = 100  # ScaleRL
+    schedule: Schedule = "constant"  # ScaleRL
+    decay_steps: int = 0  # where the cosine ends; 0: at train.num_steps
+    final_share: float = 0.0  # of the learning rate, from there on
+    # Rollouts of the batch that learning_rate is meant for: it is scaled by the square
+    # root of num_prompts * group_size over them (IsoCompute: 1024); 0: as it stands.
+    base_rollouts: int = 0
     beta1: float = 0.9  # not stated in ScaleRL; MiniMax-M1: 0.9 and 0.95
     beta2: float = 0.95
     eps: float = 1e-15  # ScaleRL
@@ -175,6 +194,16 @@ class EvalConfig:
     samples_per_prompt: int = 16  # ScaleRL
     temperature: float = 1.0
     logged_rollouts: int = 4  # readable rollouts per evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalingConfig:
+    """The run's own scaling curve, fitted beside the training; scaling/live.py."""
+
+    live: bool = False  # fit again after each evaluation; into TensorBoard, in a thread
+    stop: LiveStop = "never"  # end the run: at an alarm, or at its plateau
+    patience: int = 3  # evaluations in a row outside the forecast's band: an alarm
+    min_gain: float = 0.01  # pass rate that twice the compute must still promise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,9 +239,11 @@ class Config:
     interruption: InterruptionConfig = InterruptionConfig()
     queue: QueueConfig = QueueConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
+    critic: CriticConfig = CriticConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
+    scaling: ScalingConfig = ScalingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     mesh: MeshConfig = MeshConfig()
 

@@ -2,28 +2,40 @@
 
 from typing import TYPE_CHECKING, Any
 
+from scalerl_jax.config.critic import validate_critic
+from scalerl_jax.config.loop_validation import validate_loop
+from scalerl_jax.config.objective_validation import (
+    objective_numbers,
+    validate_objective,
+)
+
 if TYPE_CHECKING:
     from scalerl_jax.config import Config
 
 # Settings with a lower bound; those in _POSITIVE must be above 0, the others not below.
 _POSITIVE = (
     "model.attention_block model.head_chunk_tokens model.head_chunk_vocab "
-    "data.train_prompts reward.timeout_s batch.num_prompts "
+    "data.train_prompts reward.timeout_s reward.num_workers reward.memory_mib "
+    "reward.code_cpu_s reward.code_memory_mib batch.num_prompts batch.epochs "
     "batch.group_size batch.row_tokens sampler.slots "
     "sampler.max_prompt_tokens sampler.max_completion_tokens sampler.tokens_per_call "
     "sampler.prefill_tokens sampler.page_size sampler.temperature "
     "queue.batch_timeout_s queue.group_timeout_s "
-    "objective.max_importance_ratio optimizer.learning_rate optimizer.eps "
+    "optimizer.learning_rate optimizer.eps "
+    "critic.learning_rate "
     "train.num_steps train.max_skipped_steps train.max_mismatch_nats eval.every "
     "eval.num_prompts eval.samples_per_prompt eval.temperature checkpoint.every "
-    "checkpoint.keep mesh.data mesh.context mesh.tensor"
+    "scaling.patience checkpoint.keep mesh.data mesh.context mesh.tensor"
 ).split()
 _NOT_NEGATIVE = (
     "seed sampler.top_k sampler.min_p sampler.cache_tokens interruption.min_tokens "
-    "queue.max_staleness "
+    "queue.max_staleness data.open_steps batch.max_refills "
+    "optimizer.decay_steps optimizer.base_rollouts critic.warmup_steps "
+    "critic.pretrain_steps critic.value_clip "
     "batch.rows_per_microbatch batch.shared_tokens batch.own_tokens mesh.fsdp "
-    "objective.advantage_eps optimizer.warmup_steps optimizer.weight_decay "
-    "optimizer.max_grad_norm eval.logged_rollouts mesh.sampler_devices"
+    "optimizer.warmup_steps optimizer.weight_decay "
+    "optimizer.max_grad_norm eval.logged_rollouts scaling.min_gain "
+    "mesh.sampler_devices"
 ).split()
 
 
@@ -33,7 +45,7 @@ def validate(config: "Config") -> None:
     Raises:
         ValueError: names the setting, its value, the limit and the way out.
     """
-    for setting in (*_POSITIVE, *_NOT_NEGATIVE):
+    for setting in (*_POSITIVE, *_NOT_NEGATIVE, *objective_numbers()):
         value: Any = config
         for part in setting.split("."):
             value = getattr(value, part)
@@ -44,6 +56,14 @@ def validate(config: "Config") -> None:
     _validate_lengths(config)
     _validate_batch(config)
     _validate_sharing(config)
+    validate_loop(config)
+    validate_objective(config)
+    validate_critic(config)
+    if config.scaling.stop != "never" and not config.scaling.live:
+        raise ValueError(
+            f"scaling.stop = {config.scaling.stop!r} needs the fit beside the "
+            f"training: set scaling.live = True"
+        )
 
 
 def _validate_shares(config: "Config") -> None:
@@ -130,21 +150,16 @@ def _validate_batch(config: "Config") -> None:
             "optimizer.stochastic_rounding = True needs params that are rounded: set "
             "model.param_dtype = 'bfloat16', or leave it off"
         )
-    if batch.group_size < 2:
+    if batch.group_size < 2 and config.objective.advantage != "critic":
         raise ValueError(
             f"batch.group_size = {batch.group_size} leaves every group without "
-            f"variance and hence without a gradient; use 2 or more"
+            f"variance and hence without a gradient; use 2 or more, or "
+            f"objective.advantage = 'critic'"
         )
     if config.reward.correct <= config.reward.wrong:
         raise ValueError(
             f"reward.correct = {config.reward.correct} must be above reward.wrong = "
             f"{config.reward.wrong}; nothing else tells the policy what is right"
-        )
-    if config.queue.mode == "batched" and config.queue.max_staleness < 1:
-        raise ValueError(
-            f"queue.max_staleness = {config.queue.max_staleness} with queue.mode = "
-            f"'batched' (PPO-off-policy-k) would generate k * N = 0 groups; use "
-            f"k >= 1, or queue.mode = 'pipeline' for the synchronous loop"
         )
     if batch.num_prompts > config.data.train_prompts:
         raise ValueError(

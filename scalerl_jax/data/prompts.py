@@ -1,8 +1,8 @@
 """Prompts made from questions, and the order in which they are sampled.
 
-The order of an epoch comes from (seed, epoch) alone, so that a run goes on in the
-middle of an epoch with nothing saved but the place in it.  Which prompts are left
-out comes from their whole history, which is saved.
+The shuffled order of an epoch comes from (seed, epoch) alone.  What has been drawn,
+the history that says which prompts are left out, and the difficulties that sort the
+epoch are saved, so that a run goes on in the middle of an epoch.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl_jax.data.curriculum import Curriculum, difficulty_ranks
 from scalerl_jax.data.tasks import Question
 from scalerl_jax.types import Prompt
 
@@ -69,49 +70,60 @@ class PromptStream:
     `max_pass_rate`; None never leaves one out.  Within an epoch each prompt comes
     once, so none is left out of the epoch that measures it first.
 
+    A curriculum sorts each epoch by difficulty, and closes the hardest of the prompts
+    that are not left out.  Where the run measures the difficulty itself, the first
+    epoch is shuffled and open, and each later one sorted by the history at its start.
+    The next prompt is the one that was drawn least often among the open ones, so that
+    one that opens in the middle of an epoch comes at once.
+
     Two threads use it: the worker draws prompts, the learner records their results.
     """
 
     def __init__(
-        self, prompts: Sequence[Prompt], *, seed: int, max_pass_rate: float | None
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed: int,
+        max_pass_rate: float | None,
+        curriculum: Curriculum | None = None,
     ) -> None:
-        """At the start of epoch 0, with no history."""
+        """At the start of epoch 0, with no history; None: shuffled, all open."""
         if not prompts:
             raise ValueError("no prompts to sample from; see data.train_prompts")
         self._lock = threading.Lock()
         self._prompts = prompts
         self._seed = seed
         self._max_pass_rate = max_pass_rate
+        self._curriculum = curriculum
         self._epoch = 0
-        self._place = 0  # in the order of this epoch
-        self._order = self._epoch_order()
+        self._drawn = np.zeros(len(prompts), np.int64)
         self._passed = np.zeros(len(prompts), np.int64)
         self._rollouts = np.zeros(len(prompts), np.int64)
+        # Pass rates that this epoch is sorted by.
+        self._difficulty = curriculum.pass_rates if curriculum else None
+        self._places = self._epoch_places()
 
-    def next(self) -> Prompt:
-        """The prompt to sample next.
+    def next(self, step: int = 0) -> Prompt:
+        """The prompt to sample next, when the policy is `step` optimizer steps old.
 
         Raises:
             ValueError: if every prompt is left out.
         """
         with self._lock:
-            retired = self._retired()
-        if retired.all():
+            left = np.flatnonzero(~self._retired())
+        if not len(left):
             raise ValueError(
                 f"every one of the {len(self._prompts)} prompts has a pass rate of "
                 f"data.max_history_pass_rate = {self._max_pass_rate} or more, and none "
                 f"is left to sample; raise data.train_prompts, add harder tasks to "
                 f"data.tasks, or set data.no_positive_resampling = False"
             )
-        while True:
-            if self._place == len(self._prompts):
-                self._epoch += 1
-                self._place = 0
-                self._order = self._epoch_order()
-            prompt_id = int(self._order[self._place])
-            self._place += 1
-            if not retired[prompt_id]:
-                return self.prompt(prompt_id, self._epoch)
+        prompt_id = self._least_drawn(left, step)
+        if self._drawn[prompt_id] > self._epoch:
+            self._begin_epoch(int(self._drawn[prompt_id]))
+            prompt_id = self._least_drawn(left, step)
+        self._drawn[prompt_id] += 1
+        return self.prompt(prompt_id, int(self._drawn[prompt_id]) - 1)
 
     def prompt(self, prompt_id: int, epoch: int) -> Prompt:
         """A prompt that was drawn before, to be sampled again as it was."""
@@ -136,7 +148,10 @@ class PromptStream:
             "num_prompts": len(self._prompts),
             "seed": self._seed,
             "epoch": self._epoch,
-            "place": self._place,
+            "drawn": self._drawn.tolist(),
+            "difficulty": None
+            if self._difficulty is None
+            else [None if rate != rate else rate for rate in self._difficulty.tolist()],
             "passed": self._passed.tolist(),
             "rollouts": self._rollouts.tolist(),
         }
@@ -158,14 +173,40 @@ class PromptStream:
                 f"{self._seed}, which orders the prompts differently; set it back"
             )
         self._epoch = state["epoch"]
-        self._place = state["place"]
-        self._order = self._epoch_order()
+        self._drawn = np.array(state["drawn"], np.int64)
         self._passed = np.array(state["passed"], np.int64)
         self._rollouts = np.array(state["rollouts"], np.int64)
+        rates = state["difficulty"]
+        self._difficulty = None if rates is None else np.array(rates, np.float64)
+        self._places = self._epoch_places()
 
-    def _epoch_order(self) -> np.ndarray:
+    def _least_drawn(self, left: np.ndarray, step: int) -> int:
+        """The next of these prompts; every one of them may be sampled again."""
+        if self._curriculum is not None and self._difficulty is not None:
+            count = self._curriculum.num_open(len(left), step=step)
+            if count < len(left):
+                ranks = difficulty_ranks(self._difficulty[left])
+                left = left[ranks < count]
+        turns = self._drawn[left] * len(self._prompts) + self._places[left]
+        return int(left[turns.argmin()])
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        if self._curriculum is not None and self._curriculum.pass_rates is None:
+            with self._lock:
+                measured = np.where(self._rollouts > 0, self._rollouts, np.nan)
+                self._difficulty = self._passed / measured
+        self._places = self._epoch_places()
+
+    def _epoch_places(self) -> np.ndarray:
+        """The place of each prompt in the order of this epoch."""
+        if self._curriculum is not None and self._curriculum.is_sorted:
+            if self._difficulty is not None:
+                return difficulty_ranks(self._difficulty)
         random = np.random.Generator(np.random.PCG64([self._seed, _ORDER, self._epoch]))
-        return random.permutation(len(self._prompts))
+        places = np.empty(len(self._prompts), np.int64)
+        places[random.permutation(len(places))] = np.arange(len(places))
+        return places
 
     def _retired(self) -> np.ndarray:
         if self._max_pass_rate is None:

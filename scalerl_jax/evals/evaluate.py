@@ -26,6 +26,7 @@ class Evaluation:
     pass_rate: float
     pass_rate_se: float  # standard error over prompts
     pass_rate_by_task: dict[str, float]
+    prompt_pass_rates: list[float]  # in the prompts' fixed order
     cut_off_share: float
     interrupted_share: float
     unjudged_share: float  # the verifier failed; they count as not passed
@@ -71,6 +72,7 @@ class Evaluator:
                 str(task): float(by_prompt[tasks == task].mean())
                 for task in np.unique(tasks)
             },
+            prompt_pass_rates=by_prompt.tolist(),
             cut_off_share=float(np.mean([each.cut_off for each in everything])),
             interrupted_share=float(np.mean([each.interrupted for each in everything])),
             unjudged_share=float(

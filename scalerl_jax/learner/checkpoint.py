@@ -102,9 +102,9 @@ class Checkpointer:
             use_ocdbt=True, use_compression=False
         )
 
-    def due(self, step: int) -> bool:
-        """Whether a checkpoint belongs after optimizer step `step`."""
-        return step % self._every == 0
+    def due(self, step: int, *, since: int) -> bool:
+        """Whether one belongs after an optimizer step from `since` + 1 to `step`."""
+        return step // self._every > since // self._every
 
     def save(
         self, step: int, *, state: PyTree, host: dict[str, Any], groups: Sequence[Group]

@@ -15,7 +15,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Int
 
-from scalerl_jax.learner.step import Forward, TokenLoss, TrainStep
+from scalerl_jax.learner.objective import Objective, tokens_of
+from scalerl_jax.learner.step import Forward, TrainStep
 from scalerl_jax.model.transformer import head_weights
 from scalerl_jax.types import PackedBatch, PyTree
 
@@ -32,7 +33,7 @@ class Diagnosis:
 
     step: TrainStep
     forward: Forward
-    token_loss: TokenLoss
+    objective: Objective
 
     def __call__(self, params: PyTree, batch: PackedBatch) -> str:
         """What is not finite first, as the end of a sentence; `batch` is [M, R, S]."""
@@ -45,9 +46,14 @@ class Diagnosis:
         for found in parts:
             for sentence in found:
                 return sentence
+        suspects = (
+            "suspect the device, or a program that does not give the same result twice"
+        )
+        if batch.values is None:
+            return f"computed again, all of it is finite: {suspects}"
         return (
-            "computed again, all of it is finite: suspect the device, or a program "
-            "that does not give the same result twice"
+            f"computed again, all of the policy's is finite, so that the critic's is "
+            f"not: lower critic.learning_rate, or {suspects}"
         )
 
     def _in_params(self, params: PyTree) -> Iterator[str]:
@@ -138,9 +144,8 @@ class Diagnosis:
 
         @jax.jit
         def finite(params: PyTree, batch: PackedBatch) -> tuple[Array, Array, Array]:
-            logprobs, _ = self.forward.of_batch(params, batch)
-            behavior = jnp.where(batch.mask, batch.behavior_logprobs, logprobs)
-            losses = self.token_loss(logprobs, behavior, batch.advantages)
+            logprobs, entropy = self.forward.of_batch(params, batch)
+            losses = self.objective(tokens_of(batch, logprobs, entropy))
             losses = jnp.where(batch.mask, losses, 0.0)
             loss = (batch.weights * losses).sum()
             found = (jnp.isfinite(each).all() for each in (logprobs, losses, loss))
@@ -168,6 +173,9 @@ def _in_inputs(batch: PackedBatch) -> Iterator[str]:
         "advantages": batch.advantages,
         "behavior_logprobs": np.where(batch.mask, batch.behavior_logprobs, 0.0),
     }
+    if batch.values is not None:
+        # First: advantages that are not finite come from these.
+        checked = {"values": batch.values, "returns": batch.returns} | checked
     for name, values in checked.items():
         bad = np.argwhere(~np.isfinite(values))
         if len(bad):

@@ -1,40 +1,65 @@
-"""AdamW with global-norm clipping and a linear warm-up to a constant rate."""
+"""AdamW with global-norm clipping, and the learning rate from step to step."""
 
-import jax.numpy as jnp
+import math
+
 import optax
-from jax.typing import ArrayLike
-from jaxtyping import Array
 
 
-def make_optimizer(
+def scaled_rate(learning_rate: float, *, rollouts: int, base_rollouts: int) -> float:
+    """The learning rate for a batch of another size than it was chosen for.
+
+        learning_rate * sqrt(rollouts / base_rollouts)
+
+    IsoCompute Playbook, https://arxiv.org/abs/2603.12151: 1e-6 at 1024 rollouts; at
+    8192 a constant rate was too slow and a linear one unstable.
+    """
+    return learning_rate * math.sqrt(rollouts / base_rollouts)
+
+
+def make_schedule(
     *,
     learning_rate: float,
     warmup_steps: int,
+    decay_steps: int = 0,
+    final_share: float = 0.0,
+) -> optax.Schedule:
+    """Optimizer steps applied -> learning rate of the next one.
+
+        warm(n) = min(1, (n + 1) / warmup_steps)
+        fall(n) = f + (1 - f) * (1 + cos(pi * min(1, n / decay_steps))) / 2
+        rate(n) = learning_rate * warm(n) * fall(n),    f = final_share
+
+    With `decay_steps` = 0 nothing falls: ScaleRL's constant rate after a linear
+    warm-up, https://arxiv.org/abs/2510.13786, appendix A.3.  The cosine is that of
+    SGDR, https://arxiv.org/abs/1608.03983, equation 5, in one cycle.
+    """
+    warm = optax.constant_schedule(learning_rate)
+    if warmup_steps > 1:
+        first = learning_rate / warmup_steps
+        warm = optax.linear_schedule(first, learning_rate, warmup_steps - 1)
+    if not decay_steps:
+        return warm
+    fall = optax.cosine_decay_schedule(1.0, decay_steps, alpha=final_share)
+    return lambda count: warm(count) * fall(count)
+
+
+def make_optimizer(
+    schedule: optax.Schedule,
+    *,
     beta1: float,
     beta2: float,
     eps: float,
     weight_decay: float,
     max_grad_norm: float,
-    decay_steps: int = 0,
 ) -> optax.GradientTransformation:
     """ScaleRL's optimizer, https://arxiv.org/abs/2510.13786, appendix A.3.
 
-    Step n (from 1) runs at learning_rate * min(1, n / warmup_steps); with
-    `decay_steps` that falls along half a cosine to 0 at that step.  A
-    `max_grad_norm` of 0 clips nothing.  `eps` is 1e-15 there, because the gradients
+    A `max_grad_norm` of 0 clips nothing.  `eps` is 1e-15 there, because the gradients
     of a large policy are far below Adam's usual 1e-8.
     """
-
-    def rate(count: ArrayLike) -> Array:
-        count = jnp.asarray(count)
-        warm = learning_rate * jnp.minimum(1.0, (count + 1) / max(warmup_steps, 1))
-        if decay_steps == 0:
-            return warm
-        return (
-            warm * 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(count / decay_steps, 1)))
-        )
-
-    adamw = optax.adamw(rate, b1=beta1, b2=beta2, eps=eps, weight_decay=weight_decay)
+    adamw = optax.adamw(
+        schedule, b1=beta1, b2=beta2, eps=eps, weight_decay=weight_decay
+    )
     if max_grad_norm == 0.0:
         return adamw
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), adamw)

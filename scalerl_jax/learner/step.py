@@ -17,8 +17,13 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Float, Int
 
-from scalerl_jax.algo import diagnostics
-from scalerl_jax.learner.logprobs import Head, token_logprobs
+from scalerl_jax.learner.logprobs import (
+    Head,
+    Pointwise,
+    pointwise_loss,
+    token_logprobs,
+)
+from scalerl_jax.learner.objective import Objective, Scalars, summarize
 from scalerl_jax.learner.rounding import round_stochastically
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import SegmentAttention
@@ -26,9 +31,6 @@ from scalerl_jax.model.shardings import batch_sharding
 from scalerl_jax.model.transformer import head_weights, hidden_states
 from scalerl_jax.parallel.multihost import put_global
 from scalerl_jax.types import PackedBatch, PyTree, Sharing
-
-# logprobs, behavior logprobs, advantages -> loss of each token
-TokenLoss = Callable[[Array, Array, Array], Array]
 
 
 @struct.dataclass(kw_only=True)
@@ -38,6 +40,8 @@ class TrainState:
     params: PyTree
     opt_state: PyTree  # float32, whatever the dtype of the params
     policy_version: Int[Array, ""]  # optimizer steps applied
+    reference: PyTree | None = None  # params that a KL is taken to, in their dtype
+    critic: "TrainState | None" = None  # of learner/critic.py; its own params, moments
 
 
 @struct.dataclass(kw_only=True)
@@ -46,8 +50,13 @@ class Accumulated:
 
     loss: Float[Array, ""]
     grads: PyTree  # float32, in the tree of the params
-    sums: dict[str, Float[Array, ""]]  # of `diagnostics.token_sums`
-    maxima: dict[str, Float[Array, ""]]
+    sums: Scalars
+    maxima: Scalars
+
+
+# Params, what has been accumulated, a microbatch [R, S] -> the same with it.
+Accumulate = Callable[[PyTree, Accumulated | None, PackedBatch], Accumulated]
+Update = Callable[[TrainState, Accumulated], tuple[TrainState, dict[str, Array]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,17 +74,17 @@ class Forward:
     mesh: Mesh | None = None
     scan_layers: bool = True
 
-    def logprobs(
+    def hidden(
         self,
         params: PyTree,
-        tokens: Int[Array, "R S"],
+        tokens: Int[Array, "R U"],
         *,
-        positions: Int[Array, "R S"],
+        positions: Int[Array, "R U"],
         segment_ids: Int[Array, "R S"],
         targets: Int[Array, "R S"],
         sharing: Sharing | None = None,
-    ) -> tuple[Float[Array, "R S"], Float[Array, "R S"]]:
-        """Log-probability of every target and the entropies, in nats."""
+    ) -> Float[Array, "R S D"]:
+        """Final hidden states, where the targets are predicted."""
         hidden = hidden_states(
             params,
             self.arch,
@@ -89,27 +98,58 @@ class Forward:
             sharing=sharing,
             scan_layers=self.scan_layers,
         )
-        hidden = hidden[:, hidden.shape[1] - targets.shape[1] :]
-        return token_logprobs(hidden, head_weights(params), targets, self.head)
+        return hidden[:, hidden.shape[1] - targets.shape[1] :]
+
+    def logprobs(
+        self, params: PyTree, tokens: Int[Array, "R U"], **where: Any
+    ) -> tuple[Float[Array, "R S"], Float[Array, "R S"]]:
+        """Log-probability of every target and the entropies, in nats.
+
+        As `hidden`.
+        """
+        hidden = self.hidden(params, tokens, **where)
+        return token_logprobs(hidden, head_weights(params), where["targets"], self.head)
 
     def of_batch(self, params: PyTree, batch: PackedBatch) -> tuple[Array, Array]:
         """Log-probabilities and entropies of a microbatch's targets."""
-        return self.logprobs(
-            params,
-            batch.tokens,
-            positions=batch.positions,
-            segment_ids=batch.segment_ids,
-            targets=batch.targets,
-            sharing=batch.sharing,
+        return self.logprobs(params, batch.tokens, **_places(batch))
+
+    def loss_of_batch(
+        self, params: PyTree, batch: PackedBatch, pointwise: Pointwise
+    ) -> tuple[Array, Array, Array]:
+        """Sum of a loss that each token has for itself, and as `of_batch`."""
+        hidden = self.hidden(params, batch.tokens, **_places(batch))
+        return pointwise_loss(
+            hidden,
+            head_weights(params),
+            batch.targets,
+            # All that there is one of for each target.
+            dataclasses.replace(
+                batch, tokens=None, positions=None, segment_ids=None, sharing=None
+            ),
+            pointwise,
+            self.head,
         )
 
 
-def init_state(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state at version 0."""
+def _places(batch: PackedBatch) -> dict[str, Any]:
+    names = ("positions", "segment_ids", "targets", "sharing")
+    return {name: getattr(batch, name) for name in names}
+
+
+def init_state(
+    params: PyTree,
+    optimizer: optax.GradientTransformation,
+    *,
+    with_reference: bool = False,
+) -> TrainState:
+    """The state at version 0; the reference, if there is one, is a copy of its own."""
     return TrainState(
         params=params,
         opt_state=optimizer.init(_float32(params)),
         policy_version=jnp.zeros((), jnp.int32),
+        # The step donates the state, so no two of its leaves may share a buffer.
+        reference=jax.tree.map(jnp.copy, params) if with_reference else None,
     )
 
 
@@ -118,7 +158,11 @@ def _float32(tree: PyTree) -> PyTree:
 
 
 def state_shardings(
-    params: PyTree, optimizer: optax.GradientTransformation, *, everywhere: Sharding
+    params: PyTree,
+    optimizer: optax.GradientTransformation,
+    *,
+    everywhere: Sharding,
+    with_reference: bool = False,
 ) -> TrainState:
     """A sharding per leaf of the state: moments as their params, counters everywhere.
 
@@ -133,30 +177,45 @@ def state_shardings(
         params,
         transform_non_params=lambda _: everywhere,
     )
+    of_params = jax.tree.map(lambda param: param.sharding, params)
     return jax.tree.map(lambda _: everywhere, state).replace(
-        params=jax.tree.map(lambda param: param.sharding, params), opt_state=moments
+        params=of_params,
+        opt_state=moments,
+        reference=of_params if with_reference else None,
     )
 
 
-def make_accumulate(
-    forward: Forward, token_loss: TokenLoss, *, max_importance_ratio: float
-) -> Callable[[PyTree, Accumulated | None, PackedBatch], Accumulated]:
+def make_accumulate(forward: Forward, objective: Objective) -> Accumulate:
     """Adds a microbatch [R, S] to what its step has accumulated.
 
-        loss = sum over all tokens of weights * token_loss
+        loss = sum over all tokens of weights * objective
 
     The weights are those of the global batch, so the sum over microbatches is the
     loss itself, however the batch was cut.
     """
-    gradient = jax.value_and_grad(
-        functools.partial(
-            _microbatch_loss,
-            forward=forward,
-            token_loss=token_loss,
-            max_importance_ratio=max_importance_ratio,
-        ),
-        has_aux=True,
-    )
+
+    def microbatch_loss(
+        params: PyTree, batch: PackedBatch
+    ) -> tuple[Array, tuple[Scalars, Scalars]]:
+        if objective.elementwise:
+            loss, logprobs, entropy = forward.loss_of_batch(
+                params, batch, objective.weighted
+            )
+        else:
+            logprobs, entropy = forward.of_batch(params, batch)
+            loss = objective.weighted(logprobs, entropy, batch).sum()
+        return loss, objective.measured(logprobs, entropy, batch)
+
+    return accumulating(microbatch_loss)
+
+
+def accumulating(
+    microbatch_loss: Callable[
+        [PyTree, PackedBatch], tuple[Array, tuple[Scalars, Scalars]]
+    ],
+) -> Accumulate:
+    """Adds a microbatch's loss and its gradient, sums and maxima to those before."""
+    gradient = jax.value_and_grad(microbatch_loss, has_aux=True)
 
     def accumulate(
         params: PyTree, so_far: Accumulated | None, batch: PackedBatch
@@ -176,13 +235,19 @@ def make_accumulate(
 
 
 def make_update(
-    optimizer: optax.GradientTransformation, *, stochastic_rounding: bool = False
-) -> Callable[[TrainState, Accumulated], tuple[TrainState, dict[str, Array]]]:
+    optimizer: optax.GradientTransformation,
+    *,
+    stochastic_rounding: bool = False,
+    reference_every: int = 0,
+    summarize: Callable[[Scalars, Scalars], Scalars] = summarize,
+) -> Update:
     """The optimizer's part: a new state and the metrics of the step.
 
     A step whose loss or gradient is not finite leaves the state as it was; the metric
     "skipped" is then 1.  The update itself is float32; params of a narrower dtype are
-    rounded to nearest, or up and down at random with the right mean.
+    rounded to nearest, or up and down at random with the right mean.  Every
+    `reference_every` steps (0: never) the reference becomes the params.  `summarize`
+    turns the sums and maxima into metrics.
     """
 
     def update(
@@ -199,17 +264,25 @@ def make_update(
             params = round_stochastically(
                 params, like=state.params, seed=state.policy_version
             )
-        updated = TrainState(
-            params=jax.tree.map(
-                lambda x, old: x.astype(old.dtype), params, state.params
-            ),
+        params = jax.tree.map(lambda x, old: x.astype(old.dtype), params, state.params)
+        version = state.policy_version + 1
+        reference = state.reference
+        if reference_every:
+            due = version % reference_every == 0
+            reference = jax.tree.map(
+                lambda new, old: jnp.where(due, new, old), params, reference
+            )
+        updated = dataclasses.replace(
+            state,
+            params=params,
             opt_state=opt_state,
-            policy_version=state.policy_version + 1,
+            policy_version=version,
+            reference=reference,
         )
         state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old), updated, state
         )
-        metrics = diagnostics.token_summary(accumulated.sums, accumulated.maxima)
+        metrics = summarize(accumulated.sums, accumulated.maxima)
         metrics |= {
             "loss": accumulated.loss,
             "grad_norm": grad_norm,
@@ -218,32 +291,6 @@ def make_update(
         return state, metrics
 
     return update
-
-
-def _microbatch_loss(
-    params: PyTree,
-    batch: PackedBatch,
-    *,
-    forward: Forward,
-    token_loss: TokenLoss,
-    max_importance_ratio: float,
-) -> tuple[Array, tuple[dict[str, Array], dict[str, Array]]]:
-    """Loss of a microbatch [R, S]; sums and maxima of its tokens."""
-    logprobs, entropy = forward.of_batch(params, batch)
-    # Before exp: a masked token has ratio 1, and can never make a NaN.
-    behavior = jnp.where(batch.mask, batch.behavior_logprobs, logprobs)
-    losses = token_loss(logprobs, behavior, batch.advantages)
-    loss = (batch.weights * jnp.where(batch.mask, losses, 0.0)).sum()
-    seen = (jax.lax.stop_gradient(logprobs), jax.lax.stop_gradient(behavior))
-    sums = diagnostics.token_sums(
-        *seen,
-        jax.lax.stop_gradient(entropy),
-        batch.staleness,
-        batch.mask,
-        max_importance_ratio=max_importance_ratio,
-    )
-    maxima = diagnostics.token_maxima(*seen, batch.staleness, batch.mask)
-    return loss, (sums, maxima)
 
 
 class TrainStep:
@@ -255,8 +302,8 @@ class TrainStep:
 
     def __init__(
         self,
-        accumulate: Callable[[PyTree, Accumulated | None, PackedBatch], Accumulated],
-        update: Callable[[TrainState, Accumulated], tuple[TrainState, dict[str, Any]]],
+        accumulate: Accumulate,
+        update: Update,
         *,
         state: TrainState,
         batch: PackedBatch,
@@ -317,8 +364,17 @@ class TrainStep:
         self, state: TrainState, batch: PackedBatch
     ) -> tuple[TrainState, dict[str, Array]]:
         """The state after a batch [M, R, S], and the metrics; `state` is donated."""
-        sums = collections.deque(self.accumulated(state.params, batch), maxlen=1)
-        return self._programs["update"](state, sums.pop())
+        return self.apply(state, self.total(state.params, batch))
+
+    def total(self, params: PyTree, batch: PackedBatch) -> Accumulated:
+        """What the microbatches of a batch [M, R, S] add up to."""
+        return collections.deque(self.accumulated(params, batch), maxlen=1).pop()
+
+    def apply(
+        self, state: TrainState, sums: Accumulated
+    ) -> tuple[TrainState, dict[str, Array]]:
+        """The state after the optimizer's part, and the metrics; donates `state`."""
+        return self._programs["update"](state, sums)
 
     def accumulated(self, params: PyTree, batch: PackedBatch) -> Iterator[Accumulated]:
         """Zeros, and the sums after each microbatch; asking for more donates them."""

@@ -4,6 +4,8 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
+
 from scalerl_jax.config import Config
 from scalerl_jax.preflight import flops
 from scalerl_jax.preflight.chips import Topology
@@ -32,6 +34,7 @@ from scalerl_jax.sampler.lowering import (
     lower_prefill,
     sampler_params,
 )
+from scalerl_jax.types import PyTree
 from scalerl_jax.utils.divisors import largest_divisor
 
 
@@ -139,7 +142,25 @@ def _resident(parts: Parts, name: str) -> dict[str, int]:
         return {"optimizer": device_bytes(state) - params} | others
     if name == "start":
         return {"params": params, "optimizer": device_bytes(state) - params} | others
-    return others
+    if state.critic is None:
+        return others
+    critic = device_bytes(state.critic)
+    if name == "update":
+        gradients = _gradient_bytes(state.critic.params)
+        return {"critic": critic, "critic's gradients": gradients} | others
+    own = {"critic_update": critic, "critic_start": 0}
+    read = own.get(name, device_bytes(state.critic.params))
+    return {
+        "policy's state": device_bytes(state) - critic,
+        "policy's gradients": _gradient_bytes(state.params),
+        "rest of the critic": critic - read,
+    } | others
+
+
+def _gradient_bytes(params: PyTree) -> int:
+    return device_bytes(
+        jax.tree.map(lambda leaf: leaf.update(dtype=jax.numpy.float32), params)
+    )
 
 
 def _checked(
@@ -182,7 +203,7 @@ def _checked(
             float32_head=config.model.float32_head,
         ),
         head=_head(name, compiled, parts),
-        calls=microbatches if name == "accumulate" else 1,
+        calls=microbatches if name.endswith("accumulate") else 1,
     )
 
 
@@ -213,7 +234,11 @@ def _devices(parts: Parts, name: str) -> int:
 
 
 def _work(name: str, parts: Parts) -> flops.Work:
-    """Of one call, on all of its devices; decoding is of full sequences."""
+    """Of one call, on all of its devices; decoding is of full sequences.
+
+    A critic is taken for a policy: its head is next to nothing, and not the output's.
+    """
+    name = name.removeprefix("critic_")
     config, arch, engine = parts.config, parts.arch, parts.engine
     param_bytes = 4 if config.model.param_dtype == "float32" else 2
     itemsize = 4 if config.model.sampler_dtype == "float32" else 2
@@ -259,7 +284,9 @@ def decode_context(parts: Parts) -> float:
 
 def _head(name: str, compiled: Compiled, parts: Parts) -> HeadMatmuls | None:
     """The head's matmuls, if it is a program with tokens."""
-    if compiled.program is None or name in ("start", "update"):
+    if compiled.program is None or name.startswith("critic_"):
+        return None
+    if name in ("start", "update"):
         return None
     config, arch = parts.config, parts.arch
     if name == "accumulate":

@@ -13,7 +13,7 @@ from scalerl_jax.preflight.check import (
 )
 from scalerl_jax.preflight.collectives import Traffic
 
-TRAIN_STEP = ("start", "accumulate", "update")
+_OTHERS = ("prefill", "decode", "publish")  # what a train step does not run
 # Part of the memory -> the settings that make it smaller.
 _SHARDS = "mesh.fsdp or more devices: more shards of the state"
 ADVICE = {
@@ -70,7 +70,7 @@ def to_json(result: Result, *, config_file: str) -> dict[str, Any]:
         "notes": notes(result),
         "programs": {
             "train_step": _step_json(result)
-            | {"programs": {name: programs[name] for name in TRAIN_STEP}},
+            | {"programs": {name: programs[name] for name in train_step(result)}},
             "prefill": programs["prefill"],
             "decode": programs["decode"],
             "publish": programs["publish"]
@@ -103,9 +103,14 @@ def _program_json(name: str, each: Checked) -> dict[str, Any]:
     return found
 
 
+def train_step(result: Result) -> list[str]:
+    """Names of the programs of an optimizer step."""
+    return [name for name in result.programs if name not in _OTHERS]
+
+
 def _step_json(result: Result) -> dict[str, Any]:
     """An optimizer step: its programs added up; the peak is the greatest."""
-    each = {name: result.programs[name] for name in TRAIN_STEP}
+    each = {name: result.programs[name] for name in train_step(result)}
     fullest = max(each.values(), key=lambda one: one.peak_bytes)
     return {
         "peak_bytes": fullest.peak_bytes,
@@ -124,14 +129,14 @@ def _step_json(result: Result) -> dict[str, Any]:
 
 def step_seconds(result: Result) -> float:
     """Of an optimizer step, by the rooflines of its programs."""
-    programs = (result.programs[name] for name in TRAIN_STEP)
+    programs = (result.programs[name] for name in train_step(result))
     return sum(one.roofline.seconds * one.calls for one in programs)
 
 
 def step_traffic(result: Result) -> dict[str, Traffic]:
     """Collectives of an optimizer step."""
     sums: dict[str, Traffic] = {}
-    for name in TRAIN_STEP:
+    for name in train_step(result):
         one = result.programs[name]
         for kind, found in one.traffic.items():
             each = sums.setdefault(kind, Traffic())
@@ -243,7 +248,7 @@ def _memory_lines(name: str, each: Checked, limit: int) -> list[str]:
 def _cost_lines(result: Result) -> list[str]:
     lines = [
         "",
-        f"{'program':<11} {'calls':>5} {'TFLOP':>10} {'of it head':>10} "
+        f"{'program':<17} {'calls':>5} {'TFLOP':>10} {'of it head':>10} "
         f"{'compute s':>10} {'HBM s':>8} {'ICI s':>8}  bound by  head",
     ]
     for name, each in result.programs.items():
@@ -256,7 +261,7 @@ def _cost_lines(result: Result) -> list[str]:
         if name == "prefill" and each.head is not None and not each.head.highest:
             head = "none: it draws no token"
         lines.append(
-            f"{name:<11} {each.calls:>5} {each.work.flops / 1e12:>10.1f} "
+            f"{name:<17} {each.calls:>5} {each.work.flops / 1e12:>10.1f} "
             f"{each.work.head / 1e12:>10.1f} {cost.compute:>10.4f} {cost.hbm:>8.4f} "
             f"{cost.ici:>8.4f}  {cost.bound_by:<8}  {head}"
         )
@@ -264,7 +269,7 @@ def _cost_lines(result: Result) -> list[str]:
     for name, each in result.programs.items():
         for kind, sums in sorted(each.traffic.items()):
             lines.append(
-                f"    {name:<11} {kind:<19} {sums.count:>7} x  {_gib(sums.bytes):>10}"
+                f"    {name:<17} {kind:<19} {sums.count:>7} x  {_gib(sums.bytes):>10}"
                 f"  sends {_gib(sums.sent_bytes)}"
             )
     settings = result.parts.engine.settings

@@ -13,19 +13,21 @@ import numpy as np
 from jaxtyping import Array
 
 from scalerl_jax.algo import filters
-from scalerl_jax.algo.advantages import group_advantages
 from scalerl_jax.rollout.batching import (
     TrainSequence,
     computed_tokens,
     stack,
     train_sequences,
 )
+from scalerl_jax.rollout.running import RunningNormalization
 from scalerl_jax.types import Group, PackedBatch, RolloutBatch
 
-# advantages [B], kept [B] -> scaled advantages [B]
-Normalize = Callable[[Any, Any], Array]
+# rewards [B], kept [B] -> advantages [B], zero where not kept
+Advantages = Callable[[Any, Any], Array]
 # mask [B, T] -> weights [B, T] that sum to 1
 Weigh = Callable[[Any], Array]
+# rewards [B], lengths [B], passed [B] -> rewards [B]
+ShapeRewards = Callable[[Any, Any, Any], Array]
 # of `rollout.batching` or `rollout.sharing`, its shapes given
 Pack = Callable[[Sequence[TrainSequence]], PackedBatch]
 
@@ -45,27 +47,44 @@ class Assembled:
 class Assembler:
     """The objective's choices, as functions, and how rollouts are packed."""
 
-    normalize: Normalize
+    # None: they stay rewards, which the window's annotation turns into advantages.
+    advantages: Advantages | None
     weigh: Weigh
     zero_variance_filter: bool
     mask_cut_off: bool
     group_size: int
     max_completion_tokens: int
     pack: Pack
+    # None: a reward is the verdict's alone; None: regularisers are on for all groups.
+    shape_rewards: ShapeRewards | None = None
+    regularization: Callable[[Any], Array] | None = None  # pass rates -> factors
+    running: RunningNormalization | None = None  # if `advantages` goes by it
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps of it, as JSON values."""
+        return self.running.state() if self.running else {}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Go on from what `state` gave."""
+        if self.running:
+            self.running.restore(state)
 
     def __call__(self, groups: Sequence[Group], *, learner_version: int) -> Assembled:
         """The packed batch for the step that starts from `learner_version`."""
         batch = stack(groups, max_completion_tokens=self.max_completion_tokens)
+        # By the verdicts alone: lengths make no group worth its gradient.
         kept = self._kept(batch)
-        rewards = jnp.asarray(batch.rewards)
-        advantages = np.asarray(group_advantages(rewards, group_size=self.group_size))
-        advantages = np.asarray(self.normalize(advantages, kept))
+        advantages = self._rewards(batch)
+        if self.advantages is not None:
+            advantages = np.asarray(self.advantages(advantages, kept))
         weights = np.asarray(self.weigh(batch.completion_mask & kept[:, None]))
         sequences = train_sequences(
             batch,
             advantages=advantages,
             weights=weights,
             learner_version=learner_version,
+            regularization=self._regularization(batch),
+            rollouts=None if self.advantages is not None else np.flatnonzero(kept),
         )
         train_tokens = sum(int(sequence.mask.sum()) for sequence in sequences)
         lengths = np.array([sequence.row_length for sequence in sequences])
@@ -81,6 +100,21 @@ class Assembler:
             return Assembled(batch=None, row_tokens=0, **counts)
         packed = self.pack(sequences)
         return Assembled(batch=packed, row_tokens=computed_tokens(packed), **counts)
+
+    def _rewards(self, batch: RolloutBatch) -> np.ndarray:
+        """Of rollouts [B], their lengths reckoned in."""
+        if self.shape_rewards is None:
+            return batch.rewards
+        return np.asarray(
+            self.shape_rewards(batch.rewards, batch.completion_lengths, batch.passed)
+        )
+
+    def _regularization(self, batch: RolloutBatch) -> np.ndarray | None:
+        """What scales the regularisers of rollouts [B], by their groups' pass rates."""
+        if self.regularization is None:
+            return None
+        rates = batch.passed.reshape(-1, self.group_size).mean(axis=1)
+        return np.repeat(np.asarray(self.regularization(rates)), self.group_size)
 
     def _kept(self, batch: RolloutBatch) -> np.ndarray:
         """Rollouts [B] that enter normalisation and loss."""

@@ -38,6 +38,7 @@ def stack(groups: Sequence[Group], *, max_completion_tokens: int) -> RolloutBatc
         ),
         rewards=np.array([rollout.reward for rollout in rollouts], np.float32),
         cut_off=np.array([rollout.cut_off for rollout in rollouts]),
+        passed=np.array([rollout.passed for rollout in rollouts]),
         **{
             name: padded(
                 [getattr(rollout, name) for rollout in rollouts], max_completion_tokens
@@ -63,29 +64,55 @@ class TrainSequence:
     behavior_logprobs: np.ndarray  # float32 [T], nats
     staleness: np.ndarray  # int32 [T], learner's version - token's version
     advantage: float
+    # Where the objective asks for them: what scales its regularisers, and its place in
+    # the batch.
+    regularization: float | None = None
+    rollout: int | None = None
 
     @property
     def row_length(self) -> int:
         """Positions it takes in a row: its last token predicts nothing."""
         return len(self.tokens) - 1
 
-    def write(self, out: dict[str, np.ndarray], where: Any) -> None:
-        """What belongs to its predictions, into the arrays of `lay_out`."""
+    def write(self, out: dict[str, np.ndarray], where: Any, *, number: int) -> None:
+        """What belongs to its predictions, into the arrays of `lay_out`.
+
+        `number` tells it from the other sequences of its row, from 1.
+        """
+        out["sequence_ids"][where] = number
         out["targets"][where] = self.tokens[self.prompt_length :]
         out["weights"][where] = self.weights
         out["mask"][where] = self.mask
         out["behavior_logprobs"][where] = self.behavior_logprobs
         out["staleness"][where] = self.staleness
         out["advantages"][where] = self.advantage
+        for name in _OPTIONAL.keys() & out.keys():
+            out[name][where] = getattr(self, name)
 
 
-def lay_out(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+# Fields of a sequence that a batch has if its sequences do; and what padding holds.
+_OPTIONAL = {"regularization": np.float32(0.0), "rollout": np.int32(-1)}
+
+
+def optional_fields(sequences: Sequence[TrainSequence]) -> tuple[str, ...]:
+    """Those that the first of the sequences has, and so all of them."""
+    return tuple(
+        name
+        for name in _OPTIONAL
+        if sequences and getattr(sequences[0], name) is not None
+    )
+
+
+def lay_out(
+    shape: tuple[int, ...], optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
     """Empty arrays for what belongs to a prediction, by field of `PackedBatch`."""
     floats = ("weights", "advantages", "behavior_logprobs")
+    integers = ("targets", "staleness", "sequence_ids")
     out: dict[str, Any] = {name: np.zeros(shape, np.float32) for name in floats}
-    out |= {name: np.zeros(shape, np.int32) for name in ("targets", "staleness")}
+    out |= {name: np.zeros(shape, np.int32) for name in integers}
     out["mask"] = np.zeros(shape, bool)
-    return out
+    return out | {name: np.full(shape, _OPTIONAL[name]) for name in optional}
 
 
 def train_sequences(
@@ -94,6 +121,8 @@ def train_sequences(
     advantages: np.ndarray,
     weights: np.ndarray,
     learner_version: int,
+    regularization: np.ndarray | None = None,
+    rollouts: np.ndarray | None = None,
 ) -> list[TrainSequence]:
     """The rollouts of a batch that carry any weight.
 
@@ -102,9 +131,12 @@ def train_sequences(
         advantages: float [B].
         weights: float [B, T], zero on what is not trained on.
         learner_version: version of the params that the step starts from.
+        regularization: float [B], what scales the regularisers of each.
+        rollouts: those to take, with any weight or none; their places are kept.
     """
+    rows = np.flatnonzero(weights.any(axis=1)) if rollouts is None else rollouts
     sequences = []
-    for row in np.flatnonzero(weights.any(axis=1)):
+    for row in rows:
         prompt = batch.prompt_tokens[row, : batch.prompt_lengths[row]]
         length = batch.completion_lengths[row]
         sequences.append(
@@ -116,6 +148,10 @@ def train_sequences(
                 behavior_logprobs=batch.behavior_logprobs[row, :length],
                 staleness=learner_version - batch.policy_versions[row, :length],
                 advantage=float(advantages[row]),
+                regularization=None
+                if regularization is None
+                else float(regularization[row]),
+                rollout=None if rollouts is None else int(row),
             )
         )
     return sequences
@@ -139,7 +175,8 @@ def pack(
     filled = -(-len(rows) // rows_per_microbatch)
     shape = (filled * rows_per_microbatch, row_tokens)
     integers = ("tokens", "segment_ids", "positions")
-    out = lay_out(shape) | {name: np.zeros(shape, np.int32) for name in integers}
+    out = lay_out(shape, optional_fields(sequences))
+    out |= {name: np.zeros(shape, np.int32) for name in integers}
     for row, members in enumerate(rows):
         start = 0
         for segment, sequence in enumerate(members, 1):
@@ -210,4 +247,5 @@ def _place(
     out["tokens"][row, start:end] = sequence.tokens[:-1]
     out["segment_ids"][row, start:end] = segment
     out["positions"][row, start:end] = np.arange(sequence.row_length)
-    sequence.write(out, (row, slice(start + sequence.prompt_length - 1, end)))
+    predictions = slice(start + sequence.prompt_length - 1, end)
+    sequence.write(out, (row, predictions), number=segment)

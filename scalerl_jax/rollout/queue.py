@@ -1,25 +1,17 @@
 """The bounded-staleness queue between the sampling worker and the learner.
 
-It says when a group may start and when a batch may be taken, so that no group is
-more than k = max_staleness optimizer steps old when it is used, and none is thrown
-away for its age (which would favour short completions).  With N prompts per step,
-the learner at version v, the worker's params at version w <= v, and the groups that
-are running, buffered, or taken but not yet applied called outstanding:
+It says when a group may start and when a window of groups may be taken, so that no
+group is more than max_staleness optimizer steps old at any gradient, and none is
+thrown away for its age (which would favour short completions).  `Pacing` has the
+arithmetic and the reason why it never stops; this is its books, kept between threads.
 
-    admission:  start a group only if      N * v + outstanding < (k + w + 1) * N
-    pacing:     take a batch only if, for every version m, the groups it leaves with
-                oldest version <= m number  at most (m + k - v) * N
-
-Both keep  N * v + (outstanding with oldest version <= m) <= (k + m + 1) * N  true.
-Hence no group of version m is left after step m + k, and once everything running
-has finished, a batch of the N oldest can be taken.  The worker's version bounds
-admission: with the learner's, a late publish would let groups in that are too old.
-
-Batched mode (PPO-off-policy-k) fills a phase of k * N groups at versions p * k,
-takes k batches of it, and starts the next:
-
-    admission:  N * v + outstanding < (floor(w / k) + 1) * k * N
-    pacing:     take only when what is left of the phase is buffered
+With refills (dynamic sampling), a finished group whose rewards are all equal gives its
+place back, for at most `max_refills` groups per place of a window; from there on such
+a group keeps its place like any other, so that a window always fills.  For the bound
+it is as if the group had never been.  In the synchronous loop a window has the same
+groups whatever finishes first; but when a refill begins hangs on its verdict, so that
+how many sequences are decoded together, and with it the last bit of a log-probability,
+may differ from run to run.
 
 One lock guards all of it.  Two threads use it: a worker and a learner.
 """
@@ -31,6 +23,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from scalerl_jax.config import Mode
+from scalerl_jax.rollout.pacing import Pacing
 from scalerl_jax.types import Group
 
 T = TypeVar("T")
@@ -46,7 +39,7 @@ class QueueState:
 
     version: int  # optimizer steps applied
     next_ticket: int
-    buffered: tuple[Group, ...]  # in ticket order
+    buffered: tuple[Group, ...]  # in ticket order; those without a place too
     running: tuple[tuple[int, int], ...]  # (ticket, oldest version), to be re-issued
     dropped: dict[str, int]  # groups by reason
 
@@ -57,7 +50,7 @@ class _Finished(NamedTuple):
 
 
 class RolloutQueue:
-    """Admits groups, holds finished ones, hands out batches of N."""
+    """Admits groups, holds finished ones, hands out windows of N or more."""
 
     def __init__(
         self,
@@ -65,23 +58,30 @@ class RolloutQueue:
         num_prompts: int,
         max_staleness: int,
         mode: Mode,
+        epochs: int = 1,
+        max_refills: int = 0,
         num_steps: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """An empty queue at version 0; no group starts for a step past `num_steps`."""
-        assert num_prompts >= 1 and max_staleness >= 0, (num_prompts, max_staleness)
-        assert mode == "pipeline" or max_staleness >= 1, "batched mode needs k >= 1"
-        self._num_prompts = num_prompts
-        self._max_staleness = max_staleness
-        self._mode = mode
-        self._num_steps = num_steps
+        assert max_refills >= 0, max_refills
+        self._pacing = Pacing(
+            num_prompts=num_prompts,
+            max_staleness=max_staleness,
+            mode=mode,
+            epochs=epochs,
+            num_steps=num_steps,
+        )
+        self._max_refills = max_refills
         self._clock = clock
         self._changed = threading.Condition()
         self._version = 0
+        self._opened = 0  # version at which the window in hand, or the next, begins
         self._next_ticket = 0
         self._running: dict[int, int] = {}  # ticket -> oldest version
         self._lost: set[int] = set()  # running before a restore, not yet readmitted
         self._buffered: dict[int, _Finished] = {}
+        self._refilled: list[Group] = []  # gave their places back since the last take
         self._taken = 0
         self._dropped: dict[str, int] = {}
         self._changes = 0  # what may let the worker go on
@@ -100,7 +100,8 @@ class RolloutQueue:
         with self._changed:
             self._raise_if_over()
             assert version <= self._version, "published before `applied` was called"
-            if self._used() >= self._admission_limit(version):
+            places = self._pacing.places(version, opened=self._opened)
+            if self._outstanding() >= places:
                 self._seen = self._changes
                 return None
             ticket = self._next_ticket
@@ -126,8 +127,12 @@ class RolloutQueue:
             assert oldest_version >= self._running[ticket], "older than its admission"
             assert oldest_version <= self._version, "a token from the future"
             del self._running[ticket]
-            self._buffered[ticket] = _Finished(oldest_version, group)
-            self._changed.notify_all()
+            if self._may_refill(group):
+                self._refilled.append(group)
+                self._note_change()
+            else:
+                self._buffered[ticket] = _Finished(oldest_version, group)
+                self._changed.notify_all()
 
     def drop(self, ticket: int, reason: str) -> None:
         """A running group ends without a result; its place is given back."""
@@ -165,40 +170,47 @@ class RolloutQueue:
     # The learner's side.
 
     def take(self, version: int, timeout_s: float) -> list[Group]:
-        """N groups, by ticket, for the step that makes `version` + 1.
+        """The groups of a window, by ticket, for steps on from `version`.
+
+        N of them, in batched mode N for each of its batches; beside them those that
+        have given their places back since the last call.
 
         Raises:
-            TimeoutError: if no batch could be taken for so long.
+            TimeoutError: if no window could be taken for so long.
             QueueClosed: after `close`.
             BaseException: what `fail` was given.
         """
         with self._changed:
             assert version == self._version, (version, self._version)
-            assert not self._taken, "the last batch was neither applied nor skipped"
+            assert not self._taken, "the last window is not used up"
             chosen = self._sleep_until(self._choose, timeout_s)
             if chosen is None:
                 raise TimeoutError(self._timeout_message(timeout_s))
             for finished in chosen:
-                staleness = version - finished.oldest_version
-                assert staleness <= self._max_staleness, "admission or pacing is broken"
+                age = self._pacing.last_version(opened=version)
+                age -= finished.oldest_version
+                assert age <= self._pacing.max_staleness, "admission or pacing failed"
                 del self._buffered[finished.group.ticket]
             self._taken = len(chosen)
-            return [finished.group for finished in chosen]
+            groups = [*(finished.group for finished in chosen), *self._refilled]
+            self._refilled = []
+            return sorted(groups, key=lambda group: group.ticket)
 
-    def applied(self) -> None:
-        """The batch taken last made a new version.  Call it before publishing."""
+    def applied(self, *, last: bool = True) -> None:
+        """A step on the window taken last made a new version; `last` uses it up.
+
+        Call it before publishing.
+        """
         with self._changed:
-            assert self._taken, "no batch was taken"
+            assert self._taken, "no window was taken"
             self._version += 1
-            self._taken = 0
-            self._note_change()
+            self._end_pass(last)
 
-    def skipped(self) -> None:
-        """The batch taken last is used up, without a new version."""
+    def skipped(self, *, last: bool = True) -> None:
+        """A step on the window taken last made no new version; `last` uses it up."""
         with self._changed:
-            assert self._taken, "no batch was taken"
-            self._taken = 0
-            self._note_change()
+            assert self._taken, "no window was taken"
+            self._end_pass(last)
 
     def close(self) -> None:
         """End every wait, present and future, with QueueClosed."""
@@ -215,15 +227,15 @@ class RolloutQueue:
                 raise self._failure
 
     def snapshot(self) -> QueueState:
-        """What a checkpoint needs, between two steps."""
+        """What a checkpoint needs, between two windows."""
         with self._changed:
-            assert not self._taken, "a batch is neither applied nor skipped"
+            assert not self._taken, "a window is not used up"
+            groups = [finished.group for finished in self._buffered.values()]
+            groups += self._refilled
             return QueueState(
                 version=self._version,
                 next_ticket=self._next_ticket,
-                buffered=tuple(
-                    finished.group for _, finished in sorted(self._buffered.items())
-                ),
+                buffered=tuple(sorted(groups, key=lambda group: group.ticket)),
                 running=tuple(sorted(self._running.items())),
                 dropped=dict(self._dropped),
             )
@@ -240,22 +252,30 @@ class RolloutQueue:
         """
         with self._changed:
             assert self._next_ticket == 0, "only a fresh queue can be restored"
-            self._version = state.version
+            self._version = self._opened = state.version
             self._next_ticket = state.next_ticket
             self._running = dict(state.running)
             self._lost = set(self._running)
-            self._buffered = {
-                group.ticket: _Finished(group.oldest_version, group)
-                for group in state.buffered
-            }
+            # Of groups that may be refilled the oldest: no other choice leaves more
+            # room to those that keep their places.
+            for group in sorted(state.buffered, key=lambda each: each.oldest_version):
+                if self._may_refill(group):
+                    self._refilled.append(group)
+                else:
+                    self._buffered[group.ticket] = _Finished(
+                        group.oldest_version, group
+                    )
             self._dropped = dict(state.dropped)
-            if not self._usable_after_restore():
+            pacing, versions = self._pacing, list(self._running.values())
+            versions += [each.oldest_version for each in self._buffered.values()]
+            if not pacing.usable(versions, opened=self._opened):
                 raise ValueError(
                     f"the checkpoint's {self._outstanding()} unfinished and buffered "
                     f"groups cannot all be used from step {self._version + 1} on with "
-                    f"queue.mode = {self._mode!r}, queue.max_staleness = "
-                    f"{self._max_staleness} and batch.num_prompts = "
-                    f"{self._num_prompts}; go on with the settings it was saved with"
+                    f"queue.mode = {pacing.mode!r}, queue.max_staleness = "
+                    f"{pacing.max_staleness}, batch.epochs = {pacing.epochs} and "
+                    f"batch.num_prompts = {pacing.num_prompts}; go on with the "
+                    f"settings it was saved with"
                 )
 
     @property
@@ -278,7 +298,7 @@ class RolloutQueue:
 
     @property
     def taken(self) -> int:
-        """Groups of the batch that is neither applied nor skipped."""
+        """Groups with a place in the window that is not used up."""
         with self._changed:
             return self._taken
 
@@ -293,58 +313,30 @@ class RolloutQueue:
     def _outstanding(self) -> int:
         return len(self._running) + len(self._buffered) + self._taken
 
-    def _used(self) -> int:
-        return self._num_prompts * self._version + self._outstanding()
+    def _may_refill(self, group: Group) -> bool:
+        """Whether a finished group is to give its place back, and still may."""
+        limit = self._max_refills * self._pacing.window_groups(opened=self._opened)
+        return len(self._refilled) < limit and not group.has_reward_variance
 
-    def _admission_limit(self, version: int) -> int:
-        if self._mode == "batched":
-            steps = (version // self._max_staleness + 1) * self._max_staleness
-        else:
-            steps = self._max_staleness + version + 1
-        if self._num_steps is not None:
-            steps = min(steps, self._num_steps)
-        return steps * self._num_prompts
-
-    def _phase_rest(self) -> int:
-        """Groups of the current phase that are not consumed (batched mode)."""
-        steps = self._max_staleness - self._version % self._max_staleness
-        if self._num_steps is not None:
-            steps = min(steps, self._num_steps - self._version)
-        return steps * self._num_prompts
+    def _end_pass(self, last: bool) -> None:
+        if last:
+            self._taken = 0
+            self._opened = self._version
+            self._note_change()
 
     def _choose(self) -> list[_Finished] | None:
-        """The batch that may be taken now, by ticket; None if it must wait."""
-        by_ticket = [self._buffered[ticket] for ticket in sorted(self._buffered)]
-        if self._mode == "batched":
-            complete = len(by_ticket) >= self._phase_rest()
-            return by_ticket[: self._num_prompts] if complete else None
-        if len(by_ticket) < self._num_prompts:
+        """The oldest groups, as many as a window takes; None if it must wait."""
+        size = self._pacing.window_groups(opened=self._opened)
+        if len(self._buffered) < size:
             return None
-        by_age = sorted(by_ticket, key=lambda finished: finished.oldest_version)
-        chosen, left = by_age[: self._num_prompts], by_age[self._num_prompts :]
-        versions = [finished.oldest_version for finished in left]
-        versions.extend(self._running.values())
-        if not self._usable(versions, from_version=self._version + 1):
-            return None
-        return sorted(chosen, key=lambda finished: finished.group.ticket)
-
-    def _usable(self, versions: list[int], *, from_version: int) -> bool:
-        """Whether groups so old can all be used, N at each of the steps to come."""
-        steps = self._max_staleness + 1 - from_version
-        return all(
-            count <= (oldest_version + steps) * self._num_prompts
-            for count, oldest_version in enumerate(sorted(versions), start=1)
+        by_age = sorted(
+            self._buffered.values(),
+            key=lambda finished: (finished.oldest_version, finished.group.ticket),
         )
-
-    def _usable_after_restore(self) -> bool:
-        versions = [finished.oldest_version for finished in self._buffered.values()]
-        versions.extend(self._running.values())
-        if self._mode == "batched":
-            phase = self._version - self._version % self._max_staleness
-            return len(versions) <= self._phase_rest() and all(
-                oldest_version >= phase for oldest_version in versions
-            )
-        return self._usable(versions, from_version=self._version)
+        left = [finished.oldest_version for finished in by_age[size:]]
+        left += self._running.values()
+        usable = self._pacing.usable(left, opened=self._opened, windows_gone=1)
+        return by_age[:size] if usable else None
 
     def _sleep_until(self, ready: Callable[[], T | None], timeout_s: float) -> T | None:
         deadline = self._clock() + timeout_s
@@ -368,10 +360,12 @@ class RolloutQueue:
     def _timeout_message(self, timeout_s: float) -> str:
         oldest = min(self._running.values(), default=None)
         return (
-            f"{len(self._buffered)} of {self._num_prompts} groups after {timeout_s} s "
-            f"at policy version {self._version} (mode={self._mode}, "
-            f"max_staleness={self._max_staleness}, running={len(self._running)}, "
-            f"oldest running version={oldest}, buffered={len(self._buffered)}, "
+            f"{len(self._buffered)} of "
+            f"{self._pacing.window_groups(opened=self._opened)} groups after "
+            f"{timeout_s} s at policy version {self._version} "
+            f"(mode={self._pacing.mode}, max_staleness={self._pacing.max_staleness}, "
+            f"running={len(self._running)}, oldest running version={oldest}, "
+            f"buffered={len(self._buffered)}, refilled={len(self._refilled)}, "
             f"dropped={self._dropped}); raise queue.batch_timeout_s if groups only "
             f"need longer"
         )

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from scalerl_jax.model.attention_kernels import MAX_SEGMENTS
-from scalerl_jax.rollout.batching import TrainSequence, lay_out
+from scalerl_jax.rollout.batching import TrainSequence, lay_out, optional_fields
 from scalerl_jax.types import PackedBatch, Sharing
 
 
@@ -121,7 +121,8 @@ def pack_shared(
         _place_group(filled, part, number, shape)
     while len(filled) % streams:
         filled.append(_Stream(shape))
-    return _stacked([_arrays(stream) for stream in filled], shape, streams)
+    optional = optional_fields(sequences)
+    return _stacked([_arrays(stream, optional) for stream in filled], shape, streams)
 
 
 def _stacked(
@@ -171,12 +172,12 @@ def _place_group(
         left = rest
 
 
-def _arrays(stream: _Stream) -> dict[str, Any]:
+def _arrays(stream: _Stream, optional: Sequence[str] = ()) -> dict[str, Any]:
     """The fields of `PackedBatch` and `Sharing`, of one stream."""
     shape = stream.shape
     own, tokens = (shape.own_tokens,), (shape.tokens,)
     rows = (shape.rows, shape.row_tokens)
-    out: dict[str, Any] = lay_out(own)
+    out: dict[str, Any] = lay_out(own, optional)
     out |= {name: np.zeros(tokens, np.int32) for name in ("tokens", "positions")}
     out |= {name: np.zeros(rows, np.int32) for name in ("segment_ids", "source")}
     out["place"] = np.full(tokens, -1, np.int32)
@@ -184,7 +185,7 @@ def _arrays(stream: _Stream) -> dict[str, Any]:
     out["copies"] = np.full(copies, -1, np.int32)
     uses = dict.fromkeys(stream.prompts, 0)
     segments = [0] * shape.rows
-    for member in stream.members:
+    for number, member in enumerate(stream.members, 1):
         sequence, row, start = member.sequence, member.row, member.start
         prompt, count = _shared_part(sequence), len(sequence.weights)
         first, end = stream.prompts[member.group], start + sequence.row_length
@@ -206,5 +207,5 @@ def _arrays(stream: _Stream) -> dict[str, Any]:
         out["positions"][mine] = np.arange(len(prompt), sequence.row_length)
         out["place"][mine] = in_rows[len(prompt) :]
         first_target = member.place - shape.shared_tokens
-        sequence.write(out, slice(first_target, first_target + count))
+        sequence.write(out, slice(first_target, first_target + count), number=number)
     return out

@@ -35,6 +35,7 @@ class Judging:
     answer_after: str
     correct: float
     wrong: float
+    cut_off_is_wrong: bool = False  # whatever the verifier says of it
 
     def answer(self, tokens: np.ndarray) -> str | None:
         """What the verifier is given; None where there is no answer."""
@@ -43,7 +44,8 @@ class Judging:
 
     def rollout(self, completion: Completion, status: str) -> Rollout:
         """A completion with its verdict."""
-        passed = status == "correct"
+        ended = not (completion.cut_off and self.cut_off_is_wrong)
+        passed = status == "correct" and ended
         return Rollout(
             completion_tokens=completion.tokens,
             completion_mask=completion.mask,
@@ -62,6 +64,7 @@ class _Open:
     """A group that is being sampled or judged."""
 
     prompt: Prompt
+    begun_version: int  # sets its length budget
     started_s: float
     completions: dict[int, Completion] = dataclasses.field(default_factory=dict)
     finished_version: int = -1
@@ -79,7 +82,7 @@ class RolloutWorker:
         verifier: VerifierPool,
         judging: Judging,
         sampling: Sampling,
-        make_samples: Callable[[Prompt], Samples],
+        make_samples: Callable[[Prompt, int], Samples],
         ledger: Ledger,
         flops_per_token: Callable[[float], float],
         pool: str,
@@ -93,7 +96,7 @@ class RolloutWorker:
         self._verifier = verifier
         self._judging = judging
         self._sampling = sampling
-        self._make_samples = make_samples
+        self._make_samples = make_samples  # of a prompt begun at a version
         self._ledger = ledger
         self._flops_per_token = flops_per_token  # of a forward pass, by context
         self._pool = pool
@@ -150,12 +153,13 @@ class RolloutWorker:
                 self._parking.notify_all()
 
     def in_flight(self) -> list[dict[str, int]]:
-        """Tickets and prompts of open groups, as JSON values; call it while paused."""
+        """The open groups, as JSON values; call it while paused."""
         return [
             {
                 "ticket": ticket,
                 "prompt_id": opened.prompt.prompt_id,
                 "epoch": opened.prompt.epoch,
+                "begun_version": opened.begun_version,
             }
             for ticket, opened in sorted(self._open.items())
         ]
@@ -165,7 +169,7 @@ class RolloutWorker:
         for entry in in_flight:
             prompt = self._stream.prompt(entry["prompt_id"], epoch=entry["epoch"])
             self._queue.readmit(entry["ticket"], version)
-            self._begin(entry["ticket"], prompt)
+            self._begin(entry["ticket"], prompt, version=entry["begun_version"])
 
     def run(self) -> None:
         """Sample until the queue is closed; hand a failure to the learner."""
@@ -207,15 +211,17 @@ class RolloutWorker:
             ticket = self._queue.admit(version)
             if ticket is None:
                 return
-            self._begin(ticket, self._stream.next())
+            self._begin(ticket, self._stream.next(version), version=version)
 
-    def _begin(self, ticket: int, prompt: Prompt) -> None:
-        self._open[ticket] = _Open(prompt=prompt, started_s=time.monotonic())
+    def _begin(self, ticket: int, prompt: Prompt, *, version: int) -> None:
+        self._open[ticket] = _Open(
+            prompt=prompt, begun_version=version, started_s=time.monotonic()
+        )
         self._scheduler.submit(
             Request(
                 request_id=ticket,
                 tokens=prompt.tokens,
-                samples=self._make_samples(prompt),
+                samples=self._make_samples(prompt, version),
                 sampling=self._sampling,
             )
         )

@@ -8,21 +8,128 @@ that curves of any system can be fitted anywhere.
     curve = scaling.load_curve("runs/tiny")
     result = scaling.fit_curve(curve)
     result.identified, result.asymptote, result.predict(10 * curve.x[-1])
+
+x is compute, [n], at least 0 and increasing, in any unit (chip-hours, FLOPs, tokens,
+rollouts, steps); y is [n] pass rates in [0, 1].  Every result has `to_record()` (a dict
+of JSON values) and `to_json()`.
+
+    fit, fit_curve              one law, one run: Fit
+    sensitivity                 the fit over early cut-offs: Cutoff rows
+    bootstrap, bootstrap_prompts, region    other intervals of a fit
+    pool_seeds                  several seeds of one recipe: Pooled
+    extrapolate, extrapolate_curve          fit early, predict the rest: Extrapolation
+    compare, compare_many       recipes by A and B: Comparison, RunTable
+    plan                        compute and cost to a target, when to stop: Plan
+    fit_tan, fit_plateau        Tan et al.'s laws over model sizes: TanFit, SurfaceFit
+    extrapolate_intra, extrapolate_inter    their extrapolation protocols
+    fit_isocompute              rollouts per prompt for a budget: IsoCompute
+    fit_kaplan, fit_kaplan_one, fit_chinchilla, compute_optimal     pre-training loss
 """
 
-from scalerl_jax.scaling.curves import Curve, CurveError, load_curve
-from scalerl_jax.scaling.fit import Fit, Forecast, fit, fit_curve
-from scalerl_jax.scaling.laws import sigmoid
-from scalerl_jax.scaling.uncertainty import Interval
+from scalerl_jax.scaling.bootstrap import (
+    Bootstrap,
+    Region,
+    bootstrap,
+    bootstrap_prompts,
+    region,
+)
+from scalerl_jax.scaling.compare import (
+    Comparison,
+    RunRow,
+    RunTable,
+    compare,
+    compare_many,
+    linearise,
+)
+from scalerl_jax.scaling.curves import Curve, CurveError, make_curve
+from scalerl_jax.scaling.extrapolate import (
+    Extrapolation,
+    Prediction,
+    extrapolate,
+    extrapolate_curve,
+)
+from scalerl_jax.scaling.fit import Cutoff, fit, fit_curve, sensitivity
+from scalerl_jax.scaling.isocompute import (
+    Allocation,
+    IsoCompute,
+    SweepRun,
+    fit_isocompute,
+)
+from scalerl_jax.scaling.laws import LAWS, Law, sigmoid
+from scalerl_jax.scaling.load import Selection, load_curve, load_curves
+from scalerl_jax.scaling.plan import Estimate, Plan, Target, plan
+from scalerl_jax.scaling.plateau import fit_plateau
+from scalerl_jax.scaling.pretraining import (
+    compute_optimal,
+    fit_chinchilla,
+    fit_kaplan,
+    fit_kaplan_one,
+)
+from scalerl_jax.scaling.records import Interval
+from scalerl_jax.scaling.result import Fit, Forecast, Parameter, Settings
+from scalerl_jax.scaling.seeds import Pooled, pool_seeds
+from scalerl_jax.scaling.surfaces import SurfaceFit
+from scalerl_jax.scaling.tan import (
+    TanExtrapolation,
+    TanFit,
+    extrapolate_inter,
+    extrapolate_intra,
+    fit_tan,
+)
 
 __all__ = [
+    "LAWS",
+    "Allocation",
+    "Bootstrap",
+    "Comparison",
     "Curve",
     "CurveError",
+    "Cutoff",
+    "Estimate",
+    "Extrapolation",
     "Fit",
     "Forecast",
     "Interval",
+    "IsoCompute",
+    "Law",
+    "Parameter",
+    "Plan",
+    "Pooled",
+    "Prediction",
+    "Region",
+    "RunRow",
+    "RunTable",
+    "Selection",
+    "Settings",
+    "SurfaceFit",
+    "SweepRun",
+    "TanExtrapolation",
+    "TanFit",
+    "Target",
+    "bootstrap",
+    "bootstrap_prompts",
+    "compare",
+    "compare_many",
+    "compute_optimal",
+    "extrapolate",
+    "extrapolate_curve",
+    "extrapolate_inter",
+    "extrapolate_intra",
     "fit",
+    "fit_chinchilla",
     "fit_curve",
+    "fit_isocompute",
+    "fit_kaplan",
+    "fit_kaplan_one",
+    "fit_plateau",
+    "fit_tan",
+    "linearise",
     "load_curve",
+    "load_curves",
+    "make_curve",
+    "plan",
+    "pool_seeds",
+    "region",
+    "sensitivity",
     "sigmoid",
 ]

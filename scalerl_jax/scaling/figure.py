@@ -1,151 +1,277 @@
-"""The picture of one fit: points, curve, band, asymptote, midpoint.
+"""Pictures in the form of ScaleRL's figures: points, curves, bands, asymptotes.
 
-Matplotlib is imported when a figure is drawn, so that fitting does not wait for it;
-no window is opened.
+Solid where a curve was fitted, dashed where it is extrapolated; points that were not
+fitted are hollow.  `forecast_figure.py` draws what was foretold.
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from scalerl_jax.scaling.curves import Curve
-from scalerl_jax.scaling.fit import Fit
+from scalerl_jax.scaling.axes import (
+    COLOURS,
+    GREY,
+    ORANGE,
+    axis_label,
+    make_axes,
+    set_compute_axis,
+)
+from scalerl_jax.scaling.compare import RunTable
+from scalerl_jax.scaling.laws import Array
+from scalerl_jax.scaling.result import Fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-LOG_AXIS_RATIO = 12.0  # last over first compute from which log x reads better
-EXTRAPOLATION = 2.0  # the paper's forecasts reach 2 to 2.8 times the data
-BLUE, ORANGE, GREY = "#1f5fa8", "#c9541a", "#6b6b6b"
-
-AXIS_LABELS = {
-    "compute_chip_hours": "compute (chip-hours)",
-    "train_flops": "training compute (FLOPs)",
-    "train_tokens": "compute (tokens trained on)",
-    "generated_tokens": "compute (tokens generated)",
-    "policy_version": "compute (policy version, in optimizer steps)",
-    "step": "compute (optimizer steps)",
-    "pass_rate": "pass rate on held-out prompts",
-}
-
-
-def draw(result: Fit, curve: Curve, path: Path, *, title: str) -> None:
-    """Draw a fit into a PNG file.
-
-    Compute 0 has no place on a log axis, so R0 is a dotted line.
-    """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-    axes = figure.add_subplot()
-    log_axis = curve.x[-1] / curve.x[0] >= LOG_AXIS_RATIO
-    left = curve.x[0] / 1.4 if log_axis else 0.0
-    right = curve.x[-1] * (EXTRAPOLATION if result.climbs else 1.05)
-    if log_axis:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlim(left, right)
-    _limit_height(axes, result, curve, right)
+Corner = Literal["upper left", "lower right"]
+EXTRAPOLATION = 2.0  # the paper's forecasts reach 2 to 2.8 times the data
+MOST_NAMED = 10  # runs that get a line in the legend
 
-    points = axes.errorbar(
-        curve.x,
-        curve.y,
-        yerr=curve.y_se,
-        fmt="o",
-        color="black",
-        markersize=4.5,
-        elinewidth=1.0,
-        zorder=4,
-        label=f"evaluations ({curve.x.size})",
+
+def draw_fits(
+    fits: Sequence[Fit],
+    names: Sequence[str],
+    *,
+    title: str = "",
+    until: float | None = None,
+) -> "Figure":
+    """One or several fitted runs over compute.
+
+    One run is drawn with its band, asymptote, midpoint and R0; of several, each in a
+    colour of its own with its asymptote.  Compute 0 has no place on a log axis, so R0
+    is a dotted line.
+
+    Args:
+        fits: at least one; x of all is in one unit.
+        names: of the runs.
+        title: above the picture.
+        until: compute up to which the curves are drawn; twice the data by default.
+    """
+    figure, axes = make_axes()
+    right = until or max(
+        result.x_last * (EXTRAPOLATION if result.climbs else 1.05) for result in fits
     )
-    space = np.geomspace if log_axis else np.linspace
-    grid = np.unique(np.append(space(left, right, 300), curve.x[-1]))
-    handles = [
-        points,
-        *(_draw_curve(axes, result, grid) if result.climbs else []),
-        *_draw_levels(axes, result, left, right),
-    ]
-    axes.legend(
-        handles=handles,
-        loc="lower right" if result.identified else "best",
-        fontsize=8.5,
-        framealpha=0.9,
-        edgecolor="none",
-    )
-    axes.set_xlabel(AXIS_LABELS.get(result.x_name, result.x_name))
-    axes.set_ylabel(AXIS_LABELS.get(result.y_name, result.y_name))
-    axes.set_title(_headline(result, title), loc="left", fontsize=9.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    figure.savefig(path, dpi=150)
+    first = min(float(result.whole_curve.x[0]) for result in fits)
+    left = set_compute_axis(axes, first, right)
+    limit_height(axes, fits, right)
+    if len(fits) == 1:
+        handles = draw_alone(axes, fits[0], left, right)
+        title = headline(fits[0], title)
+    else:
+        handles = []
+        for place, (result, name) in enumerate(zip(fits, names, strict=True)):
+            size = 3.0 if len(fits) <= MOST_NAMED else 1.2
+            handle = _draw_among(axes, result, name, place, (left, right, size))
+            handles += [handle] if place < MOST_NAMED else []
+        if len(fits) > MOST_NAMED:
+            title += f" (of {len(fits)} runs, the legend names {MOST_NAMED})"
+    finish(axes, fits, handles, title)
+    return figure
 
 
-def _headline(result: Fit, title: str) -> str:
-    """The title, with what the figure cannot show: why there is no asymptote."""
-    if result.identified:
-        return title
-    reason = (result.reason or "").split(":")[0].split(", and")[0]
-    return f"{title}\nasymptote not identified: {reason}"
+def draw_linearised(runs: RunTable, *, title: str = "") -> "Figure":
+    """ScaleRL's straight-line form: F(R) over compute, both logarithmic; slope B.
+
+    All runs have the shared A, so that their slopes can be compared.  Points whose
+    pass rate is not between R0 and A have no value and are left out.
+    """
+    figure, axes = make_axes()
+    handles: list[Any] = []
+    for place, row in enumerate(runs.rows):
+        colour = COLOURS[place % len(COLOURS)]
+        axes.plot(row.x, row.linearised, "o", color=colour, markersize=3.5, alpha=0.7)
+        ends = row.x[[0, -1]]
+        (line,) = axes.plot(
+            ends,
+            ends**row.shared_exponent,
+            color=colour,
+            label=f"{row.name}: B {row.shared_exponent:.2f}",
+        )
+        handles += [line] if place < MOST_NAMED else []
+    left = min(float(row.x[0]) for row in runs.rows)
+    right = max(float(row.x[-1]) for row in runs.rows)
+    set_compute_axis(axes, left, 1.1 * right, log_axis=True)
+    axes.set_yscale("log")
+    heading = f"slope B at the shared A = {runs.shared_asymptote:.3f}"
+    finish(axes, [row.fit for row in runs.rows], handles, f"{title}  {heading}".strip())
+    axes.set_ylabel("F(R) = C_mid^B / ((A - R0) / (R - R0) - 1)")
+    return figure
 
 
-def _draw_curve(axes: "Axes", result: Fit, grid: np.ndarray) -> list[Any]:
-    """The fitted curve with its band, dashed beyond the data: legend handles."""
-    low, high = result.band(grid)
-    name = f"{100 * result.level:g} % band of the fit"
-    band = axes.fill_between(
-        grid, low, high, color=BLUE, alpha=0.16, linewidth=0, zorder=1, label=name
-    )
-    measured = grid <= result.x_last
-    beyond = grid >= result.x_last
-    y = result.predict(grid)
-    style: dict[str, Any] = {"color": BLUE, "linewidth": 2.0, "zorder": 3}
-    name = f"sigmoid, R² = {result.r_squared:.3f}"
-    (line,) = axes.plot(grid[measured], y[measured], label=name, **style)
-    axes.plot(grid[beyond], y[beyond], linestyle=(0, (2, 1.5)), **style)
-    return [line, band]
+def limit_height(axes: "Axes", fits: Sequence[Fit], right: float) -> None:
+    """Show points, R0 and identified A, with some air; not the whole band."""
+    shown: list[float] = []
+    for result in fits:
+        shown += [*result.whole_curve.y, *_levels(result)]
+        if result.climbs:
+            shown.append(float(result.predict(right)))
+    air = 0.08 * (max(shown) - min(shown))
+    axes.set_ylim(max(min(shown) - air, -0.02), min(max(shown) + air, 1.02))
+
+
+def _levels(result: Fit) -> list[float]:
+    """R0 and the top of A's interval, where they have meaning."""
+    levels = []
+    if "R0" in result.parameters:
+        levels.append(result.initial_reward)
+    if result.identified and "A" in result.parameters:
+        levels += [result.asymptote, result.asymptote_interval.high or 0.0]
+    return levels
+
+
+def compute_grid(result: Fit, left: float, right: float) -> Array:
+    """Compute at which a curve is drawn; the end of the data is among it."""
+    space = np.geomspace if left > 0 else np.linspace
+    grid = space(max(left, 0.0), right, 240)
+    return np.unique(np.append(grid, result.x_last))
+
+
+def _draw_points(axes: "Axes", result: Fit, colour: str, size: float) -> Any:
+    """The evaluations; those that were not fitted hollow."""
+    whole, used = result.whole_curve, result.curve
+    early = ~np.isin(whole.x, used.x)
+    style = {"color": colour, "markersize": size, "linestyle": "none", "zorder": 4}
+    if early.any():
+        axes.plot(whole.x[early], whole.y[early], "o", fillstyle="none", **style)
+    label = f"evaluations ({used.x.size} fitted"
+    label += f", {int(early.sum())} left out)" if early.any() else ")"
+    (points,) = axes.plot(used.x, used.y, "o", label=label, **style)
+    return points
+
+
+def draw_alone(axes: "Axes", result: Fit, left: float, right: float) -> list[Any]:
+    """Everything of one run: legend handles."""
+    curve = result.curve
+    if curve.y_se is not None:
+        axes.errorbar(
+            curve.x,
+            curve.y,
+            yerr=curve.y_se,
+            fmt="none",
+            ecolor="#8a8a8a",
+            elinewidth=1,
+        )
+    handles = [_draw_points(axes, result, "black", 4.5)]
+    if result.climbs:
+        x = compute_grid(result, left, right)
+        low, high = result.band(x)
+        name = f"{100 * result.level:g} % band of the curve"
+        handles.append(
+            axes.fill_between(
+                x, low, high, color=COLOURS[0], alpha=0.16, linewidth=0, label=name
+            )
+        )
+        name = f"{result.definition.title}, R² = {result.r_squared:.3f}"
+        handles.insert(1, _draw_line(axes, result, x, COLOURS[0], 2.0, name))
+        axes.axvspan(
+            float(curve.x[0]), result.x_last, color=GREY, alpha=0.05, linewidth=0
+        )
+    return handles + _draw_levels(axes, result, left, right)
+
+
+def _draw_line(
+    axes: "Axes", result: Fit, x: Array, colour: str, width: float, name: str
+) -> Any:
+    """The fitted curve, dashed outside of the points that were fitted."""
+    y = result.predict(x)
+    first, last = float(result.curve.x[0]), result.x_last
+    inside = (x >= first) & (x <= last)
+    style: dict[str, Any] = {"color": colour, "linewidth": width, "zorder": 3}
+    (line,) = axes.plot(x[inside], y[inside], label=name, **style)
+    for outside in (x <= first, x >= last):
+        axes.plot(x[outside], y[outside], linestyle=(0, (2, 1.5)), **style)
+    return line
 
 
 def _draw_levels(axes: "Axes", result: Fit, left: float, right: float) -> list[Any]:
     """A with its interval, the midpoint, and R0: legend handles."""
     handles: list[Any] = []
-    interval = result.asymptote_interval
-    if result.identified:
+    if result.identified and "A" in result.parameters:
+        interval = result.asymptote_interval
         low, high = interval.low or 0.0, interval.high or 1.0
         name = f"A = {result.asymptote:.3f}  [{low:.3f}, {high:.3f}]"
         axes.axhspan(low, high, color=ORANGE, alpha=0.12, linewidth=0)
         handles.append(
             axes.axhline(result.asymptote, color=ORANGE, linestyle="--", label=name)
         )
-    if result.identified and left < result.midpoint < right:
-        handles += axes.plot(
-            result.midpoint,
-            result.predict(result.midpoint),
-            marker="D",
-            color=BLUE,
-            markeredgecolor="white",
-            markersize=8,
-            linestyle="none",
-            zorder=5,
-            label=f"C_mid = {result.midpoint:.4g}, B = {result.exponent:.3g}",
+    if result.identified and "C_mid" in result.parameters:
+        if left < result.midpoint < right:
+            handles += axes.plot(
+                result.midpoint,
+                result.predict(result.midpoint),
+                marker="D",
+                color=COLOURS[0],
+                markeredgecolor="white",
+                markersize=8,
+                linestyle="none",
+                zorder=5,
+                label=f"C_mid = {result.midpoint:.4g}, B = {result.exponent:.3g}",
+            )
+    if "R0" in result.parameters and result.climbs:
+        source = result.initial_reward_source
+        name = f"R0 = {result.initial_reward:.3f} ({source})"
+        handles.append(
+            axes.axhline(result.initial_reward, color=GREY, linestyle=":", label=name)
         )
-    name = f"R0 = {result.initial_reward:.3f} ({result.initial_reward_source})"
-    handles.append(
-        axes.axhline(result.initial_reward, color=GREY, linestyle=":", label=name)
-    )
     return handles
 
 
-def _limit_height(axes: "Axes", result: Fit, curve: Curve, right: float) -> None:
-    """Show the points, R0 and an identified A, with some air; not the whole band."""
-    shown = [*curve.y, result.initial_reward]
-    if result.climbs:
-        shown.append(float(result.predict(right)))
+def _draw_among(
+    axes: "Axes", result: Fit, name: str, place: int, frame: tuple[float, float, float]
+) -> Any:
+    """One run of several: its legend handle; frame: left, right, size of points."""
+    left, right, size = frame
+    colour = COLOURS[place % len(COLOURS)]
+    points = _draw_points(axes, result, colour, size)
+    if not result.climbs:
+        points.set_label(f"{name}: does not climb")
+        return points
+    x = compute_grid(result, left, right)
+    low, high = result.band(x)
+    axes.fill_between(x, low, high, color=colour, alpha=0.10, linewidth=0)
+    verdict = "A not identified"
+    if result.identified and "A" in result.parameters:
+        verdict = f"A {result.asymptote:.3f}"
+        # Where the curve ends, so that those of many runs can be told apart.
+        axes.axhline(
+            result.asymptote, 0.86, 1.0, color=colour, linestyle="--", linewidth=1
+        )
+    if "B" in result.parameters and result.identified:
+        verdict += f", B {result.exponent:.2f}"
+    return _draw_line(axes, result, x, colour, 1.6, f"{name}: {verdict}")
+
+
+def finish(axes: "Axes", fits: Sequence[Fit], handles: list[Any], title: str) -> None:
+    """Legend, labels, title."""
+    result = fits[0]
+    axes.legend(
+        handles=handles,
+        loc=_emptier_corner(axes, fits),
+        fontsize=8.5,
+        framealpha=0.9,
+        edgecolor="none",
+    )
+    axes.set_xlabel(axis_label(result.x_name))
+    axes.set_ylabel(axis_label(result.y_name))
+    axes.set_title(title, loc="left", fontsize=9.5)
+
+
+def _emptier_corner(axes: "Axes", fits: Sequence[Fit]) -> Corner:
+    """Where a legend covers fewer points: below on the right, or above on the left."""
+    x = np.concatenate([result.whole_curve.x for result in fits])
+    y = np.concatenate([result.whole_curve.y for result in fits])
+    to_axes = axes.transData + axes.transAxes.inverted()
+    across, up = to_axes.transform(np.stack([x, y], axis=1)).T
+    below = ((across > 0.6) & (up < 0.4)).sum()
+    above = ((across < 0.4) & (up > 0.6)).sum()
+    return "upper left" if above < below else "lower right"
+
+
+def headline(result: Fit, title: str) -> str:
+    """The title, with what the figure cannot show: why there is no asymptote."""
     if result.identified:
-        shown += [result.asymptote, result.asymptote_interval.high or 1.0]
-    air = 0.08 * (max(shown) - min(shown))
-    axes.set_ylim(max(min(shown) - air, -0.02), min(max(shown) + air, 1.02))
+        return title
+    reason = (result.reason or "").split(":")[0].split(", and")[0]
+    return f"{title}\nasymptote not identified: {reason}"

@@ -1,14 +1,15 @@
-"""Fitting the sigmoid to one curve: the numbers, their intervals, and their verdict.
+"""Fitting one curve: the numbers, their intervals, and their verdict.
 
-A `Fit` always says whether its asymptote is identified.  Points count alike, as in
-the paper; weights, other laws and comparisons of runs are not here.
+The search is in `search.py`, the intervals in `uncertainty.py`; here they are put
+together, judged, and warned about.  The paper's own procedure is in `protocol.py`.
 """
 
 import dataclasses
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scalerl_jax.scaling.curves import (
     DEFAULT_X,
@@ -17,324 +18,290 @@ from scalerl_jax.scaling.curves import (
     CurveError,
     make_curve,
 )
-from scalerl_jax.scaling.laws import sigmoid
-from scalerl_jax.scaling.search import LOG_B, LOG_C, R0, A, Array, Grid, Problem
-from scalerl_jax.scaling.search import minimise as search_minimum
-from scalerl_jax.scaling.uncertainty import (
-    Interval,
-    Profile,
-    allowed_excess,
-    find_fall,
-    profile,
-)
+from scalerl_jax.scaling.estimate import estimate, make_problem, search_problem
+from scalerl_jax.scaling.judge import late_warnings
+from scalerl_jax.scaling.laws import LAWS, Law
+from scalerl_jax.scaling.records import Interval, Record
+from scalerl_jax.scaling.result import Fit, Forecast, Settings, Source
+from scalerl_jax.scaling.search import R0, A
 
-# An A this close below 1, the largest pass rate there is, needs no other upper limit.
-NEAR_ONE = 0.05
-# The paper's margin between equal recipes, from three runs of one of them.
-ASYMPTOTE_MARGIN = 0.02
-# Data to this many C_mid fixed A in simulations with noise of 0.003 to 0.012.
-USUAL_REACH = 2.4
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """The last evaluation, predicted from the first half of the compute."""
-
-    fit_until: float  # compute of the last point that was fitted
-    predicted: float  # pass rate
-    actual: float  # pass rate
-    error: float  # predicted - actual
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Fit:
-    """The sigmoid that fits a curve best.
-
-    R(x) = R0 + (A - R0) / (1 + (C_mid / x)^B); x is in the unit of `x_name`.
-    """
-
-    x_name: str
-    y_name: str
-    x_last: float  # the compute that the data reach
-    num_points: int  # fitted: without the zero-compute point
-    level: float  # of the intervals, 0.9 for 90 %
-
-    initial_reward: float  # R0
-    initial_reward_source: Literal["measured", "given", "free"]  # free: fitted
-    asymptote: float  # A, in [0, 1]
-    exponent: float  # B
-    midpoint: float  # C_mid, in the unit of x
-    initial_reward_interval: Interval | None  # None unless free
-    asymptote_interval: Interval
-    exponent_interval: Interval
-    midpoint_interval: Interval
-
-    climbs: bool  # False when the curve falls or stays: the law does not describe it
-    identified: bool  # the data bound A from above; else its interval's high is None
-    reason: str | None  # why not
-    r_squared: float  # over the fitted points, without the zero-compute one
-    sigma: float  # noise, sqrt(squared error / (n - parameters)), in pass rate
-    warnings: tuple[str, ...] = ()
-    r0_free: "Fit | None" = None  # the same with R0 free, where n allows
-    half_forecast: Forecast | None = None  # None: too few points, or they fall
-    accepted: Array = dataclasses.field(repr=False)  # [K, 4] R0, A, log B, log C_mid
-
-    @property
-    def initial_reward_free(self) -> bool:
-        """True when R0 was fitted, False when it was measured or given."""
-        return self.initial_reward_source == "free"
-
-    def predict(self, x: ArrayLike) -> NDArray[np.float64]:
-        """Pass rate at compute x, in the shape of x."""
-        return sigmoid(
-            x,
-            initial_reward=self.initial_reward,
-            asymptote=self.asymptote,
-            exponent=self.exponent,
-            midpoint=self.midpoint,
-        )
-
-    def band(self, x: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Lowest and highest pass rate at x among the fits inside the intervals.
-
-        The envelope of the profiles' curves, each in the shape of x.  It bounds the
-        curve, not single noisy evaluations.
-        """
-        curves = np.stack(
-            [
-                sigmoid(
-                    x,
-                    initial_reward=theta[R0],
-                    asymptote=theta[A],
-                    exponent=np.exp(theta[LOG_B]),
-                    midpoint=np.exp(theta[LOG_C]),
-                )
-                for theta in self.accepted
-            ]
-        )
-        return curves.min(axis=0), curves.max(axis=0)
+# Early cut-offs of the sensitivity table, as shares of the last compute.
+CUTOFF_SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 
 
 def fit(
     x: ArrayLike,
     y: ArrayLike,
     *,
-    r0: float | None = None,
-    start: float | None = None,
+    law: str = "sigmoid",
+    standard_errors: ArrayLike | None = None,
+    errors_known: bool = False,
+    initial_reward: float | Literal["free"] | None = None,
+    fit_from: float | None = None,
+    robust: bool = False,
+    protocol: Literal["default", "paper"] = "default",
+    level: float = 0.9,
     x_name: str = DEFAULT_X,
     y_name: str = DEFAULT_Y,
-    level: float = 0.9,
 ) -> Fit:
-    """Fit ScaleRL's sigmoid by unweighted least squares.
+    """Fit a scaling law to one curve, by least squares.
 
         R(x) = R0 + (A - R0) / (1 + (C_mid / x)^B),  0 <= A <= 1
 
-    https://arxiv.org/abs/2510.13786, equation 1, with the grid of appendix A.7
-    replaced by variable projection and descent.  R0 is `r0`; else the pass rate of a
-    first point at x = 0; else a fourth parameter.
+    for the default law; https://arxiv.org/abs/2510.13786, equation 1, with the grid
+    of appendix A.7 replaced by variable projection and descent.  Nothing is random.
 
     Args:
-        x: [n] compute, increasing, any unit.
+        x: [n] compute, increasing, any unit; a first value of 0 measures R0.
         y: [n] pass rates in [0, 1].
-        r0: pass rate at zero compute.
-        start: points with 0 < x < start are left out (the paper: 1.5k GPU-hours).
+        law: one of `LAWS`: sigmoid, power, logistic, exponential, error_power.
+        standard_errors: [n] of y; points weigh 1 / standard_error^2.
+        errors_known: take the standard errors at their word; by default only their
+            ratios count, and the scatter around the fit says how large they are.
+        initial_reward: pass rate at zero compute, or "free" to fit it.  By default
+            that of a point at x = 0; without one it is fitted.
+        fit_from: points with 0 < x < fit_from are left out (the paper: 1.5k
+            GPU-hours).
+        robust: Huber's loss instead of squares, against single bad evaluations.
+        protocol: "paper" searches the paper's grid, unweighted (`protocol.py`).
+        level: of the profile-likelihood intervals, in (0, 1).
         x_name: what x is, with its unit, for messages and reports.
         y_name: what y is.
-        level: of the profile-likelihood intervals, in (0, 1).
 
     Raises:
         CurveError: the input cannot be fitted; the message says how to mend it.
     """
-    curve = make_curve(x, y, start=start, names=(x_name, y_name))
-    return fit_curve(curve, r0=r0, level=level)
+    curve = make_curve(x, y, y_se=standard_errors, names=(x_name, y_name))
+    return fit_curve(
+        curve,
+        law=law,
+        initial_reward=initial_reward,
+        fit_from=fit_from,
+        robust=robust,
+        protocol=protocol,
+        level=level,
+        errors_known=errors_known,
+        weighted=standard_errors is not None,
+    )
 
 
-def fit_curve(curve: Curve, *, r0: float | None = None, level: float = 0.9) -> Fit:
-    """`fit`, for a curve that is already checked; `r0` overrides its own."""
-    if not 0 < level < 1:
-        raise CurveError(f"level = {level:g}; give a share in (0, 1), such as 0.9")
-    if r0 is not None and not 0 <= r0 <= 1:
+def fit_curve(
+    curve: Curve,
+    settings: Settings | None = None,
+    *,
+    weighted: bool = False,
+    **changes: Any,
+) -> Fit:
+    """`fit`, for a curve that is already checked.
+
+    Args:
+        curve: from `make_curve` or a reader.
+        settings: how to fit; the fields of `Settings` may also be given by name.
+        weighted: points weigh 1 / curve.y_se^2.  Off by default: the errors that
+            come with evaluations are mostly those of the choice of prompts, which
+            moves all points of a run together.
+    """
+    chosen = dataclasses.replace(settings or Settings(), **changes)
+    check_settings(chosen)
+    if chosen.protocol == "paper":
+        from scalerl_jax.scaling.protocol import fit_as_paper
+
+        return fit_as_paper(curve, chosen)
+    return fit_checked(curve if weighted else unweighted(curve), chosen)
+
+
+def unweighted(curve: Curve) -> Curve:
+    """The curve whose points count alike."""
+    return dataclasses.replace(curve, y_se=None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cutoff(Record):
+    """One row of the sensitivity table: the fit from one cut-off on."""
+
+    fit_from: float  # points with 0 < x < fit_from are left out
+    num_points: int
+    values: dict[str, float]  # of the parameters
+    intervals: dict[str, Interval]  # of the fitted ones
+    identified: bool
+    reason: str | None  # why not identified, or not fitted (then values are empty)
+
+
+def sensitivity(fit: Fit, cutoffs: Sequence[float] | None = None) -> tuple[Cutoff, ...]:
+    """How a fit changes with the early points that are left out.
+
+    Args:
+        fit: its whole curve is fitted again; give one made without an earlier cut.
+        cutoffs: in the unit of x; by default 0 and the first 2, 5, 10, 15, 20 and
+            30 % of the last compute, and the fit's own.
+    """
+    if cutoffs is None:
+        own = fit.settings.fit_from
+        shares = [share * fit.x_last for share in CUTOFF_SHARES]
+        within = [share for share in shares if share > fit.whole_curve.x[0]]
+        cutoffs = sorted({0.0, *within, *([] if own is None else [own])})
+    rows = []
+    for cutoff in cutoffs:
+        try:
+            settings = dataclasses.replace(fit.settings, fit_from=float(cutoff))
+            if fit.protocol == "paper":
+                changed = fit_curve(fit.whole_curve, settings)
+            else:
+                changed = fit_alone(fit.whole_curve, settings)
+        except CurveError as failure:
+            rows.append(
+                Cutoff(
+                    fit_from=float(cutoff),
+                    num_points=int((fit.whole_curve.x >= cutoff).sum()),
+                    values={},
+                    intervals={},
+                    identified=False,
+                    reason=str(failure),
+                )
+            )
+            continue
+        rows.append(
+            Cutoff(
+                fit_from=float(cutoff),
+                num_points=changed.num_points,
+                values={name: p.value for name, p in changed.parameters.items()},
+                intervals={
+                    name: p.interval
+                    for name, p in changed.parameters.items()
+                    if p.interval is not None
+                },
+                identified=changed.identified,
+                reason=changed.reason,
+            )
+        )
+    return tuple(rows)
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings outside their limits, with the way out."""
+    if settings.law not in LAWS:
+        raise CurveError(f"--law = {settings.law!r}; choose from {sorted(LAWS)}")
+    if not 0 < settings.level < 1:
+        raise CurveError(
+            f"level = {settings.level:g}; give a share in (0, 1), such as 0.9"
+        )
+    r0 = settings.initial_reward
+    if isinstance(r0, int | float) and not 0 <= r0 <= 1:
         raise CurveError(
             f"--r0 = {r0:g} is outside [0, 1], where pass rates lie; divide percent "
             "by 100, map a reward in [-1, 1] by (reward + 1) / 2"
         )
-    initial_reward = curve.r0 if r0 is None else r0
-    num_parameters = 4 if initial_reward is None else 3
+    if settings.protocol not in ("default", "paper"):
+        raise CurveError(
+            f"--protocol = {settings.protocol!r}; choose from ['default', 'paper']"
+        )
+
+
+def keep_from(curve: Curve, fit_from: float | None) -> Curve:
+    """The curve without its points at x < fit_from; R0 stays."""
+    if fit_from is None:
+        return curve
+    kept = curve.x >= fit_from
+    if not kept.any():
+        raise CurveError(
+            f"--from {fit_from:g} leaves out every point: the last {curve.x_name} is "
+            f"{curve.x[-1]:g}; give a smaller --from"
+        )
+    return dataclasses.replace(
+        curve,
+        x=curve.x[kept],
+        y=curve.y[kept],
+        y_se=None if curve.y_se is None else curve.y_se[kept],
+        num_left_out=curve.num_left_out + int((~kept).sum()),
+    )
+
+
+def fit_alone(whole: Curve, settings: Settings) -> Fit:
+    """The fit with R0 as asked for, without what is fitted beside it."""
+    curve = keep_from(whole, settings.fit_from)
+    law = LAWS[settings.law]
+    r0, source = _initial_reward(curve, settings, law)
+    _require_points(curve, law, r0)
+    held = {} if r0 is None else {R0: r0}
+    if law.held_asymptote is not None:
+        held[A] = law.held_asymptote
+    result = estimate(curve, settings, law, held, source)
+    return dataclasses.replace(result, whole_curve=whole)
+
+
+def fit_checked(whole: Curve, settings: Settings) -> Fit:
+    """The fit with R0 as asked for, once more with R0 free, and from one half."""
+    result = fit_alone(whole, settings)
+    curve, law, held = result.curve, result.definition, result.problem.held
+    free = None
+    if R0 in held and curve.x.size > 4:
+        rest = {column: value for column, value in held.items() if column != R0}
+        free = estimate(curve, settings, law, rest, "fitted")
+        free = dataclasses.replace(free, whole_curve=whole)
+    return dataclasses.replace(
+        result,
+        r0_free=free,
+        warnings=(*curve.warnings, *result.warnings, *late_warnings(result, free)),
+        half_forecast=_forecast_from_half(curve, law, held, settings.robust),
+    )
+
+
+def _initial_reward(
+    curve: Curve, settings: Settings, law: Law
+) -> tuple[float | None, Source]:
+    """R0 to hold, None to fit it, and where it comes from."""
+    given = settings.initial_reward
+    if not law.starts_at_r0 or given == "free":
+        return None, "fitted"
+    if given is not None:
+        return float(given), "given"
+    return curve.r0, "fitted" if curve.r0 is None else "measured"
+
+
+def _require_points(curve: Curve, law: Law, r0: float | None) -> None:
+    """More points than parameters, and more than one value."""
+    num_parameters = 3 + law.has_v - (r0 is not None)
+    num_parameters -= law.held_asymptote is not None
     if curve.x.size <= num_parameters:
         remedy = ", lower --from" if curve.num_left_out else ""
-        remedy += ", or give --r0 to fit one less" if initial_reward is None else ""
+        if r0 is None and law.starts_at_r0:
+            remedy += ", or give --r0 to fit one less"
         raise CurveError(
             f"{curve.x.size} points with {curve.x_name} > 0 cannot fix "
             f"{num_parameters} parameters; at least {num_parameters + 1} are needed: "
             f"evaluate more often{remedy}"
         )
-    free = _fit_one(curve, None, level) if curve.x.size > 4 else None
-    if initial_reward is None:
-        assert free is not None, "4 parameters had enough points"
-        result = free
-    else:
-        result = dataclasses.replace(
-            _fit_one(curve, initial_reward, level),
-            initial_reward_source="measured" if r0 is None else "given",
-            r0_free=free,
+    if np.ptp(curve.y) == 0:
+        raise CurveError(
+            f"constant curve: {curve.y_name} is {curve.y[0]:g} at all {curve.y.size} "
+            "points, so there is no scaling to fit; check --y, or train for longer"
         )
-    return dataclasses.replace(
-        result,
-        warnings=(*curve.warnings, *_warnings(curve, result)),
-        half_forecast=_forecast_from_half(curve, initial_reward),
-    )
 
 
-def _fit_one(curve: Curve, r0: float | None, level: float) -> Fit:
-    """The fit with R0 fixed, or free when it is None."""
-    problem = Problem(log_x=np.log(curve.x), y=curve.y, r0=r0)
-    grid = Grid(problem)
-    best, squared_error = search_minimum(problem, grid)
-    degrees = curve.x.size - len(problem.free)
-    excess = allowed_excess(squared_error, curve.x.size, len(problem.free), level)
-    profiles = {
-        column: profile(
-            problem,
-            grid,
-            best,
-            column=column,
-            squared_error=squared_error,
-            excess=excess,
-        )
-        for column in problem.free
-    }
-    obstacle = find_fall(curve.x, curve.y) or _find_no_gain(best)
-    if obstacle is None:
-        interval, reason = _judge(curve, best, profiles)
-        exponent, midpoint = profiles[LOG_B].interval, profiles[LOG_C].interval
-    else:
-        interval = exponent = midpoint = Interval(None, None)
-        reason = obstacle
-    return Fit(
-        x_name=curve.x_name,
-        y_name=curve.y_name,
-        x_last=float(curve.x[-1]),
-        num_points=curve.x.size,
-        level=level,
-        initial_reward=float(best[R0]),
-        initial_reward_source="free" if r0 is None else "measured",
-        asymptote=float(best[A]),
-        exponent=float(np.exp(best[LOG_B])),
-        midpoint=float(np.exp(best[LOG_C])),
-        initial_reward_interval=profiles[R0].interval if r0 is None else None,
-        asymptote_interval=interval,
-        exponent_interval=_exponential(exponent),
-        midpoint_interval=_exponential(midpoint),
-        climbs=obstacle is None,
-        identified=reason is None,
-        reason=reason,
-        r_squared=1.0 - squared_error / float(((curve.y - curve.y.mean()) ** 2).sum()),
-        sigma=float(np.sqrt(squared_error / degrees)),
-        accepted=np.vstack([found.inside for found in profiles.values()]),
-    )
-
-
-def _find_no_gain(best: Array) -> str | None:
-    """Says that the best fit does not rise above R0; None if it does."""
-    if best[A] > best[R0]:
-        return None
-    return (
-        f"the curve does not climb: the fitted A = {best[A]:.3f} is not above "
-        f"R0 = {best[R0]:.3f}"
-    )
-
-
-def _exponential(interval: Interval) -> Interval:
-    """An interval of a logarithm, on the natural scale."""
-    low, high = interval.low, interval.high
-    return Interval(
-        None if low is None else float(np.exp(low)),
-        None if high is None else float(np.exp(high)),
-    )
-
-
-def _judge(
-    curve: Curve, best: Array, profiles: dict[int, Profile]
-) -> tuple[Interval, str | None]:
-    """The interval of A, and the reason why it is not identified, if it is not.
-
-    Two things must hold.  The profile of A must have an upper limit; one within
-    NEAR_ONE of 1 needs none, as no pass rate is larger.  And the data must have
-    passed the midpoint, at the upper limit of C_mid: before that, the height of the
-    plateau follows from the law's symmetry alone, and noise that bends the curve
-    a little too early would pass for a low asymptote.
-    """
-    low, high = profiles[A].interval.low, profiles[A].interval.high
-    if high is None and low is not None and low >= 1.0 - NEAR_ONE:
-        high = 1.0
-    reach = float(curve.x[-1] / np.exp(best[LOG_C]))
-    data_end = (
-        f"the data end at {curve.x_name} = {curve.x[-1]:.4g}, {reach:.2g} times the "
-        "fitted C_mid"
-    )
-    if high is None:
-        cause, short = "A = 1 fits about as well", reach < USUAL_REACH
-    else:
-        latest = _exponential(profiles[LOG_C].interval).high
-        if latest is not None and latest <= curve.x[-1]:
-            return Interval(low, high), None
-        cause, short = "the curve may not have passed its midpoint yet", True
-    advice = (
-        f"more than {USUAL_REACH} times is usually needed"
-        if short
-        else "noise, or too few points, leave the plateau open"
-    )
-    return Interval(low, None), f"{cause}: {data_end}; {advice}"
-
-
-def _warnings(curve: Curve, result: Fit) -> tuple[str, ...]:
-    """What a reader of the numbers should know besides the verdict."""
-    found = []
-    free = result.r0_free
-    if result.initial_reward_free:
-        found.append(
-            "R0 was not measured (no point at zero compute) and is a free parameter; "
-            "A, B and C_mid depend on it: give --r0 if you know it"
-        )
-    elif curve.r0 is not None and result.initial_reward != curve.r0:
-        found.append(
-            f"R0 = {result.initial_reward:.4g} is used as given, although the curve "
-            f"starts at {curve.r0:.4g}"
-        )
-    if free is not None and result.identified and free.identified:
-        difference = abs(free.asymptote - result.asymptote)
-        if difference > ASYMPTOTE_MARGIN:
-            found.append(
-                f"with R0 free A moves by {difference:.3f}, more than the margin of "
-                f"{ASYMPTOTE_MARGIN} between equal recipes: R0 may be wrong"
-            )
-    return tuple(found)
-
-
-def _forecast_from_half(curve: Curve, r0: float | None) -> Forecast | None:
+def _forecast_from_half(
+    curve: Curve, law: Law, held: dict[int, float], robust: bool
+) -> Forecast | None:
     """Fit the points up to half of the last compute, and predict the last point."""
     half = curve.x <= 0.5 * curve.x[-1]
-    num_parameters = 4 if r0 is None else 3
+    num_parameters = 3 + law.has_v - len(held)
     if half.sum() <= num_parameters or np.ptp(curve.y[half]) == 0:
         return None
-    problem = Problem(log_x=np.log(curve.x[half]), y=curve.y[half], r0=r0)
-    (initial_reward, asymptote, log_b, log_c), _ = search_minimum(
-        problem, Grid(problem)
+    first = dataclasses.replace(
+        curve,
+        x=curve.x[half],
+        y=curve.y[half],
+        y_se=None if curve.y_se is None else curve.y_se[half],
     )
-    if asymptote < initial_reward:  # possible with R0 free, on a half that falls
+    problem, _ = make_problem(first, law, held)
+    problem, best, _, _ = search_problem(problem, robust=robust)
+    if best[A] < best[R0]:  # possible with R0 free, on a half that falls
         return None
-    predicted = float(
-        sigmoid(
-            curve.x[-1],
-            initial_reward=initial_reward,
-            asymptote=asymptote,
-            exponent=float(np.exp(log_b)),
-            midpoint=float(np.exp(log_c)),
-        )
-    )
+    t_last = np.log(curve.x[-1:] / first.x[-1])
+    share = float(law.share(t_last, best[2], best[3])[0])
+    predicted = float(best[R0] + (best[A] - best[R0]) * share)
     actual = float(curve.y[-1])
     return Forecast(
-        fit_until=float(curve.x[half][-1]),
+        fit_until=float(first.x[-1]),
         predicted=predicted,
         actual=actual,
         error=predicted - actual,

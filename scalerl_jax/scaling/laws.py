@@ -1,20 +1,33 @@
-"""The scaling law: pass rate as a function of compute.
+"""Scaling laws of one run: pass rate as a function of compute.
 
 Only formulas are here: a law neither reads files, nor fits itself, nor knows which
-unit its compute has (chip-hours, FLOPs, tokens or steps all do).
+unit its compute has (chip-hours, FLOPs, tokens, rollouts or steps all do).
+
+Every law here can be written with two levels and a share between them,
+
+    R(x) = R0 + (A - R0) * share(t; u, v),    t = log(x / x_last),
+
+so that it is linear in R0 and A, and one search (`search.py`) serves all.  The
+shape parameters u and v are dimensionless; `Law.public` turns them into the law's
+own parameters.  Laws over model size too are in `tan.py` and `pretraining.py`.
 """
 
+import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Places = NDArray[np.intp]
+Number = Array | float
 
-def gained_share(
-    log_x: NDArray[np.float64],
-    exponent: NDArray[np.float64] | float,
-    log_midpoint: NDArray[np.float64] | float,
-) -> NDArray[np.float64]:
+LARGEST_EXPONENT = 700.0  # exp overflows past 709
+
+
+def gained_share(log_x: Number, exponent: Number, log_midpoint: Number) -> Array:
     """The share of the gain A - R0 reached at x, in [0, 1].
 
         share = 1 / (1 + (C_mid / x)^B)
@@ -32,7 +45,7 @@ def sigmoid(
     asymptote: float,
     exponent: float,
     midpoint: float,
-) -> NDArray[np.float64]:
+) -> Array:
     """Pass rate after compute x, by ScaleRL's sigmoid.
 
         R(x) = R0 + (A - R0) / (1 + (C_mid / x)^B)
@@ -47,6 +60,30 @@ def sigmoid(
     Returns:
         Pass rates in the shape of x.
     """
+    share = gained_share(log_compute(x), exponent, math.log(midpoint))
+    return initial_reward + (asymptote - initial_reward) * share
+
+
+def linearised(
+    rate: ArrayLike, *, initial_reward: float, asymptote: float, midpoint_power: float
+) -> Array:
+    """ScaleRL's straight-line form of a pass rate: log F against log x has slope B.
+
+        F(R) = C_mid^B / ((A - R0) / (R - R0) - 1) = x^B
+
+    with midpoint_power = C_mid^B.  NaN where R is not between R0 and A, where the
+    form has no value.  https://arxiv.org/abs/2510.13786, leave-one-out figure.
+    """
+    values = np.asarray(rate, np.float64)
+    between = (values > initial_reward) & (values < asymptote)
+    form = np.full(values.shape, np.nan)
+    rise = values[between] - initial_reward
+    form[between] = midpoint_power / ((asymptote - initial_reward) / rise - 1.0)
+    return form
+
+
+def log_compute(x: ArrayLike) -> Array:
+    """Logarithm of compute, -inf at 0; negative compute is refused."""
     compute = np.asarray(x, dtype=np.float64)
     if np.any(compute < 0):
         raise ValueError(
@@ -54,6 +91,230 @@ def sigmoid(
             "pass the compute spent since the start of the run"
         )
     with np.errstate(divide="ignore"):  # log 0 = -inf gives a share of exactly 0
-        log_x = np.log(compute)
-    share = gained_share(log_x, exponent, math.log(midpoint))
-    return initial_reward + (asymptote - initial_reward) * share
+        return np.log(compute)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterKind:
+    """What a parameter of a law is called, means, and is measured in."""
+
+    name: str
+    meaning: str
+    unit: str  # "{x}" stands for the unit of x
+    column: int | None  # of theta that it follows from monotonically; None: several
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """One law, in the form that the search knows.
+
+    `share` and `slopes` take t = log(x / x_last), u and v, which broadcast; `slopes`
+    returns the share's derivatives by u and v.
+    """
+
+    name: str
+    title: str
+    formula: str
+    source: str
+    kinds: tuple[ParameterKind, ...]
+    share: Callable[[Array, Number, Number], Array]
+    slopes: Callable[[Array, Number, Number], tuple[Array, Array]]
+    limits: Callable[[float], tuple[tuple[float, float], tuple[float, float]]]
+    public: Callable[[Array, float], Array]  # theta [K, 4], log x_last -> [K, kinds]
+    # x over x_last where half of the gain is reached; None: the law has no such x
+    half_gain: Callable[[Number, Number], Number] | None = None
+    has_v: bool = True
+    starts_at_r0: bool = True  # R(0) = R0, so that a measured R0 can be held
+    held_asymptote: float | None = None  # A is not a parameter of this law
+
+
+def _sigmoid_share(t: Array, u: Number, v: Number) -> Array:
+    return gained_share(t, np.exp(u), v)
+
+
+def _sigmoid_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
+    exponent = np.exp(u)
+    share = gained_share(t, exponent, v)
+    steepness = share * (1.0 - share) * exponent
+    with np.errstate(invalid="ignore"):
+        return steepness * (t - v), -steepness
+
+
+def _logistic_share(t: Array, u: Number, v: Number) -> Array:
+    return 0.5 * (1.0 + np.tanh(0.5 * np.exp(u) * (np.exp(t) - v)))
+
+
+def _logistic_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
+    rate, position = np.exp(u), np.exp(t)
+    share = _logistic_share(t, u, v)
+    steepness = share * (1.0 - share) * rate
+    return steepness * (position - v), -steepness
+
+
+def _exponential_share(t: Array, u: Number, v: Number) -> Array:
+    return -np.expm1(-np.exp(t - u)) + 0.0 * v
+
+
+def _exponential_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
+    ratio = np.exp(np.minimum(t - u, LARGEST_EXPONENT))
+    return -ratio * np.exp(-ratio) + 0.0 * v, np.zeros_like(ratio)
+
+
+def _power_share(t: Array, u: Number, v: Number) -> Array:
+    return -np.expm1(np.minimum(-np.exp(u) * t, LARGEST_EXPONENT)) + 0.0 * v
+
+
+def _power_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
+    decay = -np.exp(u) * t
+    slope = -decay * np.exp(np.minimum(decay, LARGEST_EXPONENT)) + 0.0 * v
+    return slope, np.zeros_like(slope)
+
+
+# Far outside the data nothing can be learned: C_mid from x_first / 30 to 30 x_last.
+_REACH = math.log(30.0)
+
+Limits = tuple[tuple[float, float], tuple[float, float]]
+
+
+def _sigmoid_limits(first: float) -> Limits:
+    # B is 1.1 to 2.4 in the paper; 16 is a step.
+    return (math.log(0.1), math.log(16.0)), (first - _REACH, _REACH)
+
+
+def _logistic_limits(first: float) -> Limits:
+    return (math.log(0.3), math.log(300.0)), (-1.0, 4.0)
+
+
+def _exponential_limits(first: float) -> Limits:
+    return (first - _REACH, _REACH), (0.0, 0.0)
+
+
+def _power_limits(first: float) -> Limits:
+    return (math.log(0.01), math.log(8.0)), (0.0, 0.0)
+
+
+def _sigmoid_public(theta: Array, log_x_last: float) -> Array:
+    r0, a, u, v = theta.T
+    return np.stack([r0, a, np.exp(u), np.exp(v + log_x_last)], axis=1)
+
+
+def _logistic_public(theta: Array, log_x_last: float) -> Array:
+    r0, a, u, v = theta.T
+    scale = math.exp(log_x_last)
+    return np.stack([r0, a, np.exp(u) / scale, v * scale], axis=1)
+
+
+def _exponential_public(theta: Array, log_x_last: float) -> Array:
+    r0, a, u, _ = theta.T
+    return np.stack([r0, a, np.exp(u + log_x_last)], axis=1)
+
+
+def _power_public(theta: Array, log_x_last: float) -> Array:
+    end, a, u, _ = theta.T  # R0's column is the rate at x_last
+    exponent = np.exp(u)
+    return np.stack([a, (a - end) * np.exp(exponent * log_x_last), exponent], axis=1)
+
+
+def _error_public(theta: Array, log_x_last: float) -> Array:
+    end, _, u, _ = theta.T
+    slope = np.exp(u)
+    error = np.log10(np.maximum(1.0 - end, 1e-300))
+    return np.stack([slope, error + slope * log_x_last / math.log(10.0)], axis=1)
+
+
+_R0 = ParameterKind("R0", "pass rate at zero compute", "pass rate", 0)
+_A = ParameterKind("A", "asymptotic pass rate", "pass rate", 1)
+SCALERL = "https://arxiv.org/abs/2510.13786"
+
+SIGMOID = Law(
+    name="sigmoid",
+    title="ScaleRL's sigmoid",
+    formula="R(x) = R0 + (A - R0) / (1 + (C_mid / x)^B)",
+    source=f"{SCALERL}, equation 1",
+    kinds=(
+        _R0,
+        _A,
+        ParameterKind("B", "exponent: how fast A is approached", "", 2),
+        ParameterKind("C_mid", "compute at half of the gain", "{x}", 3),
+    ),
+    share=_sigmoid_share,
+    slopes=_sigmoid_slopes,
+    limits=_sigmoid_limits,
+    public=_sigmoid_public,
+    half_gain=lambda u, v: np.exp(v),
+)
+POWER = Law(
+    name="power",
+    title="power law",
+    formula="R(x) = A - D / x^B",
+    source=f"{SCALERL}, appendix A.4",
+    kinds=(
+        _A,
+        ParameterKind("D", "distance from A at x = 1", "pass rate * {x}^B", None),
+        ParameterKind("B", "exponent", "", 2),
+    ),
+    share=_power_share,
+    slopes=_power_slopes,
+    limits=_power_limits,
+    public=_power_public,
+    has_v=False,
+    starts_at_r0=False,
+)
+LOGISTIC = Law(
+    name="logistic",
+    title="logistic in raw compute",
+    formula="R(x) = R0 + (A - R0) / (1 + exp(-k (x - x_mid)))",
+    source="summaries of ScaleRL; not the paper's form",
+    kinds=(
+        ParameterKind("R0", "lower level", "pass rate", 0),
+        _A,
+        ParameterKind("k", "steepness", "1 / {x}", 2),
+        ParameterKind("x_mid", "compute halfway between the levels", "{x}", 3),
+    ),
+    share=_logistic_share,
+    slopes=_logistic_slopes,
+    limits=_logistic_limits,
+    public=_logistic_public,
+    half_gain=lambda u, v: v,
+    starts_at_r0=False,
+)
+EXPONENTIAL = Law(
+    name="exponential",
+    title="exponential saturation",
+    formula="R(x) = R0 + (A - R0) (1 - exp(-x / tau))",
+    source="https://arxiv.org/abs/2507.18014, without its model-size term",
+    kinds=(
+        _R0,
+        _A,
+        ParameterKind(
+            "tau", "compute in which the distance to A falls e-fold", "{x}", 2
+        ),
+    ),
+    share=_exponential_share,
+    slopes=_exponential_slopes,
+    limits=_exponential_limits,
+    public=_exponential_public,
+    half_gain=lambda u, v: math.log(2.0) * np.exp(u),
+    has_v=False,
+)
+ERROR_POWER = Law(
+    name="error_power",
+    title="Tan et al.'s power law of the error",
+    formula="log10(1 - R(x)) = E - k log10(x)",
+    source="https://arxiv.org/abs/2509.25300, for one model size",
+    kinds=(
+        ParameterKind("k", "slope of the log error", "", 2),
+        ParameterKind("E", "log10 of the error at x = 1", "log10(1 - pass rate)", None),
+    ),
+    share=_power_share,
+    slopes=_power_slopes,
+    limits=_power_limits,
+    public=_error_public,
+    has_v=False,
+    starts_at_r0=False,
+    held_asymptote=1.0,
+)
+
+LAWS: dict[str, Law] = {
+    law.name: law for law in (SIGMOID, POWER, LOGISTIC, EXPONENTIAL, ERROR_POWER)
+}

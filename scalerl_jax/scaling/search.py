@@ -1,215 +1,289 @@
-"""Least squares for the sigmoid: variable projection on a grid, then descent.
+"""Least squares for a law: variable projection on a grid, then descent.
 
-Equation 1 is linear in A and R0 once B and C_mid are known.  So one grid over
-(log B, log C_mid), with A and R0 solved exactly at each of its nodes, finds the
-basin of the global minimum; a damped Gauss-Newton descent, run on many starts at
-once, then finds its floor.  Nothing here is random, weighs the points, reads input,
-or judges the result.
+A law is linear in its two levels once its shape (u, v) is known.  So one grid over
+the shapes, with the levels solved exactly at each of its nodes, finds the basin of
+the global minimum; a damped Gauss-Newton descent, run on many starts at once, then
+finds its floor.  Many curves on the same compute (bootstrap resamples) share the grid
+and descend together.  Nothing here is random, reads input, or judges the result.
 """
 
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scalerl_jax.scaling.laws import gained_share
-
-Array = NDArray[np.float64]
+from scalerl_jax.scaling.laws import Array, Bools, Law, Places
 
 # Columns of a parameter row theta; K rows are searched at once, on n points.
-R0, A, LOG_B, LOG_C = range(4)
+R0, A, SHAPE_U, SHAPE_V = range(4)
 
-EXPONENT_LIMITS = (0.1, 16.0)  # 1.1 to 2.4 in the paper; 16 is a step
-MIDPOINT_REACH = 30.0  # C_mid from x_first / 30 to x_last * 30
-GRID_SHAPE = (32, 48)  # B times C_mid: neighbours differ by 1.18 in B
+GRID_SHAPE = (32, 48)  # u times v: neighbours differ by 1.18 in the sigmoid's B
 GRID_POINTS = 128  # points of the curve that the grid looks at
-MAX_DESCENT_STEPS = 80
-MAX_LOG_STEP = 1.0  # a larger move in log B or log C_mid leaves the basin
+MAX_DESCENT_STEPS = 150
+MAX_SHAPE_STEP = 1.0  # a larger move in u or v leaves the basin
+ROBUST_STEPS = 400  # a reweighted step gains less than a Newton step
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One curve and what is free in it."""
+    """One law, one or more curves on the same compute, and what is held.
 
-    log_x: Array  # [n]
-    y: Array  # [n] pass rates
-    r0: float | None  # fixed initial reward; None when it is free
+    The objective of a row is sum_i loss(z_i), z_i = sqrt(weight_i) (y_i - R(x_i)),
+    with loss(z) = z^2, or Huber's 2 huber |z| - huber^2 where |z| > huber.
+    """
+
+    law: Law
+    t: Array  # [n] log(x / x_last)
+    y: Array  # [1, n], or [K, n] with one row for each row of theta
+    weights: Array  # [n], of mean 1 unless standard errors are known
+    held: dict[int, float] = dataclasses.field(default_factory=dict)  # column: value
+    huber: float | None = None  # in units of z
 
     @property
-    def free(self) -> tuple[int, ...]:
+    def free(self) -> list[int]:
         """The columns of theta that are fitted."""
-        return (A, LOG_B, LOG_C) if self.r0 is not None else (R0, A, LOG_B, LOG_C)
+        columns = [R0, A, SHAPE_U, SHAPE_V] if self.law.has_v else [R0, A, SHAPE_U]
+        return [column for column in columns if column not in self.held]
 
     @property
     def limits(self) -> tuple[Array, Array]:
         """Lower and upper limits of theta, [4] each: 0 <= R0, A <= 1.
 
-        A is not below a fixed R0: equation 1 describes curves that climb.
+        A is not below a held R0, nor R0 above a held A: the laws describe curves
+        that climb.
         """
-        low_b, high_b = np.log(EXPONENT_LIMITS)
-        reach = np.log(MIDPOINT_REACH)
-        lower = [0.0, self.r0 or 0.0, low_b, self.log_x[0] - reach]
-        upper = [1.0, 1.0, high_b, self.log_x[-1] + reach]
-        return np.array(lower), np.array(upper)
+        (low_u, high_u), (low_v, high_v) = self.law.limits(float(self.t[0]))
+        lower = np.array([0.0, self.held.get(R0, 0.0), low_u, low_v])
+        upper = np.array([self.held.get(A, 1.0), 1.0, high_u, high_v])
+        return lower, upper
+
+    def curves(self, rows: Places) -> "Problem":
+        """The same problem for some of its curves."""
+        if len(self.y) == 1:
+            return self
+        return dataclasses.replace(self, y=self.y[rows])
 
     def share(self, theta: Array) -> Array:
         """Share of the gain at each point: [K, 4] -> [K, n]."""
-        exponent = np.exp(theta[:, LOG_B, None])
-        return gained_share(self.log_x, exponent, theta[:, LOG_C, None])
+        return self.law.share(self.t, theta[:, SHAPE_U, None], theta[:, SHAPE_V, None])
 
-    def residuals(self, theta: Array, share: Array) -> Array:
-        """Measured minus predicted: [K, n]."""
+    def scaled_residuals(self, theta: Array, share: Array) -> Array:
+        """z, measured minus predicted in units of the weights: [K, n]."""
         r0, asymptote = theta[:, R0, None], theta[:, A, None]
-        return self.y - (r0 + (asymptote - r0) * share)
+        predicted = r0 + (asymptote - r0) * share
+        return (self.y - predicted) * np.sqrt(self.weights)
 
-    def slopes(self, theta: Array, share: Array, columns: list[int]) -> Array:
-        """Derivatives of the prediction by the named columns: [K, n, columns]."""
+    def losses(self, z: Array) -> Array:
+        """The objective of each row: [K, n] -> [K]."""
+        if self.huber is None:
+            return (z**2).sum(axis=1)
+        size = np.abs(z)
+        beyond = self.huber * (2.0 * size - self.huber)
+        return np.where(size <= self.huber, z**2, beyond).sum(axis=1)
+
+    def cost(self, theta: Array) -> Array:
+        """The objective at each row: [K, 4] -> [K]."""
+        return self.losses(self.scaled_residuals(theta, self.share(theta)))
+
+    def slopes(self, theta: Array, share: Array) -> Array:
+        """Derivatives of the scaled prediction by every column: [K, n, 4]."""
         gain = theta[:, A, None] - theta[:, R0, None]
-        exponent = np.exp(theta[:, LOG_B, None])
-        by_position = gain * share * (1.0 - share) * exponent
-        slopes = np.empty((*share.shape, len(columns)))
-        for place, column in enumerate(columns):
-            if column == R0:
-                slopes[:, :, place] = 1.0 - share
-            elif column == A:
-                slopes[:, :, place] = share
-            elif column == LOG_B:
-                slopes[:, :, place] = by_position * (self.log_x - theta[:, LOG_C, None])
-            else:
-                slopes[:, :, place] = -by_position
+        by_u, by_v = self.law.slopes(
+            self.t, theta[:, SHAPE_U, None], theta[:, SHAPE_V, None]
+        )
+        slopes = np.stack([1.0 - share, share, gain * by_u, gain * by_v], axis=2)
+        slopes *= np.sqrt(self.weights)[:, None]
         return slopes
 
 
 class Grid:
-    """Sums over a curve at every (log B, log C_mid) node: [GRID_SHAPE] each."""
+    """Sums over the curves at every (u, v) node: [U, V] or, by curve, [U, V, K].
+
+    Large deviations count in full here: a robust fit only starts from the grid.
+    """
 
     def __init__(self, problem: Problem) -> None:
         """Evaluate the share of the gain once; every later question is algebra."""
-        stride = -(-problem.y.size // GRID_POINTS)
-        thinned = slice(None, None, stride)
-        log_x, y = problem.log_x[thinned], problem.y[thinned]
+        thinned = slice(None, None, -(-problem.t.size // GRID_POINTS))
+        weights = problem.weights[thinned]
         lower, upper = problem.limits
-        self.log_b = np.linspace(lower[LOG_B], upper[LOG_B], GRID_SHAPE[0])
-        self.log_c = np.linspace(lower[LOG_C], upper[LOG_C], GRID_SHAPE[1])
-        share = gained_share(
-            log_x, np.exp(self.log_b)[:, None, None], self.log_c[None, :, None]
+        self.u = np.linspace(lower[SHAPE_U], upper[SHAPE_U], GRID_SHAPE[0])
+        num_v = GRID_SHAPE[1] if problem.law.has_v else 1
+        self.v = np.linspace(lower[SHAPE_V], upper[SHAPE_V], num_v)
+        share = problem.law.share(
+            problem.t[thinned], self.u[:, None, None], self.v[None, :, None]
         )
-        self._r0 = problem.r0
-        self._rest_rest = ((1.0 - share) ** 2).sum(axis=-1) + 1e-12
-        self._share_rest = (share * (1.0 - share)).sum(axis=-1)
-        self._share_share = (share**2).sum(axis=-1) + 1e-12
-        self._rest_y = (1.0 - share) @ y
+        y = problem.y[:, thinned].T  # [n, K]
+        self._held = problem.held
+        self._rest_rest = ((1.0 - share) ** 2 @ weights)[..., None] + 1e-12
+        self._share_rest = (share * (1.0 - share) @ weights)[..., None]
+        self._share_share = (share**2 @ weights)[..., None] + 1e-12
+        share *= weights
         self._share_y = share @ y
+        self._rest_y = weights @ y - self._share_y
+        self._solved = self.solve(problem.held)
 
-    def solve(self, r0: float | None, a: float | None) -> tuple[Array, Array, Array]:
-        """Best R0 and A at every node, in [0, 1], and what they cost.
+    def solve(self, held: dict[int, float]) -> tuple[Array, Array, Array]:
+        """Best R0 and A at every node, in [0, 1], and what they cost: [U, V, K].
 
-        A given r0 or a is kept.  Cost: the squared error less the same constant.
+        Levels in `held` are kept.  Cost: the squared error less the same constant.
         """
         rest, cross, share = self._rest_rest, self._share_rest, self._share_share
-        if a is not None:
-            a_grid = np.full(GRID_SHAPE, a)
-        elif r0 is not None:
-            a_grid = (self._share_y - r0 * cross) / share
+        shape = self._share_y.shape
+        if A in held:
+            a = np.full(shape, held[A])
+        elif R0 in held:
+            a = (self._share_y - held[R0] * cross) / share
         else:
             determinant = rest * share - cross**2 + 1e-12
-            a_grid = (rest * self._share_y - cross * self._rest_y) / determinant
-        a_grid = np.clip(a_grid, r0 or 0.0, 1.0)
-        if r0 is not None:
-            r0_grid = np.full(GRID_SHAPE, r0)
+            a = (rest * self._share_y - cross * self._rest_y) / determinant
+        a = np.clip(a, held.get(R0, 0.0), 1.0) if A not in held else a
+        if R0 in held:
+            r0 = np.full(shape, held[R0])
         else:
-            r0_grid = np.clip((self._rest_y - a_grid * cross) / rest, 0.0, 1.0)
-        cost = r0_grid**2 * rest + 2.0 * r0_grid * a_grid * cross + a_grid**2 * share
-        cost -= 2.0 * (r0_grid * self._rest_y + a_grid * self._share_y)
-        return r0_grid, a_grid, cost
+            r0 = np.clip((self._rest_y - a * cross) / rest, 0.0, held.get(A, 1.0))
+        cost = r0**2 * rest + 2.0 * r0 * a * cross + a**2 * share
+        cost -= 2.0 * (r0 * self._rest_y + a * self._share_y)
+        return r0, a, cost
 
     def starts(self) -> Array:
-        """Where a search for the global minimum starts: [K, 4], over all B."""
-        r0, a, cost = self.solve(self._r0, None)
+        """Where a search for the global minimum starts: [S, 4], over all u.
+
+        For the first curve only.
+        """
+        r0, a, cost = (values[..., 0] for values in self._solved)
         best_row = int(np.argmin(cost.min(axis=1)))
-        rows = np.unique([best_row, *range(0, GRID_SHAPE[0], 4)])
+        rows = np.unique([best_row, *range(0, len(self.u), 4)])
         columns = np.argmin(cost[rows], axis=1)
         at = (rows, columns)
-        return np.stack([r0[at], a[at], self.log_b[rows], self.log_c[columns]], axis=1)
+        starts = np.stack([r0[at], a[at], self.u[rows], self.v[columns]], axis=1)
+        for column in (SHAPE_U, SHAPE_V):
+            if column in self._held:
+                starts[:, column] = self._held[column]
+        return starts
+
+    def best(self) -> Array:
+        """The best node of every curve: [K, 4]."""
+        r0, a, cost = (values.reshape(-1, values.shape[-1]) for values in self._solved)
+        nodes = np.argmin(cost, axis=0)
+        curves = np.arange(cost.shape[1])
+        u, v = self.u[nodes // len(self.v)], self.v[nodes % len(self.v)]
+        return np.stack([r0[nodes, curves], a[nodes, curves], u, v], axis=1)
 
     def start_with(self, column: int, value: float) -> Array:
-        """The best node when one parameter is held at a value: [4]."""
-        r0, a, cost = self.solve(
-            value if column == R0 else self._r0, value if column == A else None
-        )
-        if column == LOG_B:
-            row = int(np.argmin(np.abs(self.log_b - value)))
+        """The best node when one more parameter is held at a value: [4]."""
+        if column in (R0, A):
+            solved = self.solve(self._held | {column: value})
+        else:
+            solved = self._solved
+        r0, a, cost = (values[..., 0] for values in solved)
+        if column == SHAPE_U:
+            row = int(np.argmin(np.abs(self.u - value)))
             at = (row, int(np.argmin(cost[row])))
-        elif column == LOG_C:
-            place = int(np.argmin(np.abs(self.log_c - value)))
+        elif column == SHAPE_V:
+            place = int(np.argmin(np.abs(self.v - value)))
             at = (int(np.argmin(cost[:, place])), place)
         else:
             row, place = np.unravel_index(np.argmin(cost), cost.shape)
             at = (int(row), int(place))
-        start = np.array([r0[at], a[at], self.log_b[at[0]], self.log_c[at[1]]])
+        start = np.array([r0[at], a[at], self.u[at[0]], self.v[at[1]]])
         start[column] = value
         return start
 
 
 def descend(
-    problem: Problem, start: Array, *, tolerance: float, held: int | None = None
-) -> tuple[Array, Array]:
+    problem: Problem,
+    start: Array,
+    *,
+    tolerance: float,
+    held: Bools | None = None,
+) -> tuple[Array, Array, Bools]:
     """Levenberg-Marquardt from every row of `start` at once, inside the limits.
 
     Args:
-        start: [K, 4] parameter rows; a column that is not free, or is `held`, stays.
-        tolerance: a row is done when a step lowers its squared error by less.
+        problem: with one curve, or one curve for each row.
+        start: [K, 4] parameter rows; columns that are not free stay.
+        tolerance: a row is done when a step lowers its objective by less.
+        held: [K, 4], True where a row keeps its value besides.
 
     Returns:
-        Parameter rows [K, 4] and their squared errors [K].
+        Parameter rows [K, 4], their objectives [K], and which rows ended [K]:
+        False where the last permitted step still gained more than the tolerance.
     """
-    columns = [column for column in problem.free if column != held]
+    still = np.ones(start.shape, bool)
+    still[:, problem.free] = False
+    still = still if held is None else still | held
     theta = start.copy()
-    squared_error = (problem.residuals(theta, problem.share(theta)) ** 2).sum(axis=1)
+    cost = problem.cost(theta)
     damping = np.full(len(theta), 1e-3)
     active = np.arange(len(theta))
-    for _ in range(MAX_DESCENT_STEPS):
-        proposed = _step(problem, theta[active], damping[active], columns)
-        error = (problem.residuals(proposed, problem.share(proposed)) ** 2).sum(axis=1)
-        drop = squared_error[active] - error
+    for _ in range(MAX_DESCENT_STEPS if problem.huber is None else ROBUST_STEPS):
+        some = problem.curves(active)
+        proposed = _step(some, theta[active], damping[active], still[active])
+        proposed_cost = some.cost(proposed)
+        drop = cost[active] - proposed_cost
         better = drop > 0
         accepted = active[better]
         theta[accepted] = proposed[better]
-        squared_error[accepted] = error[better]
+        cost[accepted] = proposed_cost[better]
         damping[active] = np.clip(
             damping[active] * np.where(better, 0.1, 10.0), 1e-12, 1e9
         )
-        done = np.where(better, drop < tolerance, damping[active] >= 1e6)
+        # Rounding moves a cost by 1e-16 of itself: less than 1e-13 is no progress.
+        small = drop < tolerance + 1e-13 * cost[active]
+        done = np.where(better, small, damping[active] >= 1e6)
         active = active[~done]
         if active.size == 0:
             break
-    return theta, squared_error
+    ended = np.ones(len(theta), bool)
+    ended[active] = False
+    return theta, cost, ended
 
 
-def _step(problem: Problem, theta: Array, damping: Array, columns: list[int]) -> Array:
+def _step(problem: Problem, theta: Array, damping: Array, still: Bools) -> Array:
     """One damped Gauss-Newton step of each row, cut at the limits: [K, 4]."""
     share = problem.share(theta)
-    slopes = problem.slopes(theta, share, columns)
-    residuals = problem.residuals(theta, share)
-    uphill = -(residuals[:, None, :] @ slopes)[:, 0, :]  # of half the squared error
-    lower, upper = (limit[columns] for limit in problem.limits)
-    here = theta[:, columns]
+    slopes = problem.slopes(theta, share)
+    z = problem.scaled_residuals(theta, share)
+    lower, upper = problem.limits
+    influence = np.ones_like(z)
+    if problem.huber is not None:  # iteratively reweighted: points far off pull less
+        influence = problem.huber / np.maximum(np.abs(z), problem.huber)
+    pull = z * influence
+    uphill = -(pull[:, None, :] @ slopes)[:, 0, :]  # of half the objective
     # A parameter pressed against its limit would block the others: freeze it.
-    pressed = ((here <= lower) & (uphill > 0)) | ((here >= upper) & (uphill < 0))
+    pressed = ((theta <= lower) & (uphill > 0)) | ((theta >= upper) & (uphill < 0))
+    pressed |= still
     slopes = np.where(pressed[:, None, :], 0.0, slopes)
     uphill = np.where(pressed, 0.0, uphill)
-    normal = slopes.transpose(0, 2, 1) @ slopes
+    normal = slopes.transpose(0, 2, 1) @ (slopes * influence[:, :, None])
     diagonal = np.einsum("kii->ki", normal)  # a view: writing to it writes to normal
     diagonal += damping[:, None] * diagonal + 1e-14 + pressed
     step = -np.linalg.solve(normal, uphill[:, :, None])[:, :, 0]
-    step = np.clip(step, -MAX_LOG_STEP, MAX_LOG_STEP)
-    proposed = theta.copy()
-    proposed[:, columns] = np.clip(here + step, lower, upper)
-    return proposed
+    step = np.clip(step, -MAX_SHAPE_STEP, MAX_SHAPE_STEP)
+    return np.where(still, theta, np.clip(theta + step, lower, upper))
 
 
-def minimise(problem: Problem, grid: Grid) -> tuple[Array, float]:
-    """The global minimum: parameters [4] and squared error."""
-    theta, squared_error = descend(problem, grid.starts(), tolerance=1e-18)
-    best = int(np.argmin(squared_error))
-    return theta[best], float(squared_error[best])
+def minimise(problem: Problem, grid: Grid) -> tuple[Array, float, bool]:
+    """The global minimum of one curve: parameters [4], objective, converged."""
+    starts = grid.starts()
+    # Starts in poor basins crawl: go only so far that the best ones stand out.
+    rough = 1e-5 * float(problem.cost(starts).min())
+    theta, cost, _ = descend(problem, starts, tolerance=rough)
+    best = np.argsort(cost)[:2]
+    theta, cost, ended = descend(problem, theta[best], tolerance=1e-18)
+    winner = int(np.argmin(cost))
+    return theta[winner], float(cost[winner]), bool(ended[winner])
+
+
+def minimise_each(problem: Problem, near: Array) -> tuple[Array, Array, Bools]:
+    """The minimum of every curve of a problem with K curves.
+
+    Starts at the better of the grid's best node and `near` [4].
+
+    Returns:
+        Parameters [K, 4], objectives [K], and which rows converged [K].
+    """
+    nodes = Grid(problem).best()
+    same = np.tile(near, (len(problem.y), 1))
+    start = np.where((problem.cost(nodes) < problem.cost(same))[:, None], nodes, same)
+    return descend(problem, start, tolerance=1e-10)

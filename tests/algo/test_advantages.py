@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,9 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from scalerl_jax.algo.advantages import (
+    RunningStatistics,
+    gae,
     group_advantages,
+    leave_one_out,
     normalize_by_batch,
     normalize_by_prompt,
+    normalize_by_reward_std,
+    normalize_by_running,
     unnormalized,
 )
 
@@ -35,13 +41,44 @@ def test_the_mean_of_the_group_is_taken_off():
     assert group_advantages(rewards, group_size=4).tolist() == expected
 
 
+def test_leave_one_out_takes_off_the_mean_of_the_others():
+    rewards = jnp.array([1.0, 0.0, 0.0, 2.0, 2.0, 5.0])
+    expected = [1.0, -0.5, -0.5, -1.5, -1.5, 3.0]
+    assert leave_one_out(rewards, group_size=3).tolist() == expected
+
+
+def test_a_rollout_alone_has_no_leave_one_out_mean():
+    with pytest.raises(ValueError, match="group_size = 1"):
+        leave_one_out(jnp.ones(4), group_size=1)
+
+
 @settings(deadline=None, max_examples=50)
-@given(REWARDS, st.permutations(range(GROUP_SIZE)), st.integers(0, GROUPS - 1))
-def test_shuffling_a_group_shuffles_its_advantages(rewards, order, group):
+@given(REWARDS)
+def test_leave_one_out_is_that_of_a_loop(rewards):
+    expected = [
+        reward - np.delete(group.astype(float), place).mean()
+        for group in rewards
+        for place, reward in enumerate(group)
+    ]
+    found = leave_one_out(jnp.asarray(rewards).reshape(-1), group_size=GROUP_SIZE)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [group_advantages, leave_one_out])
+@settings(deadline=None, max_examples=50)
+@given(
+    rewards=REWARDS,
+    order=st.permutations(range(GROUP_SIZE)),
+    group=st.integers(0, GROUPS - 1),
+)
+def test_shuffling_a_group_shuffles_its_advantages(function, rewards, order, group):
+    def of(rewards):
+        found = function(jnp.asarray(rewards).reshape(-1), group_size=GROUP_SIZE)
+        return np.array(found).reshape(GROUPS, GROUP_SIZE)
+
     shuffled = rewards.copy()
     shuffled[group] = rewards[group, order]
-    before = np.array(advantages_of(rewards)).reshape(GROUPS, GROUP_SIZE)
-    after = np.array(advantages_of(shuffled)).reshape(GROUPS, GROUP_SIZE)
+    before, after = of(rewards), of(shuffled)
     before[group] = before[group, order]
     np.testing.assert_allclose(after, before, atol=1e-6)
 
@@ -128,15 +165,115 @@ def test_the_unit_of_the_reward_does_not_matter(rewards, kept, unit):
     np.testing.assert_allclose(scaled, plain, rtol=1e-4, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=50)
-@given(KEPT, st.sampled_from(["batch", "prompt", "none"]))
-def test_equal_rewards_make_no_nan(kept, normalization):
-    advantages = jnp.zeros(GROUPS * GROUP_SIZE)
-    found = {
-        "batch": lambda: normalize_by_batch(advantages, kept, eps=1e-6),
-        "prompt": lambda: normalize_by_prompt(
-            advantages, kept, group_size=GROUP_SIZE, eps=1e-6
-        ),
-        "none": lambda: unnormalized(advantages, kept),
-    }[normalization]()
-    np.testing.assert_array_equal(found, 0.0)
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("reward", [0.0, -1.0, 0.1])
+def test_equal_rewards_make_no_nan(reward, eps):
+    rewards = jnp.full(GROUPS * GROUP_SIZE, reward)
+    advantages = jnp.zeros_like(rewards)
+    for kept in (rewards == reward, rewards != reward):
+        for found in (
+            normalize_by_batch(advantages, kept, eps=eps),
+            normalize_by_prompt(advantages, kept, group_size=GROUP_SIZE, eps=eps),
+            normalize_by_reward_std(advantages, kept, rewards=rewards, eps=eps),
+            normalize_by_running(advantages, kept, RunningStatistics.empty(), eps=eps)[
+                0
+            ],
+            unnormalized(advantages, kept),
+        ):
+            np.testing.assert_array_equal(found, 0.0)
+
+
+def test_the_std_of_the_rewards_counts_what_the_groups_differ_by():
+    # Rewards 1, 0 and 3, 2: their variance is (2.25 + 0.25) * 2 / 4.
+    rewards = jnp.array([1.0, 0.0, 3.0, 2.0, 50.0])
+    advantages = jnp.array([0.5, -0.5, 0.5, -0.5, 9.0])
+    kept = jnp.array([True, True, True, True, False])
+    found = normalize_by_reward_std(advantages, kept, rewards=rewards, eps=0.0)
+    expected = np.array([0.5, -0.5, 0.5, -0.5, 0.0]) / math.sqrt(1.25)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(REWARDS, REWARDS, KEPT, KEPT)
+def test_running_statistics_are_those_of_all_batches_together(first, second, one, two):
+    statistics = RunningStatistics.empty()
+    for values, kept in ((first.reshape(-1), one), (second.reshape(-1), two)):
+        found, statistics = normalize_by_running(values, kept, statistics, eps=0.5)
+    seen = np.concatenate([first.reshape(-1)[one], second.reshape(-1)[two]])
+    spread = seen.astype(float).std() if len(seen) else 0.0
+    expected = np.where(two, second.reshape(-1) / (spread + 0.5), 0.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert statistics.count == len(seen)
+
+
+@settings(deadline=None, max_examples=30)
+@given(REWARDS, KEPT)
+def test_the_first_batch_is_scaled_by_itself(rewards, kept):
+    advantages, start = advantages_of(rewards), RunningStatistics.empty()
+    found, _ = normalize_by_running(advantages, kept, start, eps=1e-2)
+    expected = normalize_by_batch(advantages, kept, eps=1e-2)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_gae_by_hand():
+    # Two sequences in a row; the second token of the first is forced.
+    found = gae(
+        jnp.array([[0.0, 9.0, 1.0, 9.0, 3.0]]),
+        jnp.array([[0.5, 9.0, 0.25, 9.0, 1.0]]),
+        jnp.array([[1, 1, 1, 0, 2]]),
+        jnp.array([[True, False, True, False, True]]),
+        gamma=0.5,
+        gae_lambda=0.5,
+    )
+    # The end: 1 - 0.25 = 0.75.  Before it: 0.5 * 0.25 - 0.5 + 0.25 * 0.75 = -0.1875.
+    assert found.tolist() == [[-0.1875, 0.0, 0.75, 0.0, 2.0]]
+
+
+JITTED_GAE = jax.jit(gae, static_argnames=("gamma", "gae_lambda"))
+
+
+def slow_gae(rewards, values, ids, mask, *, gamma, gae_lambda):
+    """Equation 16: the discounted sum of a token's own and all later deltas."""
+    found = np.zeros(rewards.shape)
+    for row in range(len(rewards)):
+        for name in set(ids[row]):
+            places = np.flatnonzero((ids[row] == name) & mask[row])
+            r, v = rewards[row, places], np.append(values[row, places], 0.0)
+            deltas = r + gamma * v[1:] - v[:-1]
+            for start, place in enumerate(places):
+                steps = np.arange(len(places) - start)
+                share = (gamma * gae_lambda) ** steps
+                found[row, place] = (share * deltas[start:]).sum()
+    return found
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    hnp.arrays(np.float32, (2, 8), elements=st.floats(-2, 2, width=16)),
+    hnp.arrays(np.float32, (2, 8), elements=st.floats(-2, 2, width=16)),
+    hnp.arrays(np.bool_, (2, 8)),
+    hnp.arrays(np.int32, (2, 3), elements=st.integers(0, 4)),
+    st.sampled_from([(1.0, 1.0), (1.0, 0.95), (0.9, 0.5), (1.0, 0.0)]),
+)
+def test_gae_is_equation_16_for_each_packed_sequence(
+    rewards, values, mask, lengths, numbers
+):
+    ids = np.zeros((2, 8), np.int32)
+    for row, counts in zip(ids, lengths, strict=True):
+        ends = np.cumsum(counts)
+        for name, (end, count) in enumerate(zip(ends, counts, strict=True), start=1):
+            row[end - count : end] = name
+    mask = mask & (ids > 0)
+    options = dict(zip(("gamma", "gae_lambda"), numbers, strict=True))
+    found = JITTED_GAE(rewards, values, ids, mask, **options)
+    expected = slow_gae(rewards.astype(float), values, ids, mask, **options)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_with_gamma_and_lambda_1_the_return_is_the_reward_of_the_completion():
+    rewards = jnp.array([[0.0, 0.0, 1.0, 0.0, -1.0]])
+    values = jnp.array([[0.3, -0.2, 0.5, 0.1, 0.7]])
+    ids, mask = jnp.array([[1, 1, 1, 2, 2]]), jnp.ones((1, 5), bool)
+    found = gae(rewards, values, ids, mask, gamma=1.0, gae_lambda=1.0)
+    expected = [[1.0, 1.0, 1.0, -1.0, -1.0]]
+    np.testing.assert_allclose(found + values, expected, atol=1e-6)

@@ -131,6 +131,14 @@ def test_what_is_masked_is_never_seen(wild):
         assert found == expected
 
 
+@pytest.mark.parametrize("far", [-100.0, -1e4, -1e30])
+def test_no_finite_logprobs_make_a_metric_infinite(far):
+    tame, strange = np.array([-1.0, -2.0], np.float32), np.array([-1.0, far], "f4")
+    tokens = (tame, np.zeros(2, np.int32), np.ones(2, bool))
+    for ratios in ((tame, strange), (strange, tame)):
+        assert all(np.isfinite(value) for value in summary(*ratios, *tokens).values())
+
+
 def test_a_batch_without_a_token_has_no_nan():
     nothing = summary(
         *(np.zeros(3, np.float32),) * 3, np.zeros(3, int), np.zeros(3, bool)

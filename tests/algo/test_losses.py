@@ -1,4 +1,4 @@
-"""CISPO by hand, its gradient in closed form, and what it must not depend on."""
+"""Losses by hand, their gradients in closed form, and what none may depend on."""
 
 import math
 
@@ -8,113 +8,254 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
+from small_tokens import (
+    CAP,
+    LOSSES,
+    TRUST_REGION_LOSSES,
+    floats,
+    make_tokens,
+    values_and_slopes,
+)
 
-from scalerl_jax.algo.losses import cispo_loss
+from scalerl_jax.algo import losses
 
 LOG2 = math.log(2.0)
-CAP = 5.0
+LOGPROBS = (-0.1, -1.0, -2.0, -4.0)
+every_loss = pytest.mark.parametrize("name", LOSSES)
+OF_SEQUENCES = {"gspo", "gspo_token", "sequence_truncated_is"}
 
 
-def summed_loss(logprobs, behavior_logprobs, advantages, cap=CAP):
-    return cispo_loss(
-        logprobs, behavior_logprobs, advantages, max_importance_ratio=cap
-    ).sum()
+def slope(loss, tokens):
+    return values_and_slopes(loss, tokens)[1]
 
 
-gradient = jax.jit(jax.grad(summed_loss))
+def at_ratio(logprob, ratio, advantage, **others):
+    return make_tokens(logprob, logprob - math.log(ratio), advantage, **others)
 
 
 @pytest.mark.parametrize(
-    "logprob, behavior_logprob, advantage, expected",
+    "logprob, ratio, advantage, expected",
     [
-        pytest.param(-1.0, -1.0, 1.0, 1.0, id="on policy, ratio 1"),
-        pytest.param(-1.0, -1.0, -1.5, -1.5, id="on policy, wrong answer"),
-        pytest.param(-1.0, -1.0 - LOG2, 1.0, 2.0, id="ratio 2"),
-        pytest.param(-3.0, -3.0 + LOG2, 1.0, 1.5, id="ratio 1/2"),
-        pytest.param(-3.0, -3.0 + LOG2, -2.0, -3.0, id="ratio 1/2, wrong answer"),
-        pytest.param(-1.0, -1.0 - 2 * LOG2, 1.0, 4.0, id="ratio 4, at the cap"),
-        pytest.param(-1.0, -1.0 - 3 * LOG2, 1.0, 4.0, id="ratio 8 capped to 4"),
-        pytest.param(-1.0, -1.0 - 3 * LOG2, -0.5, -2.0, id="capped, wrong answer"),
+        pytest.param(-1.0, 1.0, 1.0, 1.0, id="on policy, ratio 1"),
+        pytest.param(-1.0, 1.0, -1.5, -1.5, id="on policy, wrong answer"),
+        pytest.param(-1.0, 2.0, 1.0, 2.0, id="ratio 2"),
+        pytest.param(-3.0, 0.5, 1.0, 1.5, id="ratio 1/2"),
+        pytest.param(-3.0, 0.5, -2.0, -3.0, id="ratio 1/2, wrong answer"),
+        pytest.param(-1.0, 4.0, 1.0, 4.0, id="ratio 4, at the cap"),
+        pytest.param(-1.0, 8.0, 1.0, 4.0, id="ratio 8 capped to 4"),
+        pytest.param(-1.0, 8.0, -0.5, -2.0, id="capped, wrong answer"),
+        pytest.param(-1.0, 0.1, 1.0, 0.25, id="ratio 0.1 raised to the floor"),
+        pytest.param(-1.0, 0.1, -2.0, -0.5, id="at the floor, wrong answer"),
     ],
 )
-def test_cispo_by_hand(logprob, behavior_logprob, advantage, expected):
-    loss = cispo_loss(
-        jnp.float32(logprob),
-        jnp.float32(behavior_logprob),
-        jnp.float32(advantage),
-        max_importance_ratio=4.0,
-    )
-    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+def test_cispo_by_hand(logprob, ratio, advantage, expected):
+    tokens = at_ratio(logprob, ratio, advantage)
+    bounds = {"max_importance_ratio": 4.0, "min_importance_ratio": 0.25}
+    np.testing.assert_allclose(losses.cispo_loss(tokens, **bounds), expected, rtol=1e-6)
+    if ratio >= 0.25:
+        found = losses.truncated_is_loss(tokens, max_importance_ratio=4.0)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("advantage", [2.0, -0.5])
 @pytest.mark.parametrize("ratio", [0.01, 0.5, 1.0, 3.0, 7.0, 100.0])
-@pytest.mark.parametrize("logprob", [-0.1, -1.0, -2.0, -4.0])
-def test_the_gradient_is_the_capped_ratio_times_the_advantage(
-    logprob, ratio, advantage
-):
-    behavior = logprob - math.log(ratio)
-    found = gradient(
-        jnp.float32(logprob), jnp.float32(behavior), jnp.float32(advantage)
-    )
+@pytest.mark.parametrize("logprob", LOGPROBS)
+def test_a_token_past_cispos_cap_keeps_its_gradient(logprob, ratio, advantage):
+    found = slope(LOSSES["cispo"], at_ratio(logprob, ratio, advantage))
     np.testing.assert_allclose(found, -min(ratio, CAP) * advantage, rtol=2e-6)
 
 
-def test_no_gradient_flows_into_the_sampler():
-    into_behavior = jax.grad(summed_loss, argnums=1)
-    found = into_behavior(jnp.float32(-1.0), jnp.float32(-1.5), jnp.float32(2.0))
-    assert found == 0.0
-
-
-TOKENS = hnp.arrays(
-    np.float32, (7,), elements=st.floats(-30, 0, width=32, allow_subnormal=False)
+@pytest.mark.parametrize(
+    "ratio, advantage, expected, kept",
+    [
+        pytest.param(1.25, 2.0, -2.5, True, id="rewarded, within"),
+        pytest.param(1.5, 2.0, -2.6, False, id="rewarded, risen past 1.3"),
+        pytest.param(0.5, 2.0, -1.0, True, id="rewarded, fallen: brought back"),
+        pytest.param(0.9, -2.0, 1.8, True, id="punished, within"),
+        pytest.param(0.5, -2.0, 1.6, False, id="punished, fallen past 0.8"),
+        pytest.param(1.5, -2.0, 3.0, True, id="punished, risen: brought back"),
+        pytest.param(8.0, -2.0, 16.0, True, id="punished, risen far"),
+        pytest.param(8.0, 0.0, 0.0, True, id="no advantage"),
+    ],
 )
-ADVANTAGES = hnp.arrays(
-    np.float32, (7,), elements=st.floats(-4, 4, width=32, allow_subnormal=False)
-)
+@pytest.mark.parametrize("logprob", LOGPROBS)
+def test_a_token_past_ppos_clip_loses_its_gradient(
+    logprob, ratio, advantage, expected, kept
+):
+    tokens = at_ratio(logprob, ratio, advantage)
+    np.testing.assert_allclose(LOSSES["clipped"](tokens), expected, rtol=2e-6)
+    gradient = -ratio * advantage if kept else 0.0
+    np.testing.assert_allclose(slope(LOSSES["clipped"], tokens), gradient, rtol=2e-6)
 
 
-@settings(deadline=None, max_examples=50)
-@given(TOKENS, ADVANTAGES)
-def test_on_policy_the_gradient_is_that_of_reinforce(logprobs, advantages):
-    def reinforce(logprobs):
-        return -(advantages * logprobs).sum()
-
-    np.testing.assert_array_equal(
-        gradient(logprobs, logprobs, advantages), jax.grad(reinforce)(logprobs)
-    )
-
-
-@settings(deadline=None, max_examples=50)
-@given(TOKENS, TOKENS)
-def test_without_an_advantage_there_is_no_gradient(logprobs, behavior_logprobs):
-    found = gradient(logprobs, behavior_logprobs, np.zeros(7, np.float32))
-    np.testing.assert_array_equal(found, 0.0)
-
-
-@settings(deadline=None, max_examples=50)
-@given(TOKENS, TOKENS, ADVANTAGES, st.integers(0, 6))
-def test_a_token_is_judged_alone(logprobs, behavior_logprobs, advantages, place):
-    options = {"max_importance_ratio": CAP}
-    together = cispo_loss(logprobs, behavior_logprobs, advantages, **options)
-    alone = cispo_loss(
-        logprobs[place], behavior_logprobs[place], advantages[place], **options
-    )
-    np.testing.assert_allclose(together[place], alone, rtol=1e-5)
+def test_a_token_at_its_bound_has_a_gradient():
+    for ratio, advantage in ((1.5, 1.0), (0.5, -1.0), (3.0, -1.0)):
+        found = jax.grad(losses.surrogate_loss)(
+            ratio, advantage, clip_low=0.5, clip_high=0.5, dual_clip=3.0
+        )
+        assert found == -advantage
 
 
 @pytest.mark.parametrize(
-    "logprob, behavior_logprob, expected_ratio",
+    "ratio, advantage, expected, gradient",
     [
-        pytest.param(-1.0, -1000.0, CAP, id="the ratio overflows float32"),
-        pytest.param(-1000.0, -1.0, 0.0, id="the ratio underflows float32"),
-        pytest.param(-1e30, -1e30, 1.0, id="both far out"),
+        pytest.param(2.0, -2.0, 4.0, 4.0, id="punished, below 3"),
+        pytest.param(8.0, -2.0, 6.0, 0.0, id="punished, bounded at 3"),
+        pytest.param(0.5, -2.0, 1.6, 0.0, id="punished, past the lower clip"),
+        pytest.param(8.0, 2.0, -2.6, 0.0, id="rewarded: as without"),
     ],
 )
-def test_extreme_but_finite_logprobs_make_no_nan(
-    logprob, behavior_logprob, expected_ratio
+def test_dual_clip_by_hand(ratio, advantage, expected, gradient):
+    tokens = at_ratio(-1.0, ratio, advantage)
+    np.testing.assert_allclose(LOSSES["dual_clip"](tokens), expected, rtol=2e-6)
+    found = slope(LOSSES["dual_clip"], tokens)
+    np.testing.assert_allclose(found, gradient, rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "probability, behavior, advantage, dropped",
+    [
+        pytest.param(0.65, 0.4, 1.0, False, id="rewarded, up by 0.25"),
+        pytest.param(0.75, 0.4, 1.0, True, id="rewarded, up by 0.35"),
+        pytest.param(0.1, 0.9, 1.0, False, id="rewarded, down"),
+        pytest.param(0.25, 0.4, -1.0, False, id="punished, down by 0.15"),
+        pytest.param(0.15, 0.4, -1.0, True, id="punished, down by 0.25"),
+        pytest.param(0.9, 0.1, -1.0, False, id="punished, up"),
+        pytest.param(0.01, 0.0001, 1.0, False, id="a rare token, ratio 100"),
+    ],
+)
+def test_dppo_drops_what_moved_too_far_in_probability(
+    probability, behavior, advantage, dropped
 ):
-    values = (jnp.float32(logprob), jnp.float32(behavior_logprob), jnp.float32(2.0))
-    assert jnp.isfinite(summed_loss(*values))
-    np.testing.assert_allclose(gradient(*values), -2.0 * expected_ratio)
+    tokens = make_tokens(math.log(probability), math.log(behavior), advantage)
+    expected = 0.0 if dropped else -probability / behavior * advantage
+    np.testing.assert_allclose(LOSSES["dppo"](tokens), expected, rtol=2e-6)
+    np.testing.assert_allclose(slope(LOSSES["dppo"], tokens), expected, rtol=2e-6)
+
+
+def test_reinforce_by_hand():
+    tokens = at_ratio(-3.0, 7.0, -2.0)
+    assert losses.reinforce_loss(tokens) == -6.0
+    assert slope(losses.reinforce_loss, tokens) == 2.0
+
+
+@pytest.mark.parametrize(
+    "ratio, drift, advantage, expected",
+    [
+        pytest.param(1.0, 2.0, 1.0, -2.0, id="first step: weighted by the drift"),
+        pytest.param(1.5, 2.0, 1.0, -2.6, id="clipped around the recomputed"),
+        pytest.param(0.5, 0.5, -1.0, 0.4, id="clipped below"),
+        pytest.param(1.0, 40.0, 1.0, -5.0, id="the drift is capped at 5"),
+    ],
+)
+def test_the_decoupled_loss_by_hand(ratio, drift, advantage, expected):
+    proximal = -1.0 - math.log(ratio)
+    tokens = make_tokens(
+        -1.0, proximal - math.log(drift), advantage, proximal_logprobs=proximal
+    )
+    np.testing.assert_allclose(LOSSES["decoupled"](tokens), expected, rtol=2e-6)
+    np.testing.assert_array_equal(
+        LOSSES["corrected"](tokens), LOSSES["decoupled"](tokens)
+    )
+    kept = expected if ratio == 1.0 else 0.0
+    np.testing.assert_allclose(slope(LOSSES["decoupled"], tokens), kept, rtol=2e-6)
+
+
+def test_an_anchored_loss_does_not_see_the_sampler():
+    tokens = at_ratio(-1.0, 100.0, 1.0, proximal_logprobs=-1.0 - math.log(1.25))
+    np.testing.assert_allclose(LOSSES["anchored"](tokens), -1.25, rtol=2e-6)
+
+
+NATS, ADVANTAGES = floats((2, 7), -30, 0), floats((2, 7), -4, 4)
+IDS = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize("name", TRUST_REGION_LOSSES)
+@settings(deadline=None, max_examples=20)
+@given(logprobs=NATS, advantages=floats((2, 3), -4, 4))
+def test_at_ratio_1_the_gradient_is_that_of_reinforce(name, logprobs, advantages):
+    # One advantage per sequence, as GSPO has it.
+    advantages = np.take_along_axis(advantages, IDS, axis=1)
+    tokens = make_tokens(logprobs, advantages=advantages, sequence_ids=IDS)
+    expected = np.where(IDS > 0, -advantages, 0.0)
+    found = np.where(IDS > 0, slope(TRUST_REGION_LOSSES[name], tokens), 0.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@every_loss
+@settings(deadline=None, max_examples=20)
+@given(logprobs=NATS, behavior=NATS)
+def test_without_an_advantage_there_is_no_gradient(name, logprobs, behavior):
+    tokens = make_tokens(logprobs, behavior, 0.0, sequence_ids=IDS)
+    for found in values_and_slopes(LOSSES[name], tokens):
+        np.testing.assert_array_equal(found, 0.0)
+
+
+@pytest.mark.parametrize("name", ["cispo", "truncated_is", "sequence_truncated_is"])
+def test_no_gradient_flows_into_the_sampler(name):
+    tokens = make_tokens([-1.0, -2.0], [-1.5, -1.7], 2.0)
+    found = jax.grad(lambda x: LOSSES[name](tokens.replace(behavior_logprobs=x)).sum())(
+        tokens.behavior_logprobs
+    )
+    np.testing.assert_array_equal(found, 0.0)
+
+
+@every_loss
+@settings(deadline=None, max_examples=20)
+@given(
+    logprobs=NATS,
+    behavior=NATS,
+    advantages=ADVANTAGES,
+    wild=st.sampled_from([0.0, -1.0, 3e4, -3e4, 1e30, -1e30]),
+)
+def test_what_the_mask_hides_changes_no_other_token(
+    name, logprobs, behavior, advantages, wild
+):
+    mask = np.array([[1, 0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0]], bool)
+
+    def run(logprobs):
+        tokens = make_tokens(
+            logprobs,
+            np.where(mask, behavior, wild),
+            np.where(mask, advantages, 7.0),
+            mask=mask,
+            sequence_ids=IDS,
+        )
+        return (np.where(mask, x, 0.0) for x in values_and_slopes(LOSSES[name], tokens))
+
+    expected, gradient = run(logprobs)
+    found, strange = run(np.where(mask, logprobs, -wild))
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(strange, gradient)
+
+
+EXTREME = st.sampled_from([0.0, -1e-30, -1.0, -87.5, -1000.0, -3e4, -1e30])
+
+
+@every_loss
+@settings(deadline=None, max_examples=30)
+@given(
+    logprobs=st.lists(EXTREME, min_size=3, max_size=3),
+    behavior=st.lists(EXTREME, min_size=3, max_size=3),
+    proximal=st.lists(EXTREME, min_size=3, max_size=3),
+    advantage=st.sampled_from([1e6, 1.0, 1e-30, -1e-30, -1.0, -1e6]),
+)
+def test_extreme_but_finite_inputs_make_no_nan(
+    name, logprobs, behavior, proximal, advantage
+):
+    tokens = make_tokens(logprobs, behavior, advantage, proximal_logprobs=proximal)
+    for found in values_and_slopes(LOSSES[name], tokens):
+        assert jnp.isfinite(found).all()
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - OF_SEQUENCES))
+@settings(deadline=None, max_examples=20)
+@given(logprobs=NATS, behavior=NATS, advantages=ADVANTAGES)
+def test_a_token_is_judged_alone(name, logprobs, behavior, advantages):
+    together, _ = values_and_slopes(
+        LOSSES[name], make_tokens(logprobs, behavior, advantages)
+    )
+    alone, _ = values_and_slopes(
+        LOSSES[name], make_tokens(logprobs[1, 3], behavior[1, 3], advantages[1, 3])
+    )
+    np.testing.assert_allclose(together[1, 3], alone, rtol=1e-5)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from small_tokens import make_tokens
 
 from scalerl_jax.algo.advantages import group_advantages, normalize_by_batch
 from scalerl_jax.algo.filters import has_reward_variance
@@ -67,9 +68,8 @@ def objective(logprobs, behavior_logprobs, rewards, mask):
     advantages = normalize_by_batch(advantages, kept, eps=EPS)
     weights = prompt_weights(mask & kept[:, None], group_size=G)
     behavior_logprobs = jnp.where(mask, behavior_logprobs, logprobs)
-    losses = cispo_loss(
-        logprobs, behavior_logprobs, advantages[:, None], max_importance_ratio=CAP
-    )
+    tokens = make_tokens(logprobs, behavior_logprobs, advantages[:, None], mask=mask)
+    losses = cispo_loss(tokens, max_importance_ratio=CAP)
     return (weights * jnp.where(mask, losses, 0.0)).sum()
 
 

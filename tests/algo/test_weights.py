@@ -9,7 +9,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from scalerl_jax.algo.weights import prompt_weights, sample_weights, token_weights
+from scalerl_jax.algo.weights import (
+    constant_weights,
+    prompt_weights,
+    sample_weights,
+    token_weights,
+)
 
 GROUPS, GROUP_SIZE, TOKENS = 3, 2, 5
 MASKS = hnp.arrays(np.bool_, (GROUPS * GROUP_SIZE, TOKENS))
@@ -17,6 +22,7 @@ WEIGHTINGS = {
     "prompt": functools.partial(prompt_weights, group_size=GROUP_SIZE),
     "sample": sample_weights,
     "token": token_weights,
+    "constant": functools.partial(constant_weights, max_tokens=TOKENS),
 }
 every_weighting = pytest.mark.parametrize("name", WEIGHTINGS)
 
@@ -55,6 +61,19 @@ every_weighting = pytest.mark.parametrize("name", WEIGHTINGS)
             ],
             id="token: a fifth for each of 5",
         ),
+        pytest.param(
+            # 6 rollouts of at most 5 tokens.
+            "constant",
+            [
+                [8 / 30, 8 / 30, 8 / 30],
+                [0, 8 / 30, 0],
+                [0, 0, 0],
+                [8 / 30, 0, 0],
+                [0, 0, 0],
+                [0, 0, 0],
+            ],
+            id="constant: a thirtieth for each there could be",
+        ),
     ],
 )
 def test_weights_by_hand(name, expected):
@@ -68,10 +87,11 @@ def test_weights_by_hand(name, expected):
 @every_weighting
 @settings(deadline=None, max_examples=40)
 @given(mask=MASKS)
-def test_weights_sum_to_1_and_stay_on_the_mask(name, mask):
+def test_weights_sum_to_what_they_say_and_stay_on_the_mask(name, mask):
     assume(mask.any())
     found = np.asarray(WEIGHTINGS[name](mask))
-    np.testing.assert_allclose(found.sum(dtype=np.float64), 1.0, rtol=1e-6)
+    expected = mask.mean() if name == "constant" else 1.0
+    np.testing.assert_allclose(found.sum(dtype=np.float64), expected, rtol=1e-6)
     assert (found[mask] > 0).all()
     np.testing.assert_array_equal(found[~mask], 0.0)
 
@@ -111,3 +131,22 @@ def test_every_prompt_with_a_token_has_an_equal_part(mask):
     parts = found.reshape(GROUPS, -1).sum(axis=1)
     trained = mask.reshape(GROUPS, -1).any(axis=1)
     np.testing.assert_allclose(parts, trained / trained.sum(), rtol=1e-6)
+
+
+@settings(deadline=None, max_examples=40)
+@given(MASKS)
+def test_a_prompt_whose_completions_double_together_counts_the_same(mask):
+    losses = np.linspace(-1.0, 2.0, mask.size, dtype=np.float32).reshape(mask.shape)
+    doubled = np.pad(mask, ((0, 0), (0, TOKENS)))
+    doubled[:GROUP_SIZE, TOKENS:] = mask[:GROUP_SIZE]
+    before = WEIGHTINGS["prompt"](mask) * losses
+    after = WEIGHTINGS["prompt"](doubled) * np.concatenate([losses, losses], axis=1)
+    np.testing.assert_allclose(after.sum(), before.sum(), rtol=1e-5, atol=1e-6)
+
+
+@settings(deadline=None, max_examples=40)
+@given(MASKS)
+def test_constant_weights_do_not_depend_on_the_rest_of_the_batch(mask):
+    changed = np.concatenate([mask[:1], ~mask[1:]])
+    found = WEIGHTINGS["constant"](mask)[0]
+    np.testing.assert_array_equal(found, WEIGHTINGS["constant"](changed)[0])

@@ -128,8 +128,14 @@ def two(tmp_path, two_saves):
 def test_nothing_saved_is_none_and_makes_no_directory(checkpointer, tmp_path):
     assert checkpointer.restore(abstract(make_state())) is None
     assert list(tmp_path.iterdir()) == []
-    assert checkpointer.due(20)
-    assert not checkpointer.due(21)
+    for step, since, due in [
+        (20, 19, True),
+        (21, 20, False),
+        (21, 18, True),
+        (20, 20, False),
+        (31, 11, True),
+    ]:
+        assert checkpointer.due(step, since=since) == due
 
 
 @pytest.mark.parametrize("groups", [GROUPS, ()], ids=["groups", "no groups"])

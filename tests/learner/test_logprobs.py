@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.learner.logprobs import Head, token_logprobs
+from scalerl_jax.learner.logprobs import Head, pointwise_loss, token_logprobs
 from scalerl_jax.parallel.mesh import AXES, make_mesh
 
 torch = pytest.importorskip("torch")
@@ -59,6 +59,23 @@ def compiled(head):
     )
 
 
+@functools.cache
+def compiled_with_loss(head):
+    """The same from the loss that is computed with the logits."""
+
+    def loss(hidden, weights, *mix):
+        total, *found = pointwise_loss(hidden, weights, TARGETS, mix, mixed, head)
+        return total, tuple(found)
+
+    return jax.jit(
+        jax.grad(loss, argnums=(0, 1), has_aux=True), compiler_options=FAST_COMPILE
+    )
+
+
+def mixed(logprobs, entropy, mix):
+    return mix[0] * logprobs + mix[1] * entropy
+
+
 def in_torch(hidden, weights, of_logprob=OF_LOGPROB, of_entropy=OF_ENTROPY):
     """The same in float64 and without tiles."""
     hidden, weights = (
@@ -75,7 +92,9 @@ def in_torch(hidden, weights, of_logprob=OF_LOGPROB, of_entropy=OF_ENTROPY):
     return gradients, (logprobs.detach().numpy(), entropy.detach().numpy())
 
 
-def assert_as_torch(head, of_logprob=OF_LOGPROB, of_entropy=OF_ENTROPY):
+def assert_as_torch(
+    head, of_logprob=OF_LOGPROB, of_entropy=OF_ENTROPY, *, compiled=compiled
+):
     found = compiled(head)(HIDDEN, WEIGHTS, of_logprob, of_entropy)
     expected = in_torch(HIDDEN, WEIGHTS, of_logprob, of_entropy)
     # Logits of 15 are rounded by 1e-6 and what sums over them by a few times that;
@@ -108,6 +127,27 @@ def test_any_mesh_gives_values_and_gradients_of_torch(shape, tile):
     assert_as_torch(
         head_of(mesh=mesh_of(shape), chunk_tokens=chunk_tokens, chunk_vocab=chunk_vocab)
     )
+
+
+@pytest.mark.parametrize("chunk_tokens", [5, 10_000])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), *MESHES[3:6]], ids=str)
+def test_a_loss_of_single_tokens_gives_the_same_with_its_logits(shape, chunk_tokens):
+    head = head_of(mesh=mesh_of(shape), chunk_tokens=chunk_tokens)
+    assert_as_torch(head, compiled=compiled_with_loss)
+
+
+def test_a_loss_of_single_tokens_is_summed_and_scaled_as_any():
+    def scaled(hidden, weights):
+        mix = (OF_LOGPROB, OF_ENTROPY)
+        return 3.0 * pointwise_loss(hidden, weights, TARGETS, mix, mixed, head_of())[0]
+
+    value, gradients = jax.value_and_grad(scaled, argnums=(0, 1))(HIDDEN, WEIGHTS)
+    assert scaled(HIDDEN, WEIGHTS) == pytest.approx(float(value), rel=1e-6)
+    expected, (logprobs, entropy) = in_torch(HIDDEN, WEIGHTS)
+    total = (OF_LOGPROB * logprobs + OF_ENTROPY * entropy).sum()
+    assert float(value) == pytest.approx(3.0 * total, rel=1e-5)
+    for ours, theirs in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(ours, 3.0 * theirs, rtol=1e-5, atol=6e-5)
 
 
 def test_two_tokens_by_hand():

@@ -13,6 +13,7 @@ from small_model import small_architecture
 from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.nonfinite import Diagnosis
+from scalerl_jax.learner.objective import Objective
 from scalerl_jax.learner.step import (
     Forward,
     TrainStep,
@@ -70,7 +71,9 @@ def put(batch, name, position, value):
 @functools.cache
 def make_diagnosis(arch=ARCH, token_loss=None, **axes):
     mesh = make_mesh(jax.devices()[: int(np.prod([*axes.values(), 1]))], **axes)
-    token_loss = token_loss or functools.partial(cispo_loss, max_importance_ratio=5.0)
+    objective = Objective(
+        token_loss=token_loss or functools.partial(cispo_loss, max_importance_ratio=5.0)
+    )
     forward = Forward(
         arch=arch, dtype=jnp.float32, mesh=mesh, head=Head(mesh=mesh, chunk_vocab=8)
     )
@@ -83,14 +86,14 @@ def make_diagnosis(arch=ARCH, token_loss=None, **axes):
         ),
     )
     step = TrainStep(
-        make_accumulate(forward, token_loss, max_importance_ratio=5.0),
+        make_accumulate(forward, objective),
         make_update(optimizer),
         state=state,
         batch=abstract_microbatch(**ROWS),
         mesh=mesh,
         compiler_options={"xla_backend_optimization_level": 0},
     )
-    return Diagnosis(step=step, forward=forward, token_loss=token_loss), state
+    return Diagnosis(step=step, forward=forward, objective=objective), state
 
 
 def diagnose(change, batch, diagnosis):
@@ -195,7 +198,7 @@ def test_the_embeddings_output_is_named():
     bfloat16 = Diagnosis(
         step=diagnosis.step,
         forward=Forward(arch=ARCH, dtype=jnp.bfloat16),
-        token_loss=diagnosis.token_loss,
+        objective=diagnosis.objective,
     )
     params = make_params()
     params["embedding"][:] = np.finfo(np.float32).max
@@ -215,8 +218,8 @@ def _steep(primals, tangents):
 
 def test_a_gradient_alone_is_named():
     # d/dx of a loss that is finite where its derivative is not.
-    def token_loss(logprobs, behavior, advantages):
-        return steep(logprobs)
+    def token_loss(tokens):
+        return steep(tokens.logprobs)
 
     said, skipped = diagnose(same, make_batch(), make_diagnosis(TIED, token_loss))
     assert skipped

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from scalerl_jax.learner.optimizer import make_optimizer
+from scalerl_jax.learner.optimizer import make_optimizer, make_schedule, scaled_rate
 
 torch = pytest.importorskip("torch")
 
@@ -16,17 +16,18 @@ RATE, WARMUP, DECAY = 0.1, 4, 0.3
 BETAS = (0.9, 0.95)
 
 
-def optimizer(**changes):
+def optimizer(*, warmup_steps=WARMUP, decay_steps=0, **changes):
+    schedule = make_schedule(
+        learning_rate=RATE, warmup_steps=warmup_steps, decay_steps=decay_steps
+    )
     settings = dict(
-        learning_rate=RATE,
-        warmup_steps=WARMUP,
         beta1=BETAS[0],
         beta2=BETAS[1],
         eps=1e-15,
         weight_decay=DECAY,
         max_grad_norm=1.0,
     )
-    return make_optimizer(**(settings | changes))
+    return make_optimizer(schedule, **(settings | changes))
 
 
 def run(transform, params, gradients):
@@ -113,6 +114,39 @@ def test_the_cosine_ends_at_nothing():
     half = math.sqrt(0.5)
     shares = [1.0, (1 + half) / 2, 0.5, (1 - half) / 2, 0.0, 0.0]
     np.testing.assert_allclose(lengths, RATE * np.array(shares), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "warmup_steps, decay_steps, final_share, shares",
+    [
+        pytest.param(0, 0, 0.0, [1, 1, 1, 1, 1], id="constant"),
+        pytest.param(1, 0, 0.0, [1, 1, 1, 1, 1], id="a warm-up of one step"),
+        pytest.param(4, 0, 0.0, [0.25, 0.5, 0.75, 1, 1], id="warm-up"),
+        # (1 + cos) / 2 at 0, 45, 90, 135 and 180 degrees, of what is above a fifth.
+        pytest.param(
+            0, 4, 0.2, [1, 0.8828427, 0.6, 0.3171573, 0.2, 0.2], id="cosine to a fifth"
+        ),
+        pytest.param(2, 2, 0.0, [0.5, 0.5, 0, 0], id="warm-up times cosine"),
+    ],
+)
+def test_the_rate_of_each_step_by_hand(warmup_steps, decay_steps, final_share, shares):
+    schedule = make_schedule(
+        learning_rate=RATE,
+        warmup_steps=warmup_steps,
+        decay_steps=decay_steps,
+        final_share=final_share,
+    )
+    rates = [float(schedule(count)) for count in range(len(shares))]
+    np.testing.assert_allclose(rates, RATE * np.array(shares), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "rollouts, expected",
+    [(1024, 1e-6), (4096, 2e-6), (256, 5e-7), (8192, 2.8284271e-6)],
+)
+def test_isocomputes_rate_goes_by_the_root_of_the_batch(rollouts, expected):
+    rate = scaled_rate(1e-6, rollouts=rollouts, base_rollouts=1024)
+    assert rate == pytest.approx(expected, rel=1e-7)
 
 
 def test_the_clip_is_of_the_norm_of_all_params_together():

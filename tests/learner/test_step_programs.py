@@ -1,6 +1,5 @@
 """The train step's programs: what they delete, when they compile, in which numbers."""
 
-import functools
 import logging
 
 import jax
@@ -11,16 +10,16 @@ import pytest
 from small_step import (
     ADAMW,
     ARCH,
-    CAP,
+    CISPO,
     FAST_COMPILE,
     assert_trees_close,
+    assert_trees_equal,
     bench,
     slow_result,
     start_params,
 )
 
-from scalerl_jax.algo.losses import cispo_loss
-from scalerl_jax.learner.step import make_accumulate
+from scalerl_jax.learner.step import init_state, make_accumulate, make_update
 from scalerl_jax.model.shardings import param_shardings
 
 EIGHT = dict(optimizer=ADAMW, shape=(1, 4, 1, 2), rows=4, row_tokens=16)
@@ -108,11 +107,7 @@ def test_a_bfloat16_forward_pass_moves_float32_params_nearly_as_float32_does(sha
 
 def test_gradients_of_float32_params_keep_more_bits_than_bfloat16_has():
     these = bench(compute_dtype="bfloat16")
-    accumulate = make_accumulate(
-        these.forward,
-        functools.partial(cispo_loss, max_importance_ratio=CAP),
-        max_importance_ratio=CAP,
-    )
+    accumulate = make_accumulate(these.forward, CISPO)
     batch = jax.tree.map(lambda leaf: leaf[0], these.batch())
     run = jax.jit(accumulate, compiler_options=FAST_COMPILE)
     grads = run(start_params(), None, batch).grads
@@ -175,3 +170,24 @@ def test_stochastic_rounding_moves_bfloat16_params_by_the_update_on_average():
         spread += steps * (1e-4 * 2.0**-7 * np.abs(old)).sum()
     count = sum(leaf.size for leaf in jax.tree.leaves(before))
     assert abs(total + steps * 1e-4 * count) < 5 * spread**0.5
+
+
+def test_the_reference_stays_and_is_refreshed_when_it_is_due():
+    these = bench(optimizer=ADAMW)
+    params = jax.tree.map(jnp.asarray, start_params())
+    state = init_state(params, ADAMW, with_reference=True)
+    update = jax.jit(
+        make_update(ADAMW, reference_every=2), compiler_options=FAST_COMPILE
+    )
+    sums = these.step.total(these.state().params, these.batch())
+    first, _ = update(state, sums)
+    assert_trees_equal(first.reference, start_params())
+    second, _ = update(first, sums)
+    # The compiler may compute the two apart, and round them apart.
+    assert_trees_close(second.reference, second.params, rtol=0, atol=1e-6)
+    third, _ = update(second, sums)
+    assert_trees_equal(third.reference, second.reference)
+    # A step that is skipped is none.
+    broken, metrics = update(first, sums.replace(loss=jnp.float32(jnp.nan)))
+    assert metrics["skipped"]
+    assert_trees_equal(broken.reference, start_params())

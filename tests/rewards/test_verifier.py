@@ -9,6 +9,7 @@ import time
 import pytest
 
 from scalerl_jax.data import tasks
+from scalerl_jax.rewards.serving import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool, extract_answer
 
 # What a verifier may do to its process; `answer` says what.
@@ -32,6 +33,8 @@ HOSTILE = """
             raise ArithmeticError("no such number")
         if answer == "exit":
             os._exit(3)
+        if answer == "hoard":
+            bytearray(2**31)
         if answer == "jax":
             return float(any(name in sys.modules for name in ("jax", "flax")))
         return float(answer)
@@ -102,6 +105,10 @@ def test_the_answer_follows_the_last_mark(text, answer):
     assert extract_answer(text, answer_after="</think>") == answer
 
 
+def test_without_a_mark_all_of_the_text_is_the_answer():
+    assert extract_answer(" a</think>1 ", answer_after="") == "a</think>1"
+
+
 def test_real_tasks_are_judged_by_their_own_rules(make_pool):
     pool = make_pool(tasks.score)
     expected = {}
@@ -138,7 +145,7 @@ def test_a_hanging_verifier_is_killed_and_the_pool_goes_on(make_pool, hostile, b
         "wrong",
         "no_answer",
         "verifier_timeout",
-        "verifier_timeout",
+        "correct",
         "no_answer",
     ]
     assert hangs.detail == "no verdict within reward.timeout_s = 1.0"
@@ -162,12 +169,37 @@ def test_an_exception_is_the_error_of_one_answer(make_pool, hostile):
     assert "ValueError: could not convert string to float: 'word'" in verdict.detail
 
 
-def test_a_crash_is_the_error_of_what_was_not_judged(make_pool, hostile):
+def test_memory_is_limited_and_its_lack_the_error_of_one_answer(hostile):
+    pool = VerifierPool(score=hostile, timeout_s=20.0, memory_mib=512)
+    pool.submit(0, "any", ["1", "hoard", "1"], {})
+    verdict = collect(pool)[0]
+    pool.close()
+    assert verdict.statuses == ["correct", "verifier_error", "correct"]
+    assert verdict.detail.startswith("MemoryError")
+
+
+def test_named_verifiers_are_imported_when_they_are_asked_for(hostile):
+    named = {
+        "other": Verifier("math:hypot"),  # of three arguments, as a score is
+        "missing": Verifier("no_such_module:score"),
+    }
+    pool = VerifierPool(score=hostile, timeout_s=20.0, named=named)
+    pool.submit(0, 3, [4], {"verifier": "other"})
+    found = collect(pool)[0]
+    assert found.statuses == ["verifier_error"]
+    assert "must be real number, not dict" in found.detail
+    pool.submit(1, "any", ["1"], {"verifier": "missing"})
+    with pytest.raises(RuntimeError, match="No module named 'no_such_module'"):
+        collect(pool)
+    pool.close()
+
+
+def test_a_crash_is_the_error_of_one_answer(make_pool, hostile):
     pool = make_pool(hostile)
     pool.submit(0, "any", ["1", "exit", "1"], {})
     pool.submit(1, "any", ["1"], {})
     verdicts = collect(pool)
-    assert verdicts[0].statuses == ["correct", "verifier_error", "verifier_error"]
+    assert verdicts[0].statuses == ["correct", "verifier_error", "correct"]
     assert verdicts[0].detail == "the verifier process ended with exit code 3"
     assert verdicts[1].statuses == ["correct"]
 

@@ -1,14 +1,21 @@
 """Groups into a batch, worked out by hand."""
 
 import functools
+import json
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scalerl_jax.algo import advantages, weights
+from scalerl_jax.algo.advantages import group_advantages
+from scalerl_jax.algo.lengths import add_overlong_penalty
+from scalerl_jax.algo.regularizers import easy_prompts
 from scalerl_jax.rollout.assembly import Assembler, group_metrics
 from scalerl_jax.rollout.batching import pack
+from scalerl_jax.rollout.running import RunningNormalization
 from scalerl_jax.types import Group, Prompt, Rollout
 
 G = 2
@@ -81,9 +88,14 @@ def packing_as(packing):
     return functools.partial(pack, **ROWS, packing=packing)
 
 
+def batch_advantages(rewards, kept):
+    centered = group_advantages(rewards, group_size=G)
+    return advantages.normalize_by_batch(centered, kept, eps=0.0)
+
+
 def assembler(**changes):
     fields = dict(
-        normalize=functools.partial(advantages.normalize_by_batch, eps=0.0),
+        advantages=batch_advantages,
         weigh=functools.partial(weights.prompt_weights, group_size=G),
         zero_variance_filter=True,
         mask_cut_off=False,
@@ -152,6 +164,101 @@ def test_without_the_filter_equal_groups_count_and_pull_at_nothing():
     np.testing.assert_allclose(found[30], (1 / 3 / 5, 0.0, 1), rtol=1e-6)
     assert assembled.wasted_tokens == 0
     assert assembled.train_tokens == 14
+
+
+@pytest.mark.parametrize("least, factor", [(0.75, 0.0), (0.5, 1.0)])
+def test_regularisers_are_on_from_a_pass_rate(least, factor):
+    group = make_group(make_rollout(1, 1.0, first=10), make_rollout(2, -1.0, first=20))
+    found = assembler(
+        regularization=functools.partial(easy_prompts, from_pass_rate=least)
+    )([group], learner_version=0)
+    on_tokens = found.batch.regularization[found.batch.mask]
+    assert (on_tokens == factor).all()  # one of two passed
+
+
+@pytest.mark.parametrize("correct_only, second", [(True, -1.0), (False, -1.25)])
+def test_lengths_enter_the_reward_and_make_no_group_worth_its_gradient(
+    correct_only, second
+):
+    # Lengths 2 and 3: clip((6 - length) / 4 - 1, -1, 0) = 0 and -0.25.
+    shape = functools.partial(
+        add_overlong_penalty, max_tokens=6, cache_tokens=4, correct_only=correct_only
+    )
+    assembled = assembler(
+        shape_rewards=shape,
+        advantages=lambda rewards, kept: group_advantages(rewards, group_size=G),
+    )([MIXED, EQUAL], learner_version=5)
+    found = by_token(assembled.batch)
+    np.testing.assert_allclose(found[10][1], (1.0 - second) / 2)
+    np.testing.assert_allclose(found[20][1], (second - 1.0) / 2)
+    assert 30 not in found and 40 not in found
+
+
+def test_regularisers_are_scaled_by_the_pass_rate_of_the_group():
+    assembled = assembler(
+        zero_variance_filter=False,
+        regularization=functools.partial(easy_prompts, from_pass_rate=0.75),
+    )(GROUPS, learner_version=5)
+    batch = assembled.batch
+    easy = {int(token) for token in batch.targets[batch.regularization > 0]}
+    assert easy == {30, 40, 41, 42, 43}  # of EQUAL, which passed always
+    assert set(batch.regularization.flat) == {0.0, 1.0}
+
+
+def test_rewards_wait_for_the_annotation_with_the_places_of_all_that_is_kept():
+    forced = make_rollout(1, 1.0, first=70, completion_mask=np.zeros(1, bool))
+    group = make_group(forced, make_rollout(2, -1.0, first=80))
+    batch = assembler(advantages=None)([EQUAL, group], learner_version=5).batch
+    assert {int(place) for place in batch.rollout.flat} == {-1, 2, 3}
+    assert set(batch.targets[batch.rollout == 2]) == {70}
+    assert set(batch.advantages[batch.rollout == 2]) == {1.0}
+    assert set(batch.advantages[batch.rollout == 3]) == {-1.0}
+    assert not batch.mask[batch.rollout == 2].any()
+
+
+@settings(deadline=None, max_examples=5)
+@given(
+    order=st.permutations(range(len(GROUPS))),
+    swapped=st.lists(st.booleans(), min_size=len(GROUPS), max_size=len(GROUPS)),
+    weigh=st.sampled_from(
+        [
+            functools.partial(weights.constant_weights, max_tokens=6),
+            functools.partial(weights.prompt_weights, group_size=G),
+            weights.sample_weights,
+            weights.token_weights,
+        ]
+    ),
+)
+def test_no_order_of_groups_or_rollouts_changes_a_token(order, swapped, weigh):
+    groups = [
+        GROUPS[place].replace(rollouts=GROUPS[place].rollouts[:: -1 if swap else 1])
+        for place, swap in zip(order, swapped, strict=True)
+    ]
+    found = assembler(weigh=weigh)(groups, learner_version=5).batch
+    expected = assembler(weigh=weigh)(GROUPS, learner_version=5).batch
+    assert_tokens(by_token(found), by_token(expected))
+
+
+def test_running_statistics_go_on_after_a_checkpoint_as_if_nothing_had_been():
+    def fresh():
+        running = RunningNormalization(eps=0.0)
+
+        def scaled(rewards, kept):
+            return running(group_advantages(rewards, group_size=G), kept)
+
+        return assembler(advantages=scaled, running=running)
+
+    through, before, after = fresh(), fresh(), fresh()
+    for each in (through, before):
+        each([MIXED], learner_version=5)
+    after.restore(json.loads(json.dumps(before.state())))
+    found, expected = (
+        by_token(each([CUT], learner_version=5).batch) for each in (after, through)
+    )
+    assert found == expected
+    # 1, -1 and then 3, -3: of all four.
+    np.testing.assert_allclose(found[50][1], 3 / np.sqrt(5.0), rtol=1e-6)
+    assert assembler().state() == {}
 
 
 @pytest.mark.parametrize("packing", [True, False])

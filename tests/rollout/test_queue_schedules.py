@@ -7,18 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_world import World
 
-queues = st.one_of(
-    st.builds(
-        lambda n, k: dict(num_prompts=n, max_staleness=k, mode="pipeline"),
-        st.integers(1, 4),
-        st.integers(0, 4),
-    ),
-    st.builds(
-        lambda n, k: dict(num_prompts=n, max_staleness=k, mode="batched"),
-        st.integers(1, 4),
-        st.integers(1, 4),
-    ),
-)
+
+@st.composite
+def queues(draw):
+    """Settings of a queue; half of them without epochs and refills."""
+    mode = draw(st.sampled_from(["pipeline", "batched"]))
+    epochs = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    if mode == "batched":
+        staleness = epochs * draw(st.integers(1, 4))
+    else:
+        staleness = draw(st.integers(epochs - 1, epochs + 3))
+    return dict(
+        num_prompts=draw(st.integers(1, 4)),
+        max_staleness=staleness,
+        mode=mode,
+        epochs=epochs,
+        max_refills=draw(st.sampled_from([0, 0, 1, 3])),
+        useless=draw(st.integers(0, 10)),
+    )
 
 
 @st.composite
@@ -35,38 +41,34 @@ def schedules(draw):
 actions = schedules()
 
 
-@given(queues, actions)
+@given(queues(), actions)
 @settings(max_examples=500, deadline=None)
 def test_no_schedule_breaks_the_bound_or_the_books_or_stops_the_learner(kind, events):
     world = World(**kind)
     for action, choice in events:
         world.act(action, choice)
     for _ in range(2 * kind["max_staleness"] + 3):
-        world.worker_version = world.version + (1 if world.batch else 0)
-        if world.batch:
-            world.finish_step()
+        world.finish_window()
+        world.worker_version = world.version
         assert world.can_still_step()
 
 
-@given(queues, actions)
+@given(queues(), actions)
 @settings(max_examples=200, deadline=None)
 def test_a_publish_may_be_late_by_the_whole_bound(kind, events):
     world = World(**kind)
     for action, choice in events:
         world.act(action, choice)
-    if world.batch:
-        world.finish_step()
-    staleness = kind["max_staleness"]
-    if kind["mode"] == "batched":
-        first = world.version - world.version % staleness
-    else:
-        first = world.version - staleness
+    world.finish_window()
+    first = world.version
+    if kind["mode"] == "pipeline":
+        first -= kind["max_staleness"] + 1 - kind["epochs"]
     if world.worker_version >= first:
         assert world.can_still_step()
 
 
 @given(
-    queues,
+    queues(),
     st.lists(st.integers(1, 40), min_size=1, max_size=30),
     st.integers(1, 10),
     st.integers(0, 12),
@@ -74,7 +76,7 @@ def test_a_publish_may_be_late_by_the_whole_bound(kind, events):
 )
 @settings(max_examples=150, deadline=None)
 def test_a_simulated_run_reaches_its_last_step(kind, durations, step_time, lag, slots):
-    world = World(**kind)
+    world = World(**kind, num_steps=12)
     durations = itertools.cycle(durations)
     ends, publishes = {}, []  # end by ticket; (time, version)
     step_end = None
@@ -88,7 +90,7 @@ def test_a_simulated_run_reaches_its_last_step(kind, durations, step_time, lag, 
             del ends[ticket]
         while len(ends) < slots and world.admit():
             ends[world.admitted - 1] = now + next(durations)
-        if step_end is None and world.take():
+        if step_end is None and (world.batch or world.take()):
             step_end = now + step_time
         if step_end == now:
             world.finish_step()
@@ -97,36 +99,65 @@ def test_a_simulated_run_reaches_its_last_step(kind, durations, step_time, lag, 
         world.check_books()
         if world.version == 12:
             break
-    consumed = [ticket for _, batch in world.batches for ticket, _ in batch]
-    assert len(consumed) == len(set(consumed)) == 12 * kind["num_prompts"]
+    # Nothing is sampled that no step needs, but what was refilled.
+    trained = [ticket for _, batch, _ in world.batches for ticket, _ in batch]
+    assert len(trained) == len(set(trained))
+    assert len(trained) == -(-12 // kind["epochs"]) * kind["num_prompts"]
+    assert not world.first_version and not world.buffered
 
 
-@given(st.integers(1, 5), st.lists(st.integers(0, 1000), max_size=120))
-@settings(max_examples=100, deadline=None)
-def test_without_staleness_the_order_is_the_synchronous_one(num_prompts, choices):
-    world = World(num_prompts=num_prompts, max_staleness=0, mode="pipeline")
+@given(
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.sampled_from([0, 0, 1, 4]),
+    st.integers(0, 9),
+    st.lists(st.integers(0, 1000), max_size=120),
+)
+@settings(max_examples=200, deadline=None)
+def test_without_staleness_no_schedule_changes_what_a_step_gets(
+    num_prompts, epochs, max_refills, useless, choices
+):
+    """Tickets one after the other, each useless one asking for one more at the end."""
+    world = World(
+        num_prompts=num_prompts,
+        max_staleness=epochs - 1,
+        mode="pipeline",
+        epochs=epochs,
+        max_refills=max_refills,
+        useless=useless,
+    )
     kinds = ["admit", "finish", "step", "publish"]
     for choice in choices:
         action = kinds[choice % 4]
         # Neither drops nor skips: `step` skips on multiples of 7.
         world.act(action, choice + 1 if choice % 7 == 0 else choice)
     assert world.skips == 0
-    for version, batch in world.batches:
-        start = version * num_prompts
-        assert batch == [(start + i, version) for i in range(num_prompts)]
+    start = 0
+    for number, (version, batch, refilled) in enumerate(world.batches):
+        assert version == number * epochs
+        end, useless_so_far = start + num_prompts, 0
+        for ticket in itertools.count(start):
+            if ticket == end:
+                break
+            if not world.is_useful(ticket) and (
+                useless_so_far < max_refills * num_prompts
+            ):
+                useless_so_far += 1
+                end += 1
+        tickets = sorted([*refilled, *(ticket for ticket, _ in batch)])
+        assert tickets == list(range(start, end))
+        assert {first for _, first in batch} == {version}
+        start = end
 
 
-@given(st.integers(1, 4), st.integers(1, 4), actions)
+@given(queues(), actions)
 @settings(max_examples=200, deadline=None)
-def test_a_batched_phase_is_sampled_at_its_first_version(num_prompts, k, events):
-    world = World(num_prompts=num_prompts, max_staleness=k, mode="batched")
+def test_a_batched_window_is_sampled_at_its_first_version(kind, events):
+    epochs = kind["epochs"]
+    world = World(**kind | dict(mode="batched", max_staleness=2 * epochs))
     for action, choice in events:
-        if action == "checkpoint":
-            continue  # re-issues what was running with newer params
         world.act(action, choice)
-    for version, batch in world.batches:
-        for _, first in batch:
-            assert version - first < k
-            assert first // k == version // k
-            if world.skips == 0:
-                assert first == version - version % k
+    for version, batch, _ in world.batches:
+        assert {first for _, first in batch} == {version}
+    if world.skips == 0:
+        assert all(version % (2 * epochs) == 0 for version, *_ in world.batches)

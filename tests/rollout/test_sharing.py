@@ -18,6 +18,7 @@ from small_model import SMALL
 
 from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.learner.logprobs import Head
+from scalerl_jax.learner.objective import Objective
 from scalerl_jax.learner.step import (
     Forward,
     TrainStep,
@@ -176,8 +177,9 @@ def step_on(batch, axes, *, remat="none", scan_layers=True):
     step = TrainStep(
         make_accumulate(
             forward,
-            functools.partial(cispo_loss, max_importance_ratio=1.5),
-            max_importance_ratio=1.5,
+            Objective(
+                token_loss=functools.partial(cispo_loss, max_importance_ratio=1.5)
+            ),
         ),
         make_update(optimizer),
         state=state,

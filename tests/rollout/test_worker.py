@@ -5,6 +5,7 @@ completion per call, and makes a call when it is let.
 """
 
 import contextlib
+import dataclasses
 import textwrap
 import threading
 import time
@@ -141,7 +142,7 @@ class WrittenScheduler:
         )
 
 
-def make_samples(prompt):
+def make_samples(prompt, version):
     keys = sample_keys(
         0,
         "train",
@@ -256,6 +257,27 @@ def test_a_group_is_what_was_sampled_and_judged(place):
     assert report["compute/generated_tokens"] == tokens
     assert report["compute/generate_flops"] == 1000.0 * tokens
     assert report["compute/wasted_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    "cut_off, is_wrong, passed",
+    [(True, True, False), (True, False, True), (False, True, True)],
+)
+def test_a_cut_off_completion_may_count_as_wrong_whatever_it_says(
+    cut_off, is_wrong, passed
+):
+    scheduler = WrittenScheduler({})
+    whole = scheduler._completion((0, 0), [(EOS, 0)])
+    judging = Judging(
+        tokenizer=TOKENIZER,
+        answer_after="</think>",
+        correct=2.0,
+        wrong=-0.5,
+        cut_off_is_wrong=is_wrong,
+    )
+    rollout = judging.rollout(dataclasses.replace(whole, cut_off=cut_off), "correct")
+    assert (rollout.passed, rollout.reward) == (passed, 2.0 if passed else -0.5)
+    assert rollout.status == "correct"
 
 
 def test_new_params_take_over_in_the_midst_of_a_completion(place):
@@ -394,7 +416,12 @@ def test_a_paused_worker_stands_still_and_then_goes_on(place):
             assert at.scheduler.steps == steps
         until(lambda steps=steps: at.scheduler.steps > steps)
     assert in_flight == [
-        {"ticket": ticket, "prompt_id": prompt.prompt_id, "epoch": 0}
+        {
+            "ticket": ticket,
+            "prompt_id": prompt.prompt_id,
+            "epoch": 0,
+            "begun_version": 0,
+        }
         for ticket, prompt in enumerate(in_order(2))
     ]
 

@@ -43,9 +43,9 @@ def test_a_resumed_run_replaces_the_rows_it_evaluates_again(tmp_path):
 def test_columns_of_a_csv_are_named(tmp_path):
     file = tmp_path / "curve.csv"
     file.write_text("gpu_hours, score\n0,0.1\n5,0.2\n9,0.4\n")
-    curve = load_curve(file, x="gpu_hours", y="score", start=6)
+    curve = load_curve(file, x="gpu_hours", y="score")
     assert (curve.r0, curve.x_name, curve.y_name) == (0.1, "gpu_hours", "score")
-    np.testing.assert_array_equal(curve.x, [9.0])
+    np.testing.assert_array_equal(curve.x, [5.0, 9.0])
     with pytest.raises(CurveError, match="no column 'hours'; choose --x from: gpu_h"):
         load_curve(file, x="hours", y="score")
 
@@ -60,7 +60,7 @@ GOOD_Y = [0.1, 0.2, 0.3, 0.35, 0.4]
         pytest.param(GOOD_X[:4], GOOD_Y[:4], "at least 4 are needed", id="few"),
         pytest.param(GOOD_X[1:], GOOD_Y[1:], "at least 5 .* give --r0", id="few, free"),
         pytest.param([0, 1, 3, 2, 4], GOOD_Y, "point 4: .* not increase", id="order"),
-        pytest.param([0, 1, 2, 2, 4], GOOD_Y, "not increase after 2", id="twice"),
+        pytest.param([0, 1, 2, 2, 4], GOOD_Y, "= 2 is there twice", id="twice"),
         pytest.param([-1, 1, 2, 3, 4], GOOD_Y, "is negative", id="negative compute"),
         pytest.param(
             GOOD_X, [0.1, float("nan"), 0.3, 0.4, 0.5], "point 2: .* nan", id="nan"
@@ -83,10 +83,12 @@ def test_bad_curves_are_refused_with_the_way_out(x, y, message):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        pytest.param({"r0": 35.0}, "--r0 = 35 is outside", id="r0 in percent"),
+        pytest.param(
+            {"initial_reward": 35.0}, "--r0 = 35 is outside", id="r0 in percent"
+        ),
         pytest.param({"level": 90}, "level = 90; give a share", id="level in percent"),
-        pytest.param({"start": 9.0}, "leaves out every point", id="start too late"),
-        pytest.param({"start": 2.0}, "lower --from", id="start leaves too few"),
+        pytest.param({"fit_from": 9.0}, "leaves out every point", id="start too late"),
+        pytest.param({"fit_from": 2.0}, "lower --from", id="start leaves too few"),
     ],
 )
 def test_bad_settings_are_refused_with_the_way_out(settings, message):

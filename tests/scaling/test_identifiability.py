@@ -15,7 +15,7 @@ def curve(first, last, *, seed, sigma, truth=(0.30, 0.645, 1.70, 8e3), points=30
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_curve_that_ends_before_its_midpoint_has_no_upper_limit(seed):
-    result = fit(*curve(1500, 4000, seed=seed, sigma=0.005), r0=0.30)
+    result = fit(*curve(1500, 4000, seed=seed, sigma=0.005), initial_reward=0.30)
     assert not result.identified
     assert result.asymptote_interval.high is None
     assert result.reason is not None and "2.4 times is usually needed" in result.reason
@@ -23,7 +23,7 @@ def test_a_curve_that_ends_before_its_midpoint_has_no_upper_limit(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_curve_far_past_its_midpoint_has_a_narrow_interval(seed):
-    result = fit(*curve(1500, 100_000, seed=seed, sigma=0.005), r0=0.30)
+    result = fit(*curve(1500, 100_000, seed=seed, sigma=0.005), initial_reward=0.30)
     interval = result.asymptote_interval
     assert result.identified
     assert interval.low is not None and interval.high is not None
@@ -35,16 +35,17 @@ def test_data_up_to_the_midpoint_are_seldom_called_enough():
     truth = (0.25, 0.61, 1.92, 2542)
     identified = [
         fit(
-            *curve(300, 2550, seed=seed, sigma=0.006, truth=truth, points=16), r0=0.25
+            *curve(300, 2550, seed=seed, sigma=0.006, truth=truth, points=16),
+            initial_reward=0.25,
         ).identified
-        for seed in range(30)
+        for seed in range(15)
     ]
-    assert sum(identified) <= 5  # 5 % of 150 such curves
+    assert sum(identified) <= 3  # 5 % of 150 such curves
 
 
 def test_a_curve_that_saturates_at_one_is_bounded_by_one():
     x, y = curve(200, 9000, seed=0, sigma=0.004, truth=(0.3, 1.0, 2.5, 1500))
-    result = fit(x, np.clip(y, 0, 1), r0=0.30)
+    result = fit(x, np.clip(y, 0, 1), initial_reward=0.30)
     assert result.identified
     assert result.asymptote_interval.high == 1.0
     assert result.asymptote_interval.low > 0.95
@@ -54,7 +55,7 @@ def test_a_collapse_is_called_a_collapse():
     # Eval pass rates of a real GRPO run that lost its answer format.
     x = np.array([1024, 2048, 3072, 4096, 5120, 6144, 7168, 8192, 9216, 10240.0])
     y = np.array([0.64, 0.672, 0.68, 0.701, 0.375, 0.096, 0.137, 0.232, 0.331, 0.438])
-    result = fit(x, y, r0=0.6)
+    result = fit(x, y, initial_reward=0.6)
     assert not result.identified and not result.climbs
     assert result.reason is not None and "the curve falls from 0.701" in result.reason
     assert result.asymptote_interval.high is None
@@ -63,12 +64,31 @@ def test_a_collapse_is_called_a_collapse():
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_around_a_plateau_is_not_a_fall(seed):
     x, y = curve(300, 30_000, seed=seed, sigma=0.02, truth=(0.3, 0.6, 2.0, 2000))
-    assert fit(x, y, r0=0.30).climbs
+    assert fit(x, y, initial_reward=0.30).climbs
 
 
 def test_a_curve_below_its_start_does_not_climb():
     x = np.linspace(1.0, 9.0, 9)
     y = 0.4 + 0.01 * np.array([0, 1, -1, 1, 0, -1, 1, 0, 1])
-    result = fit(x, y, r0=0.5)
+    result = fit(x, y, initial_reward=0.5)
     assert not result.identified
     assert result.reason is not None and "does not climb" in result.reason
+
+
+@pytest.mark.parametrize("law", ["sigmoid", "logistic", "exponential", "power"])
+def test_a_collapse_is_called_one_whatever_the_law(law):
+    x, y = curve(200, 9000, seed=0, sigma=0.004, truth=(0.3, 0.7, 2.5, 1500))
+    y[20:] = np.linspace(y[19], 0.2, 10)
+    result = fit(x, y, law=law)
+    assert not result.climbs and not result.identified
+    assert result.reason is not None and "collapse: the curve falls" in result.reason
+    assert all(
+        parameter.interval is None or parameter.interval.low is None
+        for parameter in result.parameters.values()
+    )
+
+
+def test_noise_alone_is_not_called_a_collapse():
+    for seed in range(8):
+        x, y = curve(200, 9000, seed=seed, sigma=0.02, truth=(0.3, 0.7, 2.5, 1500))
+        assert fit(x, y, initial_reward=0.30).climbs

@@ -68,8 +68,8 @@ def test_a_file_gets_nothing_written_beside_it(run_dir, capsys):
 @pytest.mark.parametrize(
     "last, says",
     [
-        pytest.param(9, "A          not identified: A = 1 fits", id="too early"),
-        pytest.param(None, "not identified: the curve falls", id="collapse"),
+        pytest.param(9, "A         not identified: A = 1 fits", id="too early"),
+        pytest.param(None, "without meaning: collapse: the curve falls", id="collapse"),
     ],
 )
 def test_an_unidentified_curve_is_written_and_drawn_as_such(

@@ -11,8 +11,8 @@ import small_run
 from small_server import BASE
 
 from scalerl_jax import config as config_lib
+from scalerl_jax.build.learning import make_adamw
 from scalerl_jax.learner.checkpoint import Checkpointer
-from scalerl_jax.learner.optimizer import make_optimizer
 from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.weights import load_params, read_architecture
 from scalerl_jax.serve.loading import load_model
@@ -33,13 +33,7 @@ def run(tmp_path_factory):
     """A run directory with two checkpoints."""
     directory = tmp_path_factory.mktemp("runs") / "run"
     settings = small_run.make_config()
-    optimizer = make_optimizer(
-        **{
-            name: getattr(settings.optimizer, name)
-            for name in "learning_rate warmup_steps beta1 beta2 eps weight_decay "
-            "max_grad_norm".split()
-        }
-    )
+    optimizer = make_adamw(settings)
     checkpointer = Checkpointer(directory / "checkpoints", every=1, keep=2)
     for step in (1, 2):
         state = init_state(params_of(step), optimizer)

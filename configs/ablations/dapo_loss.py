@@ -1,0 +1,16 @@
+"""ScaleRL's figure 5, DAPO's clips, 0.2 and 0.26, for CISPO.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/ablations/dapo_loss.py:tiny \
+    --workdir=runs/dapo_loss
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import based_on
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """ScaleRL but for this, on `configs/{base}.py`."""
+    config = based_on(base, __file__)
+    config.objective.update(loss="clipped", clip_low=0.2, clip_high=0.26)
+    return config

@@ -1,0 +1,16 @@
+"""ScaleRL's figure 5, thinking ends by itself.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/ablations/no_interruption.py:tiny \
+    --workdir=runs/no_interruption
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import based_on
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """ScaleRL but for this, on `configs/{base}.py`."""
+    config = based_on(base, __file__)
+    config.interruption.enabled = False
+    return config

@@ -1,0 +1,16 @@
+"""ScaleRL's figure 5, "batch": groups of equal rewards count.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/ablations/no_zero_variance_filter.py:tiny \
+    --workdir=runs/no_zero_variance_filter
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import based_on
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """ScaleRL but for this, on `configs/{base}.py`."""
+    config = based_on(base, __file__)
+    config.objective.zero_variance_filter = False
+    return config

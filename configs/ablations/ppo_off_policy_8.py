@@ -1,0 +1,16 @@
+"""ScaleRL's figure 5, "8op": 8 steps on what is generated together.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/ablations/ppo_off_policy_8.py:tiny \
+    --workdir=runs/ppo_off_policy_8
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import based_on
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """ScaleRL but for this, on `configs/{base}.py`."""
+    config = based_on(base, __file__)
+    config.queue.update(mode="batched", max_staleness=8)
+    return config

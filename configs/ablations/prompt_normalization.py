@@ -1,0 +1,16 @@
+"""ScaleRL's figure 5, "plan": advantages by the prompt's std.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/ablations/prompt_normalization.py:tiny \
+    --workdir=runs/prompt_normalization
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import based_on
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """ScaleRL but for this, on `configs/{base}.py`."""
+    config = based_on(base, __file__)
+    config.objective.advantage_normalization = "prompt"
+    return config

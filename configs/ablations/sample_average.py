@@ -1,0 +1,16 @@
+"""ScaleRL's figure 5, "savg": every completion counts alike.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/ablations/sample_average.py:tiny \
+    --workdir=runs/sample_average
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import based_on
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """ScaleRL but for this, on `configs/{base}.py`."""
+    config = based_on(base, __file__)
+    config.objective.aggregation = "sample"
+    return config

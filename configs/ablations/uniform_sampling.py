@@ -1,0 +1,16 @@
+"""ScaleRL's figure 5, solved prompts are sampled again.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/ablations/uniform_sampling.py:tiny \
+    --workdir=runs/uniform_sampling
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import based_on
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """ScaleRL but for this, on `configs/{base}.py`."""
+    config = based_on(base, __file__)
+    config.data.no_positive_resampling = False
+    return config

@@ -1,0 +1,20 @@
+"""DAPO, arXiv 2503.14476, sections 3 and 4.1, 16 updates a window.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/recipes/dapo.py:tiny --workdir=runs/dapo
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import vanilla_grpo
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """The recipe on `configs/{base}.py`."""
+    config = vanilla_grpo(base, __file__, num_prompts=32, group_size=16)
+    config.objective.update(clip_high=0.28, aggregation="token")
+    most = config.sampler.max_completion_tokens
+    config.objective.overlong_cache_tokens = most // 5  # 4,096 of 20,480
+    config.objective.zero_variance_filter = config.batch.dynamic_sampling = True
+    config.queue.update(mode="batched", max_staleness=16)
+    config.optimizer.warmup_steps = 20
+    return config

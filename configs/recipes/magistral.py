@@ -1,0 +1,19 @@
+"""Magistral, arXiv 2506.10910, section 2.1; without its length reward.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/recipes/magistral.py:tiny \
+    --workdir=runs/magistral
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import vanilla_grpo
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """The recipe on `configs/{base}.py`."""
+    config = vanilla_grpo(base, __file__)
+    config.objective.update(clip_high=0.28, zero_variance_filter=True)
+    config.objective.aggregation = "prompt"  # 1 / tokens of the group
+    config.objective.advantage_normalization = "batch"
+    config.queue.max_staleness = 8  # asynchronous; theirs is not bounded
+    return config

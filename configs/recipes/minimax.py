@@ -1,0 +1,20 @@
+"""CISPO of MiniMax-M1 (cap: ScaleRL's), arXiv 2506.13585, section 3.1.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/recipes/minimax.py:tiny \
+    --workdir=runs/minimax
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import based_on
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """The recipe on `configs/{base}.py`."""
+    config = based_on(base, __file__)
+    config.objective.advantage_normalization = "prompt"
+    config.objective.overlong_cache_tokens = config.sampler.max_completion_tokens // 5
+    config.data.no_positive_resampling = config.interruption.enabled = False
+    config.batch.dynamic_sampling = True
+    config.queue.update(mode="batched", max_staleness=16)
+    return config

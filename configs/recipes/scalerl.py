@@ -1,0 +1,14 @@
+"""ScaleRL, arXiv 2510.13786, section 3.2: the defaults.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/recipes/scalerl.py:tiny \
+    --workdir=runs/scalerl
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import based_on
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """The recipe on `configs/{base}.py`."""
+    return based_on(base, __file__)

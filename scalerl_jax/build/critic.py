@@ -1,0 +1,105 @@
+"""A critic from a Config: its state, its part of a step, its part of an annotation."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from scalerl_jax.config import Config
+from scalerl_jax.learner.critic import (
+    CriticAdvantages,
+    critic_params,
+    init_critic,
+    make_critic_accumulate,
+    make_critic_update,
+    token_values,
+)
+from scalerl_jax.learner.scoring import Scorer
+from scalerl_jax.learner.step import Forward, TrainState, TrainStep, state_shardings
+from scalerl_jax.types import PackedBatch, PyTree
+
+
+def abstract_critic(
+    params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+    """Shapes, dtypes and shardings of the critic of a policy with these `params`.
+
+    Its trunk is cut as theirs, its head not at all.
+    """
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    own = {
+        name: jax.tree.map(
+            lambda leaf, like: leaf.update(sharding=like.sharding), shapes, params[name]
+        )
+        if name in params
+        else shapes.update(sharding=everywhere)
+        for name, shapes in jax.eval_shape(critic_params, params).items()
+    }
+    return jax.tree.map(
+        lambda leaf, sharding: leaf.update(sharding=sharding),
+        jax.eval_shape(functools.partial(init_critic, optimizer=optimizer), params),
+        state_shardings(own, optimizer, everywhere=everywhere),
+    )
+
+
+def make_critic(
+    params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+    """The critic of a policy that starts with these `params`, on its mesh."""
+    layout = abstract_critic(params, optimizer, mesh)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, layout)
+    start = functools.partial(init_critic, optimizer=optimizer)
+    return jax.jit(start, out_shardings=shardings)(params)
+
+
+def make_critic_step(
+    config: Config,
+    forward: Forward,
+    optimizer: optax.GradientTransformation,
+    *,
+    critic: TrainState,
+    batch: PackedBatch,
+    mesh: Mesh,
+) -> TrainStep:
+    """The critic's own step, for a `critic` and microbatches like these."""
+    return TrainStep(
+        make_critic_accumulate(forward, value_clip=config.critic.value_clip),
+        make_critic_update(
+            optimizer, stochastic_rounding=config.optimizer.stochastic_rounding
+        ),
+        state=critic,
+        batch=batch,
+        mesh=mesh,
+    )
+
+
+def make_critic_advantages(
+    config: Config,
+    forward: Forward,
+    *,
+    critic: TrainState,
+    batch: PackedBatch,
+    mesh: Mesh,
+    penalties: Callable[[PackedBatch], np.ndarray] | None = None,
+) -> CriticAdvantages:
+    """What turns the rewards of a window into advantages, its program compiled."""
+    objective = config.objective
+    values = Scorer(
+        functools.partial(token_values, forward=forward),
+        params=critic.params,
+        batch=batch,
+        mesh=mesh,
+    )
+    values.compile()
+    return CriticAdvantages(
+        values=values,
+        gamma=config.critic.gamma,
+        gae_lambda=config.critic.gae_lambda,
+        eps=objective.advantage_eps
+        if objective.advantage_normalization == "batch"
+        else None,
+        penalties=penalties,
+    )

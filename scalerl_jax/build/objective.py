@@ -1,0 +1,292 @@
+"""The objective from a Config: loss, regularisers, advantages, weights, annotation."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from scalerl_jax.algo import lengths, regularizers
+from scalerl_jax.algo.losses import anchored, corrected
+from scalerl_jax.algo.ratios import importance_ratio, log_ratio
+from scalerl_jax.algo.sequences import sequence_sum
+from scalerl_jax.build.critic import make_critic_advantages
+from scalerl_jax.build.tables import (
+    AGGREGATIONS,
+    BASELINES,
+    KL_ESTIMATORS,
+    LOSSES,
+    NORMALIZATIONS,
+    SEQUENCE_LOSSES,
+)
+from scalerl_jax.config import Config
+from scalerl_jax.config.objective import CLIPPING_LOSSES, LOSS_SETTINGS, ObjectiveConfig
+from scalerl_jax.learner.objective import Objective, TokenLoss
+from scalerl_jax.learner.scoring import Scorer, make_logprobs
+from scalerl_jax.learner.step import Forward, TrainState
+from scalerl_jax.rollout.annotation import Annotator, KlPenalty
+from scalerl_jax.rollout.assembly import (
+    Advantages,
+    Assembler,
+    Pack,
+    ShapeRewards,
+    Weigh,
+)
+from scalerl_jax.rollout.running import RunningNormalization
+from scalerl_jax.types import PackedBatch, Tokens
+
+
+def make_objective(config: Config) -> Objective:
+    """The loss that is set, with its regularisers and metrics."""
+    objective = config.objective
+    loss = make_token_loss(objective)
+    capped = "max_importance_ratio" in LOSS_SETTINGS[objective.loss]
+    of_behavior = objective.anchor == "behavior"
+    plain = capped and of_behavior and objective.loss not in SEQUENCE_LOSSES
+    return Objective(
+        token_loss=loss,
+        elementwise=objective.loss not in SEQUENCE_LOSSES,
+        regularizers=make_regularizers(objective),
+        max_importance_ratio=objective.max_importance_ratio if plain else jnp.inf,
+        measures=make_measures(objective, loss),
+    )
+
+
+def make_token_loss(objective: ObjectiveConfig) -> TokenLoss:
+    """The loss around its anchor, and times its correction where one is set."""
+    loss: TokenLoss = functools.partial(
+        LOSSES[objective.loss],
+        **{name: getattr(objective, name) for name in LOSS_SETTINGS[objective.loss]},
+    )
+    if objective.anchor == "recomputed" and objective.loss != "decoupled":
+        loss = anchored(loss)
+    if objective.correction_cap:
+        loss = corrected(loss, max_importance_ratio=objective.correction_cap)
+    return loss
+
+
+def make_regularizers(objective: ObjectiveConfig) -> Sequence[TokenLoss]:
+    """What is added to the loss of a token."""
+    found: list[TokenLoss] = []
+    if objective.kl_coefficient and objective.kl_in == "loss":
+        found.append(
+            lambda tokens: objective.kl_coefficient * _kl(objective, tokens),
+        )
+    if objective.entropy_coefficient:
+        found.append(
+            lambda tokens: regularizers.entropy_bonus(
+                tokens.entropy, coefficient=objective.entropy_coefficient
+            )
+        )
+    return found
+
+
+def _kl(objective: ObjectiveConfig, tokens: Tokens) -> Array:
+    assert tokens.reference_logprobs is not None, "the batch was not annotated"
+    return KL_ESTIMATORS[objective.kl_estimator](
+        tokens.logprobs, tokens.reference_logprobs
+    )
+
+
+def make_measures(objective: ObjectiveConfig, loss: TokenLoss) -> dict[str, TokenLoss]:
+    """Metrics of this objective alone; none costs anything where it has no meaning."""
+    found: dict[str, TokenLoss] = {}
+    if objective.loss in CLIPPING_LOSSES:
+        found["ratio/clipped_share"] = functools.partial(_without_gradient, loss)
+    if objective.loss == "sequence_truncated_is":
+        found["ratio/capped_share"] = lambda tokens: (
+            sequence_sum(
+                log_ratio(tokens.logprobs, tokens.behavior_logprobs),
+                tokens.sequence_ids,
+                tokens.mask,
+            )
+            > jnp.log(objective.max_importance_ratio)
+        )
+    if objective.anchor == "recomputed":
+        found |= _measures_of_anchor(objective)
+    if objective.kl_coefficient:
+        found["kl/mean"] = functools.partial(_kl, objective)
+    return found
+
+
+def _without_gradient(loss: TokenLoss, tokens: Tokens) -> Array:
+    """True on the tokens with an advantage whose gradient a clip or mask took away."""
+
+    def total(logprobs: Array) -> Array:
+        return loss(dataclasses.replace(tokens, logprobs=logprobs)).sum()
+
+    return (jax.grad(total)(tokens.logprobs) == 0) & (tokens.advantages != 0)
+
+
+def _measures_of_anchor(objective: ObjectiveConfig) -> dict[str, TokenLoss]:
+    """How far the anchor is from the sampler, and which ratios meet their caps."""
+    decoupled = objective.loss == "decoupled"
+    cap = objective.max_importance_ratio if decoupled else objective.correction_cap
+
+    def moved(tokens: Tokens) -> Array:
+        return jnp.abs(_proximal(tokens) - tokens.behavior_logprobs)
+
+    def correction_capped(tokens: Tokens) -> Array:
+        return importance_ratio(_proximal(tokens), tokens.behavior_logprobs) > cap
+
+    def capped(tokens: Tokens) -> Array:
+        ratio = importance_ratio(tokens.logprobs, _proximal(tokens))
+        return ratio > objective.max_importance_ratio
+
+    found: dict[str, TokenLoss] = {"proximal/mean_abs": moved}
+    if cap:
+        found["proximal/capped_share"] = correction_capped
+    if objective.loss == "cispo":
+        found["ratio/capped_share"] = capped
+    return found
+
+
+def _proximal(tokens: Tokens) -> Array:
+    assert tokens.proximal_logprobs is not None, "the batch was not annotated"
+    return tokens.proximal_logprobs
+
+
+def make_advantages(config: Config, running: RunningNormalization | None) -> Advantages:
+    """Rewards of a batch to advantages: a baseline, then a scale."""
+    objective, group_size = config.objective, config.batch.group_size
+    baseline = BASELINES[objective.advantage]
+    name, eps = objective.advantage_normalization, objective.advantage_eps
+
+    def advantages(rewards: Any, kept: Any) -> Array:
+        centered = baseline(jnp.asarray(rewards), group_size=group_size)
+        if running is not None:
+            return running(centered, kept)
+        options: dict[str, Any] = {} if name == "none" else {"eps": eps}
+        if name == "prompt":
+            options["group_size"] = group_size
+        if name == "reward_std":
+            options["rewards"] = rewards
+        return NORMALIZATIONS[name](centered, kept, **options)
+
+    return advantages
+
+
+def make_weigh(config: Config) -> Weigh:
+    """What a token counts for."""
+    options = {
+        "prompt": {"group_size": config.batch.group_size},
+        "constant": {"max_tokens": config.sampler.max_completion_tokens},
+    }
+    name = config.objective.aggregation
+    return functools.partial(AGGREGATIONS[name], **options.get(name, {}))
+
+
+def make_shape_rewards(config: Config) -> ShapeRewards | None:
+    """The soft punishment of long completions, where it is set."""
+    objective = config.objective
+    if not objective.overlong_cache_tokens:
+        return None
+    most = objective.overlong_max_tokens or config.sampler.max_completion_tokens
+    return functools.partial(
+        lengths.add_overlong_penalty,
+        max_tokens=most,
+        cache_tokens=objective.overlong_cache_tokens,
+        correct_only=objective.overlong_on == "correct",
+    )
+
+
+def scored_first(objective: ObjectiveConfig) -> bool:
+    """Whether advantages wait for what the window's annotation finds."""
+    return objective.advantage == "critic" or objective.kl_in == "reward"
+
+
+def make_assembler(config: Config, pack: Pack) -> Assembler:
+    """The objective's part that runs on whole batches."""
+    objective = config.objective
+    running = None
+    if objective.advantage_normalization == "running":
+        running = RunningNormalization(eps=objective.advantage_eps)
+    regularization = None
+    if objective.regularize == "easy":
+        regularization = functools.partial(
+            regularizers.easy_prompts,
+            from_pass_rate=objective.regularize_from_pass_rate,
+        )
+    return Assembler(
+        advantages=None
+        if scored_first(objective)
+        else make_advantages(config, running),
+        weigh=make_weigh(config),
+        zero_variance_filter=objective.zero_variance_filter,
+        mask_cut_off=objective.cut_off_completions == "mask",
+        shape_rewards=make_shape_rewards(config),
+        regularization=regularization,
+        running=running,
+        group_size=config.batch.group_size,
+        max_completion_tokens=config.sampler.max_completion_tokens,
+        pack=pack,
+    )
+
+
+def with_annotations(batch: PackedBatch, objective: ObjectiveConfig) -> PackedBatch:
+    """A microbatch's shapes with the fields that this objective's batches have."""
+    shape, extra = batch.weights, {}
+    if objective.anchor == "recomputed":
+        extra["proximal_logprobs"] = shape
+    if objective.kl_coefficient:
+        extra["reference_logprobs"] = shape
+    if objective.regularize == "easy":
+        extra["regularization"] = shape
+    if objective.advantage == "critic":
+        extra["values"] = extra["returns"] = shape
+    return dataclasses.replace(batch, **extra)
+
+
+def make_annotator(
+    config: Config,
+    forward: Forward,
+    mesh: Mesh,
+    *,
+    state: TrainState,
+    batch: PackedBatch,
+    assemble: Assembler,
+) -> Annotator | None:
+    """What fills in a window's batches; None where nothing is asked for.
+
+    `state` and `batch`, a microbatch, may be abstract.
+    """
+    objective = config.objective
+    proximal, reference = (
+        objective.anchor == "recomputed",
+        bool(objective.kl_coefficient),
+    )
+    if not (proximal or reference or scored_first(objective)):
+        return None
+    penalty, critic = None, None
+    if objective.kl_in == "reward":
+        penalty = KlPenalty(
+            estimator=KL_ESTIMATORS[objective.kl_estimator],
+            coefficient=objective.kl_coefficient,
+        )
+    if objective.advantage == "critic":
+        assert state.critic is not None, "the objective has a critic"
+        critic = make_critic_advantages(
+            config,
+            forward,
+            critic=state.critic,
+            batch=batch,
+            mesh=mesh,
+            # Of each token, which takes it off its own reward.
+            penalties=penalty.of_tokens if penalty else None,
+        )
+        penalty = None
+    return Annotator(
+        score=Scorer(
+            make_logprobs(forward), params=state.params, batch=batch, mesh=mesh
+        ),
+        proximal=proximal,
+        reference=reference,
+        penalty=penalty,
+        advantages=make_advantages(config, assemble.running) if penalty else None,
+        group_size=config.batch.group_size,
+        critic=critic,
+    )

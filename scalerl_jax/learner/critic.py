@@ -1,0 +1,261 @@
+"""PPO's critic: the value of every token, advantages from it, and its own updates.
+
+A critic is the policy's trunk with a value head [D], float32, instead of the output
+head.  The value of a token is that of the state which it was sampled in: the prompt and
+the completion before it.  Sampled tokens alone are actions: those that an interruption
+forces are read, like the prompt, but have no value to learn, no reward and no
+advantage; after the last token before them comes the first one after them.  Where a
+completion was cut off it ends: the limit is part of the task.
+
+PPO, https://arxiv.org/abs/1707.06347; GAE, https://arxiv.org/abs/1506.02438.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from scalerl_jax.algo.advantages import gae
+from scalerl_jax.algo.values import clipped_value_loss, final_rewards, whiten
+from scalerl_jax.learner.objective import Scalars
+from scalerl_jax.learner.step import (
+    Accumulate,
+    Accumulated,
+    Forward,
+    TrainState,
+    TrainStep,
+    Update,
+    accumulating,
+    init_state,
+    make_update,
+)
+from scalerl_jax.types import PackedBatch, PyTree
+
+_HEAD = "value_head"
+
+
+def critic_params(params: PyTree) -> PyTree:
+    """Copies of the policy's trunk, and a head of zeros: every value is 0."""
+    trunk = {name: leaf for name, leaf in params.items() if name != "head"}
+    head = jnp.zeros(trunk["final_norm"].shape, jnp.float32)
+    # Copies: the step donates both the policy and the critic.
+    return jax.tree.map(jnp.copy, trunk) | {_HEAD: head}
+
+
+def init_critic(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
+    """A critic for a policy that starts; its `policy_version` counts its own steps."""
+    return init_state(critic_params(params), optimizer)
+
+
+def token_values(
+    params: PyTree, batch: PackedBatch, *, forward: Forward
+) -> Float[Array, "R S"]:
+    """value = hidden . head, in float32, where a sampled token is predicted; or 0."""
+    hidden = forward.hidden(
+        params,
+        batch.tokens,
+        positions=batch.positions,
+        segment_ids=batch.segment_ids,
+        targets=batch.targets,
+        sharing=batch.sharing,
+    )
+    values = jnp.einsum(
+        "rsd,d->rs",
+        hidden.astype(jnp.float32),
+        params[_HEAD],
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    return jnp.where(batch.mask, values, 0.0)
+
+
+def make_critic_accumulate(forward: Forward, *, value_clip: float) -> Accumulate:
+    """Adds a microbatch [R, S] to the sums over the sampled tokens of its step.
+
+    `value_clip` is in the unit of the reward; 0 clips nothing.
+    """
+
+    def summed_loss(
+        params: PyTree, batch: PackedBatch
+    ) -> tuple[Array, tuple[Scalars, Scalars]]:
+        values = token_values(params, batch, forward=forward)
+        known: tuple[Any, ...] = (batch.values, batch.returns)
+        old, returns = (jnp.where(batch.mask, x, 0.0) for x in known)
+        loss = functools.partial(clipped_value_loss, values, old, returns)
+        losses = jnp.where(batch.mask, loss(value_clip=value_clip), 0.0)
+        clipped = batch.mask & (losses > loss(value_clip=0.0))
+        errors = returns - old
+        sums = {
+            "tokens": batch.mask.sum(dtype=jnp.float32),
+            "values": values.sum(),
+            "clipped": clipped.sum(dtype=jnp.float32),
+            "returns": returns.sum(),
+            "returns_squared": (returns * returns).sum(),
+            "errors": errors.sum(),
+            "errors_squared": (errors * errors).sum(),
+        }
+        return losses.sum(), (jax.lax.stop_gradient(sums), {})
+
+    return accumulating(summed_loss)
+
+
+def make_critic_update(
+    optimizer: optax.GradientTransformation, *, stochastic_rounding: bool = False
+) -> Update:
+    """The critic's optimizer step: every sampled token of the batch counts alike."""
+    update = make_update(
+        optimizer, stochastic_rounding=stochastic_rounding, summarize=_summary
+    )
+
+    def of_mean(
+        state: TrainState, accumulated: Accumulated
+    ) -> tuple[TrainState, dict[str, Array]]:
+        tokens = jnp.maximum(accumulated.sums["tokens"], 1.0)
+        mean = dataclasses.replace(
+            accumulated,
+            loss=accumulated.loss / tokens,
+            grads=jax.tree.map(lambda leaf: leaf / tokens, accumulated.grads),
+        )
+        state, metrics = update(state, mean)
+        del metrics["skipped"]  # the policy's says it of both
+        return state, {f"value/{name}": value for name, value in metrics.items()}
+
+    return of_mean
+
+
+def _summary(sums: Scalars, _: Scalars) -> Scalars:
+    """Means; and 1 - Var(return - old value) / Var(return), which is 0 for guessing.
+
+    With gae_lambda below 1 the returns lean on the values that they are compared to.
+    """
+    tokens = jnp.maximum(sums["tokens"], 1.0)
+
+    def variance(name: str) -> Array:
+        return sums[f"{name}_squared"] / tokens - (sums[name] / tokens) ** 2
+
+    spread = variance("returns")
+    unexplained = variance("errors") / jnp.maximum(spread, 1e-12)
+    return {
+        "mean": sums["values"] / tokens,
+        "clipped_share": sums["clipped"] / tokens,
+        "explained_variance": jnp.where(spread > 1e-12, 1.0 - unexplained, 0.0),
+    }
+
+
+def held(update: Update, *, steps: int) -> Update:
+    """The same, but the first so many steps change the version alone."""
+
+    def update_later(
+        state: TrainState, accumulated: Accumulated
+    ) -> tuple[TrainState, dict[str, Array]]:
+        updated, metrics = update(state, accumulated)
+        kept = dataclasses.replace(state, policy_version=updated.policy_version)
+        hold = state.policy_version < steps
+        state = jax.tree.map(lambda x, old: jnp.where(hold, old, x), updated, kept)
+        return state, metrics
+
+    return update_later
+
+
+class PairedStep:
+    """A step of the policy and one of its critic on the same batch: both, or neither.
+
+    The gradients of both exist at the same time, to be found finite before either is
+    applied.
+    """
+
+    def __init__(self, policy: TrainStep, critic: TrainStep) -> None:
+        """`policy` is of states without a critic, `critic` of those of critics."""
+        self.policy, self.critic = policy, critic
+
+    def lower(self) -> dict[str, Any]:
+        """The programs by name, not compiled."""
+        of_critic = {f"critic_{x}": low for x, low in self.critic.lower().items()}
+        return self.policy.lower() | of_critic
+
+    def compile(self) -> None:
+        """Compile everything that a step runs."""
+        self.policy.compile()
+        self.critic.compile()
+
+    def __call__(
+        self, state: TrainState, batch: PackedBatch
+    ) -> tuple[TrainState, dict[str, Array]]:
+        """The state after a batch [M, R, S], and the metrics; `state` is donated."""
+        critic: Any = state.critic
+        policy = dataclasses.replace(state, critic=None)
+        parts = (
+            self.policy.total(policy.params, batch),
+            self.critic.total(critic.params, batch),
+        )
+        of_policy, of_critic = (
+            dataclasses.replace(part, loss=loss)
+            for part, loss in zip(parts, _shared_fault(*parts), strict=True)
+        )
+        policy, metrics = self.policy.apply(policy, of_policy)
+        critic, of_values = self.critic.apply(critic, of_critic)
+        return dataclasses.replace(policy, critic=critic), of_values | metrics
+
+
+@jax.jit
+def _shared_fault(*parts: Accumulated) -> list[Array]:
+    """The losses; all of them NaN, so that no part is applied, if one is not finite."""
+    finite = jnp.stack(
+        [jnp.isfinite(part.loss + optax.tree.norm(part.grads)) for part in parts]
+    )
+    return [jnp.where(finite.all(), part.loss, jnp.nan) for part in parts]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CriticAdvantages:
+    """Advantages and returns of a batch, from what the critic says before any step."""
+
+    values: Callable[[PyTree, PackedBatch], np.ndarray]  # of tokens, [M, R, S]
+    gamma: float
+    gae_lambda: float
+    eps: float | None  # whitened over the sampled tokens of the batch; None: as is
+    # What is taken off the reward of each token [M, R, S]; None: nothing.
+    penalties: Callable[[PackedBatch], np.ndarray] | None = None
+
+    def __call__(self, params: PyTree, batch: PackedBatch) -> PackedBatch:
+        """The batch [M, R, S] with values, returns and advantages of its tokens.
+
+        It comes with rewards in the place of advantages: a completion's is on all of
+        its tokens, and is given to the last one that was sampled.
+        """
+        values = self.values(params, batch)
+        penalties = self.penalties(batch) if self.penalties else np.zeros_like(values)
+        rows = (batch.advantages, penalties, values, batch.sequence_ids, batch.mask)
+        # By microbatch, whose shape is always the same: one program.
+        advantages = np.stack(
+            [self._of_rows(*each) for each in zip(*rows, strict=True)]
+        )
+        returns = advantages + values
+        if self.eps is not None:
+            whitened = whiten(jnp.asarray(advantages), batch.mask, eps=self.eps)
+            advantages = np.asarray(whitened)
+        return dataclasses.replace(
+            batch, advantages=advantages, values=values, returns=returns
+        )
+
+    @functools.cached_property
+    def _of_rows(self) -> Callable[..., Float[Array, "R S"]]:
+        @jax.jit
+        def of_rows(
+            rewards: Array, penalties: Array, values: Array, ids: Array, mask: Array
+        ) -> Array:
+            return gae(
+                final_rewards(rewards, ids, mask) - penalties,
+                values,
+                ids,
+                mask,
+                gamma=self.gamma,
+                gae_lambda=self.gae_lambda,
+            )
+
+        return of_rows

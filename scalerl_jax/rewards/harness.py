@@ -1,0 +1,374 @@
+"""What runs inside the sandbox: a solution, or the tests of one.
+
+They never share a process or a sandbox.  The solution's side answers requests and
+holds no secret: no test, no expected value, no verdict.  The tests' side holds those,
+runs none of the solution's code, and sees of it data alone: plain values, copied, and
+handles to everything else.  So there is nothing that a solution could print, patch,
+compare equal or exit with that would pass for a right answer.
+
+This file is run by itself, by a bare Python: only the standard library is imported.
+A frame is 4 bytes of length and JSON.
+"""
+
+from __future__ import annotations  # none is evaluated
+
+import builtins
+import io
+import json
+import operator
+import os
+import resource
+import struct
+import sys
+import types
+
+TYPE_CHECKING = False  # without `typing`, whose import is half of a start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_MAX_FRAME = 64 * 2**20  # bytes that the tests' side reads of one reply
+_OUTPUT = "/tmp/output"  # of a program, in the sandbox's own /tmp
+
+
+class Frames:
+    """Messages over two file descriptors."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        """Read from one, write to the other."""
+        self._input = os.fdopen(reading, "rb")
+        self._output = os.fdopen(writing, "wb")
+
+    def send(self, message: Any) -> None:
+        """Write one message."""
+        body = json.dumps(message).encode()
+        self._output.write(struct.pack("=I", len(body)) + body)
+        self._output.flush()
+
+    def receive(self) -> Any:
+        """Read one message.
+
+        Raises:
+            EOFError: the other side has ended.
+        """
+        (length,) = struct.unpack("=I", self._read(4))
+        if length > _MAX_FRAME:
+            raise EOFError(f"a frame of {length} bytes")
+        return json.loads(self._read(length))
+
+    def _read(self, length: int) -> bytes:
+        body = self._input.read(length)
+        if len(body) < length:
+            raise EOFError
+        return body
+
+
+def encode(value: Any, handle: Callable[[Any], Any]) -> Any:
+    """A value as JSON: plain ones by content, others as what `handle` says."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return operator.index(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": bytes(value).hex()}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    for name, kind in _CONTAINERS.items():
+        if isinstance(value, kind):
+            return {name: [encode(each, handle) for each in value]}
+    if isinstance(value, dict):
+        pairs = dict.items(value)
+        return {"dict": [[encode(k, handle), encode(v, handle)] for k, v in pairs]}
+    return handle(value)
+
+
+def decode(tree: Any, resolve: Callable[[dict[str, Any]], Any]) -> Any:
+    """The value that `encode` wrote; `resolve` finds what a handle stands for."""
+    if not isinstance(tree, dict):
+        return tree
+    ((name, content),) = tree.items()
+    if name in _CONTAINERS:
+        return _CONTAINERS[name](decode(each, resolve) for each in content)
+    if name == "dict":
+        return {decode(k, resolve): decode(v, resolve) for k, v in content}
+    if name == "bytes":
+        return bytes.fromhex(content)
+    if name == "complex":
+        return complex(*content)
+    return resolve(tree)
+
+
+_CONTAINERS: dict[str, Any] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+}
+# What the tests' side may ask of a value on the solution's side.
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "value": lambda value: value,
+    "call": lambda function, *arguments, **named: function(*arguments, **named),
+    "attribute": lambda value, name: getattr(value, name),
+    "item": lambda value, key: value[key],
+    "list": list,
+    "len": len,
+    "str": str,
+    "bool": bool,
+}
+
+
+class Solution:
+    """The solution's side: its code, and answers to requests."""
+
+    def __init__(self, frames: Frames, job: dict[str, Any]) -> None:
+        """Compile the code; the requests say how it is run.
+
+        Raises:
+            SyntaxError: it is not Python.
+        """
+        self._frames = frames
+        self._code = compile(job["source"], "solution.py", "exec")
+        self._namespace: dict[str, Any] = {}
+        self._handles: list[Any] = []
+
+    def serve(self) -> None:
+        """Answer until the other side ends."""
+        while True:
+            request = self._frames.receive()
+            try:
+                answer = getattr(self, f"_{request.pop('do')}")(**request)
+            except BaseException as error:  # noqa: BLE001  the other side's to judge
+                answer = {"raised": [type(error).__name__, str(error)[:200]]}
+            self._frames.send(answer)
+
+    def _define(self) -> dict[str, Any]:
+        """Run the code as a module, for its functions."""
+        module = types.ModuleType("solution")
+        sys.modules["solution"] = module  # where a dataclass looks for its types
+        self._namespace = module.__dict__
+        exec(self._code, self._namespace)
+        return {"value": None}
+
+    def _perform(self, operation: str, arguments: Any, named: Any) -> dict[str, Any]:
+        """An operation on values; says how it changed those that were given."""
+        given = decode(arguments, self._find)
+        value = _OPERATIONS[operation](*given, **decode(named, self._find))
+        answer = {"value": encode(value, self._keep)}
+        after = encode(given, self._keep_known)
+        return answer if after == arguments else answer | {"arguments": after}
+
+    def _run(self, stdin: str) -> dict[str, Any]:
+        """Run the code as a program, in a process of its own."""
+        with open("/tmp/input", "w", encoding="utf-8") as file:
+            file.write(stdin)
+        child = os.fork()
+        if child == 0:
+            self._be_program()
+        _, status = os.waitpid(child, 0)
+        with open(_OUTPUT, encoding="utf-8", errors="replace") as file:
+            return {"value": [os.waitstatus_to_exitcode(status), file.read()]}
+
+    def _be_program(self) -> None:
+        code = 1
+        try:
+            for number, path, mode in (
+                (0, "/tmp/input", os.O_RDONLY),
+                (1, _OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            ):
+                opened = os.open(path, mode)
+                os.dup2(opened, number)
+                os.close(opened)
+            sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False))
+            sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False))
+            exec(self._code, {"__name__": "__main__", "__builtins__": builtins})
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:  # noqa: BLE001  the exit code says it
+            pass
+        finally:
+            try:
+                sys.stdout.flush()
+            finally:
+                os._exit(code & 0xFF)
+
+    def _keep(self, value: Any) -> dict[str, Any]:
+        self._handles.append(value)
+        return {"handle": len(self._handles) - 1}
+
+    def _keep_known(self, value: Any) -> dict[str, Any]:
+        for place, known in enumerate(self._handles):
+            if known is value:
+                return {"handle": place}
+        return self._keep(value)
+
+    def _find(self, tree: dict[str, Any]) -> Any:
+        if "expression" in tree:
+            return eval(tree["expression"], self._namespace)
+        return self._handles[tree["handle"]]
+
+
+class Remote:
+    """On the tests' side: a name, or a value that is not plain, of the solution's.
+
+    Its operations are done over there, but for comparisons, which are done here.
+    """
+
+    # ruff: noqa: D102, D105  Python's own operations
+
+    def __init__(self, frames: Frames, tree: dict[str, Any]) -> None:
+        """What `encode` wrote for it."""
+        object.__setattr__(self, "_frames", frames)
+        object.__setattr__(self, "_tree", tree)
+
+    def _ask(self, operation: str, *arguments: Any, **named: Any) -> Any:
+        given = (self, *arguments)
+        self._frames.send(
+            {
+                "do": "perform",
+                "operation": operation,
+                "arguments": encode(list(given), _tree_of),
+                "named": encode(named, _tree_of),
+            }
+        )
+        reply = self._frames.receive()
+        if "raised" in reply:
+            raise _exception(*reply["raised"])
+        if "arguments" in reply:
+            _update(given, decode(reply["arguments"], self._resolve))
+        return decode(reply["value"], self._resolve)
+
+    def _resolve(self, tree: dict[str, Any]) -> Remote:
+        return Remote(self._frames, tree)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._ask("call", *arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._ask("attribute", name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._ask("item", key)
+
+    def __iter__(self) -> Any:
+        return iter(self._ask("list"))
+
+    def __len__(self) -> int:
+        return self._ask("len")
+
+    def __str__(self) -> str:
+        return self._ask("str")
+
+    def __bool__(self) -> bool:
+        return self._ask("bool")
+
+    def __contains__(self, member: Any) -> bool:
+        return member in self._ask("list")  # not the solution's to decide
+
+    def __eq__(self, other: object) -> bool:
+        """Equal as plain values are; a value that is not plain equals itself alone."""
+        if "expression" not in self._tree:
+            return isinstance(other, Remote) and self._tree == other._tree
+        value = self._ask("value")
+        return value == other
+
+    def __hash__(self) -> int:
+        return hash(str(self._tree))
+
+
+def _tree_of(value: Any) -> dict[str, Any]:
+    if isinstance(value, Remote):
+        return value._tree
+    raise TypeError(f"a solution cannot be given a {type(value).__name__}")
+
+
+def _exception(name: Any, text: Any) -> Exception:
+    kind = getattr(builtins, str(name), None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            return kind(str(text))
+        except TypeError:  # UnicodeDecodeError and its like take more
+            pass
+    return RuntimeError(f"{name}: {text}")
+
+
+def _update(given: tuple[Any, ...], after: list[Any]) -> None:
+    """Change lists, sets and dictionaries as the solution has changed its copies."""
+    for mine, theirs in zip(given, after, strict=True):
+        if type(mine) is not type(theirs) or isinstance(mine, Remote):
+            continue
+        if isinstance(mine, list):
+            mine[:] = theirs
+        elif isinstance(mine, set | dict):
+            mine.clear()
+            mine.update(theirs)
+
+
+def run_tests(job: dict[str, Any], solution: Frames) -> str:
+    """Run tests; why they failed, empty if they passed.
+
+    Names that neither Python nor `job["setup"]` knows are the solution's, and so are
+    `candidate` and its own name, which `job["entry_point"]` is.
+    """
+    import ast  # takes longer than all that the solution's side imports
+
+    names: dict[str, Any] = {"__name__": "tests"}
+    tree = ast.parse(job["tests"])
+    exec(compile(job["setup"], "setup.py", "exec"), names)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for name in used - names.keys() - set(dir(builtins)):
+        names[name] = Remote(solution, {"expression": name})
+    if job["entry_point"]:
+        entry = Remote(solution, {"expression": job["entry_point"]})
+        names |= {"candidate": entry, job["entry_point"]: entry}
+    try:
+        exec(compile(tree, "tests.py", "exec"), names)
+    except BaseException as error:  # noqa: BLE001  said to who asked
+        return f"{type(error).__name__}: {error}"[:200]
+    return ""
+
+
+def confine(limits: dict[str, int], user: int) -> None:
+    """Give up rights for good: the user, where the sandbox was made by root, limits."""
+    if user:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    for name, most in limits.items():
+        resource.setrlimit(getattr(resource, name), (most, most))
+
+
+def main(arguments: list[str]) -> None:
+    """`harness.py SIDE OPTIONS`: what the other side of stdin and stdout asks for."""
+    side, options = arguments[1], json.loads(arguments[2])
+    frames = Frames(os.dup(0), os.dup(1))
+    # Without Python's `site`, which would take longer than all else here.
+    builtins.__dict__.update(exit=sys.exit, quit=sys.exit)
+    sys.path.append("/packages")  # of the sandbox, if it was given any
+    confine(options["limits"], options["user"])
+    nowhere = os.open("/dev/null", os.O_RDWR)
+    for number in range(3):
+        os.dup2(nowhere, number)
+    frames.send({"ready": True})
+    job = frames.receive()
+    if side == "tests":
+        frames.send({"why": run_tests(job, Frames(*options["solution"]))})
+        return
+    try:
+        solution = Solution(frames, job)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        frames.send({"unreadable": f"{type(error).__name__}: {error}"[:200]})
+        return
+    frames.send({"readable": True})
+    try:
+        solution.serve()
+    except EOFError:
+        os._exit(0)  # threads of the solution do not keep it
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,97 @@
+"""The arithmetic of bounded staleness: how many groups there may be, and which.
+
+The learner takes a window of groups and makes E = epochs steps on each batch of N of
+them.  At version v, with the next window opened at v (or the one in hand opened
+there), the worker's params at version w, and the groups that are running, buffered, or
+taken but not yet used up called outstanding,
+
+    windows(m) = floor((m + k + 1 - v) / E)
+
+is how many windows, this one included, can use a group of version m within
+k = max_staleness: the last gradient of the n-th is at v + n * E - 1.
+
+    admission:  start a group only if      outstanding < windows(w) * N
+    pacing:     take a window only if, for every version m, the groups it leaves with
+                oldest version <= m number  at most (windows(m) - 1) * N
+
+Both keep  (outstanding with oldest version <= m) <= windows(m) * N  true; a step that
+is skipped only adds to the right-hand side.  Hence no group of version m is left when
+no window can use it, and once everything running has finished, a window of the N
+oldest can be taken.  The worker's version bounds admission: with the learner's, a late
+publish would let groups in that are too old.  k = E - 1 is the synchronous loop.
+
+Batched mode (PPO-off-policy-k) generates all that k optimizer steps need at one
+version, k / E batches of N groups, takes them together, and then starts the next:
+
+    admission:  outstanding < k / E * N, and w >= v
+    pacing:     take only when all of them are buffered
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from scalerl_jax.config import Mode
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pacing:
+    """The settings of a queue; versions are optimizer steps applied."""
+
+    num_prompts: int  # N
+    max_staleness: int  # k
+    mode: Mode
+    epochs: int = 1  # E
+    num_steps: int | None = None  # no group starts for a step past it
+
+    def __post_init__(self) -> None:
+        """Refuse what `config.validation` keeps from users."""
+        assert self.num_prompts >= 1 and self.epochs >= 1, self
+        assert self.max_staleness >= self.epochs - 1, "the last epoch is past the bound"
+        if self.mode == "batched":
+            assert self.max_staleness and self.max_staleness % self.epochs == 0, self
+
+    def windows(self, version: int, *, opened: int) -> int:
+        """How many windows from `opened` on can use a group of `version`."""
+        return (version + self.max_staleness + 1 - opened) // self.epochs
+
+    def places(self, version: int, *, opened: int) -> int:
+        """Groups that may be outstanding once one starts with params of `version`."""
+        if self.mode == "batched":
+            return self.window_groups(opened=opened) if version >= opened else 0
+        windows = min(
+            self.windows(version, opened=opened), self._batches_left(opened=opened)
+        )
+        return windows * self.num_prompts
+
+    def window_groups(self, *, opened: int) -> int:
+        """Groups that are taken together by the window that begins at `opened`."""
+        batches = 1
+        if self.mode == "batched":
+            whole = self.max_staleness // self.epochs
+            batches = min(whole, self._batches_left(opened=opened))
+        return batches * self.num_prompts
+
+    def last_version(self, *, opened: int) -> int:
+        """The version at the last gradient of a window, if no step is skipped."""
+        batches = self.window_groups(opened=opened) // self.num_prompts
+        return opened + batches * self.epochs - 1
+
+    def usable(
+        self, versions: Sequence[int], *, opened: int, windows_gone: int = 0
+    ) -> bool:
+        """Whether groups so old can all be used, those windows aside."""
+        if self.mode == "batched":
+            left = 0 if windows_gone else self.window_groups(opened=opened)
+            return len(versions) <= left and all(each >= opened for each in versions)
+        return all(
+            count
+            <= (self.windows(each, opened=opened) - windows_gone) * self.num_prompts
+            for count, each in enumerate(sorted(versions), start=1)
+        )
+
+    def _batches_left(self, *, opened: int) -> int:
+        """Batches that the steps from `opened` on need."""
+        if self.num_steps is None:
+            return sys.maxsize
+        return -((opened - self.num_steps) // self.epochs)

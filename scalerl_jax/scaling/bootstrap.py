@@ -1,0 +1,285 @@
+"""Bootstrap: intervals from refits of resampled data, and the joint (A, B) region.
+
+Residuals are resampled in moving blocks, which keeps the correlation of neighbouring
+evaluations; where pass rates per prompt exist, seeds, prompts and samples are
+resampled instead.  All refits of one bootstrap descend together.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalerl_jax.scaling.curves import CurveError, make_curve
+from scalerl_jax.scaling.fit import fit_curve
+from scalerl_jax.scaling.laws import Array, Bools
+from scalerl_jax.scaling.records import Interval, Record, quantile_interval
+from scalerl_jax.scaling.result import Fit, Settings
+from scalerl_jax.scaling.search import A, Problem, minimise_each
+from scalerl_jax.scaling.uncertainty import joint_region, region_quantile
+
+AT_LIMIT = 1e-6  # an A this close to 1 was stopped there
+NEAR_ONE = 0.05  # as in judge.py: then 1 itself is the upper limit
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bootstrap(Record):
+    """Intervals of a fit's parameters over refits of resampled data.
+
+    An interval's high is None where the refits run into A = 1.
+    """
+
+    method: str  # "moving blocks", "prompts", "prompts, samples", "seeds, prompts", ..
+    law: str
+    level: float
+    num_resamples: int
+    num_failed: int  # refits that did not converge; they are left out
+    block_length: int | None  # evaluations in a block
+    seed: int
+    intervals: dict[str, Interval]
+    fit: Fit = dataclasses.field(repr=False)
+    theta: Array = dataclasses.field(repr=False)  # [K, 4] as Fit.theta
+
+    def draws(self, name: str) -> Array:
+        """The refitted values [K] of one parameter."""
+        return self.fit.public(self.theta)[name]
+
+    def band(self, x: ArrayLike) -> tuple[Array, Array]:
+        """Pass rates at x that the central share `level` of refits lies between."""
+        curves = self.fit.curves(self.theta, x)
+        tail = 0.5 * (1.0 - self.level)
+        low, high = np.quantile(curves, [tail, 1.0 - tail], axis=0)
+        return low.reshape(np.shape(x)), high.reshape(np.shape(x))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Region(Record):
+    """Where two parameters lie together, with the probability `level`."""
+
+    names: tuple[str, str]
+    level: float
+    bounded: bool  # False: it reaches a limit of the search (A = 1, say)
+    points: list[tuple[float, float]]  # corners of its edge, in order
+
+
+def bootstrap(
+    fit: Fit,
+    *,
+    num_resamples: int = 1000,
+    block_length: int | None = None,
+    seed: int = 0,
+) -> Bootstrap:
+    """Moving-block bootstrap on the residuals of a fit.
+
+        y*[i] = R(x[i]) + sqrt(n / (n - p)) (e*[i] - mean e) / sqrt(weight[i])
+
+    with e* put together from blocks of neighbouring scaled residuals.  Künsch,
+    Annals of Statistics 17 (1989), section 2.
+
+    Args:
+        fit: from `scalerl_jax.scaling.fit`.
+        num_resamples: how many curves are drawn and fitted.
+        block_length: evaluations in a block; by default from the residuals'
+            correlation (`default_block_length`), 1 when they are independent.
+        seed: of the draws.
+    """
+    length = _block_length(fit, block_length)
+    y = draw_residual_curves(fit, num_resamples, length, seed=seed)
+    return summarise(fit, refit(fit, y), "moving blocks", seed=seed, length=length)
+
+
+def _block_length(fit: Fit, block_length: int | None) -> int:
+    """The length asked for, checked, or the default one."""
+    n = fit.num_points
+    length = block_length or default_block_length(fit.autocorrelation, n)
+    if not 1 <= length <= n:
+        raise CurveError(
+            f"block_length = {length}; give a number of evaluations from 1 to {n}"
+        )
+    return length
+
+
+def draw_residual_curves(
+    fit: Fit, num_resamples: int, block_length: int | None = None, *, seed: int
+) -> Array:
+    """Curves [K, n] of a fit with its residuals drawn again in moving blocks."""
+    n, length = fit.num_points, _block_length(fit, block_length)
+    generator = np.random.default_rng(seed)
+    share = fit.problem.share(fit.theta[None])
+    z = fit.problem.scaled_residuals(fit.theta[None], share)[0]
+    z = (z - z.mean()) * math.sqrt(n / (n - len(fit.problem.free)))
+    starts = generator.integers(0, n - length + 1, (num_resamples, -(-n // length)))
+    places = (starts[:, :, None] + np.arange(length)).reshape(num_resamples, -1)[:, :n]
+    return fit.predict(fit.curve.x) + z[places] / np.sqrt(fit.problem.weights)
+
+
+def default_block_length(autocorrelation: float, num_points: int) -> int:
+    """Block length for the variance of a mean of AR(1) noise, at most n / 4.
+
+        length = (sqrt(6) rho / (1 - rho^2))^(2/3) n^(1/3)
+
+    Carlstein, Annals of Statistics 14 (1986), with 3/2 for overlapping blocks.
+    Correlations that independent noise shows too (|rho| < 2 / sqrt n) count as 0.
+    """
+    rho = min(autocorrelation, 0.95)
+    if rho < 2.0 / math.sqrt(num_points):
+        return 1
+    length = (math.sqrt(6.0) * rho / (1.0 - rho**2)) ** (2 / 3) * num_points ** (1 / 3)
+    return max(1, min(math.ceil(length), num_points // 4))
+
+
+def bootstrap_prompts(
+    x: ArrayLike,
+    rates: ArrayLike,
+    *,
+    num_samples: int | None = None,
+    settings: Settings | None = None,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> Bootstrap:
+    """Nested bootstrap over seeds, the evaluation's prompts, and samples.
+
+    Seeds are drawn with replacement; the prompts too, the same ones at every
+    evaluation and seed, as all are evaluated on one set; the samples of each prompt
+    are drawn again as Binomial(num_samples, rate).  The fit is of the mean curve.
+
+    Args:
+        x: [n] compute of the evaluations.
+        rates: [n, P] pass rate of each prompt, or [S, n, P] over S seeds.
+        num_samples: completions per prompt behind a rate; without it samples are
+            not redrawn.
+        settings: of the fit.
+        num_resamples: how many curves are drawn and fitted.
+        seed: of the draws.
+    """
+    outcomes = check_rates(x, rates)
+    curve = make_curve(x, outcomes.mean(axis=(0, 2)))
+    result = fit_curve(curve, settings)
+    fitted = np.isin(np.asarray(x, np.float64), result.curve.x)
+    generator = np.random.default_rng(seed)
+    y = np.stack(
+        [
+            draw_curve(generator, outcomes[:, fitted], num_samples)
+            for _ in range(num_resamples)
+        ]
+    )
+    levels = ["prompts"]
+    levels = ["seeds", *levels] if len(outcomes) > 1 else levels
+    levels = [*levels, "samples"] if num_samples else levels
+    return summarise(result, refit(result, y), ", ".join(levels), seed=seed)
+
+
+def check_rates(x: ArrayLike, rates: ArrayLike) -> Array:
+    """Pass rates per prompt as [S, n, P], checked against x [n]."""
+    outcomes = np.asarray(rates, np.float64)
+    outcomes = outcomes[None] if outcomes.ndim == 2 else outcomes
+    if outcomes.ndim != 3 or outcomes.shape[1] != np.size(x):
+        raise CurveError(
+            f"rates has shape {np.shape(rates)} for {np.size(x)} evaluations; give "
+            "[evaluations, prompts] or [seeds, evaluations, prompts]"
+        )
+    if not np.all((outcomes >= 0) & (outcomes <= 1)):
+        raise CurveError(
+            "rates has values that are not in [0, 1]; give the share of right "
+            "completions of each prompt"
+        )
+    return outcomes
+
+
+def draw_curve(
+    generator: np.random.Generator, rates: Array, num_samples: int | None
+) -> Array:
+    """One resampled mean curve [n] of rates [S, n, P]."""
+    num_seeds, _, num_prompts = rates.shape
+    seeds = generator.integers(0, num_seeds, num_seeds)
+    prompts = generator.integers(0, num_prompts, num_prompts)
+    drawn = rates[seeds][:, :, prompts]
+    if num_samples:
+        drawn = generator.binomial(num_samples, drawn) / num_samples
+    return drawn.mean(axis=(0, 2))
+
+
+def refit(fit: Fit, y: Array) -> tuple[Array, Bools]:
+    """Refit curves y [K, n] as `fit` was: theta [K, 4] and which converged [K]."""
+    problem = dataclasses.replace(fit.problem, y=y)
+    theta, _, ended = minimise_each(problem, fit.theta)
+    return theta, ended
+
+
+def refit_with_asymptote(fit: Fit, y: Array, asymptote: float) -> Array:
+    """Refit curves y [K, n] with A held: theta [K, 4]."""
+    held = {**fit.problem.held, A: asymptote}
+    problem: Problem = dataclasses.replace(fit.problem, y=y, held=held)
+    near = fit.theta.copy()
+    near[A] = asymptote
+    near = np.clip(near, *problem.limits)
+    return minimise_each(problem, near)[0]
+
+
+def summarise(
+    fit: Fit,
+    refits: tuple[Array, Bools],
+    method: str,
+    *,
+    seed: int,
+    length: int | None = None,
+) -> Bootstrap:
+    """Percentile intervals of refits."""
+    theta, ended = refits
+    kept = theta[ended]
+    values = fit.public(kept)
+    if fit.definition.held_asymptote is None and A not in fit.problem.held:
+        capped = values["A"] >= 1.0 - AT_LIMIT
+        values["A"] = np.where(capped, np.inf, values["A"])
+    intervals = {
+        name: quantile_interval(values[name], fit.level)
+        for name, parameter in fit.parameters.items()
+        if parameter.source == "fitted"
+    }
+    found = intervals.get("A", Interval(None, None))
+    if found.high is None and found.low is not None and found.low >= 1.0 - NEAR_ONE:
+        intervals["A"] = Interval(found.low, 1.0)
+    return Bootstrap(
+        method=method,
+        law=fit.law,
+        level=fit.level,
+        num_resamples=len(theta),
+        num_failed=int((~ended).sum()),
+        block_length=length,
+        seed=seed,
+        intervals=intervals,
+        fit=fit,
+        theta=kept,
+    )
+
+
+def region(
+    fit: Fit, names: tuple[str, str] = ("A", "B"), *, level: float | None = None
+) -> Region:
+    """Joint profile-likelihood region of two fitted parameters.
+
+    The objective may exceed its minimum by 2 F(level; 2, n - p) s^2, with all other
+    parameters fitted again: wider in each direction than the single intervals, and
+    slanted where one parameter makes up for the other.
+    """
+    level = level or fit.level
+    columns = {kind.name: kind.column for kind in fit.definition.kinds}
+    chosen = [columns.get(name) for name in names]
+    if any(column is None or column not in fit.problem.free for column in chosen):
+        raise CurveError(
+            f"names = {names}; choose two fitted parameters of {list(columns)}"
+        )
+    first, second = (column for column in chosen if column is not None)
+    corners, bounded = joint_region(
+        fit.problem,
+        fit.theta,
+        (first, second),
+        cost=fit.cost,
+        excess=region_quantile(level, fit.degrees) * fit.unit_growth,
+    )
+    theta = np.tile(fit.theta, (len(corners), 1))
+    theta[:, [first, second]] = corners
+    values = fit.public(theta)
+    points = list(zip(*(values[name].tolist() for name in names), strict=True))
+    return Region(names=names, level=level, bounded=bounded, points=points)

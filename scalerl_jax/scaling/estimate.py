@@ -1,0 +1,257 @@
+"""One fit of one curve: weights, loss, search, intervals, verdict.
+
+`fit.py` decides what to fit and what to hold; here a law meets a checked curve.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from scalerl_jax.scaling.curves import Curve, CurveError
+from scalerl_jax.scaling.judge import Verdict, judge, significant_correlation
+from scalerl_jax.scaling.laws import Array, Law
+from scalerl_jax.scaling.records import Interval, envelope
+from scalerl_jax.scaling.result import Fit, Parameter, Settings, Source
+from scalerl_jax.scaling.search import R0, A, Grid, Problem, minimise
+from scalerl_jax.scaling.uncertainty import (
+    SIGMA_FLOOR,
+    noise_variance,
+    profile,
+    student_quantile,
+    surface,
+)
+
+# Huber's loss is linear past this many standard deviations: 95 % efficient on
+# normal noise (Huber and Ronchetti, Robust Statistics, 2nd ed., section 4.5).
+HUBER_TUNING = 1.345
+MAD_TO_SIGMA = 1.4826
+# Known errors are scaled up where chance alone explains the misfit this seldom.
+OVERDISPERSED = 0.01
+LARGEST_CORRELATION = 0.9
+SCATTER = (
+    "the points scatter by {:.4f}, more than their standard errors (about {:.4f}) "
+    "explain: the intervals go by the scatter"
+)
+NOT_CONVERGED = "the search did not converge: the numbers are where it was stopped"
+
+
+def make_problem(
+    curve: Curve, law: Law, held: dict[int, float]
+) -> tuple[Problem, float]:
+    """The least-squares problem, and sigma of a point of weight 1 by curve.y_se.
+
+    Weights are 1 / y_se^2, scaled to mean 1; without y_se all are 1.
+    """
+    weights, known = np.ones(curve.x.size), float("nan")
+    if curve.y_se is not None:
+        precision = 1.0 / usable_errors(curve) ** 2
+        weights, known = precision / precision.mean(), precision.mean() ** -0.5
+    t = np.log(curve.x / curve.x[-1])
+    return Problem(law=law, t=t, y=curve.y[None], weights=weights, held=held), known
+
+
+def usable_errors(curve: Curve) -> Array:
+    """Standard errors that can weigh points: finite, and zeros replaced.
+
+    All samples right, or all wrong, give a binomial error of 0 and would count
+    without limit: such a point gets the median of the others.
+    """
+    errors = np.asarray(curve.y_se, np.float64)
+    bad = ~np.isfinite(errors) | (errors < 0)
+    if bad.any():
+        i = int(np.flatnonzero(bad)[0])
+        raise CurveError(
+            f"point {i + 1}: the standard error {errors[i]:g} is not a number >= 0; "
+            "mend it, or fit without standard errors"
+        )
+    if not (errors > 0).any():
+        raise CurveError("every standard error is 0; fit without standard errors")
+    return np.where(errors > 0, errors, np.median(errors[errors > 0]))
+
+
+def search_problem(
+    problem: Problem, robust: bool
+) -> tuple[Problem, Array, float, bool]:
+    """The best fit; with `robust`, of Huber's loss at a scale taken from the fit.
+
+    Returns:
+        The problem with its loss, theta [4], the objective, and whether it converged.
+    """
+    grid = Grid(problem)
+    theta, cost, ended = minimise(problem, grid)
+    if not robust:
+        return problem, theta, cost, ended
+    degrees = problem.t.size - len(problem.free)
+    for _ in range(2):  # the second scale is not inflated by the outliers
+        z = problem.scaled_residuals(theta[None], problem.share(theta[None]))[0]
+        scale = MAD_TO_SIGMA * float(np.median(np.abs(z)))
+        scale = max(scale * np.sqrt(z.size / degrees), 1e-6)
+        problem = dataclasses.replace(problem, huber=HUBER_TUNING * scale)
+        theta, cost, ended = minimise(problem, grid)
+    return problem, theta, cost, ended
+
+
+def noise_of(
+    problem: Problem, best: Array, known: float | None
+) -> tuple[float, float, int | None]:
+    """How noisy the points are, and how much noise moves the objective.
+
+    A fit is acceptable if its objective exceeds the best one's by at most q^2 times
+    the growth, with q Student's two-sided quantile at n - p degrees of freedom: the
+    F(1, n - p) test of one parameter, which is wider than the chi-squared one on few
+    points.  When the errors are known, the variance is theirs and q the normal's,
+    unless the scatter is larger than chance explains.
+
+    Returns:
+        Growth of the objective for one sigma, the noise sigma of a point of weight 1,
+        degrees of freedom (None when the errors are known).
+    """
+    num_parameters = len(problem.free)
+    variance, growth = noise_variance(problem, best, num_parameters)
+    degrees: int | None = problem.t.size - num_parameters
+    if known is not None:
+        from scipy.special import chdtri
+
+        limit = float(chdtri(degrees, OVERDISPERSED))
+        if variance * degrees <= limit * known**2:
+            variance = growth = known**2
+            degrees = None
+    z = problem.scaled_residuals(best[None], problem.share(best[None]))[0]
+    if variance > (2.0 * SIGMA_FLOOR) ** 2:  # a smoother curve has rounding errors
+        growth *= correlation_growth(autocorrelation(z), z.size)
+    return growth, float(np.sqrt(variance)), degrees
+
+
+def estimate(
+    curve: Curve, settings: Settings, law: Law, held: dict[int, float], source: Source
+) -> Fit:
+    """One search with its intervals and verdict.
+
+    Args:
+        curve: the points to fit.
+        settings: loss, level and whether the errors are known.
+        law: what to fit.
+        held: levels that are not fitted, by column of theta.
+        source: where a held R0 comes from.
+    """
+    problem, known = make_problem(curve, law, held)
+    problem, best, cost, converged = search_problem(problem, robust=settings.robust)
+    unit_growth, sigma, degrees = noise_of(
+        problem, best, known if settings.errors_known else None
+    )
+    excess = student_quantile(settings.level, degrees) ** 2 * unit_growth
+    profiles = profile(problem, Grid(problem), best, cost=cost, excess=excess)
+    rays = surface(problem, best, cost=cost, excess=excess)
+    accepted = np.vstack([profiles.inside, rays])
+    verdict = judge(curve, law, best, profiles.intervals)
+    predicted = best[R0] + (best[A] - best[R0]) * problem.share(best[None])[0]
+    residuals = curve.y - predicted
+    warnings = verdict.warnings
+    if settings.errors_known and degrees is not None:
+        warnings += (SCATTER.format(sigma, known),)
+    spread = float(((curve.y - curve.y.mean()) ** 2).sum())
+    return Fit(
+        law=law.name,
+        formula=law.formula,
+        protocol="default",
+        x_name=curve.x_name,
+        y_name=curve.y_name,
+        x_last=float(curve.x[-1]),
+        num_points=curve.x.size,
+        num_left_out=curve.num_left_out,
+        level=settings.level,
+        parameters=_parameters(
+            curve, law, np.vstack([best, accepted]), profiles.intervals, verdict, source
+        ),
+        converged=converged,
+        climbs=verdict.climbs,
+        identified=converged and verdict.reason is None,
+        reason=verdict.reason or (None if converged else NOT_CONVERGED),
+        r_squared=1.0 - float((residuals**2).sum()) / spread,
+        sigma=sigma,
+        autocorrelation=autocorrelation(residuals),
+        warnings=warnings,
+        settings=settings,
+        curve=curve,
+        whole_curve=curve,
+        problem=problem,
+        theta=best,
+        cost=cost,
+        unit_growth=unit_growth,
+        degrees=degrees,
+        accepted=accepted,
+    )
+
+
+def _parameters(
+    curve: Curve,
+    law: Law,
+    theta: Array,
+    intervals: dict[int, Interval],
+    verdict: Verdict,
+    r0_source: Source,
+) -> dict[str, Parameter]:
+    """Every parameter of the law; theta is the best row and the accepted ones."""
+    log_x_last = float(np.log(curve.x[-1]))
+    values = law.public(theta, log_x_last)
+    parameters = {}
+    for place, kind in enumerate(law.kinds):
+        source: Source = "fitted"
+        if kind.column in (R0, A) and kind.column not in intervals:
+            source = r0_source if kind.column == R0 else "held"
+            interval = None
+        elif not verdict.climbs:
+            interval = Interval(None, None)
+        elif kind.column == A:
+            interval = verdict.asymptote_interval
+        elif kind.column is None:
+            interval = envelope(values[:, place])
+        else:
+            ends = intervals[kind.column].low, intervals[kind.column].high
+            interval = Interval(
+                *(
+                    None
+                    if end is None
+                    else _moved(law, theta[0], kind.column, end, log_x_last)[place]
+                    for end in ends
+                )
+            )
+        parameters[kind.name] = Parameter(
+            name=kind.name,
+            meaning=kind.meaning,
+            unit=kind.unit.replace("{x}", curve.x_name),
+            value=float(values[0, place]),
+            interval=interval,
+            source=source,
+        )
+    return parameters
+
+
+def _moved(
+    law: Law, best: Array, column: int, end: float, log_x_last: float
+) -> list[float]:
+    """The law's parameters with one column of theta moved to an interval's end."""
+    theta = best[None].copy()
+    theta[0, column] = end
+    return law.public(theta, log_x_last)[0].tolist()
+
+
+def autocorrelation(residuals: Array) -> float:
+    """Correlation of neighbouring residuals, which are taken to have mean 0."""
+    total = float((residuals**2).sum())
+    return float((residuals[1:] * residuals[:-1]).sum()) / total if total else 0.0
+
+
+def correlation_growth(rho: float, num_points: int) -> float:
+    """By how much correlated noise widens variances: n over the effective n.
+
+        (1 + r) / (1 - r),  r = rho + (1 + 3 rho) / n
+
+    the factor of a mean of AR(1) noise, with Marriott and Pope's correction of rho
+    (Biometrika 41, 1954); a law's slopes vary as slowly as a mean's.  1 unless rho is
+    beyond what independent noise shows (`significant_correlation`).
+    """
+    if rho <= significant_correlation(num_points):
+        return 1.0
+    corrected = min(rho + (1.0 + 3.0 * rho) / num_points, LARGEST_CORRELATION)
+    return (1.0 + corrected) / (1.0 - corrected)

@@ -1,0 +1,321 @@
+"""IsoCompute: how many rollouts per prompt for a budget, from a sweep of runs.
+
+The procedure of https://arxiv.org/abs/2603.12151: record-breaking points of each run,
+a monotone sigmoid per run, the upper envelope of the fitted curves, n*(C) where each
+curve attains it, a running average, and a sigmoid of log2 n* in log C.  Compute is in
+rollouts, C = B_p * n * M (prompts per step, rollouts per prompt, steps).
+
+The paper gives no bin width and no intervals.  Running maxima of noisy evaluations
+flatter early points; bins wider than the noise reduce that.  The intervals here come
+from refits of resampled residuals, run by run.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalerl_jax.scaling.bootstrap import draw_residual_curves, refit
+from scalerl_jax.scaling.curves import CurveError, make_curve
+from scalerl_jax.scaling.fit import fit_curve
+from scalerl_jax.scaling.judge import USUAL_REACH
+from scalerl_jax.scaling.laws import SIGMOID, Array, Places
+from scalerl_jax.scaling.records import Interval, Record, quantile_interval
+from scalerl_jax.scaling.result import Fit, Settings
+from scalerl_jax.scaling.search import Grid, Problem, minimise, minimise_each
+
+COMPUTE_NAME = "rollouts"
+GRID_POINTS = 96
+AVERAGED_SHARE = 0.1  # of the grid, in the running average of log2 n*
+STILL_RISING = "n*(C) still rises where the data end: n_high is not identified"
+MIN_POINTS = 5  # four parameters and one more
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepRun:
+    """One run of the sweep."""
+
+    rollouts_per_prompt: int  # n
+    prompts_per_step: int  # B_p
+    compute: ArrayLike  # [m] rollouts spent, increasing
+    reward: ArrayLike  # [m] on held-out prompts, in [0, 1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Allocation(Record):
+    """How to spend a budget of rollouts."""
+
+    budget: float  # rollouts
+    rollouts_per_prompt: int  # n: n*(budget) to the nearest power of two
+    optimal: float  # n*(budget) itself
+    optimal_interval: Interval
+    prompts_per_step: int  # B_p: the smallest stable one
+    steps: int  # M: what is left
+    reward: float  # of the frontier at the budget
+    beyond_data: bool  # the budget is larger than every run's
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IsoCompute(Record):
+    """n*(C) of a sweep.
+
+    log2 n*(C) = low + (high - low) / (1 + (C0 / C)^k)
+    """
+
+    bin_width: float
+    records_only: bool
+    level: float
+    tested: list[int]  # values of n
+    parameters: dict[str, float]  # n_low, n_high, k, C0 in rollouts
+    intervals: dict[str, Interval]
+    converged: bool
+    saturated: bool  # the data reach 2.4 C0, so that n_high can be believed
+    warnings: tuple[str, ...]
+    smallest_prompts: int  # least B_p of the runs on the frontier
+    grid: Array = dataclasses.field(repr=False)  # [g] rollouts
+    frontier: Array = dataclasses.field(repr=False)  # [g] reward
+    best: Array = dataclasses.field(repr=False)  # [g] n of the run on the frontier
+    averaged: Array = dataclasses.field(repr=False)  # [g] n*, running average
+    fits: list[Fit] = dataclasses.field(repr=False)  # of the runs used
+    theta: Array = dataclasses.field(repr=False)  # [4] of the final sigmoid
+    draws: Array = dataclasses.field(repr=False)  # [K, 4] of its refits
+
+    def optimal(self, compute: ArrayLike) -> Array:
+        """n*(C) at compute in rollouts."""
+        return self._optimal(self.theta[None], compute)[0].reshape(np.shape(compute))
+
+    def band(self, compute: ArrayLike) -> tuple[Array, Array]:
+        """Where n*(C) lies, by refits of resampled runs."""
+        values = self._optimal(self.draws, compute)
+        tail = 0.5 * (1.0 - self.level)
+        low, high = np.quantile(values, [tail, 1.0 - tail], axis=0)
+        return low.reshape(np.shape(compute)), high.reshape(np.shape(compute))
+
+    def _optimal(self, theta: Array, compute: ArrayLike) -> Array:
+        """n* of sigmoids theta [K, 4] at compute: [K, points]."""
+        t = np.log(np.atleast_1d(np.asarray(compute, np.float64))) - np.log(
+            self.grid[-1]
+        )
+        share = SIGMOID.share(t, theta[:, 2, None], theta[:, 3, None])
+        height = theta[:, 0, None] + (theta[:, 1, None] - theta[:, 0, None]) * share
+        return _rollouts(height, self.tested)
+
+    def allocate(
+        self, budget: float, *, prompts_per_step: int | None = None
+    ) -> Allocation:
+        """n, B_p and M for a budget: n*(C), the smallest stable B_p, the rest in M.
+
+        Args:
+            budget: rollouts.
+            prompts_per_step: smallest B_p that trains stably; by default that of the
+                runs on the frontier.
+        """
+        if not 0 < budget < math.inf:
+            raise CurveError(f"budget = {budget:g}; give a number of rollouts above 0")
+        best = float(self.optimal(budget))
+        low, high = self.band(budget)
+        n = int(2 ** round(math.log2(best)))
+        prompts = prompts_per_step or self.smallest_prompts
+        steps = int(budget // (n * prompts))
+        if steps < 1:
+            raise CurveError(
+                f"budget = {budget:g} rollouts do not pay one step of {prompts} "
+                f"prompts with {n} rollouts each; give a larger budget or a smaller "
+                "prompts_per_step"
+            )
+        curves = np.stack([fit.predict([budget])[0] for fit in self.fits])
+        return Allocation(
+            budget=float(budget),
+            rollouts_per_prompt=n,
+            optimal=best,
+            optimal_interval=Interval(float(low), float(high)),
+            prompts_per_step=prompts,
+            steps=steps,
+            reward=float(curves.max()),
+            beyond_data=bool(budget > self.grid[-1]),
+        )
+
+
+def record_points(reward: ArrayLike, bin_width: float) -> Places:
+    """Places of the record-breaking points: first into a higher bin of rewards.
+
+    With bin_width 0, every point above all before it.
+    """
+    rewards = np.asarray(reward, np.float64)
+    if bin_width < 0:
+        raise CurveError(f"bin_width = {bin_width:g}; give a number of at least 0")
+    # 1e-9: 0.3 / 0.1 is a little below 3.
+    bins = np.floor(rewards / bin_width + 1e-9) if bin_width > 0 else rewards
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(bins)[:-1]])
+    return np.flatnonzero(bins > before)
+
+
+def fit_isocompute(
+    runs: Sequence[SweepRun],
+    *,
+    bin_width: float = 0.02,
+    records_only: bool = True,
+    num_resamples: int = 200,
+    level: float = 0.9,
+    seed: int = 0,
+) -> IsoCompute:
+    """Fit n*(C) to a sweep over rollouts per prompt.
+
+    Args:
+        runs: of at least two values of n.
+        bin_width: of the reward bins; wider than the noise of one evaluation.
+        records_only: fit each run's record-breaking points, as the paper; otherwise
+            all of its points, which the paper finds to give the same curve.
+        num_resamples: for the intervals.
+        level: of the intervals.
+        seed: of the draws.
+    """
+    fits, kept, warnings = _fit_runs(runs, bin_width, records_only, level)
+    tested = _tested(kept, warnings)
+    last = max(fit.x_last for fit in fits)
+    grid = np.geomspace(min(fit.curve.x[0] for fit in fits), last, GRID_POINTS)
+    n = np.array([run.rollouts_per_prompt for run in kept])
+    frontier, best = _envelope(fits, [fit.theta[None] for fit in fits], grid)
+    best_run, frontier = best[0], frontier[0]
+    heights = _heights(n[best], tested)
+    t, weights = np.log(grid / last), np.ones(grid.size)
+    problem = Problem(law=SIGMOID, t=t, y=heights, weights=weights)
+    theta, _, converged = minimise(problem, Grid(problem))
+
+    drawn = _redraw(fits, num_resamples, seed)
+    again = _heights(n[_envelope(fits, drawn, grid)[1]], tested)
+    draws = minimise_each(dataclasses.replace(problem, y=again), theta)[0]
+    values = _named(draws, tested, last)
+    found = _named(theta[None], tested, last)
+    saturated = last >= USUAL_REACH * float(found["C0"][0])
+    if not saturated:
+        warnings.append(STILL_RISING)
+    prompts = [kept[i].prompts_per_step for i in np.unique(best_run)]
+    return IsoCompute(
+        bin_width=bin_width,
+        records_only=records_only,
+        level=level,
+        tested=tested,
+        parameters={name: float(value[0]) for name, value in found.items()},
+        intervals={name: quantile_interval(v, level) for name, v in values.items()},
+        converged=converged,
+        saturated=saturated,
+        warnings=tuple(warnings),
+        smallest_prompts=min(prompts),
+        grid=grid,
+        frontier=frontier,
+        best=n[best_run],
+        averaged=_rollouts(heights[0], tested),
+        fits=fits,
+        theta=theta,
+        draws=draws,
+    )
+
+
+def _redraw(fits: Sequence[Fit], num_resamples: int, seed: int) -> list[Array]:
+    """Every run's refits [K, 4] of its curve with residuals drawn again."""
+    return [
+        refit(fit, draw_residual_curves(fit, num_resamples, seed=seed + i))[0]
+        for i, fit in enumerate(fits)
+    ]
+
+
+def _tested(runs: Sequence[SweepRun], warnings: list[str]) -> list[int]:
+    """The values of n, of which there must be two."""
+    tested = sorted({run.rollouts_per_prompt for run in runs})
+    if len(tested) < 2:
+        raise CurveError(
+            f"runs with rollouts_per_prompt = {tested} could be fitted; n*(C) needs at "
+            f"least two values{'; ' + warnings[0] if warnings else ''}"
+        )
+    return tested
+
+
+def _fit_runs(
+    runs: Sequence[SweepRun], bin_width: float, records_only: bool, level: float
+) -> tuple[list[Fit], list[SweepRun], list[str]]:
+    """A monotone sigmoid per run; runs that cannot be fitted are named."""
+    fits, kept, warnings = [], [], []
+    for run in runs:
+        x, y = np.asarray(run.compute, np.float64), np.asarray(run.reward, np.float64)
+        name = f"n = {run.rollouts_per_prompt}, B_p = {run.prompts_per_step}"
+        try:
+            curve = make_curve(x, y, names=(COMPUTE_NAME, "reward"), name=name)
+            if records_only:
+                places = record_points(curve.y, bin_width)
+                if places.size < MIN_POINTS:
+                    raise CurveError(
+                        f"{places.size} record-breaking points with bin_width = "
+                        f"{bin_width:g}; {MIN_POINTS} are needed"
+                    )
+                curve = dataclasses.replace(curve, x=curve.x[places], y=curve.y[places])
+            fit = fit_curve(curve, Settings(initial_reward="free", level=level))
+            if not fit.climbs:
+                raise CurveError(str(fit.reason))
+        except CurveError as failure:
+            warnings.append(f"left out the run {name}: {failure}")
+            continue
+        fits.append(fit)
+        kept.append(run)
+    if not fits:
+        raise CurveError("no run could be fitted: " + "; ".join(warnings))
+    return fits, kept, warnings
+
+
+def _envelope(
+    fits: Sequence[Fit], theta: Sequence[Array], grid: Array
+) -> tuple[Array, Places]:
+    """Upper envelope of fitted curves, each over the range of its own run only.
+
+    theta holds [K, 4] rows for every run.  Returns rewards and the place of the run
+    on the frontier, [K, g] each.
+    """
+    curves = np.stack(
+        [
+            np.where(
+                (grid >= fit.curve.x[0] * (1 - 1e-9))
+                & (grid <= fit.x_last * (1 + 1e-9)),
+                fit.curves(rows, grid),
+                -np.inf,
+            )
+            for fit, rows in zip(fits, theta, strict=True)
+        ]
+    )
+    # Where no run reaches, the frontier stays at its last height.
+    best = np.argmax(curves, axis=0)
+    height = np.max(curves, axis=0)
+    for place in range(1, grid.size):
+        gap = ~np.isfinite(height[:, place])
+        best[gap, place], height[gap, place] = (
+            best[gap, place - 1],
+            height[gap, place - 1],
+        )
+    return height, best
+
+
+def _heights(n: Array, tested: list[int]) -> Array:
+    """log2 n on [0, 1] between the least and the largest n tested, averaged: [K, g]."""
+    low, high = np.log2(tested[0]), np.log2(tested[-1])
+    heights = (np.log2(n) - low) / (high - low)
+    width = 2 * int(AVERAGED_SHARE * GRID_POINTS / 2) + 1
+    padded = np.pad(heights, ((0, 0), (width // 2, width // 2)), mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width, axis=1)
+    return windows.mean(axis=2)
+
+
+def _rollouts(heights: Array, tested: list[int]) -> Array:
+    """n of heights, 0 for the least n tested and 1 for the largest."""
+    low, high = np.log2(tested[0]), np.log2(tested[-1])
+    return 2.0 ** (low + (high - low) * heights)
+
+
+def _named(theta: Array, tested: list[int], last: float) -> dict[str, Array]:
+    """The sigmoid's parameters of rows theta [K, 4], by name."""
+    return {
+        "n_low": _rollouts(theta[:, 0], tested),
+        "n_high": _rollouts(theta[:, 1], tested),
+        "k": np.exp(theta[:, 2]),
+        "C0": np.exp(theta[:, 3]) * last,
+    }

@@ -1,0 +1,128 @@
+"""Several seeds of one recipe: their spread, and one fit of all of them."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from scalerl_jax.scaling.curves import CurveError
+from scalerl_jax.scaling.estimate import estimate
+from scalerl_jax.scaling.laws import LAWS
+from scalerl_jax.scaling.records import Interval, Record
+from scalerl_jax.scaling.result import Fit
+from scalerl_jax.scaling.search import R0, A
+from scalerl_jax.scaling.uncertainty import student_quantile
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PooledParameter(Record):
+    """One parameter over seeds."""
+
+    name: str
+    values: list[float]  # by seed
+    mean: float
+    standard_deviation: float | None  # between seeds; None for one seed
+    interval: Interval  # of the mean, Student's t over the seeds
+    largest_deviation: float  # from the mean; the paper states 0.015 for A
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pooled(Record):
+    """Seeds of one recipe.
+
+    The interval of `parameters` is that of the recipe: it holds what seeds change.
+    `fit` is of all points together, with intervals as if they had no seeds.
+    """
+
+    law: str
+    num_seeds: int
+    level: float
+    parameters: dict[str, PooledParameter]
+    identified: bool  # by every seed
+    fit: Fit
+    warnings: tuple[str, ...]
+
+
+def pool_seeds(fits: Sequence[Fit]) -> Pooled:
+    """Pool fits of several seeds of one recipe, all of the same law and x.
+
+        interval = mean +- t(S - 1) * sd / sqrt(S)
+
+    over the S seeds' parameters; B and C_mid are averaged as logarithms.
+    """
+    if not fits:
+        raise CurveError("no seeds to pool; give at least one fit")
+    if len({(fit.law, fit.x_name, fit.y_name) for fit in fits}) > 1:
+        raise CurveError("seeds to pool must be fits of one law over one x and y")
+    names = [
+        name
+        for name in fits[0].parameters
+        if all(fit.parameters[name].source == "fitted" for fit in fits)
+    ]
+    level = fits[0].level
+    warnings = []
+    if len(fits) == 1:
+        warnings.append("one seed: what seeds change is not measured")
+    unsure = sum(not fit.identified for fit in fits)
+    if unsure:
+        warnings.append(f"A is not identified for {unsure} of {len(fits)} seeds")
+    return Pooled(
+        law=fits[0].law,
+        num_seeds=len(fits),
+        level=level,
+        parameters={name: _pooled(name, fits, level) for name in names},
+        identified=not unsure,
+        fit=fit_together(fits),
+        warnings=tuple(warnings),
+    )
+
+
+def _pooled(name: str, fits: Sequence[Fit], level: float) -> PooledParameter:
+    """Mean and spread of one parameter; of its logarithm unless it is a pass rate."""
+    values = np.array([fit.value(name) for fit in fits])
+    logarithmic = fits[0].parameters[name].unit != "pass rate" and np.all(values > 0)
+    scale = np.log(values) if logarithmic else values
+    back = np.exp if logarithmic else float
+    mean = float(scale.mean())
+    interval, deviation = Interval(None, None), None
+    if len(values) > 1:
+        deviation = float(values.std(ddof=1))
+        error = float(scale.std(ddof=1)) / np.sqrt(len(values))
+        reach = student_quantile(level, len(values) - 1) * error
+        interval = Interval(float(back(mean - reach)), float(back(mean + reach)))
+    return PooledParameter(
+        name=name,
+        values=values.tolist(),
+        mean=float(back(mean)),
+        standard_deviation=deviation,
+        interval=interval,
+        largest_deviation=float(np.abs(values - back(mean)).max()),
+    )
+
+
+def fit_together(fits: Sequence[Fit]) -> Fit:
+    """One fit of the points of all seeds, each seed's points counting alike.
+
+    R0 is the mean of the seeds' R0 where all hold one, else fitted.
+    """
+    first = fits[0]
+    x = np.concatenate([fit.curve.x for fit in fits])
+    order = np.argsort(x, kind="stable")
+    errors = [fit.curve.y_se for fit in fits]
+    held = {}
+    if all(R0 in fit.problem.held for fit in fits):
+        held[R0] = float(np.mean([fit.problem.held[R0] for fit in fits]))
+    law = LAWS[first.law]
+    if law.held_asymptote is not None:
+        held[A] = law.held_asymptote
+    curve = dataclasses.replace(
+        first.curve,
+        x=x[order],
+        y=np.concatenate([fit.curve.y for fit in fits])[order],
+        y_se=None
+        if any(error is None for error in errors)
+        else np.concatenate([e for e in errors if e is not None])[order],
+        r0=held.get(R0),
+    )
+    source = first.parameters["R0"].source if R0 in held else "fitted"
+    return estimate(curve, first.settings, law, held, source)

@@ -1,0 +1,272 @@
+"""The loop's bookkeeping: waits, counts, warnings, files and the display."""
+
+import math
+import time
+from typing import Any
+
+from scalerl_jax.config import Config, to_json
+from scalerl_jax.learner.publish import Published
+from scalerl_jax.learner.step import TrainState
+from scalerl_jax.parts import Parts
+from scalerl_jax.rollout.assembly import Assembled, group_metrics
+from scalerl_jax.rollout.window import Pass, Window, open_window
+from scalerl_jax.types import Group
+from scalerl_jax.utils.device_memory import explained
+from scalerl_jax.utils.metrics import MetricsWriter
+from scalerl_jax.utils.preemption import Preemption
+from scalerl_jax.utils.progress import Progress
+from scalerl_jax.utils.run_directory import flatten
+
+PAUSE_TIMEOUT_S = 600.0  # for the sampler's call that is under way
+_POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
+
+
+class Watch:
+    """The loop's bookkeeping: waits, counts, warnings, files and the display."""
+
+    def __init__(
+        self, config: Config, parts: Parts, writer: MetricsWriter, progress: Progress
+    ) -> None:
+        """At the start of a run, or of its resumption."""
+        self._config = config
+        self._settings = flatten(to_json(config))
+        self._parts = parts
+        self._writer = writer
+        self._progress = progress
+        self._skipped = 0  # steps in all
+        self._skipped_in_row = 0
+        self._pass_rate = float("nan")
+        self._last_s = time.monotonic()
+        self._last_tokens = 0.0
+        self._times: dict[str, float] = {}
+        self._mismatch: dict[str, float] = {}  # as last measured
+
+    def require_agreement(self, state: TrainState, published: Published) -> None:
+        """Refuse to train on a sampler that is not the policy; compiles the engine."""
+        parts = self._parts
+        with parts.ledger.activity("startup", pool=parts.learner_pool):
+            agreement = parts.agreement.require(state.params, published.params)
+        self._mismatch = agreement.metrics()
+        self._progress.note(
+            f"sampler and learner differ by {agreement.mean_abs:.1e} nats on average, "
+            f"{agreement.max_abs:.1e} at most, over {agreement.tokens} tokens"
+        )
+
+    def publish(
+        self, state: TrainState, version: int, *, activity: str = "publish"
+    ) -> Published:
+        """A copy of the params to the sampler; on a failure it keeps what it has."""
+        parts = self._parts
+        with (
+            parts.ledger.activity(activity, pool=parts.learner_pool),
+            explained("publishing params", self._settings),
+        ):
+            published = parts.to_sampler(state.params, state.policy_version)
+            parts.worker.publish(published, policy_version=version)
+        return published
+
+    def take(self, version: int, preemption: Preemption) -> list[Group] | None:
+        """The groups of the next window; None if SIGTERM came while waiting for it."""
+        started = time.monotonic()
+        limit = self._config.queue.batch_timeout_s
+        while not preemption.requested:
+            left = limit - (time.monotonic() - started)
+            try:
+                groups = self._parts.queue.take(version, min(_POLL_S, max(left, 0.0)))
+            except TimeoutError as timeout:
+                if left > _POLL_S:
+                    continue
+                raise TimeoutError(
+                    f"no batch within queue.batch_timeout_s = {limit}: {timeout}"
+                ) from timeout
+            self._times["time/wait_s"] = time.monotonic() - started
+            # Here and not when a verdict comes: its moment must not matter.
+            for group in groups:
+                passed = sum(rollout.passed for rollout in group.rollouts)
+                self._parts.stream.record(
+                    group.prompt.prompt_id, passed=passed, total=len(group.rollouts)
+                )
+            return groups
+        return None
+
+    def open(self, groups: list[Group], state: TrainState, version: int) -> Window:
+        """The batches of what was taken, ready for their steps."""
+        parts, batch = self._parts, self._config.batch
+        window = open_window(
+            groups,
+            num_prompts=batch.num_prompts,
+            num_batches=parts.queue.taken // batch.num_prompts,
+            version=version,
+            assemble=parts.assemble,
+        )
+        useful = sum(group.has_reward_variance for group in groups)
+        if batch.dynamic_sampling and useful < parts.queue.taken:
+            self._progress.note(
+                f"warning: {useful} of {parts.queue.taken} groups have reward "
+                f"variance, after {len(groups)} were generated (batch.max_refills = "
+                f"{batch.max_refills}); the step goes with those"
+            )
+        started = time.monotonic()
+        with (
+            parts.ledger.activity("train", pool=parts.learner_pool),
+            explained("the train step", self._settings),
+        ):
+            window = window.annotated(parts.annotate(state, window.packed()))
+        self._times["time/annotate_s"] = time.monotonic() - started
+        return window
+
+    def step(
+        self, state: TrainState, each: Pass, assembled: Assembled
+    ) -> tuple[TrainState, dict[str, float] | None]:
+        """One optimizer step; no metrics if there was none to take."""
+        ledger = self._parts.ledger
+        if each.epoch == 0:
+            ledger.waste_tokens(each.batch.wasted_tokens)
+        if assembled.batch is None:
+            self._skip("every group of the batch has zero variance")
+            return state, None
+        started = time.monotonic()
+        with (
+            ledger.activity("train", pool=self._parts.learner_pool),
+            explained("the train step", self._settings),
+        ):
+            state, arrays = self._parts.step(state, assembled.batch)
+            metrics = {name: float(value) for name, value in arrays.items()}
+            fault = ""
+            if metrics.pop("skipped"):
+                fault = self._parts.diagnose(state.params, assembled.batch)
+        self._times["time/train_s"] = time.monotonic() - started
+        # Forward and backward: three forward passes' worth, and as much for a critic.
+        passes = 3 if state.critic is None else 6
+        flops = self._parts.arch.flops_per_token(assembled.mean_context)
+        ledger.count(
+            train_tokens=assembled.train_tokens,
+            train_flops=passes * flops * assembled.row_tokens,
+        )
+        if fault:
+            self._skip(
+                f"loss {metrics['loss']} or gradient norm {metrics['grad_norm']} is "
+                f"not finite; {fault}"
+            )
+            return state, None
+        self._skipped_in_row = 0
+        return state, metrics
+
+    def _skip(self, reason: str) -> None:
+        self._skipped += 1
+        self._skipped_in_row += 1
+        limit = self._config.train.max_skipped_steps
+        self._progress.note(f"warning: optimizer step skipped: {reason}")
+        if self._skipped_in_row >= limit:
+            raise RuntimeError(
+                f"{self._skipped_in_row} optimizer steps in a row were skipped, the "
+                f"limit train.max_skipped_steps = {limit}; the last because {reason}. "
+                f"Prompts that are all too easy or too hard want another data.tasks; "
+                f"numbers that are not finite want a lower optimizer.learning_rate"
+            )
+
+    def log(
+        self,
+        step: int,
+        each: Pass,
+        assembled: Assembled,
+        metrics: dict[str, float],
+    ) -> None:
+        """One row of metrics.jsonl, and the display."""
+        parts, now = self._parts, time.monotonic()
+        elapsed_s, self._last_s = now - self._last_s, now
+        report = parts.ledger.report()
+        made = report["compute/generated_tokens"] - self._last_tokens
+        self._last_tokens = report["compute/generated_tokens"]
+        groups = [*each.batch.groups, *each.batch.refilled]
+        row: dict[str, Any] = metrics | group_metrics(groups, learner_version=step - 1)
+        if not metrics["mismatch/tokens"]:
+            # No token of the learner's own version: that of the last evaluation.
+            row |= self._mismatch
+        row |= {
+            "train/tokens": assembled.train_tokens,
+            "train/epoch": each.epoch,
+            "train/learning_rate": float(parts.learning_rates(step - 1)),
+            "group/generated": len(groups),
+            "group/with_variance": each.batch.num_useful,
+            # Of the newest of its completions.
+            "completion/limit_tokens": parts.length_limit(
+                max(group.oldest_version for group in groups)
+            ),
+            "train/skipped_steps": self._skipped,
+            "data/retired_prompts": parts.stream.num_retired,
+            "queue/buffered": parts.queue.buffered,
+            "queue/running": parts.queue.running,
+            "queue/dropped": sum(parts.queue.dropped.values()),
+            "time/step_s": elapsed_s,
+            "throughput/generated_tokens_per_s": made / max(elapsed_s, 1e-9),
+            "throughput/trained_tokens_per_s": assembled.row_tokens
+            / max(self._times["time/train_s"], 1e-9),
+        }
+        row |= self._times | report | parts.worker.sampler_metrics
+        shares = parts.ledger.idle_shares()
+        row |= {f"idle/{pool}_share": share for pool, share in shares.items()}
+        self._writer.write_step(step, row)
+        self._warn(row)
+        train_rate = row["pass_rate/mean"]
+        # Unknown between a resumption and the next evaluation.
+        rate = "-" if math.isnan(self._pass_rate) else f"{self._pass_rate:.3f}"
+        mean, most = row["staleness/mean"], row["staleness/max"]
+        self._progress.show(
+            step,
+            {
+                "pass rate": f"{rate} (train {train_rate:.3f})",
+                "tokens/s": f"{row['throughput/generated_tokens_per_s']:.0f}",
+                "staleness": f"{mean:.1f} (max {most})",
+            },
+        )
+
+    def _warn(self, row: dict[str, Any]) -> None:
+        limit = self._config.train.cut_off_warning_share
+        if row["completion/cut_off_share"] > limit:
+            self._progress.note(
+                f"warning: {row['completion/cut_off_share']:.0%} of the completions "
+                f"were cut off at the length limit (train.cut_off_warning_share = "
+                f"{limit:.0%}); in ScaleRL's runs this came before a collapse"
+            )
+
+    def evaluate(self, state: TrainState, published: Published, version: int) -> None:
+        """Pass rate and mismatch at this version, into the files and the display."""
+        parts = self._parts
+        with parts.worker.paused(PAUSE_TIMEOUT_S):
+            report = parts.ledger.report()
+            with parts.ledger.activity("eval", pool=parts.learner_pool):
+                result = parts.evaluate(published.params, policy_version=version)
+                agreement = parts.agreement(state.params, published.params)
+        self._mismatch = agreement.metrics()
+        row = {
+            "step": version,
+            "policy_version": version,
+            "compute_chip_hours": report["compute/charged_chip_hours"],
+            "train_tokens": report["compute/train_tokens"],
+            "generated_tokens": report["compute/generated_tokens"],
+            "train_flops": report["compute/train_flops"],
+            "pass_rate": result.pass_rate,
+            "pass_rate_se": result.pass_rate_se,
+            "num_prompts": result.num_prompts,
+            "samples_per_prompt": result.samples_per_prompt,
+            "prompt_pass_rates": result.prompt_pass_rates,
+            "cut_off_share": result.cut_off_share,
+            "interrupted_share": result.interrupted_share,
+            "unjudged_share": result.unjudged_share,
+            "mean_completion_tokens": result.mean_completion_tokens,
+            **self._mismatch,
+        }
+        row |= {
+            f"pass_rate/{task}": rate for task, rate in result.pass_rate_by_task.items()
+        }
+        self._writer.write_eval(row)
+        self._writer.write_rollouts(
+            {"step": version, **each} for each in result.rollouts
+        )
+        self._pass_rate = result.pass_rate
+        self._progress.note(
+            f"evaluation at step {version}: pass rate {result.pass_rate:.3f} "
+            f"+- {result.pass_rate_se:.3f} after "
+            f"{row['compute_chip_hours']:.4f} chip-hours"
+        )

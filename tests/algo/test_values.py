@@ -1,0 +1,90 @@
+"""What a critic learns from, and its loss, by hand and against torch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from small_tokens import floats
+
+from scalerl_jax.algo.values import clipped_value_loss, final_rewards, whiten
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize(
+    "value, expected, gradient",
+    [
+        pytest.param(1.1, 0.405, -0.9, id="within the clip: (2 - 1.1)^2 / 2"),
+        pytest.param(1.5, 0.32, 0.0, id="past the clip, towards the return: 1.2"),
+        pytest.param(0.5, 1.125, -1.5, id="past the clip, away from the return"),
+    ],
+)
+def test_the_value_loss_by_hand(value, expected, gradient):
+    def loss(value):
+        return clipped_value_loss(value, 1.0, 2.0, value_clip=0.2)
+
+    found = jax.value_and_grad(loss)(value)
+    np.testing.assert_allclose(found, (expected, gradient), rtol=1e-5, atol=1e-7)
+
+
+def test_without_a_clip_it_is_the_squared_error():
+    def loss(value):
+        return clipped_value_loss(value, 1.0, 2.0, value_clip=0.0)
+
+    assert jax.value_and_grad(loss)(5.0) == (4.5, 3.0)
+
+
+@settings(deadline=None, max_examples=40)
+@given(floats(6, -4, 4), floats(6, -4, 4), floats(6, -4, 4))
+def test_the_value_loss_is_that_of_torch(values, old_values, returns):
+    tensor = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+    old, target = (torch.tensor(x, dtype=torch.float64) for x in (old_values, returns))
+    moved = torch.minimum(torch.maximum(tensor, old - 0.5), old + 0.5)
+    worst = torch.max((tensor - target).square(), (moved - target).square())
+    expected = (worst / 2).sum()
+    expected.backward()
+
+    def loss(values):
+        return clipped_value_loss(values, old_values, returns, value_clip=0.5).sum()
+
+    found, gradient = jax.value_and_grad(loss)(values)
+    np.testing.assert_allclose(found, expected.item(), rtol=1e-5, atol=1e-6)
+    # On a kink any slope between the two is right.
+    kink = np.abs(np.abs(values.astype(float) - old_values) - 0.5) < 1e-6
+    tie = (tensor - target).square() - (moved - target).square()
+    kink |= (tie.abs() < 1e-5).detach().numpy() & (np.abs(values - old_values) > 0.5)
+    np.testing.assert_allclose(
+        np.asarray(gradient)[~kink], tensor.grad.numpy()[~kink], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_the_reward_is_given_on_the_last_sampled_token():
+    found = final_rewards(
+        jnp.array([[3.0, 3.0, 3.0, 0.0, 5.0, 5.0]]),
+        jnp.array([[1, 1, 1, 0, 2, 2]]),
+        jnp.array([[True, True, False, False, True, True]]),
+    )
+    assert found.tolist() == [[0.0, 3.0, 0.0, 0.0, 0.0, 5.0]]
+
+
+def test_whitened_by_hand():
+    # Mean 2, variance (1 + 1 + 4 + 4) / 4.
+    found = whiten(
+        jnp.array([1.0, 3.0, 0.0, 99.0, 4.0]),
+        jnp.array([True, True, True, False, True]),
+        eps=0.0,
+    )
+    expected = np.array([-1.0, 1.0, -2.0, 0.0, 2.0]) / np.sqrt(2.5)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@settings(deadline=None, max_examples=40)
+@given(floats(6, -4, 4), hnp.arrays(np.bool_, 6), st.sampled_from([0.0, 1e-6]))
+def test_whitened_advantages_are_finite_and_hide_the_mask(advantages, mask, eps):
+    found = np.asarray(whiten(jnp.asarray(advantages), jnp.asarray(mask), eps=eps))
+    assert np.isfinite(found).all()
+    np.testing.assert_array_equal(found[~mask], 0.0)
+    np.testing.assert_allclose(found.sum(), 0.0, atol=1e-4)

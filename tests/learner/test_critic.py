@@ -1,0 +1,515 @@
+"""The critic against values by hand and a slow critic, and what it must not depend on.
+
+As in test_step, updates are compared after plain gradient descent at rate 1, where the
+params show the gradient itself.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from small_step import (
+    ADAMW,
+    ARCH,
+    CISPO,
+    FAST_COMPILE,
+    LONGEST,
+    PLAIN,
+    assert_trees_close,
+    assert_trees_equal,
+    bench,
+    make_sequences,
+    mesh_of,
+    start_params,
+)
+
+from scalerl_jax.build.critic import abstract_critic, make_critic
+from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.learner.critic import (
+    CriticAdvantages,
+    PairedStep,
+    held,
+    make_critic_accumulate,
+    make_critic_update,
+    token_values,
+)
+from scalerl_jax.learner.nonfinite import Diagnosis
+from scalerl_jax.learner.scoring import Scorer
+from scalerl_jax.learner.step import (
+    Accumulated,
+    TrainStep,
+    init_state,
+    make_accumulate,
+    make_update,
+)
+from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.transformer import abstract_params, hidden_states
+from scalerl_jax.rollout.batching import TrainSequence, abstract_microbatch
+from scalerl_jax.rollout.sharing import StreamShape, abstract_streams, pack_shared
+
+CLOSE = dict(rtol=1e-5, atol=3e-6)
+CLIP = 0.3
+GAMMA, LAMBDA = 0.9, 0.8
+QUICK = optax.adam(0.02)
+FEW_ROWS = dict(rows=2, row_tokens=24)
+TWO_DEVICES = dict(shape=(1, 2, 1, 1), **FEW_ROWS)
+SHORT_ROWS = dict(rows=3, row_tokens=13)
+STREAMS = StreamShape(
+    rows=2, row_tokens=24, shared_tokens=16, own_tokens=32, group_size=2
+)
+
+
+@functools.cache
+def value_head():
+    return np.random.default_rng(7).normal(size=ARCH.hidden_size).astype(np.float32)
+
+
+def annotated(microbatch):
+    """The abstract microbatch that the steps take."""
+    numbers = microbatch.advantages
+    return dataclasses.replace(microbatch, values=numbers, returns=numbers)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Critics:
+    """A step of policy and critic of the small policy, and what belongs to it."""
+
+    of: object  # a `small_step.Bench`: the policy's
+    optimizer: optax.GradientTransformation = PLAIN
+    shared: bool = False
+
+    def state(self, *, head=None):
+        """A fresh policy, and its critic with a head that says something."""
+        state = self.of.state()
+        critic = make_critic(state.params, self.optimizer, self.mesh)
+        head = value_head() if head is None else head
+        head = jax.device_put(head, critic.params["value_head"].sharding)
+        critic = dataclasses.replace(
+            critic, params=critic.params | {"value_head": head}
+        )
+        return dataclasses.replace(state, critic=critic)
+
+    @property
+    def mesh(self):
+        return mesh_of(self.of.shape)
+
+    @property
+    def microbatch(self):
+        if self.shared:
+            return abstract_streams(STREAMS, streams=1)
+        return abstract_microbatch(
+            row_tokens=self.of.row_tokens, rows_per_microbatch=self.of.rows
+        )
+
+    @functools.cached_property
+    def advantages(self):
+        """Rewards into advantages, not whitened."""
+        scorer = Scorer(
+            functools.partial(token_values, forward=self.of.forward),
+            params=self.state().critic.params,
+            batch=self.microbatch,
+            mesh=self.mesh,
+            compiler_options=FAST_COMPILE,
+        )
+        return CriticAdvantages(values=scorer, gamma=GAMMA, gae_lambda=LAMBDA, eps=None)
+
+    @property
+    def programs(self):
+        return dict(
+            batch=annotated(self.microbatch),
+            mesh=self.mesh,
+            compiler_options=FAST_COMPILE,
+        )
+
+    @functools.cached_property
+    def alone(self):
+        """The step of the critic."""
+        return TrainStep(
+            make_critic_accumulate(self.of.forward, value_clip=CLIP),
+            make_critic_update(self.optimizer),
+            state=self.state().critic,
+            **self.programs,
+        )
+
+    @functools.cached_property
+    def paired(self):
+        """The step of both."""
+        policy = TrainStep(
+            make_accumulate(self.of.forward, CISPO),
+            make_update(self.of.optimizer),
+            state=self.of.state(),
+            **self.programs,
+        )
+        return PairedStep(policy, self.alone)
+
+    def batch(self, sequences=None, **options):
+        if self.shared:
+            return pack_shared(make_sequences(), shape=STREAMS, streams=1)
+        return self.of.batch(sequences=sequences, **options)
+
+
+@functools.cache
+def critics(*, optimizer=PLAIN, shared=False, **options):
+    """The critics of this bench, their programs compiled once."""
+    return Critics(of=bench(**options), optimizer=optimizer, shared=shared)
+
+
+def slow_values(params):
+    """Of each rollout's sampled tokens, in order, one rollout to a row."""
+    sequences = make_sequences()
+    tokens = np.zeros((len(sequences), LONGEST + 1), np.int32)
+    for row, sequence in zip(tokens, sequences, strict=True):
+        row[: len(sequence.tokens)] = sequence.tokens
+    hidden = hidden_states(
+        params,
+        ARCH,
+        tokens,
+        positions=np.broadcast_to(np.arange(LONGEST + 1), tokens.shape),
+        segment_ids=np.ones_like(tokens),
+        dtype=jnp.float32,
+    )
+    values = (hidden * params["value_head"]).sum(axis=-1)
+    return [
+        row[sequence.prompt_length + np.flatnonzero(sequence.mask) - 1]
+        for row, sequence in zip(values, sequences, strict=True)
+    ]
+
+
+def torch_gae(reward, values):
+    """Advantages of one rollout as sums over all later tokens, equation 16."""
+    values = torch.cat([torch.tensor(np.asarray(values)), torch.zeros(1)])
+    rewards = torch.zeros(len(values) - 1)
+    rewards[-1] = reward
+    deltas = rewards + GAMMA * values[1:] - values[:-1]
+    return torch.stack(
+        [
+            sum((GAMMA * LAMBDA) ** k * delta for k, delta in enumerate(deltas[t:]))
+            for t in range(len(deltas))
+        ]
+    ).numpy()
+
+
+@functools.cache
+def slow_targets():
+    """Old values, advantages and returns of the sampled tokens, by rollout."""
+    params = start_critic_params()
+    old = [np.asarray(values) for values in slow_values(params)]
+    advantages = [
+        torch_gae(sequence.advantage, values)
+        for sequence, values in zip(make_sequences(), old, strict=True)
+    ]
+    returns = [a + v for a, v in zip(advantages, old, strict=True)]
+    return old, advantages, returns
+
+
+def start_critic_params():
+    trunk = {name: leaf for name, leaf in start_params().items() if name != "head"}
+    return trunk | {"value_head": value_head()}
+
+
+@functools.partial(jax.jit, compiler_options=FAST_COMPILE)
+@jax.value_and_grad
+def slow_gradient(params, old, returns):
+    """Of the clipped loss, averaged over the sampled tokens; and that loss."""
+    values = jnp.concatenate(slow_values(params))
+    near = old + jnp.clip(values - old, -CLIP, CLIP)
+    return jnp.maximum((values - returns) ** 2, (near - returns) ** 2).mean() / 2
+
+
+def of_rollouts(batch, field):
+    """A field of the sampled tokens, by rollout, in the order of `make_sequences`."""
+    found = {}
+    for tokens, ids, mask, values in zip(
+        *(
+            np.asarray(x).reshape(-1, x.shape[-1])
+            for x in (batch.targets, batch.sequence_ids, batch.mask, field)
+        ),
+        strict=True,
+    ):
+        for sequence in range(1, ids.max() + 1):
+            here = ids == sequence
+            if here.any():
+                found[tuple(tokens[here])] = values[here & mask]
+    return [
+        found[tuple(each.tokens[each.prompt_length :])] for each in make_sequences()
+    ]
+
+
+def moved(batch):
+    """The batch as if the critic had moved since it said its values, some of it far."""
+    steps = np.random.default_rng(3).choice([-0.5, -0.1, 0.1, 0.5], batch.values.shape)
+    return dataclasses.replace(batch, values=(batch.values + steps).astype(np.float32))
+
+
+LAYOUTS = [
+    pytest.param(SHORT_ROWS, False, id="not packed, three microbatches"),
+    pytest.param(SHORT_ROWS, True, id="packed, two microbatches"),
+    pytest.param(dict(shared=True, rows=2, row_tokens=24), True, id="shared prompts"),
+    pytest.param(
+        dict(shape=(2, 1, 2, 2), rows=2, row_tokens=24, block=3), True, id="8 devices"
+    ),
+]
+
+
+@pytest.mark.parametrize("layout, packing", LAYOUTS)
+def test_advantages_and_step_are_those_of_the_slow_critic(layout, packing):
+    these = critics(**layout)
+    state = these.state()
+    options = {} if these.shared else dict(packing=packing)
+    batch = these.advantages(state.critic.params, these.batch(**options))
+    for name, expected in zip(
+        ("values", "advantages", "returns"), slow_targets(), strict=True
+    ):
+        found = of_rollouts(batch, getattr(batch, name))
+        for ours, slow in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, slow, rtol=1e-4, atol=1e-5, err_msg=name)
+        assert not np.asarray(getattr(batch, name))[~batch.mask].any()
+
+    batch = moved(batch)
+    old = np.concatenate(of_rollouts(batch, batch.values))
+    returns = np.concatenate(of_rollouts(batch, batch.returns))
+
+    loss, gradient = slow_gradient(start_critic_params(), old, returns)
+    critic, metrics = these.alone(state.critic, batch)
+    assert_trees_close(
+        critic.params,
+        jax.tree.map(lambda x, part: x - part, start_critic_params(), gradient),
+        **CLOSE,
+    )
+    values = np.concatenate([np.asarray(x) for x in slow_targets()[0]])
+    clipped = (np.abs(values - old) > CLIP) & (
+        np.abs(values - returns)
+        < np.abs(old + np.clip(values - old, -CLIP, CLIP) - returns)
+    )
+    assert 0 < clipped.sum() < len(clipped)
+    expected = {
+        "loss": loss,
+        "grad_norm": optax.tree.norm(gradient),
+        "mean": values.mean(),
+        "clipped_share": clipped.mean(),
+        "explained_variance": 1.0 - (returns - old).var() / returns.var(),
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(
+            metrics[f"value/{name}"], value, rtol=1e-4, atol=1e-5, err_msg=name
+        )
+    assert critic.policy_version == 1
+
+
+def hand_batch(values):
+    """Two rollouts in a row: one with a forced token in its middle, one of a token."""
+    sequences = [
+        TrainSequence(
+            tokens=np.arange(1, 1 + len(mask) + 2, dtype=np.int32),
+            prompt_length=2,
+            weights=np.where(mask, 0.25, 0.0),
+            mask=np.array(mask),
+            behavior_logprobs=np.full(len(mask), -1.0),
+            staleness=np.zeros(len(mask), np.int32),
+            advantage=reward,
+        )
+        for mask, reward in (([True, False, True], 1.0), ([True], -1.0))
+    ]
+    batch = bench(rows=1, row_tokens=8).batch(sequences=sequences)
+    given = np.zeros(batch.mask.shape, np.float32)
+    given[batch.sequence_ids > 0] = values
+    return batch, given
+
+
+@pytest.mark.parametrize(
+    "gamma, gae_lambda, penalty, expected",
+    [
+        # 1 - 0.5 and 1 - 0.25: the reward less the value, whatever lies between.
+        pytest.param(1.0, 1.0, 0.0, (0.5, 0.75, -1.5), id="reward less value"),
+        # 0.25 - 0.5: the value of the next sampled token, not of the forced one.
+        pytest.param(1.0, 0.0, 0.0, (-0.25, 0.75, -1.5), id="one step"),
+        # 0.5 * 0.25 - 0.5 = -0.375, and 0.25 of the 0.75 that follows.
+        pytest.param(0.5, 0.5, 0.0, (-0.1875, 0.75, -1.5), id="between"),
+        # Each sampled token pays 0.1; the first one also for the second.
+        pytest.param(1.0, 1.0, 0.1, (0.3, 0.65, -1.6), id="a penalty per token"),
+    ],
+)
+def test_advantages_by_hand(gamma, gae_lambda, penalty, expected):
+    batch, values = hand_batch([0.5, 9.0, 0.25, 0.5])
+    advantages = CriticAdvantages(
+        values=lambda params, batch: np.where(batch.mask, values, 0.0),
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+        eps=None,
+        penalties=lambda batch: np.full(batch.mask.shape, penalty, np.float32),
+    )
+    found = advantages(None, batch)
+    np.testing.assert_allclose(found.advantages[batch.mask], expected, atol=1e-6)
+    returns = np.array(expected) + [0.5, 0.25, 0.5]
+    np.testing.assert_allclose(found.returns[batch.mask], returns, atol=1e-6)
+    for forced in (found.advantages, found.returns, found.values):
+        assert not forced[~batch.mask].any()
+
+
+def test_whitening_is_over_the_sampled_tokens_of_the_whole_batch():
+    these = critics(**SHORT_ROWS)
+    batch = these.batch()
+    assert len(batch.tokens) == 2
+    params = these.state().critic.params
+    plain = these.advantages(params, batch)
+    whitened = dataclasses.replace(these.advantages, eps=1e-8)(params, batch)
+    raw = plain.advantages[batch.mask]
+    np.testing.assert_allclose(
+        whitened.advantages[batch.mask], (raw - raw.mean()) / raw.std(), rtol=1e-4
+    )
+    np.testing.assert_array_equal(whitened.returns, plain.returns)
+
+
+def test_a_critic_starts_as_the_policy_with_values_of_zero():
+    these = critics(optimizer=QUICK, **TWO_DEVICES)
+    state = these.of.state()
+    critic = make_critic(state.params, ADAMW, these.mesh)
+    trunk = {x: leaf for x, leaf in state.params.items() if x != "head"}
+    head = critic.params["value_head"]
+    assert_trees_equal(critic.params, trunk | {"value_head": np.zeros(head.shape)})
+    assert head.dtype == jnp.float32
+    values = these.advantages.values(critic.params, these.batch())
+    assert not values.any()
+    theirs, ours = (
+        {
+            shard.data.unsafe_buffer_pointer()
+            for leaf in jax.tree.leaves(tree)
+            for shard in leaf.addressable_shards
+        }
+        for tree in (trunk, critic.params)
+    )
+    assert not ours & theirs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_critic_is_cut_as_the_policy_is(dtype):
+    mesh = mesh_of((1, 8, 1, 1))
+    params = jax.tree.map(
+        lambda leaf, sharding: leaf.update(sharding=sharding),
+        abstract_params(ARCH, dtype=dtype),
+        param_shardings(ARCH, mesh),
+    )
+    critic = abstract_critic(params, ADAMW, mesh)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(critic.params):
+        name = path[0].key
+        if name == "value_head":
+            assert leaf.sharding.is_fully_replicated and leaf.dtype == jnp.float32
+            continue
+        like = functools.reduce(lambda tree, key: tree[key.key], path, params)
+        assert (leaf.sharding, leaf.dtype) == (like.sharding, like.dtype)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        pytest.param("returns", np.nan, id="the critic's"),
+        pytest.param("behavior_logprobs", np.nan, id="the policy's"),
+    ],
+)
+def test_a_fault_of_one_leaves_both_as_they_were(field, value):
+    these = critics(optimizer=QUICK, **TWO_DEVICES)
+    state = these.state()
+    batch = these.advantages(state.critic.params, these.batch())
+    state, _ = these.paired(state, batch)
+    before = jax.device_get(state)
+    assert before.policy_version == before.critic.policy_version == 1
+    spoiled = np.copy(getattr(batch, field))
+    spoiled[tuple(np.argwhere(batch.mask)[0])] = value
+    state, metrics = these.paired(state, dataclasses.replace(batch, **{field: spoiled}))
+    assert metrics["skipped"]
+    assert_trees_equal(state, before)
+    diagnose = Diagnosis(
+        step=these.paired.policy, forward=these.of.forward, objective=CISPO
+    )
+    found = diagnose(state.params, dataclasses.replace(batch, **{field: spoiled}))
+    assert f"the batch's {field} are not: nan" in found
+
+
+def test_the_two_steps_of_a_pair_are_those_of_each_alone():
+    these = critics(optimizer=QUICK, **TWO_DEVICES)
+    batch = these.advantages(these.state().critic.params, these.batch())
+    together, metrics = these.paired(these.state(), batch)
+    alone, of_policy = these.paired.policy(these.of.state(), batch)
+    critic, of_critic = these.alone(these.state().critic, batch)
+    assert_trees_equal(together, dataclasses.replace(alone, critic=critic))
+    assert_trees_equal(metrics, of_policy | of_critic)
+
+
+def test_the_first_steps_leave_the_policy_as_it_was():
+    optimizer = optax.adamw(0.1)
+    update = make_update(optimizer, summarize=lambda sums, maxima: {})
+    update = jax.jit(held(update, steps=2))
+    start = init_state({"weight": jnp.ones(3)}, optimizer)
+    sums = Accumulated(
+        loss=jnp.ones(()), grads={"weight": jnp.ones(3)}, sums={}, maxima={}
+    )
+    state = start
+    for version in (1, 2):
+        state, _ = update(state, sums)
+        assert state.policy_version == version
+        assert_trees_equal(state.params, start.params)
+        assert_trees_equal(state.opt_state, start.opt_state)
+    state, _ = update(state, sums)
+    # The first step that counts: Adam's goes the whole rate, and decays by 1e-5.
+    np.testing.assert_allclose(state.params["weight"], 0.9 - 1e-5, rtol=1e-5)
+
+
+def test_the_critic_learns_which_prompts_are_rewarded():
+    rng = np.random.default_rng(5)
+    sequences = [
+        TrainSequence(
+            tokens=np.array([place % 4, *rng.integers(4, 16, 4)], np.int32),
+            prompt_length=1,
+            weights=np.full(4, 1 / 64),
+            mask=np.ones(4, bool),
+            behavior_logprobs=np.full(4, -2.0),
+            staleness=np.zeros(4, np.int32),
+            advantage=float(place % 4) / 3,  # the reward: 0, 1/3, 2/3 or 1
+        )
+        for place in range(16)
+    ]
+    these = critics(optimizer=QUICK, **TWO_DEVICES)
+    critic = these.state(head=np.zeros(ARCH.hidden_size, np.float32)).critic
+    packed = these.batch(sequences)
+    shares = []
+    for _ in range(60):
+        batch = these.advantages(critic.params, packed)
+        critic, metrics = these.alone(critic, batch)
+        shares.append(float(metrics["value/explained_variance"]))
+    assert shares[0] == 0.0  # all values are 0
+    rewards = packed.advantages[packed.mask]
+    values = these.advantages.values(critic.params, packed)[packed.mask]
+    assert 1.0 - (rewards - values).var() / rewards.var() > 0.9
+    assert np.abs(values - rewards).max() < 0.3
+
+
+def test_a_checkpoint_holds_the_critic(tmp_path):
+    these = critics(optimizer=ADAMW, **TWO_DEVICES)
+    rng = np.random.default_rng(9)
+    state = jax.tree.map(
+        lambda leaf: jax.device_put(
+            (9 * rng.normal(size=leaf.shape)).astype(leaf.dtype), leaf.sharding
+        ),
+        these.state(),
+    )
+    checkpointer = Checkpointer(tmp_path, every=1, keep=1)
+    checkpointer.save(1, state=state, host={}, groups=())
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=leaf.sharding
+        ),
+        state,
+    )
+    restored = checkpointer.restore(abstract)
+    checkpointer.close()
+    assert_trees_equal(restored.state, state)
+    jax.tree.map(
+        lambda ours, theirs: ours.sharding == theirs.sharding or pytest.fail(),
+        restored.state,
+        state,
+    )

@@ -1,0 +1,326 @@
+"""Verdicts on programs: right ones pass, wrong ones fail, whatever they try."""
+
+import pytest
+from small_sandbox import sandboxed
+
+from scalerl_jax.rewards import code
+from scalerl_jax.rewards.serving import Verifier
+from scalerl_jax.rewards.verifier import VerifierPool
+
+ADD_ASSERTS = {
+    "kind": "asserts",
+    "entry_point": "add",
+    "tests": "assert add(1, 2) == 3\nassert add(2, 2) == 4\nassert add('a', '') == 'a'",
+}
+ADD_CALLS = {
+    "kind": "calls",
+    "entry_point": "add",
+    "inputs": [[1, 2], [2, 2], ["a", ""]],
+    "outputs": [3, 4, "a"],
+}
+ADD_STDIN = {"kind": "stdin", "inputs": ["1 2\n", "2 2\n"], "outputs": ["3\n", "4\n"]}
+
+
+def judge(source, tests, *, wall_s=20.0, fenced=True):
+    answer = f"Here it is:\n```python\n{source}\n```\nDone." if fenced else source
+    return code.judge(
+        "any", answer, {"tests": tests}, cpu_s=20, wall_s=wall_s, memory_mib=512
+    ).status
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("a\n```python\nx = 1\n```\nb", "x = 1\n"),
+        ("```py\nx\n```\n```\ny\n```", "y\n"),
+        ("```python\nx\n```\n```bash\nls\n```", "x\n"),
+        ("  ```python\n  x\n  ```", "  x\n"),
+        ("```python\nx = '```'\n```", "x = '```'\n"),
+        ("```python\nx", None),
+        ("x = 1", None),
+        ("", None),
+    ],
+)
+def test_the_last_closed_block_of_python_is_the_program(text, expected):
+    assert code.extract_code(text) == expected
+
+
+@pytest.mark.parametrize(
+    "output, expected, same",
+    [
+        ("1 2\n3\n", "1 2\n3", True),
+        ("\n 1  2 \n3\n\n", "1 2\n3", True),
+        ("1.0", "1", True),
+        ("1e3", "1000", True),
+        ("yes", "yes", True),
+        ("yes", "Yes", False),
+        ("1\n2", "1 2", False),
+        ("1 2", "1 2 3", False),
+        ("1 2 3", "1 2", False),
+        ("0.1", "0.10000001", False),
+        ("nan", "1", False),
+        ("", "", True),
+        ("", "1", False),
+    ],
+)
+def test_outputs_are_compared_word_by_word(output, expected, same):
+    assert code.same_output(output, expected) is same
+
+
+@pytest.mark.parametrize(
+    "tests, message",
+    [
+        (None, "needs 'tests'"),
+        ({"kind": "guess"}, "'kind' of asserts, calls or stdin"),
+        ({"kind": "stdin", "inputs": ["1"], "outputs": []}, "need lists of inputs"),
+        (
+            {"kind": "stdin", "inputs": [], "outputs": []},
+            "outputs, and have \\[\\]",
+        ),
+        ({"kind": "stdin", "inputs": [1], "outputs": ["1"]}, "must be of str"),
+        ({"kind": "stdin", "inputs": ["1"], "outputs": [1]}, "must be of str"),
+        ({"kind": "stdin", "inputs": "1", "outputs": "1"}, "need lists of inputs"),
+        ({"kind": "stdin"}, "need lists of inputs"),
+        ({"kind": "calls", "inputs": [[1]], "outputs": [1]}, "need an 'entry_point'"),
+        ({"kind": "asserts", "tests": "assert ("}, "not Python"),
+        ({"kind": "asserts", "tests": " "}, "any solution passes"),
+        ({"kind": "asserts", "code": "assert 1"}, r"unknown fields \['code'\]"),
+    ],
+)
+def test_tests_that_cannot_be_run_are_refused(tests, message):
+    with pytest.raises(ValueError, match=message):
+        code.read_tests({"tests": tests})
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "tests, right, wrong",
+    [
+        (ADD_ASSERTS, "def add(a, b): return a + b", "def add(a, b): return 3"),
+        (ADD_CALLS, "def add(a, b): return a + b", "def add(a, b): return 3"),
+        (
+            ADD_CALLS | {"entry_point": "Solution().add"},
+            "class Solution:\n  def add(self, a, b): return a + b",
+            "class Solution:\n  def add(self, a, b): return b + b",
+        ),
+        (ADD_STDIN, "print(sum(map(int, input().split())))", "print(3)"),
+    ],
+    ids=["asserts", "calls", "a method", "stdin"],
+)
+def test_a_right_program_passes_and_a_wrong_one_does_not(tests, right, wrong):
+    assert judge(right, tests) == "correct"
+    assert judge(wrong, tests) == "wrong"
+    assert judge("def add(a, b: return", tests) == "unparsable"
+    assert judge(right, tests, fenced=False) == "no_answer"
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "source", ["x = '\ud800'", "\x00", "(" * 10_000, "x" * 2_000_000 + "("]
+)
+def test_what_is_no_python_is_unparsable(source):
+    assert judge(source, ADD_CALLS) == "unparsable"
+
+
+VALUES = """
+import collections, dataclasses, math
+Point = collections.namedtuple("Point", "x y")
+@dataclasses.dataclass
+class Pair:
+    a: int
+    b: int
+class Odd(Exception): pass
+def same(x): return x
+def point(): return Point(1, 2)
+def count(text): return collections.Counter(text)
+def pair(a, b): return Pair(a, b)
+def total(pairs): return sum(each.a + each.b for each in pairs)
+def squares(n): return (i * i for i in range(n))
+def root(x):
+    if x < 0: raise ValueError("negative")
+    return math.sqrt(x)
+def sort(values): values.sort()
+def fail(): raise Odd("odd")
+"""
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "for x in [None, True, 1, -2**70, 1.5, float('inf'), 'a\\ud800', b'x', 1j, [],"
+        " (1, [2]), {1, 2}, frozenset([1]), {1: {'a': (1,)}}]:\n"
+        "  assert same(x) == x and type(same(x)) is type(x), x",
+        "assert point() == (1, 2)",
+        "assert count('aab') == {'a': 2, 'b': 1}",
+        "assert total([pair(1, 2), Pair(3, 4)]) == 10 and pair(1, 2).b == 2",
+        "assert list(squares(4)) == [0, 1, 4, 9] and 9 in squares(4)",
+        "try:\n  root(-1)\n  assert False\nexcept ValueError as error:\n"
+        "  assert str(error) == 'negative'",
+        "x = [3, 1, 2]\nsort(x)\nassert x == [1, 2, 3]",
+        "def helper(f): return f(9)\nassert helper(root) == 3",
+        "assert root(x=16) == 4 and math.pi > 3",
+        "try:\n  fail()\n  assert False\nexcept RuntimeError as error:\n"
+        "  assert 'Odd: odd' in str(error)",
+    ],
+)
+def test_values_cross_between_solution_and_tests(tests):
+    assert judge(VALUES, {"kind": "asserts", "tests": tests}) == "correct"
+
+
+# What a solution may try that does not add.  Each is a whole program.
+CHEATS = {
+    "exit at import": "import sys; sys.exit(0)",
+    "hard exit at import": "import os; os._exit(0)",
+    "exit when called": "import sys\ndef add(a, b): sys.exit(0)",
+    "hard exit when called": "import os\ndef add(a, b): os._exit(0)",
+    "exit handlers": "import atexit, os\natexit.register(os._exit, 0)\n1 / 0",
+    "print success": "def add(a, b): print('{\"why\": \"\"}'); print('correct', 'OK')",
+    "success on every descriptor": """
+import os, struct
+for body in (b'{"why": ""}', b'{"value": null}', b'{"readable": true}'):
+    for number in range(64):
+        try: os.write(number, struct.pack("=I", len(body)) + body)
+        except OSError: pass
+def add(a, b): return None
+""",
+    "equal to everything": """
+class Same(int):
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    def __hash__(self): return 0
+def add(a, b): return Same(0)
+""",
+    "equal to everything and no number": """
+class Same:
+    def __eq__(self, other): return True
+    def __req__(self, other): return True
+    def __bool__(self): return True
+def add(a, b): return Same()
+""",
+    "patched builtins": """
+import builtins, operator
+builtins.AssertionError = type("Never", (Exception,), {})
+builtins.all = builtins.any = builtins.isinstance = lambda *_: True
+operator.eq = lambda *_: True
+def add(a, b): return None
+""",
+    "patched harness": """
+import sys
+harness = sys.modules["__main__"]
+harness.run_tests = lambda *_: ""
+harness.encode = lambda *_: True
+for name in ("Solution", "Remote", "Frames"):
+    for method in ("_perform", "_ask", "__eq__", "receive"):
+        setattr(getattr(harness, name), method, lambda *_, **__: {"why": ""})
+def add(a, b): return None
+""",
+    "looking for the tests": """
+import gc, os, sys
+def add(a, b):
+    frame = sys._getframe()
+    while frame:
+        frame.f_locals.update(why="")
+        frame = frame.f_back
+    for each in gc.get_objects():
+        if isinstance(each, dict) and "tests" in each: return 3 if a == 1 else 4
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for name in ("cmdline", "environ", "fd/0", "fd/3", "fd/4"):
+            try:
+                if b"assert" in open(f"/proc/{pid}/{name}", "rb").read(0): return 3
+            except OSError: pass
+""",
+    "killing all others": """
+import os, signal
+try: os.kill(-1, signal.SIGKILL)
+except OSError: pass
+try: os.kill(os.getppid(), signal.SIGKILL)
+except OSError: pass
+def add(a, b): return None
+""",
+    "endless": "def add(a, b):\n  while True: pass",
+    "endless import": "while True: pass",
+    "sleeping": "import time\ndef add(a, b): time.sleep(600)",
+    "endless value": "def add(a, b):\n  x = []\n  x.append(x)\n  return x",
+    "deep value": "def add(a, b):\n  x = 0\n  for _ in range(9**6): x = x,\n  return x",
+    "huge value": "def add(a, b): return 'x' * 10**8",
+    "stdin swallowed": "import sys\nsys.stdin.read()\ndef add(a, b): return None",
+}
+
+
+@sandboxed
+@pytest.mark.parametrize("tests", [ADD_ASSERTS, ADD_CALLS], ids=["asserts", "calls"])
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_no_cheat_passes(cheat, tests):
+    assert judge(CHEATS[cheat], tests, wall_s=1.5) == "wrong"
+
+
+@sandboxed
+@pytest.mark.parametrize("cheat", ["exit at import", "success on every descriptor"])
+def test_no_program_passes_without_the_right_output(cheat):
+    assert judge(CHEATS[cheat], ADD_STDIN) == "wrong"
+
+
+@sandboxed
+def test_right_output_of_a_program_that_fails_is_wrong():
+    right = "print(sum(map(int, input().split())))"
+    assert judge(right + "\nexit(1)", ADD_STDIN) == "wrong"
+    assert judge(right + "\nexit()", ADD_STDIN) == "correct"
+
+
+@sandboxed
+def test_helpers_of_the_tests_are_not_the_solution_s_to_replace():
+    tests = {
+        "kind": "asserts",
+        "entry_point": "root",
+        "setup": "def square(x): return x * x\ndef root(x): pass",
+        "tests": "def check(candidate):\n  assert abs(square(candidate(9)) - 9) < 1e-6"
+        "\ncheck(candidate)",
+    }
+    assert judge("def root(x): return x ** 0.5", tests) == "correct"
+    cheat = "def square(x): return 9\ndef abs(x): return 0\ndef root(x): return 0"
+    assert judge(cheat, tests) == "wrong"
+
+
+def verdicts_of(pool, tests, answers):
+    pool.submit(0, "any", answers, {"verifier": "code", "tests": tests})
+    while True:
+        pool.wait(60.0)
+        if found := pool.poll():
+            return found[0]
+
+
+@pytest.fixture
+def pool(monkeypatch, request):
+    if request.param == "without bubblewrap":
+        monkeypatch.setenv("PATH", "/nonexistent")
+    settings = {"cpu_s": 5, "wall_s": 5.0, "memory_mib": 512}
+    made = VerifierPool(
+        score="math:exp",
+        named={"code": Verifier("scalerl_jax.rewards.code:judge", settings)},
+        timeout_s=20.0,
+        num_workers=2,
+    )
+    yield made
+    made.close()
+
+
+@sandboxed
+@pytest.mark.parametrize("pool", ["as it is"], indirect=True)
+def test_the_pool_judges_the_programs_of_a_group(pool):
+    blocks = [f"```\n{body}\n```" for body in ("print(1)", "print(2)", "print(")]
+    tests = {"kind": "stdin", "inputs": [""], "outputs": ["1"]}
+    found = verdicts_of(pool, tests, [*blocks, "no block", None])
+    expected = ["correct", "wrong", "unparsable", "no_answer", "no_answer"]
+    assert (found.statuses, found.detail) == (expected, "")
+
+
+@pytest.mark.parametrize("pool", ["without bubblewrap"], indirect=True)
+def test_without_a_sandbox_a_program_is_refused_and_not_run(pool, tmp_path):
+    marker = tmp_path / "ran"
+    answer = f"```\nopen({str(marker)!r}, 'w')\n```"
+    tests = {"kind": "stdin", "inputs": [""], "outputs": [""]}
+    found = verdicts_of(pool, tests, [answer])
+    assert found.statuses == ["verifier_error"]
+    assert "apt-get install bubblewrap" in found.detail
+    assert not marker.exists()

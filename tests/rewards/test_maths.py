@@ -1,0 +1,202 @@
+"""Maths answers: known pairs, what is an answer, and input that means harm."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scalerl_jax.rewards import maths
+from scalerl_jax.rewards.serving import Verifier
+from scalerl_jax.rewards.verifier import VerifierPool
+
+PAIRS = [
+    line.split("\t")
+    for line in Path(__file__).with_name("math_pairs.tsv").read_text().splitlines()
+]
+
+
+def judge(text, *expected, answer_from="boxed"):
+    reference = {"answer": list(expected)}
+    return maths.judge("any", text, reference, answer_from=answer_from).status
+
+
+def test_the_table_of_pairs_is_large():
+    assert len(PAIRS) >= 350
+    assert sum(verdict == "different" for verdict, *_ in PAIRS) >= 120
+
+
+@pytest.mark.parametrize("verdict, expected, answer", PAIRS)
+def test_known_pairs(verdict, expected, answer):
+    wanted = {"equal": "correct", "different": "wrong"}[verdict]
+    assert judge(rf"Hence the answer is $\boxed{{{answer}}}$.", expected) == wanted
+
+
+@pytest.mark.parametrize(
+    "text, inside",
+    [
+        (r"\boxed{1} then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}} {", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed {3}", "3"),
+        (r"\fbox{1} \fboxed{2}", "2"),
+        (r"\boxed{1} and \boxed{2", "1"),
+        (r"\boxed{\boxed{4}}", "4"),
+        (r"} \boxed{5}", "5"),
+        (r"\boxed{}", ""),
+        (r"\\boxed{6}", None),
+        (r"\boxed 7", None),
+        ("7", None),
+    ],
+)
+def test_the_last_box_with_balanced_braces_holds_the_answer(text, inside):
+    assert maths.last_boxed(text) == inside
+
+
+@pytest.mark.parametrize(
+    "text, number",
+    [
+        ("It costs $1,234.50.", "1,234.50"),
+        ("from 3 to -4", "-4"),
+        ("10-3", "3"),
+        ("a range of 3-4 days", "4"),
+        ("one half, or 1/2.", "1/2"),
+        ("about 25%", "25%"),
+        ("x2 = .5", ".5"),
+        ("in 2024, 12", "12"),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_the_last_number_of_a_text(text, number):
+    assert maths.last_number(text) == number
+
+
+@pytest.mark.parametrize(
+    "answer_from, statuses",
+    [
+        ("boxed", ["correct", "no_answer", "no_answer"]),
+        ("last_number", ["wrong", "correct", "no_answer"]),
+        ("boxed_else_last_number", ["correct", "correct", "no_answer"]),
+    ],
+)
+def test_where_the_answer_is_looked_for_is_a_setting(answer_from, statuses):
+    texts = [r"\boxed{7}, as 3 + 4", "it is 7", "I do not know"]
+    assert [judge(text, "7", answer_from=answer_from) for text in texts] == statuses
+
+
+def test_each_of_several_right_answers_is_right():
+    assert judge(r"\boxed{0.5}", "7", r"\frac12") == "correct"
+    assert judge(r"\boxed{0.6}", "7", r"\frac12") == "wrong"
+    assert judge(r"\boxed{8}", r"\boxed{8}") == "correct"
+    assert maths.expected_answers({"answer": 8}) == ["8"]
+
+
+@pytest.mark.parametrize("text", [r"\boxed{}", r"\boxed{ $ $ }", r"\boxed{\,.}"])
+def test_an_empty_box_is_no_answer(text):
+    assert judge(text, "7") == "no_answer"
+
+
+@pytest.mark.parametrize(
+    "answer", ["{", r"\frac{1", "?!", "(" * 400, "1" * 5000, "\x00", "\ud800", "💥"]
+)
+def test_what_cannot_be_read_is_unparsable(answer):
+    assert judge(rf"\boxed{{{answer}}} \boxed{{{answer}}}", "7") in {
+        "unparsable",
+        "no_answer",
+    }
+
+
+@pytest.mark.parametrize("reference", [{}, {"answer": None}, {"answer": []}])
+def test_a_reference_without_an_answer_is_refused(reference):
+    with pytest.raises(ValueError, match="needs an 'answer'"):
+        maths.judge("any", r"\boxed{7}", reference, answer_from="boxed")
+
+
+def test_a_reference_that_cannot_be_read_is_an_error_unless_repeated():
+    assert judge(r"\boxed{?!}", "?!") == "correct"
+    with pytest.raises(ValueError, match="cannot be read: '\\?!'"):
+        judge(r"\boxed{7}", "?!")
+    with pytest.raises(ValueError, match="cannot be read: '\\?!'"):
+        maths.check("any", "", {"answer": ["7", "?!"]})
+    assert maths.check("any", "", {"answer": ["7", r"\frac12"]}) == 1.0
+
+
+@pytest.mark.parametrize("shape", ["{0}", r"\text{{{0}}}", r"\operatorname{{{0}}}"])
+def test_no_answer_is_run_as_python(shape, tmp_path):
+    marker = tmp_path / "ran"
+    for attempt in (
+        f"__import__('os').system('touch {marker}')",
+        f"open('{marker}','w')",
+        f"[open('{marker}', 'w') for _ in (1,)]",
+        f"(lambda: open('{marker}', 'w'))()",
+        f'S(\'open("{marker}", "w")\')',
+        f"7 if open('{marker}', 'w') else 7",
+    ):
+        text = rf"\boxed{{{shape.format(attempt)}}}"
+        for answer_from in ("boxed", "last_number"):
+            assert judge(text, "77", answer_from=answer_from) != "correct"
+    assert not marker.exists()
+
+
+# The first are judged or refused at once; the second would take hours and gigabytes.
+QUICK = {
+    "brackets": rf"\boxed{{{'(' * 50_000}{')' * 50_000}}}",
+    "open braces": "{" * 100_000,
+    "open boxes": r"\boxed{" * 14_000,
+    "backslashes": "\\" * 100_000,
+    "digits": "1" * 100_000,
+    "numbers": "1," * 50_000,
+    "signs": "-" * 100_000,
+    "spaces": rf"\boxed{{1{' ' * 100_000}x}}",
+    "radicals": r"\boxed{" + r"\sqrt{2+" * 14 + "1" + "}" * 15,
+    "dollars": rf"\boxed{{{'$' * 900}}}",
+    "equations": rf"\boxed{{{'1=' * 400}1}}",
+    "commas": rf"\boxed{{{'1,' * 400}1}}",
+}
+ENDLESS = {
+    "tower": r"\boxed{9^{9^{9^{9}}}}",
+    "factorial": r"\boxed{1000000000!}",
+    "expansion": r"\boxed{(a+b+c+d+e+f+g+h)^{200}-1}",
+}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    settings = {"answer_from": "boxed_else_last_number"}
+    made = VerifierPool(
+        score="math:exp",
+        named={"math": Verifier("scalerl_jax.rewards.maths:judge", settings)},
+        timeout_s=2.0,
+        num_workers=2,
+        memory_mib=1024,
+    )
+    yield made
+    made.close()
+
+
+def test_harmful_answers_take_bounded_time_and_spoil_no_other(pool):
+    answers = [r"\boxed{7}", *QUICK.values(), *ENDLESS.values(), r"\boxed{7.0}", None]
+    pool.submit(0, "any", answers, {"verifier": "math", "answer": "7"})
+    found = []
+    while not found:
+        pool.wait(120.0)
+        found = pool.poll()
+    (verdicts,) = found
+    first, *others, last, none = verdicts.statuses
+    assert (first, last, none) == ("correct", "correct", "no_answer")
+    assert "correct" not in others
+    assert set(others[len(QUICK) :]) <= {"verifier_timeout", "verifier_error"}
+    assert others[len(QUICK)] == "verifier_timeout"
+
+
+def test_a_prompt_that_names_an_unknown_verifier_is_refused(pool):
+    with pytest.raises(ValueError, match=r"'maths'; choose from \['math'\]"):
+        pool.submit(0, "any", ["7"], {"verifier": "maths", "answer": "7"})
+
+
+def test_the_reference_is_json(pool):
+    reference = json.loads('{"verifier": "math", "answer": 7}')
+    pool.submit(1, "any", ["so 7", "so 8", "so"], reference)
+    pool.wait(60.0)
+    statuses = [verdicts.statuses for verdicts in pool.poll()]
+    assert statuses == [["correct", "wrong", "no_answer"]]

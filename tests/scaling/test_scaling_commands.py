@@ -1,0 +1,254 @@
+"""Commands over several runs: what they print, write and refuse."""
+
+import json
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from scalerl_jax.scaling import fit_curve, load_curves, sigmoid
+from scalerl_jax.scaling.__main__ import main
+from scalerl_jax.scaling.report import make_report
+
+X = np.linspace(0.0, 16000.0, 25)
+RECIPES = {"best": (0.61, 1.9), "slow": (0.60, 1.3), "low": (0.52, 1.9)}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One CSV of three recipes that differ as the paper's do, with noise of 0.004."""
+    generator = np.random.default_rng(7)
+    lines = ["recipe,gpu_hours,pass_rate"]
+    for name, (asymptote, exponent) in RECIPES.items():
+        y = sigmoid(
+            X,
+            initial_reward=0.25,
+            asymptote=asymptote,
+            exponent=exponent,
+            midpoint=2500.0,
+        ) + generator.normal(0.0, 0.004, X.size)
+        lines += [f"{name},{a},{b}" for a, b in zip(X, y, strict=True)]
+    file = tmp_path_factory.mktemp("runs") / "recipes.csv"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def run(command, file, *arguments):
+    flags = ["--x=gpu_hours", "--group=recipe", *arguments]
+    return main([command, str(file), *flags])
+
+
+def test_recipes_are_ranked_as_they_were_made(runs, capsys, tmp_path):
+    picture = tmp_path / "lines.png"
+    flags = ["--resamples=40", f"--out={picture}"]
+    assert run("compare", runs, "--json", *flags) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in record["runs"]["rows"]] == ["best", "slow", "low"]
+    assert len(record["pairs"]) == 3
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert run("compare", runs, *flags) == 0
+    said = capsys.readouterr().out
+    assert "over gpu_hours, ranked by A" in said and "the paper's rule: best" in said
+
+
+def test_the_law_that_made_the_curve_foretells_it_best(runs, capsys, tmp_path):
+    pictures = [tmp_path / "ex.svg", tmp_path / "ex-2.svg"]
+    flags = ["--where=recipe=best", f"--out={pictures[0]}"]
+    assert run("extrapolate", runs, *flags, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["best_law"] == "sigmoid" and record["beats_last_value"]
+    assert pictures[0].read_bytes().startswith(b"<?xml")
+    assert run("extrapolate", runs, *flags[:1], "--fractions", "0.5") == 0
+    assert "least mean |error|" in capsys.readouterr().out
+
+
+def test_a_plan_names_its_unit_and_says_never(runs, capsys):
+    targets = ["--target=0.5", "--target=0.9", "--price=2", "--point-value=100"]
+    assert run("plan", runs, "--where=recipe=best", *targets) == 0
+    said = capsys.readouterr().out
+    assert "gpu_hours to reach 0.9" in said and "never" in said
+    # R = 0.5 at C_mid * ((0.5 - 0.25) / (0.61 - 0.5))^(1 / 1.9) = 3852 GPU-hours.
+    assert run("plan", runs, "--where=recipe=best", *targets, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["targets"][0]["compute"]["value"] == pytest.approx(3852, rel=0.02)
+    assert record["stop_below"] == pytest.approx(0.01 * 2 / 100)
+
+
+def test_the_law_of_several_model_sizes_is_recovered(tmp_path, capsys):
+    """Tan et al.'s constants of the base models over FLOPs."""
+    intercepts = {0.5e9: 0.0640, 1.5e9: 0.2074, 7e9: 0.7045, 32e9: 1.5359}
+    lines = ["size,flops,pass_rate"]
+    for size, intercept in intercepts.items():
+        slope = 0.13304 / (1 + 13.78e9 / size)
+        for flops in np.geomspace(1e18, 1e20, 12):
+            error = 10 ** (intercept - slope * np.log10(flops))
+            lines.append(f"{size},{flops},{1 - error}")
+    file = tmp_path / "sizes.csv"
+    file.write_text("\n".join(lines))
+    flags = ["--x=flops", "--group=size", "--model-size=size"]
+    assert main(["fit", str(file), *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["parameters"]
+    assert found["k_max"]["value"] == pytest.approx(0.13304, rel=0.02)
+    assert found["N0"]["value"] == pytest.approx(13.78e9, rel=0.02)
+    assert main(["fit", str(file), *flags]) == 0
+    assert "over flops" in capsys.readouterr().out
+
+
+def test_a_budget_is_split_by_the_sweep_that_wins_there(tmp_path, capsys):
+    """More rollouts per prompt climb later and higher; a step costs 32 * n."""
+    lines = ["run,n,prompts,step,pass_rate"]
+    for n in (8, 128):
+        for step in range(0, 200, 10):
+            rate = sigmoid(
+                32 * n * step,
+                initial_reward=0.2,
+                asymptote=0.5 + 0.001 * n,
+                exponent=1.5,
+                midpoint=1000.0 * n,
+            )
+            lines.append(f"n{n},{n},32,{step},{rate}")
+    file = tmp_path / "sweep.csv"
+    file.write_text("\n".join(lines))
+    flags = ["--x=step", "--group=run", "--budget=1e4", "--budget=7e5"]
+    assert main(["plan", str(file), *flags]) == 2
+    assert "--rollouts-per-prompt" in capsys.readouterr().err
+    flags += ["--rollouts-per-prompt=n", "--prompts-per-step=prompts"]
+    assert main(["plan", str(file), *flags, "--json"]) == 0
+    small, large = json.loads(capsys.readouterr().out)["allocations"]
+    assert small["rollouts_per_prompt"] == 8 and small["steps"] == 39  # 1e4 / (8 * 32)
+    assert large["rollouts_per_prompt"] == 128
+    assert large["steps"] == 170  # 7e5 / (128 * 32)
+    assert main(["plan", str(file), *flags]) == 0
+    assert "700000 rollouts: n = 128" in capsys.readouterr().out
+
+
+def test_a_setting_that_changes_within_a_run_is_refused(tmp_path, capsys):
+    file = tmp_path / "changing.csv"
+    file.write_text("x,pass_rate,size\n1,0.2,7\n2,0.3,8\n")
+    assert main(["fit", str(file), "--x=x", "--model-size=size"]) == 2
+    assert "size is 7, 8 in one run" in capsys.readouterr().err
+
+
+def test_seeds_are_pooled_and_other_tables_shown(runs, capsys):
+    assert run("fit", runs, "--pool", "--sensitivity", "--bootstrap=20") == 0
+    said = capsys.readouterr().out
+    assert "3 seeds of one recipe, pooled" in said
+    assert said.count("fitted from gpu_hours") == 3
+    assert said.count("moving blocks, 20 refits") == 3
+    assert run("fit", runs, "--pool", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    values = record["pooled"]["parameters"]["A"]["values"]
+    np.testing.assert_allclose(values, [0.61, 0.60, 0.52], atol=0.015)
+
+
+class Parsed(HTMLParser):
+    """Tags that are open at the end, what is fetched, and the scripts."""
+
+    VOID = ("meta", "img", "br")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.fetched, self.scripts, self.images = [], [], {}, 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.images += tag == "img"
+        source = given.get("src") or given.get("href") or ""
+        if source and not source.startswith(("data:image/svg+xml;base64,", "#")):
+            self.fetched.append(source)
+        if tag not in self.VOID:
+            self.open.append((tag, given.get("id")))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1][0] == "script":
+            self.scripts[self.open[-1][1]] = data
+
+
+def test_the_report_is_one_page_that_fetches_nothing(runs, tmp_path):
+    page, two = tmp_path / "report.html", tmp_path / "two.csv"
+    lines = [line for line in runs.read_text().splitlines() if "slow" not in line]
+    two.write_text("\n".join(lines))
+    assert run("report", two, f"--out={page}", "--title=A < B & C") == 0
+    text = page.read_text()
+    parsed = Parsed(text)
+    assert parsed.open == [] and parsed.fetched == []
+    # Both runs, the linearised ones; per run its curve and its extrapolation test.
+    assert parsed.images == 2 + 2 * 2
+    data = json.loads(parsed.scripts["fits"])
+    assert list(data) == ["best", "low"]
+    assert data["best"]["A"] == pytest.approx(0.61, abs=0.015)
+    assert "A &lt; B &amp; C" in text
+    assert "gpu_hours" in text and "Method" in text
+
+
+def test_many_runs_are_folded_and_tested_less(runs):
+    fits = {
+        curve.name: fit_curve(curve)
+        for curve in load_curves(runs, x="gpu_hours", group="recipe")
+        if curve.name != "slow"
+    }
+    text = make_report(fits, title="many", most_in_detail=1)
+    parsed = Parsed(text)
+    assert parsed.open == [] and parsed.images == 2 + 2
+    assert "are left out" in text
+
+
+def test_runs_of_one_name_get_names_of_their_own(runs, capsys):
+    assert main(["fit", str(runs), str(runs), "--x=gpu_hours", "--group=recipe",
+                 "--where=recipe=best", "--json"]) == 0  # fmt: skip
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)]
+    assert names[0] == "best" and len(set(names)) == 2
+
+
+@pytest.mark.parametrize(
+    "command, arguments, message",
+    [
+        pytest.param("compare", ["--where=recipe=low"], "two curves", id="one run"),
+        pytest.param("fit", ["--out=a.pdf"], "that ends in .png or .svg", id="picture"),
+        pytest.param("report", ["--out=a.pdf"], "that ends in .html", id="page"),
+        pytest.param("fit", ["--out=no/a.png"], "there is no directory no", id="out"),
+        pytest.param("fit", ["--group=run"], "choose --group from: recipe", id="group"),
+        pytest.param("fit", ["--weighted"], "best: no standard errors", id="weights"),
+        pytest.param("fit", ["--se=n"], "choose --se from", id="errors"),
+        pytest.param("plan", ["--target=61"], "outside (0, 1)", id="target"),
+        pytest.param("fit", ["--from=1e9"], "best: --from 1e+09 leaves", id="from"),
+        pytest.param("fit", ["--r0=25"], "--r0 = 25 is outside", id="r0"),
+        pytest.param(
+            "fit", ["--map-rewards", "1", "-1"], "--map-rewards 1 -1", id="range"
+        ),
+    ],
+)
+def test_bad_requests_end_with_one_message_and_status_2(
+    runs, capsys, command, arguments, message
+):
+    assert run(command, runs, *arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "command", ["fit", "compare", "extrapolate", "plan", "watch", "report"]
+)
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert "--map-rewards LOW HIGH" in said and "TensorBoard" in said
+
+
+def test_a_wrong_flag_ends_with_status_2(runs):
+    done = subprocess.run(
+        [sys.executable, "-m", "scalerl_jax.scaling", "fit", runs, "--where=recipe"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and "give COLUMN=VALUE" in done.stderr

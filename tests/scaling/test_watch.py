@@ -1,0 +1,191 @@
+"""Watching a run: waiting, forecasting, alarm, TensorBoard, and the fit in a thread."""
+
+import dataclasses
+import io
+import json
+import threading
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from scalerl_jax.scaling import CurveError, load_curve, make_curve, sigmoid
+from scalerl_jax.scaling.__main__ import main
+from scalerl_jax.scaling.checking import assess, to_text
+from scalerl_jax.scaling.live import LiveFit
+from scalerl_jax.scaling.watch import Watch, watch
+
+X = np.linspace(0.0, 10.0, 31)
+NOISE = np.random.default_rng(3).normal(0.0, 0.005, X.size)
+CLIMB = NOISE + sigmoid(
+    X, initial_reward=0.2, asymptote=0.7, exponent=2.0, midpoint=2.0
+)
+COLLAPSE = np.where(X > 7.0, CLIMB - 0.1 * (X - 7.0), CLIMB)
+
+
+def write_run(directory, y, count=None, num_steps=None):
+    """evals.jsonl with the first `count` evaluations, one every 10 steps."""
+    rows = [
+        {"step": 10 * i, "compute_chip_hours": X[i], "pass_rate": y[i]}
+        for i in range(len(X) if count is None else count)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (directory / "evals.jsonl").write_text(text)
+    if num_steps is not None:
+        settings = {"config": {"train": {"num_steps": num_steps}}}
+        (directory / "config.json").write_text(json.dumps(settings))
+    return directory
+
+
+def test_a_run_that_keeps_to_its_forecast_gives_no_alarm():
+    status = assess(make_curve(X, CLIMB))
+    assert status.alarm is None and len(status.checks) == 15
+    assert status.fitted_until == pytest.approx(5.0)
+    # 0.2 + 0.5 / (1 + (2 / 20)^2) = 0.69505
+    assert status.horizon == 20.0
+    assert status.forecast == pytest.approx(0.69505, abs=0.01)
+    assert status.forecast_band.low < 0.69505 < status.forecast_band.high
+
+
+@pytest.mark.parametrize("sign, where", [(-1, "below"), (1, "above")])
+def test_a_run_that_leaves_its_band_is_an_alarm(sign, where):
+    y = np.where(X > 5.0, CLIMB + sign * 0.08, CLIMB)
+    status = assess(make_curve(X, y))
+    assert [check.side for check in status.checks[-3:]] == [sign] * 3
+    assert f"the last 3 evaluations are {where} the 99 % band" in status.alarm
+    assert status.falling == (sign < 0) and "ALARM" in to_text(status)
+    assert assess(make_curve(X, y), patience=20).alarm is None
+
+
+def test_a_curve_that_collapses_is_an_alarm_without_a_band():
+    y = np.where(X > 4.0, 0.05, CLIMB)
+    status = assess(make_curve(X, y))
+    assert status.falling and "the curve falls" in status.alarm
+    small = dataclasses.replace(
+        make_curve(X[:7], CLIMB[:7] - [0, 0, 0, 0.1, 0, 0, 0.1]),
+        y_se=np.full(6, 0.1),
+    )
+    assert assess(small).alarm is None
+
+
+def test_an_early_run_waits_and_says_for_what():
+    status = assess(make_curve(X[:3], CLIMB[:3]))
+    assert status.fit is None and "at least 4 are needed" in status.waiting
+    assert "no fit yet" in to_text(status)
+
+
+def test_watch_once_prints_and_fills_tensorboard(tmp_path, capsys):
+    write_run(tmp_path, CLIMB, num_steps=600)
+    assert main(["watch", str(tmp_path), "--once"]) == 0
+    said = capsys.readouterr().out
+    # 300 of 600 steps at 10 chip-hours: the run will end at 20.
+    assert "forecast at compute_chip_hours = 20: 0.6" in said and "no alarm" in said
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "scaling"))
+    events.Reload()
+    (actual,) = events.Scalars("scaling/actual")
+    assert (actual.step, actual.value) == (300, pytest.approx(CLIMB[-1]))
+    (low,), (high,) = (
+        events.Scalars(f"scaling/{name}") for name in ("A_low", "A_high")
+    )
+    assert low.value < 0.7 < high.value
+    (image,) = events.Images("scaling/fit")
+    assert image.encoded_image_string.startswith(b"\x89PNG") and image.width > 500
+    # What it wrote does not stand in the way of reading the run's own events.
+    assert load_curve(tmp_path).x.size == 30
+
+
+def test_an_alarm_is_status_3_and_bad_input_status_2(tmp_path, capsys):
+    write_run(tmp_path, COLLAPSE)
+    command = ["watch", str(tmp_path), "--once", "--no-tensorboard"]
+    assert main(command) == 3
+    assert "ALARM" in capsys.readouterr().out
+    assert not (tmp_path / "tensorboard").exists()
+    assert main([*command, "--y=reward"]) == 2
+    assert "choose --y from" in capsys.readouterr().err
+    write_run(tmp_path, CLIMB, count=3)
+    assert main(command) == 2
+    assert "at least 4" in capsys.readouterr().err
+
+
+def test_watch_follows_a_run_to_its_end(tmp_path):
+    """It waits for the first file, shows each growth once, keeps the alarm."""
+    run, shown = Watch(path=tmp_path), io.StringIO()
+    counts = iter([2, 12, 12, 28, 31])
+
+    class Clock(threading.Event):
+        def wait(self, timeout=None):
+            write_run(tmp_path, COLLAPSE, count=next(counts), num_steps=300)
+            return False
+
+    assert watch(run, every_s=9.0, once=False, stream=shown, clock=Clock()) == 3
+    said = shown.getvalue()
+    assert said.count("waiting: ") == 1 and said.count("no fit yet") == 1
+    assert said.count("evaluations, the last at") == 4
+    assert run.at_end and run.falling
+
+
+def wait_for(condition):
+    """Until a thread has got there; fails after a minute."""
+    event = threading.Event()
+    for _ in range(6000):
+        if condition():
+            return
+        event.wait(0.01)
+    raise AssertionError("the thread did not get there")
+
+
+def test_the_live_fit_says_when_to_stop_and_never_blocks(tmp_path):
+    said = []
+    live = LiveFit(tmp_path, stop="alarm", patience=3, min_gain=0.0, note=said.append)
+    with live:
+        live.evaluated()  # before there is a file: reported, not fatal
+        wait_for(lambda: any("nothing to read" in line for line in said))
+        write_run(tmp_path, COLLAPSE, count=20)
+        live.evaluated()
+        wait_for(lambda: any("forecast" in line for line in said))
+        assert live.stop_reason is None
+        write_run(tmp_path, COLLAPSE)
+        live.evaluated()
+        wait_for(lambda: live.stop_reason is not None)
+    assert "the curve falls" in live.stop_reason
+    assert any("scaling alarm" in line for line in said)
+
+
+@pytest.mark.parametrize("min_gain, stops", [(0.05, True), (0.0, False)])
+def test_the_live_fit_stops_on_a_plateau(tmp_path, min_gain, stops):
+    write_run(tmp_path, CLIMB)
+    said = []
+    live = LiveFit(
+        tmp_path, stop="plateau", patience=3, min_gain=min_gain, note=said.append
+    )
+    with live:
+        live.evaluated()
+    assert (live.stop_reason is not None) == stops
+    if stops:
+        assert "twice the compute promises at most" in live.stop_reason
+
+
+def test_a_live_fit_that_is_off_does_nothing(tmp_path):
+    with LiveFit(
+        tmp_path, enabled=False, stop="alarm", patience=3, min_gain=0.0
+    ) as live:
+        live.evaluated()
+    assert live.stop_reason is None and list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_of_the_live_fit_is_reported_and_not_fatal(tmp_path):
+    write_run(tmp_path, CLIMB)
+    (tmp_path / "tensorboard").write_text("not a directory")
+    said = []
+    live = LiveFit(tmp_path, stop="alarm", patience=3, min_gain=0.0, note=said.append)
+    with live:
+        live.evaluated()
+    assert any("scaling.live failed" in line for line in said)
+
+
+def test_a_torn_line_is_a_curve_error(tmp_path):
+    write_run(tmp_path, CLIMB)
+    with open(tmp_path / "evals.jsonl", "a") as file:
+        file.write('{"step": 310, "compu')
+    with pytest.raises(CurveError, match="half written"):
+        Watch(path=tmp_path).look()

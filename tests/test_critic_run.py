@@ -1,0 +1,149 @@
+"""Whole runs with a learned value function, as a user starts and resumes them."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import small_run
+
+from scalerl_jax.build import learning
+from scalerl_jax.build.objective import with_annotations
+from scalerl_jax.learner.critic import PairedStep
+from scalerl_jax.learner.step import TrainStep
+
+PPO = {
+    "objective.advantage": "critic",
+    "objective.zero_variance_filter": False,
+    "objective.aggregation": "token",
+    "objective.loss": "clipped",
+    "objective.clip_low": 0.2,
+    "objective.clip_high": 0.2,
+    "objective.kl_coefficient": 0.05,
+    "objective.kl_estimator": "k1",
+    "objective.kl_in": "reward",
+    "critic.learning_rate": 1e-3,
+    "critic.warmup_steps": 1,
+    "critic.pretrain_steps": 2,
+    "critic.gae_lambda": 0.95,
+    "batch.group_size": 1,
+    "batch.num_prompts": 8,
+    "batch.epochs": 2,
+    "queue.max_staleness": 1,  # in turn, so that two runs are alike
+    "checkpoint.every": 4,
+    "eval.every": 6,
+    "eval.num_prompts": 2,
+    "train.num_steps": 6,
+}
+
+
+def finish(process):
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+
+
+ALONE = {"objective.advantage": "critic", "objective.zero_variance_filter": False}
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        pytest.param(
+            {"objective.advantage": "critic"},
+            ("objective.zero_variance_filter = True", "set it to False"),
+            id="a filter of groups",
+        ),
+        pytest.param(
+            ALONE | {"objective.advantage_normalization": "prompt"},
+            ("objective.advantage_normalization = 'prompt'", "'batch'", "'none'"),
+            id="a scale of groups",
+        ),
+        pytest.param(
+            ALONE | {"batch.dynamic_sampling": True},
+            ("batch.dynamic_sampling = True", "zero_variance_filter"),
+            id="groups generated anew",
+        ),
+        pytest.param(
+            ALONE | {"critic.pretrain_steps": 4},
+            ("critic.pretrain_steps = 4", "train.num_steps = 4"),
+            id="no step for the policy",
+        ),
+        pytest.param(
+            ALONE | {"critic.gae_lambda": 1.5},
+            ("critic.gae_lambda = 1.5", "[0, 1]"),
+            id="lambda above 1",
+        ),
+        pytest.param(
+            ALONE | {"critic.learning_rate": 0.0},
+            ("critic.learning_rate = 0.0", "above 0"),
+            id="a critic that learns nothing",
+        ),
+        pytest.param(
+            {"critic.value_clip": 0.5},
+            ("critic.value_clip = 0.5", "'group_mean'", "0.2"),
+            id="a setting that nothing reads",
+        ),
+        pytest.param(
+            {"batch.group_size": 1},
+            ("batch.group_size = 1", "objective.advantage = 'critic'"),
+            id="one rollout without a critic",
+        ),
+    ],
+)
+def test_what_cannot_go_with_a_critic_is_refused(changes, words):
+    with pytest.raises(ValueError) as refusal:
+        small_run.make_config(changes)
+    for word in words:
+        assert word in str(refusal.value)
+
+
+def test_with_a_critic_a_group_may_be_one_rollout():
+    config = small_run.make_config(ALONE | {"batch.group_size": 1})
+    assert config.batch.group_size == 1
+
+
+@pytest.mark.parametrize("changes, has_critic", [({}, False), (ALONE, True)])
+def test_only_with_a_critic_is_there_anything_of_it(changes, has_critic):
+    config = small_run.make_config(changes)
+    arch = learning.make_architecture(config)
+    mesh, _ = learning.make_meshes(config, arch, jax.devices())
+    state = learning.abstract_state(config, arch, mesh)
+    step = learning.make_train_step(
+        config, learning.make_forward(config, arch, mesh), mesh
+    )
+    assert (state.critic is not None) == has_critic
+    assert isinstance(step, PairedStep if has_critic else TrainStep)
+    batch = with_annotations(learning.make_pack(config)[1], config.objective)
+    assert (batch.values is not None) == (batch.returns is not None) == has_critic
+
+
+@pytest.mark.slow
+def test_ppo_runs_from_the_command_line_and_resumes_bit_for_bit(
+    tmp_path, program_cache
+):
+    first, second = tmp_path / "first", tmp_path / "second"
+    finish(small_run.start_main(first, PPO, program_cache))
+    rows = small_run.rows(first)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    # The values are 0 at first, and all of the first window comes from those.
+    assert rows[0]["value/mean"] == 0.0 and rows[0]["value/explained_variance"] == 0.0
+    assert rows[1]["value/loss"] < rows[0]["value/loss"]
+    # The policy is as it was in both of them, and changes from there on.
+    assert rows[0]["grad_norm"] == rows[1]["grad_norm"] > 0.0
+    assert rows[3]["ratio/max"] > rows[1]["ratio/max"]
+    for row in rows:
+        values = [value for name, value in row.items() if name.startswith("value/")]
+        assert len(values) == 5 and np.isfinite(values).all()
+
+    shutil.copytree(first, second)
+    shutil.rmtree(small_run.checkpoints(second)[-1])
+    assert small_run.checkpoints(second)[-1].name == "step_00000004"
+    finish(small_run.start_main(second, PPO, program_cache))
+    expected, found = (
+        small_run.saved_arrays(small_run.checkpoints(run)[-1])
+        for run in (first, second)
+    )
+    assert any("critic" in name for name in expected)
+    assert expected.keys() == found.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)

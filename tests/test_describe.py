@@ -1,0 +1,104 @@
+"""What `--describe` and README's table say is what the code does."""
+
+import pytest
+import small_run
+
+from scalerl_jax import build
+from scalerl_jax.build import paper_table
+from scalerl_jax.build.describe import ingredients
+
+README = (small_run.ROOT / "README.md").read_text()
+
+
+def described(changes=None):
+    return build.describe(small_run.make_config(changes))
+
+
+def test_the_default_is_described_by_the_docstrings_of_what_runs():
+    text = described()
+    on, off = text.split("\nOff\n")
+    for words in (
+        "scalerl_jax.algo.losses.cispo_loss",
+        "loss = -sg(truncated) * advantage * logprob",
+        "https://arxiv.org/abs/2510.13786, equation 4",
+        "objective.max_importance_ratio = 5.0",
+        "scalerl_jax.algo.weights.prompt_weights",
+        "scalerl_jax.algo.advantages.normalize_by_batch",
+        "token[t] = loss[t]\n",
+    ):
+        assert words in on
+    assert "KL to the reference: objective.kl_coefficient = 0.0" in off
+    assert "kl_k3" not in text
+
+
+def test_a_regularised_objective_has_its_terms_in_the_formula():
+    text = described(
+        {
+            "objective.kl_coefficient": 0.01,
+            "objective.kl_estimator": "k2",
+            "objective.entropy_coefficient": 0.002,
+            "objective.regularize": "easy",
+            "objective.regularize_from_pass_rate": 0.3,
+        }
+    )
+    formula = (
+        "token[t] = loss[t] + regularization[t] * 0.01 * k2[t] - regularization[t] * "
+        "0.002 * entropy[t]"
+    )
+    assert formula in text
+    assert "d^2 / 2" in text and "IsoCompute" in text
+
+
+def test_every_setting_of_the_objective_is_described():
+    named = {
+        setting
+        for changes in ({}, {"objective.loss": "dppo"}, {"objective.loss": "dual_clip"})
+        for part in ingredients(_with(changes))
+        for setting in part.settings
+    }
+    missing = {
+        f"objective.{name}" for name in vars(small_run.make_config().objective)
+    } - named
+    assert not missing
+
+
+def _with(changes):
+    bounds = {
+        "dppo": dict(mask_low=0.2, mask_high=0.2),
+        "dual_clip": dict(clip_low=0.2, clip_high=0.2, dual_clip=3.0),
+    }
+    more = bounds[changes["objective.loss"]] if changes else {}
+    return small_run.make_config(
+        changes | {f"objective.{name}": value for name, value in more.items()}
+    )
+
+
+@pytest.mark.parametrize("row", paper_table.ROWS, ids=lambda row: row.symbol)
+def test_a_row_of_the_table_is_of_a_recipe(row):
+    assert (paper_table.RECIPES / f"{row.recipe}.py").is_file()
+
+
+def test_readmes_table_is_what_the_script_prints():
+    assert f"\n{paper_table.table()}\n" in README, "run: make objective-table"
+
+
+def test_every_recipe_is_in_the_table():
+    recipes = {path.stem for path in paper_table.RECIPES.glob("*.py")}
+    assert {row.recipe for row in paper_table.ROWS} == recipes
+
+
+def test_describe_needs_no_workdir_and_runs_nothing():
+    config = "--config=configs/recipes/grpo.py:tiny"
+    process = small_run.start("-m", "scalerl_jax.main", config, "--describe")
+    output, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (0, "")
+    assert "token[t] = loss[t] + 0.04 * k3[t]" in output
+
+
+def test_a_base_that_there_is_not_is_one_line():
+    config = "--config=configs/recipes/grpo.py:9b"
+    process = small_run.start("-m", "scalerl_jax.main", config, "--describe")
+    output, errors = process.communicate(timeout=120)
+    assert (process.returncode, output) == (2, "")
+    known = "['32b', '8b', '8b_32k', 'tiny']"
+    assert errors == f"error: --config=...:9b: choose from {known}\n"

@@ -1,0 +1,29 @@
+"""The notebooks run from their first cell to their last, and say what they promise."""
+
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+import scalerl_jax
+
+FOLDER = Path(scalerl_jax.__file__).resolve().parents[1] / "notebooks"
+
+
+def test_the_scaling_notebook_fits_plots_and_forecasts(tmp_path):
+    notebook = nbformat.read(FOLDER / "fit_scaling_laws.ipynb", as_version=4)
+    assert all(not cell.get("outputs") for cell in notebook.cells), "kept without"
+    NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    ).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    said = "".join(output.get("text", "") for output in outputs)
+    assert "identified: True" in said  # the whole run
+    assert "identified: False\n" in said and "2.4 times" in said  # the early stop
+    assert "at 32,000 GPU-hours: 0.6" in said  # twice the data; A is 0.61
+    assert "rule: float32 head" in said
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == 4

@@ -1,5 +1,10 @@
 """Eight CPU devices for every test, whatever the machine has."""
 
+import os
+
+# Most of the tests' time is LLVM's; in the environment, for other processes too.
+os.environ.setdefault("XLA_FLAGS", "--xla_llvm_disable_expensive_passes=true")
+
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache

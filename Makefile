@@ -14,7 +14,7 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo seeds ablations-smoke objective-table bench-sampler bench-learner bench-rewards bench-scaling preflight test test-jetstream lint install install-dev clean
+.PHONY: demo seeds stability ablations-smoke objective-table bench-sampler bench-learner bench-rewards bench-scaling preflight test test-jetstream lint install install-dev clean
 
 # The whole recipe on a laptop: about four minutes on two idle cores.
 demo: install
@@ -28,6 +28,10 @@ seeds: install
 	    --workdir=runs/tiny-seed$$seed --config.seed=$$seed || exit 1; \
 	done
 	$(BIN)/python benchmarks/tiny_seeds.py $(SEEDS:%=runs/tiny-seed%)
+
+# How much the bounds of two losses matter (benchmarks/README.md); an hour on two cores.
+stability: install
+	$(BIN)/python benchmarks/stability.py
 
 # Every recipe and ablation, five steps each on the tiny policy: five minutes.
 ablations-smoke: install

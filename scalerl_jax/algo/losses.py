@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from scalerl_jax.algo.ratios import importance_ratio
 from scalerl_jax.types import Tokens
 
+# A value of each token, which neither masks nor averages.
 TokenLoss = Callable[[Tokens], Float[Array, "..."]]
 
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from scalerl_jax.algo import lengths, regularizers
-from scalerl_jax.algo.losses import anchored, corrected
+from scalerl_jax.algo.losses import TokenLoss, anchored, corrected
 from scalerl_jax.algo.ratios import importance_ratio, log_ratio
 from scalerl_jax.algo.sequences import sequence_sum
 from scalerl_jax.build.critic import make_critic_advantages
@@ -25,7 +25,7 @@ from scalerl_jax.build.tables import (
 )
 from scalerl_jax.config import Config
 from scalerl_jax.config.objective import CLIPPING_LOSSES, LOSS_SETTINGS, ObjectiveConfig
-from scalerl_jax.learner.objective import Objective, TokenLoss
+from scalerl_jax.learner.objective import Objective
 from scalerl_jax.learner.scoring import Scorer, make_logprobs
 from scalerl_jax.learner.step import Forward, TrainState
 from scalerl_jax.rollout.annotation import Annotator, KlPenalty

@@ -237,12 +237,21 @@ def _backward_tiles(
     of_rows, of_slabs = jax.lax.scan(
         one_slab, jnp.zeros(rows.swapaxes(1, 2).shape, jnp.float32), numbered
     )
+    return _summed(head, of_rows, of_slabs, hidden, weights)
+
+
+def _summed(
+    head: Head, of_rows: Array, of_weights: Array, hidden: Array, weights: Array
+) -> tuple[Array, Array]:
+    """Cotangents of tiles [n, D, c] and of slabs as those of the arrays themselves."""
     of_rows = of_rows.swapaxes(1, 2)
-    of_weights = of_slabs.reshape(weights.shape)
     if head.mesh is not None:
         of_rows = jax.lax.psum(of_rows, "tensor")
         of_weights = jax.lax.psum(of_weights, ("data", "context"))
-    return of_rows.reshape(hidden.shape).astype(hidden.dtype), of_weights
+    return (
+        of_rows.reshape(hidden.shape).astype(hidden.dtype),
+        of_weights.reshape(weights.shape).astype(weights.dtype),
+    )
 
 
 def pointwise_loss(
@@ -351,7 +360,7 @@ def _pointwise_tiles(
         hidden, ids, fields = each
         hidden = hidden.astype(slab.dtype)
         logits = head.logits(slab, hidden)
-        best = jax.lax.stop_gradient(logits.max(axis=0))
+        best = logits.max(axis=0)
         if head.mesh is not None:
             best = jax.lax.pmax(best, "tensor")
         shares = jnp.exp(logits - best)
@@ -376,13 +385,7 @@ def _pointwise_tiles(
         lambda x: x.reshape(-1, chunk, *x.shape[2:]), (hidden, targets, fields)
     )
     of_slab, (*found, of_rows) = jax.lax.scan(one, jnp.zeros(slab.shape), rows)
-    of_rows = of_rows.swapaxes(1, 2)
-    of_weights = head.scatter(of_slab)
-    if head.mesh is not None:
-        of_rows = jax.lax.psum(of_rows, "tensor")
-        of_weights = jax.lax.psum(of_weights, ("data", "context"))
     return (
         *(x.reshape(targets.shape) for x in found),
-        of_rows.reshape(hidden.shape).astype(hidden.dtype),
-        of_weights.astype(weights.dtype),
+        *_summed(head, of_rows, head.scatter(of_slab), hidden, weights),
     )

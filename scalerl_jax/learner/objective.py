@@ -1,7 +1,7 @@
 """What a train step minimises, token by token, and what it says of its tokens."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,10 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from scalerl_jax.algo import diagnostics
+from scalerl_jax.algo.losses import TokenLoss
 from scalerl_jax.types import PackedBatch, Tokens
 
-# a value of each token, which neither masks nor averages
-TokenLoss = Callable[[Tokens], Array]
 Scalars = dict[str, Float[Array, ""]]
 
 

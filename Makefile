@@ -16,12 +16,12 @@ BENCH_FLAGS ?=
 
 .PHONY: demo seeds stability ablations-smoke objective-table bench-sampler bench-learner bench-rewards bench-scaling preflight test test-jetstream lint install install-dev clean
 
-# The whole recipe on a laptop: about four minutes on two idle cores.
+# The whole recipe on a laptop; README has its result and how long it took.
 demo: install
 	$(BIN)/python -m scalerl_jax.main --config=configs/tiny.py --workdir=$(WORKDIR)
 	$(BIN)/python -m scalerl_jax.scaling fit $(WORKDIR)
 
-# The demo with three seeds; the table and the picture of the README.
+# The demo with three seeds, and its figures wherever they stand (docs/figures/tiny.json).
 seeds: install
 	for seed in $(SEEDS); do \
 	  $(BIN)/python -m scalerl_jax.main --config=configs/tiny.py \

@@ -1,16 +1,23 @@
-"""The demo over several seeds: one table and one picture for the README.
+"""The demo over several seeds: its figures, wherever they stand, and its picture.
 
     make seeds                                  # runs the seeds, then this
-    python benchmarks/tiny_seeds.py runs/tiny-seed0 runs/tiny-seed1 --out=docs/tiny.png
+    python benchmarks/tiny_seeds.py runs/tiny-seed0 runs/tiny-seed1
+    python benchmarks/tiny_seeds.py             # writes the texts again, reads no run
 
-Prints, per run: pass rate before and after, the fit with its 90 % interval, R^2, and
-how well a fit on the first half of the compute predicts the last evaluation.
+Figures are kept in `docs/figures/tiny.json` and copied from there into README's table
+and the docstring of `configs/tiny.py`; a test holds the texts against the file.  Per
+run: pass rate before and after, the fit with its 90 % interval, R^2, and how well a fit
+on the first half of the compute predicts the last evaluation.
 """
 
 import argparse
 import json
+import os
 import platform
+import re
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -20,23 +27,148 @@ from scalerl_jax import scaling
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402  after the backend is chosen
 
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES = ROOT / "docs" / "figures" / "tiny.json"
+PICTURE = ROOT / "docs" / "tiny.png"
+
 
 def main() -> None:
-    """Read the runs, print the table, draw the picture."""
+    """Read the runs, keep their figures, draw the picture, write the texts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("docs/tiny.png"))
+    parser.add_argument("runs", nargs="*", type=Path)
     options = parser.parse_args()
-    print("| seed | before | after | A | B | C_mid, chip-hours | R² | last predicted "
-          "from the first half | chip-hours |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|")
+    if options.runs:
+        figures = read(options.runs)
+        FIGURES.write_text(json.dumps(figures, indent=2) + "\n")
+        draw(options.runs)
+    for path, pattern, text in places(json.loads(FIGURES.read_text())):
+        path.write_text(replaced(path, pattern, text))
+        print(f"{path.relative_to(ROOT)}:\n{text}")
+
+
+def read(runs: list[Path]) -> dict[str, Any]:
+    """The figures of the runs, and where they were measured."""
+    settings = [json.loads((run / "config.json").read_text()) for run in runs]
+    return {
+        "command": "make seeds",
+        "machine": f"{os.cpu_count()} cores of {processor()}",
+        "jax": settings[0]["versions"]["jax"],
+        "steps": settings[0]["config"]["train"]["num_steps"],
+        "runs": [
+            {"seed": each["seed"]} | measured(run)
+            for each, run in zip(settings, runs, strict=True)
+        ],
+    }
+
+
+def measured(run: Path) -> dict[str, Any]:
+    """The figures of one run; None where its data do not give one."""
+    evals = rows(run / "evals.jsonl")
+    fit = scaling.fit_curve(scaling.load_curve(run))
+    interval, forecast = fit.asymptote_interval, fit.half_forecast
+    return {
+        "before": round(evals[0]["pass_rate"], 3),
+        "after": round(evals[-1]["pass_rate"], 3),
+        "asymptote": round(fit.asymptote, 3) if fit.identified else None,
+        "interval": [round(interval.low, 3), round(interval.high, 3)]
+        if fit.identified
+        else None,
+        "exponent": round(fit.exponent, 2),
+        "midpoint": round(fit.midpoint, 4),
+        "r_squared": round(fit.r_squared, 3),
+        "predicted": round(forecast.predicted, 3) if forecast else None,
+        "error": round(forecast.error, 3) if forecast else None,
+        # From the start of the loop on: steps, and the evaluations between them.
+        "seconds": round(
+            sum(row["time/step_s"] for row in rows(run / "metrics.jsonl"))
+        ),
+    }
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def places(figures: dict[str, Any]) -> list[tuple[Path, str, str]]:
+    """Each file that says the figures, a pattern of where, and what it says there."""
+    return [
+        (
+            ROOT / "README.md",
+            r"(?<=<!-- make seeds -->\n).*?(?=<!-- end of make seeds -->)",
+            table(figures),
+        ),
+        (
+            ROOT / "configs" / "tiny.py",
+            r'(?<=\n\n)Result, .*?(?=""")',
+            sentence(figures),
+        ),
+    ]
+
+
+def replaced(path: Path, pattern: str, text: str) -> str:
+    """The file's text, with `text` in the one place that the pattern finds."""
+    found, count = re.subn(pattern, lambda _: text, path.read_text(), flags=re.DOTALL)
+    assert count == 1, f"{path}: {count} places for {pattern}"
+    return found
+
+
+def table(figures: dict[str, Any]) -> str:
+    """README's table, in Markdown."""
+    lines = [
+        "| seed | before | after | A (90 % interval) | B | C_mid, chip-hours | R² | "
+        "last evaluation, predicted from the first half | run, s |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *map(row, figures["runs"]),
+        "",
+        f"Measured on {figures['machine']}, JAX {figures['jax']}. "
+        f"`{figures['command']}` does it again.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def row(run: dict[str, Any]) -> str:
+    """One line of the table."""
+    asymptote, predicted = "not identified", "too few evaluations"
+    if run["interval"]:
+        low, high = run["interval"]
+        asymptote = f"{run['asymptote']:.3f} [{low:.3f}, {high:.3f}]"
+    if run["predicted"] is not None:
+        predicted = f"{run['predicted']:.3f} ({run['error']:+.3f})"
+    return (
+        f"| {run['seed']} | {run['before']:.3f} | {run['after']:.3f} | {asymptote} | "
+        f"{run['exponent']:.2f} | {run['midpoint']:.4f} | {run['r_squared']:.3f} | "
+        f"{predicted} | {run['seconds']} |"
+    )
+
+
+def sentence(figures: dict[str, Any]) -> str:
+    """What the config's docstring says of its result."""
+    runs = figures["runs"]
+    minutes = -(-max(run["seconds"] for run in runs) // 60)
+
+    def listed(name: str, form: str) -> str:
+        return ", ".join(format(run[name], form) for run in runs)
+
+    text = (
+        f"Result, seeds {listed('seed', 'd')}: held-out pass rate "
+        f"{listed('before', '.3f')} before and {listed('after', '.3f')} after "
+        f"{figures['steps']} steps, in at most {minutes} minutes on "
+        f"{figures['machine']}."
+    )
+    return textwrap.fill(text, width=88) + "\n"
+
+
+def draw(runs: list[Path]) -> None:
+    """Evaluations as points, their fits as lines."""
     figure, axes = pyplot.subplots(figsize=(7.5, 4.2))
-    for run in options.runs:
-        curve = scaling.load_curve(run)
-        result = scaling.fit_curve(curve)
+    for run in runs:
         seed = json.loads((run / "config.json").read_text())["seed"]
-        print(row(seed, curve, result))
-        draw(axes, f"seed {seed}", curve, result)
+        curve = scaling.load_curve(run)
+        grid = np.linspace(0.0, curve.x[-1] * 1.05, 400)
+        fitted = scaling.fit_curve(curve).predict(grid)
+        (line,) = axes.plot(grid, fitted, label=f"seed {seed}")
+        axes.plot(curve.x, curve.y, "o", markersize=3.5, color=line.get_color())
     axes.set_xlabel("compute (chip-hours of one CPU)")
     axes.set_ylabel("pass rate on held-out prompts")
     axes.set_xlim(left=0)
@@ -44,34 +176,7 @@ def main() -> None:
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.out, dpi=150)
-    print(f"\n{platform.machine()}, {processor()}; picture: {options.out}")
-
-
-def row(seed: int, curve: scaling.Curve, result: scaling.Fit) -> str:
-    """One line of the table, in Markdown."""
-    interval = result.asymptote_interval
-    bounds = f"[{interval.low:.3f}, {interval.high:.3f}]" if result.identified else ""
-    asymptote = f"{result.asymptote:.3f} {bounds or 'not identified'}"
-    forecast = result.half_forecast
-    predicted = (
-        f"{forecast.predicted:.3f} ({forecast.error:+.3f})" if forecast else "too few"
-    )
-    return (
-        f"| {seed} | {result.initial_reward:.3f} | {curve.y[-1]:.3f} | {asymptote} | "
-        f"{result.exponent:.2f} | {result.midpoint:.4f} | {result.r_squared:.3f} | "
-        f"{predicted} | {curve.x[-1]:.3f} |"
-    )
-
-
-def draw(
-    axes: pyplot.Axes, label: str, curve: scaling.Curve, result: scaling.Fit
-) -> None:
-    """Evaluations as points, their fit as a line."""
-    grid = np.linspace(0.0, curve.x[-1] * 1.05, 400)
-    (line,) = axes.plot(grid, result.predict(grid), label=label)
-    axes.plot(curve.x, curve.y, "o", markersize=3.5, color=line.get_color())
+    figure.savefig(PICTURE, dpi=150)
 
 
 def processor() -> str:

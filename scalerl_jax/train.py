@@ -1,6 +1,6 @@
 """The loop: every arrow of the method is one line of `_steps`.
 
-Read this first.  `build.py` makes the parts; nothing here knows how they work.
+Read this first.  `build` makes the parts; nothing here knows how they work.
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
 """Sizes, layers and habits that STYLE.md asks for, checked on the source."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import scalerl_jax
+from scalerl_jax import config as config_lib
+from scalerl_jax.utils.run_directory import flatten
 
 PACKAGE = Path(scalerl_jax.__file__).parent
 ROOT = PACKAGE.parent
@@ -71,3 +74,36 @@ def test_imports_keep_to_the_layers():
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "0 broken" in result.stdout
+
+
+def named_objects():
+    """Names like `model.architecture.ARCHITECTURES` in the texts, with their files."""
+    settings = flatten(config_lib.to_json(config_lib.Config()))
+    packages = {path.stem for path in PACKAGE.iterdir()}
+    found = {}
+    for path in FILES:
+        for name in re.findall(r"`((?:\w+\.)+\w+)(?:\(\))?`", path.read_text()):
+            is_file = name.endswith((".py", ".json", ".jsonl"))
+            if name.split(".")[0] in packages and name not in settings and not is_file:
+                found[name] = name_of(path)
+    return found
+
+
+@pytest.mark.parametrize("name", named_objects())
+def test_an_object_that_a_text_names_exists(name):
+    module, _, rest = f"scalerl_jax.{name}".rpartition(".")
+    try:
+        found = importlib.import_module(f"{module}.{rest}")
+    except ModuleNotFoundError:
+        found = getattr(importlib.import_module(module), rest, None)
+    assert found is not None, f"{named_objects()[name]} names {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_file_that_a_text_names_exists(path):
+    if path.name == "harness.py":
+        pytest.skip("its files are made in the sandbox")
+    names = re.findall(r"(?<![\w/.:])((?:[\w-]+/)*[\w-]+\.py)\b", path.read_text())
+    folders = (ROOT, PACKAGE, path.parent, ROOT / "configs")
+    missing = {n for n in names if not any((at / n).exists() for at in folders)}
+    assert not missing

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,18 @@ def test_configs_in_the_readmes_commands_exist():
     configs = set(re.findall(r"configs/[a-z0-9_/]+\.py", README))
     assert {"configs/tiny.py", "configs/8b.py"} <= configs
     assert all((ROOT / config).is_file() for config in configs)
+
+
+def test_the_readme_has_the_layers_that_are_checked():
+    """A line of pyproject.toml is a layer; what stands in one is independent."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    expected = " > ".join(layer.replace(" | ", ", ") for layer in layers)
+    text = " ".join(README.split())
+    assert f"Imports go downwards only: {expected}. " in text
+
+
+def test_the_readmes_table_of_settings_has_every_section():
+    table = README.split("## Settings")[1].split("\n\n")[2]
+    first = [row.split("|")[1] for row in table.splitlines()[2:]]
+    assert set(re.findall(r"`(\w+)`", " ".join(first))) == SECTIONS

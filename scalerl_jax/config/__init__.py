@@ -38,7 +38,7 @@ LiveStop = typing.Literal["never", "alarm", "plateau"]
 class ModelConfig:
     """The policy: its shape, where its weights come from, its number formats."""
 
-    architecture: str = "checkpoint"  # or a name in `model.transformer.ARCHITECTURES`
+    architecture: str = "checkpoint"  # or a name in `model.architecture.ARCHITECTURES`
     checkpoint: str = ""  # Hugging Face directory or GGUF file; empty: random weights
     compute_dtype: Dtype = "float32"  # activations and matmuls, the head apart
     param_dtype: Dtype = "float32"  # the learner's master weights

@@ -1,0 +1,43 @@
+"""Figures that stand in several texts are those of one file."""
+
+import json
+import re
+import runpy
+
+import numpy as np
+import pytest
+import small_run
+
+SEEDS = runpy.run_path(str(small_run.ROOT / "benchmarks" / "tiny_seeds.py"))
+FIGURES = json.loads(SEEDS["FIGURES"].read_text())
+PLACES = SEEDS["places"](FIGURES)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place[0].name)
+def test_a_text_says_the_demos_figures(place):
+    path, pattern, text = place
+    found = re.findall(pattern, path.read_text(), flags=re.DOTALL)
+    assert found == [text], "run: python benchmarks/tiny_seeds.py"
+
+
+def test_the_figures_are_those_of_the_runs(tmp_path):
+    """The curve is exact: A = 0.9, B = 2, C_mid = 0.005 from a pass rate of 0.25."""
+    config = {"seed": 7, "versions": {"jax": "1.2.3"}}
+    config["config"] = {"train": {"num_steps": 300}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    compute = np.linspace(0.0, 0.02, 31)
+    with np.errstate(divide="ignore"):
+        rates = 0.25 + 0.65 / (1.0 + (0.005 / compute) ** 2)
+    with (tmp_path / "evals.jsonl").open("w") as file:
+        for step, (x, y) in enumerate(zip(compute, rates, strict=True)):
+            row = {"step": 10 * step, "compute_chip_hours": x, "pass_rate": y}
+            file.write(json.dumps(row) + "\n")
+    steps = [{"step": step, "time/step_s": 0.6} for step in range(1, 301)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)))
+    figures = SEEDS["read"]([tmp_path])
+    table, sentence = SEEDS["table"](figures), SEEDS["sentence"](figures)
+    last = f"{rates[-1]:.3f}"
+    assert f"| 7 | 0.250 | {last} | 0.900 [0.900, 0.900] | 2.00 | 0.0050 | 1" in table
+    assert re.search(rf"\| {last} \([+-]0\.000\) \| 180 \|", table)
+    assert "JAX 1.2.3" in table
+    assert f"{last} after 300 steps, in at most 3 minutes" in " ".join(sentence.split())

@@ -214,13 +214,16 @@ class Watch:
         train_rate = row["pass_rate/mean"]
         # Unknown between a resumption and the next evaluation.
         rate = "-" if math.isnan(self._pass_rate) else f"{self._pass_rate:.3f}"
-        mean, most = row["staleness/mean"], row["staleness/max"]
+        mean, flown, queued = (
+            row[f"staleness/{part}mean"] for part in ("", "in_flight_", "queued_")
+        )
         self._progress.show(
             step,
             {
                 "pass rate": f"{rate} (train {train_rate:.3f})",
                 "tokens/s": f"{row['throughput/generated_tokens_per_s']:.0f}",
-                "staleness": f"{mean:.1f} (max {most})",
+                "staleness": f"{mean:.1f} = {flown:.1f} in flight + {queued:.1f} "
+                f"queued (max {row['staleness/max']})",
             },
         )
 

@@ -142,6 +142,11 @@ def test_a_whole_number_will_do_for_a_float():
             id="temperature",
         ),
         pytest.param(
+            {"queue__max_waiting": -1},
+            r"queue\.max_waiting = -1 must be 0 or more",
+            id="a negative number of batches",
+        ),
+        pytest.param(
             {"queue__max_staleness": -1},
             r"queue\.max_staleness = -1 must be 0 or more",
             id="negative staleness",
@@ -225,6 +230,16 @@ def test_a_whole_number_will_do_for_a_float():
             {"batch__epochs": 4, "queue__max_staleness": 2},
             r"queue\.max_staleness = 2 is below batch\.epochs - 1 = 3: .* raise",
             id="the last epoch past the bound",
+        ),
+        pytest.param(
+            {"queue__max_staleness": 8, "queue__max_waiting": 10},
+            r"queue\.max_waiting = 10 can never .* at most 9 batches .* set 0 for no",
+            id="more may wait than may start",
+        ),
+        pytest.param(
+            {"queue__mode": "batched", "queue__max_waiting": 2},
+            r"queue\.max_waiting = 2 is not read with queue\.mode = 'batched'",
+            id="a window waits whole",
         ),
         pytest.param(
             {

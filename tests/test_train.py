@@ -27,7 +27,8 @@ STEP_NAMES = """
     completion/mean_tokens completion/max_tokens completion/cut_off_share
     completion/interrupted_share ratio/mean ratio/max ratio/capped_share
     ratio/effective_sample_size mismatch/mean_abs mismatch/max_abs mismatch/kl
-    staleness/mean staleness/max staleness/in_flight_mean staleness/in_queue_mean
+    staleness/mean staleness/max staleness/in_flight_mean staleness/in_flight_max
+    staleness/queued_mean staleness/queued_max
     verifier/no_answer_share verifier/unparsable_share verifier/timeout_share
     verifier/error_share train/tokens train/skipped_steps
     queue/buffered queue/running queue/dropped data/retired_prompts

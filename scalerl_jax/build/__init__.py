@@ -140,6 +140,7 @@ def make_queue(config: Config) -> RolloutQueue:
         num_prompts=config.batch.num_prompts,
         max_staleness=config.queue.max_staleness,
         mode=config.queue.mode,
+        max_waiting=config.queue.max_waiting,
         epochs=config.batch.epochs,
         max_refills=config.batch.max_refills if config.batch.dynamic_sampling else 0,
         num_steps=config.train.num_steps,

@@ -14,6 +14,7 @@ def validate_loop(config: "Config") -> None:
         ValueError: names the setting, its value, the limit and the way out.
     """
     _validate_windows(config)
+    _validate_waiting(config)
     _validate_refills(config)
     _validate_stages(config)
     _validate_schedule(config)
@@ -40,6 +41,26 @@ def _validate_windows(config: "Config") -> None:
             f"{epochs - 1}: at the last pass over a batch the policy is that many "
             f"optimizer steps past the one that sampled it; raise the first (to that, "
             f"for the synchronous loop) or lower batch.epochs"
+        )
+
+
+def _validate_waiting(config: "Config") -> None:
+    queue, epochs = config.queue, config.batch.epochs
+    if queue.max_waiting <= 1:
+        return
+    if queue.mode == "batched":
+        raise ValueError(
+            f"queue.max_waiting = {queue.max_waiting} is not read with queue.mode = "
+            f"'batched', where the groups of a whole window wait for each other; "
+            f"leave it at 1"
+        )
+    most = (queue.max_staleness + 1) // epochs
+    if queue.max_waiting > most:
+        raise ValueError(
+            f"queue.max_waiting = {queue.max_waiting} can never be reached: with "
+            f"queue.max_staleness = {queue.max_staleness} and batch.epochs = {epochs} "
+            f"at most {most} batches are started before one is used up; lower it, or "
+            f"set 0 for no bound but queue.max_staleness"
         )
 
 

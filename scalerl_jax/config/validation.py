@@ -31,7 +31,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "seed data.train_prompts data.overlap_ngram "
     "sampler.top_k sampler.min_p sampler.cache_tokens interruption.min_tokens "
-    "queue.max_staleness data.open_steps batch.max_refills "
+    "queue.max_staleness queue.max_waiting data.open_steps batch.max_refills "
     "optimizer.decay_steps optimizer.base_rollouts critic.warmup_steps "
     "critic.pretrain_steps critic.value_clip "
     "batch.rows_per_microbatch batch.shared_tokens batch.own_tokens mesh.fsdp "

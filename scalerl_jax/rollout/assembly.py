@@ -152,8 +152,11 @@ def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str,
         ),
         "staleness/mean": float((learner_version - oldest).mean()),
         "staleness/max": int((learner_version - oldest).max()),
+        # Its two parts: until the last token was sampled, and from there on.
         "staleness/in_flight_mean": float((finished - oldest).mean()),
-        "staleness/in_queue_mean": float((learner_version - finished).mean()),
+        "staleness/in_flight_max": int((finished - oldest).max()),
+        "staleness/queued_mean": float((learner_version - finished).mean()),
+        "staleness/queued_max": int((learner_version - finished).max()),
     }
     for status in _NO_VERDICTS:
         name = f"verifier/{status.removeprefix('verifier_')}_share"

@@ -25,6 +25,28 @@ version, k / E batches of N groups, takes them together, and then starts the nex
 
     admission:  outstanding < k / E * N, and w >= v
     pacing:     take only when all of them are buffered
+
+A sampler that is faster than the learner would fill all that k allows, and a group's
+staleness would be the time for which it waits, finished, in that store.  So the
+finished groups that wait to be taken are bounded as well, with W = max_waiting:
+
+    admission:  ... and    waiting < max(W * N, groups of a window)        (W = 0: any)
+
+It bounds what starts and not what runs: with R groups in flight (sampled or judged)
+once the last one has started,
+
+    waiting <= W * N - 1 + R
+
+until the next start, where R is at most the slots of the sampler and the groups with
+the verifier.  A group that has finished thus waits for at most
+ceil((W * N - 1 + R) / N) windows, for those that start later are taken later; its
+staleness in flight is bounded by k alone.  Both inequalities above stay true, because
+nothing more is ever started for W's sake; and no start is denied for it unless a
+window waits, so that the learner, once everything running has finished, can take it,
+which makes room.  (A take must hence wake the worker.)  That holds whatever waits at
+first, as after a restore.  In batched mode, and where k = E - 1, no more than a window
+is ever outstanding: W changes nothing.  PipelineRL's generators have such a bounded
+queue, https://arxiv.org/abs/2509.19128, algorithm 2.
 """
 
 import dataclasses
@@ -41,12 +63,14 @@ class Pacing:
     num_prompts: int  # N
     max_staleness: int  # k
     mode: Mode
+    max_waiting: int = 0  # W, batches of N finished groups; 0: no bound of its own
     epochs: int = 1  # E
     num_steps: int | None = None  # no group starts for a step past it
 
     def __post_init__(self) -> None:
         """Refuse what `config.validation` keeps from users."""
         assert self.num_prompts >= 1 and self.epochs >= 1, self
+        assert self.max_waiting >= 0, self
         assert self.max_staleness >= self.epochs - 1, "the last epoch is past the bound"
         if self.mode == "batched":
             assert self.max_staleness and self.max_staleness % self.epochs == 0, self
@@ -55,7 +79,21 @@ class Pacing:
         """How many windows from `opened` on can use a group of `version`."""
         return (version + self.max_staleness + 1 - opened) // self.epochs
 
-    def places(self, version: int, *, opened: int) -> int:
+    def may_start(
+        self, version: int, *, opened: int, outstanding: int, waiting: int
+    ) -> bool:
+        """Whether a group may start with params of `version`.
+
+        `waiting` of the `outstanding` groups are finished and not taken.
+        """
+        if outstanding >= self._places(version, opened=opened):
+            return False
+        most = max(
+            self.max_waiting * self.num_prompts, self.window_groups(opened=opened)
+        )
+        return not self.max_waiting or waiting < most
+
+    def _places(self, version: int, *, opened: int) -> int:
         """Groups that may be outstanding once one starts with params of `version`."""
         if self.mode == "batched":
             return self.window_groups(opened=opened) if version >= opened else 0

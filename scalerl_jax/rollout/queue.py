@@ -58,6 +58,7 @@ class RolloutQueue:
         num_prompts: int,
         max_staleness: int,
         mode: Mode,
+        max_waiting: int = 0,
         epochs: int = 1,
         max_refills: int = 0,
         num_steps: int | None = None,
@@ -69,6 +70,7 @@ class RolloutQueue:
             num_prompts=num_prompts,
             max_staleness=max_staleness,
             mode=mode,
+            max_waiting=max_waiting,
             epochs=epochs,
             num_steps=num_steps,
         )
@@ -100,8 +102,12 @@ class RolloutQueue:
         with self._changed:
             self._raise_if_over()
             assert version <= self._version, "published before `applied` was called"
-            places = self._pacing.places(version, opened=self._opened)
-            if self._outstanding() >= places:
+            if not self._pacing.may_start(
+                version,
+                opened=self._opened,
+                outstanding=self._outstanding(),
+                waiting=len(self._buffered),
+            ):
                 self._seen = self._changes
                 return None
             ticket = self._next_ticket
@@ -192,6 +198,7 @@ class RolloutQueue:
                 assert age <= self._pacing.max_staleness, "admission or pacing failed"
                 del self._buffered[finished.group.ticket]
             self._taken = len(chosen)
+            self._note_change()  # fewer groups wait
             groups = [*(finished.group for finished in chosen), *self._refilled]
             self._refilled = []
             return sorted(groups, key=lambda group: group.ticket)

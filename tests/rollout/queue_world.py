@@ -49,6 +49,7 @@ class World:
         num_prompts,
         max_staleness,
         mode,
+        max_waiting=0,
         epochs=1,
         max_refills=0,
         num_steps=None,
@@ -58,6 +59,7 @@ class World:
             num_prompts=num_prompts,
             max_staleness=max_staleness,
             mode=mode,
+            max_waiting=max_waiting,
             epochs=epochs,
             max_refills=max_refills,
             num_steps=num_steps,
@@ -78,6 +80,8 @@ class World:
         self.batches = []  # (version, batch, tickets refilled)
         self.consumed, self.dropped = [], []
         self.admitted = 0
+        self.windows_waited = {}  # by finished groups until theirs, which counts
+        self.most_waiting = 0  # if all that ran at the last admission finished
         self.skips = 0
 
     @property
@@ -99,6 +103,8 @@ class World:
         return True
 
     def may_admit(self):
+        if self.is_full():
+            return False
         outstanding = len(self.begun) + len(self.buffered) + len(self.batch)
         if self.settings["num_steps"] is not None:
             steps = self.settings["num_steps"] - self.opened
@@ -109,6 +115,14 @@ class World:
         # The new one comes last; how old the others are is their own matter.
         others = [self.worker_version] * outstanding
         return self.can_use([*others, self.worker_version], opened=self.opened)
+
+    def is_full(self):
+        """Whether as many finished groups wait as may, and a window could be taken."""
+        batches = self.settings["max_waiting"]
+        enough = len(self.buffered) >= self.places
+        return (
+            batches > 0 and enough and len(self.buffered) >= batches * self.num_prompts
+        )
 
     def may_take(self):
         if len(self.buffered) < self.places:
@@ -130,7 +144,11 @@ class World:
         self.begun[ticket] = self.worker_version
         # None: it waits for a slot and samples its first token with later params.
         self.first_version[ticket] = None if first_token_late else self.worker_version
+        self.note_running()
         return True
+
+    def note_running(self):
+        self.most_waiting = len(self.buffered) + len(self.begun)
 
     def is_useful(self, ticket):
         return ticket * 7919 % 10 >= self.useless
@@ -147,6 +165,7 @@ class World:
         room = len(self.refilled) < self.settings["max_refills"] * self.places
         at = self.refilled if room and not self.is_useful(ticket) else self.buffered
         at[ticket] = first
+        self.windows_waited[ticket] = -len(self.batches)
 
     def drop(self, ticket):
         del self.first_version[ticket], self.begun[ticket]
@@ -176,6 +195,8 @@ class World:
         assert len(tickets) <= (1 + self.settings["max_refills"]) * self.places
         self.consumed.extend(refilled)
         self.batches.append((self.version, self.batch, refilled))
+        for ticket, _ in self.batch:
+            self.windows_waited[ticket] += len(self.batches)
         self.passes_left = len(self.batch) // self.num_prompts * self.epochs
         return True
 
@@ -209,6 +230,7 @@ class World:
         self.buffered, self.refilled = {}, {}
         for ticket in sorted(finished, key=lambda each: (finished[each], each)):
             self.keep(ticket, finished[ticket])
+        self.note_running()
 
     def check_books(self):
         in_batch = [ticket for ticket, _ in self.batch]
@@ -221,6 +243,7 @@ class World:
             *in_batch,
         ]
         assert sorted(everywhere) == list(range(self.admitted))
+        assert len(self.buffered) <= self.most_waiting
         assert self.queue.running == len(self.first_version)
         assert self.queue.buffered == len(self.buffered)
         assert self.queue.taken == len(in_batch)

@@ -310,7 +310,9 @@ def test_metrics_by_hand():
         "staleness/mean": (6 + 2 + 3) / 3,
         "staleness/max": 6,
         "staleness/in_flight_mean": (3 + 0 + 1) / 3,
-        "staleness/in_queue_mean": (3 + 2 + 2) / 3,
+        "staleness/in_flight_max": 3,
+        "staleness/queued_mean": (3 + 2 + 2) / 3,
+        "staleness/queued_max": 3,
     }
     assert found.keys() == expected.keys()
     for name, value in expected.items():

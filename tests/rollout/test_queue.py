@@ -80,6 +80,61 @@ def test_the_oldest_group_goes_first_even_if_it_was_admitted_later():
     assert queue.take(1, 0.0)[0].ticket == 1
 
 
+def test_no_group_starts_while_a_batch_of_finished_ones_waits():
+    """N = 2, k = 8, W = 1: what runs goes on, and a take makes room."""
+    queue = RolloutQueue(num_prompts=2, max_staleness=8, mode="pipeline", max_waiting=1)
+    assert [queue.admit(0) for _ in range(5)] == [0, 1, 2, 3, 4]
+    queue.put(make_group(0, 0))
+    assert queue.admit(0) == 5
+    queue.put(make_group(1, 0))
+    assert queue.admit(0) is None
+    for ticket in (2, 3, 4, 5):
+        queue.put(make_group(ticket, 0))
+    assert queue.buffered == 2 * 1 - 1 + 5  # five ran when the last one started
+    for version in (0, 1):
+        queue.take(version, 0.0)
+        assert queue.admit(version) is None
+        queue.applied()
+    queue.take(2, 0.0)
+    assert queue.admit(2) == 6
+
+
+@pytest.mark.parametrize(
+    "mode, k, waiting, tickets",
+    [
+        pytest.param("pipeline", 0, 1, 2, id="in turn: one batch"),
+        pytest.param("pipeline", 3, 0, 8, id="0: as many as k allows"),
+        pytest.param("pipeline", 3, 1, 2, id="one batch"),
+        pytest.param("pipeline", 3, 2, 4, id="two batches"),
+        pytest.param("batched", 3, 1, 6, id="a whole window, whatever is set"),
+    ],
+)
+def test_a_sampler_without_an_equal_stops_at_the_bound(mode, k, waiting, tickets):
+    """N = 2; every group finishes before the next starts, and no step is made."""
+    queue = RolloutQueue(num_prompts=2, max_staleness=k, mode=mode, max_waiting=waiting)
+    for ticket in range(tickets):
+        assert queue.admit(0) == ticket
+        queue.put(make_group(ticket, 0))
+    assert queue.admit(0) is None
+    assert len(queue.take(0, 0.0)) == (6 if mode == "batched" else 2)
+
+
+def test_more_may_wait_at_first_than_may_be_added():
+    waiting = tuple(make_group(ticket, 0) for ticket in range(5))
+    state = QueueState(
+        version=0, next_ticket=6, buffered=waiting, running=((5, 0),), dropped={}
+    )
+    queue = RolloutQueue(num_prompts=2, max_staleness=8, mode="pipeline", max_waiting=1)
+    queue.restore(state)
+    queue.readmit(5, 0)
+    queue.put(make_group(5, 0))
+    for version, tickets in enumerate([[0, 1], [2, 3], [4, 5]]):
+        assert queue.admit(version) is None
+        assert [group.ticket for group in queue.take(version, 0.0)] == tickets
+        queue.applied()
+    assert queue.admit(3) == 6
+
+
 def test_a_drop_and_a_skipped_step_give_places_back():
     queue = RolloutQueue(num_prompts=1, max_staleness=0, mode="pipeline")
     assert queue.admit(0) == 0 and queue.admit(0) is None
@@ -193,6 +248,9 @@ def test_the_timeout_says_what_is_missing():
         assert part in message
 
 
+LONG = 30.0
+
+
 def run_in_thread(target):
     thread = threading.Thread(target=target, daemon=True)
     thread.start()
@@ -223,6 +281,23 @@ def test_a_dead_worker_is_the_learners_error():
     for call in (queue.raise_if_failed, lambda: queue.wait(0.0)):
         with pytest.raises(ZeroDivisionError):
             call()
+
+
+def test_a_take_wakes_the_worker():
+    queue = RolloutQueue(num_prompts=1, max_staleness=8, mode="pipeline", max_waiting=1)
+    for version in (0, 1):  # the worker is told whether it waits already or not
+        assert queue.admit(version) == version
+        queue.put(make_group(version, version))
+        assert queue.admit(version) is None
+        if version:
+            queue.take(version, 0.0)
+        worker = run_in_thread(lambda: queue.wait(LONG))
+        time.sleep(0.05)
+        if not version:
+            queue.take(version, 0.0)
+        worker.join(LONG / 3)
+        assert not worker.is_alive()
+        queue.applied()
 
 
 def test_close_wakes_both():

@@ -1,6 +1,10 @@
-"""The queue under every schedule: bound, liveness, no group lost or doubled."""
+"""The queue under every schedule: both bounds, liveness, no group lost or doubled.
+
+SCHEDULES=10000 pytest tests/rollout/test_queue_schedules.py      # more than by default
+"""
 
 import itertools
+import os
 from random import Random
 
 from hypothesis import given, settings
@@ -21,6 +25,7 @@ def queues(draw):
         num_prompts=draw(st.integers(1, 4)),
         max_staleness=staleness,
         mode=mode,
+        max_waiting=draw(st.sampled_from([0, 1, 1, 2, 3])),
         epochs=epochs,
         max_refills=draw(st.sampled_from([0, 0, 1, 3])),
         useless=draw(st.integers(0, 10)),
@@ -42,7 +47,7 @@ actions = schedules()
 
 
 @given(queues(), actions)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=int(os.environ.get("SCHEDULES", "500")), deadline=None)
 def test_no_schedule_breaks_the_bound_or_the_books_or_stops_the_learner(kind, events):
     world = World(**kind)
     for action, choice in events:
@@ -104,6 +109,10 @@ def test_a_simulated_run_reaches_its_last_step(kind, durations, step_time, lag, 
     assert len(trained) == len(set(trained))
     assert len(trained) == -(-12 // kind["epochs"]) * kind["num_prompts"]
     assert not world.first_version and not world.buffered
+    if kind["mode"] == "pipeline" and kind["max_waiting"]:
+        most = kind["max_waiting"] * kind["num_prompts"] - 1 + slots
+        windows = -(-most // kind["num_prompts"])
+        assert all(world.windows_waited[ticket] <= windows for ticket in trained)
 
 
 @given(

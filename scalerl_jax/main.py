@@ -24,12 +24,14 @@ from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.failures import is_explained
 from scalerl_jax.utils.metrics import EVALS_FILE
+from scalerl_jax.utils.programs import keep_programs
 from scalerl_jax.utils.run_directory import flatten, open_run_directory
 
 _log = logging.getLogger("scalerl_jax.main")  # not "__main__", when run as a module
 
 # What may differ between a run and its resumption.
 FREE_SETTINGS = (
+    "compile_cache",
     "data.directory",
     "train.num_steps",
     "train.max_skipped_steps",
@@ -69,6 +71,7 @@ _START_TIMEOUT_S = flags.DEFINE_float(
 
 def run(config: config_lib.Config, workdir: str) -> Outcome:
     """Build the parts of a run and train."""
+    keep_programs(config.compile_cache)
     arch = build.make_architecture(config)
     config = build.fit_devices(config, arch, len(jax.devices()))
     if config.scaling.stop != "never" and multihost.process_count() > 1:

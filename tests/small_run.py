@@ -19,6 +19,7 @@ from scalerl_jax import config as config_lib
 
 ROOT = Path(scalerl_jax.__file__).resolve().parents[1]
 SETTINGS = {
+    "compile_cache": "",
     "batch.num_prompts": 4,
     "batch.group_size": 4,
     "batch.rows_per_microbatch": 8,

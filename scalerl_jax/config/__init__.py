@@ -255,6 +255,8 @@ class Config:
     """A whole run."""
 
     seed: int = 0
+    # Directory of compiled programs, for faster starts; empty: none are kept
+    compile_cache: str = "~/.cache/scalerl_jax/programs"
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     reward: RewardConfig = RewardConfig()

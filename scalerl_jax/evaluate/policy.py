@@ -27,6 +27,7 @@ from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.device_memory import explained
+from scalerl_jax.utils.programs import keep_programs
 from scalerl_jax.utils.run_directory import flatten
 
 _log = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ def open_policy(described: Described) -> Iterator[Policy]:
     On the first device, or over as many as mesh.sampler_devices says.
     """
     config, arch = described.config, described.arch
+    keep_programs(config.compile_cache)
     devices = jax.devices()[: config.mesh.sampler_devices or 1]
     check_kv_heads(arch, len(devices))
     mesh = make_mesh(devices, tensor=len(devices))

@@ -22,11 +22,13 @@ from typing import NoReturn
 import jax
 
 from scalerl_jax.build.loading import Model, load_model
+from scalerl_jax.config import Config
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.engine import Engine, EngineSettings
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.serve.protocol import MAX_LOGPROBS, Limits
 from scalerl_jax.utils.failures import is_explained
+from scalerl_jax.utils.programs import keep_programs
 
 _log = logging.getLogger("scalerl_jax.serve")  # not "__main__", when run as a module
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
@@ -96,6 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     add("max_waiting", _not_negative, 256, "completions that wait for a slot, then 429")
     add("max_samples", _positive, 128, "completions of one request: prompts times n")
     add("max_body_bytes", _positive, 4 * 2**20, "of one request, then 413")
+    kept = Config().compile_cache
+    add("compile_cache", str, kept, "directory of compiled programs; '': none")
     add("drain_s", _seconds, 30.0, "for running requests, after SIGTERM")
     return parser
 
@@ -106,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             flags = _parser().parse_args(arguments)
             _check(flags)
+            keep_programs(flags.compile_cache)
             held.enter_context(_signals_end_the_process())
             listener = held.enter_context(_bind(flags.host, flags.port))
             model = load_model(flags.checkpoint, dtype=flags.dtype)

@@ -169,8 +169,8 @@ class QueueConfig:
     # Optimizer steps; PipelineRL-8 in ScaleRL; batch.epochs - 1: in turn.  In batched
     # mode the steps on what is generated together: k / batch.epochs batches.
     max_staleness: int = 8
-    # Batches of N finished groups: while so many wait for the learner, no group starts;
-    # 0: as many wait as max_staleness allows.  rollout/pacing.py
+    # Batches of N finished groups: while so many wait, for verdicts or the learner, no
+    # group starts; 0: as many wait as max_staleness allows.  rollout/pacing.py
     max_waiting: int = 1
     batch_timeout_s: float = 3600.0  # the learner's wait for a batch
     group_timeout_s: float = 3600.0  # a running group older than this is dropped

@@ -28,22 +28,24 @@ version, k / E batches of N groups, takes them together, and then starts the nex
 
 A sampler that is faster than the learner would fill all that k allows, and a group's
 staleness would be the time for which it waits, finished, in that store.  So the
-finished groups that wait to be taken are bounded as well, with W = max_waiting:
+finished groups that wait, for their verdicts or to be taken, are bounded as well, with
+W = max_waiting:
 
     admission:  ... and    waiting < max(W * N, groups of a window)        (W = 0: any)
 
-It bounds what starts and not what runs: with R groups in flight (sampled or judged)
-once the last one has started,
+It bounds what starts and not what runs: when the last group has started and R, it
+included, are being sampled,
 
     waiting <= W * N - 1 + R
 
-until the next start, where R is at most the slots of the sampler and the groups with
-the verifier.  A group that has finished thus waits for at most
-ceil((W * N - 1 + R) / N) windows, for those that start later are taken later; its
-staleness in flight is bounded by k alone.  Both inequalities above stay true, because
-nothing more is ever started for W's sake; and no start is denied for it unless a
-window waits, so that the learner, once everything running has finished, can take it,
-which makes room.  (A take must hence wake the worker.)  That holds whatever waits at
+until the next one starts, and R is at most the slots of the sampler.  A judged group is
+thus taken with one of the next ceil((W * N - 1 + R) / N) windows, for those that start
+later are taken later; its staleness in flight is bounded by k alone.
+
+Both inequalities above stay true, because nothing more is ever started for W's sake.
+And no start is denied for it unless a whole window is finished: once those are judged,
+the learner can take it, by the argument above, or some have given their places back
+(refills); either makes room, and must wake the worker.  This holds whatever waits at
 first, as after a restore.  In batched mode, and where k = E - 1, no more than a window
 is ever outstanding: W changes nothing.  PipelineRL's generators have such a bounded
 queue, https://arxiv.org/abs/2509.19128, algorithm 2.
@@ -84,7 +86,7 @@ class Pacing:
     ) -> bool:
         """Whether a group may start with params of `version`.
 
-        `waiting` of the `outstanding` groups are finished and not taken.
+        `waiting` of the `outstanding` groups are sampled and not taken.
         """
         if outstanding >= self._places(version, opened=opened):
             return False

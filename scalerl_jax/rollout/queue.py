@@ -81,6 +81,7 @@ class RolloutQueue:
         self._opened = 0  # version at which the window in hand, or the next, begins
         self._next_ticket = 0
         self._running: dict[int, int] = {}  # ticket -> oldest version
+        self._sampled: set[int] = set()  # of these, with the verifier
         self._lost: set[int] = set()  # running before a restore, not yet readmitted
         self._buffered: dict[int, _Finished] = {}
         self._refilled: list[Group] = []  # gave their places back since the last take
@@ -106,7 +107,7 @@ class RolloutQueue:
                 version,
                 opened=self._opened,
                 outstanding=self._outstanding(),
-                waiting=len(self._buffered),
+                waiting=len(self._sampled) + len(self._buffered),
             ):
                 self._seen = self._changes
                 return None
@@ -123,6 +124,12 @@ class RolloutQueue:
             self._lost.remove(ticket)
             self._running[ticket] = version
 
+    def sampled(self, ticket: int) -> None:
+        """A running group only lacks its verdicts; it counts among those that wait."""
+        with self._changed:
+            assert ticket in self._running, f"ticket {ticket} is not running"
+            self._sampled.add(ticket)
+
     def put(self, group: Group) -> None:
         """A running group is finished and judged; the learner may have it."""
         oldest_version = group.oldest_version
@@ -133,6 +140,7 @@ class RolloutQueue:
             assert oldest_version >= self._running[ticket], "older than its admission"
             assert oldest_version <= self._version, "a token from the future"
             del self._running[ticket]
+            self._sampled.discard(ticket)
             if self._may_refill(group):
                 self._refilled.append(group)
                 self._note_change()
@@ -145,6 +153,7 @@ class RolloutQueue:
         with self._changed:
             assert ticket in self._running, f"ticket {ticket} is not running"
             del self._running[ticket]
+            self._sampled.discard(ticket)
             self._lost.discard(ticket)
             self._dropped[reason] = self._dropped.get(reason, 0) + 1
             self._note_change()

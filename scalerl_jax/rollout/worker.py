@@ -244,6 +244,7 @@ class RolloutWorker:
         if len(opened.completions) < self._group_size:
             return
         opened.finished_version = version
+        self._queue.sampled(completion.request_id)
         answers = [
             self._judging.answer(opened.completions[sample].tokens)
             for sample in range(self._group_size)

@@ -73,6 +73,7 @@ class World:
         self.worker_version = 0
         self.begun = {}  # version at admission, of running groups, by ticket
         self.first_version = {}  # of their first token
+        self.sampled = set()  # of these, without a verdict
         self.buffered = {}  # first version by ticket
         self.refilled = {}  # the same of those that gave their places back
         self.batch = []  # (ticket, first version) with a place in the window in hand
@@ -117,12 +118,10 @@ class World:
         return self.can_use([*others, self.worker_version], opened=self.opened)
 
     def is_full(self):
-        """Whether as many finished groups wait as may, and a window could be taken."""
+        """Whether as many finished groups wait as may, and a window is among them."""
         batches = self.settings["max_waiting"]
-        enough = len(self.buffered) >= self.places
-        return (
-            batches > 0 and enough and len(self.buffered) >= batches * self.num_prompts
-        )
+        waiting = len(self.sampled) + len(self.buffered)
+        return batches > 0 and waiting >= max(self.places, batches * self.num_prompts)
 
     def may_take(self):
         if len(self.buffered) < self.places:
@@ -153,10 +152,20 @@ class World:
     def is_useful(self, ticket):
         return ticket * 7919 % 10 >= self.useless
 
+    def sample(self, ticket):
+        """All that a group lacks is its verdicts."""
+        if ticket in self.sampled:
+            return
+        self.queue.sampled(ticket)
+        self.sampled.add(ticket)
+        if self.first_version[ticket] is None:
+            self.first_version[ticket] = self.worker_version
+
     def finish(self, ticket):
+        self.sample(ticket)
+        self.sampled.remove(ticket)
         del self.begun[ticket]
         first = self.first_version.pop(ticket)
-        first = self.worker_version if first is None else first
         rewards = (0.0, 1.0) if self.is_useful(ticket) else (1.0, 1.0)
         self.queue.put(make_group(ticket, first, self.worker_version, rewards=rewards))
         self.keep(ticket, first)
@@ -169,6 +178,7 @@ class World:
 
     def drop(self, ticket):
         del self.first_version[ticket], self.begun[ticket]
+        self.sampled.discard(ticket)
         self.queue.drop(ticket, "group_timeout")
         self.dropped.append(ticket)
 
@@ -222,6 +232,7 @@ class World:
         self.queue = RolloutQueue(**self.settings)
         self.queue.restore(state)
         self.worker_version = self.version
+        self.sampled = set()
         assert sorted(self.first_version) == [ticket for ticket, _ in state.running]
         for ticket in self.first_version:
             self.queue.readmit(ticket, self.version)
@@ -243,7 +254,7 @@ class World:
             *in_batch,
         ]
         assert sorted(everywhere) == list(range(self.admitted))
-        assert len(self.buffered) <= self.most_waiting
+        assert len(self.sampled) + len(self.buffered) <= self.most_waiting
         assert self.queue.running == len(self.first_version)
         assert self.queue.buffered == len(self.buffered)
         assert self.queue.taken == len(in_batch)
@@ -257,6 +268,8 @@ class World:
             # Often the newest, so that old groups run on and on.
             newest = choice % 3 > 0
             self.finish(running[-1] if newest else running[choice % len(running)])
+        elif action == "sample" and running:
+            self.sample(running[choice % len(running)])
         elif action == "drop" and running:
             self.drop(running[choice % len(running)])
         elif action == "step":

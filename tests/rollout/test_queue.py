@@ -86,9 +86,9 @@ def test_no_group_starts_while_a_batch_of_finished_ones_waits():
     assert [queue.admit(0) for _ in range(5)] == [0, 1, 2, 3, 4]
     queue.put(make_group(0, 0))
     assert queue.admit(0) == 5
-    queue.put(make_group(1, 0))
+    queue.sampled(1)  # without its verdicts it waits too
     assert queue.admit(0) is None
-    for ticket in (2, 3, 4, 5):
+    for ticket in (1, 2, 3, 4, 5):
         queue.put(make_group(ticket, 0))
     assert queue.buffered == 2 * 1 - 1 + 5  # five ran when the last one started
     for version in (0, 1):
@@ -155,6 +155,7 @@ def test_a_drop_and_a_skipped_step_give_places_back():
         pytest.param(lambda queue: queue.put(make_group(9, 0)), id="never admitted"),
         pytest.param(lambda queue: queue.put(make_group(0, 1)), id="from the future"),
         pytest.param(lambda queue: queue.drop(9, "lost"), id="drop of no group"),
+        pytest.param(lambda queue: queue.sampled(9), id="sampled, never admitted"),
         pytest.param(lambda queue: queue.admit(1), id="params from the future"),
         pytest.param(lambda queue: queue.take(1, 0.0), id="another version"),
         pytest.param(lambda queue: queue.applied(), id="applied without a batch"),

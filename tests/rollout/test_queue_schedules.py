@@ -35,8 +35,8 @@ def queues(draw):
 @st.composite
 def schedules(draw):
     """300 events; how often each kind comes differs from schedule to schedule."""
-    names = ["admit", "finish", "step", "publish", "drop", "checkpoint"]
-    ranges = [(5, 20), (5, 20), (5, 20), (0, 20), (0, 2), (0, 2)]
+    names = ["admit", "sample", "finish", "step", "publish", "drop", "checkpoint"]
+    ranges = [(5, 20), (0, 20), (5, 20), (5, 20), (0, 20), (0, 2), (0, 2)]
     weights = [draw(st.integers(*limits)) for limits in ranges]
     random = Random(draw(st.integers(0, 2**32)))
     events = random.choices(names, weights, k=draw(st.sampled_from([300, 60, 20])))
@@ -77,13 +77,16 @@ def test_a_publish_may_be_late_by_the_whole_bound(kind, events):
     st.lists(st.integers(1, 40), min_size=1, max_size=30),
     st.integers(1, 10),
     st.integers(0, 12),
+    st.integers(0, 12),
     st.integers(1, 12),
 )
 @settings(max_examples=150, deadline=None)
-def test_a_simulated_run_reaches_its_last_step(kind, durations, step_time, lag, slots):
+def test_a_simulated_run_reaches_its_last_step(
+    kind, durations, step_time, lag, verdict_time, slots
+):
     world = World(**kind, num_steps=12)
     durations = itertools.cycle(durations)
-    ends, publishes = {}, []  # end by ticket; (time, version)
+    ends, verdicts, publishes = {}, {}, []  # times by ticket; (time, version)
     step_end = None
     for now in itertools.count():
         assert now < 20_000, "the run stands still"
@@ -91,8 +94,12 @@ def test_a_simulated_run_reaches_its_last_step(kind, durations, step_time, lag, 
             world.worker_version = max(world.worker_version, version)
             publishes.remove((time_, version))
         for ticket in [ticket for ticket, end in ends.items() if end <= now]:
-            world.finish(ticket)
+            world.sample(ticket)
+            verdicts[ticket] = now + verdict_time
             del ends[ticket]
+        for ticket in [ticket for ticket, end in verdicts.items() if end <= now]:
+            world.finish(ticket)
+            del verdicts[ticket]
         while len(ends) < slots and world.admit():
             ends[world.admitted - 1] = now + next(durations)
         if step_end is None and (world.batch or world.take()):

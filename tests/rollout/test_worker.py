@@ -156,11 +156,9 @@ def make_samples(prompt, version):
 class Place:
     """A worker and all that it talks to."""
 
-    def __init__(self, scheduler, *, score, max_staleness, timeout_s, verdict_s, state):
+    def __init__(self, scheduler, *, score, timeout_s, verdict_s, state, **bounds):
         self.scheduler = scheduler
-        self.queue = RolloutQueue(
-            num_prompts=2, max_staleness=max_staleness, mode="pipeline"
-        )
+        self.queue = RolloutQueue(num_prompts=2, mode="pipeline", **bounds)
         self.stream = PromptStream(PROMPTS, seed=0, max_pass_rate=None)
         self.ledger = Ledger(pools={"all": 1}, chip="a chip")
         self.verifier = VerifierPool(score=score, timeout_s=verdict_s)
@@ -403,6 +401,19 @@ def test_a_verifier_that_hangs_is_marked_and_counted(place, tmp_path, monkeypatc
     metrics = group_metrics(groups, learner_version=0)
     assert metrics["verifier/timeout_share"] == 0.25
     assert metrics["verifier/error_share"] == 0.0
+
+
+def test_groups_that_lack_verdicts_wait_like_those_that_have_them(
+    place, tmp_path, monkeypatch
+):
+    """N = 2, k = 8, W = 1: six groups begin at once, and are more than may wait."""
+    (tmp_path / "hanging_score.py").write_text(textwrap.dedent(HANGING))
+    monkeypatch.syspath_prepend(tmp_path)
+    scheduler = WrittenScheduler({}, default=(wrong, wrong))
+    place(scheduler, score="hanging_score:score", max_staleness=8, max_waiting=1)
+    until(lambda: scheduler.requests and not scheduler.busy)
+    time.sleep(0.2)
+    assert len(scheduler.requests) == 6
 
 
 def test_a_paused_worker_stands_still_and_then_goes_on(place):

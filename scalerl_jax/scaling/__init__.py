@@ -33,14 +33,7 @@ from scalerl_jax.scaling.bootstrap import (
     bootstrap_prompts,
     region,
 )
-from scalerl_jax.scaling.compare import (
-    Comparison,
-    RunRow,
-    RunTable,
-    compare,
-    compare_many,
-    linearise,
-)
+from scalerl_jax.scaling.compare import Comparison, compare
 from scalerl_jax.scaling.curves import Curve, CurveError, make_curve
 from scalerl_jax.scaling.extrapolate import (
     Extrapolation,
@@ -65,6 +58,7 @@ from scalerl_jax.scaling.pretraining import (
     fit_kaplan,
     fit_kaplan_one,
 )
+from scalerl_jax.scaling.ranking import RunRow, RunTable, compare_many, linearise
 from scalerl_jax.scaling.records import Interval
 from scalerl_jax.scaling.result import Fit, Forecast, Parameter, Settings
 from scalerl_jax.scaling.seeds import Pooled, pool_seeds

@@ -6,7 +6,8 @@ window is opened.
 
 import io
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 LOG_AXIS_RATIO = 12.0  # last over first compute from which log x reads better
 HEIGHT = 4.6  # inches
+LEGEND_LINE = 0.2  # inches
 ORANGE, GREY, GREEN, RED = "#c9541a", "#6b6b6b", "#2e8b57", "#c0182b"
 COLOURS = (
     "#1f5fa8 #c9541a #2e8b57 #8a4fbf #b8860b #c2417c #3d8fa3 #6b6b6b #7a9a01 #a0522d"
@@ -88,6 +90,33 @@ def set_compute_axis(
         axes.xaxis.set_minor_locator(NullLocator())  # each tick costs a millisecond
     axes.set_xlim(left, right)
     return left
+
+
+def limit_rates(axes: "Axes", shown: Sequence[float], *, above: float = 0.08) -> None:
+    """Limits of a pass-rate axis: the values shown with some air, within [0, 1].
+
+    Args:
+        axes: to limit.
+        shown: pass rates that must be seen.
+        above: air at the top, as a share of their range.
+    """
+    low, high = min(shown), max(shown)
+    air = max(high - low, 0.1)
+    axes.set_ylim(max(low - 0.08 * air, 0.0), min(high + above * air, 1.0))
+
+
+def legend_below(axes: "Axes", handles: list[Any], **style: Any) -> None:
+    """Put a legend of `axes` at the foot of the figure, which grows by its height."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None, "axes are drawn in a figure"
+    extra = LEGEND_LINE * -(-len(handles) // 2) + 0.1
+    width, height = figure.get_size_inches()
+    for each in figure.axes:
+        left, bottom, wide, high = each.get_position().bounds
+        bottom = (bottom * height + extra) / (height + extra)
+        each.set_position((left, bottom, wide, high * height / (height + extra)))
+    figure.set_size_inches(width, height + extra)
+    figure.legend(handles=handles, loc="lower center", ncols=2, **style)
 
 
 def _plain(value: float) -> str:

@@ -17,9 +17,8 @@ import numpy as np
 
 from scalerl_jax.scaling import text
 from scalerl_jax.scaling.curves import Curve, CurveError
-from scalerl_jax.scaling.fit import fit_curve, sensitivity
-from scalerl_jax.scaling.flags import selection_from, settings_from
-from scalerl_jax.scaling.load import Selection, load_curves
+from scalerl_jax.scaling.fit import sensitivity
+from scalerl_jax.scaling.flags import fit_one, read, selection_from, settings_from
 from scalerl_jax.scaling.options import LOSS_LAWS, SIZE_LAWS
 from scalerl_jax.scaling.records import to_plain
 from scalerl_jax.scaling.result import Fit
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from scalerl_jax.scaling.bootstrap import Bootstrap
+    from scalerl_jax.scaling.ranking import RunTable
 
 PICTURES = (".png", ".svg")
 
@@ -88,7 +88,7 @@ def _fit_together(flags: argparse.Namespace) -> int:
 def compare(flags: argparse.Namespace) -> int:
     """Every pair by rule and test; more than two runs also as a ranked table."""
     from scalerl_jax.scaling.compare import compare as compare_two
-    from scalerl_jax.scaling.compare import compare_many
+    from scalerl_jax.scaling.ranking import compare_many
 
     _check_out(flags.out)
     curves = {curve.name: curve for _, curve in read(flags)}
@@ -121,14 +121,25 @@ def compare(flags: argparse.Namespace) -> int:
     ]
     parts += [text.comparison_text(comparison) for comparison in found]
     record["pairs"] = [comparison.to_record() for comparison in found]
-    written = []
-    if flags.out is not None:
-        from scalerl_jax.scaling.figure import draw_linearised
-
-        _save(draw_linearised(runs, names=list(fits)), flags.out)
-        written.append(flags.out)
+    written = _draw_slopes(runs, list(fits), flags.out)
     _print(flags, "\n".join(parts), record, written)
     return 0
+
+
+def _draw_slopes(runs: "RunTable", names: list[str], out: Path | None) -> list[Path]:
+    """The linearised curves, where the runs have an A to share."""
+    if out is None:
+        return []
+    if runs.shared_asymptote is None:
+        sys.stderr.write(
+            f"warning: {out} is not written: A is identified for no run, so there is "
+            "none at which their slopes could be compared\n"
+        )
+        return []
+    from scalerl_jax.scaling.figure import draw_linearised
+
+    _save(draw_linearised(runs, names=names), out)
+    return [out]
 
 
 def _paired(
@@ -255,47 +266,6 @@ def report(flags: argparse.Namespace) -> int:
     said = "".join(f"{name}: {_verdict(fit)}\n" for name, fit in fits.items())
     _print(flags, said, _one_or_all(records), [flags.out])
     return 0
-
-
-def read(
-    flags: argparse.Namespace, selection: Selection | None = None
-) -> list[tuple[Path, Curve]]:
-    """Every curve of every path, under a name of its own."""
-    selection = selection or selection_from(flags)
-    found: list[tuple[Path, Curve]] = []
-    taken: set[str] = set()
-    for path in flags.paths:
-        for curve in load_curves(path, selection=selection):
-            name = curve.name
-            if name in taken:
-                name = f"{path.resolve().parent.name}/{name}"
-            for number in itertools.count(2):
-                if name not in taken:
-                    break
-                name = f"{curve.name} ({number})"
-            taken.add(name)
-            found.append((path, dataclasses.replace(curve, name=name)))
-    units = {curve.x_name for _, curve in found}
-    if len(units) > 1:
-        raise CurveError(
-            f"the curves are over different x: {', '.join(sorted(units))}; give one "
-            "that all have with --x"
-        )
-    return found
-
-
-def fit_one(curve: Curve, flags: argparse.Namespace) -> Fit:
-    """The fit that the flags ask for; failures name the run."""
-    settings = settings_from(flags)
-    if settings.weighs and curve.y_se is None:
-        raise CurveError(
-            f"{curve.name}: no standard errors to weigh by; name their column with "
-            "--se, or that of the sample counts with --samples"
-        )
-    try:
-        return fit_curve(curve, settings)
-    except CurveError as failure:
-        raise CurveError(f"{curve.name}: {failure}") from failure
 
 
 def _write_beside(folder: Path, result: Fit, record: dict[str, Any]) -> list[Path]:

@@ -1,11 +1,11 @@
-"""Comparing recipes: the paper's rule, and beside it a test with intervals.
+"""Comparing two recipes: the paper's rule, and beside it a test with intervals.
 
 The rule has no notion of noise; the test has none of seeds: two single runs can
 differ by their seeds alone (A by 0.015 in the paper).  Pool seeds with `pool_seeds`.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,12 @@ from scalerl_jax.scaling.bootstrap import (
 from scalerl_jax.scaling.curves import CurveError
 from scalerl_jax.scaling.estimate import estimate
 from scalerl_jax.scaling.judge import ASYMPTOTE_MARGIN
-from scalerl_jax.scaling.laws import Array, linearised
+from scalerl_jax.scaling.laws import Array
 from scalerl_jax.scaling.records import Interval, Record, quantile_interval
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.search import A
 
 NUM_RESAMPLES = 400
-DIFFERENCES = ("asymptote_difference", "exponent_difference", "rate_difference")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,55 +43,23 @@ class Comparison(Record):
     identified: tuple[bool, bool]
     margin: float  # |dA| up to which the paper calls two asymptotes equal
     equal_asymptotes: bool  # by the margin
-    shared_asymptote: float  # the mean A, held in the second fits
-    exponents_at_shared: tuple[float, float]
-    midpoints_at_shared: tuple[float, float]
+    # The mean A, held in the second fits; None where A is not identified, or is not
+    # shared: further apart than the margin, with intervals that do not overlap.
+    shared_asymptote: float | None
+    exponents_at_shared: tuple[float, float] | None
+    midpoints_at_shared: tuple[float, float] | None
     rule_winner: str | None
     rule: str  # in words, with the numbers
 
     test: str  # what was resampled
     level: float
     asymptote_difference: Interval
-    exponent_difference: Interval  # with A held at the shared value
+    # With A held at the shared value; None where the intervals of A do not overlap.
+    exponent_difference: Interval | None
     rate_difference: Interval  # of the curves, at `compared_at`
     compared_at: float  # the last compute that both runs reached
     test_winner: str | None
     verdict: str  # in words, with the numbers
-    warnings: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunRow(Record):
-    """One run in a table of many (leave-one-out)."""
-
-    name: str
-    asymptote: float
-    asymptote_interval: Interval
-    exponent: float
-    exponent_interval: Interval
-    midpoint: float
-    midpoint_interval: Interval
-    identified: bool
-    reason: str | None
-    within_margin: bool  # A at most the margin below the highest identified A
-    shared_exponent: float  # B and C_mid with A held at the shared value
-    shared_midpoint: float
-    rank: int  # by the paper's priorities, 1 is best
-    x: Array = dataclasses.field(repr=False)  # [n] compute
-    linearised: Array = dataclasses.field(repr=False)  # [n] F(R) at the shared A
-    fit: Fit = dataclasses.field(repr=False)
-    fit_at_shared: Fit = dataclasses.field(repr=False)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunTable(Record):
-    """Many runs, ranked: A first, B at a shared A among those that tie."""
-
-    x_name: str
-    y_name: str
-    margin: float
-    shared_asymptote: float  # mean A of the identified runs
-    rows: tuple[RunRow, ...]  # by rank
     warnings: tuple[str, ...]
 
 
@@ -101,6 +68,12 @@ def hold_asymptote(fit: Fit, asymptote: float) -> Fit:
     held = {**fit.problem.held, A: asymptote}
     source = fit.parameters["R0"].source
     return estimate(fit.curve, fit.settings, fit.definition, held, source)
+
+
+def _share(a: Fit, b: Fit) -> tuple[float, tuple[Fit, Fit]]:
+    """The mean A of two runs, and both fitted with it."""
+    shared = 0.5 * (a.asymptote + b.asymptote)
+    return shared, (hold_asymptote(a, shared), hold_asymptote(b, shared))
 
 
 def compare(
@@ -121,8 +94,9 @@ def compare(
 
     The test: refits of resampled prompts, the same ones for both runs, so that their
     choice cancels; without `prompt_rates`, of each run's residuals (`bootstrap`).  The
-    first difference whose interval excludes 0 decides, in the paper's order A, B; if
-    an A is not identified, that of the curves where both runs end.
+    first difference whose interval excludes 0 decides, in the paper's order A, B (only
+    A where its two intervals do not overlap, as no A fits both); if an A is not
+    identified, that of the curves where both runs end.
 
     Args:
         a: a fit of the sigmoid.
@@ -134,17 +108,16 @@ def compare(
         num_resamples: of the test.
         seed: of its draws.
     """
-    _require_sigmoids({names[0]: a, names[1]: b})
-    shared = 0.5 * (a.asymptote + b.asymptote)
-    held = hold_asymptote(a, shared), hold_asymptote(b, shared)
-    equal = abs(a.asymptote - b.asymptote) <= margin
+    require_sigmoids({names[0]: a, names[1]: b})
     both = a.identified and b.identified
-    exponents = held[0].exponent, held[1].exponent
-    pair = exponents if equal else (a.asymptote, b.asymptote)
+    equal = abs(a.asymptote - b.asymptote) <= margin
+    overlap = both and a.asymptote_interval.overlaps(b.asymptote_interval)
+    shared, held = _share(a, b) if both and (equal or overlap) else (None, None)
+    exponents = held and (held[0].exponent, held[1].exponent)
+    pair = exponents if equal and exponents else (a.asymptote, b.asymptote)
     y, test = _resample(a, b, prompt_rates, num_resamples, seed)
-    end, differences = min(a.x_last, b.x_last), _differences(a, b, y, shared)
-    considered = differences[:2] if both else differences[2:]
-    test_winner = next(filter(None, (_winner(d, names) for d in considered)), None)
+    differences = _differences(a, b, y, shared if overlap else None)
+    test_winner = _winner(differences[:2] if both else differences[2:], names)
     return Comparison(
         names=names,
         **_both(a, b),
@@ -152,45 +125,50 @@ def compare(
         equal_asymptotes=equal,
         shared_asymptote=shared,
         exponents_at_shared=exponents,
-        midpoints_at_shared=(held[0].midpoint, held[1].midpoint),
+        midpoints_at_shared=held and (held[0].midpoint, held[1].midpoint),
         rule_winner=names[int(pair[0] <= pair[1])] if both else None,
         rule=_rule_text(a, b, names, margin, held),
         test=test,
-        level=a.level,
-        **dict(zip(DIFFERENCES, differences, strict=True)),
-        compared_at=end,
+        asymptote_difference=differences[0],
+        exponent_difference=differences[1],
+        rate_difference=differences[2],
         test_winner=test_winner,
-        verdict=_verdict_text(names, differences, both, test_winner, end, a),
+        verdict=_verdict_text(names, differences, both, test_winner, (a, b)),
         warnings=_warnings(a, b, names),
     )
 
 
 def _both(a: Fit, b: Fit) -> dict[str, Any]:
-    """What a comparison repeats of the two fits."""
+    """What a comparison repeats of the two fits, and where both still have data."""
     return {
         "asymptotes": (a.asymptote, b.asymptote),
         "exponents": (a.exponent, b.exponent),
         "midpoints": (a.midpoint, b.midpoint),
         "identified": (a.identified, b.identified),
+        "level": a.level,
+        "compared_at": min(a.x_last, b.x_last),
     }
 
 
 def _differences(
-    a: Fit, b: Fit, y: tuple[Array, Array], shared: float
-) -> list[Interval]:
-    """Of A, of B at the shared A, and of the curves where both end, over refits."""
+    a: Fit, b: Fit, y: tuple[Array, Array], shared: float | None
+) -> tuple[Interval, Interval | None, Interval]:
+    """Intervals of A, of B at a shared A, and of the curves where both end."""
     theta = refit(a, y[0])[0], refit(b, y[1])[0]
-    held = refit_with_asymptote(a, y[0], shared), refit_with_asymptote(b, y[1], shared)
-    end = min(a.x_last, b.x_last)
-    pairs = (
-        (theta[0][:, A], theta[1][:, A]),
-        (a.public(held[0])["B"], b.public(held[1])["B"]),
-        (a.curves(theta[0], end)[:, 0], b.curves(theta[1], end)[:, 0]),
+    end, exponents = min(a.x_last, b.x_last), None
+    if shared is not None:
+        gap = a.public(refit_with_asymptote(a, y[0], shared))["B"]
+        gap = gap - b.public(refit_with_asymptote(b, y[1], shared))["B"]
+        exponents = quantile_interval(gap, a.level)
+    rates = a.curves(theta[0], end)[:, 0] - b.curves(theta[1], end)[:, 0]
+    return (
+        quantile_interval(theta[0][:, A] - theta[1][:, A], a.level),
+        exponents,
+        quantile_interval(rates, a.level),
     )
-    return [quantile_interval(first - second, a.level) for first, second in pairs]
 
 
-def _require_sigmoids(fits: Mapping[str, Fit]) -> None:
+def require_sigmoids(fits: Mapping[str, Fit]) -> None:
     """All fits are of the sigmoid, over the same x."""
     for name, fit in fits.items():
         if fit.law != "sigmoid":
@@ -237,24 +215,33 @@ def _resample(
     return y, f"{num_prompts} paired prompts"
 
 
-def _winner(difference: Interval, names: tuple[str, str]) -> str | None:
-    """Who is better, if the interval of a - b leaves out 0."""
-    if difference.low is not None and difference.low > 0:
-        return names[0]
-    if difference.high is not None and difference.high < 0:
-        return names[1]
+def _winner(
+    differences: Sequence[Interval | None], names: tuple[str, str]
+) -> str | None:
+    """Who is better by the first interval of a - b that leaves out 0."""
+    for difference in differences:
+        if difference is None:
+            continue
+        if difference.low is not None and difference.low > 0:
+            return names[0]
+        if difference.high is not None and difference.high < 0:
+            return names[1]
     return None
 
 
 def _rule_text(
-    a: Fit, b: Fit, names: tuple[str, str], margin: float, held: tuple[Fit, Fit]
+    a: Fit,
+    b: Fit,
+    names: tuple[str, str],
+    margin: float,
+    held: tuple[Fit, Fit] | None,
 ) -> str:
     """The paper's rule with its numbers."""
     gap = abs(a.asymptote - b.asymptote)
     if not (a.identified and b.identified):
         missing = [n for n, f in zip(names, (a, b), strict=True) if not f.identified]
         return f"not decided: A of {' and '.join(missing)} is not identified"
-    if gap <= margin:
+    if held is not None and gap <= margin:
         mean = 0.5 * (a.asymptote + b.asymptote)
         return (
             f"|dA| = {gap:.3f} is within {margin:g}; with A held at {mean:.4f}, B is "
@@ -266,16 +253,20 @@ def _rule_text(
 
 def _verdict_text(
     names: tuple[str, str],
-    differences: list[Interval],
+    differences: Sequence[Interval | None],
     both: bool,
     winner: str | None,
-    end: float,
-    a: Fit,
+    fits: tuple[Fit, Fit],
 ) -> str:
     """The test with its numbers."""
+    a, end = fits[0], min(fit.x_last for fit in fits)
     labels = ("A", "B at the shared A", f"{a.y_name} at {a.x_name} = {end:.4g}")
-    used = (0, 1) if both else (2,)
-    said = ", ".join(f"{labels[i]} {_show(differences[i])}" for i in used)
+    used = slice(0, 2) if both else slice(2, 3)
+    said = ", ".join(
+        f"{label} {_show(difference)}"
+        for label, difference in zip(labels[used], differences[used], strict=True)
+        if difference is not None
+    )
     ending = f"{winner} is better" if winner else "no difference is shown"
     return f"{names[0]} - {names[1]}: {said}; {ending}"
 
@@ -303,87 +294,3 @@ def _warnings(a: Fit, b: Fit, names: tuple[str, str]) -> tuple[str, ...]:
             "windows differ more than fits of one"
         )
     return tuple(found)
-
-
-def compare_many(
-    fits: Mapping[str, Fit], *, margin: float = ASYMPTOTE_MARGIN
-) -> RunTable:
-    """Rank many runs as the paper's leave-one-out table does.
-
-    Runs whose A is within the margin of the highest tie in A; B and C_mid are
-    compared with A held at the mean of the identified runs' A.  Runs that are not
-    identified come last.
-
-    Args:
-        fits: of the sigmoid, by name of run.
-        margin: between the asymptotes of equal recipes.
-    """
-    if not fits:
-        raise CurveError("no runs to compare; give at least one fit")
-    _require_sigmoids(fits)
-    sure = {name: fit for name, fit in fits.items() if fit.identified}
-    shared = float(np.mean([fit.asymptote for fit in (sure or fits).values()]))
-    top = max((fit.asymptote for fit in sure.values()), default=1.0)
-    held = {name: hold_asymptote(fit, shared) for name, fit in fits.items()}
-
-    def order(name: str) -> tuple[bool, float, float]:
-        fit = fits[name]
-        tied = fit.identified and fit.asymptote >= top - margin
-        level = top if tied else fit.asymptote
-        return (not fit.identified, -level, -held[name].exponent)
-
-    rows = tuple(
-        _row(name, fits[name], held[name], rank, top - margin)
-        for rank, name in enumerate(sorted(fits, key=order), start=1)
-    )
-    unsure = [name for name in fits if name not in sure]
-    warnings = (
-        (f"A is not identified for {', '.join(unsure)}: they are ranked last",)
-        if unsure
-        else ()
-    )
-    first = next(iter(fits.values()))
-    return RunTable(
-        x_name=first.x_name,
-        y_name=first.y_name,
-        margin=margin,
-        shared_asymptote=shared,
-        rows=rows,
-        warnings=warnings,
-    )
-
-
-def _row(name: str, fit: Fit, held: Fit, rank: int, tie_from: float) -> RunRow:
-    """One run of the table."""
-    return RunRow(
-        name=name,
-        asymptote=fit.asymptote,
-        asymptote_interval=fit.asymptote_interval,
-        exponent=fit.exponent,
-        exponent_interval=fit.exponent_interval,
-        midpoint=fit.midpoint,
-        midpoint_interval=fit.midpoint_interval,
-        identified=fit.identified,
-        reason=fit.reason,
-        within_margin=fit.identified and fit.asymptote >= tie_from,
-        shared_exponent=held.exponent,
-        shared_midpoint=held.midpoint,
-        rank=rank,
-        x=fit.curve.x,
-        linearised=linearise(held),
-        fit=fit,
-        fit_at_shared=held,
-    )
-
-
-def linearise(fit: Fit) -> Array:
-    """F(R) [n] of the fitted points of a sigmoid: log F over log x has slope B.
-
-    NaN where a noisy point is not between R0 and A.
-    """
-    return linearised(
-        fit.curve.y,
-        initial_reward=fit.initial_reward,
-        asymptote=fit.asymptote,
-        midpoint_power=fit.midpoint**fit.exponent,
-    )

@@ -60,8 +60,11 @@ class Extrapolation(Record):
     fractions: tuple[float, ...]
     laws: tuple[str, ...]  # with "last_value" at the end
     predictions: tuple[Prediction, ...]  # by fraction, then law
-    best_law: str | None  # least mean absolute error, averaged over the fractions
-    mean_errors: dict[str, float | None]  # that average; None: not fitted everywhere
+    # Fractions that every law could be fitted to, if it could be to any: the ranking
+    # goes by these, as a smaller part is harder to foretell from.
+    ranked_on: tuple[float, ...]
+    best_law: str | None  # least mean absolute error, averaged over `ranked_on`
+    mean_errors: dict[str, float | None]  # that average; None: fitted to no fraction
     beats_last_value: bool  # the best law is better than the last value
     curve: Curve = dataclasses.field(repr=False)
 
@@ -129,7 +132,10 @@ def extrapolate_curve(
             f"no law can be fitted to {100 * max(fractions):.0f} % of the compute or "
             f"less: {predictions[-2].reason}"
         )
-    errors = {law: _mean_error(predictions, law) for law in (*laws, LAST_VALUE)}
+    ranked_on = _fractions_of_all(predictions, fractions, laws)
+    errors = {
+        law: _mean_error(predictions, law, ranked_on) for law in (*laws, LAST_VALUE)
+    }
     rated = {law: error for law, error in errors.items() if error is not None}
     candidates = [law for law in laws if law in rated]
     best = min(candidates, key=rated.__getitem__) if candidates else None
@@ -139,6 +145,7 @@ def extrapolate_curve(
         fractions=tuple(fractions),
         laws=(*laws, LAST_VALUE),
         predictions=predictions,
+        ranked_on=ranked_on,
         best_law=best,
         mean_errors=errors,
         beats_last_value=best is not None
@@ -147,11 +154,22 @@ def extrapolate_curve(
     )
 
 
-def _mean_error(predictions: Sequence[Prediction], law: str) -> float | None:
-    """Mean absolute error of a law over all fractions; None if one has none."""
-    errors = [p.mean_absolute_error for p in predictions if p.law == law]
-    known = [error for error in errors if error is not None]
-    return float(np.mean(known)) if known and len(known) == len(errors) else None
+def _fractions_of_all(
+    predictions: Sequence[Prediction], fractions: Sequence[float], laws: Sequence[str]
+) -> tuple[float, ...]:
+    """The fractions to which all laws that fit any were fitted."""
+    fitted = {(p.law, p.fraction) for p in predictions if p.fit is not None}
+    usable = [law for law in laws if any((law, f) in fitted for f in fractions)]
+    return tuple(f for f in fractions if all((law, f) in fitted for law in usable))
+
+
+def _mean_error(
+    predictions: Sequence[Prediction], law: str, fractions: Sequence[float]
+) -> float | None:
+    """Mean absolute error of a law over these fractions; None if it was not fitted."""
+    found = {p.fraction: p.mean_absolute_error for p in predictions if p.law == law}
+    errors = [error for f in fractions if (error := found[f]) is not None]
+    return float(np.mean(errors)) if errors else None
 
 
 def _fit(curve: Curve, settings: Settings) -> Fit:

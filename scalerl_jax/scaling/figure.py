@@ -15,19 +15,21 @@ from scalerl_jax.scaling.axes import (
     GREY,
     ORANGE,
     axis_label,
+    legend_below,
+    limit_rates,
     make_axes,
     set_compute_axis,
 )
-from scalerl_jax.scaling.compare import RunTable
-from scalerl_jax.scaling.curves import Curve
+from scalerl_jax.scaling.curves import Curve, CurveError
 from scalerl_jax.scaling.laws import Array
+from scalerl_jax.scaling.ranking import RunTable
 from scalerl_jax.scaling.result import Fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Corner = Literal["upper left", "lower right"]
+Corner = Literal["lower right", "upper left", "lower left", "upper right"]
 EXTRAPOLATION = 2.0  # the paper's forecasts reach 2 to 2.8 times the data
 LONGEST_TITLE = 95  # letters of a line
 MOST_NAMED = 10  # runs that get a line in the legend
@@ -79,14 +81,19 @@ def draw_linearised(
 ) -> "Figure":
     """ScaleRL's straight-line form: F(R) over compute, both logarithmic; slope B.
 
-    All runs have the shared A, so that their slopes can be compared.  Points whose
-    pass rate is not between R0 and A have no value and are left out.  `names` gives
-    runs the colours that they have in `draw_fits`; by default they go by rank.
+    All runs have the shared A, so that their slopes can be compared; a run that does
+    not share it is left out.  Points whose pass rate is not between R0 and A have no
+    value and are left out.  `names` gives runs the colours that they have in
+    `draw_fits`; by default they go by rank.
     """
+    if runs.shared_asymptote is None:
+        raise CurveError("A is identified for no run: the runs have no A to share")
     figure, axes = make_axes()
     handles: list[Any] = []
     names = names or [row.name for row in runs.rows]
-    for place, row in enumerate(runs.rows):
+    rows = [row for row in runs.rows if row.linearised is not None]
+    for place, row in enumerate(rows):
+        assert row.linearised is not None and row.shared_exponent is not None
         colour = COLOURS[names.index(row.name) % len(COLOURS)]
         axes.plot(row.x, row.linearised, "o", color=colour, markersize=3.5, alpha=0.7)
         ends = row.x[[0, -1]]
@@ -97,12 +104,14 @@ def draw_linearised(
             label=f"{row.name}: B {row.shared_exponent:.2f}",
         )
         handles += [line] if place < MOST_NAMED else []
-    left = min(float(row.x[0]) for row in runs.rows)
-    right = max(float(row.x[-1]) for row in runs.rows)
+    left = min(float(row.x[0]) for row in rows)
+    right = max(float(row.x[-1]) for row in rows)
     set_compute_axis(axes, left, 1.1 * right, log_axis=True)
     axes.set_yscale("log")
     heading = f"slope B at the shared A = {runs.shared_asymptote:.3f}"
-    finish(axes, [row.fit for row in runs.rows], handles, f"{title}  {heading}".strip())
+    if len(rows) < len(runs.rows):
+        heading += f" ({len(runs.rows) - len(rows)} with another A left out)"
+    finish(axes, [row.fit for row in rows], handles, f"{title}  {heading}".strip())
     axes.set_ylabel("F(R) = C_mid^B / ((A - R0) / (R - R0) - 1)")
     return figure
 
@@ -116,8 +125,7 @@ def limit_height(axes: "Axes", fits: Sequence[Fit], right: float) -> None:
         shown += [*(curve.y - errors), *(curve.y + errors), *_levels(result)]
         if result.climbs:
             shown.append(float(result.predict(right)))
-    air = 0.08 * (max(shown) - min(shown))
-    axes.set_ylim(max(min(shown) - air, -0.02), min(max(shown) + air, 1.02))
+    limit_rates(axes, shown)
 
 
 def _levels(result: Fit) -> list[float]:
@@ -149,7 +157,9 @@ def _draw_points(axes: "Axes", result: Fit, colour: str, size: float) -> Any:
     whole, used = result.whole_curve, result.curve
     draw_errors(axes, whole, colour)
     early = ~np.isin(whole.x, used.x)
+    # A point at 0 or 1 lies on the end of the axis, and is drawn whole.
     style = {"color": colour, "markersize": size, "linestyle": "none", "zorder": 4}
+    style["clip_on"] = False
     if early.any():
         axes.plot(whole.x[early], whole.y[early], "o", fillstyle="none", **style)
     label = f"evaluations ({used.x.size} fitted"
@@ -255,35 +265,44 @@ def _draw_among(
 def finish(axes: "Axes", fits: Sequence[Fit], handles: list[Any], title: str) -> None:
     """Legend, labels, title."""
     result = fits[0]
-    axes.legend(
-        handles=handles,
-        loc=_emptier_corner(axes, fits, len(handles)),
-        fontsize=8.5,
-        framealpha=0.9,
-        edgecolor="none",
-    )
+    style = {"fontsize": 8.5, "framealpha": 0.9, "edgecolor": "none"}
+    corner = _empty_corner(axes, len(handles))
+    if corner is None:
+        legend_below(axes, handles, **style)
+    else:
+        axes.legend(handles=handles, loc=corner, **style)
     axes.set_xlabel(axis_label(result.x_name))
     axes.set_ylabel(axis_label(result.y_name))
     lines = [textwrap.fill(line, LONGEST_TITLE) for line in title.splitlines()]
     axes.set_title("\n".join(lines), loc="left", fontsize=9.5)
 
 
-def _emptier_corner(axes: "Axes", fits: Sequence[Fit], lines: int) -> Corner:
-    """Where a legend covers fewer points: below on the right, or above on the left.
+def _empty_corner(axes: "Axes", num_lines: int) -> Corner | None:
+    """The corner where a legend covers neither points nor curves; None: there is none.
 
-    Where both have points, room for its lines is made above.
+    Levels (two ends each) run through the whole width and do not count.
     """
-    x = np.concatenate([result.whole_curve.x for result in fits])
-    y = np.concatenate([result.whole_curve.y for result in fits])
-    to_axes = axes.transData + axes.transAxes.inverted()
-    across, up = to_axes.transform(np.stack([x, y], axis=1)).T
-    below = ((across > 0.6) & (up < 0.4)).sum()
-    above = ((across < 0.4) & (up > 0.6)).sum()
-    if above and below and axes.get_yscale() == "linear":
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, high + (0.06 * lines + 0.03) * (high - low))
-        return "upper left"
-    return "upper left" if above < below else "lower right"
+    drawn = [(line, np.asarray(line.get_xydata())) for line in axes.lines]
+    paths = [
+        line.get_transform().transform(points)
+        for line, points in drawn
+        if len(points) > 2
+    ]
+    across, up = axes.transAxes.inverted().transform(np.concatenate(paths)).T
+    width, height = 0.45, 0.06 * num_lines + 0.04
+    left, right, low, high = (
+        across < width,
+        across > 1.0 - width,
+        up < height,
+        up > 1.0 - height,
+    )
+    covered: dict[Corner, Array] = {
+        "lower right": right & low,
+        "upper left": left & high,
+        "lower left": left & low,
+        "upper right": right & high,
+    }
+    return next((name for name, found in covered.items() if not found.any()), None)
 
 
 def headline(result: Fit, title: str) -> str:

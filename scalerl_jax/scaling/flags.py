@@ -1,13 +1,17 @@
 """Flags that all commands share: what to read, how to fit, and what they stand for."""
 
 import argparse
+import dataclasses
+import itertools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
-from scalerl_jax.scaling.curves import DEFAULT_X, DEFAULT_Y
-from scalerl_jax.scaling.load import Selection
-from scalerl_jax.scaling.result import Settings
+from scalerl_jax.scaling.curves import DEFAULT_X, DEFAULT_Y, Curve, CurveError
+from scalerl_jax.scaling.fit import fit_curve
+from scalerl_jax.scaling.load import Selection, load_curves
+from scalerl_jax.scaling.result import Fit, Settings
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,6 +49,47 @@ def settings_from(flags: argparse.Namespace) -> Settings:
         weighted=flags.weighted,
         errors_known=flags.errors_known,
     )
+
+
+def read(
+    flags: argparse.Namespace, selection: Selection | None = None
+) -> list[tuple[Path, Curve]]:
+    """Every curve of every path, under a name of its own."""
+    selection = selection or selection_from(flags)
+    found: list[tuple[Path, Curve]] = []
+    taken: set[str] = set()
+    for path in flags.paths:
+        for curve in load_curves(path, selection=selection):
+            name = curve.name
+            if name in taken:
+                name = f"{path.resolve().parent.name}/{name}"
+            for number in itertools.count(2):
+                if name not in taken:
+                    break
+                name = f"{curve.name} ({number})"
+            taken.add(name)
+            found.append((path, dataclasses.replace(curve, name=name)))
+    units = {curve.x_name for _, curve in found}
+    if len(units) > 1:
+        raise CurveError(
+            f"the curves are over different x: {', '.join(sorted(units))}; give one "
+            "that all have with --x"
+        )
+    return found
+
+
+def fit_one(curve: Curve, flags: argparse.Namespace) -> Fit:
+    """The fit that the flags ask for; failures name the run."""
+    settings = settings_from(flags)
+    if settings.weighs and curve.y_se is None:
+        raise CurveError(
+            f"{curve.name}: no standard errors to weigh by; name their column with "
+            "--se, or that of the sample counts with --samples"
+        )
+    try:
+        return fit_curve(curve, settings)
+    except CurveError as failure:
+        raise CurveError(f"{curve.name}: {failure}") from failure
 
 
 def column_flags() -> Parser:

@@ -11,6 +11,7 @@ from scalerl_jax.scaling.axes import (
     HEIGHT,
     RED,
     axis_label,
+    limit_rates,
     make_axes,
     plain_frame,
     set_compute_axis,
@@ -43,29 +44,22 @@ def draw_extrapolation(found: Extrapolation, *, title: str = "") -> "Figure":
     figure = Figure(figsize=(4.2 * count, 4.6), layout="constrained")
     panels = figure.subplots(1, count, sharey=True, squeeze=False)[0]
     curve = found.curve
-    spread = 0.12 * float(np.ptp(curve.y))
     for axes, fraction in zip(panels, found.fractions, strict=True):
         plain_frame(axes)
         left = set_compute_axis(axes, float(curve.x[0]), 1.05 * float(curve.x[-1]))
         seen = curve.x <= fraction * curve.x[-1]
         draw_errors(axes, curve, "black")
-        axes.plot(curve.x[seen], curve.y[seen], "o", color="black", markersize=3.5)
-        axes.plot(
-            curve.x[~seen],
-            curve.y[~seen],
-            "o",
-            color="black",
-            markersize=3.5,
-            fillstyle="none",
-        )
+        # A point at 0 or 1 lies on the end of the axis, and is drawn whole.
+        style: dict[str, Any] = {"color": "black", "markersize": 3.5, "clip_on": False}
+        axes.plot(curve.x[seen], curve.y[seen], "o", **style)
+        axes.plot(curve.x[~seen], curve.y[~seen], "o", fillstyle="none", **style)
         for place, law in enumerate(found.laws):
             prediction = found.get(law, fraction)
             _draw_prediction(axes, prediction, COLOURS[place], curve.x, left)
         axes.axvspan(
             left, fraction * float(curve.x[-1]), color=GREY, alpha=0.07, linewidth=0
         )
-        low, high = float(curve.y.min()), float(curve.y.max())
-        axes.set_ylim(max(low - spread, -0.02), min(high + 2.0 * spread, 1.02))
+        limit_rates(axes, curve.y.tolist(), above=0.24)
         axes.set_title(f"fitted on {100 * fraction:.0f} %", fontsize=9.5, loc="left")
         axes.set_xlabel(axis_label(found.x_name))
         axes.legend(
@@ -139,10 +133,9 @@ def draw_status(status: "Status") -> "Figure":
         below.fill_between(x, low, high, color=GREEN, alpha=0.2, label=name)
         below.axhline(0.0, color=GREEN)
         below.plot(x[~outside], error[~outside], "o", color="black", markersize=4)
-        below.plot(
-            x[outside], error[outside], "o", color=RED, label="outside", markersize=5
-        )
-        below.legend(loc="upper left", fontsize=8, framealpha=0.9, edgecolor="none")
+        name = "outside" if outside.any() else None
+        below.plot(x[outside], error[outside], "o", color=RED, label=name, markersize=5)
+        below.legend(loc="best", fontsize=8, framealpha=0.9, edgecolor="none")
         below.set_ylabel("actual - foretold")
         below.set_xlabel(axis_label(result.x_name))
         axes.set_xlabel("")

@@ -14,6 +14,7 @@ from scalerl_jax.scaling.uncertainty import SIGMA_FLOOR
 
 # An A this close below 1, the largest pass rate there is, needs no other upper limit.
 NEAR_ONE = 0.05
+AT_ONE = 1e-6  # a fitted A this close to 1 was stopped there
 # The paper's margin between equal recipes, from three runs of one of them.
 ASYMPTOTE_MARGIN = 0.02
 # Data to this many C_mid fixed A in simulations with noise of 0.003 to 0.012.
@@ -60,17 +61,32 @@ def judge(
     half, latest = _half_of_gain(law, best, intervals)
     if high is not None and (latest is None or latest <= 1.0):
         return Verdict(True, Interval(low, high), None, warnings)
-    cause = "A = 1 fits about as well"
-    if high is not None:
-        cause = "the curve may not have passed its midpoint yet"
+    reason = open_limit(law, best, curve, Interval(low, high), half)
+    return Verdict(True, Interval(low, None), reason, warnings)
+
+
+def open_limit(
+    law: Law, best: Array, curve: Curve, limits: Interval, half: float | None
+) -> str:
+    """Say which limit of A the data leave open, why, and how far they reach.
+
+    `limits` are those of A's profile, `half` is x over x_last at half of the gain.
+    """
+    name = "C_mid" if law.name == "sigmoid" else "compute at half of the gain"
+    side = "limit on either side" if limits.low is None else "upper limit"
+    if limits.high is not None:
+        cause = f"{name} has none inside the data"
+    elif best[A] >= 1.0 - AT_ONE:
+        cause = "A = 1, the largest pass rate there is, fits best"
+    else:
+        cause = "A = 1 fits about as well"
     end = f"the data end at {curve.x_name} = {curve.x[-1]:.4g}"
-    advice = "noise, or too few points, leave the plateau open"
+    advice = "noise, or too few points, leave it open"
     if half is not None:
-        name = "C_mid" if law.name == "sigmoid" else "compute at half of the gain"
-        end += f", {1.0 / half:.2g} times the fitted {name}"
-        if high is not None or 1.0 / half < USUAL_REACH:
+        end += f", {1.0 / half:.3g} times the fitted {name}"
+        if 1.0 / half < USUAL_REACH:
             advice = f"more than {USUAL_REACH} times is usually needed"
-    return Verdict(True, Interval(low, None), f"{cause}: {end}; {advice}", warnings)
+    return f"A has no {side}: {cause}; {end}; {advice}"
 
 
 def _half_of_gain(

@@ -18,6 +18,14 @@ class Interval:
     low: float | None
     high: float | None
 
+    def overlaps(self, other: "Interval") -> bool:
+        """Whether a value lies in both."""
+        return not (self.is_above(other) or other.is_above(self))
+
+    def is_above(self, other: "Interval") -> bool:
+        """Whether every value is larger than every one of the other's."""
+        return self.low is not None and other.high is not None and self.low > other.high
+
 
 class Record:
     """A result that can be written as JSON; for dataclasses.

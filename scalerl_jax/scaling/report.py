@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from scalerl_jax.scaling import text
 from scalerl_jax.scaling.axes import to_svg
-from scalerl_jax.scaling.compare import compare, compare_many
+from scalerl_jax.scaling.compare import compare
 from scalerl_jax.scaling.curves import CurveError
 from scalerl_jax.scaling.extrapolate import extrapolate_curve
 from scalerl_jax.scaling.figure import draw_fits, draw_linearised
@@ -17,6 +17,7 @@ from scalerl_jax.scaling.fit import sensitivity
 from scalerl_jax.scaling.forecast_figure import draw_extrapolation
 from scalerl_jax.scaling.page import Page
 from scalerl_jax.scaling.plan import plan
+from scalerl_jax.scaling.ranking import compare_many
 from scalerl_jax.scaling.result import Fit
 
 # Runs up to which each gets the extrapolation test with its picture and the table of
@@ -128,17 +129,15 @@ def _add_comparison(page: Page, fits: Mapping[str, Fit]) -> None:
         page.text("Fewer than two runs climb: there is nothing to compare.")
         return
     runs = compare_many(climbing)
-    page.text(
-        f"Ranked by A; runs with A within {runs.margin:g} of the highest, by B with A "
-        f"held at {runs.shared_asymptote:.4f}, the mean of the identified runs.",
-    )
+    page.text(f"The runs are {text.ranking_text(runs)}.")
     page.table(text.COMPARE_HEADER, text.compare_rows(runs))
     for warning in runs.warnings:
         page.text(warning, kind="warning")
-    page.picture(
-        to_svg(draw_linearised(runs, names=list(fits))),
-        says="linearised pass rate over compute; the slope is B",
-    )
+    if runs.shared_asymptote is not None:
+        page.picture(
+            to_svg(draw_linearised(runs, names=list(fits))),
+            says="linearised pass rate over compute; the slope is B",
+        )
     best = runs.rows[0].name
     rows, warnings = [], dict[str, None]()
     for row in runs.rows[1 : MOST_TESTED + 1]:
@@ -147,7 +146,7 @@ def _add_comparison(page: Page, fits: Mapping[str, Fit]) -> None:
             (
                 f"{best} - {row.name}",
                 text.show(found.asymptote_difference, "+.4f"),
-                text.show(found.exponent_difference, "+.3f"),
+                text.show(found.exponent_difference, "+.3f") or "-",
                 text.show(found.rate_difference, "+.4f"),
                 found.rule_winner or "not decided",
                 found.test_winner or "not decided",

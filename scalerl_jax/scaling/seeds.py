@@ -16,14 +16,15 @@ from scalerl_jax.scaling.uncertainty import student_quantile
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PooledParameter(Record):
-    """One parameter over seeds."""
+    """One parameter over seeds; no mean of what a seed does not fix."""
 
     name: str
     values: list[float]  # by seed
-    mean: float
+    mean: float | None
     standard_deviation: float | None  # between seeds; None for one seed
     interval: Interval  # of the mean, Student's t over the seeds
-    largest_deviation: float  # from the mean; the paper states 0.015 for A
+    largest_deviation: float | None  # from the mean; the paper states 0.015 for A
+    reason: str | None = None  # why there is no mean
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,19 @@ def pool_seeds(fits: Sequence[Fit]) -> Pooled:
 def _pooled(name: str, fits: Sequence[Fit], level: float) -> PooledParameter:
     """Mean and spread of one parameter; of its logarithm unless it is a pass rate."""
     values = np.array([fit.value(name) for fit in fits])
-    logarithmic = fits[0].parameters[name].unit != "pass rate" and np.all(values > 0)
+    unfixed = sum(not _fixes(fit, name) for fit in fits)
+    if unfixed:
+        return PooledParameter(
+            name=name,
+            values=values.tolist(),
+            mean=None,
+            standard_deviation=None,
+            interval=Interval(None, None),
+            largest_deviation=None,
+            reason=f"not fixed by {unfixed} of {len(fits)} seeds",
+        )
+    is_rate = fits[0].parameters[name].unit == "pass rate"
+    logarithmic = not is_rate and np.all(values > 0)
     scale = np.log(values) if logarithmic else values
     back = np.exp if logarithmic else float
     mean = float(scale.mean())
@@ -89,7 +102,9 @@ def _pooled(name: str, fits: Sequence[Fit], level: float) -> PooledParameter:
         deviation = float(values.std(ddof=1))
         error = float(scale.std(ddof=1)) / np.sqrt(len(values))
         reach = student_quantile(level, len(values) - 1) * error
-        interval = Interval(float(back(mean - reach)), float(back(mean + reach)))
+        ends = back(mean - reach), back(mean + reach)
+        limits = (0.0, 1.0) if is_rate else (-np.inf, np.inf)
+        interval = Interval(*(float(np.clip(end, *limits)) for end in ends))
     return PooledParameter(
         name=name,
         values=values.tolist(),
@@ -98,6 +113,13 @@ def _pooled(name: str, fits: Sequence[Fit], level: float) -> PooledParameter:
         interval=interval,
         largest_deviation=float(np.abs(values - back(mean)).max()),
     )
+
+
+def _fixes(fit: Fit, name: str) -> bool:
+    """Whether a seed's own interval of a parameter has both limits."""
+    interval = fit.interval(name)
+    known = fit.climbs and interval.low is not None and interval.high is not None
+    return known and (name != "A" or fit.identified)
 
 
 def fit_together(fits: Sequence[Fit]) -> Fit:

@@ -7,10 +7,11 @@ written as a bare number, and x is named in every table.
 from collections.abc import Sequence
 
 from scalerl_jax.scaling.bootstrap import Bootstrap
-from scalerl_jax.scaling.compare import Comparison, RunTable
+from scalerl_jax.scaling.compare import Comparison
 from scalerl_jax.scaling.extrapolate import Extrapolation
 from scalerl_jax.scaling.fit import Cutoff
 from scalerl_jax.scaling.plan import Estimate, Plan
+from scalerl_jax.scaling.ranking import RunRow, RunTable
 from scalerl_jax.scaling.records import Interval
 from scalerl_jax.scaling.result import Fit, Parameter
 from scalerl_jax.scaling.seeds import Pooled
@@ -161,9 +162,9 @@ def pooled_text(found: Pooled) -> str:
     rows = [
         (
             p.name,
-            f"{p.mean:.4g}",
+            number(p.mean, ".4g"),
             number(p.standard_deviation, ".4g"),
-            show(p.interval),
+            p.reason or show(p.interval),
         )
         for p in found.parameters.values()
     ]
@@ -248,12 +249,12 @@ def compare_rows(runs: RunTable) -> list[tuple[str, ...]]:
     """The rows of many runs under COMPARE_HEADER."""
     return [
         (
-            str(row.rank),
+            _rank_text(row),
             row.name,
             f"{row.asymptote:.4f}" if row.identified else "not identified",
             show(row.asymptote_interval, ".4f"),
             *(
-                f"{value:.4g}" if row.fit.climbs else "-"
+                number(value if row.fit.climbs else None, ".4g")
                 for value in (
                     row.exponent,
                     row.midpoint,
@@ -266,11 +267,26 @@ def compare_rows(runs: RunTable) -> list[tuple[str, ...]]:
     ]
 
 
+def _rank_text(row: RunRow) -> str:
+    """The rank; "=" where another run has it too."""
+    return "-" if row.rank is None else f"{row.rank}{'=' if row.tied else ''}"
+
+
+def ranking_text(runs: RunTable) -> str:
+    """How the runs of a table were ranked."""
+    if runs.shared_asymptote is None:
+        return "not ranked: A is identified for none"
+    return (
+        "ranked by A; runs share a rank (=) where the intervals of A overlap, or A is "
+        f"within {runs.margin:g}. B at the shared A = {runs.shared_asymptote:.4f} is "
+        "of runs whose interval of A overlaps that of the highest"
+    )
+
+
 def runs_text(runs: RunTable) -> str:
     """Many runs, ranked."""
     return (
-        f"{runs.y_name} over {runs.x_name}, ranked by A, then (A within "
-        f"{runs.margin:g}) by B at the shared A = {runs.shared_asymptote:.4f}\n"
+        f"{runs.y_name} over {runs.x_name}, {ranking_text(runs)}\n"
         + table(COMPARE_HEADER, compare_rows(runs))
         + "".join(f"warning: {warning}\n" for warning in runs.warnings)
     )
@@ -316,12 +332,16 @@ def extrapolation_rows(found: Extrapolation) -> list[tuple[str, ...]]:
 
 
 def choice_text(found: Extrapolation) -> str:
-    """Which law the held-out error chooses."""
+    """Which law the held-out error chooses, and on which fractions."""
     if found.best_law is None:
-        return "no law could be fitted at every fraction"
+        return "no law is chosen: there is no fraction that all could be fitted to"
     against = "better" if found.beats_last_value else "not better"
+    used = "all fractions"
+    if len(found.ranked_on) < len(found.fractions):
+        shares = ", ".join(f"{100 * share:.0f}" for share in found.ranked_on)
+        used = f"{shares} %, to which all laws could be fitted"
     return (
-        f"least mean |error| over all fractions: {found.best_law} "
+        f"least mean |error| over {used}: {found.best_law} "
         f"({number(found.mean_errors[found.best_law])}), {against} than the last "
         f"value ({number(found.mean_errors['last_value'])})"
     )

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from scalerl_jax.scaling import fit
+from scalerl_jax.scaling import LAWS, Interval, fit, make_curve
+from scalerl_jax.scaling.judge import open_limit
 
 
 def curve(first, last, *, seed, sigma, truth=(0.30, 0.645, 1.70, 8e3), points=30):
@@ -19,6 +20,30 @@ def test_a_curve_that_ends_before_its_midpoint_has_no_upper_limit(seed):
     assert not result.identified
     assert result.asymptote_interval.high is None
     assert result.reason is not None and "2.4 times is usually needed" in result.reason
+
+
+@pytest.mark.parametrize(
+    "limits, asymptote, says",
+    [
+        pytest.param(
+            (0.5, None), 0.7, "upper limit: A = 1 fits about as well", id="upper"
+        ),
+        pytest.param((None, None), 0.7, "limit on either side: A = 1 fits", id="both"),
+        pytest.param((0.5, None), 1.0, "upper limit: A = 1, the largest", id="1"),
+        pytest.param((0.5, 0.8), 0.7, "upper limit: C_mid has none inside", id="C_mid"),
+    ],
+)
+@pytest.mark.parametrize(
+    "half, advice",
+    [(0.5, "2 times the fitted C_mid; more than 2.4"), (0.1, "10 times the fitted C_")],
+)
+def test_the_reason_names_the_open_limit(limits, asymptote, half, advice, says):
+    curve = make_curve([0, 50, 100], [0.2, 0.3, 0.4])
+    best = np.array([0.2, asymptote, 0.0, 0.0])
+    said = open_limit(LAWS["sigmoid"], best, curve, Interval(*limits), half)
+    assert said.startswith(f"A has no {says}") and advice in said
+    # Ten times the midpoint is more than 2.4 times: no advice to go there.
+    assert ("more than 2.4" in said) == (half > 1 / 2.4)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,11 +1,13 @@
 """Comparing, ranking and pooling runs; extrapolating and planning from them."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 from scalerl_jax.scaling import (
+    LAWS,
     CurveError,
     Settings,
     compare,
@@ -16,6 +18,7 @@ from scalerl_jax.scaling import (
     plan,
     pool_seeds,
 )
+from scalerl_jax.scaling.text import choice_text, pooled_text, runs_text
 
 X = np.linspace(400.0, 16_000.0, 50)
 
@@ -96,19 +99,60 @@ def test_runs_without_a_plateau_are_compared_where_both_end():
 
 
 def test_many_runs_are_ranked_by_plateau_then_by_exponent():
+    """Noise 0.005: A is known to about 0.01, so 0.61 and 0.605 are not told apart."""
     fits = {
-        "low": run(a=0.50),
-        "slow": run(a=0.61, b=1.5),
-        "fast": run(a=0.605, b=2.2),
+        "low": run(1, a=0.50),
+        "slow": run(2, a=0.61, b=1.5),
+        "fast": run(3, a=0.605, b=2.2),
         "early": run(10, x=X[:7]),
     }
     table = compare_many(fits)
     assert [row.name for row in table.rows] == ["fast", "slow", "low", "early"]
-    assert [row.rank for row in table.rows] == [1, 2, 3, 4]
-    assert table.shared_asymptote == pytest.approx(np.mean([0.5, 0.61, 0.605]))
+    assert [(row.rank, row.tied) for row in table.rows] == [
+        (1, True),
+        (1, True),
+        (3, False),
+        (None, False),
+    ]
+    near = [fits["fast"].asymptote, fits["slow"].asymptote]
+    assert table.shared_asymptote == pytest.approx(np.mean(near))
     assert [row.within_margin for row in table.rows] == [True, True, False, False]
+    # No A fits both "low" and the others, so there is none to compare B at.
+    assert table.rows[2].shared_exponent is None and table.rows[2].linearised is None
     assert "early" in table.warnings[0]
     assert json.loads(table.to_json())["rows"][0]["shared_exponent"] > 2
+    said = runs_text(table)
+    assert re.search(r"3 +low +0\.\S+ +\[.*\] +\S+ +\S+ +- +-\n", said)
+    assert re.search(r"1= +fast", said) and re.search(r"- +early +not identified", said)
+
+
+def test_runs_of_one_recipe_share_a_rank_whatever_their_order():
+    """Rank 1 = nobody is higher for certain; noise-free runs are told apart."""
+    seeds = {str(i): run(i) for i in range(4)}
+    assert {row.rank for row in compare_many(seeds).rows} == {1}
+    steps = {str(a): run(a=a) for a in (0.5, 0.55, 0.6)}
+    ranks = {row.name: row.rank for row in compare_many(steps).rows}
+    assert ranks == {"0.6": 1, "0.55": 2, "0.5": 3}
+    # Nearer than the margin of equal recipes: seeds alone move A by 0.015.
+    close = {str(a): run(a=a) for a in (0.6, 0.61)}
+    assert {row.rank for row in compare_many(close).rows} == {1}
+
+
+def test_no_exponent_is_compared_where_no_plateau_fits_both():
+    apart = compare(run(0, a=0.61), run(1, a=0.52), num_resamples=20)
+    assert apart.shared_asymptote is None and apart.exponents_at_shared is None
+    assert apart.exponent_difference is None and "shared" not in apart.verdict
+    near = compare(run(0), run(0, a=0.612), num_resamples=20)
+    assert near.exponent_difference is not None
+    assert "B at the shared A" in near.verdict
+    early = compare(run(0, x=X[:7]), run(1), num_resamples=20)
+    assert early.shared_asymptote is None and early.exponents_at_shared is None
+
+
+def test_where_no_plateau_is_identified_nothing_is_ranked():
+    table = compare_many({"a": run(8, x=X[:7]), "b": run(9, x=X[:7])})
+    assert [row.rank for row in table.rows] == [None, None]
+    assert table.shared_asymptote is None and "not ranked" in runs_text(table)
 
 
 def test_the_linearised_points_of_a_fit_lie_on_its_line():
@@ -145,6 +189,21 @@ def test_pooled_seeds_carry_the_spread_between_them():
         pool_seeds([run(), fit(X, rate(X), law="power")])
 
 
+def test_pooled_text_has_no_number_for_what_a_seed_does_not_fix():
+    early = run(3, x=X[:7])
+    pooled = pool_seeds([run(1), run(2), early])
+    a = pooled.parameters["A"]
+    assert a.mean is None and a.interval.low is None and a.largest_deviation is None
+    assert a.reason == "not fixed by 1 of 3 seeds"
+    (line,) = [row for row in pooled_text(pooled).splitlines() if "  A " in row]
+    assert re.fullmatch(r"  A +- +- +not fixed by 1 of 3 seeds", line)
+    assert json.loads(pooled.to_json())["parameters"]["A"]["mean"] is None
+    falls = fit(X, rate(X)[::-1].copy(), initial_reward=0.25)
+    said = pooled_text(pool_seeds([run(1), falls]))
+    rows = [row for row in said.splitlines()[2:] if not row.startswith("warning")]
+    assert len(rows) == 3 and all("not fixed by 1 of 2 seeds" in row for row in rows)
+
+
 def test_the_true_law_wins_the_extrapolation_test():
     noise = np.random.default_rng(11).normal(0, 0.003, X.size)
     table = extrapolate(X, rate(X) + noise, settings=Settings(initial_reward=0.25))
@@ -170,10 +229,16 @@ def test_a_law_is_chosen_by_what_it_did_not_see_not_by_r_squared():
 
 
 def test_what_cannot_be_fitted_is_said_in_the_table():
-    table = extrapolate(X[::6], rate(X[::6]), fractions=(0.33, 0.5))
+    table = extrapolate(X[::4], rate(X[::4]), fractions=(0.33, 0.5))
     row = table.get("sigmoid", 0.33)
     assert row.mean_absolute_error is None and "at least 5 are needed" in row.reason
-    assert table.mean_errors["sigmoid"] is None
+    # The sigmoid has no fit to 33 %, so that nobody is rated there.
+    assert table.ranked_on == (0.5,)
+    for law in (*LAWS, "last_value"):
+        error = table.get(law, 0.5).mean_absolute_error
+        assert table.mean_errors[law] == error
+    assert table.best_law in LAWS and table.mean_errors["sigmoid"] is not None
+    assert "over 50 %, to which all laws could be fitted" in choice_text(table)
     with pytest.raises(CurveError, match="no law can be fitted to 50 %"):
         extrapolate(X[::12], rate(X[::12]))
     with pytest.raises(CurveError, match=r"1.5 is not in \(0, 1\)"):

@@ -83,7 +83,7 @@ def test_a_file_gets_nothing_written_beside_it(run_dir, capsys):
 @pytest.mark.parametrize(
     "last, says",
     [
-        pytest.param(9, "A         not identified: A = 1 fits", id="too early"),
+        pytest.param(9, "not identified: A has no upper limit: A = 1", id="too early"),
         pytest.param(None, "without meaning: collapse: the curve falls", id="collapse"),
     ],
 )

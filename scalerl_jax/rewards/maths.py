@@ -1,44 +1,30 @@
-r"""Verdicts on answers to maths problems, by `math-verify`.
+r"""Verdicts on answers to maths problems.
 
-The final answer is the last \boxed{...} or the last number.  It is read as LaTeX by a
-grammar, and never as Python: of `math-verify`'s ways to read, the one that ends in
-SymPy's `parse_expr`, which evaluates, is left out.  Nothing here limits time or
-memory; both can be without bounds for what SymPy is asked to simplify, and the
-verifier's process is where they are bounded.
+The final answer is the last \boxed{...} or the last number.  `comparing` says whether
+it equals the reference's: numbers and most expressions by their values, what is left by
+`math-verify`.  Nothing here limits time or memory; both can be without bounds for what
+SymPy is asked to simplify, and the verifier's process is where they are bounded.
 """
 
 import collections
-import functools
-import logging
 import re
 from typing import Any, Literal
 
-from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, MatrixBase
-
+from scalerl_jax.rewards.comparing import is_readable, same_answer
+from scalerl_jax.rewards.notation import squeezed, tidy
 from scalerl_jax.rewards.verdict import Verdict
 
 AnswerFrom = Literal["boxed", "last_number", "boxed_else_last_number"]
 
-MAX_CHARACTERS = 1000  # of an answer; the longest of MATH-500 has 53
-_MAX_DEPTH = 30  # of brackets in each other: the grammar is read recursively
-
-_LATEX_ONLY = [LatexExtractionConfig(boxed_match_priority=0)]
 _BOX_OR_BRACE = re.compile(r"\\f?boxed\s*\{|\\.|[{}]", re.DOTALL)
+_POWER_OF_TEN = (
+    r"\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)"
+)
 _NUMBER = re.compile(
-    r"(?<![\w.)])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?%?"
+    r"(?<![\w.)])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
+    rf"(?:[eE][-+]?\d+(?!\w)|{_POWER_OF_TEN}|(?:/\d+)?%?)"
     r"|(?<![\w)])[-+]?\.\d+%?"
 )
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_REWRITTEN = (
-    (re.compile(r"(?<=\d)\\[,!;: ](?=\d{3}(?!\d))"), ""),  # 1\,000
-    (re.compile(r"\\varnothing\b"), r"\\emptyset "),
-    (re.compile(r"~"), " "),
-    (re.compile(r"(?:\\q?quad|\\\\|\\[,;:! ]|\s|(?<!\\)\.)+$"), ""),  # noise at the end
-)
-
-# It warns once that its own time limits, made of signals, are off.
-logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def last_boxed(text: str) -> str | None:
@@ -79,34 +65,29 @@ def judge(
     """Whether a completion's final answer equals the reference's "answer".
 
     That is a LaTeX expression, a number, or a list of them, any of which is right.
-    Equal are texts that differ in spaces only and expressions that `math-verify`
-    finds equal: numbers to 6 decimals where one is a decimal fraction, sets in any
-    order, percentages as numbers, an assignment as its right side, units left out.
-    A pair in brackets is a point and an open interval, and equals the set of the two.
+    Spaces, typesetting and units do not count, nor the order of a list or a set; in a
+    list it counts how often something is there.  Numbers are equal as `values` says, a
+    percentage is a number or its hundredth, an assignment its right side.  A pair in
+    brackets is a point and an open interval, and equals the list of the two.
 
     Raises:
         ValueError: the reference's answer cannot be read, and another text may or
             may not equal it.
     """
     found = find_answer(answer, answer_from)
-    if found is None:
-        return Verdict("no_answer")
-    if len(found) > MAX_CHARACTERS:
-        return Verdict("unparsable")
-    found = _tidy(found)
-    if not found:
+    if found is None or not tidy(found):
         return Verdict("no_answer")
     expected = expected_answers(reference)
-    if any(_squeezed(found) == _squeezed(each) for each in expected):
-        return Verdict("correct")
-    read = read_latex(found)
-    if read is None:
-        return Verdict("unparsable")
+    verdicts = []
     for each in expected:
-        if verify(
-            _readable(each), read, timeout_seconds=0, allow_set_relation_comp=True
-        ):
+        verdicts.append(same_answer(each, found))
+        if verdicts[-1]:
             return Verdict("correct")
+    if None in verdicts:
+        if not is_readable(found):
+            return Verdict("unparsable")
+        for each in expected:
+            _check_readable(each)
     return Verdict("wrong")
 
 
@@ -117,15 +98,13 @@ def check(task: str, answer: str, reference: dict[str, Any]) -> float:
         ValueError: it holds no answer, or one that cannot be read.
     """
     for each in expected_answers(reference):
-        _readable(each)
+        _check_readable(each)
     return 1.0
 
 
-def _readable(expected: str) -> Basic | MatrixBase:
-    read = read_latex(expected)
-    if read is None:
+def _check_readable(expected: str) -> None:
+    if not is_readable(expected):
         raise ValueError(f"the reference's answer cannot be read: {expected[:80]!r}")
-    return read
 
 
 def expected_answers(reference: dict[str, Any]) -> list[str]:
@@ -136,7 +115,7 @@ def expected_answers(reference: dict[str, Any]) -> list[str]:
     """
     given = reference.get("answer")
     answers = [
-        _tidy(last_boxed(str(each)) or str(each))
+        tidy(last_boxed(str(each)) or str(each))
         for each in (given if isinstance(given, list | tuple) else [given])
         if isinstance(each, str | int | float) and not isinstance(each, bool)
     ]
@@ -148,42 +127,6 @@ def expected_answers(reference: dict[str, Any]) -> list[str]:
     return answers
 
 
-@functools.lru_cache(maxsize=64)  # a group's answers often agree, its reference always
-def read_latex(answer: str) -> Basic | MatrixBase | None:
-    """An answer as SymPy's expression, not simplified; None if it is none."""
-    if len(answer) > MAX_CHARACTERS or _depth(answer) > _MAX_DEPTH:
-        return None
-    try:
-        found = parse(f"\\boxed{{{answer}}}", _LATEX_ONLY, parsing_timeout=0)
-    except RecursionError:
-        return None
-    first = found[0] if found else None
-    return first if isinstance(first, Basic | MatrixBase) else None
-
-
 def normalized(answer: str) -> str:
     """A final answer without spaces and delimiters: equal texts are one answer."""
-    return _squeezed(_tidy(answer))
-
-
-def _tidy(answer: str) -> str:
-    answer = answer.strip()
-    for opening, closing in _DELIMITERS:
-        inside = answer[len(opening) : -len(closing)]
-        if answer == opening + inside + closing and "$" not in inside:
-            answer = inside.strip()
-    for pattern, replacement in _REWRITTEN:
-        answer = pattern.sub(replacement, answer)
-    return answer
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())
-
-
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        deepest = max(deepest, depth)
-    return deepest
+    return squeezed(tidy(answer))

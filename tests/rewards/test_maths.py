@@ -63,6 +63,9 @@ def test_the_last_box_with_balanced_braces_holds_the_answer(text, inside):
         ("about 25%", "25%"),
         ("x2 = .5", ".5"),
         ("in 2024, 12", "12"),
+        ("so 4.5e33", "4.5e33"),
+        ("or 4.5E+33 kg", "4.5E+33"),
+        (r"is $8.7 \times 10^{8}$.", r"8.7 \times 10^{8}"),
         ("none", None),
         ("", None),
     ],
@@ -112,6 +115,19 @@ def test_a_reference_without_an_answer_is_refused(reference):
         maths.judge("any", r"\boxed{7}", reference, answer_from="boxed")
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("e^e", r"\sec^2 t", "m^n - m", "f(x) = c", "true", r"\mathbb{Z}_2"),
+        *("a + b + c", r"\dfrac{2469}{20,\!000}", r"\{2, 3, \ldots\}", r"6 \mid ab"),
+        *(r"p \equiv 1 \pmod{4}", r"n = 6k + 1 \text{ for integer } k"),
+    ],
+)
+def test_a_reference_like_this_can_be_judged_by(answer):
+    assert maths.check("any", "", {"answer": answer}) == 1.0
+    assert judge(r"\boxed{0}", answer) == "wrong"
+
+
 def test_a_reference_that_cannot_be_read_is_an_error_unless_repeated():
     assert judge(r"\boxed{?!}", "?!") == "correct"
     with pytest.raises(ValueError, match="cannot be read: '\\?!'"):
@@ -152,11 +168,12 @@ QUICK = {
     "dollars": rf"\boxed{{{'$' * 900}}}",
     "equations": rf"\boxed{{{'1=' * 400}1}}",
     "commas": rf"\boxed{{{'1,' * 400}1}}",
+    "expansion": r"\boxed{(a+b+c+d+e+f+g+h)^{200}-1}",
 }
 ENDLESS = {
     "tower": r"\boxed{9^{9^{9^{9}}}}",
     "factorial": r"\boxed{1000000000!}",
-    "expansion": r"\boxed{(a+b+c+d+e+f+g+h)^{200}-1}",
+    "sum": r"\boxed{\sum_{k=1}^{10^{7}} k^{k}}",
 }
 
 

@@ -1,0 +1,386 @@
+r"""Whether two answers are the same one, in whatever way they are written.
+
+Answers are taken apart: lists and sets, points and intervals, equations and
+inequalities, matrices.  Their parts are compared as words or by `values`.  What these
+cannot read is left to `algebra`, which takes a hundred times as long.
+"""
+
+import functools
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from scalerl_jax.rewards import algebra
+from scalerl_jax.rewards.notation import (
+    bracketed,
+    plain,
+    split,
+    squeezed,
+    ungrouped,
+    without_unit,
+)
+from scalerl_jax.rewards.values import Value, evaluate, proportional, same_value
+
+MAX_CHARACTERS = 1000  # of an answer; the longest of MATH-500 has 53
+_MAX_DEPTH = 30  # of brackets in each other: the grammars are read recursively
+
+_SEPARATORS = {",", ";"}
+_RELATIONS = {
+    **{r"\lt": "<", r"\gt": ">", r"\le": "<=", r"\ge": ">=", r"\ne": "!="},
+    **{name: name for name in ("=", "<", ">", r"\in", r"\approx", r"\cup", r"\cap")},
+    **{name: name for name in (r"\setminus", r"\equiv", r"\pmod", r"\mid", r"\notin")},
+    **{name: name for name in (r"\parallel", r"\perp", r"\cong", r"\sim", r"\to")},
+}
+_TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
+_ASSIGNING = {"=", r"\in"}
+
+
+def same_answer(expected: str, found: str) -> bool | None:
+    """Whether two answers are equal; None where one of them cannot be read."""
+    return _same(plain(expected), plain(found))
+
+
+def is_readable(answer: str) -> bool:
+    """Whether other answers can be compared with this one."""
+    text = plain(answer)
+    return _is_small(text) and _is_readable(text)
+
+
+def _is_readable(text: str) -> bool:
+    if _words(text) or _quantity(text) or _is_phrase(text):
+        return True
+    around = bracketed(text)
+    parts = _listed(around.inside if around else ungrouped(text))
+    sides, _ = split(text, _RELATIONS)
+    divided = parts if len(parts) > 1 else sides
+    if len(divided) > 1 and all(map(_is_readable, divided)):
+        return True
+    return _in_base(text) is not None or algebra.read(text) is not None
+
+
+def _is_small(text: str) -> bool:
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return len(text) <= MAX_CHARACTERS and deepest <= _MAX_DEPTH
+
+
+@functools.lru_cache(maxsize=4096)
+def _same(expected: str, found: str) -> bool | None:
+    """Whether two plain texts, or parts of them, are equal."""
+    if squeezed(expected) == squeezed(found):
+        return True
+    if not (_is_small(expected) and _is_small(found)):
+        return None
+    for rule in _RULES:
+        verdict = rule(expected, found)
+        if verdict is not None:
+            return verdict
+    return None
+
+
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    known = list(verdicts)
+    return None if None in known and False not in known else all(known)
+
+
+def _any(verdicts: Iterable[bool | None]) -> bool | None:
+    known = list(verdicts)
+    return None if None in known and True not in known else any(known)
+
+
+# Words.
+
+_WORD = re.compile(
+    r"\b(?:[A-Za-z]{4,}|[A-Z]{3}|[A-Z](?:[a-z][aeiouy]|[aeiouy][a-z])|No"
+    r"|yes|no|odd|one|two|six|ten|red|all|any)\b",
+    re.ASCII,
+)
+_WORDS = re.compile(r"[A-Za-z][A-Za-z0-9\s.,:;'\"!?()&-]*", re.ASCII)
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+
+
+def _letters(text: str) -> str | None:
+    """The letters and digits of a text that has no mathematics in it."""
+    bare = _TEXT.sub(r" \1 ", text).strip(" ()")
+    if not _WORDS.fullmatch(bare):
+        return None
+    return "".join(filter(str.isalnum, bare)).casefold()
+
+
+def _words(text: str) -> str | None:
+    """The letters of a text that is words and no product of variables."""
+    bare = _TEXT.sub(r" \1 ", text)
+    typeset = bare != text and re.search(r"[A-Za-z]{2}", bare)
+    return _letters(text) if typeset or _WORD.search(bare) else None
+
+
+def _as_words(expected: str, found: str) -> bool | None:
+    if not (_words(expected) or _words(found)):
+        return None
+    mine, theirs = _letters(expected), _letters(found)
+    return None if mine is None or theirs is None else mine == theirs
+
+
+def _is_phrase(text: str) -> bool:
+    """Whether words are part of what it says, as in `n \\text{ is odd}`."""
+    bare = re.sub(r"\\(?!text)[A-Za-z]+", " ", text)
+    words = re.search(r"\\text\{[^{}]*[A-Za-z]{2}|(?<![\\A-Za-z])[A-Za-z]{5}", bare)
+    return words is not None and _quantity(text) is None
+
+
+def _as_phrases(expected: str, found: str) -> bool | None:
+    if not (_is_phrase(expected) or _is_phrase(found)):
+        return None
+    mine, theirs = (
+        re.sub(r"\\text|[{}\s.,]", "", text).casefold() for text in (expected, found)
+    )
+    return mine == theirs
+
+
+# Lists, sets, points, intervals, matrices.
+
+
+def _listed(text: str) -> list[str]:
+    r"""The parts of a list; two for a part with \pm in it."""
+    return [
+        sign
+        for part in split(text, _SEPARATORS)[0]
+        if part
+        for sign in ([part] if bracketed(part) else _signed(part))
+    ]
+
+
+def _signed(part: str) -> list[str]:
+    if not re.search(r"\\(?:pm|mp)(?![A-Za-z])", part):
+        return [part]
+    plus, minus = re.compile(r"\\pm(?![A-Za-z])"), re.compile(r"\\mp(?![A-Za-z])")
+    return [
+        plus.sub(first, minus.sub(second, part))
+        for first, second in (("+", "-"), ("-", "+"))
+    ]
+
+
+def _as_lists(expected: str, found: str) -> bool | None:
+    mine, theirs = _listed(ungrouped(expected)), _listed(ungrouped(found))
+    if len(mine) == 1 < len(theirs):  # 100,200 may be a list, too
+        mine = _listed(expected)
+    elif len(theirs) == 1 < len(mine):
+        theirs = _listed(found)
+    for parts, others, text in ((mine, theirs, found), (theirs, mine, expected)):
+        if len(others) <= 1 < len(parts):
+            around = bracketed(text)
+            if around:
+                inside = _listed(around.inside)
+                return _match(parts, inside, ordered=around.opening != r"\{")
+            return None if split(text, _RELATIONS)[1] else False
+    if len(mine) <= 1:
+        return None
+    words = all(len(_words(part) or "") > 1 for part in mine)
+    return _match(mine, theirs, ordered=words)
+
+
+def _match(mine: list[str], theirs: list[str], *, ordered: bool) -> bool | None:
+    """Whether two lists have the same parts, each as often."""
+    if len(mine) != len(theirs):
+        return False
+    if ordered:
+        return _all(_same(*pair) for pair in zip(mine, theirs, strict=True))
+    rest = list(theirs)
+    for part in mine:
+        verdicts = [_same(part, other) for other in rest]
+        if not _any(verdicts):
+            return _any(verdicts)
+        del rest[verdicts.index(True)]
+    return True
+
+
+def _as_brackets(expected: str, found: str) -> bool | None:
+    mine, theirs = bracketed(expected), bracketed(found)
+    if mine and len(_listed(mine.inside)) == 1:
+        same_kind = theirs and theirs.opening == mine.opening
+        return _same(mine.inside, theirs.inside if theirs and same_kind else found)
+    if theirs and len(_listed(theirs.inside)) == 1:
+        return _same(expected, theirs.inside)
+    if not (mine and theirs):
+        return None
+    parts, others = _listed(mine.inside), _listed(theirs.inside)
+    if mine.opening == theirs.opening == r"\{":
+        return _same_sets(parts, others)
+    round_or_square = {mine.opening, theirs.opening} <= {"(", "["}
+    if round_or_square and len(parts) == 2 and mine.pair != theirs.pair:
+        return False
+    return _match(parts, others, ordered=True)
+
+
+def _same_sets(mine: list[str], theirs: list[str]) -> bool | None:
+    """Whether all parts of each are in the other, however often."""
+    forth = [_any(_same(part, other) for other in theirs) for part in mine]
+    back = [_any(_same(part, other) for part in mine) for other in theirs]
+    return _all(forth + back)
+
+
+_MATRIX = re.compile(
+    r"\\begin\{(?P<kind>[pb]?matrix|array)\}(?:\{[lcr| ]*\})?(?P<inside>.*)"
+    r"\\end\{(?P=kind)\}",
+    re.DOTALL,
+)
+
+
+def _cells(text: str) -> list[list[str]] | None:
+    around = bracketed(text)
+    found = _MATRIX.fullmatch(around.inside if around else text)
+    if not found:
+        return None
+    rows = [row for row in found["inside"].split(r"\\") if row.strip()]
+    return [[plain(cell) for cell in row.split("&")] for row in rows]
+
+
+def _as_matrices(expected: str, found: str) -> bool | None:
+    mine, theirs = _cells(expected), _cells(found)
+    if mine is None or theirs is None:
+        return None
+    if list(map(len, mine)) != list(map(len, theirs)):
+        return False
+    return _all(_match(*rows, ordered=True) for rows in zip(mine, theirs, strict=True))
+
+
+# Equations, inequalities, unions.
+
+
+class _Relation(NamedTuple):
+    """Sides, and what stands between them."""
+
+    sides: list[str]
+    signs: list[str]
+
+    @property
+    def name(self) -> str:
+        """What an assignment gives a value to, without spaces; "" of others."""
+        left = self.sides[0]
+        value = evaluate(left)
+        named = not left or _words(left) or value and value.is_named
+        assigns = self.signs and set(self.signs) <= _ASSIGNING
+        return squeezed(left) or "=" if named and assigns else ""
+
+    def is_same(self, other: "_Relation") -> bool | None:
+        """Whether sides and signs are the same, one after the other."""
+        if self.signs != other.signs:
+            return False
+        return _all(map(_same, self.sides, other.sides))
+
+
+def _relation(text: str) -> _Relation:
+    """A relation; of `2\\pi \\approx 6.28` the side that is exact."""
+    sides, between = split(text, _RELATIONS)
+    signs = [_RELATIONS[sign] for sign in between]
+    if r"\approx" in signs:
+        first = signs.index(r"\approx")
+        value = evaluate(sides[first])
+        if not value or value.is_named:
+            signs = ["=" if sign == r"\approx" else sign for sign in signs]
+        else:
+            sides, signs = sides[: first + 1], signs[:first]
+    return _Relation(sides, signs)
+
+
+def _as_relations(expected: str, found: str) -> bool | None:
+    mine, theirs = _relation(expected), _relation(found)
+    if not (mine.signs or theirs.signs):
+        return (
+            None
+            if r"\approx" not in expected + found
+            else _same(*mine.sides, *theirs.sides)
+        )
+    if {*mine.signs, *theirs.signs} == {r"\cup"}:
+        return _match(mine.sides, theirs.sides, ordered=False) or None
+    if mine.name and theirs.name:
+        if mine.name == theirs.name:
+            return _same(mine.sides[-1], theirs.sides[-1])
+    elif mine.name and not theirs.signs:
+        return _same(mine.sides[-1], theirs.sides[0])
+    elif theirs.name and not mine.signs:
+        return _same(mine.sides[0], theirs.sides[-1])
+    if mine.is_same(theirs) or mine.is_same(_turned(theirs)):
+        return True
+    return _proportional(mine, theirs) or None
+
+
+def _turned(relation: _Relation) -> _Relation:
+    """The relation read from its end; signs that cannot be turned are of their own."""
+    signs = [_TURNED.get(sign, f"{sign} turned") for sign in relation.signs[::-1]]
+    return _Relation(relation.sides[::-1], signs)
+
+
+def _proportional(mine: _Relation, theirs: _Relation) -> bool:
+    """Whether one equation is a multiple of the other."""
+    if not mine.signs == theirs.signs == ["="]:
+        return False
+    one, other = (evaluate("({})-({})".format(*each.sides)) for each in (mine, theirs))
+    return one is not None and other is not None and proportional(one, other)
+
+
+# Numbers and expressions.
+
+
+class _Quantity(NamedTuple):
+    """A value without its unit, and its text."""
+
+    value: Value
+    text: str
+    is_percentage: bool
+
+    def hundredth(self) -> Value | None:
+        """The value of a percentage in hundredths; of others their own."""
+        if not self.is_percentage:
+            return self.value
+        return evaluate(f"({ungrouped(self.text)})/100")
+
+
+def _quantity(text: str) -> _Quantity | None:
+    rest, is_unit = without_unit(text)
+    value = evaluate(ungrouped(rest.removesuffix("%")))
+    if value is None or not (is_unit or value.constant):
+        rest, value = text, evaluate(ungrouped(text.removesuffix("%")))
+    return value and _Quantity(value, rest.removesuffix("%"), rest.endswith("%"))
+
+
+def _as_quantities(expected: str, found: str) -> bool | None:
+    mine, theirs = _quantity(expected), _quantity(found)
+    if mine is None or theirs is None:
+        return None
+    verdict = same_value(mine.value, theirs.value)
+    if verdict is False and mine.is_percentage != theirs.is_percentage:
+        one, other = mine.hundredth(), theirs.hundredth()
+        return None if one is None or other is None else same_value(one, other)
+    return verdict
+
+
+_BASE = re.compile(r"(?P<digits>-?\d[\dA-Z]*)\s*(?:_\s*(?:\{\s*(\d+)\s*\}|(\d+)))?")
+
+
+def _in_base(text: str) -> tuple[str, str] | None:
+    """The digits of a number, and the base behind them or none."""
+    found = _BASE.fullmatch(text.replace("{,}", ""))
+    return (found["digits"], found[2] or found[3] or "") if found else None
+
+
+def _as_based(expected: str, found: str) -> bool | None:
+    mine, theirs = _in_base(expected), _in_base(found)
+    if not (mine and theirs) or not (mine[1] or theirs[1]):
+        return None
+    return mine[0] == theirs[0] and ("" in (mine[1], theirs[1]) or mine[1] == theirs[1])
+
+
+_RULES = (
+    _as_words,
+    _as_lists,
+    _as_relations,
+    _as_brackets,
+    _as_matrices,
+    _as_based,
+    _as_quantities,
+    _as_phrases,
+    algebra.same,
+)

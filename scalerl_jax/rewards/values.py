@@ -1,0 +1,268 @@
+"""Values of expressions, and whether two agree.
+
+All that is rational is computed exactly, the rest to 80 digits.  Variables are given
+fixed rational values: expressions that agree at generic points are equal.  What would
+be too large to compute, or is not in `grammar`, has no value here.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import math
+import operator
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+
+from scalerl_jax.rewards.grammar import FUNCTIONS, Reader, Tree, Unreadable
+
+_DIGITS = 80
+_EQUAL = Fraction(1, 10**40)  # relative; far from rounding and from chance
+_DECIMALS = Fraction(5, 10**7)  # rounding to 6 decimals changes so much at most
+_SIGNIFICANT = Fraction(5, 10**6)  # and to 6 significant digits, relatively
+_MAX_BITS = 100_000  # of a power
+_MAX_FACTORIAL = 10_000
+_POINTS = 2  # that expressions with variables are compared at
+
+_TEN = r"10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)"
+_MANTISSA = r"(?:\d+(?:\.\d+)?|\.\d+)"
+_SCIENTIFIC = re.compile(
+    rf"\s*[-+]?\s*(?:{_MANTISSA}(?:[eE][-+]?\d+|\s*(?:\\times|\\cdot|\*)\s*{_TEN})"
+    rf"|{_TEN})\s*"
+)
+
+Number = Any  # Fraction, or mpmath's mpf or mpc, which have no types
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """What an expression is equal to."""
+
+    tree: Tree
+    points: tuple[Number, ...]  # one number, or one for each point with variables
+    decimal: bool  # some number in it has a decimal point, and may be rounded
+    scientific: bool  # it is a mantissa and a power of ten
+    doubtful: bool  # it can be read in several ways
+
+    @property
+    def constant(self) -> bool:
+        """Whether there are no variables in it."""
+        return len(self.points) == 1
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is a name: x, f(2), |AB|."""
+        return _is_named(self.tree)
+
+
+def _is_named(tree: Tree) -> bool:
+    if tree[0] in ("*", "abs"):
+        return all(map(_is_named, tree[1:]))
+    return tree[0] in ("name", "unknown")
+
+
+@functools.lru_cache(maxsize=4096)
+def evaluate(text: str) -> Value | None:
+    """The value of an expression; None without one."""
+    try:
+        reader = Reader(text)
+        tree = reader.read()
+        with mpmath.workdps(_DIGITS):
+            points = tuple(
+                _Point(number).value(tree)
+                for number in range(_POINTS if reader.names else 1)
+            )
+    except (Unreadable, ArithmeticError, ValueError, TypeError, RecursionError):
+        return None
+    if not all(isinstance(each, Fraction) or mpmath.isfinite(each) for each in points):
+        return None
+    return Value(
+        tree,
+        points,
+        decimal=reader.decimal,
+        scientific=_SCIENTIFIC.fullmatch(text) is not None,
+        doubtful=reader.doubtful,
+    )
+
+
+def same_value(one: Value, other: Value) -> bool | None:
+    """Whether two values are equal; None where it takes more to tell.
+
+    Whole numbers are equal if they are the same.  Where a number has a decimal point,
+    both agree to 6 decimals and to 6 significant digits, and in scientific notation
+    to the latter alone.
+    """
+    relative, absolute = _limits(one, other)
+    pairs = zip(one.points * _POINTS, other.points * _POINTS, strict=False)
+    with mpmath.workdps(_DIGITS):
+        agreed = [_agree(a, b, relative, absolute) for a, b in pairs]
+        if all(agreed) or _vanish(one, other):
+            return True
+    return None if any(agreed) or one.doubtful or other.doubtful else False
+
+
+def _limits(one: Value, other: Value) -> tuple[Fraction, Fraction | None]:
+    """How far two values may be apart: of the larger one, and at most."""
+    if one.scientific and other.scientific:
+        return _SIGNIFICANT, None
+    whole = all(_is_whole(each.points[0]) for each in (one, other))
+    if whole or not (one.decimal or other.decimal):
+        return _EQUAL, None
+    if any(each.scientific and each.decimal for each in (one, other)):
+        return _SIGNIFICANT, None
+    return _SIGNIFICANT, _DECIMALS
+
+
+def _agree(a: Number, b: Number, relative: Fraction, absolute: Fraction | None) -> bool:
+    if not (isinstance(a, Fraction) and isinstance(b, Fraction)):
+        a, b = _inexact(a), _inexact(b)
+        relative, absolute = _inexact(relative), absolute and _inexact(absolute)
+    elif relative == _EQUAL:
+        return a == b
+    if a == b:
+        return True
+    size = max(abs(a), abs(b))
+    apart = abs(a - b)
+    return apart <= relative * size and (absolute is None or apart <= absolute)
+
+
+def _vanish(one: Value, other: Value) -> bool:
+    """Whether both values are 0 but for rounding, which more digits make smaller."""
+    for each in (one, other):
+        size = abs(each.points[0])
+        if size == 0:
+            continue
+        if isinstance(size, Fraction) or size > _inexact(_EQUAL):
+            return False
+        with mpmath.workdps(2 * _DIGITS):
+            finer = abs(_inexact(_Point(0).value(each.tree)))
+            if finer > size * _inexact(_EQUAL):
+                return False
+    return True
+
+
+def proportional(one: Value, other: Value) -> bool:
+    """Whether one expression is a multiple of the other, and neither is 0."""
+    if one.constant or other.constant or 0 in (*one.points, *other.points):
+        return False
+    with mpmath.workdps(_DIGITS):
+        first, second = map(_divide, one.points, other.points)
+        return _agree(first, second, _EQUAL, None)
+
+
+class _Point:
+    """A value for every variable; positive ones at the first point."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def value(self, tree: Tree) -> Number:
+        """The value of a tree."""
+        kind, *parts = tree
+        if kind == "number":
+            return parts[0]
+        if kind == "name":
+            return self._variable(parts[0])
+        if kind == "function":
+            return _FUNCTIONS[parts[0]](_inexact(self.value(parts[1])))
+        if kind == "unknown":  # a function that differs from all others
+            name = _inexact(self._variable(parts[0] + "("))
+            return mpmath.sin(name * _inexact(self.value(parts[1])) + name)
+        return _OPERATIONS[kind](*[self.value(part) for part in parts])
+
+    def _variable(self, name: str) -> Fraction:
+        digest = hashlib.sha256(f"{self._number} {name}".encode()).digest()
+        value = 1 + Fraction(int.from_bytes(digest[:2], "big"), 32_749)
+        return -value if self._number and digest[2] % 2 else value
+
+
+_ARCS = {f"arc{name}": f"a{name}" for name in "sin cos tan cot sec csc".split()}
+_NAMED_OTHERWISE = {**_ARCS, "ln": "log", "lg": "log10"}
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    name: getattr(mpmath, _NAMED_OTHERWISE.get(name, name)) for name in FUNCTIONS
+}
+
+
+def _is_whole(value: Number) -> bool:
+    return isinstance(value, Fraction) and value.denominator == 1
+
+
+def _inexact(value: Number) -> Number:
+    if isinstance(value, Fraction):
+        return mpmath.mpf(value.numerator) / value.denominator
+    return value
+
+
+def _exactly(operation: Callable[[Any, Any], Any]) -> Callable[[Number, Number], Any]:
+    """An operation that stays exact while its operands are."""
+
+    def applied(a: Number, b: Number) -> Number:
+        if isinstance(a, Fraction) and isinstance(b, Fraction):
+            return operation(a, b)
+        return operation(_inexact(a), _inexact(b))
+
+    return applied
+
+
+def _raise(base: Number, exponent: Number) -> Number:
+    if base == 0:
+        if not isinstance(exponent, Fraction) or exponent < 0:
+            raise Unreadable("a power of zero")
+        return Fraction(exponent == 0)
+    if isinstance(base, Fraction) and _is_whole(exponent):
+        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+        if bits * abs(exponent.numerator) <= _MAX_BITS:
+            return base**exponent.numerator
+    if isinstance(exponent, Fraction) and isinstance(base, Fraction):
+        if base < 0 and exponent.denominator % 2:  # the real root
+            sign = -1 if exponent.numerator % 2 else 1
+            return sign * _inexact(_raise(-base, exponent))
+    base, exponent = _inexact(base), _inexact(exponent)
+    if abs(exponent * mpmath.log(base)) > _MAX_BITS:
+        raise Unreadable("a large power")
+    return mpmath.power(base, exponent)
+
+
+def _divide(a: Number, b: Number) -> Number:
+    return _exactly(operator.truediv)(a, b)
+
+
+def _factorial(value: Number) -> Number:
+    if abs(value) > _MAX_FACTORIAL:
+        raise Unreadable("a large factorial")
+    if _is_whole(value) and value >= 0:
+        return Fraction(math.factorial(value.numerator))
+    return mpmath.gamma(_inexact(value) + 1)
+
+
+def _choose(n: Number, k: Number) -> Number:
+    below = _exactly(operator.mul)(
+        _factorial(k), _factorial(_exactly(operator.sub)(n, k))
+    )
+    return _divide(_factorial(n), below)
+
+
+def _floor(value: Number) -> Fraction:
+    whole = math.floor(value) if isinstance(value, Fraction) else mpmath.floor(value)
+    return Fraction(int(whole))
+
+
+_OPERATIONS: dict[str, Callable[..., Number]] = {
+    "+": _exactly(operator.add),
+    "-": _exactly(operator.sub),
+    "*": _exactly(operator.mul),
+    "/": _divide,
+    "^": _raise,
+    "root": lambda value, index: _raise(value, _divide(Fraction(1), index)),
+    "!": _factorial,
+    "binom": _choose,
+    "abs": abs,
+    "floor": _floor,
+    "ceil": lambda value: -_floor(-value),
+    "pi": lambda: +mpmath.pi,
+    "e": lambda: +mpmath.e,
+    "i": lambda: mpmath.mpc(0, 1),
+}

@@ -218,6 +218,67 @@ def test_a_late_result_counts_from_then_on():
     assert {i for _, i in draw(stream, 2)} == set(late[1:])
 
 
+def test_a_result_that_was_under_way_brings_no_prompt_back():
+    stream = make_stream(2)
+    draw(stream, 4)  # both epochs are in flight
+    stream.record(0, 15, 16)
+    stream.record(0, 4, 16)  # 19 of 32
+    assert stream.num_retired == 1
+    assert draw(stream, 2) == [(2, 1), (3, 1)]
+    resumed = make_stream(2)
+    resumed.restore(json.loads(json.dumps(stream.state())))
+    assert resumed.num_retired == 1
+    assert draw(resumed, 1) == [(4, 1)]
+
+
+def test_a_checkpoint_that_names_no_retired_prompts_has_them_in_its_history():
+    stream = make_stream(3)
+    stream.record(0, 15, 16)
+    stream.record(1, 15, 16)
+    stream.record(1, 4, 16)
+    state = stream.state()
+    assert state.pop("retired") == [0, 1]
+    resumed = make_stream(3)
+    resumed.restore(state)
+    assert resumed.state()["retired"] == [0]
+
+
+@given(
+    num_prompts=st.integers(1, 3),
+    cut=st.integers(0, 40),
+    events=st.lists(
+        # Draw a prompt, or have a group in flight end with so many of 10.
+        st.one_of(
+            st.none(), st.tuples(st.integers(0, 5), st.sampled_from([0, 8, 9, 10]))
+        ),
+        min_size=20,
+        max_size=40,
+    ),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_prompt_is_retired_for_good(num_prompts, cut, events):
+    stream = make_stream(num_prompts)
+    in_flight, retired = [], set()
+    history = {place: (0, 0) for place in range(num_prompts)}
+    for number, event in enumerate(events):
+        if number == cut:
+            saved = json.loads(json.dumps(stream.state()))
+            stream = make_stream(num_prompts)
+            stream.restore(saved)
+        if event is None and len(retired) < num_prompts:
+            prompt = stream.next()
+            assert prompt.prompt_id not in retired
+            in_flight.append(prompt.prompt_id)
+        elif event is not None and in_flight:
+            done = in_flight.pop(event[0] % len(in_flight))
+            stream.record(done, event[1], 10)
+            passed, total = history[done]
+            history[done] = passed + event[1], total + 10
+            if 10 * history[done][0] >= 9 * history[done][1]:
+                retired.add(done)
+        assert stream.num_retired == len(retired)
+
+
 def test_without_a_threshold_every_prompt_comes_back():
     stream = make_stream(2, max_pass_rate=None)
     for _ in range(3):

@@ -47,12 +47,17 @@ def unnormalized(
 def normalize_by_batch(
     advantages: Float[Array, "..."], kept: Bool[Array, "..."], *, eps: float
 ) -> Float[Array, "..."]:
-    """A / (std of all A that are kept + eps); zero where not kept.
+    """A / (spread of all A that are kept + eps); zero where not kept.
 
-    The standard deviation is taken after zero-variance groups have left, about the
-    mean of what is left, with divisor B.  ScaleRL, section 3.2.
+        spread = sqrt(sum over the kept b of A[b]^2 / number of kept)
+
+    The spread is taken about 0, where the baselines of the groups are.  Of whole groups
+    it is the standard deviation with divisor B.  Where cut-off completions are masked
+    the baseline still counts them, and the mean of what is left says how they were cut
+    off: a standard deviation about it is 0 where all wrong answers are.  Zero-variance
+    groups have left.  ScaleRL, section 3.2.
     """
-    return _scaled(advantages, kept, _moments(advantages, kept).std, eps=eps)
+    return _scaled(advantages, kept, _spread(advantages, kept), eps=eps)
 
 
 def normalize_by_reward_std(
@@ -60,16 +65,20 @@ def normalize_by_reward_std(
     kept: Bool[Array, " B"],
     *,
     rewards: Float[Array, " B"],
+    group_size: int,
     eps: float,
 ) -> Float[Array, " B"]:
-    """A / (std of the REWARDS of all that are kept + eps); zero where not kept.
+    """A / (std of the REWARDS of the kept groups + eps); zero where not kept.
 
-    That std is larger than `normalize_by_batch`'s by what the groups' means differ:
-    easy and hard prompts in one batch shrink each other.  Lite PPO,
+    A group is kept if any rollout of it is; its masked rollouts count, as they do in
+    its baseline.  That std is larger than `normalize_by_batch`'s by what the groups'
+    means differ: easy and hard prompts in one batch shrink each other.  Lite PPO,
     https://arxiv.org/abs/2508.08221; TRL's scale_rewards="batch", whose divisor is
     B - 1 and which filters nothing.
     """
-    return _scaled(advantages, kept, _moments(rewards, kept).std, eps=eps)
+    counted = jnp.repeat(kept.reshape(-1, group_size).any(axis=1), group_size)
+    mean = jnp.where(counted, rewards, 0.0).sum() / jnp.maximum(counted.sum(), 1)
+    return _scaled(advantages, kept, _spread(rewards - mean, counted), eps=eps)
 
 
 def normalize_by_prompt(
@@ -81,8 +90,9 @@ def normalize_by_prompt(
 ) -> Float[Array, " B"]:
     """A / (std of its group + eps), as in GRPO; zero where not kept.
 
-    The divisor of the variance is G; that of TRL and verl is G - 1, and the paper does
-    not say.  https://arxiv.org/abs/2402.03300, section 4.1.2.
+    Masked rollouts count in the std, as they do in the baseline.  The divisor of the
+    variance is G; that of TRL and verl is G - 1, and the paper does not say.
+    https://arxiv.org/abs/2402.03300, section 4.1.2.
     """
     deviations = advantages.reshape(-1, group_size).std(axis=1)
     return _scaled(advantages, kept, jnp.repeat(deviations, group_size), eps=eps)
@@ -90,22 +100,21 @@ def normalize_by_prompt(
 
 @struct.dataclass(kw_only=True)
 class RunningStatistics:
-    """Mean and spread of all values seen so far."""
+    """The spread about 0 of all values seen so far."""
 
     count: Float[Array, ""]
-    mean: Float[Array, ""]
-    squares: Float[Array, ""]  # sum of squared deviations from the mean
+    squares: Float[Array, ""]  # sum of the squared values
 
     @property
-    def std(self) -> Float[Array, ""]:
-        """With divisor count; 0 before the first value."""
+    def spread(self) -> Float[Array, ""]:
+        """sqrt(squares / count); 0 before the first value."""
         return jnp.sqrt(self.squares / jnp.maximum(self.count, 1.0))
 
     @classmethod
     def empty(cls) -> "RunningStatistics":
         """Before the first value."""
         zero = jnp.zeros((), jnp.float32)
-        return cls(count=zero, mean=zero, squares=zero)
+        return cls(count=zero, squares=zero)
 
 
 def normalize_by_running(
@@ -115,14 +124,17 @@ def normalize_by_running(
     *,
     eps: float,
 ) -> tuple[Float[Array, " B"], RunningStatistics]:
-    """A / (std of all A kept in this batch and those before + eps), and the new state.
+    """A / (spread of all A kept in this batch and those before + eps); the new state.
 
     The scale then does not follow the luck of one batch; the first is scaled as by
     `normalize_by_batch`.  What PPO's code does to rewards, done to advantages:
     https://arxiv.org/abs/2005.12729, section 3.
     """
-    statistics = _joined(statistics, _moments(advantages, kept))
-    return _scaled(advantages, kept, statistics.std, eps=eps), statistics
+    statistics = RunningStatistics(
+        count=statistics.count + kept.sum(dtype=jnp.float32),
+        squares=statistics.squares + _squares(advantages, kept),
+    )
+    return _scaled(advantages, kept, statistics.spread, eps=eps), statistics
 
 
 def gae(
@@ -163,34 +175,27 @@ def gae(
     return jnp.moveaxis(advantages, 0, -1)
 
 
-def _moments(
-    values: Float[Array, "..."], kept: Bool[Array, "..."]
-) -> RunningStatistics:
-    count = kept.sum(dtype=jnp.float32)
-    mean = jnp.where(kept, values, 0.0).sum() / jnp.maximum(count, 1.0)
-    squares = jnp.where(kept, (values - mean) ** 2, 0.0).sum()
-    return RunningStatistics(count=count, mean=mean, squares=squares)
+def _spread(
+    values: Float[Array, "..."], counted: Bool[Array, "..."]
+) -> Float[Array, ""]:
+    """Root mean square of the values that count; 0 if there are none."""
+    count = counted.sum(dtype=jnp.float32)
+    return jnp.sqrt(_squares(values, counted) / jnp.maximum(count, 1.0))
 
 
-def _joined(one: RunningStatistics, other: RunningStatistics) -> RunningStatistics:
-    """Of the values of both: the pairwise update of Chan, Golub and LeVeque 1979."""
-    count = one.count + other.count
-    share = other.count / jnp.maximum(count, 1.0)
-    delta = other.mean - one.mean
-    return RunningStatistics(
-        count=count,
-        mean=one.mean + share * delta,
-        squares=one.squares + other.squares + delta**2 * one.count * share,
-    )
+def _squares(
+    values: Float[Array, "..."], counted: Bool[Array, "..."]
+) -> Float[Array, ""]:
+    return jnp.where(counted, values**2, 0.0).sum()
 
 
 def _scaled(
     advantages: Float[Array, "..."],
     kept: Bool[Array, "..."],
-    std: Float[Array, "..."],
+    spread: Float[Array, "..."],
     *,
     eps: float,
 ) -> Float[Array, "..."]:
     # Equal rewards and no eps: 0 / 0.
-    divisor = jnp.where(std + eps > 0, std + eps, 1.0)
+    divisor = jnp.where(spread + eps > 0, spread + eps, 1.0)
     return jnp.where(kept, advantages / divisor, 0.0)

@@ -23,6 +23,8 @@ def whiten(
 ) -> Float[Array, "..."]:
     """(A - mean) / (std + eps) over the tokens of the mask; 0 on all others.
 
+    Mean and std are of the same tokens, those that the critic learns from too: where
+    completions are masked none is larger than the square root of their number.
     PPO as published in code: https://arxiv.org/abs/2005.12729, section 3.
     """
     count = jnp.maximum(mask.sum(), 1)

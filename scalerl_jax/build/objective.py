@@ -161,7 +161,7 @@ def make_advantages(config: Config, running: RunningNormalization | None) -> Adv
         if running is not None:
             return running(centered, kept)
         options: dict[str, Any] = {} if name == "none" else {"eps": eps}
-        if name == "prompt":
+        if name in ("prompt", "reward_std"):
             options["group_size"] = group_size
         if name == "reward_std":
             options["rewards"] = rewards

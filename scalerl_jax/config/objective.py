@@ -78,6 +78,6 @@ class ObjectiveConfig:
     overlong_cache_tokens: int = 0  # L_cache of DAPO's soft punishment; 0: none
     overlong_max_tokens: int = 0  # L_max; 0: sampler.max_completion_tokens
     overlong_on: OverlongOn = "all"  # correct: of those alone, as in ScaleRL
-    # mask: no loss on completions without EOS; wrong: their reward is that of a wrong
-    # answer
+    # mask: no loss on completions without EOS, which their group's baseline still
+    # counts; wrong: their reward is that of a wrong answer
     cut_off_completions: CutOff = "keep"

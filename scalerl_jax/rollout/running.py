@@ -18,7 +18,7 @@ class RunningNormalization:
         self._statistics = RunningStatistics.empty()
 
     def __call__(self, advantages: Any, kept: Any) -> Array:
-        """A / (std of all A kept so far, in this batch too, + eps)."""
+        """A / (spread of all A kept so far, in this batch too, + eps)."""
         scaled, self._statistics = normalize_by_running(
             advantages, kept, self._statistics, eps=self._eps
         )
@@ -33,6 +33,9 @@ class RunningNormalization:
 
     def restore(self, state: dict[str, float]) -> None:
         """Go on from what `state` gave."""
+        count, squares = state["count"], state["squares"]
+        # A checkpoint whose squares are about a mean.
+        squares += count * state.get("mean", 0.0) ** 2
         self._statistics = RunningStatistics(
-            **{name: jnp.float32(value) for name, value in state.items()}
+            count=jnp.float32(count), squares=jnp.float32(squares)
         )

@@ -1,5 +1,6 @@
 """Advantages by hand, and what normalising may not change."""
 
+import functools
 import math
 
 import jax
@@ -110,18 +111,72 @@ def test_a_reward_that_all_get_changes_nothing(rewards, bonus):
             id="a zero-variance group dropped",
         ),
         pytest.param(
-            # Mean 1/3, var = 1 - 1/9: scaled, but not centred anew.
-            [1.0, 1.0, -1.0, -1.0],
+            # (2.25 + 0.25 + 0.25) / 3 about 0, whatever their mean is.
+            [1.5, -0.5, -0.5, -0.5],
             [True, True, True, False],
-            [1 / math.sqrt(8 / 9), 1 / math.sqrt(8 / 9), -1 / math.sqrt(8 / 9), 0.0],
+            [a / math.sqrt(2.75 / 3) for a in (1.5, -0.5, -0.5)] + [0.0],
             id="a cut-off completion masked",
+        ),
+        pytest.param(
+            # About their own mean they would have no spread at all.
+            [1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0, -1.0],
+            [True, True, False, False] * 2,
+            [1.0, 1.0, 0.0, 0.0] * 2,
+            id="all wrong answers cut off, equal pass rates",
+        ),
+        pytest.param(
+            # (2.25 + 2.25) / 2: each counts as the one that it is.
+            [0.5, -1.5, 0.5, 0.5, 1.5, -0.5, -0.5, -0.5],
+            [False, True, False, False, True, False, False, False],
+            [0.0, -1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0],
+            id="one rollout left of each group",
         ),
         pytest.param([1.0, -1.0], [False, False], [0.0, 0.0], id="nothing kept"),
     ],
 )
 def test_batch_normalisation_by_hand(advantages, kept, expected):
-    found = normalize_by_batch(jnp.array(advantages), jnp.array(kept), eps=0.0)
+    found = normalize_by_batch(jnp.array(advantages), jnp.array(kept), eps=1e-7)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_masked_completions_count_in_the_spread_of_their_group():
+    # One right answer, three wrong ones cut off: A = 1.5 and -0.5, std sqrt(0.75).
+    advantages = jnp.array([1.5, -0.5, -0.5, -0.5])
+    kept = jnp.array([True, False, False, False])
+    rewards = jnp.array([1.0, -1.0, -1.0, -1.0])
+    for found in (
+        normalize_by_prompt(advantages, kept, group_size=4, eps=0.0),
+        normalize_by_reward_std(
+            advantages, kept, rewards=rewards, group_size=4, eps=0.0
+        ),
+    ):
+        np.testing.assert_allclose(found, [math.sqrt(3), 0, 0, 0], rtol=1e-6)
+
+
+NORMALIZED = {
+    "batch": normalize_by_batch,
+    "prompt": functools.partial(normalize_by_prompt, group_size=GROUP_SIZE),
+    "reward_std": lambda *arrays, rewards, **options: normalize_by_reward_std(
+        *arrays, rewards=rewards, group_size=GROUP_SIZE, **options
+    ),
+    "running": lambda *arrays, **options: normalize_by_running(
+        *arrays, RunningStatistics.empty(), **options
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", NORMALIZED)
+@settings(deadline=None, max_examples=50)
+@given(REWARDS, KEPT)
+def test_no_mask_makes_an_advantage_larger_than_its_batch_allows(name, rewards, kept):
+    """At most sqrt(B), whatever is cut off: no spread is that of the luck of a mask."""
+    advantages = advantages_of(rewards)
+    options = {"rewards": rewards.reshape(-1)} if name == "reward_std" else {}
+    found = NORMALIZED[name](advantages, kept, eps=1e-12, **options)
+    # Equal rewards leave advantages of some rounding errors.
+    clear = np.repeat(np.ptp(rewards, axis=1) > 1e-3, GROUP_SIZE)
+    bound = math.sqrt(GROUPS * GROUP_SIZE) * 1.001
+    assert (np.abs(found)[clear] <= bound).all()
 
 
 def test_prompt_normalisation_by_hand():
@@ -147,19 +202,29 @@ def test_without_normalisation_the_kept_stay_as_they_are():
 
 @settings(deadline=None, max_examples=50)
 @given(REWARDS, KEPT)
-def test_a_normalised_batch_has_standard_deviation_1(rewards, kept):
+def test_a_normalised_batch_has_root_mean_square_1(rewards, kept):
     advantages = np.asarray(advantages_of(rewards))
-    assume(kept.any() and advantages[kept].std() > 0.05)
+    assume(kept.any() and np.abs(advantages[kept]).max() > 0.05)
     found = np.asarray(normalize_by_batch(advantages, kept, eps=1e-6))
-    np.testing.assert_allclose(found[kept].std(), 1.0, rtol=1e-3)
+    np.testing.assert_allclose((found[kept] ** 2).mean(), 1.0, rtol=1e-3)
     np.testing.assert_array_equal(found[~kept], 0.0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(REWARDS)
+def test_whole_groups_are_scaled_by_their_standard_deviation(rewards):
+    advantages = np.asarray(advantages_of(rewards))
+    assume(advantages.std() > 0.05)
+    found = normalize_by_batch(advantages, np.ones_like(advantages, bool), eps=0.0)
+    expected = advantages / advantages.astype(np.float64).std()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @settings(deadline=None, max_examples=50)
 @given(REWARDS, KEPT, st.floats(0.5, 20.0))
 def test_the_unit_of_the_reward_does_not_matter(rewards, kept, unit):
     advantages = np.asarray(advantages_of(rewards))
-    assume(kept.any() and advantages[kept].std() > 0.05)
+    assume(kept.any() and np.abs(advantages[kept]).max() > 0.05)
     scaled = normalize_by_batch(advantages * np.float32(unit), kept, eps=0.0)
     plain = normalize_by_batch(advantages, kept, eps=0.0)
     np.testing.assert_allclose(scaled, plain, rtol=1e-4, atol=1e-6)
@@ -174,7 +239,9 @@ def test_equal_rewards_make_no_nan(reward, eps):
         for found in (
             normalize_by_batch(advantages, kept, eps=eps),
             normalize_by_prompt(advantages, kept, group_size=GROUP_SIZE, eps=eps),
-            normalize_by_reward_std(advantages, kept, rewards=rewards, eps=eps),
+            normalize_by_reward_std(
+                advantages, kept, rewards=rewards, group_size=GROUP_SIZE, eps=eps
+            ),
             normalize_by_running(advantages, kept, RunningStatistics.empty(), eps=eps)[
                 0
             ],
@@ -185,11 +252,13 @@ def test_equal_rewards_make_no_nan(reward, eps):
 
 def test_the_std_of_the_rewards_counts_what_the_groups_differ_by():
     # Rewards 1, 0 and 3, 2: their variance is (2.25 + 0.25) * 2 / 4.
-    rewards = jnp.array([1.0, 0.0, 3.0, 2.0, 50.0])
-    advantages = jnp.array([0.5, -0.5, 0.5, -0.5, 9.0])
-    kept = jnp.array([True, True, True, True, False])
-    found = normalize_by_reward_std(advantages, kept, rewards=rewards, eps=0.0)
-    expected = np.array([0.5, -0.5, 0.5, -0.5, 0.0]) / math.sqrt(1.25)
+    rewards = jnp.array([1.0, 0.0, 3.0, 2.0, 50.0, 50.0])
+    advantages = jnp.array([0.5, -0.5, 0.5, -0.5, 9.0, -9.0])
+    kept = jnp.array([True, True, True, False, False, False])
+    found = normalize_by_reward_std(
+        advantages, kept, rewards=rewards, group_size=2, eps=0.0
+    )
+    expected = np.array([0.5, -0.5, 0.5, 0.0, 0.0, 0.0]) / math.sqrt(1.25)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -200,7 +269,7 @@ def test_running_statistics_are_those_of_all_batches_together(first, second, one
     for values, kept in ((first.reshape(-1), one), (second.reshape(-1), two)):
         found, statistics = normalize_by_running(values, kept, statistics, eps=0.5)
     seen = np.concatenate([first.reshape(-1)[one], second.reshape(-1)[two]])
-    spread = seen.astype(float).std() if len(seen) else 0.0
+    spread = math.sqrt((seen.astype(float) ** 2).mean()) if len(seen) else 0.0
     expected = np.where(two, second.reshape(-1) / (spread + 0.5), 0.0)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     assert statistics.count == len(seen)

@@ -145,15 +145,70 @@ def test_a_batch_by_hand():
 
 def test_masked_cut_off_completions_enter_neither_normalisation_nor_loss():
     assembled = assembler(mask_cut_off=True)(GROUPS, learner_version=5)
-    # Kept: 1, -1, 3.  Mean 1, var = (0 + 4 + 4) / 3; the reward of the cut-off
+    # Kept: 1, -1, 3, of root mean square (1 + 1 + 9) / 3; the reward of the cut-off
     # completion still is in the mean of its group.
-    std = np.sqrt(8 / 3)
+    std = np.sqrt(11 / 3)
     expected = {token: (0.1, 1 / std, 5) for token in (10, 11)}
     expected |= {20: (0.1, -1 / std, 3), 21: (0.1, -1 / std, 2), 22: (0.1, -1 / std, 2)}
     expected |= {50: (0.5, 3 / std, 2)}
     assert_tokens(by_token(assembled.batch), expected)
     assert assembled.wasted_tokens == 5 + 4
     assert assembled.train_tokens == 6
+
+
+def cut_off(group, *places):
+    """The group with the rollouts at these places cut off."""
+    return group.replace(
+        rollouts=tuple(
+            rollout.replace(cut_off=place in places)
+            for place, rollout in enumerate(group.rollouts)
+        )
+    )
+
+
+NORMALIZATIONS = {
+    "batch": advantages.normalize_by_batch,
+    "prompt": functools.partial(advantages.normalize_by_prompt, group_size=G),
+    "running": lambda *arrays, eps: RunningNormalization(eps=eps)(*arrays),
+}
+
+
+@pytest.mark.parametrize("name", [*NORMALIZATIONS, "reward_std"])
+def test_where_all_wrong_answers_are_cut_off_the_right_ones_have_advantage_1(name):
+    def scaled(rewards, kept):
+        centered = group_advantages(rewards, group_size=G)
+        if name != "reward_std":
+            return NORMALIZATIONS[name](centered, kept, eps=1e-6)
+        return advantages.normalize_by_reward_std(
+            centered, kept, rewards=rewards, group_size=G, eps=1e-6
+        )
+
+    # Rewards 1 and -1 in both groups, and the mean that is taken off is 0.
+    other = make_group(make_rollout(1, -1.0, first=80), make_rollout(3, 1.0, first=90))
+    groups = [cut_off(MIXED, 1), cut_off(other, 0)]
+    found = assembler(mask_cut_off=True, advantages=scaled)(groups, learner_version=5)
+    tokens = by_token(found.batch)
+    assert tokens.keys() == {10, 11, 90, 91, 92}
+    for _, advantage, _ in tokens.values():
+        np.testing.assert_allclose(advantage, 1.0, rtol=1e-5)
+    np.testing.assert_allclose(tokens[10][0], 1 / 2 / 2)
+    np.testing.assert_allclose(tokens[90][0], 1 / 2 / 3)
+
+
+def test_masked_completions_are_nothing_to_a_critic():
+    assembled = assembler(
+        advantages=None, zero_variance_filter=False, mask_cut_off=True
+    )(GROUPS, learner_version=5)
+    assert set(assembled.batch.rollout.flat) == {-1, 0, 1, 2, 3, 4}
+
+
+def test_a_batch_of_masked_completions_alone_is_none():
+    group = cut_off(MIXED, 0, 1)
+    for scaled in (batch_advantages, None):
+        assembled = assembler(mask_cut_off=True, advantages=scaled)(
+            [group], learner_version=5
+        )
+        assert assembled.batch is None and assembled.wasted_tokens == 5
 
 
 def test_without_the_filter_equal_groups_count_and_pull_at_nothing():
@@ -259,6 +314,12 @@ def test_running_statistics_go_on_after_a_checkpoint_as_if_nothing_had_been():
     # 1, -1 and then 3, -3: of all four.
     np.testing.assert_allclose(found[50][1], 3 / np.sqrt(5.0), rtol=1e-6)
     assert assembler().state() == {}
+
+
+def test_running_squares_about_a_mean_become_those_about_0():
+    running = RunningNormalization(eps=0.0)
+    running.restore({"count": 2.0, "mean": 1.0, "squares": 8.0})  # of -1 and 3
+    assert running.state() == {"count": 2.0, "squares": 10.0}
 
 
 @pytest.mark.parametrize("packing", [True, False])

@@ -183,8 +183,9 @@ class Watch:
         self._last_tokens = report["compute/generated_tokens"]
         groups = [*each.batch.groups, *each.batch.refilled]
         row: dict[str, Any] = metrics | group_metrics(groups, learner_version=step - 1)
-        if not metrics["mismatch/tokens"]:
-            # No token of the learner's own version: that of the last evaluation.
+        if not metrics["mismatch/tokens"] or self._config.sampler.filters:
+            # No token of the learner's own version, or ratios that filters lower: that
+            # of the last evaluation.
             row |= self._mismatch
         row |= {
             "train/tokens": assembled.train_tokens,

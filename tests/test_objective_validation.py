@@ -170,6 +170,49 @@ def test_what_makes_sense_is_accepted(objective, more):
     assert all(getattr(found, name) == value for name, value in objective.items())
 
 
+TIS = {"loss": "reinforce", "anchor": "recomputed", "correction_cap": 2.0}
+OVER_THE_SAMPLER = {
+    "CISPO": ({}, "weakens the tokens that the policy is least sure of"),
+    "TIS": ({"loss": "truncated_is"}, "weakens the tokens"),
+    "clipped": (CLIPPED, "clip takes the gradient of tokens that have not moved"),
+    "GSPO": (GSPO, "takes the gradient of tokens that have not moved"),
+    "DPPO": ({"loss": "dppo", "mask_low": 0.2, "mask_high": 0.2}, "its clip takes"),
+    "sequence TIS": ({"loss": "sequence_truncated_is"}, "its product over a comple"),
+    "decoupled": (DECOUPLED, "the correction for the sampler weakens"),
+    "corrected": (TIS, "the correction for the sampler weakens"),
+}
+FILTERS = [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.05}]
+
+
+@pytest.mark.parametrize("on", FILTERS, ids=str)
+@pytest.mark.parametrize(
+    "objective, effect", OVER_THE_SAMPLER.values(), ids=OVER_THE_SAMPLER
+)
+def test_a_filter_under_a_ratio_over_the_sampler_is_refused(objective, effect, on):
+    ((name, value),) = on.items()
+    more = {f"sampler.{name}": value}
+    with pytest.raises(ValueError) as refusal:
+        resolved(objective, more)
+    message = str(refusal.value)
+    assert message.startswith(f"sampler.{name} = {value} with objective.loss = ")
+    assert effect in message and "objective.allow_sampling_filters" in message
+    assert resolved(objective | {"allow_sampling_filters": True}, more)
+
+
+@pytest.mark.parametrize(
+    "objective, more",
+    [
+        pytest.param({}, {"sampler.temperature": 0.6}, id="a temperature"),
+        pytest.param({"loss": "reinforce"}, {"sampler.top_k": 5}, id="no ratio"),
+        pytest.param(
+            RECOMPUTED, {"sampler.top_p": 0.7, "batch.epochs": 2}, id="recomputed"
+        ),
+    ],
+)
+def test_a_filter_beside_no_ratio_over_the_sampler_is_accepted(objective, more):
+    assert resolved(objective, more)
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_settings_of_a_loss_are_the_keywords_of_its_function(loss):
     parameters = inspect.signature(LOSSES[loss]).parameters.values()

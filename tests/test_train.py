@@ -177,7 +177,13 @@ def test_a_finished_run_started_again_changes_nothing(finished):
 
 def test_batched_mode_uses_a_phase_up_before_the_next(tmp_path):
     config = small_run.make_config(
-        {"queue.mode": "batched", "queue.max_staleness": 2, "eval.every": 4}
+        {
+            "queue.mode": "batched",
+            "queue.max_staleness": 2,
+            "eval.every": 4,
+            "sampler.top_p": 0.7,
+            "objective.allow_sampling_filters": True,
+        }
     )
     main.run(config, str(tmp_path))
     rows = small_run.rows(tmp_path)
@@ -187,6 +193,8 @@ def test_batched_mode_uses_a_phase_up_before_the_next(tmp_path):
         expected = (row["step"] - 1) % 2
         assert row["staleness/max"] <= expected
         assert row["staleness/max"] == expected or row["train/skipped_steps"]
+        # A filter is in the ratios and is no mismatch.
+        assert row["ratio/mean"] < 0.99 and row["mismatch/mean_abs"] < 1e-4
 
 
 class TickingClock:

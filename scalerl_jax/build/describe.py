@@ -194,7 +194,9 @@ def _of_tokens(config: Config) -> Iterator[Ingredient]:
     yield Ingredient(
         name="Token loss",
         explained_by=LOSSES[objective.loss],
-        settings=_objective("loss", *LOSS_SETTINGS[objective.loss]),
+        settings=_objective(
+            "loss", *LOSS_SETTINGS[objective.loss], "allow_sampling_filters"
+        ),
     )
     yield Ingredient(
         name="Recomputed anchor",

@@ -206,22 +206,16 @@ def make_evaluator(
 def make_agreement(
     config: Config, engine: Engine, forward: Forward, prompts: Sequence[Prompt]
 ) -> AgreementCheck:
-    """A check on the shortest, the longest and other held-out prompts.
-
-    With top-k, top-p or min-p on there is no limit: the learner's distribution is the
-    unfiltered one, and must differ.
-    """
+    """A check on the shortest, the longest and other held-out prompts."""
     ordered = sorted(prompts, key=lambda prompt: len(prompt.tokens))
     places = np.linspace(0, len(ordered) - 1, min(4, len(ordered))).astype(int)
-    sampling = make_distribution(config)
-    filtered = sampling.filtered
     return AgreementCheck(
         engine,
         forward,
         prompts=[ordered[place] for place in places],
-        sampling=sampling,
+        sampling=make_distribution(config),
         make_samples=make_samples_of(config, "eval", config.batch.group_size),
         row_tokens=config.batch.row_tokens,
         rows_per_microbatch=config.batch.rows_per_microbatch,
-        max_mismatch_nats=None if filtered else config.train.max_mismatch_nats,
+        max_mismatch_nats=config.train.max_mismatch_nats,
     )

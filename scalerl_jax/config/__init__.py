@@ -146,6 +146,12 @@ class SamplerConfig:
     top_p: float = 1.0  # 1.0: off
     min_p: float = 0.0  # 0.0: off
 
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """Names of the filters that are on; the temperature is none."""
+        on = {"top_k": self.top_k > 0, "top_p": self.top_p < 1, "min_p": self.min_p > 0}
+        return tuple(name for name in on if on[name])
+
 
 @dataclasses.dataclass(frozen=True)
 class InterruptionConfig:

@@ -59,6 +59,9 @@ class ObjectiveConfig:
     dual_clip: float = 0.0  # most that a punished token's ratio counts; above 1
     max_importance_ratio: float = 5.0  # absolute cap; ScaleRL finds 4, 5, 8 alike
     min_importance_ratio: float = 0.0  # CISPO's floor; ScaleRL: none
+    # A ratio over the sampler's log-probabilities beside top-k, top-p or min-p, whose
+    # share of the distribution it then is; config/objective_validation.py
+    allow_sampling_filters: bool = False
     # Beside a recomputed anchor: cap of recomputed over behavior (TIS); 0: left out.
     correction_cap: float = 0.0
     mask_low: float = 0.0  # DPPO: most that a probability may have changed

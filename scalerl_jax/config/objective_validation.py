@@ -4,7 +4,11 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from scalerl_jax.config.objective import LOSS_SETTINGS, ObjectiveConfig
+from scalerl_jax.config.objective import (
+    CLIPPING_LOSSES,
+    LOSS_SETTINGS,
+    ObjectiveConfig,
+)
 
 if TYPE_CHECKING:
     from scalerl_jax.config import Config
@@ -22,6 +26,7 @@ def validate_objective(config: "Config") -> None:
     _validate_read(config.objective)
     _validate_bounds(config.objective)
     _validate_anchor(config)
+    _validate_filters(config)
     _validate_kl(config.objective)
     _validate_regularization(config.objective)
     _validate_overlong(config)
@@ -147,6 +152,36 @@ def _validate_anchor(config: "Config") -> None:
             f"objective.correction_cap, or take more steps (batch.epochs, or "
             f"queue.mode = 'batched' with queue.max_staleness above 1)"
         )
+
+
+def _validate_filters(config: "Config") -> None:
+    """Refuse a ratio of the whole distribution over a part of it.
+
+    With a filter the sampler's log-probabilities are of the tokens that it keeps and
+    the learner's of all.  At equal params their ratio is what those tokens have of the
+    probability: below 1, and least where the policy is least certain.
+    """
+    sampler, objective = config.sampler, config.objective
+    filters = [f"sampler.{name} = {getattr(sampler, name)}" for name in sampler.filters]
+    if not filters or objective.allow_sampling_filters:
+        return
+    recomputed = objective.anchor == "recomputed"
+    if objective.loss == "decoupled" or objective.correction_cap:
+        effect = "the correction for the sampler weakens the tokens it is least sure of"
+    elif recomputed or objective.loss == "reinforce":
+        return  # no ratio is over the sampler's
+    elif objective.loss in CLIPPING_LOSSES:
+        effect = "its clip takes the gradient of tokens that have not moved"
+    elif objective.loss == "sequence_truncated_is":
+        effect = "its product over a completion takes the gradient of long ones"
+    else:
+        effect = "it weakens the tokens that the policy is least sure of"
+    raise ValueError(
+        f"{', '.join(filters)} with objective.loss = {objective.loss!r}: its ratio is "
+        f"over the log-probabilities of the filtered distribution and hence below 1 at "
+        f"equal params, so that {effect}; turn the filter off, set objective.anchor = "
+        f"'recomputed' without a correction, or objective.allow_sampling_filters = True"
+    )
 
 
 def _validate_kl(objective: ObjectiveConfig) -> None:

@@ -96,6 +96,7 @@ def _resolved(given: Any, values: flags.FlagValues) -> Options:
         given.eval.samples_per_prompt = values["samples"].value
     if "seed" in values and values["seed"].value is not None:
         given.seed = values["seed"].value
+    given.objective.allow_sampling_filters = True  # nothing is trained
     config = config_lib.resolve(given)
     if config.eval.samples_per_prompt > MAX_SAMPLES:
         raise ValueError(

@@ -1,7 +1,8 @@
 """Do the sampler and the learner agree, at equal version, before a run is paid for?
 
 Most broken RL runs are a sampler that is not the policy being trained: other pads, an
-ignored temperature, a head that was not loaded.  It shows in the log-probabilities.
+ignored temperature, a head that was not loaded.  It shows in the log-probabilities,
+those at the sampler's temperature and before its filters: the learner has no filters.
 """
 
 import dataclasses
@@ -21,11 +22,11 @@ from scalerl_jax.types import Prompt, PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """|behavior - trainer| over sampled tokens of one version, in nats."""
+    """|sampler - learner| over sampled tokens of one version, in nats."""
 
     mean_abs: float
     max_abs: float
-    kl: float  # k3 estimator of KL(behavior || trainer)
+    kl: float  # k3 estimator of KL(sampler || learner), of tokens that filters leave
     tokens: int
 
     def metrics(self) -> dict[str, float]:
@@ -46,12 +47,11 @@ class AgreementCheck:
         make_samples: Callable[[Prompt], Samples],
         row_tokens: int,
         rows_per_microbatch: int,
-        max_mismatch_nats: float | None,
+        max_mismatch_nats: float,
     ) -> None:
         """A check of `engine` against `forward`, on always the same prompts.
 
-        `max_mismatch_nats` is the largest mean difference that `require` accepts;
-        None accepts any.
+        `max_mismatch_nats` is the largest mean difference that `require` accepts.
         """
         self._engine = engine
         self._logprobs = jax.jit(forward.logprobs)
@@ -71,7 +71,7 @@ class AgreementCheck:
         agreement = self(learner_params, sampler_params)
         limit = self._max_mismatch_nats
         # Written so that a NaN is refused too.
-        if limit is not None and not agreement.mean_abs <= limit:
+        if not agreement.mean_abs <= limit:
             raise RuntimeError(
                 f"the sampler's and the learner's log-probabilities differ by "
                 f"{agreement.mean_abs:.3g} nats on average over {agreement.tokens} "
@@ -122,7 +122,7 @@ def _sequence(prompt: Prompt, completion: Completion) -> TrainSequence:
         prompt_length=len(prompt.tokens),
         weights=completion.mask.astype(np.float32),
         mask=completion.mask,
-        behavior_logprobs=completion.logprobs,
+        behavior_logprobs=completion.full_logprobs,
         staleness=np.zeros(length, np.int32),
         advantage=0.0,
     )

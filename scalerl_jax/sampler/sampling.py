@@ -45,13 +45,6 @@ class Sampling:
             if not holds:
                 raise ValueError(f"{name} = {getattr(self, name)}; it must be {limit}")
 
-    @property
-    def filtered(self) -> bool:
-        """Whether it is not the distribution of the temperature alone."""
-        return (
-            self.temperature == 0 or self.top_k > 0 or self.top_p < 1 or self.min_p > 0
-        )
-
 
 @struct.dataclass(kw_only=True)
 class SamplingRows:

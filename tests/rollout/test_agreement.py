@@ -1,5 +1,7 @@
 """The check that the sampler is the policy, and what it must find."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -111,10 +113,25 @@ def test_forced_tokens_are_not_compared(params, tmp_path):
     assert found.max_abs < 1e-3
 
 
-def test_a_filtered_distribution_differs_and_is_let_pass(params, tmp_path):
+def test_a_filter_is_left_out_and_hides_nothing(params, tmp_path):
+    """Log-probabilities before the filters are compared, to the same limit."""
     config = small_run.make_config(
-        {"sampler.top_k": 2, "train.max_mismatch_nats": 1e-6}
+        {
+            "sampler.top_k": 5,
+            "sampler.top_p": 0.7,
+            "objective.allow_sampling_filters": True,
+            "train.max_mismatch_nats": 1e-4,
+        }
     )
+    learner, sampler = params
     with small_run.built(config, tmp_path) as parts:
-        found = parts.agreement.require(*params)
-    assert found.mean_abs > 1e-3
+        found = parts.agreement.require(learner, sampler)
+        assert 0.0 < found.mean_abs < 1e-5
+        with pytest.raises(RuntimeError, match="max_mismatch_nats = 0.0001"):
+            parts.agreement.require(learner, no_last_norm(sampler))
+        warmer = dataclasses.replace(config.sampler, temperature=1.5)
+        other = dataclasses.replace(config, sampler=warmer)
+        engine = parts.evaluate.engine
+        forward = make_forward(other, parts.arch, engine.mesh)
+        check = make_agreement(config, engine, forward, parts.evaluate.prompts)
+        assert check(learner, sampler).mean_abs > LIMIT

@@ -117,22 +117,6 @@ def test_an_unknown_field_is_refused():
         Sampling(beams=4)
 
 
-@pytest.mark.parametrize(
-    "options, filtered",
-    [
-        ({}, False),
-        ({"temperature": 0.3}, False),
-        ({"temperature": 0.0}, True),
-        ({"top_k": 1}, True),
-        ({"top_p": 0.99}, True),
-        ({"min_p": 0.01}, True),
-    ],
-    ids=str,
-)
-def test_a_temperature_alone_is_no_filter(options, filtered):
-    assert Sampling(**options).filtered == filtered
-
-
 @settings(deadline=None, max_examples=50)
 @given(
     LOGITS,

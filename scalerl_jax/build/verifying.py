@@ -28,6 +28,7 @@ def named_verifiers(config: Config) -> dict[str, Verifier]:
                 "wall_s": _SOLUTION_SHARE * reward.timeout_s,
                 "memory_mib": reward.code_memory_mib,
                 "packages": reward.code_packages,
+                "float_tolerance": reward.code_float_tolerance,
             },
         ),
         "math": Verifier(

@@ -102,6 +102,9 @@ class RewardConfig:
     code_cpu_s: int = 6  # of each of a solution's processes; of all its tests
     code_memory_mib: int = 1024  # of each of a solution's processes
     code_packages: str = ""  # directory that solutions may import from; empty: none
+    # How far a printed or returned number with a decimal point may be from the expected
+    # y: by this times max(1, |y|), as in programming contests; 0: equal numbers only.
+    code_float_tolerance: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,8 @@ _POSITIVE = (
 ).split()
 _NOT_NEGATIVE = (
     "seed data.train_prompts data.overlap_ngram "
-    "sampler.top_k sampler.min_p sampler.cache_tokens interruption.min_tokens "
+    "reward.code_float_tolerance sampler.top_k sampler.min_p sampler.cache_tokens "
+    "interruption.min_tokens "
     "queue.max_staleness queue.max_waiting data.open_steps batch.max_refills "
     "optimizer.decay_steps optimizer.base_rollouts critic.warmup_steps "
     "critic.pretrain_steps critic.value_clip "

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from scalerl_jax.data import downloads, files
 from scalerl_jax.data.catalog import OWN_FORMS, VERSION, DataSet, find
+from scalerl_jax.data.doubts import doubts
 from scalerl_jax.data.questions import Question
 from scalerl_jax.data.rows import Draft, Malformed, Unusable
 
@@ -55,14 +56,23 @@ class Report:
     # reason, {"count": ..., "first": where}.
     dropped: Tally = dataclasses.field(default_factory=Tally)
     bad: Tally = dataclasses.field(default_factory=Tally)
+    # Rows that were kept and whose verdicts are to be doubted, each by every reason.
+    doubtful: Tally = dataclasses.field(default_factory=Tally)
     files: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def _tallies(self) -> dict[str, Tally]:
+        return {
+            "dropped": self.dropped,
+            "bad": self.bad,
+            "kept, doubtful": self.doubtful,
+        }
 
     def lines(self) -> list[str]:
         """As a table."""
         counts = [("rows", self.rows, ""), ("kept", self.kept, "")]
         counts += [
             (f"{kind}: {reason}", each["count"], f"first: {each['first']}")
-            for kind, tally in (("dropped", self.dropped), ("bad", self.bad))
+            for kind, tally in self._tallies().items()
             for reason, each in tally.items()
         ]
         width = max(len(label) for label, _, _ in counts)
@@ -80,8 +90,8 @@ def read_report(prepared: Path) -> Report:
     """
     try:
         values: dict[str, Any] = json.loads((prepared / _REPORT).read_bytes())
-        for kind in ("dropped", "bad"):
-            values[kind] = Tally(values[kind])
+        for kind in ("dropped", "bad", "doubtful"):
+            values[kind] = Tally(values.get(kind, {}))  # older ones lack some
         return Report(**values)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{prepared} is no prepared data set: {error}") from error
@@ -277,6 +287,8 @@ def _questions(
             continue
         identities.add(identity)
         report.kept += 1
+        for doubt in doubts(draft):
+            report.doubtful.add(doubt, place)
         yield Question(
             task=name,
             text=draft.text,

@@ -13,13 +13,14 @@ compared here, and what is expected of them enters no sandbox.
 """
 
 import contextlib
-import decimal
 import re
 import time
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from scalerl_jax.rewards import harness
+from scalerl_jax.rewards.modules import missing_of_program, missing_of_tests
+from scalerl_jax.rewards.outputs import same_output, same_value
 from scalerl_jax.rewards.sandbox import Channel, Limits, OutOfTime, Sandbox
 from scalerl_jax.rewards.verdict import Verdict
 
@@ -115,12 +116,16 @@ def judge(
     wall_s: float,
     memory_mib: int,
     packages: str = "",
+    float_tolerance: float = 0.0,
 ) -> Verdict:
     """Whether a completion's last block of code passes all tests of the reference.
 
     A solution is wrong that takes more than `wall_s` for all tests, or `cpu_s` or
     `memory_mib` in one of its processes: a program is one for each input.  Beside
-    Python's own modules it can import those of the directory `packages`.
+    Python's own modules it can import those of the directory `packages`; where a
+    module of `modules.WELL_KNOWN`, or one that the tests import, is missing, the
+    verifier has failed and not the solution.  Outputs and returned values are compared
+    within the `float_tolerance` (see `outputs`); asserts compare for themselves.
 
     Raises:
         ValueError: the reference holds no tests that can be run.
@@ -130,6 +135,9 @@ def judge(
     if source is None:
         return Verdict("no_answer")
     tests = read_tests(reference)
+    for text in (tests.setup, tests.tests):
+        if missing := missing_of_tests(text, packages):
+            return _lacking("the tests import", missing)
     limits = Limits(cpu_s=cpu_s, memory_mib=memory_mib, packages=packages)
     with contextlib.ExitStack() as opened:
         solution = _open(opened, Sandbox("solution", limits))
@@ -140,9 +148,31 @@ def judge(
             sandbox.await_ready()
         deadline = time.monotonic() + wall_s
         try:
-            return _judge(source, tests, solution.channel, tester, deadline)
+            return _judge(
+                source,
+                tests,
+                solution.channel,
+                tester,
+                deadline=deadline,
+                float_tolerance=float_tolerance,
+            )
         except (OutOfTime, EOFError):
             return _WRONG
+        except _Failed:
+            missing = missing_of_program(source, packages)
+            return _lacking("the solution imports", missing) if missing else _WRONG
+
+
+class _Failed(Exception):
+    """The solution ended with an error of its own before it could be judged."""
+
+
+def _lacking(who: str, module: str) -> Verdict:
+    return Verdict(
+        "verifier_error",
+        f"{who} {module!r}, which the sandbox does not have; "
+        f"`pip install --target=DIRECTORY` it; reward.code_packages = DIRECTORY",
+    )
 
 
 def _open(opened: contextlib.ExitStack, sandbox: Sandbox) -> Sandbox:
@@ -155,40 +185,41 @@ def _judge(
     tests: Tests,
     solution: Channel,
     tester: Sandbox | None,
+    *,
     deadline: float,
+    float_tolerance: float,
 ) -> Verdict:
     if "unreadable" in solution.ask({"source": source}, deadline=deadline):
         return Verdict("unparsable")
     if tests.kind == "stdin":
-        return _run_programs(tests, solution, deadline)
+        return _run_programs(tests, solution, deadline, float_tolerance)
     if "raised" in solution.ask({"do": "define"}, deadline=deadline):
-        return _WRONG
+        raise _Failed
     if tester is None:
-        return _call(tests, solution, deadline)
+        return _call(tests, solution, deadline, float_tolerance)
     solution.hand_over()
     job = {name: getattr(tests, name) for name in ("setup", "tests", "entry_point")}
     verdict = tester.channel.ask(job, deadline=deadline)
     return _WRONG if verdict["why"] else _CORRECT
 
 
-def _run_programs(tests: Tests, solution: Channel, deadline: float) -> Verdict:
+def _run_programs(
+    tests: Tests, solution: Channel, deadline: float, tolerance: float
+) -> Verdict:
     for stdin, expected in zip(tests.inputs, tests.outputs, strict=True):
         request = {"do": "run", "stdin": stdin}
-        reply = solution.ask(request, deadline=deadline)
-        if not _ended_with(reply.get("value"), expected):
-            return _WRONG
+        match solution.ask(request, deadline=deadline).get("value"):
+            case [0, str(output)]:
+                if not same_output(output, expected, tolerance):
+                    return _WRONG
+            case _:
+                raise _Failed
     return _CORRECT
 
 
-def _ended_with(value: Any, expected: str) -> bool:
-    """Whether a program's [exit code, output] is that of a right one."""
-    match value:
-        case [0, str(output)]:
-            return same_output(output, expected)
-    return False
-
-
-def _call(tests: Tests, solution: Channel, deadline: float) -> Verdict:
+def _call(
+    tests: Tests, solution: Channel, deadline: float, tolerance: float
+) -> Verdict:
     target = {"expression": tests.entry_point}
     for arguments, expected in zip(tests.inputs, tests.outputs, strict=True):
         request = {
@@ -198,7 +229,7 @@ def _call(tests: Tests, solution: Channel, deadline: float) -> Verdict:
             "named": {"dict": []},
         }
         reply = solution.ask(request, deadline=deadline)
-        if "value" not in reply or not _same_value(reply["value"], expected):
+        if "value" not in reply or not _holds(reply["value"], expected, tolerance):
             return _WRONG
     return _CORRECT
 
@@ -210,46 +241,13 @@ def _encoded(value: Any) -> Any:
     return harness.encode(value, refuse)
 
 
-def _same_value(tree: Any, expected: Any) -> bool:
-    """Whether a reply holds the expected JSON value; tuples count as lists."""
+def _holds(tree: Any, expected: Any, tolerance: float) -> bool:
+    """Whether a reply holds the expected JSON value."""
 
     def refuse(tree: dict[str, Any]) -> Any:
         raise ValueError("a handle is no value")
 
     try:
-        return _listed(harness.decode(tree, refuse)) == expected
+        return same_value(harness.decode(tree, refuse), expected, tolerance)
     except (ValueError, TypeError, KeyError, RecursionError):
-        return False
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_listed(each) for each in value]
-    if isinstance(value, dict):  # JSON's keys are texts
-        return {str(key): _listed(each) for key, each in value.items()}
-    return value
-
-
-def same_output(output: str, expected: str) -> bool:
-    """Whether outputs agree word by word and line by line, numbers by their value.
-
-    Spaces around and between words, and empty lines at both ends, do not count.
-    """
-    lines, wanted = (
-        [line.split() for line in text.strip().splitlines()]
-        for text in (output, expected)
-    )
-    return len(lines) == len(wanted) and all(
-        len(words) == len(others)
-        and all(_same_word(*pair) for pair in zip(words, others, strict=True))
-        for words, others in zip(lines, wanted, strict=True)
-    )
-
-
-def _same_word(word: str, expected: str) -> bool:
-    if word == expected:
-        return True
-    try:
-        return decimal.Decimal(word) == decimal.Decimal(expected)
-    except decimal.InvalidOperation:
         return False

@@ -3,7 +3,7 @@
 import pytest
 from small_sandbox import sandboxed
 
-from scalerl_jax.rewards import code
+from scalerl_jax.rewards import code, outputs
 from scalerl_jax.rewards.serving import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
 
@@ -324,3 +324,110 @@ def test_without_a_sandbox_a_program_is_refused_and_not_run(pool, tmp_path):
     assert found.statuses == ["verifier_error"]
     assert "apt-get install bubblewrap" in found.detail
     assert not marker.exists()
+
+
+def verdict(source, tests, **settings):
+    limits = dict(cpu_s=20, wall_s=20.0, memory_mib=512) | settings
+    answer = f"```python\n{source}\n```"
+    return code.judge("any", answer, {"tests": tests}, **limits)
+
+
+@pytest.mark.parametrize(
+    "output, expected, same",
+    [
+        ("0.10000001", "0.1", True),
+        ("0.1001", "0.1", False),
+        ("1000000.5", "1000000.0", True),  # relative above 1
+        ("1000002.0", "1000000.0", False),
+        ("3", "3.0000001", True),
+        ("1000001", "1000000", False),  # whole numbers are no approximations
+        ("nan", "1.0", False),
+        ("inf", "1.0", False),
+        ("yes 0.5", "no 0.5", False),
+        ("0.5 0.5", "0.5", False),
+    ],
+)
+def test_a_tolerance_is_for_numbers_with_a_decimal_point(output, expected, same):
+    assert code.same_output(output, expected, 1e-6) is same
+    assert not code.same_output(output, expected)
+
+
+@pytest.mark.parametrize(
+    "value, expected, same",
+    [
+        (0.1 + 0.2, 0.3, True),
+        ([1, (0.1 + 0.2,)], [1, [0.3]], True),
+        ({1: 0.1 + 0.2}, {"1": 0.3}, True),
+        (3, 3.0000001, True),
+        (3.1, 3, False),
+        (1_000_001, 1_000_000, False),
+        (True, 1.0000001, False),
+        (float("nan"), 1.0, False),
+        (10**400, 1.5, False),
+        ("0.1", 0.1, False),
+        ([0.3], [0.3, 0.3], False),
+    ],
+)
+def test_a_tolerance_is_for_returned_floats(value, expected, same):
+    assert outputs.same_value(value, expected, 1e-6) is same
+    assert not outputs.same_value(value, expected)
+
+
+@sandboxed
+def test_the_tolerance_is_off_unless_it_is_set():
+    stdin = {"kind": "stdin", "inputs": [""], "outputs": ["0.3"]}
+    calls = {"kind": "calls", "entry_point": "f", "inputs": [[]], "outputs": [0.3]}
+    for source, tests in (
+        ("print(0.1 + 0.2)", stdin),
+        ("def f(): return 0.1 + 0.2", calls),
+    ):
+        assert verdict(source, tests).status == "wrong"
+        assert verdict(source, tests, float_tolerance=1e-9).status == "correct"
+
+
+@sandboxed
+@pytest.mark.parametrize("tests", [ADD_ASSERTS, ADD_CALLS, ADD_STDIN])
+def test_a_missing_module_is_the_verifier_s_failure(tests, tmp_path):
+    right = "def add(a, b): return a + b\nif __name__ == '__main__':\n"
+    right += "    print(add(*map(int, input().split())))"
+    source = f"import numpy as np\n{right}"
+    found = verdict(source, tests)
+    assert found.status == "verifier_error"
+    assert (
+        "the solution imports 'numpy', which the sandbox does not have" in found.detail
+    )
+    (tmp_path / "numpy.py").write_text("")
+    tmp_path.chmod(0o755)
+    assert verdict(source, tests, packages=str(tmp_path)).status == "correct"
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import no_such_module",
+        "import math, no_such_module\nimport numpyy",
+        "raise ModuleNotFoundError(\"No module named 'numpy'\")",
+        "text = '''\n import numpy\n'''\nraise ModuleNotFoundError('numpy')",
+        "try:\n    import numpy\nexcept ImportError:\n    pass\nprint(4)",
+        "def add(a, b):\n    import numpy\n    return 4",
+        "print(4)\nif 0:\n    import numpy",
+        "def add(a, b): return 4\nprint(4)",
+    ],
+)
+def test_a_solution_cannot_claim_that_a_module_is_missing(source):
+    for tests in (ADD_ASSERTS, ADD_CALLS, ADD_STDIN):
+        assert verdict(source, tests) == ("wrong", "")
+
+
+@sandboxed
+@pytest.mark.parametrize("part", ["setup", "tests"])
+def test_a_module_that_the_tests_miss_fails_no_solution(part, tmp_path):
+    tests = {"kind": "asserts", "setup": "", "tests": "assert add(1, 2) == 3"}
+    tests[part] = f"import some_package.part\n{tests[part]}"
+    found = verdict("def add(a, b): return a + b", tests)
+    assert found.status == "verifier_error"
+    assert "the tests import 'some_package.part', which the sandbox" in found.detail
+    assert verdict("def add(a, b): return 4", tests).status == "verifier_error"
+    tests[part] = "try:\n  import some_package\nexcept ImportError: pass\nassert True"
+    assert verdict("def add(a, b): return a + b", tests).status == "correct"

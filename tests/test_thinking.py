@@ -3,8 +3,11 @@
 import logging
 
 import pytest
+import small_run
 from small_chat import TEMPLATES, make_directory
+from small_model import small_architecture
 
+from scalerl_jax.build.sampling import check_phrase, make_tokenizer
 from scalerl_jax.build.thinking import answer_after, check_thinking
 from scalerl_jax.config import Config, DataConfig, InterruptionConfig
 
@@ -97,3 +100,32 @@ def test_a_template_that_writes_todays_date_is_warned_of(configure, caplog):
         assert not caplog.text
         check_thinking(configure("Llama 3.2", answer_after="auto"))
     assert "prompts of another day differ" in caplog.text
+
+
+def test_a_phrase_whose_end_has_no_tokens_is_refused():
+    end = {"interruption.end_of_thinking": "</thiñk>"}
+    for phrase, accepted in (("time is up.</think>", True), ("up.</thiñk>", False)):
+        changes = {"interruption.phrase": phrase} | ({} if accepted else end)
+        config = small_run.make_config(changes)
+        tokenizer = make_tokenizer(config, small_architecture(vocab_size=100))
+        if accepted:
+            check_phrase(config, tokenizer)
+            continue
+        with pytest.raises(
+            ValueError,
+            match=r"interruption\.phrase = 'up\.</thiñk>' becomes 'up\.</thik>' in .* "
+            r"does not end with interruption\.end_of_thinking = '</thiñk>'",
+        ):
+            check_phrase(config, tokenizer)
+
+
+@pytest.mark.parametrize("after", ["<|eot_id|>", "<|im_start|>final<|im_end|>"])
+def test_an_answer_may_follow_special_tokens(configure, after):
+    config = configure("Qwen2.5", answer_after=after)
+    tokenizer = make_tokenizer(config, small_architecture(vocab_size=300))
+    ids = tokenizer.encode(f"<bos>6 * 7{after}<eos>42<eos>")
+    assert tokenizer.decode(ids) == f"6 * 7{after}42"
+    start = tokenizer.answer_start(ids, answer_after=after)
+    assert tokenizer.decode_all(ids)[start:] == "<eos>42<eos>"
+    assert tokenizer.answer_start(ids[:5], answer_after=after) is None
+    assert tokenizer.answer_start(ids, answer_after="") == 0

@@ -23,16 +23,16 @@ from scalerl_jax.build.objective import make_assembler
 from scalerl_jax.build.prompts import LoadedPrompts, load_prompts
 from scalerl_jax.build.sampling import (
     make_agreement,
+    make_checked_tokenizer,
     make_distribution,
     make_engine,
     make_evaluator,
     make_length_budget,
     make_stream,
-    make_tokenizer,
     make_training_samples,
 )
 from scalerl_jax.build.tables import DTYPES
-from scalerl_jax.build.thinking import answer_after, check_thinking
+from scalerl_jax.build.thinking import answer_after
 from scalerl_jax.build.verifying import check_verifiers, make_verifier
 from scalerl_jax.config import Config, to_json
 from scalerl_jax.data.mixture import Stream
@@ -73,8 +73,7 @@ def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
     frozen_params(parameter_table(arch), config.model.frozen)
     if jax.default_backend() == "cpu":
         keep_freed_memory(arch.num_params)
-    tokenizer = make_tokenizer(config, arch)
-    check_thinking(config)
+    tokenizer = make_checked_tokenizer(config, arch)
     prompts = _load_prompts(config, tokenizer, directory)
     stream = make_stream(config, prompts.train)
     learner_mesh, sampler_mesh = make_meshes(config, arch, jax.devices())

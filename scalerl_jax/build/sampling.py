@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from scalerl_jax.build.tables import DTYPES, naming
-from scalerl_jax.build.thinking import answer_after
+from scalerl_jax.build.thinking import answer_after, check_thinking
 from scalerl_jax.config import Config
 from scalerl_jax.data.curriculum import Curriculum, read_pass_rates
 from scalerl_jax.data.mixture import MixtureStream, Stream
@@ -22,6 +22,7 @@ from scalerl_jax.rollout.agreement import AgreementCheck
 from scalerl_jax.rollout.lengths import LengthBudget
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.engine import Engine, EngineSettings
+from scalerl_jax.sampler.marking import Marker, make_marker
 from scalerl_jax.sampler.requests import Samples
 from scalerl_jax.sampler.sampling import (
     Purpose,
@@ -33,8 +34,17 @@ from scalerl_jax.types import Prompt
 
 
 def make_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
-    """The tokenizer, if the model has an embedding for each of its ids."""
-    tokenizer = load_tokenizer(config.data.tokenizer or config.model.checkpoint)
+    """The tokenizer; special tokens of the settings' markers are shown in its texts.
+
+    Raises:
+        ValueError: the model lacks an embedding for one of its ids.
+    """
+    interruption = config.interruption
+    end = (interruption.end_of_thinking,) if interruption.enabled else ()
+    tokenizer = dataclasses.replace(
+        load_tokenizer(config.data.tokenizer or config.model.checkpoint),
+        markers=(config.data.answer_after, *end),
+    )
     if tokenizer.vocab_size > arch.vocab_size:
         raise ValueError(
             f"data.tokenizer has {tokenizer.vocab_size} ids and the model "
@@ -43,16 +53,53 @@ def make_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
     return tokenizer
 
 
+def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
+    """The tokenizer; answers and interruptions fit it and how the policy thinks.
+
+    Raises:
+        ValueError: what `make_tokenizer`, `check_thinking` or `check_phrase` refuses.
+    """
+    tokenizer = make_tokenizer(config, arch)
+    check_thinking(config)
+    check_phrase(config, tokenizer)
+    return tokenizer
+
+
+def check_phrase(config: Config, tokenizer: Tokenizer) -> None:
+    """Refuse an interruption whose tokens do not end the thinking.
+
+    Raises:
+        ValueError: the tokenizer lacks tokens for the phrase's end.
+    """
+    interruption = config.interruption
+    if not interruption.enabled:
+        return
+    written = tokenizer.decode(tokenizer.encode(interruption.phrase))
+    if not written.endswith(interruption.end_of_thinking):
+        raise ValueError(
+            f"interruption.phrase = {interruption.phrase!r} becomes {written!r} in the "
+            f"tokens of data.tokenizer, which does not end with "
+            f"interruption.end_of_thinking = {interruption.end_of_thinking!r}: end "
+            f"both with a text that the tokenizer has tokens for"
+        )
+
+
 def make_engine(
     config: Config, arch: Architecture, tokenizer: Tokenizer, mesh: Mesh
 ) -> Engine:
     """The engine that samples for training."""
     sampler, interruption = config.sampler, config.interruption
     phrase: tuple[int, ...] = ()
-    end: tuple[int, ...] = ()
+    end: Marker | None = None
     if interruption.enabled:
+        # Encoded alone: its tokens follow those so far, and its text their text.
         phrase = tuple(tokenizer.encode(interruption.phrase))
-        end = tuple(tokenizer.encode(interruption.end_of_thinking))
+        if interruption.end_of_thinking:
+            end = make_marker(
+                interruption.end_of_thinking,
+                tokenizer.shown,
+                vocabulary=arch.vocab_size,
+            )
         # Of the smallest limit: a larger one leaves no less.
         budget = make_length_budget(config)
         limit = budget.limit(0)

@@ -167,7 +167,8 @@ class InterruptionConfig:
         "Okay, time is up. Let me stop thinking and formulate a final answer now. "
         "</think>"
     )
-    end_of_thinking: str = "</think>"  # once sampled, no interruption follows
+    # Once the text holds it, in whichever tokens, no interruption follows.
+    end_of_thinking: str = "</think>"
 
 
 @dataclasses.dataclass(frozen=True)

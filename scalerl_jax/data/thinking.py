@@ -1,4 +1,4 @@
-"""How families of models mark their thinking, and whether a prompt leaves any to do."""
+"""How families of models mark their thinking, and where an answer begins after it."""
 
 from typing import NamedTuple
 
@@ -35,3 +35,18 @@ def end_of_thinking(prompt: str, template: str) -> str:
         if text.endswith(tags.end):
             return ""
     return next((tags.end for tags in THINKING_TAGS if tags.end in template), "")
+
+
+def find_answer(text: str, *, answer_after: str) -> int | None:
+    """Where in a completion's text the answer begins: behind the last `answer_after`.
+
+    None where the text does not hold it; an empty `answer_after` is before the text.
+    """
+    place = text.rfind(answer_after) if answer_after else 0
+    return None if place < 0 else place + len(answer_after)
+
+
+def extract_answer(text: str, *, answer_after: str) -> str | None:
+    """The answer in a completion's text, without spaces around; None: it has none."""
+    start = find_answer(text, answer_after=answer_after)
+    return None if start is None else text[start:].strip()

@@ -9,7 +9,8 @@ from typing import Any
 from tokenizers import Tokenizer as _Tokenizer
 
 from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
-from scalerl_jax.data.thinking import THINKING_TAGS
+from scalerl_jax.data.spelling import Spelling, read_decoder, read_spelling
+from scalerl_jax.data.thinking import THINKING_TAGS, find_answer
 from scalerl_jax.utils.gguf import is_gguf
 
 _TAGS = frozenset(tag for tags in THINKING_TAGS for tag in tags)
@@ -21,6 +22,7 @@ class Tokenizer:
 
     backend: _Tokenizer
     eos_ids: tuple[int, ...]
+    markers: tuple[str, ...] = ()  # looked for in texts: what is special there is shown
 
     @property
     def vocab_size(self) -> int:
@@ -41,24 +43,48 @@ class Tokenizer:
         return [len(each) for each in encodings]
 
     def decode(self, ids: list[int]) -> str:
-        """The text of ids, special tokens left out, but not the tags of a thinking.
+        """The text of ids, without special tokens but those of the `markers`.
 
-        Some families call these special; the answer is looked for behind them.
+        The tags of a thinking are shown, too, which some families call special: the
+        answer is looked for behind them.
         """
-        shown = [each for each in ids if each not in self._hidden]
-        return self.backend.decode(shown, skip_special_tokens=False)
+        return self.shown.text(ids)
 
     def decode_all(self, ids: list[int]) -> str:
         """The text of ids, special tokens written out."""
-        return self.backend.decode(ids, skip_special_tokens=False)
+        return self.written.text(ids)
+
+    def answer_start(self, ids: list[int], *, answer_after: str) -> int | None:
+        """Where the answer begins in the text of `decode_all`.
+
+        It is what stands behind the last `answer_after` in the text of `decode`; None
+        where that does not hold it.
+        """
+        start = find_answer(self.decode(ids), answer_after=answer_after)
+        if not start:
+            return start
+        texts = zip(self.shown.texts(ids), self.written.texts(ids), strict=True)
+        shown = written = 0
+        for own, whole in texts:
+            shown, written = shown + len(own), written + len(whole)
+            if shown >= start:
+                break
+        return written - (shown - start)
 
     @functools.cached_property
-    def _hidden(self) -> frozenset[int]:
-        added = self.backend.get_added_tokens_decoder().items()
-        return frozenset(
-            each
-            for each, token in added
-            if token.special and token.content not in _TAGS
+    def written(self) -> Spelling:
+        """What ids spell, special tokens written out."""
+        return read_spelling(self.backend)
+
+    @functools.cached_property
+    def shown(self) -> Spelling:
+        """What ids spell in `decode`."""
+        return self.written.without(
+            place
+            for place, token in self.backend.get_added_tokens_decoder().items()
+            if token.special
+            and token.content not in _TAGS
+            and not any(token.content in marker for marker in self.markers)
         )
 
 
@@ -71,7 +97,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     a turn, which the other files do not always name.
 
     Raises:
-        ValueError: a file is missing or malformed, or no id ends a sequence.
+        ValueError: a file is missing or malformed, no id ends a sequence, or texts are
+            not decoded token by token.
     """
     path = Path(path)
     if is_gguf(path):
@@ -94,6 +121,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise ValueError(
             f"data.tokenizer: {file} is not a `tokenizers` file: {error}"
         ) from error
+    read_decoder(backend)
     return Tokenizer(backend=backend, eos_ids=_read_eos_ids(file.parent, backend))
 
 

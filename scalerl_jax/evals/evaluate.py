@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from scalerl_jax.data.thinking import extract_answer
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.evals.metrics import standard_error
 from scalerl_jax.rewards.verdict import Status
-from scalerl_jax.rewards.verifier import VerifierPool, extract_answer
+from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.sampler.completing import completing
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.requests import Completion, Listener, Samples
@@ -162,15 +163,19 @@ class Evaluator:
         rows = []
         for group in (groups[place] for place in places):
             completion = group.completions[0]
+            tokens = completion.tokens.tolist()
             rows.append(
                 {
                     "policy_version": policy_version,
                     "task": group.prompt.task,
                     "prompt": group.prompt.text,
-                    "completion": self.tokenizer.decode_all(completion.tokens.tolist()),
+                    "completion": self.tokenizer.decode_all(tokens),
+                    "answer_start": self.tokenizer.answer_start(
+                        tokens, answer_after=self.answer_after
+                    ),
                     "reference": group.prompt.reference.get("answer"),
                     "status": group.statuses[0],
-                    "tokens": len(completion.tokens),
+                    "tokens": len(tokens),
                     "interrupted": completion.interrupted,
                     "cut_off": completion.cut_off,
                 }

@@ -13,8 +13,11 @@ from jax.sharding import Mesh
 
 from scalerl_jax.build.learning import check_kv_heads, make_architecture
 from scalerl_jax.build.loading import load_model, run_settings
-from scalerl_jax.build.sampling import make_engine, make_evaluator, make_tokenizer
-from scalerl_jax.build.thinking import check_thinking
+from scalerl_jax.build.sampling import (
+    make_checked_tokenizer,
+    make_engine,
+    make_evaluator,
+)
 from scalerl_jax.build.verifying import make_verifier
 from scalerl_jax.config import Config, ModelConfig, to_json
 from scalerl_jax.data.tokenizer import Tokenizer
@@ -83,13 +86,12 @@ def describe(options: Options) -> Described:
             config.data, tokenizer=config.data.tokenizer or own.data.tokenizer
         ),
     )
-    check_thinking(config)
     arch = make_architecture(config)
     return Described(
         config=config,
         checkpoint=options.checkpoint,
         arch=arch,
-        tokenizer=make_tokenizer(config, arch),
+        tokenizer=make_checked_tokenizer(config, arch),
     )
 
 

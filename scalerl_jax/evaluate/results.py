@@ -7,11 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
-
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.evals.evaluate import Judged
-from scalerl_jax.evaluate.viewer import answer_start, read_rows, write_page
+from scalerl_jax.evaluate.viewer import read_rows, write_page
 
 SUMMARY_FILE, SAMPLES_FILE, PAGE_FILE = "summary.json", "samples.jsonl", "viewer.html"
 _PARTIAL = ".partial"  # what a killed evaluation leaves behind ends so
@@ -106,17 +104,19 @@ def row_of(
     for completion, answer, status in zip(
         group.completions, answers, group.statuses, strict=True
     ):
-        texts = token_texts(tokenizer, completion.tokens.tolist())
-        text = "".join(texts)
+        tokens = completion.tokens.tolist()
+        texts = tokenizer.written.texts(tokens)
         samples.append(
             {
-                "completion": text,
+                "completion": "".join(texts),
                 "answer": answer,
                 "verdict": status,
                 "tokens": len(texts),
                 "cut_off": completion.cut_off,
                 "interrupted": completion.interrupted,
-                "answer_start": answer_start(text, answer_after),
+                "answer_start": tokenizer.answer_start(
+                    tokens, answer_after=answer_after
+                ),
                 "token_texts": texts,
                 "logprobs": [
                     round(float(value), 4) if sampled else None
@@ -136,17 +136,3 @@ def row_of(
         "detail": group.detail,
         "samples": samples,
     }
-
-
-def token_texts(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
-    """The text that each token adds, special tokens written out.
-
-    A token that ends inside of a character adds "", and the one that completes it
-    all of it; what is left open in the end is the last one's.
-    """
-    stream = DecodeStream(skip_special_tokens=False)
-    texts = [stream.step(tokenizer.backend, token) or "" for token in tokens]
-    whole, found = tokenizer.decode_all(tokens), "".join(texts)
-    if texts and whole.startswith(found):
-        texts[-1] += whole[len(found) :]
-    return texts

@@ -16,7 +16,6 @@ import scalerl_jax
 _TEMPLATE = Path(scalerl_jax.__file__).parent / "assets" / "viewer" / "viewer.html"
 _DATA = "<!-- data -->"  # in the template, where the prompts go
 _SNIPPET = 160  # letters of a prompt in the list
-_END_OF_THINKING = "</think>"  # of runs whose settings are not there
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -36,17 +35,9 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield first
                 yield from rows
             else:
-                yield from _by_prompt([first, *rows], _answer_after(path))
+                yield from _by_prompt([first, *rows])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} holds no rollouts: {error!r}") from error
-
-
-def answer_start(text: str, answer_after: str) -> int | None:
-    """Where in a completion the answer begins; None if thinking never ends."""
-    if not answer_after:
-        return 0
-    end = text.rfind(answer_after)
-    return None if end < 0 else end + len(answer_after)
 
 
 def write_page(
@@ -116,9 +107,7 @@ def _units(text: str) -> int:
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
-def _by_prompt(
-    rows: Iterable[dict[str, Any]], answer_after: str
-) -> Iterator[dict[str, Any]]:
+def _by_prompt(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The rollouts of a run, those of a prompt together, step by step."""
     prompts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
@@ -130,13 +119,13 @@ def _by_prompt(
             "task": task,
             "prompt": prompt,
             "reference": group[0]["reference"],
-            "samples": [_sample_of(row, answer_after) for row in group],
+            "samples": [_sample_of(row) for row in group],
         }
 
 
-def _sample_of(row: dict[str, Any], answer_after: str) -> dict[str, Any]:
+def _sample_of(row: dict[str, Any]) -> dict[str, Any]:
     text = row["completion"]
-    start = answer_start(text, answer_after)
+    start = row.get("answer_start", 0)  # runs of before do not say: show all of it
     return {
         "label": f"step {row['step']}",
         "completion": text,
@@ -147,13 +136,3 @@ def _sample_of(row: dict[str, Any], answer_after: str) -> dict[str, Any]:
         "interrupted": row["interrupted"],
         "answer_start": start,
     }
-
-
-def _answer_after(rollouts: Path) -> str:
-    """What ends thinking, as the settings beside the file say."""
-    try:
-        record = json.loads((rollouts.parent / "config.json").read_bytes())
-        after = record["config"]["data"]["answer_after"]
-        return _END_OF_THINKING if after == "auto" else after
-    except (OSError, ValueError, KeyError, TypeError):
-        return _END_OF_THINKING

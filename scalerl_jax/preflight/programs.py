@@ -22,6 +22,7 @@ from scalerl_jax.build.learning import (
 )
 from scalerl_jax.build.sampling import make_engine, make_tokenizer
 from scalerl_jax.config import Config
+from scalerl_jax.data.spelling import Spelling
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import SegmentAttention
@@ -102,6 +103,7 @@ class AssumedTokenizer:
 
     characters_per_token = 4  # of English; Llama 3's has 4.4
     eos_ids = (2,)
+    shown = Spelling(later=(), first=())  # of no token: the table has its size
 
     def encode(self, text: str) -> list[int]:
         """As many ids as the text may have."""

@@ -27,17 +27,6 @@ _CHILD = "import sys; from scalerl_jax.rewards import serving; " + (
 _UNNAMED = ""
 
 
-def extract_answer(text: str, *, answer_after: str) -> str | None:
-    """What follows the last `answer_after`, without spaces around; None without it.
-
-    An empty `answer_after` stands before the text: all of it is the answer.
-    """
-    if not answer_after:
-        return text.strip()
-    _, found, answer = text.rpartition(answer_after)
-    return answer.strip() if found else None
-
-
 def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
     """The name of the verifier that a reference asks for; "" where it names none.
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from scalerl_jax.data.mixture import Stream
+from scalerl_jax.data.thinking import extract_answer
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.publish import Published, receive
-from scalerl_jax.rewards.verifier import Verdicts, VerifierPool, extract_answer
+from scalerl_jax.rewards.verifier import Verdicts, VerifierPool
 from scalerl_jax.rollout.queue import QueueClosed, RolloutQueue
 from scalerl_jax.sampler.requests import Completion, Request, Samples
 from scalerl_jax.sampler.sampling import Sampling

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
 from scalerl_jax.model.transformer import cached_hidden, head_logits, head_weights
 from scalerl_jax.sampler.attention import Chunk, PagedAttention, Rows
@@ -30,9 +30,9 @@ class SlotRows:
     max_tokens: Int[AnyArray, " rows"]  # of the completion
     keys: UInt32[AnyArray, "rows 2"]
     active: Bool[AnyArray, " rows"]
-    thinking_limits: Int[AnyArray, " rows"]  # NEVER once thinking has ended
+    thinking_limits: Int[AnyArray, " rows"]  # completion tokens; NEVER: no limit
+    thinking_states: Int[AnyArray, " rows"]  # of `settings.end_of_thinking`
     phrase_places: Int[AnyArray, " rows"]  # next phrase token to force; -1: none
-    recent: Int[AnyArray, "rows recent"]  # last tokens, to see the end of thinking
     sampling: SamplingRows
 
 
@@ -63,7 +63,7 @@ class ResultTokens:
 def empty_rows(settings: "EngineSettings", count: int) -> SlotRows:
     """Rows without a sequence, as NumPy arrays."""
     zeros = np.zeros(count, np.int32)
-    recent = max(1, len(settings.end_of_thinking))
+    marker = settings.end_of_thinking
     return SlotRows(
         tokens=zeros,
         positions=zeros,
@@ -72,8 +72,8 @@ def empty_rows(settings: "EngineSettings", count: int) -> SlotRows:
         keys=np.zeros((count, 2), np.uint32),
         active=np.zeros(count, bool),
         thinking_limits=zeros,
+        thinking_states=zeros + (marker.start if marker else 0),
         phrase_places=zeros - 1,
-        recent=np.full((count, recent), -1, np.int32),
         sampling=SamplingRows(
             temperature=np.ones(count, np.float32),
             top_k=zeros,
@@ -137,10 +137,14 @@ def generate(
     attention: PagedAttention,
     params: PyTree,
     state: DecodeState,
+    next_states: UInt[Array, "states V"] | None,
     slots: Int[Array, " rows"],
     table: Int[Array, "rows pages"],
 ) -> tuple[DecodeState, ResultTokens]:
-    """Steps until the call is full or no row is active."""
+    """Steps until the call is full or no row is active.
+
+    `next_states` is that of `settings.end_of_thinking`, if there is one.
+    """
     steps = settings.tokens_per_call
     rows = jax.tree.map(lambda held: held[slots], state.rows)
     # A number past the last slot reads the last one's row, and must not run it.
@@ -155,7 +159,7 @@ def generate(
     def advance(carry: tuple) -> tuple:
         step, rows, views, results = carry
         hidden, views = _decode(settings, attention, params, rows, places, views, step)
-        rows, new = _next_tokens(settings, params, rows, hidden)
+        rows, new = _next_tokens(settings, params, rows, hidden, next_states)
         return step + 1, rows, views, _record(results, step, rows, new)
 
     start = (jnp.int32(0), rows, views, _no_results(settings, rows.active))
@@ -236,7 +240,11 @@ def _no_results(settings: "EngineSettings", active: Array) -> ResultTokens:
 
 
 def _next_tokens(
-    settings: "EngineSettings", params: PyTree, rows: SlotRows, hidden: Array
+    settings: "EngineSettings",
+    params: PyTree,
+    rows: SlotRows,
+    hidden: Array,
+    next_states: Array | None,
 ) -> tuple[SlotRows, dict[str, Array]]:
     """One token in every active row, and its fields of `ResultTokens` for a step."""
     logits = head_logits(
@@ -246,11 +254,9 @@ def _next_tokens(
     draw = draw_tokens(logits, rows.sampling, keys=rows.keys, index=index)
     tokens, forced, places = _force_phrase(settings, rows, draw.tokens, index)
 
-    recent = jnp.concatenate([rows.recent[:, 1:], tokens[:, None]], axis=1)
-    limits = rows.thinking_limits
-    if settings.end_of_thinking:
-        ended = (recent == jnp.array(settings.end_of_thinking)).all(axis=1)
-        limits = jnp.where(ended, NEVER, limits)
+    states = rows.thinking_states
+    if next_states is not None:
+        states = next_states[states, tokens].astype(states.dtype)
     eos = jnp.isin(tokens, jnp.array(settings.eos_ids, jnp.int32)) & ~forced
     full = ~eos & (index + 1 >= rows.max_tokens)
     failed = draw.failed & ~forced
@@ -260,9 +266,8 @@ def _next_tokens(
         tokens=jnp.where(rows.active, tokens, rows.tokens),
         positions=rows.positions + active,
         active=active,
-        thinking_limits=jnp.where(rows.active, limits, rows.thinking_limits),
+        thinking_states=jnp.where(rows.active, states, rows.thinking_states),
         phrase_places=jnp.where(rows.active, places, rows.phrase_places),
-        recent=jnp.where(rows.active[:, None], recent, rows.recent),
     )
     top_tokens, top_logprobs = _likeliest(settings, logits, rows.sampling)
     return following, dict(
@@ -299,6 +304,8 @@ def _force_phrase(
         return tokens, jnp.zeros_like(rows.active), rows.phrase_places
     phrase = jnp.array(settings.phrase, jnp.int32)
     starts = (rows.phrase_places < 0) & (index == rows.thinking_limits)
+    if settings.end_of_thinking is not None:
+        starts &= rows.thinking_states != settings.end_of_thinking.ended
     places = jnp.where(starts, 0, rows.phrase_places)
     forced = places >= 0
     tokens = jnp.where(forced, phrase[jnp.maximum(places, 0)], tokens)

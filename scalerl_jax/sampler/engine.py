@@ -34,6 +34,7 @@ from scalerl_jax.sampler.decoding import (
     prefill,
 )
 from scalerl_jax.sampler.kernels import choose_attention
+from scalerl_jax.sampler.marking import Marker
 from scalerl_jax.types import PyTree
 
 MAX_SEQUENCES = 32  # prompts in one prefill chunk
@@ -52,7 +53,7 @@ class EngineSettings:
     eos_ids: tuple[int, ...]
     float32_head: bool = True
     phrase: tuple[int, ...] = ()  # forced at the thinking limit; empty: never
-    end_of_thinking: tuple[int, ...] = ()  # once seen, nothing is forced
+    end_of_thinking: Marker | None = None  # once spelled, nothing is forced
     page_size: int = 32  # tokens
     cache_tokens: int = 0  # that all pages hold; 0: every slot at its full length
     prefill_tokens: int = 256  # of the largest chunk
@@ -168,6 +169,15 @@ class Engine:
         itemsize = jnp.dtype(self.settings.dtype).itemsize
         return values * itemsize * self.settings.page_size
 
+    @functools.cached_property
+    def _next_states(self) -> jax.Array | None:
+        """The table of the end of thinking, on the devices once it is asked for."""
+        marker = self.settings.end_of_thinking
+        if marker is None:
+            return None
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        return jax.device_put(marker.next_states, everywhere)
+
     @property
     def traces(self) -> int:
         """Programs traced so far: constant once everything is compiled."""
@@ -244,7 +254,9 @@ class Engine:
 
         `table` holds the pages of each slot, enough for the tokens of the call.
         """
-        return self._generate(self.load_params(params), state, slots, table)
+        return self._generate(
+            self.load_params(params), state, self._next_states, slots, table
+        )
 
     def free_resource(
         self, state: DecodeState, *, slots: Bool[np.ndarray, " slots"]

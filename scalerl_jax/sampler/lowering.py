@@ -48,9 +48,15 @@ def lower_generate(
     """The call that decodes `rows` slots of `width` pages; None: the most."""
     rows = rows or engine.row_counts[-1]
     width = width or engine.table_widths[-1]
+    marker = engine.settings.end_of_thinking
+    next_states = None
+    if marker is not None:
+        held = marker.next_states
+        next_states = jax.ShapeDtypeStruct(held.shape, held.dtype)
     return engine._generate.lower(
         sampler_params(engine),
         decode_state(engine),
+        next_states,
         jax.ShapeDtypeStruct((rows,), jnp.int32),
         jax.ShapeDtypeStruct((rows, width), jnp.int32),
     )

@@ -34,11 +34,12 @@ def sample_completion(
     distribution = SamplingRows.of(request.sampling, 1)
     tokens, mask, logprobs, full = [], [], [], []
     to_force: list[int] = []
-    thinking = bool(settings.phrase)
+    marker = settings.end_of_thinking
     while len(tokens) < longest:
         logits = next_token_logits(params, settings, [*request.tokens, *tokens])
-        if thinking and len(tokens) == limit:
-            to_force = list(settings.phrase)
+        if len(tokens) == limit:
+            ended = marker is not None and marker.state(tokens) == marker.ended
+            to_force = [] if ended else list(settings.phrase)
         forced = bool(to_force)
         if forced:
             token, logprob, full_logprob = to_force.pop(0), 0.0, 0.0
@@ -51,9 +52,6 @@ def sample_completion(
         mask.append(not forced)
         logprobs.append(logprob)
         full.append(full_logprob)
-        end = list(settings.end_of_thinking)
-        if end and tokens[-len(end) :] == end:
-            thinking = False
         if token in settings.eos_ids and not forced:
             break
     return Completion(

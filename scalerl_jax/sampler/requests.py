@@ -1,12 +1,14 @@
 """What the sampler is asked for, and what it answers with.  Host side only."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from scalerl_jax.data.spelling import Spelling
 from scalerl_jax.sampler.sampling import Sampling
+from scalerl_jax.sampler.stopping import StopWatch
 
 # Tokens of one sample as they come: (sample, tokens [n], logprobs [n]).
 Listener = Callable[[int, np.ndarray, np.ndarray], None]
@@ -37,7 +39,7 @@ class Request:
         """Completions asked for."""
         return len(self.samples.keys)
 
-    def check(self, *, vocabulary: int, longest: int, most: int, decodes: bool) -> None:
+    def check(self, *, vocabulary: int, longest: int, most: int, spelled: bool) -> None:
         """Refuse what an engine of these limits cannot serve.
 
         Raises:
@@ -76,10 +78,10 @@ class Request:
                 f"max_tokens = {wanted.tolist()}; each must be from 1 to "
                 f"sampler.max_completion_tokens = {most}"
             )
-        if self.stop and not (decodes and all(self.stop)):
+        if self.stop and not (spelled and all(self.stop)):
             raise ValueError(
                 f"stop = {list(self.stop)}; a stop string must not be empty, and "
-                f"this sampler must have been made with a tokenizer's decode"
+                f"this sampler must have been made with a tokenizer's spelling"
             )
 
 
@@ -164,6 +166,7 @@ class Sample:
     in_flight: int = 0  # tokens that the call not yet read may add
     order: int = 0  # of placement: the oldest comes first
     row: object = None  # of a suspended sample: its `SlotRows` row
+    stops: StopWatch | None = None  # of a request that has stop strings
 
     @property
     def goes_on(self) -> bool:
@@ -192,3 +195,18 @@ class Sample:
             failure=failure,
             **arrays,
         )
+
+
+def new_samples(
+    request: Request, *, most: int, spelling: Spelling | None
+) -> Iterator[Sample]:
+    """The samples of a checked request, each of `most` tokens unless it says less."""
+    limits = request.samples.max_tokens
+    if limits is None:
+        limits = np.full(request.num_samples, most)
+    for number, limit in enumerate(limits.tolist()):
+        stops = None
+        if request.stop:
+            assert spelling is not None, "`Request.check` asks for it"
+            stops = StopWatch(request.stop, spelling)
+        yield Sample(request=request, number=number, limit=limit, stops=stops)

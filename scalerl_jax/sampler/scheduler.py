@@ -12,12 +12,13 @@ again.  The oldest sample is never suspended, so there is always one that ends.
 import collections
 import dataclasses
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
 import numpy as np
 
+from scalerl_jax.data.spelling import Spelling
 from scalerl_jax.sampler.decoding import ResultTokens
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.pages import PageLedger
@@ -28,9 +29,9 @@ from scalerl_jax.sampler.requests import (
     Request,
     Sample,
     SchedulerStats,
+    new_samples,
     piece_of,
 )
-from scalerl_jax.sampler.stopping import end_of_stop
 from scalerl_jax.types import PyTree
 
 KvOnUpdate = Literal["keep", "recompute"]
@@ -53,9 +54,9 @@ class Scheduler:
         engine: Engine,
         *,
         kv_on_update: KvOnUpdate = "keep",
-        decode: Callable[[list[int]], str] | None = None,
+        spelling: Spelling | None = None,
     ) -> None:
-        """A scheduler with every slot free; `decode` is for requests that have stops.
+        """A scheduler with every slot free; `spelling` is for requests that have stops.
 
         `kv_on_update` says what becomes of the keys and values of running samples when
         another version comes: they are kept, or made again with the new params.
@@ -63,7 +64,7 @@ class Scheduler:
         self._engine = engine
         self._settings = engine.settings
         self._kv_on_update = kv_on_update
-        self._decode = decode
+        self._spelling = spelling
         self._state = engine.init_decode_state()
         self._pages = PageLedger(engine.settings.num_pages)
         # The lowest slot first: equal histories give equal placements.
@@ -104,15 +105,10 @@ class Scheduler:
             vocabulary=self._settings.arch.vocab_size,
             longest=self._engine.max_prefill_length,
             most=self._settings.max_completion_tokens,
-            decodes=self._decode is not None,
+            spelled=self._spelling is not None,
         )
-        most = request.samples.max_tokens
-        if most is None:
-            most = [self._settings.max_completion_tokens] * request.num_samples
-        samples = (
-            Sample(request=request, number=number, limit=int(limit))
-            for number, limit in enumerate(most)
-        )
+        most = self._settings.max_completion_tokens
+        samples = new_samples(request, most=most, spelling=self._spelling)
         self._waiting.append(
             Waiting(
                 request=request,
@@ -346,7 +342,7 @@ class Scheduler:
                 self._stats.wasted_tokens += count
                 continue
             piece = piece_of(results, column, count, call.version)
-            keep = end_of_stop(sample, piece[0], self._decode)
+            keep = sample.stops and sample.stops.end(piece[0])
             if keep is not None:
                 self._stats.wasted_tokens += count - keep
                 piece = tuple(array[:keep] for array in piece)

@@ -1,32 +1,27 @@
-"""Stop strings: where in a completion's new tokens its text first holds one."""
+"""Stop strings: with which token a completion's text first holds one."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 
-from scalerl_jax.sampler.requests import Sample
+from scalerl_jax.data.spelling import Spelling, TextStream
 
 
-def end_of_stop(
-    sample: Sample, new: np.ndarray, decode: Callable[[list[int]], str] | None
-) -> int | None:
-    """How many of the `new` tokens it takes to complete a stop string; None: none.
+class StopWatch:
+    """Looks for stop strings in one completion, as its tokens come."""
 
-    Only the last tokens before the new ones are decoded with them: a stop string that
-    was complete before has ended the sample, and a character takes four at most.
-    """
-    stops = sample.request.stop
-    if not stops or decode is None or not len(new):
+    def __init__(self, stops: Sequence[str], spelling: Spelling) -> None:
+        """A watch before the first token."""
+        self._stops = stops
+        self._text = TextStream(spelling)
+        self._before = ""  # as much as a stop string that is not complete can hold
+        self._reach = max(map(len, stops)) - 1
+
+    def end(self, tokens: np.ndarray) -> int | None:
+        """How many of the tokens it takes to complete a stop string; None: more."""
+        for count, token in enumerate(tokens.tolist(), 1):
+            text = self._before + self._text.add(token)
+            if any(stop in text for stop in self._stops):
+                return count
+            self._before = text[max(0, len(text) - self._reach) :]
         return None
-    reach = 4 * max(map(len, stops))
-    before: list[int] = []
-    for piece in reversed(sample.pieces):
-        before = piece[0].tolist() + before
-        if len(before) >= reach:
-            break
-    before = before[-reach:]
-    for count in range(1, len(new) + 1):
-        text = decode(before + new[:count].tolist())
-        if any(stop in text for stop in stops):
-            return count
-    return None

@@ -227,7 +227,7 @@ def _serve(
         slots=settings.slots,
         max_waiting=flags.max_waiting,
     )
-    scheduler = Scheduler(engine, decode=model.tokenizer.decode)
+    scheduler = Scheduler(engine, spelling=model.tokenizer.shown)
     return serve(served, scheduler, model.params, listener, drain_s=flags.drain_s)
 
 

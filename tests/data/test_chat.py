@@ -11,8 +11,8 @@ from small_model import small_architecture
 
 from scalerl_jax.data.chat import make_renderer
 from scalerl_jax.data.questions import Question
+from scalerl_jax.data.thinking import extract_answer
 from scalerl_jax.data.tokenizer import load_tokenizer
-from scalerl_jax.rewards.verifier import extract_answer
 
 # What templates, formats and tokenizers could stumble over.
 TEXTS = st.lists(

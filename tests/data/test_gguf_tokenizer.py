@@ -1,7 +1,5 @@
 """Tokenizers of GGUF files: cut as their rules say, merged as they were before."""
 
-import json
-
 import pytest
 import tokenizers
 from small_model import small_architecture
@@ -11,7 +9,7 @@ from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
 from scalerl_jax.data.tokenizer import load_tokenizer
 
 pytest.importorskip("gguf")
-from small_gguf import write_gguf  # noqa: E402
+from small_gguf import tokenizer_fields, write_gguf  # noqa: E402
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = "{{ messages[0]['content'] }}"
@@ -50,28 +48,10 @@ def write(tmp_path, trained):
     """Writes that tokenizer into a file without tensors; None drops a field."""
 
     def write(**changes):
-        backend = trained
-        tokens = [backend.id_to_token(place) for place in range(320)]
-        merges = json.loads(backend.to_str())["model"]["merges"]
-        fields = {
-            "model": "gpt2",
-            "pre": "smollm",
-            "tokens": tokens,
-            "token_type": [3 if token in SPECIAL else 1 for token in tokens],
-            "merges": [" ".join(pair) for pair in merges],
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "eot_token_id": 0,
-        } | changes
-        metadata = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
+        metadata = tokenizer_fields(trained, SPECIAL, **changes)
         metadata["tokenizer.chat_template"] = TEMPLATE
         path = tmp_path / "model.gguf"
-        write_gguf(
-            path,
-            small_architecture(),
-            {},
-            metadata={k: v for k, v in metadata.items() if v is not None},
-        )
+        write_gguf(path, small_architecture(), {}, metadata=metadata)
         return path
 
     return write

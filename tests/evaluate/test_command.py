@@ -15,7 +15,7 @@ from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.evaluate import command
 from scalerl_jax.evaluate.answers import final_answer
 from scalerl_jax.evaluate.meter import Meter
-from scalerl_jax.evaluate.results import SAMPLES_FILE, token_texts
+from scalerl_jax.evaluate.results import SAMPLES_FILE
 
 # ml_collections loads config files in a way that Python means to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
@@ -208,7 +208,7 @@ def test_a_page_of_rollouts_that_are_there(evaluate, finished, tmp_path):
 def test_tokens_inside_of_a_character_are_put_together():
     tokenizer = load_tokenizer(BASE)
     tokens = tokenizer.encode("12 + 3</think>15") + [1]
-    texts = token_texts(tokenizer, tokens)
+    texts = tokenizer.written.texts(tokens)
     assert len(texts) == len(tokens)
     assert "".join(texts) == tokenizer.decode_all(tokens)
 

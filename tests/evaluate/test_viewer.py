@@ -198,14 +198,17 @@ def test_a_page_of_many_long_rollouts_is_soon_there(tmp_path):
 
 
 def test_the_rollouts_of_a_run_are_grouped_by_prompt(tmp_path):
-    (tmp_path / "config.json").write_text('{"config": {"data": {"answer_after": "#"}}}')
     file = tmp_path / "rollouts.jsonl"
     common = {"task": "sums", "reference": "3", "tokens": 2, "policy_version": 0}
     common |= {"interrupted": False, "cut_off": False}
+    names = ("step", "prompt", "completion", "status", "answer_start")
     rows = [
-        {"step": 0, "prompt": "1+2", "completion": "a#4", "status": "wrong"},
-        {"step": 0, "prompt": "1+1", "completion": "b", "status": "no_answer"},
-        {"step": 5, "prompt": "1+2", "completion": "c#3", "status": "correct"},
+        dict(zip(names, values, strict=True))
+        for values in (
+            (0, "1+2", "a#4", "wrong", 2),
+            (0, "1+1", "b", "no_answer", None),
+            (5, "1+2", "c#3", "correct", 2),
+        )
     ]
     file.write_text("".join(json.dumps(common | each) + "\n" for each in rows))
     first, second = read_rows(file)

@@ -10,7 +10,7 @@ import pytest
 
 from scalerl_jax.data import tasks
 from scalerl_jax.rewards.serving import Verifier
-from scalerl_jax.rewards.verifier import VerifierPool, extract_answer
+from scalerl_jax.rewards.verifier import VerifierPool
 
 # What a verifier may do to its process; `answer` says what.
 HOSTILE = """
@@ -89,24 +89,6 @@ def wait_until_dead(pid):
     while is_alive(pid):
         assert time.monotonic() < end, f"process {pid} lives on"
         time.sleep(0.01)
-
-
-@pytest.mark.parametrize(
-    "text, answer",
-    [
-        ("a</think> 12 ", "12"),
-        ("a</think>1</think>\n2", "2"),
-        ("a</think>", ""),
-        ("a</thin 12", None),
-        ("", None),
-    ],
-)
-def test_the_answer_follows_the_last_mark(text, answer):
-    assert extract_answer(text, answer_after="</think>") == answer
-
-
-def test_without_a_mark_all_of_the_text_is_the_answer():
-    assert extract_answer(" a</think>1 ", answer_after="") == "a</think>1"
 
 
 def test_real_tasks_are_judged_by_their_own_rules(make_pool):

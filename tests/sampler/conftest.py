@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_model import small_architecture
+from small_spelling import PIECES, marker_of
 
 from scalerl_jax.model.transformer import (
     abstract_params,
@@ -43,8 +44,8 @@ SETTINGS = EngineSettings(
     tokens_per_call=4,
     dtype=jnp.float32,
     eos_ids=(3, 11),
-    phrase=(7, 8, 5),
-    end_of_thinking=(8, 5),
+    phrase=(7, 8, 5),  # a</t>x
+    end_of_thinking=marker_of("</t>", PIECES),
     page_size=4,
     prefill_tokens=16,
 )
@@ -295,7 +296,7 @@ def make_bench():
 
 @pytest.fixture(scope="session")
 def bench():
-    """Four slots, two EOS ids, a phrase of three tokens that ends in two."""
+    """Four slots, two EOS ids, a phrase of three tokens that ends thinking."""
     return Bench()
 
 

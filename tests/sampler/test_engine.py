@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_spelling import PIECES, spelling_of
 
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.sampler.completing import complete
@@ -60,11 +61,31 @@ def test_those_completions_end_in_every_way(bench, random_params):
     assert any(len(each.tokens) == 1 and not each.cut_off for each in found)
     assert any(each.cut_off for each in found)
     assert any(each.interrupted and not each.cut_off for each in found)
-    # A thinking that ends by itself is too rare here: see test_reference.
+
+
+@pytest.mark.parametrize("name", ["bench", "paged_bench", "tight_bench"])
+def test_a_thinking_is_interrupted_where_its_text_has_no_end(
+    name, talkative_params, request
+):
+    bench, spelled = request.getfixturevalue(name), spelling_of(PIECES)
+    requests = requests_of(bench, num_samples=9, limits=(6, 12))
+    scheduler = bench.scheduler(*requests)
+    found = bench.finish(scheduler, talkative_params(0))
+    suspended = scheduler.stats.suspended
+    assert (suspended > 0) == (name != "bench")
+    ended = 0
+    for (number, sample), each in found.items():
+        limit = int(requests[number].samples.thinking_limits[sample])
+        if len(each.tokens) > limit:
+            own = "</t>" in spelled.text(each.tokens[:limit])
+            assert each.interrupted == (not own)
+            ended += own
+    assert ended > 4
+    assert sum(each.interrupted for each in found.values()) > 4
 
 
 def test_an_engine_without_a_phrase_interrupts_nothing(make_bench, random_params):
-    bench = make_bench(phrase=(), end_of_thinking=(), slots=2)
+    bench = make_bench(phrase=(), end_of_thinking=None, slots=2)
     requests = requests_of(
         bench, limits=(0, 3), temperature=0.7, top_k=6, top_p=0.9, min_p=0.01
     )

@@ -1,13 +1,15 @@
 """The slow sampler, and the engine, on a policy whose completions are known.
 
 The counting policy says u + 1 after u (12 is followed by 0).  EOS is 11, the forced
-phrase is (1, 9), thinking ends with (6, 7), and the limit is 6 tokens.
+phrase is (1, 9), token u spells letter u, thinking ends with "gh", which is (6, 7), and
+the limit is 6 tokens.
 """
 
 import dataclasses
 
 import numpy as np
 import pytest
+from small_spelling import marker_of
 
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.reference import next_token_logits, sample_completion
@@ -22,7 +24,20 @@ def counting_bench(make_bench):
         max_completion_tokens=6,
         eos_ids=(11,),
         phrase=(1, 9),
-        end_of_thinking=(6, 7),
+        end_of_thinking=marker_of("gh", "abcdefghijklm"),
+    )
+
+
+@pytest.fixture(scope="module")
+def merged_bench(make_bench):
+    """Merges join "</think>" with what stands beside it: 5 6 7 spell "x</think>\\n"."""
+    pieces = [*"abcde", "x</", "thi", "nk>\n", *"ijkl", "o</thi"]
+    return make_bench(
+        slots=2,
+        max_completion_tokens=6,
+        eos_ids=(11,),
+        phrase=(1, 9),
+        end_of_thinking=marker_of("</think>", pieces),
     )
 
 
@@ -33,7 +48,7 @@ def eos_phrase_bench(make_bench):
         max_completion_tokens=6,
         eos_ids=(11,),
         phrase=(11, 9),
-        end_of_thinking=(),
+        end_of_thinking=None,
     )
 
 
@@ -92,6 +107,25 @@ def test_completions_by_hand(
     assert (found.logprobs[~found.mask] == 0.0).all()
     assert (found.full_logprobs[~found.mask] == 0.0).all()
     assert len(found.logprobs) == len(expected)  # that of EOS with them
+
+
+@pytest.mark.parametrize("sampler", ["reference", "engine"])
+@pytest.mark.parametrize(
+    "prompt, limit, expected",
+    [
+        pytest.param([4], 3, [5, 6, 7, 8, 9, 10], id="the thinking has ended"),
+        pytest.param([4], 5, [5, 6, 7, 8, 9, 10], id="it ended before"),
+        pytest.param([4], 2, [5, 6, 1, 9, 10, 11], id="half of its end"),
+        pytest.param([5], 2, [6, 7, 1, 9, 10, 11], id="it began in the prompt"),
+        pytest.param([12], 4, [0, 1, 2, 3, 1, 9], id="another text"),
+    ],
+)
+def test_a_thinking_that_ends_in_merged_tokens_is_not_interrupted(
+    merged_bench, counting_params, sampler, prompt, limit, expected
+):
+    found = complete(merged_bench, counting_params, sampler, prompt, limit)
+    assert found.tokens.tolist() == expected
+    assert found.interrupted == (1 in expected[limit : limit + 1])
 
 
 @pytest.mark.parametrize("sampler", ["reference", "engine"])

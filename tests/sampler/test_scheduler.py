@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_spelling import LETTERS
 
 from scalerl_jax.sampler.requests import Request, Samples
 
@@ -48,10 +49,9 @@ def test_a_limit_that_the_engine_does_not_keep_is_refused(bench, limits):
 
 
 def test_a_stop_needs_letters_and_a_tokenizer(bench):
-    decode = str
     with pytest.raises(ValueError, match=r"stop = \['x', ''\]; .* must not be empty"):
-        bench.scheduler(bench.request(0, PROMPT, stop=("x", "")), decode=decode)
-    with pytest.raises(ValueError, match=r"stop = \['x'\]; .* tokenizer's decode"):
+        bench.scheduler(bench.request(0, PROMPT, stop=("x", "")), spelling=LETTERS)
+    with pytest.raises(ValueError, match=r"stop = \['x'\]; .* tokenizer's spelling"):
         bench.scheduler(bench.request(0, PROMPT, stop=("x",)))
 
 
@@ -218,13 +218,12 @@ def test_a_listener_hears_the_tokens_of_its_completions_in_order(
         assert len(tokens) == len(logprobs) > 0
         heard.setdefault(sample, []).append((tokens.copy(), logprobs.copy()))
 
-    decode = lambda tokens: "".join("abcdefghijklm"[token] for token in tokens)  # noqa: E731
     stop = ("a", "gg")
     spoken = bench.request(
         2, LONG[:16], num_samples=9, limits=None, listener=listener, stop=stop
     )
     silent = bench.request(4, PROMPT, num_samples=4)
-    scheduler = bench.scheduler(spoken, silent, decode=decode)
+    scheduler = bench.scheduler(spoken, silent, spelling=LETTERS)
     found = bench.finish(scheduler, params)
     bench.assert_idle(scheduler)
     for sample in range(9):
@@ -232,7 +231,7 @@ def test_a_listener_hears_the_tokens_of_its_completions_in_order(
         tokens, logprobs = zip(*heard.pop(sample), strict=True)
         assert np.concatenate(tokens).tolist() == each.tokens.tolist()
         assert np.concatenate(logprobs).tolist() == each.logprobs.tolist()
-        text = decode(each.tokens)
+        text = LETTERS.text(each.tokens)
         assert each.stopped == text.endswith(stop)
         assert not any(stop in text[:-1] for stop in stop)
     assert heard == {}

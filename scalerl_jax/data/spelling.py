@@ -1,0 +1,191 @@
+"""What each token adds to a text, in bytes: the one source of every text of tokens.
+
+The text of tokens is the UTF-8 of their bytes laid end to end, with U+FFFD where these
+are none.  It depends on how the tokens are written and not on which they are, so that
+a text can be looked for in tokens as they come, on the device too (`sampler.marking`).
+"""
+
+import codecs
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # a token of `ByteFallback`
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Spelling:
+    """The bytes of each id; an id past the last one adds none."""
+
+    later: Sequence[bytes]  # after other bytes
+    first: Sequence[bytes]  # where a text begins
+
+    def without(self, ids: Iterable[int]) -> "Spelling":
+        """The spelling in which these ids add nothing to a text."""
+        later, first = list(self.later), list(self.first)
+        for each in ids:
+            later[each] = first[each] = b""
+        return Spelling(later=later, first=first)
+
+    def text(self, ids: Iterable[int]) -> str:
+        """The text of ids."""
+        known = [each for each in ids if each < len(self.later)]
+        spelled = (at for at, each in enumerate(known, 1) if self.later[each])
+        begin = next(spelled, 0)
+        pieces = [self.first[each] for each in known[:begin]]
+        pieces += [self.later[each] for each in known[begin:]]
+        return b"".join(pieces).decode(errors="replace")
+
+    def texts(self, ids: Iterable[int]) -> list[str]:
+        """The text that each id adds.
+
+        An id that ends inside of a character adds "", and the one that completes it
+        all of it; what is left open in the end is the last one's.
+        """
+        stream = TextStream(self)
+        texts = [stream.add(each) for each in ids]
+        if texts:
+            texts[-1] += stream.finish()
+        return texts
+
+
+class TextStream:
+    """The text of tokens as they come, in whole characters."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        """A text without tokens yet."""
+        self._spelling = spelling
+        self._pieces = spelling.first
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token: int) -> str:
+        """The characters that this token completes."""
+        if token >= len(self._pieces):
+            return ""
+        piece = self._pieces[token]
+        # A space that is dropped at the beginning has begun the text all the same.
+        if self._spelling.later[token]:
+            self._pieces = self._spelling.later
+        return self._decoder.decode(piece)
+
+    def finish(self) -> str:
+        """U+FFFD for a character that no token completes."""
+        return self._decoder.decode(b"", final=True)
+
+
+def read_spelling(backend: Backend) -> Spelling:
+    """What the decoder of a `tokenizers` tokenizer makes of each id.
+
+    Raises:
+        ValueError: it does not decode token by token.
+    """
+    spell, differs = _speller(read_decoder(backend))
+    last = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+    tokens = [backend.id_to_token(each) for each in range(last + 1)]
+
+    def spelled(*, first: bool) -> list[bytes]:
+        return [b"" if each is None else spell(each, first) for each in tokens]
+
+    later = spelled(first=False)
+    return Spelling(later=later, first=spelled(first=True) if differs else later)
+
+
+def read_decoder(backend: Backend) -> list[dict[str, Any]]:
+    """The steps of a tokenizer's decoder, which `read_spelling` takes.
+
+    Raises:
+        ValueError: it does not decode token by token.
+    """
+    holder = Backend(models.BPE())  # to write out the decoder without the vocabulary
+    if backend.decoder is None:
+        return []
+    holder.decoder = backend.decoder
+    step = json.loads(holder.to_str())["decoder"]
+    steps = step["decoders"] if step["type"] == "Sequence" else [step]
+    _speller(steps)
+    return steps
+
+
+_Spell = Callable[[str, bool], bytes]  # of a token, and whether it begins the text
+
+
+def _speller(steps: list[dict[str, Any]]) -> tuple[_Spell, bool]:
+    """The bytes of a token, and whether they differ where a text begins."""
+    names = [step["type"] for step in steps]
+    if not steps:  # the library puts a space between tokens
+        return lambda token, first: (token if first else f" {token}").encode(), True
+    if names == ["ByteLevel"]:
+        return lambda token, first: _byte_level(token), False
+    if names == ["Metaspace"]:
+        return _metaspace(steps[0])
+    # A space is one character, fallen back on bytes, fused, and the first one dropped:
+    # in this order, any of them left out.
+    order = ("Replace", "ByteFallback", "Fuse", "Strip")
+    ranks = [order.index(name) if name in order else -1 for name in names]
+    by_name = dict(zip(names, steps, strict=True))
+    replace = by_name.get("Replace", {"pattern": {"String": ""}, "content": ""})
+    strip = by_name.get("Strip", {"content": "", "start": 0, "stop": 0})
+    if (
+        -1 in ranks
+        or sorted(set(ranks)) != ranks
+        or "String" not in replace["pattern"]
+        or ("Strip" in names and "Fuse" not in names)
+        or (strip["start"], strip["stop"]) not in ((0, 0), (1, 0))
+    ):
+        raise ValueError(
+            f"data.tokenizer: a decoder of {names} does not decode token by token, so "
+            f"that no end of thinking and no answer can be found in what tokens "
+            f"spell; it must be ByteLevel, Metaspace, or Replace (of a string), "
+            f"ByteFallback, Fuse and Strip (of one at the start) in this order: name "
+            f"the tokenizer.json of such a model as data.tokenizer"
+        )
+    pattern, content = replace["pattern"]["String"], replace["content"]
+    dropped = strip["content"].encode() if strip["start"] else b""
+
+    def spell(token: str, first: bool) -> bytes:
+        text = token.replace(pattern, content)
+        whole = _fallback(text) if "ByteFallback" in names else text.encode()
+        return whole.removeprefix(dropped) if first else whole
+
+    return spell, bool(dropped)
+
+
+def _metaspace(step: dict[str, Any]) -> tuple[_Spell, bool]:
+    """Spaces written as a letter, which adds none to the first token."""
+    letter, kept = step["replacement"], step["prepend_scheme"] == "never"
+
+    def spell(token: str, first: bool) -> bytes:
+        return token.replace(letter, "" if first and not kept else " ").encode()
+
+    return spell, not kept
+
+
+def _fallback(token: str) -> bytes:
+    """The byte that "<0x0A>" and the like stand for, else the token itself."""
+    byte = _BYTE.fullmatch(token)
+    return bytes.fromhex(byte[1]) if byte else token.encode()
+
+
+def _byte_letters() -> dict[int, int]:
+    """GPT-2's letters for bytes: those that can be seen, and others from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in seen]
+    return {letter: letter for letter in seen} | {
+        0x100 + place: byte for place, byte in enumerate(rest)
+    }
+
+
+_BYTES = _byte_letters()
+_LETTERS = frozenset(map(chr, _BYTES))
+
+
+def _byte_level(token: str) -> bytes:
+    """A byte per letter; a token with another letter, an added one, as it is."""
+    if _LETTERS.issuperset(token):
+        return token.translate(_BYTES).encode("latin-1")
+    return token.encode()

@@ -313,6 +313,18 @@ def test_a_whole_number_will_do_for_a_float():
             id="thinking without a chat",
         ),
         pytest.param(
+            {"data__order": "easy_to_hard"},
+            r"data\.order = 'easy_to_hard' needs data\.difficulty, .*: python -m "
+            r"scalerl_jax\.data difficulty .* 'measured'",
+            id="an order by nothing",
+        ),
+        pytest.param(
+            {"model__float32_head": False},
+            r"model\.float32_head = False .* float32 on both sides: nothing would .*"
+            r"model\.sampler_dtype to 'bfloat16'",
+            id="a head that is float32 in any case",
+        ),
+        pytest.param(
             {"data__open_share": 0.0},
             r"data\.open_share = 0\.0 must be above 0 and at most 1",
             id="nothing open",
@@ -320,6 +332,7 @@ def test_a_whole_number_will_do_for_a_float():
         pytest.param(
             {
                 "data__order": "progressive",
+                "data__difficulty": "measured",
                 "data__open_steps": 5,
                 "data__open_share": 0.5,
                 "data__train_prompts": 90,

@@ -26,6 +26,8 @@ PPO = {
     "critic.warmup_steps": 1,
     "critic.pretrain_steps": 2,
     "critic.gae_lambda": 0.95,
+    "critic.minibatches": 2,
+    "critic.value_clip": 0.2,
     "batch.group_size": 1,
     "batch.num_prompts": 8,
     "batch.epochs": 2,
@@ -79,8 +81,18 @@ ALONE = {"objective.advantage": "critic", "objective.zero_variance_filter": Fals
             id="a critic that learns nothing",
         ),
         pytest.param(
+            ALONE | {"critic.minibatches": 17},
+            ("critic.minibatches = 17", "= 16 rollouts"),
+            id="more parts than rollouts",
+        ),
+        pytest.param(
+            ALONE | {"critic.value_clip": 0.2},
+            ("critic.value_clip = 0.2", "one step", "critic.minibatches"),
+            id="a clip about where the only step begins",
+        ),
+        pytest.param(
             {"critic.value_clip": 0.5},
-            ("critic.value_clip = 0.5", "'group_mean'", "0.2"),
+            ("critic.value_clip = 0.5", "'group_mean'", "0.0"),
             id="a setting that nothing reads",
         ),
         pytest.param(
@@ -95,6 +107,36 @@ def test_what_cannot_go_with_a_critic_is_refused(changes, words):
         small_run.make_config(changes)
     for word in words:
         assert word in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"critic.minibatches": 2},
+        {"batch.epochs": 2},
+        {"queue.mode": "batched", "queue.max_staleness": 2},
+    ],
+)
+def test_a_clip_of_values_is_for_a_second_step(changes):
+    config = small_run.make_config(ALONE | changes | {"critic.value_clip": 0.2})
+    assert config.critic.value_clip == 0.2
+
+
+def test_the_critics_rate_falls_with_the_policys():
+    """Both cosines end at step 40 of the policy, which is step 120 of the critic."""
+    cosine = {"optimizer.schedule": "cosine", "optimizer.decay_steps": 40}
+    steps = {"critic.minibatches": 3, "critic.warmup_steps": 1}
+    config = small_run.make_config(ALONE | cosine | steps)
+    optimizer = learning.make_critic_adamw(config)
+    params = {"weight": np.ones(1, np.float32)}
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    moved = []
+    for _ in range(121):
+        updates, state = update({"weight": np.ones(1, np.float32)}, state, params)
+        moved.append(float(updates["weight"][0]))
+    halfway = moved[60] / moved[0]
+    assert halfway == pytest.approx(0.5, abs=1e-3) and moved[120] == 0.0
 
 
 def test_with_a_critic_a_group_may_be_one_rollout():

@@ -1,7 +1,10 @@
-"""ScaleRL's figure 5, GSPO, clips 3e-3 and 5e-3, for CISPO.  Not yet run.
+"""ScaleRL, arXiv 2510.13786, with GSPO for CISPO.  Not yet run.
 
 python -m scalerl_jax.main --config=configs/ablations/gspo_loss.py:tiny \
     --workdir=runs/gspo_loss
+
+Not an arm of the paper's figure 5; GSPO is in the forward comparison alone, of which
+`configs/forward/gspo_loss.py` is one.
 """
 
 from ml_collections import ConfigDict
@@ -12,5 +15,6 @@ from scalerl_jax.config import based_on
 def get_config(base: str = "8b") -> ConfigDict:
     """ScaleRL but for this, on `configs/{base}.py`."""
     config = based_on(base, __file__)
+    # Appendix: 5e-3 above and 3e-3 below did best.
     config.objective.update(loss="gspo", clip_low=3e-3, clip_high=5e-3)
     return config

@@ -1,7 +1,11 @@
 """ScaleRL's figure 5, logits in the dtype of the activations.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/ablations/no_float32_head.py:tiny \
-    --workdir=runs/no_float32_head
+python -m scalerl_jax.main --config=configs/ablations/no_float32_head.py \
+    --workdir=/mnt/runs/no_float32_head \
+    --config.model.checkpoint=/mnt/models/Llama-3.1-8B
+
+Published: A stays 0.61, as others read the figure.  Refused on a base that computes in
+float32, as the tiny policy does: nothing would change.
 """
 
 from ml_collections import ConfigDict

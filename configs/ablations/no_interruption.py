@@ -1,7 +1,10 @@
-"""ScaleRL's figure 5, thinking ends by itself.  Not yet run.
+"""ScaleRL, arXiv 2510.13786, thinking ends by itself.  Not yet run.
 
 python -m scalerl_jax.main --config=configs/ablations/no_interruption.py:tiny \
     --workdir=runs/no_interruption
+
+Not an arm of the paper's figure 5, which has a length penalty in place of interruptions
+(`length_penalty.py`).
 """
 
 from ml_collections import ConfigDict

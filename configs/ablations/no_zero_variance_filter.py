@@ -2,6 +2,8 @@
 
 python -m scalerl_jax.main --config=configs/ablations/no_zero_variance_filter.py:tiny \
     --workdir=runs/no_zero_variance_filter
+
+Published: A within 0.59 to 0.61 for every arm, as others read the figure.
 """
 
 from ml_collections import ConfigDict

@@ -2,6 +2,8 @@
 
 python -m scalerl_jax.main --config=configs/ablations/prompt_normalization.py:tiny \
     --workdir=runs/prompt_normalization
+
+Published: A within 0.59 to 0.61 for every arm, as others read the figure.
 """
 
 from ml_collections import ConfigDict

@@ -2,6 +2,8 @@
 
 python -m scalerl_jax.main --config=configs/ablations/sample_average.py:tiny \
     --workdir=runs/sample_average
+
+Published: A within 0.59 to 0.61 for every arm, as others read the figure.
 """
 
 from ml_collections import ConfigDict

@@ -10,11 +10,14 @@ from scalerl_jax.config import vanilla_grpo
 
 def get_config(base: str = "8b") -> ConfigDict:
     """The recipe on `configs/{base}.py`."""
-    config = vanilla_grpo(base, __file__, num_prompts=32, group_size=16)
-    config.objective.update(clip_high=0.28, aggregation="token")
+    # 512 prompts x 16 in 16 updates, section 4.1; assumed: a warm-up of 20 rollout
+    # steps, which are 20 x 16 updates.
+    config = vanilla_grpo(
+        base, __file__, num_prompts=32, group_size=16, warmup_steps=20 * 16
+    )
+    config.objective.update(clip_high=0.28, aggregation="token")  # section 4.1
     most = config.sampler.max_completion_tokens
-    config.objective.overlong_cache_tokens = most // 5  # 4,096 of 20,480
+    config.objective.overlong_cache_tokens = most // 5  # 4,096 of 20,480: their code
     config.objective.zero_variance_filter = config.batch.dynamic_sampling = True
-    config.queue.update(mode="batched", max_staleness=16)
-    config.optimizer.warmup_steps = 20
+    config.queue.update(mode="batched", max_staleness=16)  # section 4.1
     return config

@@ -1,4 +1,4 @@
-"""GRPO, arXiv 2402.03300, section 4.2; clips as ScaleRL's A.16.  Not yet run.
+"""GRPO, arXiv 2402.03300, section 4.2; clips as in ScaleRL's appendix.  Not yet run.
 
 python -m scalerl_jax.main --config=configs/recipes/grpo.py:tiny --workdir=runs/grpo
 """
@@ -10,6 +10,7 @@ from scalerl_jax.config import vanilla_grpo
 
 def get_config(base: str = "8b") -> ConfigDict:
     """The recipe on `configs/{base}.py`."""
+    # Assumed: 64 completions for each of 16 prompts, and the coefficient.
     config = vanilla_grpo(base, __file__, num_prompts=16, group_size=64)
-    config.objective.update(kl_coefficient=0.04, kl_estimator="k3")
+    config.objective.update(kl_coefficient=0.04, kl_estimator="k3")  # assumed
     return config

@@ -11,8 +11,10 @@ from scalerl_jax.config import vanilla_grpo
 
 def get_config(base: str = "8b") -> ConfigDict:
     """The recipe on `configs/{base}.py`."""
-    config = vanilla_grpo(base, __file__)
-    config.objective.update(anchor="recomputed", correction_cap=2.0)  # TIS
-    config.sampler.temperature = config.eval.temperature = 0.6
-    config.optimizer.update(warmup_steps=10, base_rollouts=1024)
+    config = vanilla_grpo(base, __file__, warmup_steps=10)  # the paper's
+    # TIS; the cap is that of verl's documentation, assumed here.
+    config.objective.update(anchor="recomputed", correction_cap=2.0)
+    config.sampler.temperature = config.eval.temperature = 0.6  # the paper's
+    # The paper's: a rate of 1e-6 * sqrt(rollouts / 1024).
+    config.optimizer.base_rollouts = 1024
     return config

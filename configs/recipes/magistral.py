@@ -12,8 +12,9 @@ from scalerl_jax.config import vanilla_grpo
 def get_config(base: str = "8b") -> ConfigDict:
     """The recipe on `configs/{base}.py`."""
     config = vanilla_grpo(base, __file__)
+    # Assumed: the greatest of the upper clips that the paper names.
     config.objective.update(clip_high=0.28, zero_variance_filter=True)
     config.objective.aggregation = "prompt"  # 1 / tokens of the group
     config.objective.advantage_normalization = "batch"
-    config.queue.max_staleness = 8  # asynchronous; theirs is not bounded
+    config.queue.max_staleness = 8  # assumed: asynchronous; theirs is not bounded
     return config

@@ -2,6 +2,9 @@
 
 python -m scalerl_jax.main --config=configs/recipes/minimax.py:tiny \
     --workdir=runs/minimax
+
+The paper does not publish its cap.  Its optimizer's eps and betas are ScaleRL's too;
+batch and learning rate are ScaleRL's.
 """
 
 from ml_collections import ConfigDict
@@ -13,8 +16,9 @@ def get_config(base: str = "8b") -> ConfigDict:
     """The recipe on `configs/{base}.py`."""
     config = based_on(base, __file__)
     config.objective.advantage_normalization = "prompt"
+    # DAPO's punishment, section 3.1; assumed: DAPO's share of the length.
     config.objective.overlong_cache_tokens = config.sampler.max_completion_tokens // 5
     config.data.no_positive_resampling = config.interruption.enabled = False
     config.batch.dynamic_sampling = True
-    config.queue.update(mode="batched", max_staleness=16)
+    config.queue.update(mode="batched", max_staleness=16)  # section 3.1
     return config

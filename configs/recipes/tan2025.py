@@ -1,7 +1,11 @@
 """GRPO with KL, Tan et al., arXiv 2509.25300, and their scripts.  Not yet run.
 
 python -m scalerl_jax.main --config=configs/recipes/tan2025.py:tiny \
-    --workdir=runs/tan2025
+    --workdir=runs/tan2025 --config.data.difficulty=difficulty.jsonl
+
+The curriculum wants a pass rate for each prompt; they sort by Qwen2.5-7B-Instruct's:
+python -m scalerl_jax.data difficulty --config=configs/tiny.py --samples=8 \
+    --out=difficulty.jsonl
 """
 
 from ml_collections import ConfigDict
@@ -11,10 +15,11 @@ from scalerl_jax.config import vanilla_grpo
 
 def get_config(base: str = "8b") -> ConfigDict:
     """The recipe on `configs/{base}.py`."""
+    # 512 prompts x 8 in 4 updates: their script.
     config = vanilla_grpo(base, __file__, num_prompts=128, group_size=8)
-    config.objective.update(anchor="recomputed", aggregation="token")
-    config.objective.update(kl_coefficient=1e-3, kl_estimator="k3")
+    config.objective.update(anchor="recomputed", aggregation="token")  # verl's, assumed
+    config.objective.update(kl_coefficient=1e-3, kl_estimator="k3")  # their script
     config.data.order = "easy_to_hard"
-    config.queue.update(mode="batched", max_staleness=4)
-    config.eval.temperature = 0.7
+    config.queue.update(mode="batched", max_staleness=4)  # their script
+    config.eval.temperature = 0.7  # their script
     return config

@@ -24,6 +24,7 @@ from scalerl_jax.build.tables import (
 from scalerl_jax.config import Config, InterruptionConfig
 from scalerl_jax.config.objective import LOSS_SETTINGS
 from scalerl_jax.data.prompts import PromptStream
+from scalerl_jax.model.transformer import head_logits
 from scalerl_jax.rollout.annotation import KlPenalty
 from scalerl_jax.rollout.running import RunningNormalization
 
@@ -85,7 +86,8 @@ def _whole(config: Config) -> str:
         f"{objective.advantage} / {objective.advantage_normalization}",
         f"{batch.num_prompts} prompts x {batch.group_size} completions a batch, "
         f"optimizer steps on what is taken together: {steps} (batch.epochs = "
-        f"{batch.epochs}, queue.mode = {config.queue.mode!r})",
+        f"{batch.epochs}, queue.mode = {config.queue.mode!r}, queue.max_staleness = "
+        f"{config.queue.max_staleness})",
     ]
     return "\n".join(lines)
 
@@ -166,7 +168,11 @@ def _of_advantages(config: Config) -> Iterator[Ingredient]:
         yield Ingredient(
             name="The critic's loss",
             explained_by=clipped_value_loss,
-            settings=("critic.value_clip", "critic.learning_rate"),
+            settings=(
+                "critic.value_clip",
+                "critic.learning_rate",
+                "critic.minibatches",
+            ),
         )
         return
     yield Ingredient(
@@ -186,6 +192,12 @@ def _of_advantages(config: Config) -> Iterator[Ingredient]:
 
 def _of_tokens(config: Config) -> Iterator[Ingredient]:
     objective = config.objective
+    yield Ingredient(
+        name="Float32 head",
+        explained_by=head_logits,
+        settings=("model.float32_head", "model.compute_dtype", "model.sampler_dtype"),
+        on=config.model.float32_head,
+    )
     yield Ingredient(
         name="Weights",
         explained_by=AGGREGATIONS[objective.aggregation],

@@ -254,13 +254,16 @@ def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState
 def make_critic_adamw(config: Config) -> optax.GradientTransformation:
     """The critic's optimizer: the policy's with a rate and a warm-up of its own.
 
-    Nothing of it is frozen.
+    Nothing of it is frozen.  Where the policy's rate falls, this one ends with it: the
+    critic makes more steps until then.
     """
-    critic = config.critic
+    critic, policy = config.critic, config.optimizer
+    decay_steps = (policy.decay_steps or config.train.num_steps) * critic.minibatches
     settings = dataclasses.replace(
-        config.optimizer,
+        policy,
         learning_rate=critic.learning_rate,
         warmup_steps=critic.warmup_steps,
+        decay_steps=decay_steps,
     )
     model = dataclasses.replace(config.model, frozen=())
     return make_adamw(dataclasses.replace(config, optimizer=settings, model=model))
@@ -300,6 +303,7 @@ def make_train_step(
             batch=batch,
             mesh=mesh,
         ),
+        num_minibatches=config.critic.minibatches,
     )
 
 

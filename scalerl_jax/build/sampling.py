@@ -194,7 +194,7 @@ def make_curriculum(config: Config, prompts: Sequence[Prompt]) -> Curriculum | N
     if data.order == "shuffled":
         return None
     pass_rates = None
-    if data.difficulty:
+    if data.difficulty != "measured":
         with naming("data.difficulty"):
             pass_rates = read_pass_rates(Path(data.difficulty), prompts)
     return Curriculum(

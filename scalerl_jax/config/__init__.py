@@ -17,6 +17,7 @@ import ml_collections
 
 from scalerl_jax.config.bases import ask_polaris as ask_polaris
 from scalerl_jax.config.bases import based_on as based_on
+from scalerl_jax.config.bases import scalerl_baseline as scalerl_baseline
 from scalerl_jax.config.bases import vanilla_grpo as vanilla_grpo
 from scalerl_jax.config.critic import CriticConfig
 from scalerl_jax.config.objective import ObjectiveConfig
@@ -84,7 +85,9 @@ class DataConfig:
     # easy_to_hard: sorted, no shuffle (Tan et al., https://arxiv.org/abs/2509.25300);
     # progressive: evenly among the easiest, ever more of them; data/curriculum.py
     order: Order = "shuffled"
-    difficulty: str = ""  # JSON lines of pass rates; empty: what the run has measured
+    # JSON lines of pass rates, which `python -m scalerl_jax.data difficulty` makes;
+    # "measured": the run's own, after a first epoch that is shuffled and open.
+    difficulty: str = ""
     open_share: float = 0.1  # of the prompts, open at step 0 of `progressive`
     open_steps: int = 0  # optimizer steps until all of them are
 

@@ -35,32 +35,74 @@ def ask_polaris(config: ConfigDict) -> None:
 
 
 def vanilla_grpo(
-    base: str, recipe: str, *, num_prompts: int = 0, group_size: int = 0
+    base: str,
+    recipe: str,
+    *,
+    num_prompts: int = 0,
+    group_size: int = 0,
+    warmup_steps: int = 0,
 ) -> ConfigDict:
-    """GRPO without a KL, as ScaleRL's baseline; of ScaleRL itself nothing is left.
+    """GRPO without a KL, one update per batch in the synchronous loop.
 
-    Clip 0.2 on both sides, sample average, advantages by the prompt's standard
-    deviation, one update per batch in the synchronous loop, learning rate 1e-6 (GRPO,
-    DAPO, Dr. GRPO, Tan et al.).  https://arxiv.org/abs/2510.13786, section 2 and
-    appendix A.16.  Batch (0: as the base has it) and learning rate are left alone on
-    the tiny policy.
+    Clip 0.2 on both sides (ScaleRL's appendix, https://arxiv.org/abs/2510.13786),
+    sample average, advantages by the prompt's standard deviation, no filter, no
+    interruption, no float32 head, every prompt again and again; learning rate 1e-6
+    (DAPO, Tan et al.; for the others assumed).
+
+    What stays of ScaleRL: AdamW's betas, its eps of 1e-15 and its weight decay, the
+    warm-up (`warmup_steps` 0) and the batch (0) where nothing else is said, clipped
+    gradients, prompts, lengths, rewards of +1 and -1.  On the tiny policy its own
+    batch, learning rate and warm-up stay.
     """
     changes: dict[str, Any] = {
-        "objective.loss": "clipped",
         "objective.clip_low": 0.2,
         "objective.clip_high": 0.2,
-        "objective.aggregation": "sample",
-        "objective.advantage_normalization": "prompt",
-        "objective.zero_variance_filter": False,
         "queue.max_staleness": 0,
-        "model.float32_head": False,
-        "data.no_positive_resampling": False,
         "interruption.enabled": False,
     }
     if base != "tiny":
         changes["optimizer.learning_rate"] = 1e-6
-        sizes = {"batch.num_prompts": num_prompts, "batch.group_size": group_size}
+        sizes = {
+            "batch.num_prompts": num_prompts,
+            "batch.group_size": group_size,
+            "optimizer.warmup_steps": warmup_steps,
+        }
         changes |= {name: size for name, size in sizes.items() if size}
+    return _grpo(base, recipe, changes)
+
+
+def scalerl_baseline(base: str, recipe: str) -> ConfigDict:
+    """What the forward ablations of ScaleRL's section 3 start from.
+
+    GRPO without a KL, with DAPO's clip, 0.2 and 0.26 (appendix), sample average and
+    advantages by the prompt's standard deviation (section 2); 8 steps on what is
+    generated together, in minibatches of 48 prompts (appendix A.3).  Assumed: its
+    completions are interrupted as ScaleRL's are.  The paper compares ways to be
+    off-policy first and all else on PipelineRL-8 (assumed): `queue.mode = "pipeline"`.
+    Batch, lengths and optimizer: appendix A.3, as in ScaleRL.
+    https://arxiv.org/abs/2510.13786.
+    """
+    changes: dict[str, Any] = {
+        "objective.clip_low": 0.2,
+        "objective.clip_high": 0.26,
+        "queue.mode": "batched",
+        "queue.max_staleness": 8,
+    }
+    return _grpo(base, recipe, changes)
+
+
+def _grpo(base: str, recipe: str, changes: dict[str, Any]) -> ConfigDict:
+    """The base with GRPO's objective, and these changes."""
     config = based_on(base, recipe)
-    config.update_from_flattened_dict(changes)
+    common: dict[str, Any] = {
+        "objective.loss": "clipped",
+        "objective.aggregation": "sample",
+        "objective.advantage_normalization": "prompt",
+        "objective.zero_variance_filter": False,
+        "data.no_positive_resampling": False,
+        # Where all is float32 the head cannot be anything else.
+        "model.float32_head": {config.model.compute_dtype, config.model.sampler_dtype}
+        == {"float32"},
+    }
+    config.update_from_flattened_dict(common | changes)
     return config

@@ -79,6 +79,14 @@ def _validate_order(config: "Config") -> None:
             f"the steps until every prompt is open must be above 0 with 'progressive', "
             f"and 0 without"
         )
+    if data.order != "shuffled" and not data.difficulty:
+        raise ValueError(
+            f"data.order = {data.order!r} needs data.difficulty, a file of pass rates: "
+            f"python -m scalerl_jax.data difficulty --config=CONFIG --samples=8 "
+            f"--out=difficulty.jsonl makes one for the prompts of a config; or set it "
+            f"to 'measured', and the first epoch is shuffled, the later ones go by "
+            f"what the run has measured"
+        )
     if not 0.0 < data.open_share <= 1.0:
         raise ValueError(
             f"data.open_share = {data.open_share} must be above 0 and at most 1"

@@ -23,7 +23,7 @@ _POSITIVE = (
     "sampler.prefill_tokens sampler.page_size sampler.temperature "
     "queue.batch_timeout_s queue.group_timeout_s "
     "optimizer.learning_rate optimizer.eps "
-    "critic.learning_rate "
+    "critic.learning_rate critic.minibatches "
     "train.num_steps train.max_skipped_steps train.max_mismatch_nats eval.every "
     "eval.num_prompts eval.samples_per_prompt eval.temperature checkpoint.every "
     "scaling.patience checkpoint.keep mesh.data mesh.context mesh.tensor"
@@ -56,6 +56,7 @@ def validate(config: "Config") -> None:
             bound = "above 0" if setting in _POSITIVE else "0 or more"
             raise ValueError(f"{setting} = {value} must be {bound}")
     _validate_shares(config)
+    _validate_head(config)
     _validate_lengths(config)
     _validate_batch(config)
     _validate_sharing(config)
@@ -84,6 +85,18 @@ def _validate_shares(config: "Config") -> None:
     }.items():
         if not 0.0 <= value < 1.0:
             raise ValueError(f"{setting} = {value} must be in [0, 1)")
+
+
+def _validate_head(config: "Config") -> None:
+    model = config.model
+    if not model.float32_head and model.compute_dtype == model.sampler_dtype:
+        if model.compute_dtype == "float32":
+            raise ValueError(
+                "model.float32_head = False takes the logits in the dtype of the "
+                "activations, and that is float32 on both sides: nothing would "
+                "change; leave it on, or set model.compute_dtype or "
+                "model.sampler_dtype to 'bfloat16'"
+            )
 
 
 def _validate_lengths(config: "Config") -> None:

@@ -12,7 +12,7 @@ PPO, https://arxiv.org/abs/1707.06347; GAE, https://arxiv.org/abs/1506.02438.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -162,16 +162,45 @@ def held(update: Update, *, steps: int) -> Update:
     return update_later
 
 
-class PairedStep:
-    """A step of the policy and one of its critic on the same batch: both, or neither.
+def minibatches(batch: PackedBatch, count: int) -> Iterator[PackedBatch]:
+    """Cut a batch [M, R, S] into `count` parts of equally many rollouts, or nearly so.
 
-    The gradients of both exist at the same time, to be found finite before either is
-    applied.
+    A part has the microbatches that its rollouts lie in; the rollouts of other parts
+    are masked there.  Every `count`-th microbatch comes first, then those after them:
+    `pack` begins with the longest rollouts, which are to be spread over the parts.
+    With fewer rollouts than parts there are fewer parts.
+    """
+    mask, ids = np.asarray(batch.mask), np.asarray(batch.sequence_ids)
+    order = np.argsort(np.arange(len(ids)) % count, kind="stable")
+    in_row = ids[order].max(axis=-1)  # rollouts, by microbatch and row
+    before = np.zeros_like(in_row)
+    before[order] = (np.cumsum(in_row) - in_row.ravel()).reshape(in_row.shape)
+    part = (before[..., None] + ids - 1) * count // in_row.sum()
+    for number in range(count):
+        here = mask & (part == number)
+        filled = np.flatnonzero(here.any(axis=(1, 2)))
+        if len(filled):
+            found = jax.tree.map(lambda leaf, at=filled: leaf[at], batch)
+            yield dataclasses.replace(found, mask=here[filled])
+
+
+class PairedStep:
+    """A step of the policy, and those of its critic on parts of the same batch.
+
+    Nothing is applied if the policy's gradient is not finite.  A gradient of the
+    critic that is not finite ends its steps and leaves the policy as it was: with one
+    step of the critic it is both, or neither.
     """
 
-    def __init__(self, policy: TrainStep, critic: TrainStep) -> None:
-        """`policy` is of states without a critic, `critic` of those of critics."""
+    def __init__(
+        self, policy: TrainStep, critic: TrainStep, *, num_minibatches: int = 1
+    ) -> None:
+        """`policy` is of states without a critic, `critic` of those of critics.
+
+        The critic makes a step on each of `num_minibatches` parts of a batch.
+        """
         self.policy, self.critic = policy, critic
+        self._num_minibatches = num_minibatches
 
     def lower(self) -> dict[str, Any]:
         """The programs by name, not compiled."""
@@ -186,29 +215,35 @@ class PairedStep:
     def __call__(
         self, state: TrainState, batch: PackedBatch
     ) -> tuple[TrainState, dict[str, Array]]:
-        """The state after a batch [M, R, S], and the metrics; `state` is donated."""
+        """The state after a batch [M, R, S], and the metrics; `state` is donated.
+
+        Those of the critic are means over its steps.
+        """
         critic: Any = state.critic
         policy = dataclasses.replace(state, critic=None)
-        parts = (
-            self.policy.total(policy.params, batch),
-            self.critic.total(critic.params, batch),
-        )
-        of_policy, of_critic = (
-            dataclasses.replace(part, loss=loss)
-            for part, loss in zip(parts, _shared_fault(*parts), strict=True)
-        )
-        policy, metrics = self.policy.apply(policy, of_policy)
-        critic, of_values = self.critic.apply(critic, of_critic)
-        return dataclasses.replace(policy, critic=critic), of_values | metrics
+        # Before the critic's are applied, to be found finite.
+        of_policy = self.policy.total(policy.params, batch)
+        finite = _all_finite(of_policy, True)
+        metrics_of_critic = []
+        for part in minibatches(batch, self._num_minibatches):
+            of_critic = self.critic.total(critic.params, part)
+            finite = _all_finite(of_critic, finite)
+            critic, metrics = self.critic.apply(critic, _unless(finite, of_critic))
+            metrics_of_critic.append(metrics)
+        policy, metrics = self.policy.apply(policy, _unless(finite, of_policy))
+        means = jax.tree.map(lambda *each: jnp.stack(each).mean(), *metrics_of_critic)
+        return dataclasses.replace(policy, critic=critic), means | metrics
 
 
 @jax.jit
-def _shared_fault(*parts: Accumulated) -> list[Array]:
-    """The losses; all of them NaN, so that no part is applied, if one is not finite."""
-    finite = jnp.stack(
-        [jnp.isfinite(part.loss + optax.tree.norm(part.grads)) for part in parts]
-    )
-    return [jnp.where(finite.all(), part.loss, jnp.nan) for part in parts]
+def _all_finite(sums: Accumulated, finite: Array | bool) -> Array:
+    """Whether the loss and the gradient are finite, and all before them were."""
+    return jnp.isfinite(sums.loss + optax.tree.norm(sums.grads)) & finite
+
+
+def _unless(finite: Array, sums: Accumulated) -> Accumulated:
+    """The sums, with a loss that keeps them from being applied if not all is finite."""
+    return dataclasses.replace(sums, loss=jnp.where(finite, sums.loss, jnp.nan))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,14 @@ params show the gradient itself.
 import dataclasses
 import functools
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import torch
+from hypothesis import strategies as st
 from small_step import (
     ADAMW,
     ARCH,
@@ -36,6 +38,7 @@ from scalerl_jax.learner.critic import (
     held,
     make_critic_accumulate,
     make_critic_update,
+    minibatches,
     token_values,
 )
 from scalerl_jax.learner.nonfinite import Diagnosis
@@ -49,13 +52,14 @@ from scalerl_jax.learner.step import (
 )
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import abstract_params, hidden_states
-from scalerl_jax.rollout.batching import TrainSequence, abstract_microbatch
+from scalerl_jax.rollout.batching import TrainSequence, abstract_microbatch, pack
 from scalerl_jax.rollout.sharing import StreamShape, abstract_streams, pack_shared
 
 CLOSE = dict(rtol=1e-5, atol=3e-6)
 CLIP = 0.3
 GAMMA, LAMBDA = 0.9, 0.8
 QUICK = optax.adam(0.02)
+RATE = 0.05  # of descent; three steps move some values past CLIP
 FEW_ROWS = dict(rows=2, row_tokens=24)
 TWO_DEVICES = dict(shape=(1, 2, 1, 1), **FEW_ROWS)
 SHORT_ROWS = dict(rows=3, row_tokens=13)
@@ -213,12 +217,16 @@ def start_critic_params():
 
 
 @functools.partial(jax.jit, compiler_options=FAST_COMPILE)
-@jax.value_and_grad
-def slow_gradient(params, old, returns):
-    """Of the clipped loss, averaged over the sampled tokens; and that loss."""
+@functools.partial(jax.value_and_grad, has_aux=True)
+def slow_gradient(params, old, returns, chosen):
+    """Of the clipped loss, averaged over the chosen sampled tokens.
+
+    With that loss, and all values.
+    """
     values = jnp.concatenate(slow_values(params))
     near = old + jnp.clip(values - old, -CLIP, CLIP)
-    return jnp.maximum((values - returns) ** 2, (near - returns) ** 2).mean() / 2
+    losses = jnp.maximum((values - returns) ** 2, (near - returns) ** 2) / 2
+    return (losses * chosen).sum() / chosen.sum(), values
 
 
 def of_rollouts(batch, field):
@@ -238,6 +246,29 @@ def of_rollouts(batch, field):
     return [
         found[tuple(each.tokens[each.prompt_length :])] for each in make_sequences()
     ]
+
+
+def tokens_of_part(part):
+    """1 on the sampled tokens, in the order of `of_rollouts`, that are in the part."""
+    rows = [
+        np.asarray(x).reshape(-1, x.shape[-1])
+        for x in (part.targets, part.sequence_ids, part.mask)
+    ]
+    inside = {
+        tuple(tokens[ids == number])
+        for tokens, ids, mask in zip(*rows, strict=True)
+        for number in np.unique(ids[mask])
+    }
+    return np.concatenate(
+        [
+            np.full(
+                each.mask.sum(),
+                tuple(each.tokens[each.prompt_length :]) in inside,
+                np.float32,
+            )
+            for each in make_sequences()
+        ]
+    )
 
 
 def moved(batch):
@@ -274,7 +305,8 @@ def test_advantages_and_step_are_those_of_the_slow_critic(layout, packing):
     old = np.concatenate(of_rollouts(batch, batch.values))
     returns = np.concatenate(of_rollouts(batch, batch.returns))
 
-    loss, gradient = slow_gradient(start_critic_params(), old, returns)
+    everything = np.ones(len(old), np.float32)
+    (loss, _), gradient = slow_gradient(start_critic_params(), old, returns, everything)
     critic, metrics = these.alone(state.critic, batch)
     assert_trees_close(
         critic.params,
@@ -430,6 +462,22 @@ def test_a_fault_of_one_leaves_both_as_they_were(field, value):
     assert f"the batch's {field} are not: nan" in found
 
 
+def test_a_fault_of_a_later_minibatch_ends_the_critics_steps():
+    """The first of three is applied, the others and the policy's are not."""
+    these = critics(optimizer=QUICK, **TWO_DEVICES)
+    paired = PairedStep(these.paired.policy, these.alone, num_minibatches=3)
+    batch = these.advantages(these.state().critic.params, these.batch())
+    first, second, _ = minibatches(batch, 3)
+    expected, _ = these.alone(these.state().critic, first)
+    returns = np.where(np.isin(batch.returns, second.returns[second.mask]), np.nan, 0.0)
+    state, metrics = paired(
+        these.state(), dataclasses.replace(batch, returns=batch.returns + returns)
+    )
+    assert metrics["skipped"]
+    assert_trees_equal(state.critic, expected)
+    assert_trees_equal(state.params, these.of.state().params)
+
+
 def test_the_two_steps_of_a_pair_are_those_of_each_alone():
     these = critics(optimizer=QUICK, **TWO_DEVICES)
     batch = these.advantages(these.state().critic.params, these.batch())
@@ -438,6 +486,82 @@ def test_the_two_steps_of_a_pair_are_those_of_each_alone():
     critic, of_critic = these.alone(these.state().critic, batch)
     assert_trees_equal(together, dataclasses.replace(alone, critic=critic))
     assert_trees_equal(metrics, of_policy | of_critic)
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(
+    lengths=st.lists(st.integers(1, 8), min_size=1, max_size=20),
+    rows=st.integers(1, 4),
+    count=st.integers(1, 12),
+)
+def test_minibatches_hold_every_rollout_once_and_equally_many(lengths, rows, count):
+    sequences = [
+        TrainSequence(
+            tokens=np.full(1 + length, number, np.int32),
+            prompt_length=1,
+            weights=np.ones(length),
+            mask=np.arange(length) != 1,  # the second token is forced
+            behavior_logprobs=np.zeros(length),
+            staleness=np.zeros(length, np.int32),
+            advantage=0.0,
+        )
+        for number, length in enumerate(lengths)
+    ]
+    batch = pack(sequences, row_tokens=12, rows_per_microbatch=rows)
+    parts = list(minibatches(batch, count))
+    assert len(parts) == min(count, len(lengths))
+    found = [np.unique(part.targets[part.mask]) for part in parts]
+    assert sorted(np.concatenate(found)) == list(range(len(lengths)))
+    sizes = {len(each) for each in found}
+    assert max(sizes) - min(sizes) <= 1
+    assert sum(part.mask.sum() for part in parts) == batch.mask.sum()
+    assert all(part.mask.any(axis=(1, 2)).all() for part in parts)
+
+
+def torch_steps(parts, old, returns):
+    """The critic after a step of torch's descent on each part; and values before it."""
+    leaves, tree = jax.tree.flatten(start_critic_params())
+    leaves = [torch.tensor(np.array(leaf)) for leaf in leaves]
+    sgd = torch.optim.SGD(leaves, lr=RATE, momentum=0.9)
+    values = []
+    for chosen in parts:
+        params = jax.tree.unflatten(tree, [leaf.numpy() for leaf in leaves])
+        (_, found), gradient = slow_gradient(params, old, returns, chosen)
+        values.append(np.array(found))
+        for leaf, part in zip(leaves, jax.tree.leaves(gradient), strict=True):
+            leaf.grad = torch.tensor(np.array(part))
+        sgd.step()
+    return jax.tree.unflatten(tree, [leaf.numpy() for leaf in leaves]), values
+
+
+def test_steps_on_minibatches_are_so_many_explicit_ones():
+    """One paired step with three minibatches, against torch's descent."""
+    these = critics(optimizer=optax.sgd(RATE, momentum=0.9), **TWO_DEVICES)
+    policy = critics(optimizer=QUICK, **TWO_DEVICES).paired.policy
+    paired = PairedStep(policy, these.alone, num_minibatches=3)
+    state = these.state()
+    batch = these.advantages(state.critic.params, these.batch())
+    old, returns = (
+        np.concatenate(of_rollouts(batch, getattr(batch, name)))
+        for name in ("values", "returns")
+    )
+    parts = [tokens_of_part(part) for part in minibatches(batch, 3)]
+    expected, values = torch_steps(parts, old, returns)
+    moved = [np.abs(each - old) for each in values]
+    assert moved[0].max() < 1e-5 and moved[1].max() > CLIP
+
+    state, metrics = paired(state, batch)
+    assert_trees_close(state.critic.params, expected, rtol=1e-4, atol=1e-4)
+    assert (state.policy_version, state.critic.policy_version) == (1, 3)
+    shares = []
+    for part, each in zip(parts, values, strict=True):
+        near = old + np.clip(each - old, -CLIP, CLIP)
+        clipped = (each - returns) ** 2 < (near - returns) ** 2
+        shares.append((clipped * part).sum() / part.sum())
+    assert shares[0] == 0.0 < max(shares)
+    np.testing.assert_allclose(
+        metrics["value/clipped_share"], np.mean(shares), rtol=1e-4
+    )
 
 
 def test_the_first_steps_leave_the_policy_as_it_was():

@@ -1,0 +1,18 @@
+"""ScaleRL's section 3, arXiv 2510.13786: advantages by the batch's std.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/forward/batch_normalization.py:tiny \
+    --workdir=runs/batch_normalization
+
+Published: alike by prompt, by batch and without; the batch's was chosen (text).
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import scalerl_baseline
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """The baseline but for this, on `configs/{base}.py`."""
+    config = scalerl_baseline(base, __file__)
+    config.objective.advantage_normalization = "batch"
+    return config

@@ -1,0 +1,18 @@
+"""ScaleRL's section 3, arXiv 2510.13786: advantages without a scale.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/forward/no_normalization.py:tiny \
+    --workdir=runs/no_normalization
+
+Published: alike by prompt, by batch and without (text).
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import scalerl_baseline
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """The baseline but for this, on `configs/{base}.py`."""
+    config = scalerl_baseline(base, __file__)
+    config.objective.advantage_normalization = "none"
+    return config

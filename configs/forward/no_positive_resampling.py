@@ -1,0 +1,19 @@
+"""ScaleRL's section 3, arXiv 2510.13786: no-positive-resampling.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/forward/no_positive_resampling.py:tiny \
+    --workdir=runs/no_positive_resampling
+
+Published: part of the final recipe; its effect on the baseline is not known here.  It
+does not change the tokens of a step (appendix A.20 of the later version).
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import scalerl_baseline
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """The baseline but for this, on `configs/{base}.py`."""
+    config = scalerl_baseline(base, __file__)
+    config.data.no_positive_resampling = True
+    return config

@@ -1,0 +1,18 @@
+"""ScaleRL's section 3, arXiv 2510.13786: prompt average.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/forward/prompt_average.py:tiny \
+    --workdir=runs/prompt_average
+
+Published: the best A of the ways to average (text, without a number).
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import scalerl_baseline
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """The baseline but for this, on `configs/{base}.py`."""
+    config = scalerl_baseline(base, __file__)
+    config.objective.aggregation = "prompt"
+    return config

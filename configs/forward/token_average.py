@@ -1,0 +1,19 @@
+"""ScaleRL's section 3, arXiv 2510.13786: token average.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/forward/token_average.py:tiny \
+    --workdir=runs/token_average
+
+Published: prompt average has the best A (text, without a number); that this is the
+third of the arms is assumed.
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import scalerl_baseline
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """The baseline but for this, on `configs/{base}.py`."""
+    config = scalerl_baseline(base, __file__)
+    config.objective.aggregation = "token"
+    return config

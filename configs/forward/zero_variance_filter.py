@@ -1,0 +1,18 @@
+"""ScaleRL's section 3, arXiv 2510.13786: a zero-variance filter.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/forward/zero_variance_filter.py:tiny \
+    --workdir=runs/zero_variance_filter
+
+Published: part of the final recipe; its effect on the baseline is not known here.
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config import scalerl_baseline
+
+
+def get_config(base: str = "8b") -> ConfigDict:
+    """The baseline but for this, on `configs/{base}.py`."""
+    config = scalerl_baseline(base, __file__)
+    config.objective.zero_variance_filter = True
+    return config

@@ -94,6 +94,7 @@ def scalerl_baseline(base: str, recipe: str) -> ConfigDict:
 def _grpo(base: str, recipe: str, changes: dict[str, Any]) -> ConfigDict:
     """The base with GRPO's objective, and these changes."""
     config = based_on(base, recipe)
+    model: Any = config.model
     common: dict[str, Any] = {
         "objective.loss": "clipped",
         "objective.aggregation": "sample",
@@ -101,8 +102,7 @@ def _grpo(base: str, recipe: str, changes: dict[str, Any]) -> ConfigDict:
         "objective.zero_variance_filter": False,
         "data.no_positive_resampling": False,
         # Where all is float32 the head cannot be anything else.
-        "model.float32_head": {config.model.compute_dtype, config.model.sampler_dtype}
-        == {"float32"},
+        "model.float32_head": model.compute_dtype == model.sampler_dtype == "float32",
     }
     config.update_from_flattened_dict(common | changes)
     return config

@@ -33,6 +33,7 @@ from scalerl_jax.scaling.bootstrap import (
     bootstrap_prompts,
     region,
 )
+from scalerl_jax.scaling.columns import Selection
 from scalerl_jax.scaling.compare import Comparison, compare
 from scalerl_jax.scaling.curves import Curve, CurveError, make_curve
 from scalerl_jax.scaling.extrapolate import (
@@ -49,7 +50,7 @@ from scalerl_jax.scaling.isocompute import (
     fit_isocompute,
 )
 from scalerl_jax.scaling.laws import LAWS, Law, sigmoid
-from scalerl_jax.scaling.load import Selection, load_curve, load_curves
+from scalerl_jax.scaling.load import load_curve, load_curves
 from scalerl_jax.scaling.plan import Estimate, Plan, Target, plan
 from scalerl_jax.scaling.plateau import fit_plateau
 from scalerl_jax.scaling.pretraining import (

@@ -20,9 +20,9 @@ from scalerl_jax.scaling.curves import Curve, CurveError
 from scalerl_jax.scaling.fit import sensitivity
 from scalerl_jax.scaling.flags import fit_one, read, selection_from, settings_from
 from scalerl_jax.scaling.options import LOSS_LAWS, SIZE_LAWS
+from scalerl_jax.scaling.readers import EVALS_NAME
 from scalerl_jax.scaling.records import to_plain
 from scalerl_jax.scaling.result import Fit
-from scalerl_jax.scaling.tables import EVALS_NAME
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 DEFAULT_X = "compute_chip_hours"
 DEFAULT_Y = "pass_rate"
+FALLING_CORRELATION = 0.5  # of ranks, from which a curve is said to fall
 
 
 class CurveError(ValueError):
@@ -99,6 +100,14 @@ def make_curve(
     )
 
 
+def falls(y: NDArray[np.float64]) -> bool:
+    """Whether values [n] fall from first to last, by the correlation of their ranks."""
+    if y.size < 3 or not np.isfinite(y).all() or y[-1] >= y[0]:
+        return False
+    ranks = np.argsort(np.argsort(y, kind="stable"), kind="stable")
+    return bool(np.corrcoef(ranks, np.arange(y.size))[0, 1] < -FALLING_CORRELATION)
+
+
 def _check_compute(x: NDArray[np.float64], name: str, where: list[str]) -> None:
     """Finite, not negative, increasing."""
     for value, place in zip(x, where, strict=True):
@@ -129,7 +138,13 @@ def _check_rates(y: NDArray[np.float64], name: str, where: list[str]) -> None:
             raise CurveError(f"{place}: {name} = {value}; remove or mend this point")
     outside = np.flatnonzero((y < 0) | (y > 1))
     if outside.size:
-        if y.min() >= 0 and y.max() <= 100:
+        if y.min() >= 0 and falls(y):
+            advice = (
+                f"it falls, from {y[0]:g} to {y[-1]:g}: fit a loss by --law "
+                "kaplan_one; give --map-rewards 0 100 for percent, with --one-minus "
+                "if they are error rates"
+            )
+        elif y.min() >= 0 and y.max() <= 100:
             advice = "if these are percent, give --map-rewards 0 100, or divide by 100"
         elif y.min() >= -1 and y.max() <= 1:
             advice = (

@@ -1,22 +1,18 @@
 """TensorBoard event files as a table, read by the tensorboard package itself.
 
-Neither TensorFlow nor anything else than scalars is needed; what a restarted run
-wrote again is dropped as TensorBoard drops it.
+Neither TensorFlow nor anything else than scalars is needed.  What a restart has
+declared void is dropped as TensorBoard drops it.
 """
 
+import collections
 import logging
 from pathlib import Path
 from typing import Any
 
 from scalerl_jax.scaling.curves import DEFAULT_X, DEFAULT_Y, CurveError
-from scalerl_jax.scaling.tables import (
-    EVENTS_PATTERN,
-    RUN_COLUMN,
-    STEP_COLUMN,
-    Row,
-    Table,
-)
+from scalerl_jax.scaling.tables import RUN_COLUMN, STEP_COLUMN, Row, Table
 
+EVENTS_PATTERN = "events.out.tfevents.*"
 TIME_COLUMN = "wall_time_s"  # since the run's first event
 PREFIX = "eval/"  # of the tags of this package's own evaluations
 
@@ -54,8 +50,9 @@ def read_events(path: Path) -> Table:
 
 
 def _read_run(path: Path, run: str) -> list[Row]:
-    """The scalars of one run, joined on their steps; the last value of a step counts.
+    """The scalars of one run, joined on their steps, in the order of time.
 
+    A step that was written again is a row of its own.
     `tf.summary` stores scalars as tensors of no dimension, others as plain values.
     """
     from tensorboard.backend.event_processing import event_accumulator
@@ -76,12 +73,17 @@ def _read_run(path: Path, run: str) -> list[Row]:
     )
     reader.Reload()
     started = reader.FirstEventTimestamp() or 0.0
-    by_step: dict[int, dict[str, Any]] = {}
+    found: dict[tuple[int, int], dict[str, Any]] = {}  # by occurrence and step
+    times: dict[tuple[int, int], float] = {}
+    seen = collections.Counter[tuple[str, int]]()
 
     def add(tag: str, step: int, wall_time: float, value: float) -> None:
-        row = by_step.setdefault(step, {STEP_COLUMN: step, RUN_COLUMN: run})
+        again = seen[tag, step]  # a run that was resumed writes steps again
+        seen[tag, step] += 1
+        row = found.setdefault((again, step), {STEP_COLUMN: step, RUN_COLUMN: run})
         row[TIME_COLUMN] = wall_time - started
         row[tag] = value
+        times[again, step] = min(wall_time, times.get((again, step), wall_time))
 
     tags = reader.Tags()
     for tag in tags[event_accumulator.SCALARS]:
@@ -93,4 +95,6 @@ def _read_run(path: Path, run: str) -> list[Row]:
         for event in reader.Tensors(tag):
             value = float(tensor_util.make_ndarray(event.tensor_proto).item())
             add(tag, event.step, event.wall_time, value)
-    return [(f"{path} step {step}", by_step[step]) for step in sorted(by_step)]
+    return [
+        (f"{path} step {step}", found[again, step]) for again, step in sorted(found)
+    ]

@@ -4,14 +4,18 @@ import argparse
 import dataclasses
 import itertools
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from scalerl_jax.scaling.columns import Selection
 from scalerl_jax.scaling.curves import DEFAULT_X, DEFAULT_Y, Curve, CurveError
 from scalerl_jax.scaling.fit import fit_curve
-from scalerl_jax.scaling.load import Selection, load_curves
+from scalerl_jax.scaling.load import load_curves
 from scalerl_jax.scaling.result import Fit, Settings
+
+SHOW_WARNINGS = ("fit", "report")  # commands that show a curve's with its fit
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,7 +35,9 @@ def selection_from(flags: argparse.Namespace) -> Selection:
         where=tuple(flags.where),
         se=flags.se,
         samples=flags.samples,
+        wide=flags.wide,
         reward_range=tuple(flags.map_rewards) if flags.map_rewards else None,
+        one_minus=flags.one_minus,
         x_scale=flags.x_scale,
         x_name=flags.x_name,
     )
@@ -54,7 +60,11 @@ def settings_from(flags: argparse.Namespace) -> Settings:
 def read(
     flags: argparse.Namespace, selection: Selection | None = None
 ) -> list[tuple[Path, Curve]]:
-    """Every curve of every path, under a name of its own."""
+    """Every curve of every path, under a name of its own.
+
+    What reading had to say goes to standard error, except where the command shows it
+    with each fit.
+    """
     selection = selection or selection_from(flags)
     found: list[tuple[Path, Curve]] = []
     taken: set[str] = set()
@@ -69,6 +79,9 @@ def read(
                 name = f"{curve.name} ({number})"
             taken.add(name)
             found.append((path, dataclasses.replace(curve, name=name)))
+    if flags.command not in SHOW_WARNINGS or selection.constants:
+        notes = dict.fromkeys(note for _, curve in found for note in curve.warnings)
+        sys.stderr.writelines(f"warning: {note}\n" for note in notes)
     units = {curve.x_name for _, curve in found}
     if len(units) > 1:
         raise CurveError(
@@ -96,12 +109,20 @@ def column_flags() -> Parser:
     """What to read: a parent parser of every command."""
     parser = Parser(add_help=False)
     group = parser.add_argument_group("input")
-    group.add_argument("--x", help=f"compute column ({DEFAULT_X}, or the file kind's)")
     group.add_argument(
-        "--y", help=f"pass rate column ({DEFAULT_Y}, or the file kind's)"
+        "--x", help=f"compute column ({DEFAULT_X}, the file kind's, or a step)"
     )
     group.add_argument(
-        "--group", metavar="COLUMN", help="column whose values tell runs apart"
+        "--y",
+        help=f"pass rate column ({DEFAULT_Y}, or the file kind's); A,B: each is a run",
+    )
+    group.add_argument(
+        "--wide", action="store_true", help="every column of numbers is a run"
+    )
+    group.add_argument(
+        "--group",
+        metavar="COLUMN",
+        help="column whose values tell runs apart; A,B: several columns",
     )
     group.add_argument(
         "--where",
@@ -128,6 +149,11 @@ def column_flags() -> Parser:
         metavar=("LOW", "HIGH"),
         help="y is a reward from LOW (no success) to HIGH (full): -1 1, "
         "or 0 100 for percent",
+    )
+    group.add_argument(
+        "--one-minus",
+        action="store_true",
+        help="y is an error rate: the pass rate is 1 - y",
     )
     group.add_argument(
         "--x-scale",

@@ -1,7 +1,8 @@
-"""From a file to curves: which columns, which rows, which run, on which scale.
+"""From a file to curves: which rows, which run, on which scale.
 
-Rows that a resumed run has written again are dropped with a warning; all else that
-is in doubt is refused by `curves.make_curve`.
+What is left out, sorted, or read in a way that a reader should know of becomes a
+warning of the curve (`points.py`); all else that is in doubt is refused by
+`curves.make_curve`.
 """
 
 import dataclasses
@@ -9,28 +10,34 @@ from pathlib import Path
 
 import numpy as np
 
-from scalerl_jax.scaling.curves import DEFAULT_Y, Curve, CurveError, make_curve
-from scalerl_jax.scaling.tables import STEP_COLUMN, Row, Table, read_table
+from scalerl_jax.scaling.cells import is_number, to_number
+from scalerl_jax.scaling.columns import (
+    ERRORS_ENDING,
+    Columns,
+    Selection,
+    find_columns,
+    find_conditions,
+)
+from scalerl_jax.scaling.curves import (
+    DEFAULT_Y,
+    Curve,
+    CurveError,
+    falls,
+    make_curve,
+)
+from scalerl_jax.scaling.points import (
+    complete_rows,
+    numbers,
+    percent_cell,
+    settle,
+    with_mark,
+)
+from scalerl_jax.scaling.readers import read_table
+from scalerl_jax.scaling.tables import Row, Table, starts_at_zero
 
 PROMPTS_COLUMN = "prompt_pass_rates"  # of evals.jsonl: a list
 SAMPLES_COLUMN = "samples_per_prompt"
 _PLAIN_NAMES = ("evals", "trainer_state", "tensorboard")  # their folder's says more
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Selection:
-    """What of a table makes a curve; None: what this kind of file usually has."""
-
-    x: str | None = None  # column of the compute
-    y: str | None = None  # column of the pass rate
-    group: str | None = None  # column whose values tell runs apart
-    where: tuple[tuple[str, str], ...] = ()  # (column, value): other rows do not count
-    se: str | None = None  # column of standard errors; by default `<y>_se`, if there
-    samples: str | None = None  # column of how many samples a rate is the mean of
-    reward_range: tuple[float, float] | None = None  # y at no and at full success
-    x_scale: float = 1.0  # compute = x_scale * column: rollouts of a step, say
-    x_name: str | None = None  # what the scaled compute is called
-    constants: tuple[str, ...] = ()  # columns of settings, one value for each run
 
 
 def load_curve(
@@ -46,7 +53,7 @@ def load_curve(
         names = ", ".join(curve.name for curve in curves)
         raise CurveError(
             f"{path}: {len(curves)} curves where one is wanted: {names}; choose one "
-            "with --where COLUMN=VALUE"
+            "with --where COLUMN=VALUE, or --y where each column is a run"
         )
     return curves[0]
 
@@ -56,11 +63,12 @@ def load_curves(
 ) -> list[Curve]:
     """Read the curves of a run directory or file, in order of appearance.
 
-    The row with step 0, if there is one, is the zero-compute point, and a step that
-    comes again (a resumed run) replaces the rows from its first appearance on.
+    The row with step 0, if there is one, is the zero-compute point.  Rows without a
+    number in x or y are left out, and a step that comes again (a resumed run) counts
+    once, with its last row.
 
     Args:
-        path: what `tables.read_table` reads.
+        path: what `readers.read_table` reads.
         selection: which columns and rows.
         columns: fields of `Selection` by name, instead of it: `x="gpu_hours"`.
 
@@ -73,68 +81,71 @@ def load_curves(
     table = read_table(path)
     if not table.rows:
         raise CurveError(f"{table.path}: no rows; has the run been evaluated yet?")
-    for flag, column in (
-        ("--group", chosen.group),
-        ("--se", chosen.se),
-        ("--samples", chosen.samples),
-        *(("--where", column) for column, _ in chosen.where),
-        *(("the setting", column) for column in chosen.constants),
-    ):
-        if column is not None:
-            _require(table, flag, column)
-    x = _require(table, "--x", chosen.x or table.x)
-    y = _require(table, "--y", chosen.y or table.y)
-    runs = _split(table, chosen)
+    found = find_columns(table, chosen)
+    table, notes = with_mark(table, found.numbers)
+    runs = _split(table, found)
     if table.sparse and len(runs) > 1:  # runs that log something else are no curves
         runs = {
             name: rows
             for name, rows in runs.items()
-            if any(x in row and y in row for _, row in rows)
+            if any(found.x in row and y in row for _, row in rows for y in found.ys)
         } or runs
-    return [
-        _make(table, rows, x=x, y=y, name=name, chosen=chosen)
-        for name, rows in runs.items()
-    ]
+    wide = chosen.wide or len(found.ys) > 1
+    curves = []
+    for run, rows in runs.items():
+        for y in found.ys:
+            name = run
+            if wide:
+                name = f"{run}, {y}" if len(runs) > 1 else y
+            several = len(runs) > 1 or wide
+            part = _Part(table, rows, y, found, run=name if several else "")
+            curve = dataclasses.replace(_make(part, chosen, wide=wide), name=name)
+            curves.append(
+                dataclasses.replace(curve, warnings=(*notes, *curve.warnings))
+            )
+    return curves
+
+
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """Rows of a table that are points, and not those of a curve."""
+
+    names: tuple[str, ...]  # of the columns
+    values: list[np.ndarray]  # [n] each
+    notes: tuple[str, ...]
 
 
 def load_columns(
-    path: str | Path, named: dict[str, str], selection: Selection
-) -> list[np.ndarray]:
-    """Columns of a table as numbers [n] each; rows are points and not a curve.
+    path: str | Path, named: dict[str, str | None], selection: Selection
+) -> Points:
+    """Columns of a table as numbers; rows that lack one are left out.
 
     Args:
-        path: what `tables.read_table` reads.
-        named: column by the flag that names it.
+        path: what `readers.read_table` reads.
+        named: column by the flag that names it; None: the x of this kind of file.
         selection: its `where` chooses the rows.
     """
     table = read_table(path)
     if not table.rows:
         raise CurveError(f"{table.path}: no rows")
-    for flag, column in (*named.items(), *(("--where", c) for c, _ in selection.where)):
-        _require(table, flag, column)
-    rows = _rows_asked(table, selection)
-    return [np.array([_number(p, row, c) for p, row in rows]) for c in named.values()]
+    columns = [table.require(f, c or table.default_x) for f, c in named.items()]
+    table, notes = with_mark(table, columns)
+    rows = _rows_asked(table, find_conditions(table, selection))
+    rows, left_out = complete_rows(table, rows, columns)
+    values = [numbers(table, rows, column) for column in columns]
+    return Points(tuple(columns), values, (*notes, *left_out))
 
 
-def _require(table: Table, flag: str, column: str | None) -> str:
-    """A column that is there, or the list of those that are."""
-    if column is None or column not in table.columns:
-        fault = "which column is wanted?" if column is None else f"no column {column!r}"
-        known = ", ".join(table.columns)
-        raise CurveError(f"{table.path}: {fault}; choose {flag} from: {known}")
-    return column
-
-
-def _rows_asked(table: Table, chosen: Selection) -> list[Row]:
+def _rows_asked(table: Table, where: list[tuple[str, str]]) -> list[Row]:
     """The rows that `where` leaves."""
     rows = [
         (place, row)
         for place, row in table.rows
-        if all(_cell_is(row.get(column), value) for column, value in chosen.where)
+        if all(_cell_is(table, row.get(column), value) for column, value in where)
     ]
     if not rows:
-        asked = ", ".join(f"{column}={value}" for column, value in chosen.where)
-        column = chosen.where[0][0]
+        asked = ", ".join(f"{column}={value}" for column, value in where)
+        column = where[0][0]
         known = list(dict.fromkeys(str(row.get(column)) for _, row in table.rows))
         raise CurveError(
             f"{table.path}: no row has {asked}; {column} is one of: "
@@ -143,86 +154,111 @@ def _rows_asked(table: Table, chosen: Selection) -> list[Row]:
     return rows
 
 
-def _split(table: Table, chosen: Selection) -> dict[str, list[Row]]:
+def _split(table: Table, columns: Columns) -> dict[str, list[Row]]:
     """The rows of each run that are asked for."""
-    rows = _rows_asked(table, chosen)
+    rows = _rows_asked(table, columns.where)
     path = table.path
     name = path.resolve().parent.name if path.stem in _PLAIN_NAMES else path.stem
-    group = chosen.group or table.group
-    if group is None:
+    if not columns.group:
         return {name: rows}
     runs: dict[str, list[Row]] = {}
     for place, row in rows:
-        runs.setdefault(str(row.get(group)), []).append((place, row))
+        run = ", ".join(str(row.get(column)) for column in columns.group)
+        runs.setdefault(run, []).append((place, row))
     return runs
 
 
-def _cell_is(cell: object, value: str) -> bool:
+def _cell_is(table: Table, cell: object, value: str) -> bool:
     """Whether a cell is what was typed, as a number or as text."""
     try:
-        return float(str(cell)) == float(value)
+        return to_number(cell, table.mark) == float(value)
     except ValueError:
         return str(cell) == value
 
 
-def _make(
-    table: Table, rows: list[Row], *, x: str, y: str, name: str, chosen: Selection
-) -> Curve:
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The rows of one curve."""
+
+    table: Table
+    rows: list[Row]
+    y: str
+    columns: Columns
+    run: str  # its name in notes; "" if it is alone
+
+    def numbers(self, column: str) -> np.ndarray:
+        """A column of its rows as numbers [n]."""
+        return numbers(self.table, self.rows, column)
+
+
+def _make(part: _Part, chosen: Selection, *, wide: bool) -> Curve:
     """The checked curve of one run."""
-    points, warnings = _points(table, rows, x=x, y=y, name=name)
-    compute = chosen.x_scale * np.array([_number(p, row, x) for p, row in points])
-    if _cell_is(points[0][1].get(STEP_COLUMN), "0"):
-        compute[0] = 0.0
-    rates = np.array([_number(p, row, y) for p, row in points])
-    errors = f"{y}_se"
-    if chosen.reward_range is not None:
-        rates = _mapped(rates, chosen.reward_range, f"{table.path}: {y}")
-        low, high = chosen.reward_range
-        y = f"{y}, mapped from [{low:g}, {high:g}]"
-    x_name = chosen.x_name or (x if chosen.x_scale == 1 else f"{chosen.x_scale:g} {x}")
+    table, x = part.table, part.columns.x
+    rows, gaps = complete_rows(table, part.rows, [x, part.y], run=part.run)
+    step = table.step
+    if step is None or not all(is_number(row.get(step)) for _, row in rows):
+        step = None
+    rows, order = settle(table, rows, step or x, run=part.run)
+    part = dataclasses.replace(part, rows=rows)
+    compute = chosen.x_scale * part.numbers(x)
+    last_step = None
+    if step is not None:
+        steps = part.numbers(step)
+        last_step = int(steps[-1]) if steps[-1].is_integer() else None
+        if steps[0] == 0 and starts_at_zero(step):
+            compute[0] = 0.0
+    asked = chosen.x or x
+    if chosen.x_scale != 1:
+        asked = f"{chosen.x_scale:g} {asked}"
+    rates, y_name, read = _rates(part, chosen)
     curve = make_curve(
         compute,
         rates,
-        y_se=_errors(points, rates, default=errors, chosen=chosen),
-        names=(x_name, y),
-        name=name,
-        places=[place for place, _ in points],
+        y_se=_errors(part, rates, chosen),
+        names=(chosen.x_name or asked, y_name),
+        name=part.run,
+        places=[place for place, _ in rows],
     )
-    last_step = points[-1][1].get(STEP_COLUMN)
+    after_zero = dataclasses.replace(part, rows=rows[-curve.x.size :])
     return dataclasses.replace(
         curve,
-        warnings=warnings,
-        last_step=last_step if isinstance(last_step, int) else None,
-        prompt_rates=_prompt_rates(points[-curve.x.size :], y),
-        samples_per_prompt=points[-1][1].get(SAMPLES_COLUMN),
-        constants={c: _constant(points, c, name) for c in chosen.constants},
+        y_name=y_name.replace(part.y, DEFAULT_Y, 1) if wide else y_name,
+        warnings=(*gaps, *order, *read),
+        last_step=last_step,
+        prompt_rates=_prompt_rates(after_zero, y_name),
+        samples_per_prompt=rows[-1][1].get(SAMPLES_COLUMN),
+        constants={
+            name: _constant(part, column)
+            for name, column in part.columns.constants.items()
+        },
     )
 
 
-def _points(
-    table: Table, rows: list[Row], *, x: str, y: str, name: str
-) -> tuple[list[Row], tuple[str, ...]]:
-    """The rows that are points of a curve, and warnings about those that are not.
-
-    A row without one of the columns logs something else; an empty cell is a fault
-    (`_number` says so), except where a kind of file leaves cells empty as a rule.
-    """
-    kept = [(place, row) for place, row in rows if x in row and y in row]
-    if table.sparse:
-        kept = [(place, row) for place, row in kept if row[y] is not None]
-    if not kept:
-        raise CurveError(f"{table.path}: no row of {name} has both {x} and {y}")
-    warnings = []
-    if not table.sparse and len(kept) < len(rows):
-        absent = len(rows) - len(kept)
-        warnings.append(f"{table.path}: {absent} rows without {x} or {y} left out")
-    points = kept if table.path.suffix == ".csv" else _drop_replaced(kept)
-    if len(points) < len(kept):
-        warnings.append(
-            f"{table.path}: {len(kept) - len(points)} rows left out: their steps "
-            "were evaluated again after a resume, and the last evaluation counts"
+def _rates(part: _Part, chosen: Selection) -> tuple[np.ndarray, str, tuple[str, ...]]:
+    """Pass rates [n], what they are called, and notes on how they were read."""
+    where, y = part.table.path, part.y
+    values, name, notes = part.numbers(y), y, []
+    percent = percent_cell(part.rows, y)
+    if percent is not None:
+        if chosen.reward_range is not None:
+            raise CurveError(
+                f"{where}: {y} = {percent!r} is read as hundredths, so it is not to be "
+                "mapped; leave --map-rewards out"
+            )
+        number = f"{to_number(percent, part.table.mark):.10g}"
+        notes.append(f"{where}: {y} has percent signs: {percent!r} is read as {number}")
+    if chosen.reward_range is not None:
+        values = _mapped(values, chosen.reward_range, f"{where}: {y}")
+        low, high = chosen.reward_range
+        name = f"{name}, mapped from [{low:g}, {high:g}]"
+    if chosen.one_minus:
+        return _complement(values, f"{where}: {y}"), f"1 - {name}", tuple(notes)
+    if y != DEFAULT_Y and falls(values):
+        notes.append(
+            f"{where}: {y} falls, from {values[0]:g} to {values[-1]:g}: if it is an "
+            "error rate, give --one-minus; if it is a loss, fit --law kaplan_one"
         )
-    return points, tuple(warnings)
+    return values, name, tuple(notes)
 
 
 def _mapped(
@@ -243,78 +279,84 @@ def _mapped(
     return (rewards - low) / (high - low)
 
 
-def _drop_replaced(rows: list[Row]) -> list[Row]:
-    """Rows that still stand after each resume."""
-    kept: list[Row] = []
-    at: dict[object, int] = {}  # step -> its place in `kept`
-    for place, row in rows:
-        step = row.get(STEP_COLUMN)
-        if step in at:
-            first = at[step]
-            for _, old in kept[first:]:
-                at.pop(old.get(STEP_COLUMN), None)
-            del kept[first:]
-        if step is not None:
-            at[step] = len(kept)
-        kept.append((place, row))
-    return kept
+def _complement(errors: np.ndarray, what: str) -> np.ndarray:
+    """Pass rates [n] of error rates."""
+    if ((errors < 0) | (errors > 1)).any():
+        raise CurveError(
+            f"{what} reaches from {errors.min():g} to {errors.max():g}, outside [0, 1] "
+            "where error rates lie for --one-minus; give --map-rewards 0 100 too for "
+            "percent, and fit a loss by --law kaplan_one"
+        )
+    return 1.0 - errors
 
 
-def _number(place: str, row: dict[str, object], column: str) -> float:
-    """A cell as a number."""
-    cell = row.get(column)
-    if cell is None or cell == "":
-        raise CurveError(f"{place}: {column} is missing; remove or complete the row")
-    try:
-        return float(cell)  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError) as failure:
-        raise CurveError(f"{place}: {column} = {cell!r} is not a number") from failure
-
-
-def _prompt_rates(rows: list[Row], y: str) -> np.ndarray | None:
+def _prompt_rates(part: _Part, y_name: str) -> np.ndarray | None:
     """Pass rates of each prompt [n, P], where every evaluation says them."""
-    rates = [row.get(PROMPTS_COLUMN) for _, row in rows]
-    if y != DEFAULT_Y or not all(isinstance(each, list) for each in rates):
+    rates = [row.get(PROMPTS_COLUMN) for _, row in part.rows]
+    if y_name != part.y or part.y != DEFAULT_Y:
+        return None
+    if not all(isinstance(each, list) for each in rates):
         return None
     if len({len(each) for each in rates if each is not None}) != 1:
         return None
     return np.array(rates, np.float64)
 
 
-def _constant(rows: list[Row], column: str, name: str) -> float:
-    """The one value of a setting in all rows of a run."""
-    values = {_number(place, row, column) for place, row in rows}
-    if len(values) > 1:
-        shown = ", ".join(f"{value:g}" for value in sorted(values)[:5])
+def _constant(part: _Part, column: str) -> float:
+    """The one value of a setting in all rows of a run that have it."""
+    values = np.unique(part.numbers(column))
+    values = values[~np.isnan(values)]
+    name = part.run or part.table.path
+    if values.size == 0:
+        raise CurveError(f"{name}: {column} is empty in every row; fill it in")
+    if values.size > 1:
+        shown = ", ".join(f"{value:g}" for value in values[:5])
         raise CurveError(
             f"{name}: {column} is {shown} in one run, and a setting has one value; "
             "tell the runs apart with --group"
         )
-    return values.pop()
+    return float(values[0])
 
 
-def _errors(
-    rows: list[Row], rates: np.ndarray, *, default: str, chosen: Selection
-) -> np.ndarray | None:
+def _errors(part: _Part, rates: np.ndarray, chosen: Selection) -> np.ndarray | None:
     """Standard errors of the rates [n]; None if not every row has one.
 
     From `samples` they are binomial, sqrt(p (1 - p) / n), with p = (successes + 1) /
     (n + 2), so that a rate of 0 or 1 is not taken for certain.
     """
-    if chosen.samples is not None:
-        count = np.array([_number(p, row, chosen.samples) for p, row in rows])
+    columns = part.columns
+    if columns.samples is not None:
+        count = _filled(part, columns.samples, "--samples")
         if (count < 1).any():
-            raise CurveError(f"--samples {chosen.samples}: a rate is of at least 1")
+            raise CurveError(f"--samples {columns.samples}: a rate is of at least 1")
         share = (rates * count + 1.0) / (count + 2.0)
         return np.sqrt(share * (1.0 - share) / count)
-    column = chosen.se or default
-    if chosen.se is None and any(row.get(column) in (None, "") for _, row in rows):
+    column = columns.se or part.y + ERRORS_ENDING
+    if columns.se is None and not all(is_number(r.get(column)) for _, r in part.rows):
         return None
+    errors = _filled(part, column, "--se")
+    percents = [percent_cell(part.rows, name) is not None for name in (part.y, column)]
+    if percents[0] != percents[1] and errors.any():
+        raise CurveError(
+            f"{part.table.path}: only one of {part.y} and {column} has percent signs; "
+            "write both in one way"
+        )
     low, high = chosen.reward_range or (0.0, 1.0)
-    errors = np.array([_number(p, row, column) for p, row in rows]) / (high - low)
     if not np.all(np.isfinite(errors) & (errors >= 0)):
         raise CurveError(
-            f"{rows[0][0]}: {column} holds standard errors that are negative or not "
-            "finite; mend them, or name another column with --se"
+            f"{part.rows[0][0]}: {column} holds standard errors that are negative or "
+            "not finite; mend them, or name another column with --se"
         )
-    return errors
+    return errors / (high - low)
+
+
+def _filled(part: _Part, column: str, flag: str) -> np.ndarray:
+    """A column of numbers [n] that has one wherever y has."""
+    values = part.numbers(column)
+    empty = np.flatnonzero(np.isnan(values))
+    if empty.size:
+        raise CurveError(
+            f"{part.rows[empty[0]][0]}: {column} is empty, and {part.y} is not; fill "
+            f"it in, or leave {flag} out"
+        )
+    return values

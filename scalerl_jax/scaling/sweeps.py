@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from scalerl_jax.scaling.columns import Selection
 from scalerl_jax.scaling.curves import Curve, CurveError
 from scalerl_jax.scaling.flags import selection_from
 from scalerl_jax.scaling.isocompute import SweepRun, fit_isocompute
 from scalerl_jax.scaling.laws import Array
-from scalerl_jax.scaling.load import Selection, load_columns
+from scalerl_jax.scaling.load import load_columns
 from scalerl_jax.scaling.plateau import fit_plateau
 from scalerl_jax.scaling.pretraining import (
     TWO_INPUT_LAWS,
@@ -25,7 +26,7 @@ from scalerl_jax.scaling.pretraining import (
     fit_kaplan_one,
 )
 from scalerl_jax.scaling.surfaces import SurfaceFit
-from scalerl_jax.scaling.tables import STEP_COLUMN
+from scalerl_jax.scaling.tables import is_step
 from scalerl_jax.scaling.tan import (
     TanExtrapolation,
     TanFit,
@@ -115,18 +116,22 @@ def size_extrapolation_text(flags: argparse.Namespace, curves: Curves) -> Said:
 
 def loss_text(flags: argparse.Namespace) -> Said:
     """A law of pre-training loss over the rows of a table."""
-    if flags.law == "kaplan_one":
-        x, loss = _loss_columns(flags)
-        found = fit_kaplan_one(x, loss, level=flags.level)
-    else:
-        found = TWO_INPUT_LAWS[flags.law](*_loss_columns(flags), level=flags.level)
-    return _surface_text(found, f"loss {flags.y} over {flags.x}"), found.to_record()
+    columns, what, notes = _loss_columns(flags)
+    fitted = fit_kaplan_one if flags.law == "kaplan_one" else TWO_INPUT_LAWS[flags.law]
+    found = _noted(fitted(*columns, level=flags.level), notes)
+    return _surface_text(found, what), found.to_record()
+
+
+def _noted(found: SurfaceFit, notes: tuple[str, ...]) -> SurfaceFit:
+    """The fit with what reading its points had to say."""
+    return dataclasses.replace(found, warnings=(*notes, *found.warnings))
 
 
 def chinchilla_text(flags: argparse.Namespace) -> Said:
     """The best model size and number of tokens for budgets of FLOPs."""
-    found = fit_chinchilla(*_loss_columns(flags), level=flags.level)
-    said = _surface_text(found, f"loss {flags.y} over {flags.x}")
+    columns, what, notes = _loss_columns(flags)
+    found = _noted(fit_chinchilla(*columns, level=flags.level), notes)
+    said = _surface_text(found, what)
     record = found.to_record() | {"allocations": []}
     for flops in flags.flops:
         size, tokens = (float(value) for value in compute_optimal(found, flops))
@@ -141,12 +146,17 @@ def chinchilla_text(flags: argparse.Namespace) -> Said:
     return said, record
 
 
-def _loss_columns(flags: argparse.Namespace) -> tuple[Array, ...]:
-    """Model size (unless the law has none), x, and loss of every row."""
+def _loss_columns(
+    flags: argparse.Namespace,
+) -> tuple[list[Array], str, tuple[str, ...]]:
+    """Model size (unless the law has none), x, and loss of every row; what, notes.
+
+    A power law has no value at x = 0, which a run's first evaluation may be at.
+    """
     named = {"--x": flags.x, "--y": flags.y}
     if getattr(flags, "law", None) != "kaplan_one":
         named = {"--model-size": flags.model_size, **named}
-    missing = [flag for flag, column in named.items() if column is None]
+    missing = [flag for flag, name in named.items() if name is None and flag != "--x"]
     if missing:
         raise CurveError(
             f"a law of loss needs its columns: name them with {', '.join(missing)} "
@@ -154,9 +164,18 @@ def _loss_columns(flags: argparse.Namespace) -> tuple[Array, ...]:
         )
     selection = selection_from(flags)
     parts = [load_columns(path, named, selection) for path in flags.paths]
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    columns = [
+        np.concatenate(each) for each in zip(*(p.values for p in parts), strict=True)
+    ]
+    *_, x_name, y_name = parts[0].names
+    positive = columns[-2] != 0
+    notes = tuple(note for part in parts for note in part.notes)
+    if not positive.all():
+        count = int((~positive).sum())
+        notes += (f"{count} rows at {x_name} = 0 left out: a power law has none there",)
+    columns = [column[positive] for column in columns]
     columns[-2] = flags.x_scale * columns[-2]
-    return tuple(columns)
+    return columns, f"loss {y_name} over {x_name}", notes
 
 
 def isocompute_text(flags: argparse.Namespace, curves: Curves) -> Said:
@@ -166,7 +185,7 @@ def isocompute_text(flags: argparse.Namespace, curves: Curves) -> Said:
     for _, curve in curves:
         n, prompts = (round(curve.constants[column]) for column in columns)
         # A step is B_p prompts with n rollouts each.
-        scale = n * prompts if curve.x_name == STEP_COLUMN else 1
+        scale = n * prompts if is_step(curve.x_name) else 1
         runs.append(
             SweepRun(
                 rollouts_per_prompt=n,

@@ -19,8 +19,9 @@ from scalerl_jax.scaling.checking import (
     scalars,
 )
 from scalerl_jax.scaling.checking import to_text as status_text
+from scalerl_jax.scaling.columns import Selection
 from scalerl_jax.scaling.curves import Curve, CurveError
-from scalerl_jax.scaling.load import Selection, load_curve
+from scalerl_jax.scaling.load import load_curve
 
 if TYPE_CHECKING:
     from scalerl_jax.scaling.board import Board

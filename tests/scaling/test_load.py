@@ -152,7 +152,9 @@ def test_rows_are_chosen_and_runs_told_apart_by_columns(tmp_path):
     expected = [0.05, np.sqrt(101 / 102 * 1 / 102 / 100)]
     np.testing.assert_allclose(a.y_se, expected)
     assert b.y_se[0] == pytest.approx(0.025)
-    with pytest.raises(CurveError, match="several runs, name the column .* --group"):
+    with pytest.raises(
+        CurveError, match="several runs: .* --group, .* candidates: recipe$"
+    ):
         load_curves(file, **chosen)
     with pytest.raises(CurveError, match="no row has split=test; split is one of: eva"):
         load_curves(file, x="step", y="rate", where=(("split", "test"),))
@@ -172,7 +174,7 @@ def test_rows_of_another_kind_are_left_out_with_a_warning(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     curve = load_curve(file, x="h", y="r")
     np.testing.assert_array_equal(curve.x, [1, 3, 5])
-    assert "3 rows without h or r left out" in curve.warnings[0]
+    assert "3 of 6 rows left out: no number in r" in curve.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,9 @@ def _add_comparison(page: Page, fits: Mapping[str, Fit]) -> None:
         rows.append(
             (
                 f"{best} - {row.name}",
-                text.show(found.asymptote_difference, "+.4f"),
+                text.show(found.asymptote_difference, "+.4f")
+                if all(found.identified)
+                else "-",
                 text.show(found.exponent_difference, "+.3f") or "-",
                 text.show(found.rate_difference, "+.4f"),
                 found.rule_winner or "not decided",

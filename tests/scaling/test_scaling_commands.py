@@ -1,6 +1,8 @@
 """Commands over several runs: what they print, write and refuse."""
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -177,6 +179,19 @@ def test_many_runs_are_folded_and_tested_less(runs):
     parsed = Parsed(text)
     assert parsed.open == [] and parsed.images == 2 + 2
     assert "are left out" in text
+
+
+def test_the_report_gives_no_difference_of_a_plateau_that_is_not_identified(runs):
+    best, *_ = load_curves(runs, x="gpu_hours", group="recipe")
+    climb = sigmoid(
+        best.x, initial_reward=0.25, asymptote=0.9, exponent=1.2, midpoint=60_000.0
+    )
+    noise = np.random.default_rng(1).normal(0.0, 0.004, best.x.size)
+    early = dataclasses.replace(best, y=climb + noise)
+    fits = {"best": fit_curve(best), "early": fit_curve(early)}
+    assert not fits["early"].identified
+    text = make_report(fits, title="two")
+    assert re.search(r"best - early</td><td>-</td><td>-</td><td>\[", text)
 
 
 def test_runs_of_one_name_get_names_of_their_own(runs, capsys):

@@ -8,6 +8,7 @@ from scalerl_jax.data.mixture import Stream
 from scalerl_jax.evals.evaluate import Evaluator
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.critic import PairedStep
+from scalerl_jax.learner.flops import LearnerFlops
 from scalerl_jax.learner.publish import Publish
 from scalerl_jax.learner.step import TrainState, TrainStep
 from scalerl_jax.model.architecture import Architecture
@@ -32,6 +33,7 @@ class Parts:
     diagnose: Callable[[PyTree, PackedBatch], str]  # of a skipped step
     assemble: Assembler
     annotate: Annotate
+    flops: LearnerFlops
     learning_rates: Callable[[int], Any]  # of the step that starts from a version
     length_limit: Callable[[int], int]  # tokens of completions begun at a version
     queue: RolloutQueue

@@ -3,6 +3,7 @@
 Read this first.  `build` makes the parts; nothing here knows how they work.
 """
 
+import contextlib
 import dataclasses
 import logging
 from pathlib import Path
@@ -16,6 +17,7 @@ from scalerl_jax.parts import Parts
 from scalerl_jax.rollout.queue import QueueState
 from scalerl_jax.scaling.live import LiveFit, live_fit
 from scalerl_jax.utils.device_memory import explained
+from scalerl_jax.utils.ledger_file import kept_on_disk, read_ledger
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.progress import Progress
@@ -37,10 +39,11 @@ class Outcome:
 def train(config: Config, parts: Parts, directory: Path) -> Outcome:
     """Run to `train.num_steps` optimizer steps, or to a SIGTERM.
 
-    Resumes from the newest good checkpoint of `directory`.  When it returns, the
-    whole state is saved.  A window of several steps (batch.epochs above 1, or
-    queue.mode = "batched") is used up before it is saved: what falls due inside of it,
-    a SIGTERM too, is done at its end.  Evaluations come when they are due.
+    Resumes from the newest good checkpoint of `directory`; what was spent after it is
+    charged (utils/ledger.py).  When it returns, the whole state is saved.  A window of
+    several steps (batch.epochs above 1, or queue.mode = "batched") is used up before it
+    is saved: what falls due inside of it, a SIGTERM too, is done at its end.
+    Evaluations come when they are due.
     """
     num_steps = config.train.num_steps
     with (
@@ -48,8 +51,10 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
         Preemption() as preemption,
         explained("the sampler", flatten(to_json(config))),
         live_fit(config.scaling, directory) as live,
+        contextlib.ExitStack() as opened,
     ):
-        restored = _resume(parts, writer)
+        restored = _resume(parts, writer, directory)
+        opened.enter_context(kept_on_disk(parts.ledger, directory))
         state = restored.state if restored else parts.state
         version = int(state.policy_version)
         progress = Progress(first_step=version, num_steps=num_steps)
@@ -137,8 +142,11 @@ def save(parts: Parts, state: TrainState, version: int) -> None:
         parts.checkpointer.save(version, state=state, host=host, groups=queue.buffered)
 
 
-def _resume(parts: Parts, writer: MetricsWriter) -> Restored | None:
-    """The checkpoint to go on from; queue, prompts and ledger are as it says."""
+def _resume(parts: Parts, writer: MetricsWriter, directory: Path) -> Restored | None:
+    """The checkpoint to go on from; queue, prompts and ledger are as it says.
+
+    What the run has cost since then is added to the ledger, as far as it is on file.
+    """
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=leaf.sharding
@@ -146,12 +154,14 @@ def _resume(parts: Parts, writer: MetricsWriter) -> Restored | None:
         parts.state,
     )
     restored = parts.checkpointer.restore(abstract)
+    parts.ledger.restore(
+        restored.host["ledger"] if restored else None, latest=read_ledger(directory)
+    )
     writer.rewind(restored.step if restored else -1)
     if restored is None:
         return None
     host = restored.host
     parts.stream.restore(host["stream"])
-    parts.ledger.restore(host["ledger"])
     parts.assemble.restore(host["assembler"])
     parts.queue.restore(
         QueueState(

@@ -37,7 +37,8 @@ class Watch:
         self._skipped_in_row = 0
         self._pass_rate = float("nan")
         self._last_s = time.monotonic()
-        self._last_tokens = 0.0
+        report = parts.ledger.report()  # of a resumed run it is not 0
+        self._last_tokens = report["compute/generated_tokens"]
         self._times: dict[str, float] = {}
         self._mismatch: dict[str, float] = {}  # as last measured
 
@@ -113,6 +114,10 @@ class Watch:
         ):
             window = window.annotated(parts.annotate(state, window.packed()))
         self._times["time/annotate_s"] = time.monotonic() - started
+        for each in window.batches:
+            assembled = each.assembled
+            flops = parts.flops.annotation(assembled.row_tokens, assembled.mean_context)
+            parts.ledger.count(train_flops=flops)
         return window
 
     def step(
@@ -139,12 +144,11 @@ class Watch:
             if metrics.pop("skipped"):
                 fault = self._parts.diagnose(state.params, assembled.batch)
         self._times["time/train_s"] = time.monotonic() - started
-        # Forward and backward: three forward passes' worth, and as much for a critic.
-        passes = 3 if state.critic is None else 6
-        flops = self._parts.arch.flops_per_token(assembled.mean_context)
         ledger.count(
             train_tokens=assembled.train_tokens,
-            train_flops=passes * flops * assembled.row_tokens,
+            train_flops=self._parts.flops.step(
+                assembled.row_tokens, assembled.mean_context
+            ),
         )
         if fault:
             self._skip(

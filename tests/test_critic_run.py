@@ -170,6 +170,10 @@ def test_ppo_runs_from_the_command_line_and_resumes_bit_for_bit(
     # The values are 0 at first, and all of the first window comes from those.
     assert rows[0]["value/mean"] == 0.0 and rows[0]["value/explained_variance"] == 0.0
     assert rows[1]["value/loss"] < rows[0]["value/loss"]
+    # By passes forward: one of the reference and one for the values before the window,
+    # three of the policy and three of the critic in each of its two steps.
+    flops = [row["compute/train_flops"] for row in rows]
+    assert flops[0] == pytest.approx((flops[1] - flops[0]) * 8 / 6, rel=1e-9)
     # The policy is as it was in both of them, and changes from there on.
     assert rows[0]["grad_norm"] == rows[1]["grad_norm"] > 0.0
     assert rows[3]["ratio/max"] > rows[1]["ratio/max"]

@@ -145,7 +145,9 @@ import json, sys
 import small_run
 from pathlib import Path
 from scalerl_jax.train import train
+from scalerl_jax.utils import ledger_file
 
+ledger_file.WRITE_EVERY_S = 0.02
 directory = Path(sys.argv[1])
 config = small_run.make_config(json.loads(sys.argv[2]))
 with small_run.built(config, directory) as parts, open(sys.argv[3], "w") as file:
@@ -179,12 +181,29 @@ def recorded(path):
     return [json.loads(line) for line in lines]
 
 
+def check_what_was_lost(rows, saved, spent, *, after):
+    """What a run had on file when it was killed is paid for; the axis has no gap."""
+    undone = ("generate", "train", "publish", "verify", "idle")
+    lost = sum(spent["chip_s"][name] - saved["chip_s"][name] for name in undone)
+    for row in rows:
+        expected = max(lost, 0.0) if row["step"] > after else 0.0
+        assert row["compute/lost_chip_s"] == pytest.approx(expected, abs=1e-6)
+    hours = [row["compute/charged_chip_hours"] for row in rows]
+    assert hours == sorted(hours)
+    free = ("startup", "eval")
+    charged = sum(value for name, value in spent["chip_s"].items() if name not in free)
+    assert hours[after] >= charged / 3600
+    made = spent["counts"]["generated_tokens"] - saved["counts"]["generated_tokens"]
+    assert rows[-1]["compute/lost_tokens"] == max(made, 0)
+
+
 @pytest.mark.slow
 def test_in_a_pipeline_no_ticket_is_lost_or_doubled(tmp_path, program_cache):
     directory, before, after = tmp_path / "run", tmp_path / "1", tmp_path / "2"
     directory.mkdir()
     process = start_recording(directory, before, program_cache)
     kill_in_the_midst(process, directory, after=random.randint(4, 12))
+    spent = json.loads((directory / "ledger.json").read_text())
 
     newest = small_run.checkpoints(directory)[-1]
     step = int(newest.name.removeprefix("step_"))
@@ -203,6 +222,10 @@ def test_in_a_pipeline_no_ticket_is_lost_or_doubled(tmp_path, program_cache):
     assert sorted([*consumed, *buffered, *running]) == list(range(host["next_ticket"]))
 
     finish(start_recording(directory, after, program_cache))
+    check_what_was_lost(small_run.rows(directory), host["ledger"], spent, after=step)
+    in_flight = sum(entry["tokens"] for entry in host["in_flight"])
+    wasted = small_run.rows(directory)[step]["compute/wasted_tokens"]
+    assert wasted >= host["ledger"]["counts"]["wasted_tokens"] + in_flight
     batches = [batch for batch in recorded(before) if batch[0] < step]
     batches += recorded(after)
     assert [row["step"] for row in small_run.rows(directory)] == list(range(1, 17))

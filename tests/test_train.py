@@ -39,6 +39,7 @@ STEP_NAMES = """
     compute/startup_chip_s compute/generate_chip_s compute/train_chip_s
     compute/publish_chip_s compute/verify_chip_s compute/eval_chip_s
     compute/checkpoint_chip_s compute/idle_chip_s compute/wasted_chip_s
+    compute/lost_chip_s compute/lost_tokens compute/lost_flops
     compute/charged_chip_hours compute/generated_tokens compute/wasted_tokens
     compute/train_tokens compute/train_flops compute/generate_flops
 """.split()

@@ -55,7 +55,7 @@ def test_every_window_is_passed_twice_and_never_staler_than_its_epochs(finished)
         assert on_policy == (row["train/epoch"] == 0)
     # In the second epoch the same completions are trained on.
     for first, second in zip(rows[::2], rows[1::2], strict=True):
-        for name in ("train/tokens", "reward/mean", "compute/generated_tokens"):
+        for name in ("train/tokens", "reward/mean", "completion/mean_tokens"):
             assert first[name] == second[name]
 
 

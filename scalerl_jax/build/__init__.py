@@ -11,6 +11,7 @@ from scalerl_jax.build.learning import (
     make_annotate,
     make_architecture,
     make_diagnosis,
+    make_flops,
     make_forward,
     make_learner,
     make_learning_rates,
@@ -94,7 +95,6 @@ def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
         training, evaluation = (make_verifier(config, opened) for _ in range(2))
         worker = make_worker(config, engine, tokenizer, stream, queue, training, ledger)
         close = opened.pop_all().close
-
     return Parts(
         arch=arch,
         state=state,
@@ -102,6 +102,7 @@ def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
         diagnose=make_diagnosis(config, forward, step),
         assemble=assemble,
         annotate=make_annotate(config, forward, learner_mesh, assemble),
+        flops=make_flops(config, arch),
         learning_rates=make_learning_rates(config),
         length_limit=make_length_budget(config).limit,
         queue=queue,
@@ -171,7 +172,7 @@ def make_worker(
         sampling=make_distribution(config),
         make_samples=make_training_samples(config),
         ledger=ledger,
-        flops_per_token=engine.settings.arch.flops_per_token,
+        flops=lambda stats: stats.flops(engine.settings.arch),
         pool=pool_names(config)[1],
         group_size=config.batch.group_size,
         group_timeout_s=config.queue.group_timeout_s,

@@ -16,6 +16,7 @@ from scalerl_jax.build.objective import make_annotator, make_objective, with_ann
 from scalerl_jax.build.tables import DTYPES, choose, naming
 from scalerl_jax.config import Config
 from scalerl_jax.learner.critic import PairedStep, held
+from scalerl_jax.learner.flops import LearnerFlops
 from scalerl_jax.learner.freezing import freeze, freeze_gradient
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.nonfinite import Diagnosis
@@ -304,6 +305,16 @@ def make_train_step(
             mesh=mesh,
         ),
         num_minibatches=config.critic.minibatches,
+    )
+
+
+def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
+    """What the passes of the objective cost."""
+    objective = config.objective
+    return LearnerFlops(
+        arch=arch,
+        scores=(objective.anchor == "recomputed") + bool(objective.kl_coefficient),
+        critic_steps=int(objective.advantage == "critic"),
     )
 
 

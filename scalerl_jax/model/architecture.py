@@ -57,14 +57,16 @@ class Architecture:
         specs = jax.tree.leaves(parameter_table(self), is_leaf=_is_spec)
         return sum(spec.size for spec in specs)
 
-    def flops_per_token(self, context: float) -> float:
+    def flops_per_token(self, context: float, *, head: bool = True) -> float:
         """Forward FLOPs of one token that attends to `context` tokens.
 
-        Two per parameter of each matmul (the head included, the embedding lookup
-        not), and 4 * heads * head_dim per attended token and layer.
+        Two per parameter of each matmul (the embedding lookup is none), and
+        4 * heads * head_dim per attended token and layer.
         """
         embedding = self.vocab_size * self.hidden_size
-        matmul_params = self.num_params - (0 if self.tied_embeddings else embedding)
+        matmul_params = self.num_params - (1 if self.tied_embeddings else 2) * embedding
+        if head:
+            matmul_params += embedding
         attention = 4 * self.num_layers * self.num_heads * self.head_dim * context
         return 2.0 * matmul_params + attention
 

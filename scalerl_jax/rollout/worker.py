@@ -19,7 +19,12 @@ from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.publish import Published, receive
 from scalerl_jax.rewards.verifier import Verdicts, VerifierPool
 from scalerl_jax.rollout.queue import QueueClosed, RolloutQueue
-from scalerl_jax.sampler.requests import Completion, Request, Samples
+from scalerl_jax.sampler.requests import (
+    Completion,
+    Request,
+    Samples,
+    SchedulerStats,
+)
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Group, Prompt, PyTree, Rollout
@@ -70,6 +75,11 @@ class _Open:
     completions: dict[int, Completion] = dataclasses.field(default_factory=dict)
     finished_version: int = -1
 
+    @property
+    def finished_tokens(self) -> int:
+        """Tokens of those of its completions that have ended."""
+        return sum(len(each.tokens) for each in self.completions.values())
+
 
 class RolloutWorker:
     """Runs `run` in a thread of its own; the learner calls everything else."""
@@ -85,7 +95,7 @@ class RolloutWorker:
         sampling: Sampling,
         make_samples: Callable[[Prompt, int], Samples],
         ledger: Ledger,
-        flops_per_token: Callable[[float], float],
+        flops: Callable[[SchedulerStats], float],
         pool: str,
         group_size: int,
         group_timeout_s: float,
@@ -99,7 +109,8 @@ class RolloutWorker:
         self._sampling = sampling
         self._make_samples = make_samples  # of a prompt begun at a version
         self._ledger = ledger
-        self._flops_per_token = flops_per_token  # of a forward pass, by context
+        self._flops = flops  # of the passes that a scheduler has counted
+        self._counted: dict[str, float] = {}  # what the ledger has of them
         self._pool = pool
         self._group_size = group_size
         self._group_timeout_s = group_timeout_s
@@ -161,13 +172,19 @@ class RolloutWorker:
                 "prompt_id": opened.prompt.prompt_id,
                 "epoch": opened.prompt.epoch,
                 "begun_version": opened.begun_version,
+                "tokens": opened.finished_tokens
+                + self._scheduler.unfinished_tokens(ticket),
             }
             for ticket, opened in sorted(self._open.items())
         ]
 
     def reissue(self, in_flight: list[dict[str, int]], *, version: int) -> None:
-        """Start the groups of a checkpoint again, from their prompts."""
+        """Start the groups of a checkpoint again, from their prompts.
+
+        What had been generated for them by then leads to no gradient.
+        """
         for entry in in_flight:
+            self._ledger.waste_tokens(entry["tokens"])
             prompt = self._stream.prompt(entry["prompt_id"], epoch=entry["epoch"])
             self._queue.readmit(entry["ticket"], version)
             self._begin(entry["ticket"], prompt, version=entry["begun_version"])
@@ -198,7 +215,7 @@ class RolloutWorker:
         if worked:
             with self._ledger.activity("generate", pool=self._pool):
                 finished = self._scheduler.step(params, version=version)
-            self.sampler_metrics = self._scheduler.stats.metrics()
+            self._count_work()
             for completion in finished:
                 self._collect(completion, version)
         verdicts = self._verifier.poll()
@@ -235,12 +252,6 @@ class RolloutWorker:
                 f"{completion.failure}"
             )
         opened = self._open[completion.request_id]
-        length = len(completion.tokens)
-        context = len(opened.prompt.tokens) + length / 2
-        self._ledger.count(
-            generated_tokens=length,
-            generate_flops=length * self._flops_per_token(context),
-        )
         opened.completions[completion.sample] = completion
         if len(opened.completions) < self._group_size:
             return
@@ -278,11 +289,29 @@ class RolloutWorker:
         ]
         for ticket in late:
             opened = self._open.pop(ticket)
-            unfinished = self._scheduler.cancel(ticket)
+            self._scheduler.cancel(ticket)
+            self._count_work()
+            self._ledger.waste_tokens(opened.finished_tokens)
             self._queue.drop(ticket, "timeout")
-            finished = sum(len(each.tokens) for each in opened.completions.values())
-            self._ledger.count(generated_tokens=unfinished)
-            self._ledger.waste_tokens(unfinished + finished)
+
+    def _count_work(self) -> None:
+        """What the sampler has done since the last time, into the ledger."""
+        stats = self._scheduler.stats
+        self.sampler_metrics = stats.metrics()
+        before, self._counted = (
+            self._counted,
+            {
+                "generated_tokens": stats.generated_tokens,
+                "wasted_tokens": stats.wasted_tokens,
+                "generate_flops": self._flops(stats),
+            },
+        )
+        self._ledger.count(
+            **{
+                name: amount - before.get(name, 0)
+                for name, amount in self._counted.items()
+            }
+        )
 
     def _rest(self) -> None:
         """Wait for a verdict if one is due, else for room in the queue."""

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from scalerl_jax.data.spelling import Spelling
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.sampler.attention import Chunk
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.sampler.stopping import StopWatch
 
@@ -111,15 +113,49 @@ class SchedulerStats:
     calls: int = 0  # of `generate`
     chunks: int = 0  # of prefill
     prefilled_tokens: int = 0
+    prefill_context: int = 0  # tokens that these and the recomputed attended to, summed
     prefixes_dropped: int = 0  # made again: another version came, or pages ran out
     suspended: int = 0  # sequences that gave their pages back for a while
     recomputed_tokens: int = 0  # cached again under new params
     failed: int = 0
+    generated_tokens: int = 0
+    generated_context: int = 0  # tokens that these attended to, summed
     wasted_tokens: int = 0  # generated and not part of a completion
     pages_in_use: int = 0
     peak_pages: int = 0
     tokens_held: int = 0  # by the sequences in slots, a shared prompt once each
     peak_tokens_held: int = 0
+
+    def note_prefill(self, chunk: Chunk, *, again: bool = False) -> None:
+        """Count the tokens of a chunk; each attends to itself and all before it."""
+        count = int(chunk.query_starts[-1])
+        if again:
+            self.recomputed_tokens += count
+        else:
+            self.chunks += 1
+            self.prefilled_tokens += count
+        self.prefill_context += int(chunk.positions[:count].sum()) + count
+
+    def note_generated(self, sample: "Sample", count: int) -> None:
+        """Count tokens that follow those which the host knows of a sample."""
+        known = len(sample.request.tokens) + sample.num_tokens
+        self.generated_tokens += count
+        self.generated_context += count * known + count * (count - 1) // 2
+
+    def flops(self, arch: Architecture) -> float:
+        """Model FLOPs of all passes: a prefill's, however often, are without a head.
+
+        What a prefill leaves out after the last layer's keys and values is counted.
+        """
+        cached = self.prefilled_tokens + self.recomputed_tokens
+        return sum(
+            count * arch.flops_per_token(context / count, head=head)
+            for count, context, head in (
+                (cached, self.prefill_context, False),
+                (self.generated_tokens, self.generated_context, True),
+            )
+            if count
+        )
 
     def metrics(self) -> dict[str, int]:
         """By metric name."""

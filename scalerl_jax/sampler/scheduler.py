@@ -118,24 +118,26 @@ class Scheduler:
         )
 
     def cancel(self, request_id: int) -> int:
-        """Drop a request: its waiting samples, and those in slots.
-
-        Returns the number of tokens that were generated for it and not returned.
-        """
-        lost = 0
+        """Drop a request; returns how many of its tokens no completion has."""
+        lost = self.unfinished_tokens(request_id)
         for entry in list(self._waiting):
             if entry.request.request_id == request_id:
                 self._waiting.remove(entry)
                 self._drop_prefix(entry)
-                lost += sum(sample.num_tokens for sample in entry.samples)
         running = self._running.items()
         slots = [at for at, each in running if each.request.request_id == request_id]
-        lost += sum(self._running[slot].num_tokens for slot in slots)
         for slot in slots:
             self._leave(slot)
         self._stop(slots)
         self._stats.wasted_tokens += lost
         return lost
+
+    def unfinished_tokens(self, request_id: int) -> int:
+        """Tokens generated for samples of a request that have not ended."""
+        waiting = (each for entry in self._waiting for each in entry.samples)
+        every = (*waiting, *self._running.values())
+        own = (each for each in every if each.request.request_id == request_id)
+        return sum(each.num_tokens for each in own)
 
     def step(self, params: PyTree, *, version: int) -> list[Completion]:
         """Fill free slots, dispatch one `generate` call, return what has finished.
@@ -167,9 +169,9 @@ class Scheduler:
             Prefix(tokens=sample.tokens()[:-1], pages=sample.pages, version=0)
             for sample in self._running.values()
         ]
-        self._stats.recomputed_tokens += sum(len(each.tokens) for each in prefixes)
         while (chunk := fill_chunk(self._engine, prefixes)) is not None:
             self._state = self._engine.prefill(params, self._state, chunk)
+            self._stats.note_prefill(chunk, again=True)
 
     # -- from waiting to running ------------------------------------------------------
 
@@ -180,8 +182,7 @@ class Scheduler:
             chunk = fill_chunk(self._engine, begun)
             if chunk is not None:
                 self._state = self._engine.prefill(params, self._state, chunk)
-                self._stats.chunks += 1
-                self._stats.prefilled_tokens += int(chunk.query_starts[-1])
+                self._stats.note_prefill(chunk)
             self._place()
             if self._running:
                 return
@@ -338,6 +339,7 @@ class Scheduler:
         for column, (slot, sample) in enumerate(call.samples):
             sample.in_flight -= self._settings.tokens_per_call
             count = int(results.valid[:, column].sum())
+            self._stats.note_generated(sample, count)
             if self._running.get(slot) is not sample:
                 self._stats.wasted_tokens += count
                 continue

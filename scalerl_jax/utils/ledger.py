@@ -4,6 +4,16 @@ Every chip belongs to one pool and is accounted for at every instant, so the
 categories sum to chips x wall clock.  What is charged to a run is everything but
 loading and compiling (`startup`) and evaluation (`eval`), which are measured and
 left out of the training axis.  Nothing here knows JAX; FLOPs are counted by callers.
+
+A run that goes on from a checkpoint has lost what it did after it.  The chip-seconds
+were paid all the same: on a resume they are charged as `lost`, so that the training
+axis never goes back.  Start-ups, evaluations and the writing of checkpoints are not
+undone and stay what they were.  A kill before the first checkpoint loses everything:
+the run begins again at step 0, and at what it has cost so far.
+
+Tokens and FLOPs are what the method has used, not what was paid: work that is done
+again is counted once, so these counters go on from the checkpoint.  What was lost is
+told apart: `lost_tokens` (generated) and `lost_flops` (of sampler and learner).
 """
 
 import contextlib
@@ -23,8 +33,17 @@ COUNTS = (
     "train_tokens",
     "train_flops",
     "generate_flops",
+    "lost_tokens",
+    "lost_flops",
 )
-_CATEGORIES = (*ACTIVITIES, "idle")
+_CATEGORIES = (*ACTIVITIES, "idle", "lost")
+_NOT_UNDONE = ("startup", "eval", "checkpoint")  # by a kill
+# What a kill adds to, and whose amounts after the checkpoint it adds.
+_LOST = {
+    "lost": tuple(name for name in _CATEGORIES if name not in _NOT_UNDONE),
+    "lost_tokens": ("generated_tokens", "lost_tokens"),
+    "lost_flops": ("train_flops", "generate_flops", "lost_flops"),
+}
 _SECONDS_PER_HOUR = 3600.0
 
 
@@ -152,25 +171,34 @@ class Ledger:
                 "counts": dict(self._counts),
             }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`; the time in between is not counted.
+    def restore(
+        self, saved: dict[str, Any] | None, *, latest: dict[str, Any] | None = None
+    ) -> None:
+        """Go on from `saved`, a checkpoint's state; None: from the start.
 
-        What this process has counted since `start` stays on top, so that a resumed
-        run shows every one of its start-ups.
+        What `latest`, the state that was last written down, has beyond it is lost; the
+        time in between is not counted.  What this process has counted since `start`
+        stays on top, so that a resumed run shows every one of its start-ups.
+
+        Raises:
+            ValueError: they count the hours of another chip.
         """
         assert not self._restored, "a second restore would count the past twice"
-        if state["chip"] != self.chip:
-            raise ValueError(
-                f"the ledger of this run counts hours of {state['chip']!r} and this "
-                f"machine has {self.chip!r}; they cannot be added: resume on "
-                f"{state['chip']!r}, or start a new run with another --workdir"
-            )
+        amounts: list[Counter[str]] = []
+        for state in (saved, latest):
+            if state is not None and state["chip"] != self.chip:
+                raise ValueError(
+                    f"the ledger of this run counts hours of {state['chip']!r} and "
+                    f"this machine has {self.chip!r}; they cannot be added: resume on "
+                    f"{state['chip']!r}, or start a new run with another --workdir"
+                )
+            amounts.append(Counter(state["chip_s"] | state["counts"] if state else {}))
+        past = _resumed(*amounts)
         with self._lock:
             self._advance()
-            for name, value in state["chip_s"].items():
-                self._chip_s[name] += value
-            for name, value in state["counts"].items():
-                self._counts[name] += value
+            for total in (self._chip_s, self._counts):
+                for name in total:
+                    total[name] += past[name]
             self._restored = True
 
     def _charged_chip_hours(self) -> float:
@@ -199,3 +227,13 @@ class Ledger:
             self._pool_total_s[pool] += chip_s
             if booked == ["idle"]:
                 self._pool_idle_s[pool] += chip_s
+
+
+def _resumed(saved: Counter[str], latest: Counter[str]) -> Counter[str]:
+    """Amounts to go on from at a checkpoint; it may be newer than `latest`."""
+    past = saved.copy()
+    for name in _NOT_UNDONE:
+        past[name] = max(saved[name], latest[name])
+    for name, parts in _LOST.items():
+        past[name] += max(0, sum(latest[part] - saved[part] for part in parts))
+    return past

@@ -23,7 +23,13 @@ import scalerl_jax
 
 # What a run leaves behind: with one of these and no config.json, nobody can tell
 # which recipe they belong to.
-RUN_FILES = ("metrics.jsonl", "evals.jsonl", "rollouts.jsonl", "checkpoints")
+RUN_FILES = (
+    "metrics.jsonl",
+    "evals.jsonl",
+    "rollouts.jsonl",
+    "ledger.json",
+    "checkpoints",
+)
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _OPTIONAL_PACKAGES = ("reasoning_gym",)
 _MOST_DIFFERENCES_SHOWN = 5
@@ -86,7 +92,7 @@ def open_run_directory(
                 _refuse_run_files(path)
                 record = _new_record(settings)
             if record is not None:
-                _write_json(config_file, record)
+                write_json(config_file, record)
         except OSError as error:
             raise _unusable(config_file, error) from error
     except BaseException:
@@ -239,7 +245,7 @@ def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None
     file = directory / "data.json"
     try:
         if not (file.exists() and _run_files(directory)):
-            _write_json(file, report)
+            write_json(file, report)
             return
         before = json.loads(file.read_bytes())
         changed = [
@@ -318,7 +324,7 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _write_json(path: Path, values: dict[str, Any]) -> None:
+def write_json(path: Path, values: dict[str, Any]) -> None:
     """Replace the file in one go: a reader sees the old one or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "w") as file:

@@ -103,9 +103,13 @@ class WrittenScheduler:
 
     def cancel(self, request_id):
         lost = [key for key in self.running if key[0] == request_id]
+        self.stats.wasted_tokens += self.unfinished_tokens(request_id)
         for key in lost:
             del self.running[key]
-        return sum(len(self.said[key]) for key in lost)
+
+    def unfinished_tokens(self, request_id):
+        running = [key for key in self.running if key[0] == request_id]
+        return sum(len(self.said[key]) for key in running)
 
     def step(self, params, *, version):
         self.calls += 1
@@ -118,6 +122,7 @@ class WrittenScheduler:
         for key, tokens in list(self.running.items()):
             said = self.said[key]
             said.append((0 if tokens is None else tokens[len(said)], version))
+            self.stats.generated_tokens += 1
             if tokens is not None and len(said) == len(tokens):
                 del self.running[key]
                 finished.append(self._completion(key, said))
@@ -175,7 +180,7 @@ class Place:
             sampling=Sampling(),
             make_samples=make_samples,
             ledger=self.ledger,
-            flops_per_token=lambda context: 1000.0,
+            flops=lambda stats: 1000.0 * stats.generated_tokens,
             pool="all",
             group_size=GROUP_SIZE,
             group_timeout_s=timeout_s,
@@ -432,6 +437,7 @@ def test_a_paused_worker_stands_still_and_then_goes_on(place):
             "prompt_id": prompt.prompt_id,
             "epoch": 0,
             "begun_version": 0,
+            "tokens": GROUP_SIZE * steps,
         }
         for ticket, prompt in enumerate(in_order(2))
     ]
@@ -449,18 +455,21 @@ def test_a_pause_says_when_a_call_does_not_end(place):
 
 
 def test_groups_in_flight_are_sampled_again_as_they_were(place):
-    before = place(WrittenScheduler({}, default=(endless, endless)), max_staleness=1)
-    until(lambda: len(before.scheduler.requests) == 4)
+    before = place(WrittenScheduler({}, default=(right, endless)), max_staleness=1)
+    until(lambda: len(before.scheduler.requests) == 4 == len(before.scheduler.running))
     with before.worker.paused(LONG):
         in_flight = before.worker.in_flight()
         state = before.queue.snapshot()
         stream = before.stream.state()
+        said = sum(len(each) for each in before.scheduler.said.values())
     assert isinstance(state, QueueState)
     before.worker.stop(LONG)
 
     after = place(WrittenScheduler({}), started=False, max_staleness=1, state=state)
     after.stream.restore(stream)
     after.worker.reissue(in_flight, version=0)
+    # Right answers have ended by now, endless ones have not; both are said again.
+    assert after.ledger.report()["compute/wasted_tokens"] == said > 0
     for asked, again in zip(
         before.scheduler.requests, after.scheduler.requests, strict=True
     ):

@@ -186,4 +186,6 @@ def test_any_schedule_gives_the_completions_of_the_slow_sampler(
         known += 1
     assert known > len(schedule.found) / 3
     stats = schedule.scheduler.stats
+    kept = sum(len(each.tokens) for each in schedule.found.values())
+    assert stats.generated_tokens == kept + stats.wasted_tokens
     assert stats.failed == sum(bool(each.failure) for each in schedule.found.values())

@@ -352,6 +352,44 @@ def test_a_suspended_sample_goes_on_where_it_was(tight_bench, counting_params):
 # -- cancelled ------------------------------------------------------------------------
 
 
+def test_every_pass_is_counted_with_what_it_attends_to(bench, counting_params):
+    """From 4 on: 5, .. 10 and 11, the end; prompts of 4 and, in two chunks, 20."""
+    scheduler = bench.scheduler(
+        bench.request(0, [9, 2, 1, 4], num_samples=3, limits=None),
+        bench.request(1, [1] * 19 + [4], num_samples=1, limits=None),
+    )
+    found = bench.finish(scheduler, counting_params)
+    assert [len(each.tokens) for each in found.values()] == [7] * 4
+    stats = scheduler.stats
+    # A prompt is cached once, and without its last token, which is decoded.
+    assert stats.prefilled_tokens == 3 + 19
+    assert stats.prefill_context == 3 * 4 / 2 + 19 * 20 / 2
+    assert stats.generated_tokens == 4 * 7
+    assert stats.generated_context == 3 * sum(range(4, 11)) + sum(range(20, 27))
+    # q 16x32, k and v 16x16, o 32x16, three of 16x24, norms of 16, 16, 8, 8; two such
+    # layers and a norm of 16; a head of 13x16.  Attention: 4 heads of 8, twice.
+    layers = 2 * (512 + 256 + 256 + 512 + 3 * 384 + 48) + 16
+    attended = stats.prefill_context + stats.generated_context
+    assert stats.flops(bench.settings.arch) == (
+        2 * layers * (22 + 28) + 2 * 13 * 16 * 28 + 2 * 4 * 4 * 8 * attended
+    )
+
+
+def test_what_is_cached_again_is_counted_again(make_bench, counting_params):
+    bench = make_bench()
+    scheduler = bench.scheduler(
+        bench.request(0, [9, 2, 1, 4], num_samples=1, limits=None),
+        kv_on_update="recompute",
+    )
+    step(scheduler, counting_params)
+    found = bench.finish(scheduler, counting_params, version=1)
+    assert len(found[0, 0].tokens) == 7
+    # Its prompt and, of the first call's four tokens, all but the last.
+    assert scheduler.stats.recomputed_tokens == 3 + 4
+    assert scheduler.stats.prefill_context == 3 * 4 / 2 + 7 * 8 / 2
+    assert scheduler.stats.generated_context == sum(range(4, 11))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_cancelled_never_comes_back_and_frees_its_slots(
     name, random_params, request

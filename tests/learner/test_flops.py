@@ -1,0 +1,64 @@
+"""Model FLOPs of a step, counted by hand."""
+
+import pytest
+import small_run
+from small_model import small_architecture
+
+from scalerl_jax.build.learning import make_flops
+from scalerl_jax.learner.flops import LearnerFlops
+
+# q 16x32, k and v 16x16, o 32x16, three of 16x24, norms of 16, 16, 8, 8; two such
+# layers and a norm of 16; an embedding, and a head where it is not tied, of 16x16.
+LAYERS, HEAD = 2 * (512 + 256 + 256 + 512 + 3 * 384 + 48) + 16, 256
+TOKENS, CONTEXT = 100, 10.0
+ATTENTION = 2 * 2 * 4 * 8 * 10 * 2  # scores and mixing, 4 heads of 8, 2 layers
+POLICY = TOKENS * (2 * (LAYERS + HEAD) + ATTENTION)
+CRITIC = TOKENS * (2 * (LAYERS + 16) + ATTENTION)  # a head of one output
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "scores, critic_steps, before, step",
+    [
+        pytest.param(0, 0, 0, 3 * POLICY, id="the policy alone"),
+        pytest.param(1, 0, POLICY, 3 * POLICY, id="a reference, or another anchor"),
+        pytest.param(2, 0, 2 * POLICY, 3 * POLICY, id="both"),
+        pytest.param(0, 1, CRITIC, 3 * POLICY + 3 * CRITIC, id="a critic"),
+        pytest.param(
+            1, 2, POLICY + CRITIC, 3 * POLICY + 6 * CRITIC, id="all, two critic steps"
+        ),
+    ],
+)
+def test_passes_by_hand(tied, scores, critic_steps, before, step):
+    flops = LearnerFlops(
+        arch=small_architecture(tied_embeddings=tied),
+        scores=scores,
+        critic_steps=critic_steps,
+    )
+    assert flops.annotation(TOKENS, CONTEXT) == before
+    assert flops.step(TOKENS, CONTEXT) == step
+
+
+@pytest.mark.parametrize(
+    "changes, scores, critic_steps",
+    [
+        pytest.param({}, 0, 0, id="ScaleRL: the behavior's log-probabilities"),
+        pytest.param(
+            {"objective.anchor": "recomputed", "batch.epochs": 2}, 1, 0, id="the anchor"
+        ),
+        pytest.param({"objective.kl_coefficient": 0.1}, 1, 0, id="a reference"),
+        pytest.param(
+            {
+                "objective.advantage": "critic",
+                "objective.zero_variance_filter": False,
+            },
+            0,
+            1,
+            id="a critic",
+        ),
+    ],
+)
+def test_what_an_objective_reads_is_paid_for(changes, scores, critic_steps):
+    config = small_run.make_config(changes)
+    flops = make_flops(config, small_architecture())
+    assert (flops.scores, flops.critic_steps) == (scores, critic_steps)

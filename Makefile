@@ -14,7 +14,7 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo seeds stability ablations-smoke objective-table bench-sampler bench-learner bench-rewards bench-scaling preflight test test-jetstream lint install install-dev clean
+.PHONY: demo seeds waiting stability ablations-smoke objective-table bench-sampler bench-learner bench-rewards bench-scaling preflight test test-jetstream lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -28,6 +28,17 @@ seeds: install
 	    --workdir=runs/tiny-seed$$seed --config.seed=$$seed || exit 1; \
 	done
 	$(BIN)/python benchmarks/tiny_seeds.py $(SEEDS:%=runs/tiny-seed%)
+
+# The same beside runs in which any number of finished groups may wait; finished runs
+# are not run again: 12 minutes after `make seeds`.
+waiting: seeds
+	for seed in $(SEEDS); do \
+	  $(BIN)/python -m scalerl_jax.main --config=configs/tiny.py \
+	    --workdir=runs/tiny-unbounded-seed$$seed --config.seed=$$seed \
+	    --config.queue.max_waiting=0 || exit 1; \
+	done
+	$(BIN)/python benchmarks/tiny_waiting.py $(SEEDS:%=runs/tiny-seed%) \
+	  $(SEEDS:%=runs/tiny-unbounded-seed%)
 
 # How much the bounds of two losses matter (benchmarks/README.md); an hour on two cores.
 stability: install

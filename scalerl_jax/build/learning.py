@@ -314,7 +314,7 @@ def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
     return LearnerFlops(
         arch=arch,
         scores=(objective.anchor == "recomputed") + bool(objective.kl_coefficient),
-        critic_steps=int(objective.advantage == "critic"),
+        critic_passes=int(objective.advantage == "critic"),
     )
 
 

@@ -15,16 +15,16 @@ class LearnerFlops:
 
     arch: Architecture
     scores: int = 0  # log-probabilities before a window's steps: anchor, reference
-    critic_steps: int = 0  # on a batch, beside the policy's one
+    critic_passes: int = 0  # over a batch, in however many steps
 
     def annotation(self, tokens: int, context: float) -> float:
         """FLOPs before the first step: a pass per score, and one for the values."""
-        values = self._critic(context) if self.critic_steps else 0.0
+        values = self._critic(context) if self.critic_passes else 0.0
         return tokens * (self.scores * self.arch.flops_per_token(context) + values)
 
     def step(self, tokens: int, context: float) -> float:
-        """FLOPs of a step of the policy and those of the critic on the same batch."""
-        critic = self.critic_steps * self._critic(context)
+        """FLOPs of a step of the policy, and of the critic's on the same batch."""
+        critic = self.critic_passes * self._critic(context)
         return 3 * tokens * (self.arch.flops_per_token(context) + critic)
 
     def _critic(self, context: float) -> float:

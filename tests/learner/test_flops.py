@@ -18,29 +18,29 @@ CRITIC = TOKENS * (2 * (LAYERS + 16) + ATTENTION)  # a head of one output
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    "scores, critic_steps, before, step",
+    "scores, critic_passes, before, step",
     [
         pytest.param(0, 0, 0, 3 * POLICY, id="the policy alone"),
         pytest.param(1, 0, POLICY, 3 * POLICY, id="a reference, or another anchor"),
         pytest.param(2, 0, 2 * POLICY, 3 * POLICY, id="both"),
         pytest.param(0, 1, CRITIC, 3 * POLICY + 3 * CRITIC, id="a critic"),
         pytest.param(
-            1, 2, POLICY + CRITIC, 3 * POLICY + 6 * CRITIC, id="all, two critic steps"
+            1, 2, POLICY + CRITIC, 3 * POLICY + 6 * CRITIC, id="all, two critic passes"
         ),
     ],
 )
-def test_passes_by_hand(tied, scores, critic_steps, before, step):
+def test_passes_by_hand(tied, scores, critic_passes, before, step):
     flops = LearnerFlops(
         arch=small_architecture(tied_embeddings=tied),
         scores=scores,
-        critic_steps=critic_steps,
+        critic_passes=critic_passes,
     )
     assert flops.annotation(TOKENS, CONTEXT) == before
     assert flops.step(TOKENS, CONTEXT) == step
 
 
 @pytest.mark.parametrize(
-    "changes, scores, critic_steps",
+    "changes, scores, critic_passes",
     [
         pytest.param({}, 0, 0, id="ScaleRL: the behavior's log-probabilities"),
         pytest.param(
@@ -63,7 +63,7 @@ def test_passes_by_hand(tied, scores, critic_steps, before, step):
         ),
     ],
 )
-def test_what_an_objective_reads_is_paid_for(changes, scores, critic_steps):
+def test_what_an_objective_reads_is_paid_for(changes, scores, critic_passes):
     config = small_run.make_config(changes)
     flops = make_flops(config, small_architecture())
-    assert (flops.scores, flops.critic_steps) == (scores, critic_steps)
+    assert (flops.scores, flops.critic_passes) == (scores, critic_passes)

@@ -33,6 +33,8 @@ _log = logging.getLogger("scalerl_jax.main")  # not "__main__", when run as a mo
 FREE_SETTINGS = (
     "compile_cache",
     "data.directory",
+    "reward.num_workers",
+    "reward.max_unjudged_share",
     "train.num_steps",
     "train.max_skipped_steps",
     "train.cut_off_warning_share",

@@ -64,6 +64,7 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
         watch.require_agreement(state, published)
         if restored is None:
             watch.evaluate(state, published, version)
+            watch.require_verdicts()
         del published  # else its params would stay where the sampler's are
         parts.worker.start()
         try:
@@ -116,8 +117,11 @@ def _steps(
                 break
             preemption.reached(version)  # of every step, or one is missed
         last = version == num_steps
-        if last or parts.checkpointer.due(version, since=window.version):
+        due = parts.checkpointer.due(version, since=window.version)
+        if last or due or watch.must_stop:
             save(parts, state, version)
+        if not last:
+            watch.require_verdicts()
     if version not in parts.checkpointer.steps():
         save(parts, state, version)
     return version

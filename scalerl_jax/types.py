@@ -44,6 +44,7 @@ class Rollout:
     interrupted: bool  # the end-of-thinking phrase was forced
     reward: float = 0.0
     passed: bool = False
+    judged: bool = True  # False: its verifier failed, and nothing is learned from it
     status: str = struct.field(pytree_node=False, default="unverified")
 
 
@@ -55,6 +56,7 @@ class Group:
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
     finished_version: int = struct.field(pytree_node=False)  # when its last token came
+    detail: str = struct.field(pytree_node=False, default="")  # why verifiers failed
 
     @property
     def oldest_version(self) -> int:
@@ -63,13 +65,19 @@ class Group:
 
     @property
     def pass_rate(self) -> float:
-        """Share of the rollouts that the verifier accepted, in [0, 1]."""
-        return sum(rollout.passed for rollout in self.rollouts) / len(self.rollouts)
+        """Share of the judged rollouts that passed, in [0, 1]; NaN without any."""
+        judged = self.num_judged
+        return sum(each.passed for each in self.rollouts) / judged if judged else np.nan
+
+    @property
+    def num_judged(self) -> int:
+        """Rollouts with a verdict."""
+        return sum(rollout.judged for rollout in self.rollouts)
 
     @property
     def has_reward_variance(self) -> bool:
-        """Whether any two rollouts were rewarded differently."""
-        return len({rollout.reward for rollout in self.rollouts}) > 1
+        """Whether any two judged rollouts were rewarded differently."""
+        return len({each.reward for each in self.rollouts if each.judged}) > 1
 
 
 @struct.dataclass(kw_only=True)
@@ -86,6 +94,7 @@ class RolloutBatch:
     rewards: Float[np.ndarray, " B"]
     cut_off: Bool[np.ndarray, " B"]  # no EOS at the length limit
     passed: Bool[np.ndarray, " B"]  # the verifier accepted it
+    judged: Bool[np.ndarray, " B"]  # there is a verdict, and its reward counts
 
 
 @struct.dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from scalerl_jax.config import Config, to_json
@@ -9,6 +10,7 @@ from scalerl_jax.learner.publish import Published
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.parts import Parts
 from scalerl_jax.rollout.assembly import Assembled, group_metrics
+from scalerl_jax.rollout.unjudged import UnjudgedWatch
 from scalerl_jax.rollout.window import Pass, Window, open_window
 from scalerl_jax.types import Group
 from scalerl_jax.utils.device_memory import explained
@@ -41,6 +43,25 @@ class Watch:
         self._last_tokens = report["compute/generated_tokens"]
         self._times: dict[str, float] = {}
         self._mismatch: dict[str, float] = {}  # as last measured
+        self._unjudged = UnjudgedWatch(
+            max_share=config.reward.max_unjudged_share,
+            num_prompts=config.batch.num_prompts,
+            group_size=config.batch.group_size,
+        )
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether verifiers fail too often for the run to go on."""
+        return self._unjudged.reason is not None
+
+    def require_verdicts(self) -> None:
+        """Refuse to go on where verifiers fail too often; save the state first.
+
+        Raises:
+            RuntimeError: with what they say.
+        """
+        if self._unjudged.reason is not None:
+            raise RuntimeError(self._unjudged.reason)
 
     def require_agreement(self, state: TrainState, published: Published) -> None:
         """Refuse to train on a sampler that is not the policy; compiles the engine."""
@@ -85,8 +106,9 @@ class Watch:
             for group in groups:
                 passed = sum(rollout.passed for rollout in group.rollouts)
                 self._parts.stream.record(
-                    group.prompt.prompt_id, passed=passed, total=len(group.rollouts)
+                    group.prompt.prompt_id, passed=passed, total=group.num_judged
                 )
+            self._unjudged.add(groups)
             return groups
         return None
 
@@ -128,10 +150,7 @@ class Watch:
         if each.epoch == 0:
             ledger.waste_tokens(each.batch.wasted_tokens)
         if assembled.batch is None:
-            self._skip(
-                "every group of the batch has zero variance; with a larger "
-                "batch.group_size or other data.tasks fewer do"
-            )
+            self._skip(_without_gradient(each.batch.groups))
             return state, None
         started = time.monotonic()
         with (
@@ -250,6 +269,10 @@ class Watch:
                 result = parts.evaluate(published.params, policy_version=version)
                 agreement = parts.agreement(state.params, published.params)
         self._mismatch = agreement.metrics()
+        no_figure = math.isnan(result.pass_rate)
+        self._unjudged.evaluated(
+            result.unjudged_share, result.details, no_figure=no_figure
+        )
         row = {
             "step": version,
             "policy_version": version,
@@ -265,13 +288,15 @@ class Watch:
             "cut_off_share": result.cut_off_share,
             "interrupted_share": result.interrupted_share,
             "unjudged_share": result.unjudged_share,
+            "unjudged_prompts": result.unjudged_prompts,
             "mean_completion_tokens": result.mean_completion_tokens,
             **self._mismatch,
         }
         row |= {
             f"pass_rate/{task}": rate for task, rate in result.pass_rate_by_task.items()
         }
-        self._writer.write_eval(row)
+        if not no_figure:
+            self._writer.write_eval(row)
         self._writer.write_rollouts(
             {"step": version, **each} for each in result.rollouts
         )
@@ -280,4 +305,18 @@ class Watch:
             f"evaluation at step {version}: pass rate {result.pass_rate:.3f} "
             f"+- {result.pass_rate_se:.3f} after "
             f"{row['compute_chip_hours']:.4f} chip-hours"
+            + (f", {result.unjudged_share:.1%} unjudged" if result.details else "")
         )
+
+
+def _without_gradient(groups: Sequence[Group]) -> str:
+    """Why no rollout of a batch is trained on."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    equal = sum(not group.has_reward_variance for group in groups)
+    cut_off = sum(rollout.cut_off for rollout in rollouts)
+    unjudged = sum(not rollout.judged for rollout in rollouts)
+    return (
+        f"no rollout of the batch is trained on: {equal} of {len(groups)} groups have "
+        f"zero variance (fewer do with a larger batch.group_size or other data.tasks), "
+        f"{cut_off} of {len(rollouts)} rollouts are cut off and {unjudged} unjudged"
+    )

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import textwrap
 import threading
 import time
 
@@ -17,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from scalerl_jax import main, warmstart
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.transformer import init_params, unstack_layers
+from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.train import train
 from scalerl_jax.utils.ledger import Ledger
 
@@ -30,7 +32,7 @@ STEP_NAMES = """
     staleness/mean staleness/max staleness/in_flight_mean staleness/in_flight_max
     staleness/queued_mean staleness/queued_max
     verifier/no_answer_share verifier/unparsable_share verifier/timeout_share
-    verifier/error_share train/tokens train/skipped_steps
+    verifier/error_share verifier/unjudged_share train/tokens train/skipped_steps
     queue/buffered queue/running queue/dropped data/retired_prompts
     train/epoch train/learning_rate group/generated group/with_variance
     completion/limit_tokens
@@ -46,7 +48,7 @@ STEP_NAMES = """
 EVAL_NAMES = """
     step policy_version compute_chip_hours train_tokens generated_tokens train_flops
     pass_rate pass_rate_se num_prompts samples_per_prompt cut_off_share
-    interrupted_share mean_completion_tokens
+    interrupted_share unjudged_share unjudged_prompts mean_completion_tokens
 """.split()
 TASKS = {"chain_sum", "letter_counting", "spell_backward"}
 
@@ -302,6 +304,54 @@ class SetRewards:
             )
         )
         return self._assemble(groups, learner_version=learner_version)
+
+
+AWAY = """
+    from scalerl_jax.data import tasks
+
+    def score(task, answer, reference):
+        if task == "letter_counting":
+            raise OSError("the judge is away")
+        return tasks.score(task, answer, reference)
+"""
+
+
+def test_a_run_whose_verifiers_fail_is_saved_and_stopped(tmp_path, monkeypatch):
+    (tmp_path / "away_run.py").write_text(textwrap.dedent(AWAY))
+    monkeypatch.syspath_prepend(tmp_path)
+    config = small_run.make_config(
+        {
+            "queue.max_staleness": 0,
+            "train.num_steps": 1000,
+            "train.max_skipped_steps": 100,
+            "reward.max_unjudged_share": 0.05,
+            "checkpoint.every": 1000,
+            "eval.every": 1000,
+            "eval.num_prompts": 3,
+        }
+    )
+    pool = VerifierPool(score="away_run:score", timeout_s=60.0)
+    try:
+        with small_run.built(config, tmp_path) as parts:
+            parts.worker._verifier = pool  # no setting names a verifier that fails
+            with pytest.raises(RuntimeError) as failure:
+                train(config, parts, tmp_path)
+    finally:
+        pool.close()
+    message = str(failure.value)
+    assert message.startswith("verifiers failed on ")
+    assert "of the last 10 batches, more than reward.max_unjudged_share = 0.05" in (
+        message
+    )
+    assert "OSError: the judge is away" in message
+    rows = small_run.rows(tmp_path)
+    assert any(row["verifier/unjudged_share"] for row in rows)
+    (checkpoint,) = small_run.checkpoints(tmp_path)
+    assert checkpoint.name == f"step_{rows[-1]['step']:08d}"
+    host = json.loads((checkpoint / "host.json").read_text())
+    # More than 8 of the rollouts that were taken are in no prompt's history.
+    recorded = sum(host["stream"]["rollouts"])
+    assert 0 < recorded < host["next_ticket"] * 4 - 8
 
 
 def poison(step, calls):

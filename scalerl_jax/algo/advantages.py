@@ -7,34 +7,45 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 def group_advantages(
-    rewards: Float[Array, " B"], *, group_size: int
+    rewards: Float[Array, " B"],
+    judged: Bool[Array, " B"] | None = None,
+    *,
+    group_size: int,
 ) -> Float[Array, " B"]:
     """Reward minus the mean of its group:  A[n, g] = r[n, g] - mean_g r[n, g].
 
+    The mean is over the `judged` rollouts (None: all); A is 0 for the others.
     ScaleRL, https://arxiv.org/abs/2510.13786, section 2.
     """
-    groups = rewards.reshape(-1, group_size)
-    return (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
+    groups, counted, count = _groups(rewards, judged, group_size)
+    total = jnp.where(counted, groups, 0.0).sum(axis=1, keepdims=True)
+    mean = total / jnp.maximum(count, 1.0)
+    return jnp.where(counted, groups - mean, 0.0).reshape(-1)
 
 
 def leave_one_out(
-    rewards: Float[Array, " B"], *, group_size: int
+    rewards: Float[Array, " B"],
+    judged: Bool[Array, " B"] | None = None,
+    *,
+    group_size: int,
 ) -> Float[Array, " B"]:
     """Reward minus the mean of the OTHERS of its group (RLOO).
 
         A[n, g] = r[n, g] - (sum_h r[n, h] - r[n, g]) / (G - 1)
 
-    which is G / (G - 1) times the advantage over the group's mean, and unbiased.
-    Ahmadian et al., https://arxiv.org/abs/2402.14740, section 2.
+    which is G / (G - 1) times the advantage over the group's mean, and unbiased.  Sum
+    and G are of the `judged` rollouts (None: all); A is 0 for the others, and for one
+    that is alone.  Ahmadian et al., https://arxiv.org/abs/2402.14740, section 2.
     """
     if group_size < 2:
         raise ValueError(
             f"group_size = {group_size}: a rollout without others has no "
             "leave-one-out mean; take 2 or more"
         )
-    groups = rewards.reshape(-1, group_size)
-    others = groups.sum(axis=1, keepdims=True) - groups
-    return (groups - others / (group_size - 1)).reshape(-1)
+    groups, counted, count = _groups(rewards, judged, group_size)
+    total = jnp.where(counted, groups, 0.0).sum(axis=1, keepdims=True)
+    others = (total - groups) / jnp.maximum(count - 1.0, 1.0)
+    return jnp.where(counted & (count > 1.0), groups - others, 0.0).reshape(-1)
 
 
 def unnormalized(
@@ -65,18 +76,21 @@ def normalize_by_reward_std(
     kept: Bool[Array, " B"],
     *,
     rewards: Float[Array, " B"],
+    judged: Bool[Array, " B"] | None = None,
     group_size: int,
     eps: float,
 ) -> Float[Array, " B"]:
     """A / (std of the REWARDS of the kept groups + eps); zero where not kept.
 
-    A group is kept if any rollout of it is; its masked rollouts count, as they do in
-    its baseline.  That std is larger than `normalize_by_batch`'s by what the groups'
-    means differ: easy and hard prompts in one batch shrink each other.  Lite PPO,
-    https://arxiv.org/abs/2508.08221; TRL's scale_rewards="batch", whose divisor is
-    B - 1 and which filters nothing.
+    A group is kept if any rollout of it is; all of its `judged` rollouts count (None:
+    all), masked ones too, as in its baseline.  That std is larger than
+    `normalize_by_batch`'s by what the groups' means differ: easy and hard prompts in
+    one batch shrink each other.  Lite PPO, https://arxiv.org/abs/2508.08221; TRL's
+    scale_rewards="batch", whose divisor is B - 1 and which filters nothing.
     """
-    counted = jnp.repeat(kept.reshape(-1, group_size).any(axis=1), group_size)
+    _, counted, _ = _groups(rewards, judged, group_size)
+    of_kept = kept.reshape(-1, group_size).any(axis=1, keepdims=True)
+    counted = (counted & of_kept).reshape(-1)
     mean = jnp.where(counted, rewards, 0.0).sum() / jnp.maximum(counted.sum(), 1)
     return _scaled(advantages, kept, _spread(rewards - mean, counted), eps=eps)
 
@@ -85,17 +99,23 @@ def normalize_by_prompt(
     advantages: Float[Array, " B"],
     kept: Bool[Array, " B"],
     *,
+    judged: Bool[Array, " B"] | None = None,
     group_size: int,
     eps: float,
 ) -> Float[Array, " B"]:
     """A / (std of its group + eps), as in GRPO; zero where not kept.
 
-    Masked rollouts count in the std, as they do in the baseline.  The divisor of the
-    variance is G; that of TRL and verl is G - 1, and the paper does not say.
+        std = sqrt(sum over the judged g of A[n, g]^2 / number of judged)
+
+    The `judged` (None: all) are those of the baseline, about which A is; masked ones
+    are among them.  TRL and verl divide by one less, and the paper does not say.
     https://arxiv.org/abs/2402.03300, section 4.1.2.
     """
-    deviations = advantages.reshape(-1, group_size).std(axis=1)
-    return _scaled(advantages, kept, jnp.repeat(deviations, group_size), eps=eps)
+    groups, counted, count = _groups(advantages, judged, group_size)
+    squares = jnp.where(counted, groups**2, 0.0).sum(axis=1, keepdims=True)
+    deviations = jnp.sqrt(squares / jnp.maximum(count, 1.0))
+    deviations = jnp.broadcast_to(deviations, groups.shape).reshape(-1)
+    return _scaled(advantages, kept, deviations, eps=eps)
 
 
 @struct.dataclass(kw_only=True)
@@ -173,6 +193,16 @@ def gae(
     end = tuple(jnp.zeros_like(x[0]) for x in (tokens[0], tokens[1], tokens[2]))
     _, advantages = jax.lax.scan(back, end, tokens, reverse=True)
     return jnp.moveaxis(advantages, 0, -1)
+
+
+def _groups(
+    values: Float[Array, " B"], judged: Bool[Array, " B"] | None, group_size: int
+) -> tuple[Float[Array, "N G"], Bool[Array, "N G"], Float[Array, "N 1"]]:
+    """Values by group, which of them are judged (None: all), and how many."""
+    groups = values.reshape(-1, group_size)
+    counted = jnp.ones(groups.shape, bool) if judged is None else judged
+    counted = counted.reshape(groups.shape)
+    return groups, counted, counted.sum(axis=1, keepdims=True, dtype=jnp.float32)
 
 
 def _spread(

@@ -168,6 +168,7 @@ def make_worker(
             correct=config.reward.correct,
             wrong=config.reward.wrong,
             cut_off_is_wrong=config.objective.cut_off_completions == "wrong",
+            unjudged_is_wrong=config.reward.unjudged == "wrong",
         ),
         sampling=make_distribution(config),
         make_samples=make_training_samples(config),

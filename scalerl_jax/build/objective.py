@@ -156,13 +156,13 @@ def make_advantages(config: Config, running: RunningNormalization | None) -> Adv
     baseline = BASELINES[objective.advantage]
     name, eps = objective.advantage_normalization, objective.advantage_eps
 
-    def advantages(rewards: Any, kept: Any) -> Array:
-        centered = baseline(jnp.asarray(rewards), group_size=group_size)
+    def advantages(rewards: Any, judged: Any, kept: Any) -> Array:
+        centered = baseline(jnp.asarray(rewards), judged, group_size=group_size)
         if running is not None:
             return running(centered, kept)
         options: dict[str, Any] = {} if name == "none" else {"eps": eps}
         if name in ("prompt", "reward_std"):
-            options["group_size"] = group_size
+            options |= {"judged": judged, "group_size": group_size}
         if name == "reward_std":
             options["rewards"] = rewards
         return NORMALIZATIONS[name](centered, kept, **options)

@@ -247,6 +247,7 @@ def make_evaluator(
         answer_after=answer_after(config),
         logged_rollouts=config.eval.logged_rollouts,
         timeout_s=config.reward.timeout_s,
+        unjudged_is_wrong=config.reward.unjudged == "wrong",
     )
 
 

@@ -31,6 +31,7 @@ Remat = typing.Literal["none", "dots", "attention", "full"]
 LearnerAttention = typing.Literal["auto", "blockwise", "splash", "cudnn"]
 KvOnUpdate = typing.Literal["keep", "recompute"]
 Attention = typing.Literal["auto", "paged", "gathered", "pallas", "cudnn"]
+Unjudged = typing.Literal["exclude", "wrong"]
 MathAnswer = typing.Literal["boxed", "last_number", "boxed_else_last_number"]
 LiveStop = typing.Literal["never", "alarm", "plateau"]
 
@@ -98,6 +99,11 @@ class RewardConfig:
 
     correct: float = 1.0  # ScaleRL: +1 and -1
     wrong: float = -1.0
+    # A rollout whose verifier timed out or failed.  exclude: it leaves loss, baseline,
+    # history and pass rates, and is counted and charged; wrong: it is a wrong answer.
+    unjudged: Unjudged = "exclude"
+    # Of the rollouts of 10 batches, or of an evaluation; with more the run stops.
+    max_unjudged_share: float = 0.1
     timeout_s: float = 10.0  # per answer; then killed and marked verifier_timeout
     num_workers: int = 1  # verifier processes, and as many for evaluation
     memory_mib: int = 4096  # of a verifier process, beside its imports

@@ -76,6 +76,7 @@ def _validate_shares(config: "Config") -> None:
         "sampler.top_p": config.sampler.top_p,
         "data.max_history_pass_rate": config.data.max_history_pass_rate,
         "train.cut_off_warning_share": config.train.cut_off_warning_share,
+        "reward.max_unjudged_share": config.reward.max_unjudged_share,
     }.items():
         if not 0.0 < value <= 1.0:
             raise ValueError(f"{setting} = {value} must be above 0 and at most 1")

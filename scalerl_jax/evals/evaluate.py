@@ -5,6 +5,7 @@ token of it has another version and none of its time is charged to training.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from scalerl_jax.data.thinking import extract_answer
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.evals.metrics import standard_error
-from scalerl_jax.rewards.verdict import Status
+from scalerl_jax.rewards.verdict import UNJUDGED, Status
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.sampler.completing import completing
 from scalerl_jax.sampler.engine import Engine
@@ -24,19 +25,25 @@ from scalerl_jax.types import Prompt, PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The figures of one evaluation, and a few of its rollouts to read."""
+    """The figures of one evaluation, and a few of its rollouts to read.
 
-    pass_rate: float
+    A sample whose verifier failed is unjudged, and no pass rate counts it: that of a
+    prompt is over its judged samples, and every mean over the prompts that have any.
+    """
+
+    pass_rate: float  # NaN where nothing was judged
     pass_rate_se: float  # standard error over prompts
     pass_rate_by_task: dict[str, float]
-    prompt_pass_rates: list[float]  # in the prompts' fixed order
+    prompt_pass_rates: list[float]  # in the prompts' fixed order; NaN: unjudged
     cut_off_share: float
     interrupted_share: float
-    unjudged_share: float  # the verifier failed; they count as not passed
+    unjudged_share: float  # of all samples: the verifier failed
+    unjudged_prompts: int  # without a judged sample
     mean_completion_tokens: float
-    num_prompts: int
+    num_prompts: int  # with a judged sample
     samples_per_prompt: int
     rollouts: tuple[dict[str, Any], ...]
+    details: tuple[str, ...]  # why verifiers failed, prompt by prompt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,11 +56,25 @@ class Judged:
     answers: tuple[str | None, ...]  # as the verifier got them
     statuses: tuple[Status, ...] = ()
     detail: str = ""  # why there are timeouts and errors; empty without
+    unjudged_is_wrong: bool = False  # else they are left out
 
     @property
     def passed(self) -> list[bool]:
         """Whether each sample is correct."""
         return [status == "correct" for status in self.statuses]
+
+    @property
+    def judged(self) -> list[bool]:
+        """Whether each sample counts: it has a verdict."""
+        return [
+            self.unjudged_is_wrong or status not in UNJUDGED for status in self.statuses
+        ]
+
+    @property
+    def pass_rate(self) -> float:
+        """Share of the judged samples that are correct; NaN without any."""
+        judged = sum(self.judged)
+        return sum(self.passed) / judged if judged else math.nan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,33 +91,38 @@ class Evaluator:
     answer_after: str
     logged_rollouts: int
     timeout_s: float
+    unjudged_is_wrong: bool = False
 
     def __call__(self, params: PyTree, *, policy_version: int) -> Evaluation:
         """Sample every prompt with these params, judge, and sum up."""
         finished = self.judged(params, policy_version=policy_version)
         groups = sorted(finished, key=lambda group: group.place)
-        by_prompt = np.array([np.mean(group.passed) for group in groups])
+        by_prompt = np.array([group.pass_rate for group in groups])
         tasks = np.array([group.prompt.task for group in groups])
+        known = ~np.isnan(by_prompt)
+        num_known = int(known.sum())
         everything = [each for group in groups for each in group.completions]
         statuses = [status for group in groups for status in group.statuses]
-        unjudged = [status.startswith("verifier_") for status in statuses]
+        unjudged = [status in UNJUDGED for status in statuses]
         return Evaluation(
-            pass_rate=float(by_prompt.mean()),
-            pass_rate_se=standard_error(by_prompt) if len(groups) > 1 else 0.0,
+            pass_rate=float(by_prompt[known].mean()) if num_known else math.nan,
+            pass_rate_se=standard_error(by_prompt[known]) if num_known > 1 else 0.0,
             pass_rate_by_task={
-                str(task): float(by_prompt[tasks == task].mean())
-                for task in np.unique(tasks)
+                str(task): float(by_prompt[known & (tasks == task)].mean())
+                for task in np.unique(tasks[known])
             },
             prompt_pass_rates=by_prompt.tolist(),
             cut_off_share=float(np.mean([each.cut_off for each in everything])),
             interrupted_share=float(np.mean([each.interrupted for each in everything])),
             unjudged_share=float(np.mean(unjudged)),
+            unjudged_prompts=len(groups) - num_known,
             mean_completion_tokens=float(
                 np.mean([len(each.tokens) for each in everything])
             ),
-            num_prompts=len(groups),
+            num_prompts=num_known,
             samples_per_prompt=self.samples_per_prompt,
             rollouts=tuple(self._readable(groups, policy_version)),
+            details=tuple(group.detail for group in groups if group.detail),
         )
 
     def judged(
@@ -148,6 +174,7 @@ class Evaluator:
                 judging.pop(verdicts.key),
                 statuses=tuple(verdicts.statuses),
                 detail=verdicts.detail,
+                unjudged_is_wrong=self.unjudged_is_wrong,
             )
 
     def _answer(self, completion: Completion) -> str | None:

@@ -15,7 +15,10 @@ MAX_SAMPLES = 1000  # of a prompt; binomial coefficients of more are no float64
 
 
 def pass_at_k(
-    num_correct: Int[np.ndarray, " N"], *, num_samples: int, k: int
+    num_correct: Int[np.ndarray, " N"],
+    *,
+    num_samples: int | Int[np.ndarray, " N"],
+    k: int,
 ) -> Float[np.ndarray, " N"]:
     """Chance that one of k samples at least is correct, without bias.
 
@@ -24,10 +27,12 @@ def pass_at_k(
     Chen et al., https://arxiv.org/abs/2107.03374, equation 1; the product is exact to
     rounding where the binomial coefficients would overflow.
     """
-    assert 1 <= k <= num_samples, (k, num_samples)
-    places = np.arange(1, num_samples + 1)
+    correct = np.asarray(num_correct)
+    samples = np.broadcast_to(num_samples, correct.shape)[:, None]
+    assert k >= 1 and (k <= samples).all(), (k, num_samples)
+    places = np.arange(1, samples.max(initial=0) + 1)
     factors = np.maximum(1.0 - k / places, 0.0)
-    counted = places > num_samples - np.asarray(num_correct)[:, None]
+    counted = (places > samples - correct[:, None]) & (places <= samples)
     return 1.0 - np.where(counted, factors, 1.0).prod(axis=1)
 
 

@@ -210,8 +210,12 @@ def _note(summary: Mapping[str, Any]) -> str:
         f"{summary['samples_per_prompt']} samples of each of "
         f"{summary['overall']['prompts']} prompts at temperature "
         f"{summary['temperature']:g}, seed {summary['seed']}; pass rate "
-        f"{summary['overall']['mean']['value']:.3f}"
+        f"{_rate(summary['overall']['mean']['value'])}"
     )
     if summary["complete"]:
         return text
     return f"INTERRUPTED, and short completions finish first: {text}"
+
+
+def _rate(value: float | None) -> str:
+    return "unknown: nothing was judged" if value is None else f"{value:.3f}"

@@ -3,12 +3,14 @@
     python -m scalerl_jax.data difficulty --config=configs/tiny.py --samples=8 \
         --out=difficulty.jsonl [--dataset=NAME] [--checkpoint=PATH]
 
-A line per prompt, in the form that `data.difficulty` reads.  Started again with the
-same --out it goes on with the prompts that are not there yet.
+A line per prompt, in the form that `data.difficulty` reads, its pass rate over the
+samples that were judged.  Started again with the same --out it goes on with the prompts
+that are not there yet, those without a judged sample among them.
 """
 
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,6 +30,7 @@ from scalerl_jax.evaluate.policy import Policy, describe, open_policy, spread
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.failures import tell
 
+_log = logging.getLogger(__name__)
 _INTERRUPTED = 130  # exit status
 _BAR = 40  # letters of the longest bar
 # IsoCompute, https://arxiv.org/abs/2603.12151, which measures with 16 samples.
@@ -183,12 +186,18 @@ def _append(
                 policy_version=policy.policy_version,
                 listener=meter.listen,
             ):
+                meter.done()
+                if not any(group.judged):
+                    _log.warning(
+                        "prompt %r is left out: its verifier failed (%s)",
+                        *(group.prompt.text[:60], group.detail),
+                    )
+                    continue
                 name = text_digest(group.prompt.text)
-                rates[name] = float(np.mean(group.passed))
+                rates[name] = group.pass_rate
                 row = {"sha256": name, "pass_rate": rates[name], **conditions}
                 row |= {"task": group.prompt.task, "version": policy.policy_version}
                 file.write(json.dumps(row).encode() + b"\n")
-                meter.done()
     except OSError as error:
         raise ValueError(f"--out={out} cannot be written: {error}") from error
     except KeyboardInterrupt:

@@ -68,6 +68,7 @@ def _group_row(group: Group) -> dict[str, Any]:
     return {
         "ticket": int(group.ticket),
         "finished_version": int(group.finished_version),
+        "detail": group.detail,
         "prompt": {
             "prompt_id": int(prompt.prompt_id),
             "epoch": int(prompt.epoch),
@@ -81,6 +82,7 @@ def _group_row(group: Group) -> dict[str, Any]:
                 "interrupted": bool(rollout.interrupted),
                 "reward": float(rollout.reward),
                 "passed": bool(rollout.passed),
+                "judged": bool(rollout.judged),
                 "status": rollout.status,
             }
             for rollout in group.rollouts
@@ -99,6 +101,7 @@ def unflatten(
         Group(
             ticket=row["ticket"],
             finished_version=row["finished_version"],
+            detail=row.get("detail", ""),  # older checkpoints have none
             prompt=Prompt(tokens=next(prompts).copy(), **row["prompt"]),
             rollouts=tuple(
                 Rollout(

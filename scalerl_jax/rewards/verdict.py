@@ -13,6 +13,10 @@ Status = Literal[
 ]
 
 
+# Failures of the verifier, which say nothing of the answer: it is not judged.
+UNJUDGED: tuple[Status, ...] = ("verifier_timeout", "verifier_error")
+
+
 class Verdict(NamedTuple):
     """How one answer was judged."""
 

@@ -106,5 +106,6 @@ class Annotator:
         if self.penalty is not None:
             rewards -= self.penalty.of_rollouts(batch, len(rewards))
         if self.advantages is not None:
-            rewards = np.asarray(self.advantages(rewards, kept))
+            # No other has a KL: a group's mean is over those.
+            rewards = np.asarray(self.advantages(rewards, kept, kept))
         return np.where(there, rewards[places], 0.0).astype(np.float32)

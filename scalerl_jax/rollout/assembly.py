@@ -5,7 +5,8 @@ it is cut into microbatches.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import numpy as np
 from jaxtyping import Array
 
 from scalerl_jax.algo import filters
+from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.rollout.batching import (
     TrainSequence,
     computed_tokens,
@@ -25,8 +27,8 @@ from scalerl_jax.types import Group, PackedBatch, RolloutBatch
 # Statuses of rollouts that were judged neither right nor wrong.
 _NO_VERDICTS = ("no_answer", "unparsable", "verifier_timeout", "verifier_error")
 
-# rewards [B], kept [B] -> advantages [B], zero where not kept
-Advantages = Callable[[Any, Any], Array]
+# rewards [B], judged [B], kept [B] -> advantages [B], zero where not kept
+Advantages = Callable[[Any, Any, Any], Array]
 # mask [B, T] -> weights [B, T] that sum to 1
 Weigh = Callable[[Any], Array]
 # rewards [B], lengths [B], passed [B] -> rewards [B]
@@ -79,7 +81,7 @@ class Assembler:
         kept = self._kept(batch)
         advantages = self._rewards(batch)
         if self.advantages is not None:
-            advantages = np.asarray(self.advantages(advantages, kept))
+            advantages = np.asarray(self.advantages(advantages, batch.judged, kept))
         weights = np.asarray(self.weigh(batch.completion_mask & kept[:, None]))
         sequences = train_sequences(
             batch,
@@ -116,33 +118,37 @@ class Assembler:
         """What scales the regularisers of rollouts [B], by their groups' pass rates."""
         if self.regularization is None:
             return None
-        rates = batch.passed.reshape(-1, self.group_size).mean(axis=1)
+        passed, judged = (
+            of.reshape(-1, self.group_size).sum(axis=1)
+            for of in (batch.passed, batch.judged)
+        )
+        rates = passed / np.maximum(judged, 1)
         return np.repeat(np.asarray(self.regularization(rates)), self.group_size)
 
     def _kept(self, batch: RolloutBatch) -> np.ndarray:
         """Rollouts [B] that enter normalisation and loss."""
-        kept = np.ones(len(batch.rewards), bool)
+        kept = batch.judged
         if self.zero_variance_filter:
-            kept = np.asarray(
-                filters.has_reward_variance(
-                    jnp.asarray(batch.rewards), group_size=self.group_size
-                )
+            varied = filters.has_reward_variance(
+                jnp.asarray(batch.rewards),
+                jnp.asarray(batch.judged),
+                group_size=self.group_size,
             )
+            kept = kept & np.asarray(varied)
         return kept & ~batch.cut_off if self.mask_cut_off else kept
 
 
 def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str, float]:
     """Rewards, lengths and staleness of a batch, by metric name."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    pass_rates = np.array([group.pass_rate for group in groups])
     lengths = np.array([len(rollout.completion_tokens) for rollout in rollouts])
     oldest = np.array([group.oldest_version for group in groups])
     finished = np.array([group.finished_version for group in groups])
     metrics = {
-        "reward/mean": _mean(rollout.reward for rollout in rollouts),
-        "pass_rate/mean": float(pass_rates.mean()),
+        "reward/mean": _mean(each.reward for each in rollouts if each.judged),
+        "pass_rate/mean": _pass_rate(groups),
         "group/zero_variance_share": _mean(
-            len({rollout.reward for rollout in group.rollouts}) == 1 for group in groups
+            not group.has_reward_variance for group in groups
         ),
         "completion/mean_tokens": float(lengths.mean()),
         "completion/max_tokens": int(lengths.max()),
@@ -161,12 +167,21 @@ def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str,
     for status in _NO_VERDICTS:
         name = f"verifier/{status.removeprefix('verifier_')}_share"
         metrics[name] = _mean(rollout.status == status for rollout in rollouts)
+    metrics["verifier/unjudged_share"] = _mean(
+        rollout.status in UNJUDGED for rollout in rollouts
+    )
     for task in sorted({group.prompt.task for group in groups}):
-        metrics[f"pass_rate/{task}"] = _mean(
-            group.pass_rate for group in groups if group.prompt.task == task
+        metrics[f"pass_rate/{task}"] = _pass_rate(
+            [group for group in groups if group.prompt.task == task]
         )
     return metrics
 
 
-def _mean(values: object) -> float:
-    return float(np.mean(list(values)))  # type: ignore[call-overload]
+def _pass_rate(groups: Sequence[Group]) -> float:
+    """Mean over the groups with a verdict."""
+    return _mean(group.pass_rate for group in groups if group.num_judged)
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return float(np.mean(found)) if found else math.nan

@@ -39,6 +39,7 @@ def stack(groups: Sequence[Group], *, max_completion_tokens: int) -> RolloutBatc
         rewards=np.array([rollout.reward for rollout in rollouts], np.float32),
         cut_off=np.array([rollout.cut_off for rollout in rollouts]),
         passed=np.array([rollout.passed for rollout in rollouts]),
+        judged=np.array([rollout.judged for rollout in rollouts]),
         **{
             name: padded(
                 [getattr(rollout, name) for rollout in rollouts], max_completion_tokens

@@ -17,6 +17,7 @@ from scalerl_jax.data.mixture import Stream
 from scalerl_jax.data.thinking import extract_answer
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.publish import Published, receive
+from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.rewards.verifier import Verdicts, VerifierPool
 from scalerl_jax.rollout.queue import QueueClosed, RolloutQueue
 from scalerl_jax.sampler.requests import (
@@ -42,6 +43,7 @@ class Judging:
     correct: float
     wrong: float
     cut_off_is_wrong: bool = False  # whatever the verifier says of it
+    unjudged_is_wrong: bool = False  # else nothing is learned from it
 
     def answer(self, tokens: np.ndarray) -> str | None:
         """What the verifier is given; None where there is no answer."""
@@ -50,8 +52,9 @@ class Judging:
 
     def rollout(self, completion: Completion, status: str) -> Rollout:
         """A completion with its verdict."""
-        ended = not (completion.cut_off and self.cut_off_is_wrong)
-        passed = status == "correct" and ended
+        counted_wrong = completion.cut_off and self.cut_off_is_wrong
+        passed = status == "correct" and not counted_wrong
+        judged = status not in UNJUDGED or self.unjudged_is_wrong or counted_wrong
         return Rollout(
             completion_tokens=completion.tokens,
             completion_mask=completion.mask,
@@ -59,8 +62,9 @@ class Judging:
             policy_versions=completion.versions,
             cut_off=completion.cut_off,
             interrupted=completion.interrupted,
-            reward=self.correct if passed else self.wrong,
+            reward=(self.correct if passed else self.wrong) if judged else 0.0,
             passed=passed,
+            judged=judged,
             status=status,
         )
 
@@ -276,6 +280,7 @@ class RolloutWorker:
                 for sample, status in enumerate(verdicts.statuses)
             ),
             finished_version=opened.finished_version,
+            detail=verdicts.detail,
         )
         self._queue.put(group)
 

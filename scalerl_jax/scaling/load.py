@@ -299,6 +299,8 @@ def _prompt_rates(part: _Part, y_name: str) -> np.ndarray | None:
         return None
     if len({len(each) for each in rates if each is not None}) != 1:
         return None
+    if any(each is not None and None in each for each in rates):
+        return None  # a prompt that was not judged pairs with nothing
     return np.array(rates, np.float64)
 
 

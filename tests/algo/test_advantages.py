@@ -48,6 +48,65 @@ def test_leave_one_out_takes_off_the_mean_of_the_others():
     assert leave_one_out(rewards, group_size=3).tolist() == expected
 
 
+JUDGED = jnp.array([True, True, True, False, True, False, False, False, *[False] * 4])
+
+
+@pytest.mark.parametrize(
+    "function, expected",
+    [
+        # Of 1, 1, -2 the mean is 0, and those of the others are -1/2, -1/2 and 1.
+        pytest.param(group_advantages, [1.0, 1.0, -2.0], id="mean"),
+        pytest.param(leave_one_out, [1.5, 1.5, -3.0], id="leave one out"),
+    ],
+)
+def test_baselines_are_over_the_judged(function, expected):
+    # Then one judged rollout alone, and a group without any.
+    rewards = jnp.array([1.0, 1.0, -2.0, 9.0, 7.0, *[5.0] * 7])
+    found = function(rewards, JUDGED, group_size=4)
+    assert found.tolist() == expected + [0.0] * 9
+
+
+def test_the_std_of_a_group_is_over_the_judged():
+    advantages = group_advantages(
+        jnp.array([1.0, 1.0, -2.0, 9.0]), JUDGED[:4], group_size=4
+    )
+    found = normalize_by_prompt(
+        advantages, JUDGED[:4], judged=JUDGED[:4], group_size=4, eps=0.0
+    )
+    std = math.sqrt((1 + 1 + 4) / 3)
+    np.testing.assert_allclose(found, np.array([1, 1, -2, 0]) / std, rtol=1e-6)
+    # A masked one counts as ever: rewards 1, 1, -2 are of that std too.
+    found = normalize_by_reward_std(
+        advantages,
+        jnp.array([True, True, False, False]),
+        rewards=jnp.array([1.0, 1.0, -2.0, 9.0]),
+        judged=JUDGED[:4],
+        group_size=4,
+        eps=0.0,
+    )
+    np.testing.assert_allclose(found, np.array([1, 1, 0, 0]) / math.sqrt(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", [group_advantages, leave_one_out])
+@settings(deadline=None, max_examples=50)
+@given(REWARDS, KEPT, REWARDS)
+def test_judged_rollouts_have_the_advantages_of_a_group_of_their_own(
+    function, rewards, judged, others
+):
+    """A loop over the judged alone; what the others were given does not matter."""
+    marked = np.where(judged, rewards.reshape(-1), others.reshape(-1))
+    found = function(jnp.asarray(marked), judged, group_size=GROUP_SIZE)
+    expected = np.zeros(GROUPS * GROUP_SIZE)
+    for group in np.arange(GROUPS * GROUP_SIZE).reshape(GROUPS, GROUP_SIZE):
+        own = [place for place in group if judged[place]]
+        for place in own:
+            rest = own if function is group_advantages else set(own) - {place}
+            baseline = [float(rewards.reshape(-1)[each]) for each in rest]
+            if baseline:
+                expected[place] = rewards.reshape(-1)[place] - np.mean(baseline)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_a_rollout_alone_has_no_leave_one_out_mean():
     with pytest.raises(ValueError, match="group_size = 1"):
         leave_one_out(jnp.ones(4), group_size=1)

@@ -29,6 +29,21 @@ def test_a_group_is_kept_if_its_rewards_differ(group, kept):
     assert found.tolist() == [True] * 3 + [kept] * 3
 
 
+@pytest.mark.parametrize(
+    "judged, kept",
+    [
+        pytest.param([True, True, False], True, id="two judged differ"),
+        pytest.param([False, True, True], False, id="two judged are alike"),
+        pytest.param([True, False, False], False, id="one judged"),
+        pytest.param([False, False, False], False, id="none judged"),
+    ],
+)
+def test_only_what_is_judged_makes_a_difference(judged, kept):
+    rewards = jnp.array([1.0, -1.0, -1.0])
+    found = has_reward_variance(rewards, jnp.array(judged), group_size=3)
+    assert found.tolist() == [kept] * 3
+
+
 @settings(deadline=None, max_examples=50)
 @given(REWARDS)
 def test_it_keeps_the_groups_with_more_than_one_reward(rewards):

@@ -30,26 +30,31 @@ NATS = hnp.arrays(
 )
 REWARDS = hnp.arrays(np.float32, (N, G), elements=st.sampled_from([-1.0, 1.0]))
 LENGTHS = hnp.arrays(np.int32, (N, G), elements=st.integers(1, T))
+EVERY = np.ones((N, G), bool)
+SOME = st.one_of(st.just(EVERY), hnp.arrays(np.bool_, (N, G)))
 
 
-def torch_objective(logprobs, behavior_logprobs, rewards, lengths):
-    """-J(theta), from the equation; `logprobs` is a tensor [N][G][T]."""
-    kept = [x for x in range(N) if len(set(rewards[x].tolist())) > 1]
-    advantages = {
-        (x, i): float(rewards[x, i]) - float(np.mean(rewards[x].astype(float)))
-        for x in kept
-        for i in range(G)
-    }
+def torch_objective(logprobs, behavior_logprobs, rewards, lengths, judged, ended):
+    """-J(theta), from the equation; `logprobs` is a tensor [N][G][T].
+
+    The baseline of a prompt is over its judged completions; trained on are those of
+    them that ended, and their advantages set the scale.
+    """
+    advantages = {}
+    for x in range(N):
+        known = {i: float(rewards[x, i]) for i in range(G) if judged[x, i]}
+        if len(set(known.values())) > 1:
+            mean = sum(known.values()) / len(known)
+            advantages |= {(x, i): r - mean for i, r in known.items() if ended[x, i]}
     loss = torch.zeros((), dtype=torch.float64)
-    if not kept:
+    if not advantages:
         return loss
-    every = list(advantages.values())
-    mean = sum(every) / len(every)
-    std = (sum((a - mean) ** 2 for a in every) / len(every)) ** 0.5
+    std = (sum(a**2 for a in advantages.values()) / len(advantages)) ** 0.5
+    kept = sorted({x for x, _ in advantages})
     for x in kept:
         of_prompt = torch.zeros((), dtype=torch.float64)
         tokens = 0
-        for i in range(G):
+        for i in (i for y, i in advantages if y == x):
             for t in range(lengths[x, i]):
                 ratio = torch.exp(logprobs[x, i, t] - float(behavior_logprobs[x, i, t]))
                 capped = torch.clamp(ratio, max=CAP).detach()
@@ -61,10 +66,10 @@ def torch_objective(logprobs, behavior_logprobs, rewards, lengths):
 
 
 @jax.jit
-def objective(logprobs, behavior_logprobs, rewards, mask):
+def objective(logprobs, behavior_logprobs, rewards, mask, judged, ended):
     """The same from `algo`, as the assembler and the step put it together."""
-    kept = has_reward_variance(rewards, group_size=G)
-    advantages = group_advantages(rewards, group_size=G)
+    kept = has_reward_variance(rewards, judged, group_size=G) & judged & ended
+    advantages = group_advantages(rewards, judged, group_size=G)
     advantages = normalize_by_batch(advantages, kept, eps=EPS)
     weights = prompt_weights(mask & kept[:, None], group_size=G)
     behavior_logprobs = jnp.where(mask, behavior_logprobs, logprobs)
@@ -73,28 +78,33 @@ def objective(logprobs, behavior_logprobs, rewards, mask):
     return (weights * jnp.where(mask, losses, 0.0)).sum()
 
 
-def flat_inputs(logprobs, behavior_logprobs, rewards, lengths):
+def flat_inputs(
+    logprobs, behavior_logprobs, rewards, lengths, judged=EVERY, ended=EVERY
+):
     mask = np.arange(T) < lengths.reshape(-1, 1)
     return (
         logprobs.reshape(-1, T),
         behavior_logprobs.reshape(-1, T),
         rewards.ravel(),
         mask,
+        judged.ravel(),
+        ended.ravel(),
     )
 
 
 @settings(deadline=None, max_examples=25)
-@given(NATS, NATS, REWARDS, LENGTHS)
+@given(NATS, NATS, REWARDS, LENGTHS, SOME, SOME)
 def test_loss_and_gradient_are_those_of_the_equation(
-    logprobs, behavior_logprobs, rewards, lengths
+    logprobs, behavior_logprobs, rewards, lengths, judged, ended
 ):
+    others = (behavior_logprobs, rewards, lengths, judged, ended)
     tensor = torch.tensor(logprobs, dtype=torch.float64, requires_grad=True)
-    expected = torch_objective(tensor, behavior_logprobs, rewards, lengths)
+    expected = torch_objective(tensor, *others)
     if expected.requires_grad:
         expected.backward()
     gradient = np.zeros((N, G, T)) if tensor.grad is None else tensor.grad.numpy()
 
-    inputs = flat_inputs(logprobs, behavior_logprobs, rewards, lengths)
+    inputs = flat_inputs(logprobs, *others)
     loss, found = jax.value_and_grad(objective)(*inputs)
     # Terms of up to 35 may cancel: their float32 rounding is about 1e-5.
     np.testing.assert_allclose(loss, expected.item(), rtol=1e-5, atol=2e-5)
@@ -118,7 +128,7 @@ def test_wild_padding_changes_neither_loss_nor_gradient(
     logprobs, behavior_logprobs, rewards, lengths, wild
 ):
     inputs = flat_inputs(logprobs, behavior_logprobs, rewards, lengths)
-    mask = inputs[-1]
+    mask = inputs[3]
     function = jax.value_and_grad(objective)
     loss, gradient = function(*inputs)
     tame = inputs[:2]

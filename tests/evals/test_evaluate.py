@@ -1,6 +1,7 @@
 """An evaluation of the base checkpoint, judged again from what it wrote down."""
 
 import dataclasses
+import math
 import statistics
 import textwrap
 
@@ -130,7 +131,60 @@ def test_a_verifier_that_hangs_is_said_so(
     finally:
         pool.close()
     assert [row["status"] for row in result.rollouts] == ["verifier_timeout"] * 2
-    assert result.pass_rate == 0.0
+    assert math.isnan(result.pass_rate) and result.pass_rate_by_task == {}
+    assert (result.unjudged_share, result.unjudged_prompts) == (1.0, 2)
+    assert (result.num_prompts, result.pass_rate_se) == (0, 0.0)
+    assert set(result.details) == {"no verdict within reward.timeout_s = 0.2"}
+
+
+AWAY = """
+    from scalerl_jax.data import tasks
+
+    def score(task, answer, reference):
+        if task == "chain_sum":
+            raise OSError("the judge is away")
+        return tasks.score(task, answer, reference)
+"""
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_is_not_judged_is_in_no_pass_rate(
+    parts, params, evaluation, tmp_path, monkeypatch, wrong
+):
+    (tmp_path / "away_evaluation.py").write_text(textwrap.dedent(AWAY))
+    monkeypatch.syspath_prepend(tmp_path)
+    pool = VerifierPool(score="away_evaluation:score", timeout_s=60.0)
+    try:
+        away = dataclasses.replace(
+            parts.evaluate, verifier=pool, unjudged_is_wrong=wrong
+        )
+        result = away(params, policy_version=7)
+    finally:
+        pool.close()
+    # No answer at all needs no judge.
+    statuses = [row["status"] for row in evaluation.rollouts]
+    failed = [
+        row["task"] == "chain_sum" and status != "no_answer"
+        for row, status in zip(evaluation.rollouts, statuses, strict=True)
+    ]
+    passed = [
+        float(status == "correct" and not gone)
+        for status, gone in zip(statuses, failed, strict=True)
+    ]
+    left = [
+        rate for rate, gone in zip(passed, failed, strict=True) if wrong or not gone
+    ]
+    assert 0 < sum(failed) < 20
+    assert result.pass_rate == pytest.approx(statistics.mean(left))
+    assert result.pass_rate_se == pytest.approx(
+        statistics.stdev(left) / len(left) ** 0.5
+    )
+    assert (result.num_prompts, result.unjudged_prompts) == (len(left), 20 - len(left))
+    assert result.unjudged_share == pytest.approx(sum(failed) / 20)
+    assert [math.isnan(rate) for rate in result.prompt_pass_rates] == [
+        gone and not wrong for gone in failed
+    ]
+    assert set(result.details) == {"OSError: the judge is away"}
 
 
 def test_every_token_is_heard_and_every_answer_is_given(parts, params, evaluation):

@@ -1,11 +1,14 @@
 """Figures of outcomes that are worked out by hand, and their table."""
 
+import dataclasses
+
 import pytest
 
 from scalerl_jax.evaluate.figures import Outcome, figures, table
 
 EASY = Outcome(
     statuses=["correct", "correct"],
+    judged=[True, True],
     votes=["4", "4"],
     tokens=[10, 20],
     cut_off=[False, False],
@@ -13,6 +16,7 @@ EASY = Outcome(
 )
 HARD = Outcome(
     statuses=["wrong", "no_answer"],
+    judged=[True, True],
     votes=["5", None],
     tokens=[30, 40],
     cut_off=[False, True],
@@ -20,6 +24,7 @@ HARD = Outcome(
 )
 PROGRAM = Outcome(
     statuses=["correct", "unparsable"],
+    judged=[True, True],
     votes=None,
     tokens=[10, 10],
     cut_off=[False, False],
@@ -42,6 +47,33 @@ def test_figures_of_two_prompts():
     shares = {"correct": 0.5, "wrong": 0.25, "no_answer": 0.25, "unparsable": 0.0}
     shares |= {"verifier_timeout": 0.0, "verifier_error": 0.0}
     assert found["verdicts"] == shares
+
+
+def test_unjudged_samples_are_left_out():
+    half = Outcome(
+        statuses=["correct", "verifier_timeout"],
+        judged=[True, False],
+        votes=["4", "9"],
+        tokens=[10, 20],
+        cut_off=[False, False],
+        interrupted=[False, False],
+    )
+    lost = dataclasses.replace(
+        half, statuses=["verifier_error"] * 2, judged=[False, False]
+    )
+    found = figures([HARD, half, lost])
+    assert found["unjudged"] == {"samples": 3, "prompts": 1}
+    # Pass rates 0 of 2 and 1 of 1; two judged samples has the first alone.
+    assert found["mean"] == {"value": 0.5, "se": pytest.approx(0.5)}
+    assert found["pass_at"]["1"]["value"] == 0.5
+    assert found["pass_at"]["2"] == {"value": 0.0, "se": None}
+    assert found["majority_at"]["1"]["value"] == 0.5
+    assert found["majority_at"]["2"] == {"value": 0.0, "se": None}
+    assert found["completion_tokens"]["total"] == 130
+    assert found["verdicts"]["verifier_error"] == pytest.approx(1 / 3)
+    lines = table({"gsm8k": found, "other": figures([lost])}).splitlines()
+    cells = {line[:24].strip(): line[24:].split() for line in lines}
+    assert cells["unjudged samples"] == ["3", "2"] and cells["mean@2"][-1] == "-"
 
 
 def test_programs_have_no_majority():

@@ -23,6 +23,7 @@ def rollouts(draw):
         interrupted=draw(st.booleans()),
         reward=draw(st.floats(allow_nan=False)),
         passed=draw(st.booleans()),
+        judged=draw(st.booleans()),
         status=draw(st.text()),
     )
 
@@ -49,6 +50,7 @@ GROUPS = st.builds(
     prompt=PROMPTS,
     rollouts=st.lists(rollouts(), min_size=1, max_size=3).map(tuple),
     finished_version=st.integers(0),
+    detail=st.text(),
 )
 
 
@@ -71,6 +73,14 @@ def test_groups_of_any_form_read_back(groups):
     assert not any(array.dtype.hasobject for array in arrays.values())
     read = saved_groups.unflatten(arrays, json.loads(json.dumps(rows)))
     assert exact(read) == exact(groups)
+
+
+def test_groups_of_a_checkpoint_without_details_are_judged_as_they_were():
+    group = one_group(reference={})
+    arrays, rows = saved_groups.flatten([group])
+    del rows[0]["detail"], rows[0]["rollouts"][0]["judged"]
+    (read,) = saved_groups.unflatten(arrays, rows)
+    assert exact(read) == exact(group)
 
 
 def one_group(*, reference, **arrays):

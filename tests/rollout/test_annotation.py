@@ -44,8 +44,8 @@ def state(params=1.0, reference=None):
     )
 
 
-def centered(rewards, kept):
-    advantages = group_advantages(jnp.asarray(rewards), group_size=G)
+def centered(rewards, judged, kept):
+    advantages = group_advantages(jnp.asarray(rewards), judged, group_size=G)
     return unnormalized(advantages, kept)
 
 

@@ -88,8 +88,8 @@ def packing_as(packing):
     return functools.partial(pack, **ROWS, packing=packing)
 
 
-def batch_advantages(rewards, kept):
-    centered = group_advantages(rewards, group_size=G)
+def batch_advantages(rewards, judged, kept):
+    centered = group_advantages(rewards, judged, group_size=G)
     return advantages.normalize_by_batch(centered, kept, eps=0.0)
 
 
@@ -175,8 +175,8 @@ NORMALIZATIONS = {
 
 @pytest.mark.parametrize("name", [*NORMALIZATIONS, "reward_std"])
 def test_where_all_wrong_answers_are_cut_off_the_right_ones_have_advantage_1(name):
-    def scaled(rewards, kept):
-        centered = group_advantages(rewards, group_size=G)
+    def scaled(rewards, judged, kept):
+        centered = group_advantages(rewards, judged, group_size=G)
         if name != "reward_std":
             return NORMALIZATIONS[name](centered, kept, eps=1e-6)
         return advantages.normalize_by_reward_std(
@@ -211,6 +211,71 @@ def test_a_batch_of_masked_completions_alone_is_none():
         assert assembled.batch is None and assembled.wasted_tokens == 5
 
 
+def unjudged(group, *places, reward=0.0):
+    """The group with the rollouts at these places unjudged."""
+    return group.replace(
+        rollouts=tuple(
+            rollout.replace(judged=False, passed=False, reward=reward)
+            if place in places
+            else rollout
+            for place, rollout in enumerate(group.rollouts)
+        )
+    )
+
+
+FOUR = make_group(
+    make_rollout(1, 1.0, first=10),
+    make_rollout(2, -1.0, first=20),
+    make_rollout(3, -1.0, first=30),
+    make_rollout(1, 1.0, first=40),
+)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, -1.0, 1e30])
+def test_an_unjudged_rollout_is_in_nothing_that_is_trained(reward):
+    def scaled(rewards, judged, kept):
+        centered = group_advantages(rewards, judged, group_size=4)
+        return advantages.normalize_by_batch(centered, kept, eps=0.0)
+
+    assembled = assembler(
+        group_size=4,
+        advantages=scaled,
+        weigh=functools.partial(weights.prompt_weights, group_size=4),
+        regularization=functools.partial(easy_prompts, from_pass_rate=0.6),
+    )([unjudged(FOUR, 2, reward=reward)], learner_version=0)
+    # Of 1, -1, 1 the mean is 1/3; the root mean square of what is left sqrt(8/9).
+    std = np.sqrt(8 / 9)
+    expected = {10: (1 / 4, 2 / 3 / std, 0), 40: (1 / 4, 2 / 3 / std, 0)}
+    expected |= {token: (1 / 4, -4 / 3 / std, 0) for token in (20, 21)}
+    assert_tokens(by_token(assembled.batch), expected)
+    assert assembled.wasted_tokens == 3
+    # A pass rate of 2/3, where 2 of 4 would be hard from 0.6 on.
+    assert assembled.batch.regularization[assembled.batch.mask].all()
+
+
+@pytest.mark.parametrize("places", [(1,), (0, 1)], ids=["one left", "none left"])
+@pytest.mark.parametrize("filtered", [True, False])
+def test_a_group_with_fewer_than_two_verdicts_pulls_at_nothing(places, filtered):
+    group = unjudged(MIXED, *places)
+    assert not group.has_reward_variance
+    found = assembler(zero_variance_filter=filtered)([group, CUT], learner_version=5)
+    tokens = by_token(found.batch)
+    left = {10, 11} if places == (1,) and not filtered else set()
+    assert tokens.keys() == {50, 60, 62, 63} | left
+    assert all(tokens[token][1] == 0.0 for token in left)
+    alone = assembler(zero_variance_filter=filtered)([group], learner_version=5)
+    assert (alone.batch is None) == (not left)
+
+
+def test_a_group_is_rated_by_its_judged_rollouts():
+    assert unjudged(FOUR, 2).pass_rate == 2 / 3
+    assert np.isnan(unjudged(FOUR, 0, 1, 2, 3).pass_rate)
+    found = group_metrics([unjudged(MIXED, 0, 1), unjudged(CUT, 1)], learner_version=6)
+    assert found["reward/mean"] == 3.0 and found["pass_rate/mean"] == 1.0
+    assert np.isnan(found["pass_rate/chain_sum"])
+    assert found["group/zero_variance_share"] == 1.0
+
+
 def test_without_the_filter_equal_groups_count_and_pull_at_nothing():
     assembled = assembler(zero_variance_filter=False)(GROUPS, learner_version=5)
     found = by_token(assembled.batch)
@@ -241,7 +306,9 @@ def test_lengths_enter_the_reward_and_make_no_group_worth_its_gradient(
     )
     assembled = assembler(
         shape_rewards=shape,
-        advantages=lambda rewards, kept: group_advantages(rewards, group_size=G),
+        advantages=lambda rewards, judged, kept: group_advantages(
+            rewards, judged, group_size=G
+        ),
     )([MIXED, EQUAL], learner_version=5)
     found = by_token(assembled.batch)
     np.testing.assert_allclose(found[10][1], (1.0 - second) / 2)
@@ -298,8 +365,8 @@ def test_running_statistics_go_on_after_a_checkpoint_as_if_nothing_had_been():
     def fresh():
         running = RunningNormalization(eps=0.0)
 
-        def scaled(rewards, kept):
-            return running(group_advantages(rewards, group_size=G), kept)
+        def scaled(rewards, judged, kept):
+            return running(group_advantages(rewards, judged, group_size=G), kept)
 
         return assembler(advantages=scaled, running=running)
 
@@ -367,6 +434,7 @@ def test_metrics_by_hand():
         "verifier/unparsable_share": 0.0,
         "verifier/timeout_share": 1 / 6,
         "verifier/error_share": 0.0,
+        "verifier/unjudged_share": 1 / 6,
         # Oldest versions 0, 4, 3; finished at 3, 4, 4; used at 6.
         "staleness/mean": (6 + 2 + 3) / 3,
         "staleness/max": 6,

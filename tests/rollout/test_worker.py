@@ -283,6 +283,31 @@ def test_a_cut_off_completion_may_count_as_wrong_whatever_it_says(
     assert rollout.status == "correct"
 
 
+@pytest.mark.parametrize("status", ["verifier_timeout", "verifier_error"])
+@pytest.mark.parametrize(
+    "settings, judged, reward",
+    [
+        ({}, False, 0.0),
+        ({"unjudged_is_wrong": True}, True, -0.5),
+        # Cut off, it is wrong whatever a verifier would have said.
+        ({"cut_off_is_wrong": True}, True, -0.5),
+    ],
+    ids=str,
+)
+def test_a_failure_of_the_verifier_is_no_wrong_answer(status, settings, judged, reward):
+    judging = Judging(
+        tokenizer=TOKENIZER,
+        answer_after="</think>",
+        correct=2.0,
+        wrong=-0.5,
+        **settings,
+    )
+    whole = WrittenScheduler({})._completion((0, 0), [(EOS, 0)])
+    rollout = judging.rollout(dataclasses.replace(whole, cut_off=True), status)
+    assert (rollout.judged, rollout.passed) == (judged, False)
+    assert (rollout.reward, rollout.status) == (reward, status)
+
+
 def test_new_params_take_over_in_the_midst_of_a_completion(place):
     short = {prompt.prompt_id for prompt in in_order(2)}
     long = "hm " * 500 + "</think>1"
@@ -402,10 +427,15 @@ def test_a_verifier_that_hangs_is_marked_and_counted(place, tmp_path, monkeypatc
     statuses = [[each.status for each in group.rollouts] for group in groups]
     assert statuses == [["correct", "verifier_timeout"], ["correct", "no_answer"]]
     timed_out = groups[0].rollouts[1]
-    assert (timed_out.passed, timed_out.reward) == (False, -0.5)
+    assert not timed_out.judged and not timed_out.passed
+    assert groups[0].detail == "no verdict within reward.timeout_s = 3.0"
+    assert (groups[0].pass_rate, groups[0].has_reward_variance) == (1.0, False)
     metrics = group_metrics(groups, learner_version=0)
     assert metrics["verifier/timeout_share"] == 0.25
     assert metrics["verifier/error_share"] == 0.0
+    assert metrics["verifier/unjudged_share"] == 0.25
+    assert metrics["reward/mean"] == (2.0 + 2.0 - 0.5) / 3
+    assert metrics["pass_rate/mean"] == 0.75
 
 
 def test_groups_that_lack_verdicts_wait_like_those_that_have_them(

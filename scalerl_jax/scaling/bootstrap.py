@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl_jax.scaling.curves import CurveError, make_curve
+from scalerl_jax.scaling.curves import Curve, CurveError, make_curve
 from scalerl_jax.scaling.fit import fit_curve
 from scalerl_jax.scaling.laws import Array, Bools
 from scalerl_jax.scaling.records import Interval, Record, quantile_interval
@@ -20,7 +20,6 @@ from scalerl_jax.scaling.search import A, Problem, minimise_each
 from scalerl_jax.scaling.uncertainty import joint_region, region_quantile
 
 AT_LIMIT = 1e-6  # an A this close to 1 was stopped there
-NEAR_ONE = 0.05  # as in judge.py: then 1 itself is the upper limit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ class Bootstrap(Record):
 
     def band(self, x: ArrayLike) -> tuple[Array, Array]:
         """Pass rates at x that the central share `level` of refits lies between."""
-        curves = self.fit.curves(self.theta, x)
+        curves = np.clip(self.fit.curves(self.theta, x), 0.0, 1.0)
         tail = 0.5 * (1.0 - self.level)
         low, high = np.quantile(curves, [tail, 1.0 - tail], axis=0)
         return low.reshape(np.shape(x)), high.reshape(np.shape(x))
@@ -103,15 +102,19 @@ def _block_length(fit: Fit, block_length: int | None) -> int:
 def draw_residual_curves(
     fit: Fit, num_resamples: int, block_length: int | None = None, *, seed: int
 ) -> Array:
-    """Curves [K, n] of a fit with its residuals drawn again in moving blocks."""
-    n, length = fit.num_points, _block_length(fit, block_length)
-    generator = np.random.default_rng(seed)
-    share = fit.problem.share(fit.theta[None])
-    z = fit.problem.scaled_residuals(fit.theta[None], share)[0]
-    z = (z - z.mean()) * math.sqrt(n / (n - len(fit.problem.free)))
+    """Curves of a fit with its residuals drawn again in moving blocks.
+
+    [K, n], as `fit.problem.y`: with step 0 first where it is an observation.
+    """
+    problem, length = fit.problem, _block_length(fit, block_length)
+    n, generator = problem.t.size, np.random.default_rng(seed)
+    residuals = problem.scaled_residuals(fit.theta[None], problem.share(fit.theta[None]))
+    z = residuals[0]
+    predicted = problem.y[0] - z / np.sqrt(problem.weights)
+    z = (z - z.mean()) * math.sqrt(n / (n - len(problem.free)))
     starts = generator.integers(0, n - length + 1, (num_resamples, -(-n // length)))
     places = (starts[:, :, None] + np.arange(length)).reshape(num_resamples, -1)[:, :n]
-    return fit.predict(fit.curve.x) + z[places] / np.sqrt(fit.problem.weights)
+    return predicted + z[places] / np.sqrt(problem.weights)
 
 
 def default_block_length(autocorrelation: float, num_points: int) -> int:
@@ -145,7 +148,7 @@ def bootstrap_prompts(
     are drawn again as Binomial(num_samples, rate).  The fit is of the mean curve.
 
     Args:
-        x: [n] compute of the evaluations.
+        x: [n] compute of the evaluations, from 0 on where R0 is observed.
         rates: [n, P] pass rate of each prompt, or [S, n, P] over S seeds.
         num_samples: completions per prompt behind a rate; without it samples are
             not redrawn.
@@ -157,6 +160,7 @@ def bootstrap_prompts(
     curve = make_curve(x, outcomes.mean(axis=(0, 2)))
     result = fit_curve(curve, settings)
     fitted = np.isin(np.asarray(x, np.float64), result.curve.x)
+    fitted[0] |= result.problem.observes_zero
     generator = np.random.default_rng(seed)
     y = np.stack(
         [
@@ -168,6 +172,16 @@ def bootstrap_prompts(
     levels = ["seeds", *levels] if len(outcomes) > 1 else levels
     levels = [*levels, "samples"] if num_samples else levels
     return summarise(result, refit(result, y), ", ".join(levels), seed=seed)
+
+
+def fitted_rates(curve: Curve, result: Fit) -> Array:
+    """Pass rates per prompt [n, P] at the points of a fit, step 0 first if it is one."""
+    assert curve.prompt_rates is not None, "asked by the callers"
+    rates = curve.prompt_rates[np.isin(curve.x, result.curve.x)]
+    if not result.problem.observes_zero:
+        return rates
+    assert curve.r0_prompt_rates is not None, "evaluations have them all or none"
+    return np.vstack([curve.r0_prompt_rates, rates])
 
 
 def check_rates(x: ArrayLike, rates: ArrayLike) -> Array:
@@ -235,11 +249,8 @@ def summarise(
     intervals = {
         name: quantile_interval(values[name], fit.level)
         for name, parameter in fit.parameters.items()
-        if parameter.source == "fitted"
+        if parameter.interval is not None
     }
-    found = intervals.get("A", Interval(None, None))
-    if found.high is None and found.low is not None and found.low >= 1.0 - NEAR_ONE:
-        intervals["A"] = Interval(found.low, 1.0)
     return Bootstrap(
         method=method,
         law=fit.law,

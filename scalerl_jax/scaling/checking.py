@@ -103,7 +103,7 @@ def assess(
         status,
         fit=result,
         horizon=horizon,
-        forecast=float(result.predict(horizon)),
+        forecast=float(result.forecast(horizon)),
         forecast_band=Interval(float(low), float(high)),
     )
     found = _check(curve, alarm_level)
@@ -121,22 +121,13 @@ def _check(curve: Curve, level: float) -> tuple[Fit, tuple[Check, ...]] | None:
     count = max(int((curve.x <= 0.5 * curve.x[-1]).sum()), needed)
     if count >= curve.x.size or np.ptp(curve.y[:count]) == 0:
         return None
-    first = dataclasses.replace(
-        curve,
-        x=curve.x[:count],
-        y=curve.y[:count],
-        y_se=None if curve.y_se is None else curve.y_se[:count],
-    )
+    first = curve.part(np.arange(curve.x.size) < count)
     result = fit_curve(first, level=level)
     if not result.climbs:
         return None
     x, y = curve.x[count:], curve.y[count:]
-    predicted = result.predict(x)
+    predicted = result.forecast(x)
     low, high = result.prediction_band(x)
-    if result.r0_free is not None:  # the measured R0 has an error of its own
-        free_low, free_high = result.r0_free.prediction_band(x)
-        low, high = np.minimum(low, free_low), np.maximum(high, free_high)
-    low, high = np.maximum(low, 0.0), np.minimum(high, 1.0)
     sides = np.where(y > high, 1, np.where(y < low, -1, 0))
     return result, tuple(
         Check(

@@ -146,14 +146,13 @@ def _paired(
     a: Curve, b: Curve, fit_a: Fit, fit_b: Fit
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Pass rates per prompt at the fitted points, where both runs have them."""
+    from scalerl_jax.scaling.bootstrap import fitted_rates
+
     if a.prompt_rates is None or b.prompt_rates is None:
         return None
     if a.prompt_rates.shape[1] != b.prompt_rates.shape[1]:
         return None
-    return (
-        a.prompt_rates[np.isin(a.x, fit_a.curve.x)],
-        b.prompt_rates[np.isin(b.x, fit_b.curve.x)],
-    )
+    return fitted_rates(a, fit_a), fitted_rates(b, fit_b)
 
 
 def extrapolate(flags: argparse.Namespace) -> int:
@@ -305,17 +304,16 @@ def _with_extras(
 
 def _nested_bootstrap(result: Fit, curve: Curve, num_resamples: int) -> "Bootstrap":
     """Over the evaluation's prompts, and samples where their number is known."""
-    from scalerl_jax.scaling.bootstrap import bootstrap_prompts
+    from scalerl_jax.scaling.bootstrap import bootstrap_prompts, fitted_rates
 
-    assert curve.prompt_rates is not None, "asked by the caller"
-    settings = result.settings
-    if settings.initial_reward is None and curve.r0 is not None:
-        settings = dataclasses.replace(settings, initial_reward=curve.r0)
+    x = result.curve.x
+    if result.problem.observes_zero:
+        x = np.append(0.0, x)
     return bootstrap_prompts(
-        curve.x,
-        curve.prompt_rates,
+        x,
+        fitted_rates(curve, result),
         num_samples=curve.samples_per_prompt,
-        settings=settings,
+        settings=result.settings,
         num_resamples=num_resamples,
     )
 

@@ -104,7 +104,8 @@ def compare(
         names: of the runs.
         margin: between the asymptotes of equal recipes.
         prompt_rates: [n_a, P] and [n_b, P], or seeds in front; pass rates of the
-            same P prompts at each fitted evaluation.
+            same P prompts at each fitted evaluation, step 0 first where R0 is
+            observed.
         num_resamples: of the test.
         seed: of its draws.
     """
@@ -198,7 +199,7 @@ def _resample(
         )
         return y, "residuals of each run"
     rates = [
-        check_rates(fit.curve.x, given).mean(axis=0)
+        check_rates(fit.problem.t, given).mean(axis=0)
         for fit, given in zip((a, b), prompt_rates, strict=True)
     ]
     if rates[0].shape[1] != rates[1].shape[1]:

@@ -28,6 +28,8 @@ class Curve:
     y: NDArray[np.float64]  # [n] pass rates in [0, 1]
     y_se: NDArray[np.float64] | None  # [n] standard errors of y
     r0: float | None  # pass rate at zero compute; None when it was not measured
+    r0_se: float | None = None  # its standard error, where the points have theirs
+    r0_evaluations: int = 1  # how many r0 is the mean of: one of each pooled seed
     num_left_out: int = 0  # early points that were taken away
     x_name: str
     y_name: str
@@ -35,8 +37,18 @@ class Curve:
     last_step: int | None = None  # optimizer steps behind the last point, if known
     constants: dict[str, float] = dataclasses.field(default_factory=dict)  # settings
     prompt_rates: NDArray[np.float64] | None = None  # [n, P] of each prompt
+    r0_prompt_rates: NDArray[np.float64] | None = None  # [P] at zero compute
     samples_per_prompt: int | None = None  # completions behind each of these
     warnings: tuple[str, ...] = ()
+
+    def part(self, kept: NDArray[np.bool_]) -> "Curve":
+        """The curve with the points that are `kept` [n], and step 0."""
+        return dataclasses.replace(
+            self,
+            x=self.x[kept],
+            y=self.y[kept],
+            y_se=None if self.y_se is None else self.y_se[kept],
+        )
 
 
 def make_curve(
@@ -94,6 +106,7 @@ def make_curve(
         y=rates[kept],
         y_se=None if errors is None else errors[kept],
         r0=r0,
+        r0_se=None if errors is None or r0 is None else float(errors[0]),
         x_name=x_name,
         y_name=y_name,
         name=name,

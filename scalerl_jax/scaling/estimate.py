@@ -8,16 +8,26 @@ import dataclasses
 import numpy as np
 
 from scalerl_jax.scaling.curves import Curve, CurveError
+from scalerl_jax.scaling.flat import climb_p_value
 from scalerl_jax.scaling.judge import Verdict, judge, significant_correlation
 from scalerl_jax.scaling.laws import Array, Law
 from scalerl_jax.scaling.records import Interval, envelope
 from scalerl_jax.scaling.result import Fit, Parameter, Settings, Source
-from scalerl_jax.scaling.search import R0, A, Grid, Problem, minimise
+from scalerl_jax.scaling.search import (
+    LOG_ZERO,
+    R0,
+    SHAPE_U,
+    SHAPE_V,
+    A,
+    Grid,
+    Problem,
+    minimise,
+)
 from scalerl_jax.scaling.uncertainty import (
     SIGMA_FLOOR,
+    Noise,
     noise_variance,
     profile,
-    student_quantile,
     surface,
 )
 
@@ -36,19 +46,55 @@ NOT_CONVERGED = "the search did not converge: the numbers are where it was stopp
 
 
 def make_problem(
-    curve: Curve, law: Law, held: dict[int, float], *, weighted: bool
+    curve: Curve,
+    law: Law,
+    held: dict[int, float],
+    *,
+    weighted: bool,
+    observed: bool = False,
 ) -> tuple[Problem, float]:
     """The least-squares problem, and sigma of a point of weight 1 by curve.y_se.
 
     Weights are 1 / y_se^2, scaled to mean 1; all are 1 without y_se, or unless they are
-    asked for.
+    asked for.  With `observed`, step 0 is the first point (`start_weight`).
     """
     weights, known = np.ones(curve.x.size), float("nan")
     if weighted and curve.y_se is not None:
         precision = 1.0 / usable_errors(curve) ** 2
         weights, known = precision / precision.mean(), precision.mean() ** -0.5
-    t = np.log(curve.x / curve.x[-1])
-    return Problem(law=law, t=t, y=curve.y[None], weights=weights, held=held), known
+    t, y = np.log(curve.x / curve.x[-1]), curve.y
+    if observed:
+        assert curve.r0 is not None, "asked by `initial_reward`"
+        t, y = np.append(LOG_ZERO, t), np.append(curve.r0, y)
+        weights = np.append(start_weight(curve, known), weights)
+    return Problem(law=law, t=t, y=y[None], weights=weights, held=held), known
+
+
+def start_weight(curve: Curve, known: float) -> float:
+    """Weight of step 0, the observation of R0, beside points of average weight.
+
+        weight = typical variance of a point / variance of step 0
+
+    By their standard errors, whose ratio counts: they may hold what moves all points
+    alike, as the choice of prompts does.  Without them step 0 is as noisy as a point.
+
+    Args:
+        curve: with step 0.
+        known: sigma of a point of weight 1, NaN where the points count alike.
+    """
+    start = curve.r0_se
+    if start is None or start == 0.0 or curve.y_se is None:
+        return float(curve.r0_evaluations)
+    if not 0.0 < start < np.inf:
+        raise CurveError(
+            f"step 0: the standard error {start:g} is not a number >= 0; mend it"
+        )
+    usable = curve.y_se[np.isfinite(curve.y_se) & (curve.y_se > 0)]
+    if np.isfinite(known):
+        return (known / start) ** 2
+    if not usable.size:
+        return float(curve.r0_evaluations)
+    return float((usable**2).mean()) / start**2
 
 
 def usable_errors(curve: Curve) -> Array:
@@ -124,29 +170,44 @@ def noise_of(
 
 
 def estimate(
-    curve: Curve, settings: Settings, law: Law, held: dict[int, float], source: Source
+    curve: Curve,
+    settings: Settings,
+    law: Law,
+    held: dict[int, float],
+    source: Source,
+    *,
+    selected: bool = True,
 ) -> Fit:
-    """One search with its intervals and verdict.
+    """One search with its intervals, and the verdict by these alone.
 
     Args:
         curve: the points to fit.
         settings: loss, level and whether the errors are known.
         law: what to fit.
         held: levels that are not fitted, by column of theta.
-        source: where a held R0 comes from.
+        source: of R0; "measured" and not held: step 0 is an observation of it.
+        selected: A is identified only so far from the edge, and its upper limit so
+            high, that the intervals of the curves which are called so cover the truth
+            (`selected_quantile`); False: if it has a limit below 1 at all.
     """
-    problem, known = make_problem(curve, law, held, weighted=settings.weighs)
+    observed = source == "measured" and R0 not in held
+    problem, known = make_problem(
+        curve, law, held, weighted=settings.weighs, observed=observed
+    )
     problem, best, cost, converged = search_problem(problem, robust=settings.robust)
     unit_growth, sigma, degrees = noise_of(
         problem, best, known if settings.errors_known else None
     )
-    excess = student_quantile(settings.level, degrees) ** 2 * unit_growth
-    profiles = profile(problem, Grid(problem), best, cost=cost, excess=excess)
-    rays = surface(problem, best, cost=cost, excess=excess)
+    noise = Noise(unit_growth, degrees, settings.level)
+    profiles = profile(
+        problem, Grid(problem), best, cost=cost, noise=noise, selected=selected
+    )
+    rays = surface(problem, best, cost=cost, excess=noise.excess)
     accepted = np.vstack([profiles.inside, rays])
-    verdict = judge(curve, law, best, profiles.intervals)
-    predicted = best[R0] + (best[A] - best[R0]) * problem.share(best[None])[0]
-    residuals = curve.y - predicted
+    p_value = climb_chance(curve, settings, law)
+    verdict = judge(curve, law, best, profiles, noise.quantile, p_value=p_value)
+    share = law.share(np.log(curve.x / curve.x[-1]), best[SHAPE_U], best[SHAPE_V])
+    residuals = curve.y - best[R0] - (best[A] - best[R0]) * share
     warnings = verdict.warnings
     if settings.errors_known and degrees is not None:
         warnings += (SCATTER.format(sigma, known),)
@@ -166,6 +227,8 @@ def estimate(
         ),
         converged=converged,
         climbs=verdict.climbs,
+        flat=verdict.flat,
+        climb_p_value=p_value,
         identified=converged and verdict.reason is None,
         reason=verdict.reason or (None if converged else NOT_CONVERGED),
         r_squared=1.0 - float((residuals**2).sum()) / spread,
@@ -184,6 +247,17 @@ def estimate(
     )
 
 
+def climb_chance(curve: Curve, settings: Settings, law: Law) -> float:
+    """`climb_p_value` of a curve from step 0 on, which is known where R0 is given."""
+    given = settings.initial_reward
+    known = float(given) if isinstance(given, int | float) else None
+    observed = known is None and curve.r0 is not None
+    problem, _ = make_problem(
+        curve, law, {}, weighted=settings.weighs, observed=observed
+    )
+    return climb_p_value(problem.y[0], problem.weights, known)
+
+
 def name_parameters(
     curve: Curve,
     law: Law,
@@ -197,9 +271,9 @@ def name_parameters(
     values = law.public(theta, log_x_last)
     parameters = {}
     for place, kind in enumerate(law.kinds):
-        source: Source = "fitted"
+        source: Source = r0_source if kind.column == R0 else "fitted"
         if kind.column in (R0, A) and kind.column not in intervals:
-            source = r0_source if kind.column == R0 else "held"
+            source = source if kind.column == R0 else "held"
             interval = None
         elif not verdict.climbs:
             interval = Interval(None, None)

@@ -192,12 +192,7 @@ def _predict(curve: Curve, fraction: float, law: str, settings: Settings) -> Pre
             last = curve.y[seen][-LAST_POINTS:].mean()
             predicted = np.full(int((~seen).sum()), last)
     else:
-        first = dataclasses.replace(
-            curve,
-            x=curve.x[seen],
-            y=curve.y[seen],
-            y_se=None if curve.y_se is None else curve.y_se[seen],
-        )
+        first = curve.part(seen)
         try:
             if not num_seen:
                 raise CurveError(f"no point up to {fraction:g} of the compute")
@@ -206,7 +201,7 @@ def _predict(curve: Curve, fraction: float, law: str, settings: Settings) -> Pre
             reason = str(failure)
         else:
             reason = fit.reason
-            predicted = fit.predict(curve.x[~seen])
+            predicted = fit.forecast(curve.x[~seen])
             low, high = fit.prediction_band(curve.x[~seen])
             inside = (low <= curve.y[~seen]) & (curve.y[~seen] <= high)
             share = float(inside.mean())

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scalerl_jax.scaling.averaging import mean_curve
 from scalerl_jax.scaling.curves import (
     DEFAULT_X,
     DEFAULT_Y,
@@ -200,64 +201,87 @@ def keep_from(curve: Curve, fit_from: float | None) -> Curve:
             f"--from {fit_from:g} leaves out every point: the last {curve.x_name} is "
             f"{curve.x[-1]:g}; give a smaller --from"
         )
-    return dataclasses.replace(
-        curve,
-        x=curve.x[kept],
-        y=curve.y[kept],
-        y_se=None if curve.y_se is None else curve.y_se[kept],
-        num_left_out=curve.num_left_out + int((~kept).sum()),
-    )
+    left_out = curve.num_left_out + int((~kept).sum())
+    return dataclasses.replace(curve.part(kept), num_left_out=left_out)
 
 
 def fit_alone(whole: Curve, settings: Settings) -> Fit:
     """The fit with R0 as asked for, without what is fitted beside it."""
     curve = keep_from(whole, settings.fit_from)
     law = LAWS[settings.law]
-    r0, source = _initial_reward(curve, settings, law)
-    _require_points(curve, law, r0)
-    held = {} if r0 is None else {R0: r0}
+    held, source = _initial_reward(curve, settings, law)
+    _require_points(curve, law, source)
     if law.held_asymptote is not None:
         held[A] = law.held_asymptote
     result = estimate(curve, settings, law, held, source)
-    return dataclasses.replace(result, whole_curve=whole)
+    result = dataclasses.replace(result, whole_curve=whole)
+    if source == "fitted" or not law.starts_at_r0:
+        return result
+    free = None
+    if curve.x.size > 3 + law.has_v:
+        rest = {column: value for column, value in held.items() if column != R0}
+        free = estimate(curve, settings, law, rest, "fitted", selected=False)
+        free = dataclasses.replace(free, whole_curve=whole)
+    return require_both(result, free)
 
 
 def fit_checked(whole: Curve, settings: Settings) -> Fit:
-    """The fit with R0 as asked for, once more with R0 free, and from one half."""
+    """The fit with R0 as asked for and free, and once more from one half."""
     result = fit_alone(whole, settings)
-    curve, law, held = result.curve, result.definition, result.problem.held
-    free = None
-    if R0 in held and curve.x.size > 4:
-        rest = {column: value for column, value in held.items() if column != R0}
-        free = estimate(curve, settings, law, rest, "fitted")
-        free = dataclasses.replace(free, whole_curve=whole)
+    curve = result.curve
     return dataclasses.replace(
         result,
-        r0_free=free,
-        warnings=(*curve.warnings, *result.warnings, *late_warnings(result, free)),
-        half_forecast=_forecast_from_half(curve, law, held, settings),
+        warnings=(*curve.warnings, *result.warnings, *late_warnings(result)),
+        half_forecast=_forecast_from_half(result),
+    )
+
+
+def require_both(result: Fit, free: Fit | None) -> Fit:
+    """The fit with what is fitted without knowing R0; identified if both are."""
+    result = dataclasses.replace(result, r0_free=free)
+    if not result.identified or (free is not None and free.identified):
+        return result
+    reason = (
+        f"{result.num_points} points are too few to fit R0 as well"
+        if free is None
+        else f"with R0 free: {free.reason}"
+    )
+    a = result.parameters["A"]
+    opened = dataclasses.replace(a, interval=Interval(result.interval("A").low, None))
+    return dataclasses.replace(
+        result,
+        identified=False,
+        reason=reason,
+        parameters={**result.parameters, "A": opened},
     )
 
 
 def _initial_reward(
     curve: Curve, settings: Settings, law: Law
-) -> tuple[float | None, Source]:
-    """R0 to hold, None to fit it, and where it comes from."""
+) -> tuple[dict[int, float], Source]:
+    """The R0 to hold, if any, and what is known of it.
+
+    "given" is exact.  "measured" is an observation with noise, which only the paper's
+    protocol holds.  "fitted" is what the points after step 0 say.
+    """
     given = settings.initial_reward
-    if not law.starts_at_r0 or given == "free":
-        return None, "fitted"
-    if given is not None:
-        return float(given), "given"
-    return curve.r0, "fitted" if curve.r0 is None else "measured"
+    if isinstance(given, int | float) and law.starts_at_r0:
+        return {R0: float(given)}, "given"
+    if given is not None or curve.r0 is None or not law.known_at_zero:
+        return {}, "fitted"
+    return {R0: curve.r0} if settings.protocol == "paper" else {}, "measured"
 
 
-def _require_points(curve: Curve, law: Law, r0: float | None) -> None:
-    """More points than parameters, and more than one value."""
-    num_parameters = 3 + law.has_v - (r0 is not None)
+def _require_points(curve: Curve, law: Law, source: Source) -> None:
+    """More points than parameters, and more than one value.
+
+    A measured R0 is a point and a parameter.
+    """
+    num_parameters = 3 + law.has_v - (source != "fitted")
     num_parameters -= law.held_asymptote is not None
     if curve.x.size <= num_parameters:
         remedy = ", lower --from" if curve.num_left_out else ""
-        if r0 is None and law.starts_at_r0:
+        if source == "fitted" and law.starts_at_r0:
             remedy += ", or give --r0 to fit one less"
         raise CurveError(
             f"{curve.x.size} point{'s' if curve.x.size > 1 else ''} with "
@@ -272,27 +296,21 @@ def _require_points(curve: Curve, law: Law, r0: float | None) -> None:
         )
 
 
-def _forecast_from_half(
-    curve: Curve, law: Law, held: dict[int, float], settings: Settings
-) -> Forecast | None:
+def _forecast_from_half(fit: Fit) -> Forecast | None:
     """Fit the points up to half of the last compute, and predict the last point."""
+    curve, law, settings = fit.curve, fit.definition, fit.settings
     half = curve.x <= 0.5 * curve.x[-1]
-    num_parameters = 3 + law.has_v - len(held)
-    if half.sum() <= num_parameters or np.ptp(curve.y[half]) == 0:
+    observed = fit.problem.observes_zero
+    num_free = len(fit.problem.free) - observed
+    if half.sum() <= num_free or np.ptp(curve.y[half]) == 0:
         return None
-    first = dataclasses.replace(
-        curve,
-        x=curve.x[half],
-        y=curve.y[half],
-        y_se=None if curve.y_se is None else curve.y_se[half],
+    first = curve.part(half)
+    problem, _ = make_problem(
+        first, law, fit.problem.held, weighted=settings.weighs, observed=observed
     )
-    problem, _ = make_problem(first, law, held, weighted=settings.weighs)
     problem, best, _, _ = search_problem(problem, robust=settings.robust)
-    if best[A] < best[R0]:  # possible with R0 free, on a half that falls
-        return None
-    t_last = np.log(curve.x[-1:] / first.x[-1])
-    share = float(law.share(t_last, best[2], best[3])[0])
-    predicted = float(best[R0] + (best[A] - best[R0]) * share)
+    mean = mean_curve(problem, best, known=None, thinning=1.0)
+    predicted = float(mean.rates(np.log(curve.x[-1:] / first.x[-1]))[0])
     actual = float(curve.y[-1])
     return Forecast(
         fit_until=float(first.x[-1]),

@@ -93,7 +93,7 @@ def _draw_prediction(
         axes.plot([start, x[-1]], level, linestyle=":", label=name, **style)
         return
     grid = compute_grid(prediction.fit, left, float(x[-1]))
-    y = prediction.fit.predict(grid)
+    y = prediction.fit.forecast(grid)
     axes.plot(grid[grid <= start], y[grid <= start], **style)
     axes.plot(
         grid[grid >= start], y[grid >= start], linestyle="--", label=name, **style

@@ -6,14 +6,13 @@ import numpy as np
 
 from scalerl_jax.scaling.curves import Curve
 from scalerl_jax.scaling.falls import find_fall
+from scalerl_jax.scaling.flat import FALSE_CLIMBS
 from scalerl_jax.scaling.laws import Array, Law
 from scalerl_jax.scaling.records import Interval
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.search import R0, SHAPE_U, SHAPE_V, A
-from scalerl_jax.scaling.uncertainty import SIGMA_FLOOR
+from scalerl_jax.scaling.uncertainty import SIGMA_FLOOR, Profiles
 
-# An A this close below 1, the largest pass rate there is, needs no other upper limit.
-NEAR_ONE = 0.05
 AT_ONE = 1e-6  # a fitted A this close to 1 was stopped there
 # The paper's margin between equal recipes, from three runs of one of them.
 ASYMPTOTE_MARGIN = 0.02
@@ -28,87 +27,92 @@ class Verdict:
     """What can be said of a fit."""
 
     climbs: bool
+    flat: bool
     asymptote_interval: Interval
     reason: str | None  # why A is not identified
     warnings: tuple[str, ...] = ()
 
 
 def judge(
-    curve: Curve, law: Law, best: Array, intervals: dict[int, Interval]
+    curve: Curve,
+    law: Law,
+    best: Array,
+    profiles: Profiles,
+    quantile: float,
+    *,
+    p_value: float,
 ) -> Verdict:
-    """The verdict on the best row theta [4] with the intervals of its columns.
+    """The verdict on the best row theta [4] with the profiles of its columns.
 
-    For A to be identified two things must hold.  Its profile must have an upper
-    limit; one within NEAR_ONE of 1 needs none, as no pass rate is larger.  And the
-    data must have passed the half of the gain, at the upper limit of where that is:
-    before, the height of the plateau follows from the law's symmetry alone, and noise
-    that bends the curve a little too early would pass for a low asymptote.
+    For A to be identified two things must hold.  Its interval must have an upper limit
+    below 1, the largest pass rate there is.  And the data must have passed the half of
+    the gain for certain: before, the height of the plateau follows from the law's
+    symmetry alone, and noise that bends the curve a little too early would pass for a
+    low asymptote.
+
+    Args:
+        curve: what was fitted.
+        law: by which law.
+        best: the fit.
+        profiles: its intervals, and what speaks for the two.
+        quantile: standard errors that an interval of this level reaches.
+        p_value: of the test for a climb (`flat.climb_p_value`).
     """
-    obstacle = find_fall(curve) or _no_gain(best)
-    if obstacle is not None:
-        return Verdict(False, Interval(None, None), obstacle)
+    fall, flat = find_fall(curve), _flat(best, p_value)
+    if fall or flat:
+        return Verdict(False, not fall, Interval(None, None), fall or flat)
     warnings = _at_limits(law, best, curve)
-    if A not in intervals:
+    if A not in profiles.intervals:
         reason = None
         if law.held_asymptote is not None:
             reason = (
                 f"the law has no plateau to identify: it ends at {law.held_asymptote:g}"
             )
-        return Verdict(True, Interval(None, None), reason, warnings)
-    low, high = intervals[A].low, intervals[A].high
-    if high is None and low is not None and low >= 1.0 - NEAR_ONE:
-        high = 1.0
-    half, latest = _half_of_gain(law, best, intervals)
-    if high is not None and (latest is None or latest <= 1.0):
-        return Verdict(True, Interval(low, high), None, warnings)
-    reason = open_limit(law, best, curve, Interval(low, high), half)
-    return Verdict(True, Interval(low, None), reason, warnings)
+        return Verdict(True, False, Interval(None, None), reason, warnings)
+    interval = profiles.intervals[A]
+    passed = profiles.against_half > quantile
+    if interval.high is not None and passed:
+        return Verdict(True, False, interval, None, warnings)
+    reason = open_limit(curve, law, best, profiles, quantile)
+    return Verdict(True, False, Interval(interval.low, None), reason, warnings)
 
 
 def open_limit(
-    law: Law, best: Array, curve: Curve, limits: Interval, half: float | None
+    curve: Curve, law: Law, best: Array, profiles: Profiles, quantile: float
 ) -> str:
-    """Say which limit of A the data leave open, why, and how far they reach.
-
-    `limits` are those of A's profile, `half` is x over x_last at half of the gain.
-    """
+    """Say which limit of A the data leave open, why, and how far they reach."""
     name = "C_mid" if law.name == "sigmoid" else "compute at half of the gain"
-    side = "limit on either side" if limits.low is None else "upper limit"
-    if limits.high is not None:
-        cause = f"{name} has none inside the data"
-    elif best[A] >= 1.0 - AT_ONE:
+    none_low = profiles.intervals[A].low is None
+    side = "limit on either side" if none_low else "upper limit"
+    if best[A] >= 1.0 - AT_ONE:
         cause = "A = 1, the largest pass rate there is, fits best"
-    else:
+    elif profiles.against_one <= quantile:
         cause = "A = 1 fits about as well"
+    elif profiles.against_half <= quantile:
+        cause = f"{name} has none inside the data"
+    else:
+        weaker = min(profiles.against_one, profiles.against_half)
+        cause = (
+            f"A = 1, or {name} beyond the data, is only {weaker:.1f} standard errors "
+            "away, which noise that bends a curve early does too"
+        )
     end = f"the data end at {curve.x_name} = {curve.x[-1]:.4g}"
     advice = "noise, or too few points, leave it open"
-    if half is not None:
-        end += f", {1.0 / half:.3g} times the fitted {name}"
-        if 1.0 / half < USUAL_REACH:
+    if law.half_gain is not None:
+        reach = 1.0 / float(law.half_gain(best[SHAPE_U], best[SHAPE_V]))
+        end += f", {reach:.3g} times the fitted {name}"
+        if reach < USUAL_REACH:
             advice = f"more than {USUAL_REACH} times is usually needed"
     return f"A has no {side}: {cause}; {end}; {advice}"
 
 
-def _half_of_gain(
-    law: Law, best: Array, intervals: dict[int, Interval]
-) -> tuple[float | None, float | None]:
-    """x over x_last at half of the gain, fitted and at its upper limit."""
-    if law.half_gain is None:
-        return None, None
-    column = SHAPE_V if law.has_v else SHAPE_U
-    high, moved = intervals[column].high, best.copy()
-    moved[column] = np.inf if high is None else high
-    half = float(law.half_gain(best[SHAPE_U], best[SHAPE_V]))
-    return half, float(law.half_gain(moved[SHAPE_U], moved[SHAPE_V]))
-
-
-def _no_gain(best: Array) -> str | None:
-    """Says that the best fit does not rise above R0; None if it does."""
-    if best[A] > best[R0]:
+def _flat(best: Array, p_value: float) -> str | None:
+    """Says that the curve climbs by no more than its noise; None if it does."""
+    if p_value <= FALSE_CLIMBS and best[A] > best[R0]:
         return None
     return (
-        f"the curve does not climb: the fitted A = {best[A]:.3f} is not above "
-        f"R0 = {best[R0]:.3f}"
+        "flat: the curve does not climb by more than its noise explains: of constant "
+        f"curves {100 * p_value:.0f} % climb as much"
     )
 
 
@@ -129,12 +133,12 @@ def significant_correlation(num_points: int) -> float:
     return AUTOCORRELATION_ERRORS / float(np.sqrt(num_points))
 
 
-def late_warnings(result: Fit, free: Fit | None) -> tuple[str, ...]:
+def late_warnings(result: Fit) -> tuple[str, ...]:
     """What a reader of the numbers should know besides the verdict."""
     if not result.climbs:
         return ()
     found = []
-    measured = result.curve.r0
+    measured, free = result.curve.r0, result.r0_free
     if "R0" in result.parameters and result.definition.starts_at_r0:
         if result.initial_reward_free and measured is None:
             found.append(

@@ -124,7 +124,8 @@ class Law:
     # x over x_last where half of the gain is reached; None: the law has no such x
     half_gain: Callable[[Number, Number], Number] | None = None
     has_v: bool = True
-    starts_at_r0: bool = True  # R(0) = R0, so that a measured R0 can be held
+    starts_at_r0: bool = True  # R(0) = R0, so that a given R0 can be held
+    known_at_zero: bool = True  # R(0) is a number, so that step 0 is an observation
     held_asymptote: float | None = None  # A is not a parameter of this law
 
 
@@ -259,6 +260,7 @@ POWER = Law(
     public=_power_public,
     has_v=False,
     starts_at_r0=False,
+    known_at_zero=False,
 )
 LOGISTIC = Law(
     name="logistic",
@@ -312,6 +314,7 @@ ERROR_POWER = Law(
     public=_error_public,
     has_v=False,
     starts_at_r0=False,
+    known_at_zero=False,
     held_asymptote=1.0,
 )
 

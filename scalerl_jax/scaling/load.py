@@ -219,13 +219,18 @@ def _make(part: _Part, chosen: Selection, *, wide: bool) -> Curve:
         name=part.run,
         places=[place for place, _ in rows],
     )
-    after_zero = dataclasses.replace(part, rows=rows[-curve.x.size :])
+    by_prompt = _prompt_rates(part, y_name)
+    if by_prompt is not None:
+        r0_rates = None if curve.r0 is None else by_prompt[0]
+        by_prompt = by_prompt[-curve.x.size :]
+        curve = dataclasses.replace(
+            curve, prompt_rates=by_prompt, r0_prompt_rates=r0_rates
+        )
     return dataclasses.replace(
         curve,
         y_name=y_name.replace(part.y, DEFAULT_Y, 1) if wide else y_name,
         warnings=(*gaps, *order, *read),
         last_step=last_step,
-        prompt_rates=_prompt_rates(after_zero, y_name),
         samples_per_prompt=rows[-1][1].get(SAMPLES_COLUMN),
         constants={
             name: _constant(part, column)

@@ -98,7 +98,8 @@ def plan(
     theta = np.vstack([fit.theta, fit.accepted])
     end = fit.x_last
     now, doubled = fit.curves(theta, [end, 2.0 * end]).T
-    doubling = _estimate(doubled - now)
+    before, after = fit.forecast([end, 2.0 * end])
+    doubling = dataclasses.replace(_estimate(doubled - now), value=float(after - before))
     marginal = _estimate(marginal_gains(fit, theta, np.array([end]))[:, 0])
     stop_at = None if stop_below is None else _estimate(_stops(fit, theta, stop_below))
     return Plan(

@@ -21,7 +21,7 @@ import numpy as np
 from scalerl_jax.scaling.curves import Curve, CurveError
 from scalerl_jax.scaling.estimate import autocorrelation, name_parameters, noise_of
 from scalerl_jax.scaling.fit import fit_checked
-from scalerl_jax.scaling.judge import judge
+from scalerl_jax.scaling.judge import Verdict
 from scalerl_jax.scaling.laws import SIGMOID, Array, sigmoid
 from scalerl_jax.scaling.records import Interval
 from scalerl_jax.scaling.result import Fit, Forecast, Settings
@@ -176,11 +176,7 @@ def _as_found(usual: Fit, found: GridSearch) -> Fit:
     cost = float(problem.cost(theta[None])[0])
     excess = student_quantile(usual.level, degrees) ** 2 * unit_growth
     accepted, intervals = _accepted(found, curve, cost + excess)
-    verdict = judge(curve, SIGMOID, theta, intervals)
-    reason = verdict.reason
-    if reason is not None and verdict.climbs and intervals[A].high is None:
-        reason = f"A = {ASYMPTOTES[-1]:g}, the end of the paper's grid, fits about as "
-        reason += "well; --protocol default looks up to 1"
+    verdict = _verdict(usual, intervals[A])
     residuals = curve.y - usual.curves(theta[None], curve.x)[0]
     spread = ((curve.y - curve.y.mean()) ** 2).sum()
     parameters = name_parameters(
@@ -199,9 +195,8 @@ def _as_found(usual: Fit, found: GridSearch) -> Fit:
         protocol="paper",
         parameters=parameters,
         converged=True,
-        climbs=verdict.climbs,
-        identified=reason is None,
-        reason=reason,
+        identified=verdict.reason is None,
+        reason=verdict.reason,
         r_squared=1.0 - float((residuals**2).sum() / spread),
         sigma=sigma,
         autocorrelation=autocorrelation(residuals),
@@ -214,6 +209,20 @@ def _as_found(usual: Fit, found: GridSearch) -> Fit:
         degrees=degrees,
         accepted=accepted,
     )
+
+
+def _verdict(usual: Fit, on_grid: Interval) -> Verdict:
+    """The default fit's verdict; the grid must have an end of its own for A too."""
+    reason, limits = usual.reason, usual.interval("A")
+    if usual.climbs and on_grid.high is None:
+        reason = (
+            f"A = {ASYMPTOTES[-1]:g}, the end of the paper's grid, fits about as well; "
+            "--protocol default looks up to 1"
+        )
+    high = None
+    if reason is None and on_grid.high is not None and limits.high is not None:
+        high = max(on_grid.high, limits.high)
+    return Verdict(usual.climbs, usual.flat, Interval(on_grid.low, high), reason)
 
 
 def _accepted(
@@ -284,7 +293,7 @@ def _forecast_from_half(curve: Curve, initial_reward: float) -> Forecast | None:
     half = curve.x <= 0.5 * curve.x[-1]
     if half.sum() <= NUM_PARAMETERS or np.ptp(curve.y[half]) == 0:
         return None
-    first = dataclasses.replace(curve, x=curve.x[half], y=curve.y[half], y_se=None)
+    first = curve.part(half)
     found = search_grids(first, initial_reward)
     predicted = sigmoid(
         curve.x[-1],

@@ -5,7 +5,8 @@ in JSON too.  How it came about is in `fit.py`.
 """
 
 import dataclasses
-from typing import Any, Literal
+import functools
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +15,9 @@ from scalerl_jax.scaling.curves import Curve
 from scalerl_jax.scaling.laws import LAWS, Array, Law, log_compute
 from scalerl_jax.scaling.records import Interval, Record, to_plain
 from scalerl_jax.scaling.search import Problem
+
+if TYPE_CHECKING:
+    from scalerl_jax.scaling.averaging import MeanCurve
 
 Source = Literal["fitted", "measured", "given", "held"]
 
@@ -81,6 +85,8 @@ class Fit(Record):
 
     converged: bool  # False: the numbers are where the search was stopped
     climbs: bool  # False when the curve falls or stays: no law here describes it
+    flat: bool  # it stays: it climbs by no more than its noise explains
+    climb_p_value: float  # share of constant curves that noise makes climb as much
     identified: bool  # the data bound A from above; else its interval's high is None
     reason: str | None  # why not
     r_squared: float  # over the fitted points, without the zero-compute one
@@ -115,25 +121,49 @@ class Fit(Record):
         """Pass rate at compute x, in the shape of x."""
         return self.curves(self.theta[None], x)[0].reshape(np.shape(x))
 
+    def forecast(self, x: ArrayLike) -> Array:
+        """Mean pass rate at x over all curves of the law, by their likelihood.
+
+        In the shape of x.  `predict` is the best curve, and the same where noise leaves
+        little choice; on few or noisy evaluations this is the better guess.  The
+        paper's protocol knows the best curve only.
+        """
+        if self.protocol == "paper":
+            return self.predict(x)
+        t = np.atleast_1d(log_compute(x)).ravel() - np.log(self.x_last)
+        return np.clip(self.mean_curve.rates(t), 0.0, 1.0).reshape(np.shape(x))
+
+    @functools.cached_property
+    def mean_curve(self) -> "MeanCurve":
+        """The mean of all curves of the law (`averaging.py`)."""
+        from scalerl_jax.scaling.averaging import mean_curve
+
+        return mean_curve(
+            self.problem,
+            self.theta,
+            known=self.sigma if self.degrees is None else None,
+            thinning=max(self.unit_growth / self.sigma**2, 1.0),
+        )
+
     def residuals(self, x: ArrayLike, y: ArrayLike) -> Array:
         """Measured minus predicted pass rate, in the shape of x."""
         return np.asarray(y, np.float64) - self.predict(x)
 
     def band(self, x: ArrayLike) -> tuple[Array, Array]:
-        """Lowest and highest pass rate at x among the accepted fits.
+        """Lowest and highest pass rate at x, in [0, 1], among the accepted fits.
 
         The profile-likelihood interval of the curve at each x, each in the shape of
         x.  It bounds the curve; single noisy evaluations scatter around that by
         `sigma` (`prediction_band`).
         """
-        curves = self.curves(self.accepted, x)
+        curves = np.clip(self.curves(self.accepted, x), 0.0, 1.0)
         shape = np.shape(x)
         return curves.min(axis=0).reshape(shape), curves.max(axis=0).reshape(shape)
 
     def prediction_band(self, x: ArrayLike) -> tuple[Array, Array]:
-        """Where an evaluation at x falls with probability `level`: `band` and noise.
+        """Where in [0, 1] an evaluation at x falls with probability `level`.
 
-        The distances of the band's edges from the curve and the noise's quantile
+        `band` and noise: the distances of the band's edges from the curve and the noise's quantile
         add up in squares, as independent errors do.
         """
         from scalerl_jax.scaling.uncertainty import student_quantile
@@ -141,8 +171,9 @@ class Fit(Record):
         noise = self.sigma * student_quantile(self.level, self.degrees)
         middle = self.predict(x)
         low, high = self.band(x)
-        return middle - np.hypot(middle - low, noise), middle + np.hypot(
-            high - middle, noise
+        return (
+            np.maximum(middle - np.hypot(middle - low, noise), 0.0),
+            np.minimum(middle + np.hypot(high - middle, noise), 1.0),
         )
 
     def public(self, theta: Array) -> dict[str, Array]:

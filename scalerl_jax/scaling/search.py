@@ -16,6 +16,10 @@ from scalerl_jax.scaling.laws import Array, Bools, Law, Places
 # Columns of a parameter row theta; K rows are searched at once, on n points.
 R0, A, SHAPE_U, SHAPE_V = range(4)
 
+# log(x / x_last) of step 0: so low that the share of the gain is exactly 0, and finite
+# so that 0 times it is a number.
+LOG_ZERO = -1e4
+
 GRID_SHAPE = (32, 48)  # u times v: neighbours differ by 1.18 in the sigmoid's B
 GRID_POINTS = 128  # points of the curve that the grid looks at
 MAX_DESCENT_STEPS = 150
@@ -32,7 +36,7 @@ class Problem:
     """
 
     law: Law
-    t: Array  # [n] log(x / x_last)
+    t: Array  # [n] log(x / x_last); LOG_ZERO first where step 0 is an observation
     y: Array  # [1, n], or [K, n] with one row for each row of theta
     weights: Array  # [n], of mean 1 unless standard errors are known
     held: dict[int, float] = dataclasses.field(default_factory=dict)  # column: value
@@ -49,12 +53,35 @@ class Problem:
         """Lower and upper limits of theta, [4] each: 0 <= R0, A <= 1.
 
         A is not below a held R0, nor R0 above a held A: the laws describe curves
-        that climb.
+        that climb (`in_order` holds this where both are free).
         """
-        (low_u, high_u), (low_v, high_v) = self.law.limits(float(self.t[0]))
+        first = float(self.t[int(self.observes_zero)])
+        (low_u, high_u), (low_v, high_v) = self.law.limits(first)
         lower = np.array([0.0, self.held.get(R0, 0.0), low_u, low_v])
         upper = np.array([self.held.get(A, 1.0), 1.0, high_u, high_v])
         return lower, upper
+
+    @property
+    def observes_zero(self) -> bool:
+        """The first point is step 0, an observation of R0."""
+        return bool(self.t[0] == LOG_ZERO)
+
+    def in_order(self, theta: Array, still: Bools) -> Array:
+        """Rows [K, 4] of curves that climb: where A < R0, the best constant instead.
+
+        A level that is `still` stays, and the other one meets it.
+        """
+        falls = theta[:, A] < theta[:, R0]
+        if not falls.any():
+            return theta
+        level = np.broadcast_to(
+            self.y @ self.weights / self.weights.sum(), len(theta)
+        )
+        level = np.where(still[:, A], theta[:, A], level)
+        level = np.where(still[:, R0], theta[:, R0], level)
+        theta = theta.copy()
+        theta[falls, R0] = theta[falls, A] = level[falls]
+        return theta
 
     def curves(self, rows: Places) -> "Problem":
         """The same problem for some of its curves."""
@@ -104,7 +131,9 @@ class Grid:
     def __init__(self, problem: Problem) -> None:
         """Evaluate the share of the gain once; every later question is algebra."""
         thinned = slice(None, None, -(-problem.t.size // GRID_POINTS))
-        weights = problem.weights[thinned]
+        weights = problem.weights[thinned].copy()
+        if problem.observes_zero:  # never thinned out, so it counts for one of many
+            weights[0] *= weights.size / problem.t.size
         lower, upper = problem.limits
         self.u = np.linspace(lower[SHAPE_U], upper[SHAPE_U], GRID_SHAPE[0])
         num_v = GRID_SHAPE[1] if problem.law.has_v else 1
@@ -120,6 +149,7 @@ class Grid:
         share *= weights
         self._share_y = share @ y
         self._rest_y = weights @ y - self._share_y
+        self._level = weights @ y / weights.sum()  # [K] the best constants
         self._solved = self.solve(problem.held)
 
     def solve(self, held: dict[int, float]) -> tuple[Array, Array, Array]:
@@ -141,6 +171,9 @@ class Grid:
             r0 = np.full(shape, held[R0])
         else:
             r0 = np.clip((self._rest_y - a * cross) / rest, 0.0, held.get(A, 1.0))
+        if not (A in held or R0 in held):
+            falls = a < r0
+            a, r0 = np.where(falls, self._level, a), np.where(falls, self._level, r0)
         cost = r0**2 * rest + 2.0 * r0 * a * cross + a**2 * share
         cost -= 2.0 * (r0 * self._rest_y + a * self._share_y)
         return r0, a, cost
@@ -260,7 +293,8 @@ def _step(problem: Problem, theta: Array, damping: Array, still: Bools) -> Array
     diagonal += damping[:, None] * diagonal + 1e-14 + pressed
     step = -np.linalg.solve(normal, uphill[:, :, None])[:, :, 0]
     step = np.clip(step, -MAX_SHAPE_STEP, MAX_SHAPE_STEP)
-    return np.where(still, theta, np.clip(theta + step, lower, upper))
+    moved = np.where(still, theta, np.clip(theta + step, lower, upper))
+    return problem.in_order(moved, still)
 
 
 def minimise(problem: Problem, grid: Grid) -> tuple[Array, float, bool]:

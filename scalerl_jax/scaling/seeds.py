@@ -5,12 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scalerl_jax.scaling.curves import CurveError
-from scalerl_jax.scaling.estimate import estimate
-from scalerl_jax.scaling.laws import LAWS
+from scalerl_jax.scaling.curves import Curve, CurveError
+from scalerl_jax.scaling.fit import fit_alone
 from scalerl_jax.scaling.records import Interval, Record
 from scalerl_jax.scaling.result import Fit
-from scalerl_jax.scaling.search import R0, A
 from scalerl_jax.scaling.uncertainty import student_quantile
 
 
@@ -58,7 +56,7 @@ def pool_seeds(fits: Sequence[Fit]) -> Pooled:
     names = [
         name
         for name in fits[0].parameters
-        if all(fit.parameters[name].source == "fitted" for fit in fits)
+        if all(fit.parameters[name].interval is not None for fit in fits)
     ]
     level = fits[0].level
     warnings = []
@@ -123,28 +121,35 @@ def _fixes(fit: Fit, name: str) -> bool:
 
 
 def fit_together(fits: Sequence[Fit]) -> Fit:
-    """One fit of the points of all seeds, each seed's points counting alike.
+    """One fit of the points of all seeds, each counting alike.
 
-    R0 is the mean of the seeds' R0 where all hold one, else fitted.
+    R0 is the mean of those given; else it is observed once by each seed that has a
+    step 0, if all have one.
     """
-    first = fits[0]
-    x = np.concatenate([fit.curve.x for fit in fits])
+    settings = fits[0].settings
+    given = [fit.settings.initial_reward for fit in fits]
+    known = [value for value in given if isinstance(value, int | float)]
+    if known:
+        settings = dataclasses.replace(settings, initial_reward=float(np.mean(known)))
+    return fit_alone(pool_curves([fit.curve for fit in fits]), settings)
+
+
+def pool_curves(curves: Sequence[Curve]) -> Curve:
+    """The points of all curves, in order of compute, and the mean of their R0."""
+    x = np.concatenate([curve.x for curve in curves])
     order = np.argsort(x, kind="stable")
-    errors = [fit.curve.y_se for fit in fits]
-    held = {}
-    if all(R0 in fit.problem.held for fit in fits):
-        held[R0] = float(np.mean([fit.problem.held[R0] for fit in fits]))
-    law = LAWS[first.law]
-    if law.held_asymptote is not None:
-        held[A] = law.held_asymptote
-    curve = dataclasses.replace(
-        first.curve,
+    errors = [curve.y_se for curve in curves if curve.y_se is not None]
+    starts = [curve.r0 for curve in curves if curve.r0 is not None]
+    start_errors = [curve.r0_se for curve in curves if curve.r0_se is not None]
+    count = len(curves)
+    return dataclasses.replace(
+        curves[0],
         x=x[order],
-        y=np.concatenate([fit.curve.y for fit in fits])[order],
-        y_se=None
-        if any(error is None for error in errors)
-        else np.concatenate([e for e in errors if e is not None])[order],
-        r0=held.get(R0),
+        y=np.concatenate([curve.y for curve in curves])[order],
+        y_se=np.concatenate(errors)[order] if len(errors) == count else None,
+        r0=float(np.mean(starts)) if len(starts) == count else None,
+        r0_se=float(np.linalg.norm(start_errors)) / count
+        if len(start_errors) == count
+        else None,
+        r0_evaluations=count,
     )
-    source = first.parameters["R0"].source if R0 in held else "fitted"
-    return estimate(curve, first.settings, law, held, source)

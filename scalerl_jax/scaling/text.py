@@ -49,16 +49,20 @@ def number(value: float | None, form: str = ".4f") -> str:
 def parameter_text(result: Fit, parameter: Parameter, *, short: bool = False) -> str:
     """A parameter with its interval, or why it has none (not so when `short`)."""
     reason = "" if short else f": {result.reason}"
-    if not result.climbs and parameter.source == "fitted":
+    if not result.climbs and parameter.interval is not None:
         return f"without meaning{reason}"
     form = ".4f" if parameter.unit == "pass rate" else ".4g"
     if parameter.name == "A" and not result.identified:
         return f"not identified{reason}"
     value = f"{parameter.value:{form}}"
-    if parameter.source != "fitted":
+    if parameter.interval is None:
         return f"{value} ({parameter.source})"
-    free = " (free: not measured)" if parameter.name == "R0" and not short else ""
-    return f"{value} {show(parameter.interval, form)}{free}"
+    value = f"{value} {show(parameter.interval, form)}"
+    if parameter.name != "R0" or short:
+        return value
+    if parameter.source == "measured":
+        return f"{value} (step 0: {result.curve.r0:{form}})"
+    return f"{value} (free: not measured)"
 
 
 def fit_text(result: Fit, name: str) -> str:
@@ -126,7 +130,7 @@ def forecast_text(result: Fit) -> str:
 
 def sensitivity_rows(result: Fit, rows: Sequence[Cutoff]) -> list[tuple[str, ...]]:
     """One row per cut-off: its points, then every fitted parameter."""
-    names = [p.name for p in result.parameters.values() if p.source == "fitted"]
+    names = [p.name for p in result.parameters.values() if p.interval is not None]
     return [
         (
             f"{row.fit_from:.4g}",
@@ -139,7 +143,7 @@ def sensitivity_rows(result: Fit, rows: Sequence[Cutoff]) -> list[tuple[str, ...
 
 def sensitivity_header(result: Fit) -> tuple[str, ...]:
     """Of `sensitivity_rows`."""
-    names = [p.name for p in result.parameters.values() if p.source == "fitted"]
+    names = [p.name for p in result.parameters.values() if p.interval is not None]
     return (f"fitted from {result.x_name}", "points", *names)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from scalerl_jax.scaling.laws import Array, Places
 from scalerl_jax.scaling.records import Interval
-from scalerl_jax.scaling.search import Grid, Problem, descend
+from scalerl_jax.scaling.search import SHAPE_U, SHAPE_V, A, Grid, Problem, descend
 
 # Noise assumed when a curve is smoother: one in 10,000, less than any evaluation has.
 # It keeps the intervals of noise-free curves from shrinking to rounding errors.
@@ -19,6 +19,11 @@ SIGMA_FLOOR = 1e-4
 PROFILE_STEPS = np.geomspace(2e-3, 1.0, 14)
 BRACKET_STEPS = np.linspace(0.0, 1.0, 8)[1:-1]
 NUM_RAYS = 96
+# How much of its distance to the edge of what is called identified a curve would lose
+# if the truth were at the upper limit of A; 1 for a mean of normal noise.  Calibrated
+# (`benchmarks/scaling.py --only=selection`): profiles flatten towards A = 1.
+SHARE_OF_MARGIN = 0.35
+FARTHEST_QUANTILE = 30.0  # standard errors; the normal's tail ends at 38
 RAY_STEPS = 12
 
 
@@ -62,22 +67,67 @@ def region_quantile(level: float, degrees: int | None) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
+class Noise:
+    """How much noise moves the objective, and how sure an interval is to be."""
+
+    growth: float  # of the objective, for one standard error of a parameter
+    degrees: int | None  # of freedom behind it; None: known
+    level: float  # of the intervals
+
+    @property
+    def quantile(self) -> float:
+        """Standard errors to either end of an interval, of normal noise."""
+        return student_quantile(self.level, None)
+
+    @property
+    def excess(self) -> float:
+        """What the objective may exceed its minimum by."""
+        return student_quantile(self.level, self.degrees) ** 2 * self.growth
+
+    def excess_at(self, errors: float) -> float:
+        """What it exceeds it by, that many standard errors of normal noise away."""
+        from scipy.special import ndtr, stdtrit
+
+        if self.degrees is not None and np.isfinite(errors):
+            errors = -float(stdtrit(self.degrees, ndtr(-errors)))
+        return errors**2 * self.growth
+
+    def errors_at(self, excess: float) -> float:
+        """Standard errors of normal noise that are as rare as an excess."""
+        from scipy.special import ndtri, stdtr
+
+        errors = float(np.sqrt(excess / self.growth))
+        if self.degrees is None:
+            return errors
+        return -float(ndtri(stdtr(self.degrees, -errors)))
+
+
+@dataclasses.dataclass(frozen=True)
 class Profiles:
     """Intervals of theta's columns, and the fits found inside them."""
 
     intervals: dict[int, Interval]
     inside: Array  # [K, 4] parameter rows as likely as the intervals ask
+    against_one: float  # standard errors that A = 1 is away
+    against_half: float  # and that it is away that half of the gain is still to come
 
 
 def profile(
-    problem: Problem, grid: Grid, best: Array, *, cost: float, excess: float
+    problem: Problem,
+    grid: Grid,
+    best: Array,
+    *,
+    cost: float,
+    noise: Noise,
+    selected: bool = False,
 ) -> Profiles:
     """Profile-likelihood intervals of every free parameter.
 
     Holds a parameter at values on both sides of the best fit, fits all others
-    again, and finds where the objective has grown by `excess`.  A side has no limit
-    when the value at the very end of the search (A = 1, say) is still acceptable,
-    even if it was not on the way there.
+    again, and finds where the objective has grown by `noise.excess`.  A side has no
+    limit when the value at the very end of the search (A = 1, say) is still
+    acceptable, even if it was not on the way there.  With `selected`, the upper limit
+    of A is that of `selected_quantile`.
     """
     columns = problem.free
     sides = [(column, end[column]) for column in columns for end in problem.limits]
@@ -93,15 +143,30 @@ def profile(
     starts = np.where(
         (problem.cost(starts) <= problem.cost(near))[:, None], starts, near
     )
+    excess = noise.excess
     theta, excesses = _refit(problem, starts, held, cost, excess)
     inside = [best[None], theta[excesses <= excess]]
+    walks = {
+        side: np.vstack([np.append(best, 0.0), np.c_[rows, growths]])
+        for side, rows, growths in zip(
+            [(column, above) for column in columns for above in (False, True)],
+            theta.reshape(len(sides), -1, 4),
+            excesses.reshape(len(sides), -1),
+            strict=True,
+        )
+    }
+    against_one, against_half = _evidence(problem, walks, noise)
+    limits = np.full(len(sides), excess)
+    if selected and A in columns:
+        margin = min(against_one, against_half) - noise.quantile
+        errors = selected_quantile(noise.level, margin, at_most=against_one)
+        limits[list(walks).index((A, True))] = noise.excess_at(errors)
 
     brackets: list[tuple[int, Array, Array]] = []  # side, inner and outer [5]
-    for side, (column, end) in enumerate(sides):
-        part = slice(side * len(PROFILE_STEPS), (side + 1) * len(PROFILE_STEPS))
-        walk = np.vstack([np.append(best, 0.0), np.c_[theta[part], excesses[part]]])
-        if end != best[column] and walk[-1, -1] > excess:
-            last = int(np.flatnonzero(walk[:, -1] <= excess)[-1])
+    for side, walk in enumerate(walks.values()):
+        column, end = sides[side]
+        if end != best[column] and walk[-1, -1] > limits[side]:
+            last = int(np.flatnonzero(walk[:, -1] <= limits[side])[-1])
             brackets.append((side, walk[last], walk[last + 1]))
     ends: list[float | None] = [None] * len(sides)
     if brackets:
@@ -118,13 +183,83 @@ def profile(
             ends[side] = _crossing(
                 np.r_[inner[column], between[part, column], outer[column]],
                 np.r_[inner[-1], excesses[part], outer[-1]],
-                excess,
+                limits[side],
             )
     intervals = {
         column: Interval(ends[2 * i], ends[2 * i + 1])
         for i, column in enumerate(columns)
     }
-    return Profiles(intervals=intervals, inside=np.vstack(inside))
+    return Profiles(
+        intervals=intervals,
+        inside=np.vstack(inside),
+        against_one=against_one,
+        against_half=against_half,
+    )
+
+
+def _evidence(
+    problem: Problem, walks: dict[tuple[int, bool], Array], noise: Noise
+) -> tuple[float, float]:
+    """Standard errors that A = 1 is away, and half of the gain beyond the data.
+
+    Infinite where A is not free, or the law has no such half.
+
+    Args:
+        problem: what was fitted.
+        walks: rows of theta and the growth of the objective, from the best fit on, by
+            column and whether upwards.
+        noise: of the objective.
+    """
+    against_one = against_half = np.inf
+    if (A, True) in walks:
+        against_one = noise.errors_at(float(walks[A, True][-1, -1]))
+    half_gain = problem.law.half_gain
+    if half_gain is not None:
+        walk = walks[SHAPE_V if problem.law.has_v else SHAPE_U, True]
+        half = np.asarray(half_gain(walk[:, SHAPE_U], walk[:, SHAPE_V]))
+        beyond = np.flatnonzero(half >= 1.0)
+        if beyond.size:
+            last = int(beyond[0])
+            near = slice(max(last - 1, 0), last + 1)
+            root = np.interp(1.0, half[near], np.sqrt(walk[near, -1]))
+            against_half = noise.errors_at(float(root) ** 2)
+    return against_one, against_half
+
+
+def selected_quantile(level: float, margin: float, *, at_most: float) -> float:
+    """Standard errors to the upper limit of an A that is called identified.
+
+    Only curves that noise did not bend upwards are called so, and of a truth that
+    seldom is, few of those have it inside the usual interval.  The limit therefore
+    lies where, of the curves that would be called identified, `tail` lie lower:
+
+        P(-q) = tail P(s - q),  s = SHARE_OF_MARGIN margin,  tail = (1 - level) / 2
+
+    with P the normal distribution: the usual q far from the edge (s large), infinite
+    at the edge.
+
+    Args:
+        level: of the interval.
+        margin: standard errors from the edge of what is called identified.
+        at_most: a larger q is infinite: there is no limit below A = 1.
+    """
+    from scipy.special import log_ndtr
+
+    tail = 0.5 * (1.0 - level)
+    low, high = student_quantile(level, None), min(at_most, FARTHEST_QUANTILE)
+    if margin <= 0.0:
+        return np.inf
+    shift = SHARE_OF_MARGIN * margin
+
+    def too_low(q: float) -> bool:
+        return bool(log_ndtr(-q) - log_ndtr(shift - q) > np.log(tail))
+
+    if too_low(high):
+        return np.inf
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if too_low(middle) else (low, middle)
+    return high
 
 
 def _refit(

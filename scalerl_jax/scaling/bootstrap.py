@@ -108,7 +108,9 @@ def draw_residual_curves(
     """
     problem, length = fit.problem, _block_length(fit, block_length)
     n, generator = problem.t.size, np.random.default_rng(seed)
-    residuals = problem.scaled_residuals(fit.theta[None], problem.share(fit.theta[None]))
+    residuals = problem.scaled_residuals(
+        fit.theta[None], problem.share(fit.theta[None])
+    )
     z = residuals[0]
     predicted = problem.y[0] - z / np.sqrt(problem.weights)
     z = (z - z.mean()) * math.sqrt(n / (n - len(problem.free)))
@@ -175,7 +177,7 @@ def bootstrap_prompts(
 
 
 def fitted_rates(curve: Curve, result: Fit) -> Array:
-    """Pass rates per prompt [n, P] at the points of a fit, step 0 first if it is one."""
+    """Pass rates per prompt [n, P] at the points of a fit, step 0 if it is one."""
     assert curve.prompt_rates is not None, "asked by the callers"
     rates = curve.prompt_rates[np.isin(curve.x, result.curve.x)]
     if not result.problem.observes_zero:

@@ -20,7 +20,7 @@ DEFAULT_PATIENCE = 3
 # All points are held against one curve, so one that lies off puts many outside: the
 # band, and not the number of points in a row, keeps false alarms rare.  60 simulated
 # runs that keep to the law (noise 0.008) gave one in 480 looks; with 90 % bands, and
-# without asking for an identified A, 8 in 100 looks.
+# without asking for a bounded A, 8 in 100 looks.
 DEFAULT_ALARM_LEVEL = 0.99
 SPARE_POINTS = 2  # more than parameters that a forecast is made from
 # A fall is an alarm from this many evaluations on: an earlier one may be the start of
@@ -58,7 +58,7 @@ class Status(Record):
     forecast: float | None = None  # pass rate there
     forecast_band: Interval | None = None  # of the curve there
     fitted_until: float | None = None  # compute up to which `checks` did the fitting
-    holds: bool = False  # that fit had identified A, so leaving its band is an alarm
+    holds: bool = False  # that fit bounded A, so leaving its band is an alarm
     checks: tuple[Check, ...] = ()
     alarm: str | None = None
     falling: bool = False  # the alarm is of a fall, not of good news
@@ -109,8 +109,9 @@ def assess(
     found = _check(curve, alarm_level)
     if found is not None:
         first, checks = found
+        holds = first.bounded and (first.r0_free is None or first.r0_free.bounded)
         status = dataclasses.replace(
-            status, fitted_until=first.x_last, holds=first.identified, checks=checks
+            status, fitted_until=first.x_last, holds=holds, checks=checks
         )
     return _with_alarm(status, curve, patience)
 
@@ -235,6 +236,6 @@ def to_text(status: Status, *, shown: int = 8) -> str:
             f"[{check.band.low:.4f}, {check.band.high:.4f}]{mark}"
         )
     if status.checks and not status.holds:
-        lines.append("  A was not identified then: leaving the band is no alarm")
+        lines.append("  A had no upper limit then: leaving the band is no alarm")
     lines.append(f"  ALARM: {status.alarm}" if status.alarm else "  no alarm")
     return "\n".join(lines) + "\n"

@@ -5,7 +5,6 @@ made in `text.py`, and what it draws in `figure.py`.
 """
 
 import argparse
-import dataclasses
 import itertools
 import json
 import sys

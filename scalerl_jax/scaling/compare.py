@@ -96,7 +96,8 @@ def compare(
     choice cancels; without `prompt_rates`, of each run's residuals (`bootstrap`).  The
     first difference whose interval excludes 0 decides, in the paper's order A, B (only
     A where its two intervals do not overlap, as no A fits both); if an A is not
-    identified, that of the curves where both runs end.
+    identified, that of the curves where both runs end.  No pair is decided with a run
+    that does not climb: the law does not describe it.
 
     Args:
         a: a fit of the sigmoid.
@@ -118,7 +119,9 @@ def compare(
     pair = exponents if equal and exponents else (a.asymptote, b.asymptote)
     y, test = _resample(a, b, prompt_rates, num_resamples, seed)
     differences = _differences(a, b, y, shared if overlap else None)
-    test_winner = _winner(differences[:2] if both else differences[2:], names)
+    considered = differences[:2] if both else differences[2:]
+    climb = a.climbs and b.climbs
+    test_winner = _winner(considered, names) if climb else None
     return Comparison(
         names=names,
         **_both(a, b),
@@ -240,8 +243,14 @@ def _rule_text(
     """The paper's rule with its numbers."""
     gap = abs(a.asymptote - b.asymptote)
     if not (a.identified and b.identified):
-        missing = [n for n, f in zip(names, (a, b), strict=True) if not f.identified]
-        return f"not decided: A of {' and '.join(missing)} is not identified"
+        pairs = list(zip(names, (a, b), strict=True))
+        said = [
+            f"{n} {'is flat' if f.flat else 'falls'}" for n, f in pairs if not f.climbs
+        ]
+        missing = [n for n, f in pairs if f.climbs and not f.identified]
+        if missing:
+            said.append(f"A of {' and '.join(missing)} is not identified")
+        return f"not decided: {', '.join(said)}"
     if held is not None and gap <= margin:
         mean = 0.5 * (a.asymptote + b.asymptote)
         return (
@@ -269,6 +278,9 @@ def _verdict_text(
         if difference is not None
     )
     ending = f"{winner} is better" if winner else "no difference is shown"
+    still = [name for name, fit in zip(names, fits, strict=True) if not fit.climbs]
+    if still:
+        ending = f"not decided: {' and '.join(still)} does not climb"
     return f"{names[0]} - {names[1]}: {said}; {ending}"
 
 

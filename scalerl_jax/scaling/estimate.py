@@ -9,6 +9,7 @@ import numpy as np
 
 from scalerl_jax.scaling.curves import Curve, CurveError
 from scalerl_jax.scaling.flat import climb_p_value
+from scalerl_jax.scaling.independence import durbin_watson
 from scalerl_jax.scaling.judge import Verdict, judge, significant_correlation
 from scalerl_jax.scaling.laws import Array, Law
 from scalerl_jax.scaling.records import Interval, envelope
@@ -230,10 +231,12 @@ def estimate(
         flat=verdict.flat,
         climb_p_value=p_value,
         identified=converged and verdict.reason is None,
+        bounded=converged and verdict.bounded,
         reason=verdict.reason or (None if converged else NOT_CONVERGED),
         r_squared=1.0 - float((residuals**2).sum()) / spread,
         sigma=sigma,
         autocorrelation=autocorrelation(residuals),
+        residual_p_value=durbin_watson(problem, best),
         warnings=warnings,
         settings=settings,
         curve=curve,

@@ -7,6 +7,7 @@ import numpy as np
 from scalerl_jax.scaling.curves import Curve
 from scalerl_jax.scaling.falls import find_fall
 from scalerl_jax.scaling.flat import FALSE_CLIMBS
+from scalerl_jax.scaling.independence import FALSE_WARNINGS
 from scalerl_jax.scaling.laws import Array, Law
 from scalerl_jax.scaling.records import Interval
 from scalerl_jax.scaling.result import Fit
@@ -14,6 +15,7 @@ from scalerl_jax.scaling.search import R0, SHAPE_U, SHAPE_V, A
 from scalerl_jax.scaling.uncertainty import SIGMA_FLOOR, Profiles
 
 AT_ONE = 1e-6  # a fitted A this close to 1 was stopped there
+DOUBTFUL_ERRORS = 2.0  # of the noise of step 0, beyond the interval from other points
 # The paper's margin between equal recipes, from three runs of one of them.
 ASYMPTOTE_MARGIN = 0.02
 # Data to this many C_mid fixed A in simulations with noise of 0.003 to 0.012.
@@ -31,6 +33,7 @@ class Verdict:
     asymptote_interval: Interval
     reason: str | None  # why A is not identified
     warnings: tuple[str, ...] = ()
+    bounded: bool = False  # A has an upper limit and half of the gain was passed
 
 
 def judge(
@@ -70,11 +73,12 @@ def judge(
             )
         return Verdict(True, False, Interval(None, None), reason, warnings)
     interval = profiles.intervals[A]
-    passed = profiles.against_half > quantile
-    if interval.high is not None and passed:
-        return Verdict(True, False, interval, None, warnings)
+    bounded = min(profiles.against_one, profiles.against_half) > quantile
+    if interval.high is not None and bounded:
+        return Verdict(True, False, interval, None, warnings, bounded)
     reason = open_limit(curve, law, best, profiles, quantile)
-    return Verdict(True, False, Interval(interval.low, None), reason, warnings)
+    interval = Interval(interval.low, None)
+    return Verdict(True, False, interval, reason, warnings, bounded)
 
 
 def open_limit(
@@ -151,19 +155,32 @@ def late_warnings(result: Fit) -> tuple[str, ...]:
                     f"R0 = {result.initial_reward:.4g} is used as given, although the "
                     f"curve starts at {measured:.4g}"
                 )
-    if free is not None and result.identified and free.identified:
-        difference = abs(free.asymptote - result.asymptote)
-        if difference > ASYMPTOTE_MARGIN:
-            found.append(
-                f"with R0 free A moves by {difference:.3f}, more than the margin of "
-                f"{ASYMPTOTE_MARGIN} between equal recipes: R0 may be wrong"
-            )
+    if free is not None and free.climbs:
+        found += _doubtful_start(result, free)
     noisy = result.sigma > 2.0 * SIGMA_FLOOR  # a smoother curve has rounding errors
-    limit = significant_correlation(result.num_points)
-    if noisy and result.autocorrelation > limit:
+    if noisy and result.residual_p_value < FALSE_WARNINGS:
         found.append(
-            f"neighbouring residuals correlate ({result.autocorrelation:.2f}): the "
-            "intervals are widened for it, but from one run that is a rough guess; "
-            "several seeds say more"
+            f"neighbouring residuals correlate ({result.autocorrelation:.2f}; "
+            f"Durbin-Watson, p = {result.residual_p_value:.2g}): noise that wanders, "
+            "for which intervals are widened by a guess, or a climb in more than one "
+            "phase, which no law of one phase foretells; look at the picture, and at "
+            "several seeds"
         )
     return tuple(found)
+
+
+def _doubtful_start(result: Fit, free: Fit) -> list[str]:
+    """Says that R0 is not where the other points would have it, within the noise."""
+    limits, r0, noise = free.interval("R0"), result.initial_reward, 0.0
+    if result.problem.observes_zero:
+        assert result.curve.r0 is not None, "it is observed"
+        r0 = result.curve.r0
+        noise = DOUBTFUL_ERRORS * result.sigma / np.sqrt(result.problem.weights[0])
+    above = limits.high is not None and r0 > limits.high + noise
+    below = limits.low is not None and r0 < limits.low - noise
+    if not (above or below):
+        return []
+    return [
+        f"R0 = {r0:.4g} may be wrong: the points after it, fitted alone, say "
+        f"{free.initial_reward:.4g} and A {free.asymptote:.4g}"
+    ]

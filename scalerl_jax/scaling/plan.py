@@ -99,7 +99,9 @@ def plan(
     end = fit.x_last
     now, doubled = fit.curves(theta, [end, 2.0 * end]).T
     before, after = fit.forecast([end, 2.0 * end])
-    doubling = dataclasses.replace(_estimate(doubled - now), value=float(after - before))
+    doubling = dataclasses.replace(
+        _estimate(doubled - now), value=float(after - before)
+    )
     marginal = _estimate(marginal_gains(fit, theta, np.array([end]))[:, 0])
     stop_at = None if stop_below is None else _estimate(_stops(fit, theta, stop_below))
     return Plan(

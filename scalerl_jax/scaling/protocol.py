@@ -21,6 +21,7 @@ import numpy as np
 from scalerl_jax.scaling.curves import Curve, CurveError
 from scalerl_jax.scaling.estimate import autocorrelation, name_parameters, noise_of
 from scalerl_jax.scaling.fit import fit_checked
+from scalerl_jax.scaling.independence import durbin_watson
 from scalerl_jax.scaling.judge import Verdict
 from scalerl_jax.scaling.laws import SIGMOID, Array, sigmoid
 from scalerl_jax.scaling.records import Interval
@@ -200,6 +201,7 @@ def _as_found(usual: Fit, found: GridSearch) -> Fit:
         r_squared=1.0 - float((residuals**2).sum() / spread),
         sigma=sigma,
         autocorrelation=autocorrelation(residuals),
+        residual_p_value=durbin_watson(problem, theta),
         warnings=usual.warnings + _at_ends(found),
         half_forecast=_forecast_from_half(curve, usual.initial_reward),
         problem=problem,

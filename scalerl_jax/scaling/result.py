@@ -88,10 +88,12 @@ class Fit(Record):
     flat: bool  # it stays: it climbs by no more than its noise explains
     climb_p_value: float  # share of constant curves that noise makes climb as much
     identified: bool  # the data bound A from above; else its interval's high is None
+    bounded: bool  # a weaker claim: A = 1 is outside the interval, half the gain inside
     reason: str | None  # why not
     r_squared: float  # over the fitted points, without the zero-compute one
     sigma: float  # noise of one evaluation of average weight, in pass rate
     autocorrelation: float  # of neighbouring residuals; 0 is independent noise
+    residual_p_value: float  # share of curves of the law whose noise correlates as much
     warnings: tuple[str, ...] = ()
     r0_free: "Fit | None" = None  # the same with R0 free, where n allows
     half_forecast: Forecast | None = None  # None: too few points, or they fall
@@ -163,8 +165,8 @@ class Fit(Record):
     def prediction_band(self, x: ArrayLike) -> tuple[Array, Array]:
         """Where in [0, 1] an evaluation at x falls with probability `level`.
 
-        `band` and noise: the distances of the band's edges from the curve and the noise's quantile
-        add up in squares, as independent errors do.
+        `band` and noise: the distances of the band's edges from the curve and the
+        noise's quantile add up in squares, as independent errors do.
         """
         from scalerl_jax.scaling.uncertainty import student_quantile
 

@@ -74,9 +74,7 @@ class Problem:
         falls = theta[:, A] < theta[:, R0]
         if not falls.any():
             return theta
-        level = np.broadcast_to(
-            self.y @ self.weights / self.weights.sum(), len(theta)
-        )
+        level = np.broadcast_to(self.y @ self.weights / self.weights.sum(), len(theta))
         level = np.where(still[:, A], theta[:, A], level)
         level = np.where(still[:, R0], theta[:, R0], level)
         theta = theta.copy()

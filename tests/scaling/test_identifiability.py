@@ -5,6 +5,8 @@ import pytest
 
 from scalerl_jax.scaling import LAWS, Interval, fit, make_curve
 from scalerl_jax.scaling.judge import open_limit
+from scalerl_jax.scaling.search import A
+from scalerl_jax.scaling.uncertainty import Profiles
 
 
 def curve(first, last, *, seed, sigma, truth=(0.30, 0.645, 1.70, 8e3), points=30):
@@ -23,24 +25,30 @@ def test_a_curve_that_ends_before_its_midpoint_has_no_upper_limit(seed):
 
 
 @pytest.mark.parametrize(
-    "limits, asymptote, says",
+    "low, evidence, asymptote, says",
     [
         pytest.param(
-            (0.5, None), 0.7, "upper limit: A = 1 fits about as well", id="upper"
+            0.5, (1.0, 9.0), 0.7, "upper limit: A = 1 fits about as well", id="upper"
         ),
-        pytest.param((None, None), 0.7, "limit on either side: A = 1 fits", id="both"),
-        pytest.param((0.5, None), 1.0, "upper limit: A = 1, the largest", id="1"),
-        pytest.param((0.5, 0.8), 0.7, "upper limit: C_mid has none inside", id="C_mid"),
+        pytest.param(None, (1.0, 9.0), 0.7, "limit on either side: A = 1", id="both"),
+        pytest.param(0.5, (0.0, 9.0), 1.0, "upper limit: A = 1, the largest", id="1"),
+        pytest.param(
+            0.5, (9.0, 1.0), 0.7, "upper limit: C_mid has none inside", id="C_mid"
+        ),
+        pytest.param(
+            0.5, (9.0, 2.5), 0.7, "upper limit: A = 1, or C_mid beyond", id="near"
+        ),
     ],
 )
 @pytest.mark.parametrize(
     "half, advice",
     [(0.5, "2 times the fitted C_mid; more than 2.4"), (0.1, "10 times the fitted C_")],
 )
-def test_the_reason_names_the_open_limit(limits, asymptote, half, advice, says):
+def test_the_reason_names_the_open_limit(low, evidence, asymptote, half, advice, says):
     curve = make_curve([0, 50, 100], [0.2, 0.3, 0.4])
-    best = np.array([0.2, asymptote, 0.0, 0.0])
-    said = open_limit(LAWS["sigmoid"], best, curve, Interval(*limits), half)
+    best = np.array([0.2, asymptote, 0.0, np.log(half)])
+    profiles = Profiles({A: Interval(low, None)}, best[None], *evidence)
+    said = open_limit(curve, LAWS["sigmoid"], best, profiles, 1.645)
     assert said.startswith(f"A has no {says}") and advice in said
     # Ten times the midpoint is more than 2.4 times: no advice to go there.
     assert ("more than 2.4" in said) == (half > 1 / 2.4)
@@ -68,11 +76,11 @@ def test_data_up_to_the_midpoint_are_seldom_called_enough():
     assert sum(identified) <= 3  # 5 % of 150 such curves
 
 
-def test_a_curve_that_saturates_at_one_is_bounded_by_one():
+def test_an_upper_limit_of_one_is_open():
     x, y = curve(200, 9000, seed=0, sigma=0.004, truth=(0.3, 1.0, 2.5, 1500))
     result = fit(x, np.clip(y, 0, 1), initial_reward=0.30)
-    assert result.identified
-    assert result.asymptote_interval.high == 1.0
+    assert not result.identified and "A = 1" in result.reason
+    assert result.asymptote_interval.high is None
     assert result.asymptote_interval.low > 0.95
 
 

@@ -53,14 +53,14 @@ def fit(
     of appendix A.7 replaced by variable projection and descent.  Nothing is random.
 
     Args:
-        x: [n] compute, increasing, any unit; a first value of 0 measures R0.
+        x: [n] compute, increasing, any unit; a first value of 0 observes R0.
         y: [n] pass rates in [0, 1].
         law: one of `LAWS`: sigmoid, power, logistic, exponential, error_power.
         standard_errors: [n] of y; points weigh 1 / standard_error^2.
         errors_known: take the standard errors at their word; by default only their
             ratios count, and the scatter around the fit says how large they are.
-        initial_reward: pass rate at zero compute, or "free" to fit it.  By default
-            that of a point at x = 0; without one it is fitted.
+        initial_reward: pass rate at zero compute, exactly, or "free" to leave a point
+            at x = 0 out.  By default it is fitted, and such a point observes it.
         fit_from: points with 0 < x < fit_from are left out (the paper: 1.5k
             GPU-hours).
         robust: Huber's loss instead of squares, against single bad evaluations.

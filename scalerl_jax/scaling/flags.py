@@ -174,8 +174,8 @@ def fitting_flags() -> Parser:
         "--r0",
         type=_initial_reward,
         metavar="R0",
-        help="pass rate at zero compute, or 'free' to fit it (default: "
-        "the point at x = 0; without one it is fitted)",
+        help="pass rate at zero compute, exactly, or 'free' to leave the point at "
+        "x = 0 out (default: fitted, and that point is an observation of it)",
     )
     group.add_argument(
         "--from",

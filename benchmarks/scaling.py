@@ -10,6 +10,7 @@ one evaluation per 150 GPU-hours from 1.5k GPU-hours on, unless a table says oth
 """
 
 import argparse
+import functools
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # one core, before NumPy is imported
 
 import numpy as np  # noqa: E402
+import scaling_claims  # noqa: E402
 
 from scalerl_jax import scaling  # noqa: E402
 from scalerl_jax.scaling.falls import (  # noqa: E402
@@ -331,6 +333,9 @@ def least(action, times):
 PARTS = {
     part.__name__: part
     for part in (published, coverage, variants, identified, falls, windows, speed)
+} | {
+    name: functools.partial(part, table=table)
+    for name, part in scaling_claims.PARTS.items()
 }
 
 

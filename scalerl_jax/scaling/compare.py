@@ -88,25 +88,22 @@ def compare(
 ) -> Comparison:
     """Compare two runs, fitted with the sigmoid.
 
-    The rule (https://arxiv.org/abs/2510.13786, appendix A.7): if |A_a - A_b| is at
-    most the margin, refit both with A held at the mean, and the higher B wins;
-    otherwise the higher A wins.
+    The rule (https://arxiv.org/abs/2510.13786, appendix A.7): if |A_a - A_b| is within
+    the margin, refit both with the mean A, and the higher B wins; else the higher A.
 
     The test: refits of resampled prompts, the same ones for both runs, so that their
     choice cancels; without `prompt_rates`, of each run's residuals (`bootstrap`).  The
     first difference whose interval excludes 0 decides, in the paper's order A, B (only
     A where its two intervals do not overlap, as no A fits both); if an A is not
-    identified, that of the curves where both runs end.  No pair is decided with a run
-    that does not climb: the law does not describe it.
+    identified, that of the curves where both end; with a flat or falling run, none.
 
     Args:
         a: a fit of the sigmoid.
         b: another, on the same x.
         names: of the runs.
         margin: between the asymptotes of equal recipes.
-        prompt_rates: [n_a, P] and [n_b, P], or seeds in front; pass rates of the
-            same P prompts at each fitted evaluation, step 0 first where R0 is
-            observed.
+        prompt_rates: [n_a, P] and [n_b, P], or seeds in front; of the same P prompts
+            at each fitted evaluation, with step 0 if it is one.
         num_resamples: of the test.
         seed: of its draws.
     """
@@ -120,8 +117,7 @@ def compare(
     y, test = _resample(a, b, prompt_rates, num_resamples, seed)
     differences = _differences(a, b, y, shared if overlap else None)
     considered = differences[:2] if both else differences[2:]
-    climb = a.climbs and b.climbs
-    test_winner = _winner(considered, names) if climb else None
+    test_winner = _winner(considered if a.climbs and b.climbs else (), names)
     return Comparison(
         names=names,
         **_both(a, b),

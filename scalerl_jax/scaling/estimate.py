@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -179,7 +180,7 @@ def estimate(
     *,
     selected: bool = True,
 ) -> Fit:
-    """One search with its intervals, and the verdict by these alone.
+    """One search with its intervals, and the verdict by them.
 
     Args:
         curve: the points to fit.
@@ -187,44 +188,31 @@ def estimate(
         law: what to fit.
         held: levels that are not fitted, by column of theta.
         source: of R0; "measured" and not held: step 0 is an observation of it.
-        selected: A is identified only so far from the edge, and its upper limit so
-            high, that the intervals of the curves which are called so cover the truth
-            (`selected_quantile`); False: if it has a limit below 1 at all.
+        selected: ask for so much before A is identified that the intervals cover
+            (`selected_quantile`); False: a limit below 1 is enough.
     """
     observed = source == "measured" and R0 not in held
     problem, known = make_problem(
         curve, law, held, weighted=settings.weighs, observed=observed
     )
     problem, best, cost, converged = search_problem(problem, robust=settings.robust)
-    unit_growth, sigma, degrees = noise_of(
-        problem, best, known if settings.errors_known else None
-    )
+    trusted = known if settings.errors_known else None
+    unit_growth, sigma, degrees = noise_of(problem, best, trusted)
     noise = Noise(unit_growth, degrees, settings.level)
     profiles = profile(
         problem, Grid(problem), best, cost=cost, noise=noise, selected=selected
     )
     rays = surface(problem, best, cost=cost, excess=noise.excess)
-    accepted = np.vstack([profiles.inside, rays])
+    accepted = np.vstack([best, profiles.inside, rays])
     p_value = climb_chance(curve, settings, law)
     verdict = judge(curve, law, best, profiles, noise.quantile, p_value=p_value)
-    share = law.share(np.log(curve.x / curve.x[-1]), best[SHAPE_U], best[SHAPE_V])
-    residuals = curve.y - best[R0] - (best[A] - best[R0]) * share
-    warnings = verdict.warnings
-    if settings.errors_known and degrees is not None:
-        warnings += (SCATTER.format(sigma, known),)
-    spread = float(((curve.y - curve.y.mean()) ** 2).sum())
+    scattered = settings.errors_known and degrees is not None
     return Fit(
-        law=law.name,
-        formula=law.formula,
-        protocol="default",
-        x_name=curve.x_name,
-        y_name=curve.y_name,
-        x_last=float(curve.x[-1]),
-        num_points=curve.x.size,
-        num_left_out=curve.num_left_out,
+        **_subject(curve, law),
+        **_quality(curve, problem, best),
         level=settings.level,
         parameters=name_parameters(
-            curve, law, np.vstack([best, accepted]), profiles.intervals, verdict, source
+            curve, law, accepted, profiles.intervals, verdict, source
         ),
         converged=converged,
         climbs=verdict.climbs,
@@ -233,14 +221,9 @@ def estimate(
         identified=converged and verdict.reason is None,
         bounded=converged and verdict.bounded,
         reason=verdict.reason or (None if converged else NOT_CONVERGED),
-        r_squared=1.0 - float((residuals**2).sum()) / spread,
         sigma=sigma,
-        autocorrelation=autocorrelation(residuals),
-        residual_p_value=durbin_watson(problem, best),
-        warnings=warnings,
+        warnings=verdict.warnings + scattered * (SCATTER.format(sigma, known),),
         settings=settings,
-        curve=curve,
-        whole_curve=curve,
         problem=problem,
         theta=best,
         cost=cost,
@@ -248,6 +231,35 @@ def estimate(
         degrees=degrees,
         accepted=accepted,
     )
+
+
+def _subject(curve: Curve, law: Law) -> dict[str, Any]:
+    """What a fit repeats of its curve and law."""
+    return {
+        "law": law.name,
+        "formula": law.formula,
+        "protocol": "default",
+        "x_name": curve.x_name,
+        "y_name": curve.y_name,
+        "x_last": float(curve.x[-1]),
+        "num_points": curve.x.size,
+        "num_left_out": curve.num_left_out,
+        "curve": curve,
+        "whole_curve": curve,
+    }
+
+
+def _quality(curve: Curve, problem: Problem, best: Array) -> dict[str, Any]:
+    """How close the points after step 0 are, and whether their residuals wander."""
+    t = np.log(curve.x / curve.x[-1])
+    share = problem.law.share(t, best[SHAPE_U], best[SHAPE_V])
+    residuals = curve.y - best[R0] - (best[A] - best[R0]) * share
+    spread = float(((curve.y - curve.y.mean()) ** 2).sum())
+    return {
+        "r_squared": 1.0 - float((residuals**2).sum()) / spread,
+        "autocorrelation": autocorrelation(residuals),
+        "residual_p_value": durbin_watson(problem, best),
+    }
 
 
 def climb_chance(curve: Curve, settings: Settings, law: Law) -> float:

@@ -24,6 +24,7 @@ NUM_RAYS = 96
 # (`benchmarks/scaling.py --only=selection`): profiles flatten towards A = 1.
 SHARE_OF_MARGIN = 0.35
 FARTHEST_QUANTILE = 30.0  # standard errors; the normal's tail ends at 38
+Side = tuple[int, bool]  # a column of theta, and whether it is moved upwards
 RAY_STEPS = 12
 
 
@@ -129,11 +130,43 @@ def profile(
     acceptable, even if it was not on the way there.  With `selected`, the upper limit
     of A is that of `selected_quantile`.
     """
-    columns = problem.free
-    sides = [(column, end[column]) for column in columns for end in problem.limits]
+    walks = _walks(problem, grid, best, cost, noise.excess)
+    against_one, against_half = _evidence(problem, walks, noise)
+    limits = dict.fromkeys(walks, noise.excess)
+    if selected and A in problem.free:
+        margin = min(against_one, against_half) - noise.quantile
+        errors = selected_quantile(noise.level, margin, at_most=against_one)
+        limits[A, True] = noise.excess_at(errors)
+    ends, found = _ends(problem, walks, limits, cost, noise.excess)
+    rows = np.vstack([*walks.values(), found])
+    return Profiles(
+        intervals={
+            column: Interval(ends.get((column, False)), ends.get((column, True)))
+            for column in problem.free
+        },
+        inside=rows[rows[:, 4] <= noise.excess, :4],
+        against_one=against_one,
+        against_half=against_half,
+    )
+
+
+def _walks(
+    problem: Problem, grid: Grid, best: Array, cost: float, excess: float
+) -> dict[Side, Array]:
+    """Fits with each parameter held, from the best one to the ends of the search.
+
+    Returns:
+        By column, and whether it is moved upwards: theta and the growth of the
+        objective [PROFILE_STEPS + 1, 5].
+    """
+    limits = dict(zip((False, True), problem.limits, strict=True))
+    sides = [(column, above) for column in problem.free for above in limits]
     held = np.repeat([column for column, _ in sides], len(PROFILE_STEPS))
     values = np.concatenate(
-        [best[column] + (end - best[column]) * PROFILE_STEPS for column, end in sides]
+        [
+            best[column] + (limits[above][column] - best[column]) * PROFILE_STEPS
+            for column, above in sides
+        ]
     )
     starts = np.stack(
         [grid.start_with(int(c), v) for c, v in zip(held, values, strict=True)]
@@ -143,62 +176,49 @@ def profile(
     starts = np.where(
         (problem.cost(starts) <= problem.cost(near))[:, None], starts, near
     )
-    excess = noise.excess
     theta, excesses = _refit(problem, starts, held, cost, excess)
-    inside = [best[None], theta[excesses <= excess]]
-    walks = {
-        side: np.vstack([np.append(best, 0.0), np.c_[rows, growths]])
-        for side, rows, growths in zip(
-            [(column, above) for column in columns for above in (False, True)],
-            theta.reshape(len(sides), -1, 4),
-            excesses.reshape(len(sides), -1),
-            strict=True,
-        )
+    rows = np.c_[theta, excesses].reshape(len(sides), -1, 5)
+    first = np.append(best, 0.0)
+    return {
+        side: np.vstack([first, walk]) for side, walk in zip(sides, rows, strict=True)
     }
-    against_one, against_half = _evidence(problem, walks, noise)
-    limits = np.full(len(sides), excess)
-    if selected and A in columns:
-        margin = min(against_one, against_half) - noise.quantile
-        errors = selected_quantile(noise.level, margin, at_most=against_one)
-        limits[list(walks).index((A, True))] = noise.excess_at(errors)
 
-    brackets: list[tuple[int, Array, Array]] = []  # side, inner and outer [5]
-    for side, walk in enumerate(walks.values()):
-        column, end = sides[side]
-        if end != best[column] and walk[-1, -1] > limits[side]:
+
+def _ends(
+    problem: Problem,
+    walks: dict[Side, Array],
+    limits: dict[Side, float],
+    cost: float,
+    excess: float,
+) -> tuple[dict[Side, float], Array]:
+    """Where each walk passes its limit, and the fits [K, 5] on the way there.
+
+    A side whose last fit is within the limit has no end.
+    """
+    brackets: dict[Side, tuple[Array, Array]] = {}
+    for side, walk in walks.items():
+        if walk[-1, side[0]] != walk[0, side[0]] and walk[-1, -1] > limits[side]:
             last = int(np.flatnonzero(walk[:, -1] <= limits[side])[-1])
-            brackets.append((side, walk[last], walk[last + 1]))
-    ends: list[float | None] = [None] * len(sides)
-    if brackets:
-        steps = BRACKET_STEPS[:, None]
-        between = np.concatenate(
-            [(inner + (outer - inner) * steps)[:, :4] for _, inner, outer in brackets]
-        )
-        held = np.repeat([sides[side][0] for side, _, _ in brackets], len(steps))
-        theta, excesses = _refit(problem, between, held, cost, excess)
-        inside.append(theta[excesses <= excess])
-        for place, (side, inner, outer) in enumerate(brackets):
-            column = sides[side][0]
-            part = slice(place * len(steps), (place + 1) * len(steps))
-            ends[side] = _crossing(
-                np.r_[inner[column], between[part, column], outer[column]],
-                np.r_[inner[-1], excesses[part], outer[-1]],
-                limits[side],
-            )
-    intervals = {
-        column: Interval(ends[2 * i], ends[2 * i + 1])
-        for i, column in enumerate(columns)
-    }
-    return Profiles(
-        intervals=intervals,
-        inside=np.vstack(inside),
-        against_one=against_one,
-        against_half=against_half,
+            brackets[side] = walk[last], walk[last + 1]
+    if not brackets:
+        return {}, np.empty((0, 5))
+    steps = BRACKET_STEPS[:, None]
+    between = np.concatenate(
+        [(inner + (outer - inner) * steps)[:, :4] for inner, outer in brackets.values()]
     )
+    held = np.repeat([column for column, _ in brackets], len(steps))
+    found = np.c_[_refit(problem, between, held, cost, excess)]
+    ends = {}
+    for (side, (inner, outer)), rows in zip(
+        brackets.items(), found.reshape(len(brackets), -1, 5), strict=True
+    ):
+        walk = np.vstack([inner, rows, outer])
+        ends[side] = _crossing(walk[:, side[0]], walk[:, -1], limits[side])
+    return ends, found
 
 
 def _evidence(
-    problem: Problem, walks: dict[tuple[int, bool], Array], noise: Noise
+    problem: Problem, walks: dict[Side, Array], noise: Noise
 ) -> tuple[float, float]:
     """Standard errors that A = 1 is away, and half of the gain beyond the data.
 

@@ -2,23 +2,32 @@
 
     make bench-rewards
     python benchmarks/rewards.py --sections=maths --workers=1,2
+    python benchmarks/rewards.py --sections=maths --answers=DIRECTORY --every=10
 
-Every verdict comes from a `VerifierPool`, as in a run.  Prints Markdown tables.
+Every verdict comes from a `VerifierPool`, as in a run.  Prints Markdown tables.  Maths
+answers are MATH-500's and those of all prepared data sets, or of a directory's files:
+JSON, JSON lines or Parquet in any form that `scalerl_jax.data` knows.
 """
 
 import argparse
 import ast
+import contextlib
 import gzip
 import json
 import os
+import random
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalerl_jax.rewards import sandbox
+from perturbing import PERTURBATIONS
+from rewriting import REWRITINGS, Rule, number_of
+
+from scalerl_jax.data import catalog, datasets, files, preparing, rows
+from scalerl_jax.rewards import algebra, maths, sandbox
 from scalerl_jax.rewards.serving import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
 
@@ -79,74 +88,131 @@ def math500_answers() -> list[str]:
     return json.loads((THIRD_PARTY / "math500/answers.json").read_text())
 
 
-def rewritings(answer: str) -> dict[str, str]:
-    """An answer in three other writings of the same value."""
-    return {
-        "typeset": _typeset(answer),
-        "plain": _plain(answer),
-        "not reduced": _not_reduced(answer),
-    }
-
-
-def _typeset(answer: str) -> str:
-    text = answer.replace(r"\frac", r"\dfrac")
-    text = re.sub(r",(?!\d{3}|\\!)", r",\\,", text)  # not within a number
-    if r"\left" not in text:
-        text = text.replace("(", r"\left(").replace(")", r"\right)")
-        if text.count(r"\left") != text.count(r"\right"):  # a half-open interval
-            text = text.replace(r"\left", "").replace(r"\right", "")
-    return rf" \displaystyle {text} "
-
-
-def _plain(answer: str) -> str:
-    number = r"(?:\{(-?\w+)\}|(\d))"
-    text = re.sub(rf"\\d?frac{number}{number}", r"(\1\2/\3\4)", answer)
-    text = re.sub(r"\\sqrt\{(\w+)\}", r"(\1)^{1/2}", text)
-    text = re.sub(r"\\text\{([^}]*)\}", r"\1", text)
-    text = text.replace(r"\left", "").replace(r"\right", "").replace(r"^\circ", "")
-    if re.fullmatch(r"-?\d+", text):
-        return f"{int(text):,}" if abs(int(text)) >= 1000 else f"{text}.0"
-    return text
-
-
-def _not_reduced(answer: str) -> str:
-    if re.search(
-        r"[,=<>_]|\\pm|\\text|\\mbox|\\begin|\\in|\\le|\\ge|\\%|\\\$|\[|[A-Z]", answer
-    ):
-        return f"  {answer} \\quad"
-    return rf"\frac{{2 \cdot \left( {answer} \right)}}{{2}}"
-
-
 def boxed(name: str, answer: str, expected: str) -> Item:
     """An item whose answer is in a box at the end of a text."""
     reference = {"verifier": "math", "answer": expected}
     return Item(name, f"We find $x$, and so $\\boxed{{{answer}}}$.", reference)
 
 
-def maths(workers: Iterable[int]) -> None:
-    """MATH-500's answers against themselves, rewritten, and against the next one's."""
-    answers = math500_answers()
-    table = [("against itself", "accepted", "of", "not accepted")]
-    for name in rewritings("1"):
-        items = [boxed(each, rewritings(each)[name], each) for each in answers]
-        statuses = judge(items, workers=1).statuses
-        table.append(
-            (name, *_share(statuses, "correct"), _listed(items, statuses, "correct"))
-        )
-    following = [*answers[1:], answers[0]]
-    items = [
-        boxed(f"{mine} = {other}", other, mine)
-        for mine, other in zip(answers, following, strict=True)
-        if mine != other
+def answers_in(directory: Path) -> dict[str, list[str]]:
+    """The answers of maths questions in files, by file; others are left out."""
+    readers = (rows.read_gsm8k, rows.read_own, rows.read_maths)
+    found: dict[str, list[str]] = {}
+    for path in sorted(directory.rglob("*")):
+        if not re.search(r"\.(json|jsonl|parquet)(\.gz)?$", path.name):
+            continue
+        answers = []
+        for each in files.read_rows(path):
+            for read in readers:
+                with contextlib.suppress(rows.Malformed, rows.Unusable):
+                    answers += maths.expected_answers(read(each.row or {}).reference)
+                    break
+        if answers:
+            found[str(path.relative_to(directory))] = answers
+    return found
+
+
+def prepared_answers() -> dict[str, list[str]]:
+    """The answers of the prepared data sets, and of MATH-500."""
+    found = {"math500": math500_answers()}
+    for name, data_set in catalog.DATA_SETS.items():
+        for split in data_set.splits:
+            place = preparing.prepared_path(name, split, preparing.DEFAULT_DIRECTORY)
+            if preparing.is_prepared(place):
+                questions = datasets.open_dataset(
+                    name, split=split, directory=preparing.DEFAULT_DIRECTORY
+                )
+                found[f"{name}, {split}"] = [
+                    answer
+                    for question in questions
+                    if question.reference["verifier"] == "math"
+                    for answer in maths.expected_answers(question.reference)
+                ]
+    return {name: answers for name, answers in found.items() if answers}
+
+
+def pairs_of(answers: Sequence[str], rules: Mapping[str, Rule]) -> list[Item]:
+    """Every answer in every form that rules give it, to be judged by the answer."""
+    return [
+        boxed(f"{answer} | {form} ({name})", form, answer)
+        for answer in answers
+        for name, rule in rules.items()
+        if (form := rule(answer))
     ]
-    statuses = judge(items, workers=1).statuses
-    accepted = [s if s != "correct" else "accepted" for s in statuses]
-    rejected = ["no" if s != "accepted" else s for s in accepted]
-    table.append(
-        ("the next", *_share(rejected, "accepted"), _listed(items, rejected, "no"))
+
+
+def other_answers(answers: Sequence[str]) -> list[Item]:
+    """Each answer and others that are written differently: the next, one, the nearest.
+
+    The nearest is the one behind it in the order of the texts.
+    """
+    chance = random.Random(0)
+    in_order = sorted(answers)
+    behind = dict(zip(in_order, in_order[1:] + in_order[:1], strict=True))
+    pairs = dict.fromkeys(
+        (mine, other)
+        for mine, following in zip(answers, [*answers[1:], answers[0]], strict=True)
+        for other in (following, chance.choice(answers), behind[mine])
+        if "".join(mine.split()) != "".join(other.split())
     )
+    return [boxed(f"{mine} | {other}", other, mine) for mine, other in pairs]
+
+
+def is_confirmed(item: Item) -> bool:
+    """Whether an accepted pair is equal by exact numbers, or by `math-verify` alone.
+
+    Without their units, which are left out of a comparison by intent.
+    """
+    expected, found = (
+        re.sub(r"\s*(\\(text|mbox)\{[^{}]*\}(\^\{?\d\}?)?|\^\{?\\circ\}?)$", "", each)
+        for each in item.name.split(" | ")
+    )
+    numbers = number_of(expected), number_of(found)
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    return bool(algebra.same(expected, found))
+
+
+def judge_maths(sets: Mapping[str, Sequence[str]], workers: Sequence[int]) -> None:
+    """Rewritten answers are accepted; changed ones, and other problems', are not."""
+    table = [("answers", "different", "rewritten, accepted", "changed, accepted")]
+    table[0] += ("other problems', accepted", "and confirmed")
+    exceptions: list[str] = []
+    for name, answers in sets.items():
+        answers = list(dict.fromkeys(answers))
+        row = [name, str(len(answers))]
+        for rules, usual in ((REWRITINGS, True), (PERTURBATIONS, False)):
+            items = pairs_of(answers, rules)
+            statuses = judge(items, workers=max(workers)).statuses
+            accepted = [status == "correct" for status in statuses]
+            row.append(f"{_percent(accepted)} of {len(items):,}")
+            exceptions += [
+                f"{name}: {item.name}: {status}"
+                for item, status in zip(items, statuses, strict=True)
+                if (status == "correct") != usual
+            ]
+        items = other_answers(answers)
+        statuses = judge(items, workers=max(workers)).statuses
+        equal = [i for i, s in zip(items, statuses, strict=True) if s == "correct"]
+        confirmed = [item for item in equal if is_confirmed(item)]
+        exceptions += [f"{name}: other: {i.name}" for i in equal if i not in confirmed]
+        table.append((*row, f"{len(equal)} of {len(items):,}", str(len(confirmed))))
     _print(table)
+    print("\n".join(f"* `{each}`" for each in exceptions), "\n")
+    sample = list(dict.fromkeys(each for answers in sets.values() for each in answers))
+    sample = random.Random(0).sample(sample, min(len(sample), 60))
+    items = [*pairs_of(sample, REWRITINGS), *pairs_of(sample, PERTURBATIONS)]
+    random.Random(0).shuffle(items)
     _throughput("maths", items, workers)
+    start = time.monotonic()
+    for item in items[:200]:
+        expected, _, form = item.name.rpartition(" (")[0].partition(" | ")
+        algebra.same(expected, form)
+    print(f"math-verify alone, one process: {200 / (time.monotonic() - start):.0f}/s\n")
+
+
+def _percent(accepted: Sequence[bool]) -> str:
+    return f"{100 * sum(accepted) / len(accepted):.3f} %" if accepted else "none"
 
 
 def human_eval() -> dict[str, Item]:
@@ -296,12 +362,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sections", default="maths,code")
     parser.add_argument("--workers", default="1,2", help="numbers of processes")
+    parser.add_argument("--answers", type=Path, help="a directory of maths questions")
+    parser.add_argument("--every", type=int, default=1, help="take each Nth answer")
     parser.add_argument("--mbpp", type=Path, help="a copy of sanitized-mbpp.json")
     options = parser.parse_args()
     workers = [int(each) for each in options.workers.split(",")]
     for section in options.sections.split(","):
         if section == "maths":
-            maths(workers)
+            sets = (
+                answers_in(options.answers) if options.answers else prepared_answers()
+            )
+            judge_maths(
+                {name: found[:: options.every] for name, found in sets.items()}, workers
+            )
         elif section == "code":
             sets = {"HumanEval": human_eval()}
             if options.mbpp:

@@ -288,11 +288,8 @@ def _relation(text: str) -> _Relation:
 def _as_relations(expected: str, found: str) -> bool | None:
     mine, theirs = _relation(expected), _relation(found)
     if not (mine.signs or theirs.signs):
-        return (
-            None
-            if r"\approx" not in expected + found
-            else _same(*mine.sides, *theirs.sides)
-        )
+        exact = mine.sides[0], theirs.sides[0]
+        return None if exact == (expected, found) else _same(*exact)
     if {*mine.signs, *theirs.signs} == {r"\cup"}:
         return _match(mine.sides, theirs.sides, ordered=False) or None
     if mine.name and theirs.name:

@@ -25,6 +25,7 @@ _DECIMALS = Fraction(5, 10**7)  # rounding to 6 decimals changes so much at most
 _SIGNIFICANT = Fraction(5, 10**6)  # and to 6 significant digits, relatively
 _MAX_BITS = 100_000  # of a power
 _MAX_FACTORIAL = 10_000
+_MAX_ARGUMENT = 10**6  # of functions but logarithms
 _POINTS = 2  # that expressions with variables are compared at
 
 _TEN = r"10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)"
@@ -167,7 +168,10 @@ class _Point:
         if kind == "name":
             return self._variable(parts[0])
         if kind == "function":
-            return _FUNCTIONS[parts[0]](_inexact(self.value(parts[1])))
+            argument = _inexact(self.value(parts[1]))
+            if parts[0] not in ("ln", "log", "lg") and abs(argument) > _MAX_ARGUMENT:
+                raise Unreadable("a large argument")
+            return _FUNCTIONS[parts[0]](argument)
         if kind == "unknown":  # a function that differs from all others
             name = _inexact(self._variable(parts[0] + "("))
             return mpmath.sin(name * _inexact(self.value(parts[1])) + name)

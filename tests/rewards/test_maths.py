@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scalerl_jax.rewards import maths
+from scalerl_jax.rewards import comparing, maths
 from scalerl_jax.rewards.serving import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
 
@@ -109,6 +111,22 @@ def test_what_cannot_be_read_is_unparsable(answer):
     }
 
 
+_PIECES = (
+    r"1 2 9 0.5 x e n ( ) [ ] { } \{ \} ^ _ ! + - * / , ; = < | % : & \\ ' \frac \sqrt"
+    r" \le \pm \pi \sin \exp \infty \text{ and yes cm \cup \begin{pmatrix} \approx"
+    r" \end{pmatrix} \overline \binom \lfloor \rfloor 10^ \circ \left \right \mathbb"
+).split()
+
+
+@given(*[st.lists(st.sampled_from(_PIECES), max_size=12).map(" ".join)] * 2)
+def test_no_answer_makes_the_comparison_fail(expected, found):
+    with pytest.MonkeyPatch.context() as patched:
+        # The last rule is SymPy's, which only its process can bound.
+        patched.setattr(comparing, "_RULES", comparing._RULES[:-1])
+        assert comparing.same_answer(expected, found) in (True, False, None)
+        comparing._same.cache_clear()  # before others compare by all rules
+
+
 @pytest.mark.parametrize("reference", [{}, {"answer": None}, {"answer": []}])
 def test_a_reference_without_an_answer_is_refused(reference):
     with pytest.raises(ValueError, match="needs an 'answer'"):
@@ -135,6 +153,12 @@ def test_a_reference_that_cannot_be_read_is_an_error_unless_repeated():
     with pytest.raises(ValueError, match="cannot be read: '\\?!'"):
         maths.check("any", "", {"answer": ["7", "?!"]})
     assert maths.check("any", "", {"answer": ["7", r"\frac12"]}) == 1.0
+
+
+@pytest.mark.parametrize("answer", [r"1\approx", r"\}\approx", r"\}_\approx 1"])
+def test_an_answer_cannot_make_the_verifier_fail(answer):
+    assert judge(rf"\boxed{{{answer}}}", "7") in ("wrong", "unparsable", "no_answer")
+    assert comparing.same_answer("7", answer) is not True
 
 
 @pytest.mark.parametrize("shape", ["{0}", r"\text{{{0}}}", r"\operatorname{{{0}}}"])

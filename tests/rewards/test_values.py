@@ -168,7 +168,16 @@ def test_what_is_not_the_same_differs(one, other):
 @pytest.mark.parametrize(
     "text",
     ["", "+", "(1", "1)", "2 3", "x^", r"\frac1", r"\sqrt{", r"\unknown", "1/0", "|x"]
-    + ["9^{9^{9^9}}", "(10^9)!", "10^{1000000}", "1e99999", "?!", "5_8", "💥"],
+    + [
+        "9^{9^{9^9}}",
+        "(10^9)!",
+        "10^{1000000}",
+        "1e99999",
+        r"\exp(\exp(\exp(9)))",
+        "?!",
+        "5_8",
+        "💥",
+    ],
 )
 def test_what_has_no_value(text):
     assert evaluate(text) is None

@@ -7,6 +7,7 @@ Nothing here is told of the truth; what is known is only what a run directory ha
 import numpy as np
 
 from scalerl_jax import scaling
+from scalerl_jax.scaling.fit import fit_alone
 
 TRUTH = {"initial_reward": 0.25, "asymptote": 0.61, "exponent": 1.92, "midpoint": 1.0}
 NOISES = (0.006, 0.012, 0.025, 0.05)
@@ -49,7 +50,7 @@ def _selection_row(points, reach, noise, count):
     for _ in range(count):
         y = np.clip(curve_rate(x) + generator.normal(0, noise, x.size), 0, 1)
         seen = np.clip(later + generator.normal(0, noise), 0, 1)
-        fit = scaling.fit(x, y)
+        fit = fit_alone(scaling.make_curve(x, y), scaling.Settings())
         low, high = fit.prediction_band(2.0 * reach)
         curve_low, curve_high = fit.band(2.0 * reach)
         interval = fit.asymptote_interval

@@ -21,6 +21,7 @@ SYNCHRONOUS = {
     "queue.max_staleness": 1,
     "train.max_skipped_steps": 100,
     "data.order": "progressive",
+    "data.difficulty": "measured",
     "data.open_share": 0.5,
     "data.open_steps": 6,
     "data.train_prompts": 16,  # so that the second epoch, by difficulty, comes soon

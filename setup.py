@@ -6,7 +6,12 @@ import setuptools
 
 HERE = pathlib.Path(__file__).parent
 VERSION = "0.1.0"  # also in scalerl_jax/__init__.py; a test compares them
-SERVE = ["starlette>=1,<2", "uvicorn>=0.40,<1"]
+SERVE = [
+    "prometheus_client>=0.22,<1",
+    "pydantic>=2.10,<3",
+    "starlette>=1,<2",
+    "uvicorn>=0.40,<1",
+]
 GGUF = ["gguf>=0.17,<1"]
 
 setuptools.setup(

@@ -15,6 +15,19 @@ import small_run
 
 BASE = Path(small_run.ROOT) / "scalerl_jax" / "assets" / "tiny_base"
 POISON = 71
+JSON = {"Content-Type": "application/json"}
+# Of a model: its own words are those of the base checkpoint's prompts.
+TEMPLATE = """\
+{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}
+{%- for message in messages %}
+{%- if message.role == 'critic' %}{{ raise_exception('no critics') }}{% endif %}
+{%- if message.role == 'user' %}
+{{- 'Spell this word backward (example: sun -> nus): ' }}{% endif %}
+{{- message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+{{- call.function.arguments.word }}{% endfor %}
+{%- endfor %}
+{%- if enable_thinking %}<think>{% endif %}"""
 FLAGS = {
     "port": 0,
     "slots": 4,
@@ -54,11 +67,12 @@ class Server:
         """A connection to it."""
         return http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=60)
 
-    def ask(self, path, body=None, *, method=None):
+    def ask(self, path, body=None, *, method=None, headers=None):
         """Status and JSON of one request; a body that is no text is made JSON."""
         body = body if body is None or isinstance(body, bytes) else json.dumps(body)
+        method = method or ("POST" if body else "GET")
         with contextlib.closing(self.connect()) as connection:
-            connection.request(method or ("POST" if body else "GET"), path, body)
+            connection.request(method, path, body, JSON | (headers or {}))
             response = connection.getresponse()
             return response.status, json.loads(response.read())
 
@@ -82,7 +96,7 @@ def running(command, model, environment):
     reader = threading.Thread(target=server.listen)
     reader.start()
     try:
-        assert server.ready.wait(120) and server.url, server.said()
+        assert server.ready.wait(300) and server.url, server.said()
         yield server
     finally:
         process.kill()

@@ -69,7 +69,7 @@ def test_an_export_is_the_same_real_model_in_transformers(tmp_path, checkpoint):
     tokenizer, template = load_tokenizer(checkpoint), read_chat_template(checkpoint)
     for question, answer in QUESTIONS.items():
         messages = [{"role": "user", "content": question}]
-        text = template.render(messages, enable_thinking=True)
+        text = template.render(messages, options={"enable_thinking": True})
         assert text == their_tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False
         )

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from scalerl_jax.types import PyTree
 from scalerl_jax.utils.gguf import is_gguf
 
 _CHECKPOINTS = "checkpoints"  # of a run directory
+# A sharding per parameter of an architecture; None: the first device.
+Placement = Callable[[Architecture], PyTree] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,10 +33,10 @@ class Model:
 
     arch: Architecture
     tokenizer: Tokenizer
-    params: PyTree  # on the first device
+    config: Config  # of the run; without one, the defaults
+    params: PyTree
     policy_version: int  # optimizer steps; 0 without a run
     dtype: Any
-    float32_head: bool
 
 
 def run_settings(directory: str | Path) -> Config | None:
@@ -52,11 +55,13 @@ def run_settings(directory: str | Path) -> Config | None:
         raise ValueError(f"--checkpoint={directory}: {error}") from error
 
 
-def load_model(directory: str | Path, *, dtype: str = "") -> Model:
+def load_model(
+    directory: str | Path, *, dtype: str = "", placement: Placement = None
+) -> Model:
     """The policy in a directory; `dtype` is a name, empty: as it was sampled or saved.
 
     The directory is a Hugging Face one, a run's, the `checkpoints` in it, or one of
-    these checkpoints; a GGUF file will do, too.
+    these checkpoints; a GGUF file will do, too.  Each device gets its own shards.
 
     Raises:
         ValueError: it is missing, broken, or none of these.
@@ -70,8 +75,8 @@ def load_model(directory: str | Path, *, dtype: str = "") -> Model:
             )
         run = _run_of(path) if path.is_dir() else None
         if run is None:
-            return _load_other(path, dtype)
-        return _load_run(run, path, dtype)
+            return _load_other(path, dtype, placement)
+        return _load_run(run, path, dtype, placement)
     except (ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"--checkpoint={directory}: {error}") from error
 
@@ -94,7 +99,7 @@ def _holds_settings(path: Path) -> bool:
         return False
 
 
-def _load_other(path: Path, dtype: str) -> Model:
+def _load_other(path: Path, dtype: str, placement: Placement) -> Model:
     """A Hugging Face directory, or a GGUF file, whose blocks make float32."""
     config = Config(model=ModelConfig(checkpoint=str(path)))
     arch = make_architecture(config)
@@ -106,14 +111,16 @@ def _load_other(path: Path, dtype: str) -> Model:
     return Model(
         arch=arch,
         tokenizer=make_tokenizer(config, arch),
-        params=load_params(path, arch, dtype=kind),
+        config=config,
+        params=load_params(
+            path, arch, dtype=kind, shardings=placement and placement(arch)
+        ),
         policy_version=0,
         dtype=kind,
-        float32_head=config.model.float32_head,
     )
 
 
-def _load_run(run: Path, path: Path, dtype: str) -> Model:
+def _load_run(run: Path, path: Path, dtype: str, placement: Placement) -> Model:
     config = _read_settings(run / "config.json")
     arch = make_architecture(config)
     tokenizer = make_tokenizer(config, arch)
@@ -123,10 +130,10 @@ def _load_run(run: Path, path: Path, dtype: str) -> Model:
     return Model(
         arch=arch,
         tokenizer=tokenizer,
-        params=jax.device_put(cast, jax.devices()[0]),
+        config=config,
+        params=jax.device_put(cast, placement(arch) if placement else jax.devices()[0]),
         policy_version=version,
         dtype=kind,
-        float32_head=config.model.float32_head,
     )
 
 

@@ -24,6 +24,14 @@ _PLACE = "{question}"
 _FILE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
 
 
+class NoTemplate(ValueError):
+    """A model that brings no chat template."""
+
+
+class Refused(ValueError):
+    """A template that will not write these messages, by its own words."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
     """A jinja template from messages to text, and the special tokens it may write."""
@@ -32,29 +40,38 @@ class ChatTemplate:
     special_tokens: Mapping[str, str]  # "bos_token" and the like
     origin: str  # where it is from, for errors
 
-    def render(self, messages: list[dict[str, str]], *, enable_thinking: bool) -> str:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        options: Mapping[str, Any],
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str:
         """The text of messages {"role", "content"} and of the beginning of a reply.
 
         Equals `apply_chat_template(messages, add_generation_prompt=True, tokenize=
-        False, enable_thinking=...)` of `transformers`.  What nobody defines is empty.
-        A template may write today's date, as Llama 3.2's does.
+        False, tools=tools, **options)` of `transformers`.  What nobody defines is
+        empty.  A template may write today's date, as Llama 3.2's does.
 
         Raises:
-            ValueError: the template is malformed, fails, or refuses the messages.
+            Refused: the template refuses the messages.
+            ValueError: the template is malformed, or fails.
         """
+        values = {
+            **self.special_tokens,
+            **options,
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
         try:
-            return self._compiled.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **{**self.special_tokens, "enable_thinking": enable_thinking},
-            )
+            return self._compiled.render(values)
         except RefusedMessages as error:
-            roles = " and ".join(repr(message["role"]) for message in messages)
-            raise ValueError(
-                f"{self.origin} refuses messages of {roles}: {error.message}; change "
-                f"data.system_prompt or data.user_template, or the template"
+            found = dict.fromkeys(repr(message["role"]) for message in messages)
+            roles = " and ".join(found)
+            raise Refused(
+                f"{self.origin} refuses messages of {roles}: {error.message}"
             ) from error
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(
@@ -143,7 +160,13 @@ def _chat_renderer(
         messages = [{"role": "user", "content": user}]
         if system := system_prompt or question.system:
             messages.insert(0, {"role": "system", "content": system})
-        return chat.render(messages, enable_thinking=enable_thinking)
+        try:
+            return chat.render(messages, options={"enable_thinking": enable_thinking})
+        except Refused as error:
+            raise ValueError(
+                f"{error}; change data.system_prompt or data.user_template, or the "
+                f"template"
+            ) from error
 
     dated = "strftime_now" in chat.source
     return dataclasses.replace(_tried(write, chat.source), dated=dated)
@@ -156,7 +179,8 @@ def read_chat_template(path: str | Path) -> ChatTemplate:
     or a list of named ones, of which "default" is taken.
 
     Raises:
-        ValueError: there is none, or a file is malformed.
+        NoTemplate: there is none.
+        ValueError: a file is malformed.
     """
     if is_gguf(path):
         return _read_gguf_template(path)
@@ -174,7 +198,7 @@ def read_chat_template(path: str | Path) -> ChatTemplate:
         if isinstance(source, list):
             source = _default_of(source, config_file)
     if source is None:
-        raise ValueError(
+        raise NoTemplate(
             f"data.template = {CHAT!r}, and {directory} has no chat template: no file "
             f"{_FILE}, and no 'chat_template' in {_CONFIG}; most base models have "
             f"none: set data.template to a text that holds {_PLACE!r}, or put a "
@@ -190,7 +214,7 @@ def read_chat_template(path: str | Path) -> ChatTemplate:
 def _read_gguf_template(path: str | Path) -> ChatTemplate:
     found = read_gguf_tokenizer(path)
     if found.chat_template is None:
-        raise ValueError(
+        raise NoTemplate(
             f"data.template = {CHAT!r}, and {path} has no tokenizer.chat_template; set "
             f"data.template to a text that holds {_PLACE!r}"
         )

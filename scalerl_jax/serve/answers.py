@@ -1,5 +1,6 @@
-"""The sampler's events as answers in OpenAI's form, in one piece or in many."""
+"""The sampler's events as answers in OpenAI's forms, in one piece or in many."""
 
+import asyncio
 import json
 import secrets
 import time
@@ -8,16 +9,17 @@ from typing import Any
 
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.sampler.requests import Completion
-from scalerl_jax.serve.protocol import ApiError
-from scalerl_jax.serve.sampling_thread import Tokens
+from scalerl_jax.serve.errors import ApiError
 from scalerl_jax.serve.service import Placed
 from scalerl_jax.serve.text import CompletionText, text_offsets
 
-_LEAST_LOGPROB = -9999.0  # JSON has no -inf
+_LEAST_LOGPROB = -9999.0  # OpenAI's
 
 
 class Answer:
-    """What is said about one order; to be asked once."""
+    """What is said about one order; to be asked once.  The form of /v1/completions."""
+
+    _PREFIX, _WHOLE, _PART = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, model: str, placed: Placed, tokenizer: Tokenizer) -> None:
         """For an order that is with the sampler."""
@@ -25,8 +27,7 @@ class Answer:
         self._placed = placed
         self._tokenizer = tokenizer
         self._head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
+            "id": f"{self._PREFIX}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model,
         }
@@ -38,17 +39,33 @@ class Answer:
             ApiError: one of them failed.
         """
         completions: dict[int, Completion] = {}
-        while len(completions) < self._placed.num_choices:
+        while len(completions) < self._order.num_choices:
             place, event = await self._placed.next()
             if isinstance(event, Completion):
                 completions[place] = event
+        # Texts may be long: other requests go on.
+        return await asyncio.to_thread(self._assemble, completions)
+
+    def _assemble(self, completions: dict[int, Completion]) -> dict[str, Any]:
         choices = []
         for place, completion in sorted(completions.items()):
             text = CompletionText(self._tokenizer, self._order.stop)
             shown = text.add(completion.tokens.tolist()) + text.finish()
-            choices.append(self._choice(place, shown, completion, text))
+            choices.append(
+                {
+                    "index": place,
+                    **self._message(shown),
+                    "logprobs": self._logprobs(completion),
+                    "finish_reason": _reason(completion, text),
+                }
+            )
         tokens = sum(len(each.tokens) for each in completions.values())
-        return {**self._head, "choices": choices, "usage": self._usage(tokens)}
+        return {
+            **self._head,
+            "object": self._WHOLE,
+            "choices": choices,
+            "usage": self._usage(tokens),
+        }
 
     async def chunks(self) -> AsyncIterator[str]:
         """Server-sent events, until `[DONE]`.
@@ -74,77 +91,84 @@ class Answer:
     async def _chunks(self) -> AsyncIterator[dict[str, Any]]:
         texts = [
             CompletionText(self._tokenizer, self._order.stop)
-            for _ in range(self._placed.num_choices)
+            for _ in range(self._order.num_choices)
         ]
+        head = {**self._head, "object": self._PART}
         more = {"usage": None} if self._order.include_usage else {}
-        tokens, left = 0, len(texts)
+        begun: set[int] = set()
+        tokens = 0
+        left = len(texts)
         while left:
             place, event = await self._placed.next()
-            text, completion = texts[place], None
-            if isinstance(event, Tokens):
-                if self._order.logprobs is not None:
-                    continue
-                shown = text.add(event.tokens.tolist())
-            else:
+            text, shown, completion = texts[place], "", None
+            if isinstance(event, Completion):
                 completion = event
-                shown = ""
-                if self._order.logprobs is not None:
-                    shown = text.add(completion.tokens.tolist())
+                tokens, left = tokens + len(event.tokens), left - 1
+            # With log-probabilities the whole text comes with the completion.
+            if (completion is not None) == (self._order.logprobs is not None):
+                shown = text.add(event.tokens.tolist())
+            if completion is not None:
                 shown += text.finish()
-                tokens, left = tokens + len(completion.tokens), left - 1
-            if shown or completion:
-                choice = self._choice(place, shown, completion, text)
-                yield {**self._head, "choices": [choice], **more}
+            if not shown and completion is None:
+                continue
+            choice = {
+                "index": place,
+                **self._delta(shown, first=place not in begun),
+                "logprobs": completion and self._logprobs(completion),
+                "finish_reason": completion and _reason(completion, text),
+            }
+            begun.add(place)
+            yield {**head, "choices": [choice], **more}
         if more:
-            yield {**self._head, "choices": [], "usage": self._usage(tokens)}
+            yield {**head, "choices": [], "usage": self._usage(tokens)}
 
-    def _choice(
-        self,
-        place: int,
-        shown: str,
-        completion: Completion | None,
-        text: CompletionText,
-    ) -> dict[str, Any]:
-        """A part of a completion, or with `completion` its last or only one."""
-        reason = None
-        if completion is not None:
-            ended = text.stopped or not completion.cut_off
-            reason = "stop" if ended else "length"
-        return {
-            "index": place,
-            "text": shown,
-            "logprobs": self._logprobs(completion),
-            "finish_reason": reason,
-        }
+    def _message(self, text: str) -> dict[str, Any]:
+        """The text of a choice, as a field of it."""
+        return {"text": text}
 
-    def _logprobs(self, completion: Completion | None) -> dict[str, Any] | None:
+    def _delta(self, text: str, *, first: bool) -> dict[str, Any]:
+        """A piece of a choice's text, as a field of a chunk."""
+        return {"text": text}
+
+    def _logprobs(self, completion: Completion) -> dict[str, Any] | None:
         """Of every token that was sampled, EOS and stop strings included.
 
         They are of the distribution at the order's temperature before top-k, top-p
         and min-p; at temperature 0, of that at temperature 1.
         """
-        count = self._order.logprobs
-        if completion is None or count is None:
+        if self._order.logprobs is None:
             return None
         tokens = completion.tokens.tolist()
-        own = [_finite(each) for each in completion.full_logprobs.tolist()]
-        names = [self._name(token) for token in tokens]
-        likeliest = []
-        for place, name in enumerate(names):
-            row: dict[str, float] = {}
-            for token, logprob in zip(
+        rows = self._rows(completion)
+        return {
+            "tokens": [name for name, _, _ in rows],
+            "token_logprobs": [own for _, own, _ in rows],
+            "top_logprobs": [{**likeliest, name: own} for name, own, likeliest in rows],
+            "text_offset": text_offsets(self._tokenizer, tokens),
+        }
+
+    def _rows(
+        self, completion: Completion
+    ) -> list[tuple[str, float, dict[str, float]]]:
+        """Name and log-probability of each token, and those of the likeliest ones."""
+        count = self._order.logprobs
+        rows = []
+        for place, (token, own) in enumerate(
+            zip(
+                completion.tokens.tolist(),
+                completion.full_logprobs.tolist(),
+                strict=True,
+            )
+        ):
+            likeliest: dict[str, float] = {}
+            for other, logprob in zip(
                 completion.top_tokens[place, :count].tolist(),
                 completion.top_logprobs[place, :count].tolist(),
                 strict=True,
             ):
-                row.setdefault(self._name(token), _finite(logprob))
-            likeliest.append({**row, name: own[place]})
-        return {
-            "tokens": names,
-            "token_logprobs": own,
-            "top_logprobs": likeliest,
-            "text_offset": text_offsets(self._tokenizer, tokens),
-        }
+                likeliest.setdefault(self._name(other), _finite(logprob))
+            rows.append((self._name(token), _finite(own), likeliest))
+        return rows
 
     def _name(self, token: int) -> str:
         return self._tokenizer.decode_all([token])
@@ -158,5 +182,45 @@ class Answer:
         }
 
 
+class ChatAnswer(Answer):
+    """The form of /v1/chat/completions."""
+
+    _PREFIX, _WHOLE, _PART = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def _message(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _delta(self, text: str, *, first: bool) -> dict[str, Any]:
+        role = {"role": "assistant"} if first else {}
+        return {"delta": {**role, "content": text} if text or first else {}}
+
+    def _logprobs(self, completion: Completion) -> dict[str, Any] | None:
+        if self._order.logprobs is None:
+            return None
+        content = [
+            {
+                **_token(name, own),
+                "top_logprobs": [_token(*each) for each in likeliest.items()],
+            }
+            for name, own, likeliest in self._rows(completion)
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _token(name: str, logprob: float) -> dict[str, Any]:
+    """A token in the log-probabilities of a chat; part of a character has no bytes."""
+    whole = "\N{REPLACEMENT CHARACTER}" not in name
+    return {
+        "token": name,
+        "logprob": logprob,
+        "bytes": list(name.encode()) if whole else None,
+    }
+
+
+def _reason(completion: Completion, text: CompletionText) -> str:
+    """Why a completion ended."""
+    return "stop" if text.stopped or not completion.cut_off else "length"
+
+
 def _finite(logprob: float) -> float:
-    return max(logprob, _LEAST_LOGPROB)
+    return max(logprob, _LEAST_LOGPROB)  # JSON has no -inf

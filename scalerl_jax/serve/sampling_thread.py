@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scalerl_jax.sampler.requests import Completion, Request
+from scalerl_jax.sampler.requests import Completion, Request, SchedulerStats
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import PyTree
 
@@ -40,13 +40,17 @@ class Failed:
 Event = Tokens | Completion | Failed
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Load:
     """How much there is to do."""
 
     running: int  # samples in slots, or about to be
     waiting: int  # samples that no slot is free for
-    pages_in_use: int
+
+    @property
+    def samples(self) -> int:
+        """All that are not finished."""
+        return self.running + self.waiting
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -74,10 +78,11 @@ class SamplingThread:
         self._slots = slots
         self._on_death = on_death
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # of the two below
+        self._lock = threading.Lock()  # of the three below
         self._open: dict[int, _Open] = {}
+        self._samples = 0  # of open requests, not finished
         self._failure: BaseException | None = None
-        self._pages_in_use = 0
+        self._stats = dataclasses.replace(scheduler.stats)
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
     @property
@@ -88,10 +93,14 @@ class SamplingThread:
     @property
     def load(self) -> Load:
         """At this moment, but for what is still in the queue."""
-        with self._lock:
-            samples = sum(each.samples_left for each in self._open.values())
+        samples = self._samples
         running = min(samples, self._slots)
-        return Load(running, samples - running, self._pages_in_use)
+        return Load(running=running, waiting=samples - running)
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """The scheduler's counts, as of its last step."""
+        return self._stats
 
     def start(self) -> None:
         """Begin."""
@@ -117,6 +126,7 @@ class SamplingThread:
             self._open[request.request_id] = _Open(
                 deliver=deliver, samples_left=request.num_samples
             )
+            self._samples += request.num_samples
         self._inbox.put(functools.partial(self._submit, request, stream))
         return True
 
@@ -140,6 +150,7 @@ class SamplingThread:
                 self._failure = failure
                 abandoned = list(self._open.values())
                 self._open.clear()
+                self._samples = 0
             for each in abandoned:
                 each.deliver(Failed(f"the sampler died: {failure!r}", status=500))
             self._on_death()
@@ -162,10 +173,11 @@ class SamplingThread:
                 if request is None:
                     continue
                 request.samples_left -= 1
+                self._samples -= 1
                 if not request.samples_left:
                     del self._open[completion.request_id]
             request.deliver(completion)
-        self._pages_in_use = self._scheduler.stats.pages_in_use
+        self._keep_stats()
 
     def _submit(self, request: Request, stream: bool) -> None:
         opened = self._open.get(request.request_id)
@@ -185,7 +197,10 @@ class SamplingThread:
     def _cancel(self, request_id: int) -> None:
         if self._close(request_id) is not None:
             self._scheduler.cancel(request_id)
-            self._pages_in_use = self._scheduler.stats.pages_in_use
+            self._keep_stats()
+
+    def _keep_stats(self) -> None:
+        self._stats = dataclasses.replace(self._scheduler.stats)
 
     def _fail_all(self, failed: Failed) -> None:
         for request_id, opened in list(self._open.items()):
@@ -194,4 +209,7 @@ class SamplingThread:
 
     def _close(self, request_id: int) -> _Open | None:
         with self._lock:
-            return self._open.pop(request_id, None)
+            closed = self._open.pop(request_id, None)
+            if closed is not None:
+                self._samples -= closed.samples_left
+            return closed

@@ -9,16 +9,24 @@ import dataclasses
 import functools
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import numpy as np
 
+from scalerl_jax.data.chat import ChatTemplate
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.requests import Completion, Request, Samples
 from scalerl_jax.sampler.sampling import sample_keys
-from scalerl_jax.serve.protocol import ApiError, Limits, Order
-from scalerl_jax.serve.sampling_thread import Event, Failed, SamplingThread, Tokens
+from scalerl_jax.serve.errors import ApiError
+from scalerl_jax.serve.orders import Limits, Order
+from scalerl_jax.serve.sampling_thread import (
+    Event,
+    Failed,
+    Load,
+    SamplingThread,
+    Tokens,
+)
 
 _LAST_WORDS_S = 2.0  # to write answers that are already known
 
@@ -30,24 +38,42 @@ class Served:
     name: str  # of the model
     policy_version: int
     tokenizer: Tokenizer
+    template: ChatTemplate | None
+    enable_thinking: bool  # in chats, unless a request says otherwise
     limits: Limits
-    slots: int
+    slots: int  # of each replica
     max_waiting: int  # samples beyond those in slots
 
 
 class Service:
     """Admits orders, as long as the server is not stopping."""
 
-    def __init__(self, served: Served, sampler: SamplingThread) -> None:
-        """Made on the event loop that it will live on."""
+    def __init__(self, served: Served, samplers: Sequence[SamplingThread]) -> None:
+        """Made on the event loop that it will live on; a sampler for each replica."""
         self.served = served
-        self.sampler = sampler
+        self.samplers = samplers
         self.stopping = asyncio.Event()
+        self.prompt_tokens = 0  # admitted
+        self.completion_tokens = 0  # of finished completions
         self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
         self._idle.set()
         self._answering = 0
         self._ids = itertools.count()
+
+    @property
+    def slots(self) -> int:
+        """Of all replicas."""
+        return self.served.slots * len(self.samplers)
+
+    @property
+    def load(self) -> Load:
+        """Of all replicas."""
+        loads = [each.load for each in self.samplers]
+        return Load(
+            running=sum(each.running for each in loads),
+            waiting=sum(each.waiting for each in loads),
+        )
 
     def stop(self) -> None:
         """Admit no more orders; from any thread, or a signal handler."""
@@ -60,7 +86,8 @@ class Service:
         if self._idle.is_set():
             return
         message = f"the server stops and this took over --drain_s = {timeout_s} more"
-        self.sampler.fail_all(Failed(message, status=503))
+        for sampler in self.samplers:
+            sampler.fail_all(Failed(message, status=503))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), _LAST_WORDS_S)
 
@@ -84,32 +111,55 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def placed(self, order: Order) -> AsyncIterator["Placed"]:
-        """The order with the sampler; on leaving, what is not finished is given up.
+        """The order with the samplers; on leaving, what is not finished is given up.
 
         Raises:
-            ApiError: too many wait already, or the sampler is dead.
+            ApiError: too many wait already, or a sampler is dead.
         """
-        self._check_room(len(order.prompts) * order.num_samples)
+        self._check_room(order.num_choices)
         placed = Placed(order)
+        # One prompt may have more samples than a replica has slots: they are shared.
+        share = order.num_samples if len(self.samplers) == 1 else self.served.slots
+        held: list[tuple[SamplingThread, int]] = []
         try:
             for place, tokens in enumerate(order.prompts):
-                request_id = next(self._ids)
-                request = _make_request(request_id, tokens, order)
-                deliver = functools.partial(self._deliver, placed, place)
-                if not self.sampler.submit(request, deliver, stream=order.stream):
-                    raise ApiError("the sampler died", status=500)
-                placed.request_ids.append(request_id)
+                samples = _samples(order)
+                for start in range(0, order.num_samples, share):
+                    sampler, request_id = self._freest(), next(self._ids)
+                    request = Request(
+                        request_id=request_id,
+                        tokens=tokens,
+                        samples=_part(samples, slice(start, start + share)),
+                        sampling=order.sampling,
+                        stop=order.stop,
+                    )
+                    first = place * order.num_samples + start
+                    deliver = functools.partial(self._deliver, placed, first)
+                    if not sampler.submit(request, deliver, stream=order.stream):
+                        raise ApiError("the sampler died", status=500)
+                    held.append((sampler, request_id))
+            self.prompt_tokens += sum(map(len, order.prompts))
             yield placed
         finally:
-            for request_id in placed.request_ids:
-                self.sampler.cancel(request_id)
+            for sampler, request_id in held:
+                sampler.cancel(request_id)
 
-    def _deliver(self, placed: "Placed", place: int, event: Event) -> None:
-        self._loop.call_soon_threadsafe(placed.events.put_nowait, (place, event))
+    def _freest(self) -> SamplingThread:
+        """The replica with the least to do."""
+        return min(self.samplers, key=lambda each: each.load.samples)
+
+    def _deliver(self, placed: "Placed", first: int, event: Event) -> None:
+        """Hand an event to the loop; `first` is the place of the sample numbered 0."""
+        self._loop.call_soon_threadsafe(self._take, placed, first, event)
+
+    def _take(self, placed: "Placed", first: int, event: Event) -> None:
+        if isinstance(event, Completion):
+            self.completion_tokens += len(event.tokens)
+        placed.events.put_nowait((first, event))
 
     def _check_room(self, samples: int) -> None:
-        load, served = self.sampler.load, self.served
-        room = served.slots + served.max_waiting - load.running - load.waiting
+        load, served = self.load, self.served
+        room = self.slots + served.max_waiting - load.running - load.waiting
         if samples > room:
             raise ApiError(
                 f"{load.waiting} completions wait for a slot and these are {samples} "
@@ -121,18 +171,12 @@ class Service:
 
 
 class Placed:
-    """An order on its way: events of its prompts, by their place."""
+    """An order on its way: events of its samples, by the place of the first of them."""
 
     def __init__(self, order: Order) -> None:
         """Nothing has come yet."""
         self.order = order
-        self.request_ids: list[int] = []
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-
-    @property
-    def num_choices(self) -> int:
-        """Completions asked for."""
-        return len(self.order.prompts) * self.order.num_samples
 
     async def next(self) -> tuple[int, Tokens | Completion]:
         """The next event, with the place of its choice.
@@ -140,26 +184,25 @@ class Placed:
         Raises:
             ApiError: a completion failed, or can no longer come.
         """
-        prompt, event = await self.events.get()
+        first, event = await self.events.get()
         if isinstance(event, Failed):
             raise ApiError(event.message, status=event.status)
         if isinstance(event, Completion) and event.failure:
             raise ApiError(event.failure, status=500, code="sampling_failed")
-        return prompt * self.order.num_samples + event.sample, event
+        return first + event.sample, event
 
 
-def _make_request(request_id: int, tokens: np.ndarray, order: Order) -> Request:
+def _samples(order: Order) -> Samples:
     """The same seed and prompt give the same keys, whatever else is asked for."""
     count = order.num_samples
     seed = secrets.randbits(32) if order.seed is None else order.seed
-    return Request(
-        request_id=request_id,
-        tokens=tokens,
-        samples=Samples(
-            keys=sample_keys(seed, "serve", prompt_id=0, epoch=0, num_samples=count),
-            thinking_limits=np.full(count, NEVER, np.int32),
-            max_tokens=np.full(count, order.max_tokens, np.int32),
-        ),
-        sampling=order.sampling,
-        stop=order.stop,
+    return Samples(
+        keys=sample_keys(seed, "serve", prompt_id=0, epoch=0, num_samples=count),
+        thinking_limits=np.full(count, NEVER, np.int32),
+        max_tokens=np.full(count, order.max_tokens, np.int32),
     )
+
+
+def _part(samples: Samples, part: slice) -> Samples:
+    """Some of the samples."""
+    return Samples(**{name: value[part] for name, value in vars(samples).items()})

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 import pytest
-from small_server import BASE, FLAGS, POISON, running
+from small_server import BASE, FLAGS, POISON, TEMPLATE, running
 
 from scalerl_jax.model.export import save_params
 from scalerl_jax.model.weights import load_params, read_architecture
@@ -14,7 +14,8 @@ from scalerl_jax.model.weights import load_params, read_architecture
 def checkpoint(tmp_path_factory):
     """The base checkpoint, and one where nothing finite follows a token of a prompt.
 
-    Both have a head of their own, and so the same compiled programs.
+    Both have a head of their own, and so the same compiled programs; the first has a
+    chat template.
     """
     arch = read_architecture(BASE)
     params = load_params(BASE, arch, dtype=jnp.float32)
@@ -22,12 +23,15 @@ def checkpoint(tmp_path_factory):
     poisoned = params["embedding"].at[POISON].set(jnp.nan)
     directory = tmp_path_factory.mktemp("models")
     for name, changes in {"sound": {}, "poisoned": {"embedding": poisoned}}.items():
+        companions = {"tokenizer.json": (BASE / "tokenizer.json").read_bytes()}
+        if name == "sound":
+            companions["chat_template.jinja"] = TEMPLATE.encode()
         save_params(
             directory / name,
             params | changes,
             dataclasses.replace(arch, tied_embeddings=False),
             dtype=jnp.float32,
-            companions={"tokenizer.json": (BASE / "tokenizer.json").read_bytes()},
+            companions=companions,
             eos_token_id=1,
         )
     return lambda name: directory / name

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import small_run
-from small_server import BASE
+from small_server import BASE, JSON
 
 from scalerl_jax.serve.__main__ import main
 
@@ -41,13 +41,13 @@ def status(server):
     return server.process.wait(timeout=60)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_requests_end_and_takes_no_more(start_server, number):
+def test_a_signal_lets_requests_end_and_takes_no_more(start_server):
     with start_server() as server, contextlib.closing(server.connect()) as stream:
-        stream.request("POST", "/v1/completions", json.dumps({**LONG, "stream": True}))
+        body = json.dumps({**LONG, "stream": True})
+        stream.request("POST", "/v1/completions", body, headers=JSON)
         answered = Asking(server, {**LONG, "seed": 1})
         server.wait_for(lambda load: load["running"] + load["waiting"] > 550)
-        end(server, number)
+        end(server)
         server.wait_for(lambda health: health["status"] == "stopping")
         code, refusal = server.ask("/v1/completions", {"prompt": "a"})
         assert code == 503, refusal
@@ -63,7 +63,7 @@ def test_who_takes_longer_than_the_server_waits_is_told(start_server):
     with start_server(drain_s=0.0) as server:
         answered = Asking(server, LONG)
         server.wait_for(lambda load: load["running"] > 0)
-        end(server)
+        end(server, signal.SIGINT)
         code, body = answered.result()
         assert code == 503 and "--drain_s = 0.0" in body["error"]["message"]
         assert status(server) == 0
@@ -71,46 +71,21 @@ def test_who_takes_longer_than_the_server_waits_is_told(start_server):
 
 # Serves params that are not of the engine's model.
 DYING = """
-import logging
-import socket
 import sys
 
 import jax
 
-from scalerl_jax.parallel.mesh import make_mesh
-from scalerl_jax.sampler.engine import Engine, EngineSettings
-from scalerl_jax.sampler.scheduler import Scheduler
-from scalerl_jax.build.loading import load_model
-from scalerl_jax.serve.protocol import Limits
-from scalerl_jax.serve.server import serve
-from scalerl_jax.serve.service import Served
+from scalerl_jax.serve import __main__ as serve
+from scalerl_jax.serve.replicas import make_replicas
 
-logging.basicConfig(level=logging.INFO, force=True)
-(checkpoint,) = [arg for arg in sys.argv if arg.startswith("--checkpoint=")]
-model = load_model(checkpoint.split("=")[1])
-lengths = {"max_prompt_tokens": 32, "max_completion_tokens": 64}
-settings = EngineSettings(
-    arch=model.arch,
-    slots=4,
-    tokens_per_call=4,
-    dtype=model.dtype,
-    eos_ids=model.tokenizer.eos_ids,
-    **lengths,
-)
-limits = Limits(max_samples=1000, max_body_bytes=1000, vocab_size=72, **lengths)
-served = Served(
-    name="dying",
-    policy_version=0,
-    tokenizer=model.tokenizer,
-    limits=limits,
-    slots=4,
-    max_waiting=1000,
-)
-mesh = make_mesh(jax.devices()[:1])
-scheduler = Scheduler(Engine(settings, mesh=mesh))
-with socket.create_server(("127.0.0.1", 0)) as listener:
-    in_order = serve(served, scheduler, {}, listener, drain_s=30.0)
-sys.exit(0 if in_order else 1)
+
+def make_broken(*arguments):
+    return [(scheduler, {}) for scheduler, _ in make_replicas(*arguments)]
+
+
+serve.make_replicas = make_broken
+serve.logging.basicConfig(level=serve.logging.INFO, force=True)
+sys.exit(serve.main())
 """
 
 
@@ -146,7 +121,14 @@ FLAGS = [
     pytest.param(("--slots=0",), ("--slots", "0 must be above 0"), id="no slots"),
     pytest.param(("--dtype=int8",), ("--dtype=int8", "bfloat16"), id="unknown dtype"),
     pytest.param(("--drain_s=nan",), ("--drain_s", "nan must be"), id="nan"),
-    pytest.param(("--slot=5",), ("--slot",), id="unknown flag"),
+    pytest.param(("--slot=5",), ("unknown flags: --slot",), id="unknown flag"),
+    pytest.param(("--tensor=3",), ("--tensor=3", "a divisor of 2"), id="uneven cut"),
+    pytest.param(("--api_key=",), ("--api_key holds no key",), id="an empty key"),
+    pytest.param(
+        ("--api_key_file=/nowhere",),
+        ("--api_key_file=/nowhere cannot be read: No such file",),
+        id="no file of a key",
+    ),
     pytest.param(
         ("--max_samples=99", "--slots=8", "--max_waiting=9"),
         ("--max_samples=99", "--slots + --max_waiting = 17", "lower the first"),

@@ -42,6 +42,7 @@ setuptools.setup(
         "orbax-checkpoint>=0.11,<0.13",
         "pyarrow>=18",  # Parquet files of prompts
         "reasoning_gym>=0.1.23,<0.2",  # tasks with verifiers
+        "rich>=13.9,<16",  # where a run is, on a terminal
         "safetensors>=0.5,<1",
         "scipy>=1.13,<2",
         "tensorboard>=2.18,<3",  # event files

@@ -29,6 +29,7 @@ from scalerl_jax.rollout.assembly import Assembler
 from scalerl_jax.rollout.batching import TrainSequence, pack
 from scalerl_jax.types import Group, PackedBatch, Prompt, Rollout
 from scalerl_jax.utils.allocator import keep_freed_memory
+from scalerl_jax.utils.progress import Progress
 
 SEGMENT = 512  # tokens of the short segments of `tokens`
 HEAD_WORKLOAD, HEAD_TOKENS = "W2", (2304, 4608)  # of 8 and of 16 rows
@@ -50,7 +51,7 @@ class Learner:
         mesh, _ = learning.make_meshes(config, arch, jax.devices())
         self.config, self.arch = config, arch
         forward = learning.make_forward(config, arch, mesh)
-        self.state, self.step = learning.make_learner(config, forward, mesh)
+        self.state, self.step = learning.make_learner(config, forward, mesh, Progress())
         self.assemble = assembler(config)
 
     def update(self, groups: Sequence[Group]) -> None:

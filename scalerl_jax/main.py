@@ -25,9 +25,8 @@ from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.failures import is_explained
 from scalerl_jax.utils.metrics import EVALS_FILE
 from scalerl_jax.utils.programs import keep_programs
+from scalerl_jax.utils.progress import Progress, Stderr
 from scalerl_jax.utils.run_directory import flatten, open_run_directory
-
-_log = logging.getLogger("scalerl_jax.main")  # not "__main__", when run as a module
 
 # What may differ between a run and its resumption.
 FREE_SETTINGS = (
@@ -87,12 +86,12 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
         settings=config_lib.to_json(config),
         free_settings=free_settings(config),
     )
-    with directory:
+    with directory, Progress() as progress:
         ledger = build.make_ledger(config)
         ledger.start()
-        _log.info("loading")
-        with ledger.activity("startup", pool=build.pool_names(config)[0]):
-            parts = build.build(config, directory.path, ledger)
+        pool = build.pool_names(config)[0]
+        with ledger.activity("startup", pool=pool), progress.bar("loading"):
+            parts = build.build(config, directory.path, ledger, progress)
         try:
             return train(config, parts, directory.path)
         finally:
@@ -113,7 +112,9 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unknown arguments {argv[1:]}")
     workdir = _WORKDIR.value
     # Our own messages, and other libraries' warnings.
-    absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(message)s"))
+    handler = absl_logging.get_absl_handler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.python_handler.setStream(Stderr())
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("scalerl_jax").setLevel(logging.INFO)
     try:

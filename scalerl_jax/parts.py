@@ -18,6 +18,7 @@ from scalerl_jax.rollout.queue import RolloutQueue
 from scalerl_jax.rollout.worker import RolloutWorker
 from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.progress import Progress
 
 # State at the start of a window, its batches -> the batches with what they lack.
 Annotate = Callable[[TrainState, list[PackedBatch]], list[PackedBatch]]
@@ -45,4 +46,5 @@ class Parts:
     ledger: Ledger
     learner_pool: str
     checkpointer: Checkpointer
+    progress: Progress
     close: Callable[[], None]

@@ -20,7 +20,6 @@ from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.ledger_file import kept_on_disk, read_ledger
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
-from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.watch import PAUSE_TIMEOUT_S, Watch
 
@@ -55,17 +54,18 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
     ):
         restored = _resume(parts, writer, directory)
         opened.enter_context(kept_on_disk(parts.ledger, directory))
+        opened.enter_context(parts.progress.bar("starting"))
         state = restored.state if restored else parts.state
         version = int(state.policy_version)
-        progress = Progress(first_step=version, num_steps=num_steps)
-        live.note = progress.note
-        watch = Watch(config, parts, writer, progress)
+        live.note = parts.progress.note
+        watch = Watch(config, parts, writer)
         published = watch.publish(state, version, activity="startup")
         watch.require_agreement(state, published)
         if restored is None:
             watch.evaluate(state, published, version)
             watch.require_verdicts()
         del published  # else its params would stay where the sampler's are
+        opened.enter_context(parts.progress.bar("step", total=num_steps, done=version))
         parts.worker.start()
         try:
             version = _steps(

@@ -16,7 +16,6 @@ from scalerl_jax.types import Group
 from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
-from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
 
 PAUSE_TIMEOUT_S = 600.0  # for the sampler's call that is under way
@@ -26,15 +25,13 @@ _POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
 class Watch:
     """The loop's bookkeeping: waits, counts, warnings, files and the display."""
 
-    def __init__(
-        self, config: Config, parts: Parts, writer: MetricsWriter, progress: Progress
-    ) -> None:
+    def __init__(self, config: Config, parts: Parts, writer: MetricsWriter) -> None:
         """At the start of a run, or of its resumption."""
         self._config = config
         self._settings = flatten(to_json(config))
         self._parts = parts
         self._writer = writer
-        self._progress = progress
+        self._progress = parts.progress
         self._skipped = 0  # steps in all
         self._skipped_in_row = 0
         self._pass_rate = float("nan")
@@ -66,7 +63,10 @@ class Watch:
     def require_agreement(self, state: TrainState, published: Published) -> None:
         """Refuse to train on a sampler that is not the policy; compiles the engine."""
         parts = self._parts
-        with parts.ledger.activity("startup", pool=parts.learner_pool):
+        with (
+            parts.ledger.activity("startup", pool=parts.learner_pool),
+            self._progress.bar("compiling the sampler"),
+        ):
             agreement = parts.agreement.require(state.params, published.params)
         self._mismatch = agreement.metrics()
         self._progress.note(
@@ -235,21 +235,32 @@ class Watch:
         row |= {f"idle/{pool}_share": share for pool, share in shares.items()}
         self._writer.write_step(step, row)
         self._warn(row)
-        train_rate = row["pass_rate/mean"]
+        self._show(step, row)
+
+    def _show(self, step: int, row: dict[str, Any]) -> None:
+        """The line of the display; what comes last is cut off first."""
         # Unknown between a resumption and the next evaluation.
         rate = "-" if math.isnan(self._pass_rate) else f"{self._pass_rate:.3f}"
-        mean, flown, queued = (
-            row[f"staleness/{part}mean"] for part in ("", "in_flight_", "queued_")
+        speed = row["throughput/generated_tokens_per_s"]
+        facts = {
+            "reward": f"{row['reward/mean']:.2f}",
+            "pass rate": rate,
+            "length": f"{row['completion/mean_tokens']:.0f}",
+            "staleness": f"{row['staleness/mean']:.1f}",
+        }
+        # Without a new token in the whole step it had nothing to do.
+        facts |= (
+            {"tokens/s": f"{speed:.0f}"}
+            if speed
+            else {"sampler": "waiting for the learner"}
         )
-        self._progress.show(
-            step,
-            {
-                "pass rate": f"{rate} (train {train_rate:.3f})",
-                "tokens/s": f"{row['throughput/generated_tokens_per_s']:.0f}",
-                "staleness": f"{mean:.1f} = {flown:.1f} in flight + {queued:.1f} "
-                f"queued (max {row['staleness/max']})",
-            },
-        )
+        facts |= {
+            "train pass rate": f"{row['pass_rate/mean']:.3f}",
+            "staleness in flight": f"{row['staleness/in_flight_mean']:.1f}",
+            "queued": f"{row['staleness/queued_mean']:.1f}",
+            "max": f"{row['staleness/max']}",
+        }
+        self._progress.show(facts, done=step)
 
     def _warn(self, row: dict[str, Any]) -> None:
         limit = self._config.train.cut_off_warning_share

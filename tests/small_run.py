@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 import scalerl_jax
 from scalerl_jax import build
 from scalerl_jax import config as config_lib
+from scalerl_jax.utils.progress import Progress
 
 ROOT = Path(scalerl_jax.__file__).resolve().parents[1]
 SETTINGS = {
@@ -76,7 +77,7 @@ def built(config, directory, *, ledger=None):
     """The parts of a run, for a test to change some of them."""
     ledger = ledger or build.make_ledger(config)
     ledger.start()
-    parts = build.build(config, Path(directory), ledger)
+    parts = build.build(config, Path(directory), ledger, Progress())
     try:
         yield parts
     finally:

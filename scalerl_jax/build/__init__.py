@@ -51,6 +51,7 @@ from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.utils.allocator import keep_freed_memory
 from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten, keep_data_report
 
 __all__ = [
@@ -63,7 +64,7 @@ __all__ = [
 ]
 
 
-def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
+def build(config: Config, directory: Path, ledger: Ledger, progress: Progress) -> Parts:
     """Every part of a run, the train step compiled.
 
     Raises:
@@ -75,14 +76,15 @@ def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
     if jax.default_backend() == "cpu":
         keep_freed_memory(arch.num_params)
     tokenizer = make_checked_tokenizer(config, arch)
-    prompts = _load_prompts(config, tokenizer, directory)
+    prompts = _load_prompts(config, tokenizer, directory, progress)
     stream = make_stream(config, prompts.train)
     learner_mesh, sampler_mesh = make_meshes(config, arch, jax.devices())
     engine = make_engine(config, arch, tokenizer, sampler_mesh)
+    engine.notice = progress.program
     forward = make_forward(config, arch, learner_mesh)
     settings = flatten(to_json(config))
     with explained("the train step", settings):
-        state, step = make_learner(config, forward, learner_mesh)
+        state, step = make_learner(config, forward, learner_mesh, progress)
     assemble = make_assembler(config, make_pack(config)[0])
     to_sampler = make_publish(
         arch,
@@ -109,29 +111,35 @@ def build(config: Config, directory: Path, ledger: Ledger) -> Parts:
         worker=worker,
         stream=stream,
         evaluate=make_evaluator(
-            config, engine, prompts.held_out, tokenizer, evaluation
+            config, engine, prompts.held_out, tokenizer, evaluation, progress
         ),
         agreement=make_agreement(config, engine, forward, prompts.held_out),
         to_sampler=to_sampler,
         ledger=ledger,
         learner_pool=pool_names(config)[0],
-        checkpointer=Checkpointer(
-            directory / "checkpoints",
-            every=config.checkpoint.every,
-            keep=config.checkpoint.keep,
-        ),
+        checkpointer=make_checkpointer(config, directory),
+        progress=progress,
         close=close,
     )
 
 
 def _load_prompts(
-    config: Config, tokenizer: Tokenizer, directory: Path
+    config: Config, tokenizer: Tokenizer, directory: Path, progress: Progress
 ) -> LoadedPrompts:
     """The prompts, which their verifiers can judge; the report is in `directory`."""
-    prompts = load_prompts(config, tokenizer)
+    prompts = load_prompts(config, tokenizer, progress)
     check_verifiers(config, (*prompts.examples, *prompts.held_out))
     keep_data_report(directory, prompts.report)
     return prompts
+
+
+def make_checkpointer(config: Config, directory: Path) -> Checkpointer:
+    """The checkpoints of the run in a directory."""
+    return Checkpointer(
+        directory / "checkpoints",
+        every=config.checkpoint.every,
+        keep=config.checkpoint.keep,
+    )
 
 
 def make_queue(config: Config) -> RolloutQueue:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,8 +40,8 @@ from scalerl_jax.rollout.batching import abstract_microbatch, pack
 from scalerl_jax.rollout.sharing import StreamShape, abstract_streams, pack_shared
 from scalerl_jax.types import PackedBatch
 from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.progress import Progress
 
-_log = logging.getLogger(__name__)
 # the state at the start of a window, and its batches -> the batches with what they lack
 Annotate = Callable[[TrainState, list[PackedBatch]], list[PackedBatch]]
 
@@ -196,7 +195,7 @@ def make_adamw(config: Config) -> optax.GradientTransformation:
 
 
 def make_learner(
-    config: Config, forward: Forward, mesh: Mesh
+    config: Config, forward: Forward, mesh: Mesh, progress: Progress
 ) -> tuple[TrainState, TrainStep | PairedStep]:
     """The state at version 0 on its mesh, and the compiled step."""
     arch, dtype = forward.arch, DTYPES[config.model.param_dtype]
@@ -210,7 +209,6 @@ def make_learner(
         params = jax.jit(
             functools.partial(init_params, arch, dtype=dtype), out_shardings=shardings
         )(jax.random.key(config.seed))
-    _log.info("compiling")
     layout = dataclasses.replace(abstract_state(config, arch, mesh), critic=None)
     state = jax.jit(
         functools.partial(
@@ -224,7 +222,8 @@ def make_learner(
         critic = make_critic(params, make_critic_adamw(config), mesh)
         state = dataclasses.replace(state, critic=critic)
     step = make_train_step(config, forward, mesh)
-    step.compile()
+    with progress.bar("compiling the train step"):
+        step.compile(progress.program)
     return state, step
 
 

@@ -32,6 +32,7 @@ from scalerl_jax.data.splits import (
 )
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.types import Prompt
+from scalerl_jax.utils.progress import Progress
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +63,9 @@ def evaluation_set(
     return maker.prompts(maker.evaluation_questions(name))
 
 
-def load_prompts(config: Config, tokenizer: Tokenizer) -> LoadedPrompts:
+def load_prompts(
+    config: Config, tokenizer: Tokenizer, progress: Progress | None = None
+) -> LoadedPrompts:
     """The prompts to train on and those held out, no text in both.
 
     Those held out are the sets of eval.sets, or drawn from data.tasks themselves in
@@ -73,7 +76,7 @@ def load_prompts(config: Config, tokenizer: Tokenizer) -> LoadedPrompts:
     Raises:
         ValueError: names the setting that cannot be met, and by what.
     """
-    maker = _Maker(config, tokenizer)
+    maker = _Maker(config, tokenizer, progress)
     shares = tasks.equal_shares(config.data.tasks, config.data.train_prompts)
     maker.check_tasks(shares)
     if config.eval.sets:
@@ -102,8 +105,11 @@ def load_prompts(config: Config, tokenizer: Tokenizer) -> LoadedPrompts:
 class _Maker:
     """Makes the prompts of one Config, and keeps count."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: Config, tokenizer: Tokenizer, progress: Progress | None = None
+    ) -> None:
         """With the renderer that the Config asks for."""
+        self._progress = progress or Progress()
         self._config = config
         self._tokenizer = tokenizer
         self._max_tokens = config.sampler.max_prompt_tokens
@@ -270,6 +276,7 @@ class _Maker:
         return Sieve(
             count_tokens=self._count_tokens,
             max_tokens=self._max_tokens,
+            progress=self._progress,
             overlap=overlap,
             seen=seen,
         )

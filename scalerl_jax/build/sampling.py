@@ -31,6 +31,7 @@ from scalerl_jax.sampler.sampling import (
     sample_keys,
 )
 from scalerl_jax.types import Prompt
+from scalerl_jax.utils.progress import Progress
 
 
 def make_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
@@ -232,6 +233,7 @@ def make_evaluator(
     prompts: Sequence[Prompt],
     tokenizer: Tokenizer,
     verifier: VerifierPool,
+    progress: Progress,
 ) -> Evaluator:
     """Evaluation on the training engine, at a temperature of its own."""
     return Evaluator(
@@ -248,6 +250,7 @@ def make_evaluator(
         logged_rollouts=config.eval.logged_rollouts,
         timeout_s=config.reward.timeout_s,
         unjudged_is_wrong=config.reward.unjudged == "wrong",
+        progress=progress,
     )
 
 

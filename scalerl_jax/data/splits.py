@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from scalerl_jax.data.questions import Question, take
+from scalerl_jax.utils.progress import Progress
 
 HELD_OUT, TRAIN = 3, 4  # purposes of the draws, beside those of `tasks` and `prompts`
 _CHUNK = 1024  # questions that are read and tokenised together
-_SHOWN_AFTER_S = 2.0  # of a pass, its progress
 # Phrases: so many words in a row, that more evaluation prompts hold than this number
 # and this share.
 _PHRASE_WORDS, _PHRASE_PROMPTS, _PHRASE_SHARE = 6, 3, 0.01
@@ -178,6 +177,7 @@ class Sieve:
     # Of their prompts; where that is no more than `max_tokens`, a bound will do.
     count_tokens: Callable[[list[Question]], list[int]]
     max_tokens: int
+    progress: Progress = dataclasses.field(default_factory=Progress)
     overlap: Overlap | None = None
     # Hashes of what was kept, here or from another data set; None: twice is well.
     seen: set[int] | None = None
@@ -233,16 +233,9 @@ class Sieve:
         self, questions: Sequence[Question], order: np.ndarray
     ) -> Iterator[tuple[int, Question, int]]:
         """Place, question and length of its prompt, one after the other."""
-        with tqdm(
-            total=len(order),
-            desc="reading prompts",
-            unit=" questions",
-            delay=_SHOWN_AFTER_S,
-            leave=False,
-            disable=None,  # where there is no terminal
-        ) as progress:
+        with self.progress.bar("reading prompts: question", total=len(order)) as bar:
             for start in range(0, len(order), _CHUNK):
                 places = order[start : start + _CHUNK].tolist()
                 read = take(questions, places)
                 yield from zip(places, read, self.count_tokens(read), strict=True)
-                progress.update(len(places))
+                self.progress.advance(bar, len(places))

@@ -21,6 +21,7 @@ from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.requests import Completion, Listener, Samples
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.types import Prompt, PyTree
+from scalerl_jax.utils.progress import Progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,11 +93,17 @@ class Evaluator:
     logged_rollouts: int
     timeout_s: float
     unjudged_is_wrong: bool = False
+    progress: Progress = dataclasses.field(default_factory=Progress)
 
     def __call__(self, params: PyTree, *, policy_version: int) -> Evaluation:
         """Sample every prompt with these params, judge, and sum up."""
-        finished = self.judged(params, policy_version=policy_version)
-        groups = sorted(finished, key=lambda group: group.place)
+        text, total = f"evaluation at step {policy_version}: prompt", len(self.prompts)
+        groups = []
+        with self.progress.bar(text, total=total) as bar:
+            for group in self.judged(params, policy_version=policy_version):
+                groups.append(group)
+                self.progress.advance(bar)
+        groups.sort(key=lambda group: group.place)
         by_prompt = np.array([group.pass_rate for group in groups])
         tasks = np.array([group.prompt.task for group in groups])
         known = ~np.isnan(by_prompt)

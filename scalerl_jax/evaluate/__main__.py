@@ -15,9 +15,12 @@ import logging
 import sys
 
 from scalerl_jax.evaluate.command import run
+from scalerl_jax.utils.progress import Stderr
 
 if __name__ == "__main__":
     # Other libraries have set up logging when they were imported: `force`.
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, force=True)
+    logging.basicConfig(
+        format="%(message)s", level=logging.WARNING, stream=Stderr(), force=True
+    )
     logging.getLogger("scalerl_jax").setLevel(logging.INFO)
     sys.exit(run(sys.argv))

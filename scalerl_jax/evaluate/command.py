@@ -16,7 +16,7 @@ from scalerl_jax.build.verifying import check_verifiers
 from scalerl_jax.config import to_json
 from scalerl_jax.evaluate.answers import final_answer, has_votes
 from scalerl_jax.evaluate.figures import Outcome, figures, table
-from scalerl_jax.evaluate.meter import Meter
+from scalerl_jax.evaluate.meter import metered
 from scalerl_jax.evaluate.options import Options, parse, usage
 from scalerl_jax.evaluate.policy import Described, Policy, describe, open_policy, spread
 from scalerl_jax.evaluate.results import Results, row_of
@@ -150,7 +150,8 @@ def _sample(
     outcomes: dict[str, list[Outcome]] = {name: [] for name in sets}
     first = 0
     try:
-        with Meter(sum(map(len, sets.values()))) as meter:
+        total = sum(map(len, sets.values()))
+        with metered(policy.evaluator.progress, total) as meter:
             for name, prompts in sets.items():
                 evaluator = dataclasses.replace(policy.evaluator, prompts=prompts)
                 for group in evaluator.judged(

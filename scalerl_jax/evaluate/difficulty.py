@@ -24,7 +24,7 @@ from scalerl_jax.build.verifying import check_verifiers
 from scalerl_jax.config import Config
 from scalerl_jax.data import tasks
 from scalerl_jax.data.curriculum import text_digest
-from scalerl_jax.evaluate.meter import Meter
+from scalerl_jax.evaluate.meter import metered
 from scalerl_jax.evaluate.options import Options, parse, usage
 from scalerl_jax.evaluate.policy import Policy, describe, open_policy, spread
 from scalerl_jax.types import Prompt
@@ -179,7 +179,7 @@ def _append(
     try:
         with (
             open(out, "ab", buffering=0) as file,
-            Meter(total, done=total - len(prompts)) as meter,
+            metered(evaluator.progress, total, done=total - len(prompts)) as meter,
         ):
             for group in evaluator.judged(
                 policy.params,

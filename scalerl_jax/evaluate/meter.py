@@ -1,50 +1,38 @@
-"""How far the sampling is, on stderr: prompts done and tokens per second."""
+"""How far the sampling is: prompts done and tokens per second."""
 
-import sys
+import contextlib
 import time
-from types import TracebackType
+from collections.abc import Iterator
 
 import numpy as np
-from tqdm import tqdm
+
+from scalerl_jax.utils.progress import Progress
+
+_PLAIN_S = 10.0  # between two lines where there is no terminal
 
 
 class Meter:
-    """A bar of prompts that also moves while tokens come."""
+    """Counts prompts and tokens for the newest bar of a display."""
 
-    def __init__(self, total: int, *, done: int = 0) -> None:
-        """Of `total` prompts, `done` of them before."""
-        # miniters: every call may draw, at most once per mininterval seconds.
-        self._bar = tqdm(
-            total=total,
-            initial=done,
-            unit="prompt",
-            file=sys.stderr,
-            miniters=0,
-            mininterval=0.5,
-        )
+    def __init__(self, progress: Progress, done: int) -> None:
+        """With `done` prompts before."""
+        self._progress, self._done = progress, done
         self._started_s = time.monotonic()
         self.tokens = 0
 
     def listen(self, sample: int, tokens: np.ndarray, logprobs: np.ndarray) -> None:
         """Tokens of a sample have come; a `requests.Listener`."""
         self.tokens += len(tokens)
-        rate = self.tokens / max(time.monotonic() - self._started_s, 1e-9)
-        self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
-        self._bar.update(0)
 
     def done(self) -> None:
         """One more prompt is judged."""
-        self._bar.update()
+        self._done += 1
+        rate = self.tokens / max(time.monotonic() - self._started_s, 1e-9)
+        self._progress.show({"tokens/s": f"{rate:,.0f}"}, done=self._done)
 
-    def __enter__(self) -> "Meter":
-        """Itself."""
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Leave the last state on the screen."""
-        self._bar.close()
+@contextlib.contextmanager
+def metered(progress: Progress, total: int, *, done: int = 0) -> Iterator[Meter]:
+    """A meter and its bar: `total` prompts, `done` of them before."""
+    with progress.bar("prompt", total=total, done=done, every_s=_PLAIN_S):
+        yield Meter(progress, done)

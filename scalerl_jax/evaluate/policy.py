@@ -31,6 +31,7 @@ from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.programs import keep_programs
+from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
 
 _log = logging.getLogger(__name__)
@@ -108,12 +109,14 @@ def open_policy(described: Described) -> Iterator[Policy]:
     mesh = make_mesh(devices, tensor=len(devices))
     with (
         contextlib.ExitStack() as opened,
+        Progress() as progress,
         explained("the sampler", flatten(to_json(config))),
     ):
         engine = make_engine(config, arch, described.tokenizer, mesh)
+        engine.notice = progress.program
         verifier = make_verifier(config, opened)
-        _log.info("loading %s", described.checkpoint)
-        model = load_model(described.checkpoint, dtype=config.model.sampler_dtype)
+        with progress.bar(f"loading {described.checkpoint}"):
+            model = load_model(described.checkpoint, dtype=config.model.sampler_dtype)
         version = model.policy_version
         identity = {
             "path": described.checkpoint,
@@ -127,7 +130,9 @@ def open_policy(described: Described) -> Iterator[Policy]:
             params=params,
             policy_version=version,
             identity=identity,
-            evaluator=make_evaluator(config, engine, (), described.tokenizer, verifier),
+            evaluator=make_evaluator(
+                config, engine, (), described.tokenizer, verifier, progress
+            ),
         )
 
 

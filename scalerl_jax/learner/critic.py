@@ -207,10 +207,10 @@ class PairedStep:
         of_critic = {f"critic_{x}": low for x, low in self.critic.lower().items()}
         return self.policy.lower() | of_critic
 
-    def compile(self) -> None:
-        """Compile everything that a step runs."""
-        self.policy.compile()
-        self.critic.compile()
+    def compile(self, notice: Callable[[int, int], None] = lambda *_: None) -> None:
+        """Compile everything that a step runs; `notice` hears which of how many."""
+        self.policy.compile(notice)
+        self.critic.compile(notice)
 
     def __call__(
         self, state: TrainState, batch: PackedBatch

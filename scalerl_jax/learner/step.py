@@ -354,12 +354,12 @@ class TrainStep:
             name: jit.lower(*shapes) for name, (jit, shapes) in self._jitted.items()
         }
 
-    def compile(self) -> None:
-        """Compile everything that a step runs."""
-        self._programs = {
-            name: lowered.compile(self._options)
-            for name, lowered in self.lower().items()
-        }
+    def compile(self, notice: Callable[[int, int], None] = lambda *_: None) -> None:
+        """Compile everything that a step runs; `notice` hears which of how many."""
+        lowered = self.lower()
+        for number, (name, program) in enumerate(lowered.items(), start=1):
+            notice(number, len(lowered))
+            self._programs[name] = program.compile(self._options)
 
     def __call__(
         self, state: TrainState, batch: PackedBatch

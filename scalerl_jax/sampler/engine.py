@@ -13,6 +13,7 @@ one code path, with the key of its own sample.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -86,6 +87,9 @@ class EngineSettings:
 class Engine:
     """The compiled programs, and nothing that changes from call to call."""
 
+    # Hears which program is compiled, and of how many.
+    notice: Callable[[int, int], None] = staticmethod(lambda *_: None)
+
     def __init__(self, settings: EngineSettings, *, mesh: Mesh) -> None:
         """Programs for `settings` on `mesh`; `warm_up` compiles them.
 
@@ -130,6 +134,7 @@ class Engine:
         def program(function: Any, state_at: int, *, out: Any) -> Any:
             def counted(*args: Any) -> Any:
                 self._traces += 1  # runs when it is traced only
+                self.notice(self._traces, self.num_programs)
                 return function(*args)
 
             return jax.jit(counted, donate_argnums=state_at, out_shardings=out)
@@ -182,6 +187,17 @@ class Engine:
     def traces(self) -> int:
         """Programs traced so far: constant once everything is compiled."""
         return self._traces
+
+    @property
+    def insert_counts(self) -> tuple[int, ...]:
+        """Sequences that one call inserts; see `sampler.placing.insertion`."""
+        return _ladder(1, self.settings.slots)
+
+    @property
+    def num_programs(self) -> int:
+        """Programs that there are, of which a run may not need all."""
+        shapes = len(self.row_counts) * len(self.table_widths)
+        return len(self.chunk_sizes) + len(self.insert_counts) + shapes + 1
 
     def load_params(self, params: PyTree) -> PyTree:
         """The params as the programs take them: an array per layer.
@@ -270,9 +286,7 @@ class Engine:
         settings, state = self.settings, self.init_decode_state()
         for size in self.chunk_sizes:
             state = self.prefill(params, state, _empty_chunk(settings, size))
-        count = 1
-        while count < 2 * settings.slots:
-            count = min(count, settings.slots)
+        for count in self.insert_counts:
             nowhere = np.full(count, settings.num_pages, np.int32)
             state = self.insert(
                 state,
@@ -281,7 +295,6 @@ class Engine:
                 copy_from=nowhere,
                 copy_to=nowhere,
             )
-            count *= 2
         for count in self.row_counts:
             for width in self.table_widths:
                 state, _ = self.generate(

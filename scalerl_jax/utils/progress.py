@@ -1,62 +1,138 @@
-"""A line about the run, again and again, for whoever is watching."""
+"""Where a command is: one line at the foot of a terminal, plain lines elsewhere."""
 
+import contextlib
+import io
 import sys
-import time
-from typing import TextIO
+from collections.abc import Iterator
 
-_TERMINAL_INTERVAL_S = 0.2
-_FILE_INTERVAL_S = 5.0
+from rich import progress
+from rich.console import Console, RenderableType
+from rich.highlighter import ReprHighlighter
+from rich.table import Column
+from rich.text import Text
+
+_AVERAGE_S = 3600.0  # over which the time that is left is estimated
+_LEAST_BAR = 2  # columns
+_SHORT = {  # where the line would be too long
+    "sampler waiting for the learner": "sampler waits",
+    "pass rate": "pass",
+    "length": "len",
+    "staleness": "stale",
+    "tokens/s": "tok/s",
+    "  ": " ",
+}
 
 
-class Progress:
-    """Shows where a run is: rewritten in place on a terminal, lines elsewhere."""
+class Progress(progress.Progress):
+    """Shows the newest bar of a command, and notes above it."""
 
-    def __init__(
-        self, *, first_step: int, num_steps: int, stream: TextIO = sys.stderr
-    ) -> None:
-        """A display of steps `first_step` + 1 to `num_steps`."""
-        self._first_step = first_step
-        self._num_steps = num_steps
-        self._stream = stream
-        self._started_s = time.monotonic()
-        self._shown_s = -float("inf")
-        self._width = 0
+    def __init__(self, console: Console | None = None) -> None:
+        """On standard error, unless another console is given."""
+        # Variables of the environment that ask for colours make no terminal of a file.
+        interactive = None if sys.stderr.isatty() else False
+        console = console or Console(stderr=True, force_interactive=interactive)
+        super().__init__(
+            _Line(console),
+            progress.BarColumn(bar_width=None),
+            console=console,
+            disable=not console.is_interactive,
+            expand=True,
+            refresh_per_second=4,
+            speed_estimate_period=_AVERAGE_S,
+            transient=True,
+        )
+
+    def start(self) -> None:
+        """Begin to draw, where there is a terminal."""
+        super().start()
+        if not self.disable:
+            self.console.show_cursor()  # a process that is killed cannot give it back
 
     def note(self, text: str) -> None:
-        """A line that stays."""
-        self._clear()
-        self._stream.write(f"{text}\n")
-        self._stream.flush()
+        """Write a line that stays."""
+        self.console.print(
+            text, markup=False, highlight=False, emoji=False, soft_wrap=True
+        )
 
-    def show(self, step: int, facts: dict[str, str]) -> None:
-        """The state after `step`, unless one was shown a moment ago."""
-        now = time.monotonic()
-        terminal = self._stream.isatty()
-        interval = _TERMINAL_INTERVAL_S if terminal else _FILE_INTERVAL_S
-        if now - self._shown_s < interval and step < self._num_steps:
-            return
-        self._shown_s = now
-        done = step - self._first_step
-        left_s = (now - self._started_s) / max(done, 1) * (self._num_steps - step)
-        parts = [f"step {step}/{self._num_steps}"]
-        parts += [f"{name} {value}" for name, value in facts.items()]
-        parts.append(f"left {_duration(left_s)}")
-        line = "  ".join(parts)
-        if terminal:
-            self._clear()
-            self._stream.write(f"\r{line}")
-            self._width = len(line)
-        else:
-            self._stream.write(f"{line}\n")
-        self._stream.flush()
+    @contextlib.contextmanager
+    def bar(
+        self,
+        text: str,
+        *,
+        total: int | None = None,
+        done: int = 0,
+        every_s: float = 0.0,
+    ) -> Iterator[progress.TaskID]:
+        """Something that lasts as long as the block; a plain line, if not counted.
 
-    def _clear(self) -> None:
-        if self._width:
-            self._stream.write("\r" + " " * self._width + "\r")
-            self._width = 0
+        Plain lines of `show` come after `every_s` seconds at the earliest.
+        """
+        if self.disable and total is None:
+            self.note(text)
+        fields = {"facts": "", "compiling": "", "every_s": every_s, "due_s": every_s}
+        task = self.add_task(text, total=total, completed=done, **fields)
+        try:
+            yield task
+        finally:
+            self.remove_task(task)
+
+    def show(self, facts: dict[str, str], *, done: int) -> None:
+        """Go on with the newest bar; a plain line where no bar can be seen."""
+        task = self.tasks[-1]
+        shown = "  ".join(f"{name} {value}" for name, value in facts.items())
+        self.update(task.id, completed=done, facts=shown, compiling="")
+        elapsed_s = task.elapsed or 0.0
+        if self.disable and elapsed_s >= task.fields["due_s"]:
+            task.fields["due_s"] = elapsed_s + task.fields["every_s"]
+            self.note(_line(task))
+
+    def program(self, number: int, total: int) -> None:
+        """Say which program is compiled now; it is the bar, if there is no other."""
+        for task in self.tasks[-1:]:
+            if task.total in (None, total):
+                self.update(task.id, total=total, completed=number)
+            else:
+                self.update(task.id, compiling=f"compiling program {number}/{total}")
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """The newest bar alone."""
+        yield self.make_tasks_table(self.tasks[-1:])
+
+
+class _Line(progress.ProgressColumn):
+    """The line of a bar, in as many words as there is room for."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(Column(no_wrap=True))  # the bar gets what is left
+        self._console = console
+
+    def render(self, task: progress.Task) -> Text:
+        line = _line(task)
+        if len(line) > self._console.width - _LEAST_BAR:
+            for words, fewer in _SHORT.items():
+                line = line.replace(words, fewer)
+        return ReprHighlighter()(Text(line, no_wrap=True, overflow="ellipsis"))
+
+
+class Stderr(io.TextIOBase):
+    """Standard error of the moment, for handlers of logs: a Progress takes it over."""
+
+    def write(self, text: str) -> int:
+        """Write where `sys.stderr` is now."""
+        return sys.stderr.write(text)
+
+
+def _line(task: progress.Task) -> str:
+    """All that is known of a bar."""
+    count = f" {task.completed:.0f}/{task.total:.0f}" if task.total else ""
+    time = _duration(task.elapsed or 0.0)
+    if task.time_remaining is not None:  # it can be told
+        time = f"left {_duration(task.time_remaining)}"
+    facts = [task.fields["compiling"], task.fields["facts"]]
+    return "  ".join(filter(None, [f"{task.description}{count}", time, *facts]))
 
 
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}h{minutes:02d}" if hours else f"{minutes}:{rest:02d}"

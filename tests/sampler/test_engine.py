@@ -519,6 +519,7 @@ def test_nothing_is_compiled_after_the_warm_up(ladder_bench, random_params):
     params = [random_params(seed) for seed in range(2)]
     bench.engine.warm_up(params[0])
     traces = bench.engine.traces
+    assert traces == bench.engine.num_programs
     # Keys are made by another program, whose shape is the group's.
     requests = [
         bench.request(

@@ -2,10 +2,12 @@
 
     python -m scalerl_jax.main --config=configs/tiny.py --workdir=runs/tiny
 
-Starts a run in the directory, or goes on with the one that is there.  On a TPU VM
+Starts a run in the directory, or goes on with the one that is there, for which
+`--workdir` alone is enough.  `--help` lists every setting.  On a TPU VM
 `--distributed` lets the run save itself before the machine is taken away.
 """
 
+import itertools
 import json
 import logging
 import sys
@@ -20,6 +22,8 @@ from ml_collections import config_flags
 
 from scalerl_jax import build
 from scalerl_jax import config as config_lib
+from scalerl_jax.build import resumed
+from scalerl_jax.config.listing import list_settings
 from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.failures import is_explained
@@ -188,6 +192,11 @@ def _join() -> None:
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
     """What is left of the command line without flags; a wrong flag is one line."""
+    if {"--help", "-help", "-h"} & set(argv):
+        own = flags.FLAGS.module_help(sys.modules[__name__])
+        sys.stdout.write(f"{__doc__}\n{own}\n\n{list_settings(config_lib.Config)}\n")
+        sys.exit(0)
+    argv = _with_settings(argv)
     try:
         return flags.FLAGS(list(argv))
     except (AttributeError, KeyError) as error:  # --config.name is not a setting
@@ -199,6 +208,20 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         _end(str(error).rpartition("ValueError: ")[2], status=_MISTAKE)
     except OSError as error:  # there is no such config file
         _end(f"--config: {error}", status=_MISTAKE)
+
+
+def _with_settings(argv: Sequence[str]) -> Sequence[str]:
+    """A command line without --config gets that of the run in its --workdir."""
+    words = [word for argument in argv for word in argument.split("=", 1)]
+    given = {
+        name.lstrip("-"): value
+        for name, value in itertools.pairwise(words)
+        if name.startswith("-")
+    }
+    run = Path(given.get("workdir", "")).expanduser()
+    if "config" in given or not (run / "config.json").is_file():
+        return argv
+    return [argv[0], f"--config={resumed.__file__}:{run}", *argv[1:]]
 
 
 def _known(argv: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 
@@ -11,7 +12,7 @@ import small_run
 from absl import flags
 
 from scalerl_jax import main
-from scalerl_jax.utils.run_directory import open_run_directory
+from scalerl_jax.utils.run_directory import flatten, open_run_directory
 
 # ml_collections loads config files in a way that Python means to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
@@ -242,6 +243,32 @@ def test_a_workdir_of_another_run_is_refused(tmp_path, command):
         *(tmp_path, "seed was 5 and is now 0", "batch.group_size was 4 and is now 8"),
         "another --workdir",
     )
+
+
+def test_a_run_goes_on_with_its_own_settings(tmp_path, command):
+    settings = small_run.make_config({"seed": 5, "sampler.length_stages": ((0, 9),)})
+    record = main.config_lib.to_json(settings)
+    open_run_directory(tmp_path, settings=record, free_settings=()).close()
+    (tmp_path / "metrics.jsonl").touch()
+    changed = ("--config.train.num_steps=9", "--config.batch.group_size=8")
+    result = command(f"--workdir={tmp_path}", *changed)
+    # The first may differ, and nothing else does.
+    refused(result, "settings: batch.group_size was 4 and is now 8. Give")
+    (tmp_path / "config.json").write_text("{}")
+    result = command(*changed, "--workdir", tmp_path)
+    refused(result, tmp_path / "config.json", "does not give the settings of the run")
+
+
+def test_help_lists_every_setting(capfd):
+    with pytest.raises(SystemExit) as end:
+        main.parse_flags(["main", "--help"])
+    assert end.value.code == 0
+    settings = flatten(main.config_lib.to_json(main.config_lib.Config()))
+    listed = re.findall(
+        r"^  --config\.([\w.]+)=.*\n {6}\S", capfd.readouterr().out, re.MULTILINE
+    )
+    assert set(listed) == set(settings), "each has a comment that says what it is"
+    assert len(listed) == len(settings)
 
 
 def test_a_workdir_in_use_is_refused(tmp_path, command):

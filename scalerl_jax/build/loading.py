@@ -50,7 +50,7 @@ def run_settings(directory: str | Path) -> Config | None:
     if run is None:
         return None
     try:
-        return _read_settings(run / "config.json")
+        return read_settings(run / "config.json")
     except ValueError as error:
         raise ValueError(f"--checkpoint={directory}: {error}") from error
 
@@ -121,7 +121,7 @@ def _load_other(path: Path, dtype: str, placement: Placement) -> Model:
 
 
 def _load_run(run: Path, path: Path, dtype: str, placement: Placement) -> Model:
-    config = _read_settings(run / "config.json")
+    config = read_settings(run / "config.json")
     arch = make_architecture(config)
     tokenizer = make_tokenizer(config, arch)
     version, params = _restore(run, path, _abstract_params(config, arch))
@@ -137,7 +137,7 @@ def _load_run(run: Path, path: Path, dtype: str, placement: Placement) -> Model:
     )
 
 
-def _read_settings(file: Path) -> Config:
+def read_settings(file: Path) -> Config:
     """The resolved settings of a run; those it does not name have their defaults."""
     try:
         return config_lib.build(Config, json.loads(file.read_bytes())["config"])

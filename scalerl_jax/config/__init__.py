@@ -74,9 +74,8 @@ class DataConfig:
     overlap_ngram: int = 13
     tokenizer: str = ""  # tokenizer.json or its directory; empty: the checkpoint's
     template: str = "{question}<think>"  # "chat": the tokenizer's own chat template
-    # The next three are the chat template's.
-    system_prompt: str = ""  # empty: what the data set says, or nothing
-    user_template: str = "{question}"  # the user's message: how to answer
+    system_prompt: str = ""  # of a chat; empty: what the data set says, or nothing
+    user_template: str = "{question}"  # the user's message of a chat: how to answer
     enable_thinking: bool = True  # as Qwen3's template takes it
     # The answer is what follows the last of these; empty: all; "auto": the thinking,
     # if the model does any; build/thinking.py
@@ -98,7 +97,7 @@ class RewardConfig:
     """What a verdict is worth, and what a verifier may take."""
 
     correct: float = 1.0  # ScaleRL: +1 and -1
-    wrong: float = -1.0
+    wrong: float = -1.0  # ScaleRL
     # A rollout whose verifier timed out or failed.  exclude: it leaves loss, baseline,
     # history and pass rates, and is counted and charged; wrong: it is a wrong answer.
     unjudged: Unjudged = "exclude"
@@ -120,14 +119,14 @@ class RewardConfig:
 class BatchConfig:
     """One optimizer step's rollouts, and how they are laid out for the device."""
 
-    num_prompts: int = 48  # N; ScaleRL
-    group_size: int = 16  # G; ScaleRL
+    num_prompts: int = 48  # N, of an optimizer step; ScaleRL
+    group_size: int = 16  # G, completions of a prompt; ScaleRL
     # Passes over each window of rollouts: an optimizer step per batch and pass.
     epochs: int = 1
     # Generate other groups in place of those without reward variance (DAPO), at most
     # max_refills of them per group; verl's DAPO generates 10 batches for one at most.
     dynamic_sampling: bool = False
-    max_refills: int = 9
+    max_refills: int = 9  # groups that take the place of one
     packing: bool = True  # several rollouts in a row; never changes the gradient
     row_tokens: int = 16384  # S; at least the longest prompt + completion
     # R; a multiple of mesh.data * mesh.fsdp, 0: just that
@@ -135,7 +134,7 @@ class BatchConfig:
     # The prompt of a group computed once: room for prompts, and for completions, of a
     # microbatch on one of the mesh.data * mesh.fsdp shards; 0: not shared.
     shared_tokens: int = 0
-    own_tokens: int = 0
+    own_tokens: int = 0  # room for completions, beside shared_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +142,7 @@ class SamplerConfig:
     """Generation: slots, lengths and the distribution that is sampled from."""
 
     slots: int = 256  # sequences decoded together
-    max_prompt_tokens: int = 2048  # ScaleRL
+    max_prompt_tokens: int = 2048  # of a sequence; ScaleRL
     max_completion_tokens: int = 14336  # ScaleRL: 12,288 thinking + 2,048 answer
     # (first step, completion tokens) of each stage, growing; empty: always the most.
     length_stages: tuple[tuple[int, int], ...] = ()
@@ -169,9 +168,9 @@ class SamplerConfig:
 class InterruptionConfig:
     """Forced end of thinking, at a length drawn evenly from [min, max] tokens."""
 
-    enabled: bool = True
+    enabled: bool = True  # ScaleRL
     min_tokens: int = 10_000  # ScaleRL: [10k, 12k]
-    max_tokens: int = 12_000
+    max_tokens: int = 12_000  # ScaleRL
     phrase: str = (  # ScaleRL section 4, version 1
         "Okay, time is up. Let me stop thinking and formulate a final answer now. "
         "</think>"
@@ -208,7 +207,7 @@ class OptimizerConfig:
     # root of num_prompts * group_size over them (IsoCompute: 1024); 0: as it stands.
     base_rollouts: int = 0
     beta1: float = 0.9  # not stated in ScaleRL; MiniMax-M1: 0.9 and 0.95
-    beta2: float = 0.95
+    beta2: float = 0.95  # as beta1
     eps: float = 1e-15  # ScaleRL
     weight_decay: float = 0.01  # ScaleRL
     max_grad_norm: float = 1.0  # global norm; 0: no clipping; not stated in ScaleRL
@@ -235,7 +234,7 @@ class EvalConfig:
     sets: tuple[str, ...] = ()
     num_prompts: int = 1000  # held out, in equal parts per task; ScaleRL
     samples_per_prompt: int = 16  # ScaleRL
-    temperature: float = 1.0
+    temperature: float = 1.0  # as in training
     logged_rollouts: int = 4  # readable rollouts per evaluation
 
 
@@ -254,7 +253,7 @@ class CheckpointConfig:
     """When the whole state of a run is saved, and how many saves are kept."""
 
     every: int = 50  # optimizer steps
-    keep: int = 3
+    keep: int = 3  # newest checkpoints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,7 +272,7 @@ class MeshConfig:
 class Config:
     """A whole run."""
 
-    seed: int = 0
+    seed: int = 0  # of prompts' order, sampling and random weights
     # Directory of compiled programs, for faster starts; empty: none are kept
     compile_cache: str = "~/.cache/scalerl_jax/programs"
     model: ModelConfig = ModelConfig()

@@ -50,12 +50,12 @@ CLIPPING_LOSSES = ("clipped", "decoupled", "dppo", "dual_clip", "gspo", "gspo_to
 class ObjectiveConfig:
     """The loss: ScaleRL's is CISPO, prompt average, batch-normalised advantages."""
 
-    loss: Loss = "cispo"
+    loss: Loss = "cispo"  # ScaleRL section 3.2; formulas: algo/losses.py
     # Whose log-probabilities the ratio is over: the sampler's, or the trainer's own of
     # the params at the start of the window.
     anchor: Anchor = "behavior"
     clip_low: float = 0.0  # the ratio's clip is [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.0
+    clip_high: float = 0.0  # see clip_low
     dual_clip: float = 0.0  # most that a punished token's ratio counts; above 1
     max_importance_ratio: float = 5.0  # absolute cap; ScaleRL finds 4, 5, 8 alike
     min_importance_ratio: float = 0.0  # CISPO's floor; ScaleRL: none
@@ -64,16 +64,16 @@ class ObjectiveConfig:
     allow_sampling_filters: bool = False
     # Beside a recomputed anchor: cap of recomputed over behavior (TIS); 0: left out.
     correction_cap: float = 0.0
-    mask_low: float = 0.0  # DPPO: most that a probability may have changed
-    mask_high: float = 0.0
+    mask_low: float = 0.0  # DPPO: most that a probability may have fallen
+    mask_high: float = 0.0  # DPPO: most that it may have risen
     aggregation: Aggregation = "prompt"  # ScaleRL section 3.2
-    advantage: Advantage = "group_mean"
+    advantage: Advantage = "group_mean"  # a reward less this; algo/advantages.py
     advantage_normalization: Normalization = "batch"  # ScaleRL section 3.2
-    advantage_eps: float = 1e-6
+    advantage_eps: float = 1e-6  # added to what advantages are divided by
     zero_variance_filter: bool = True  # drop groups of equal verdicts
     kl_coefficient: float = 0.0  # of KL(policy || reference); 0: no reference is held
-    kl_estimator: KlEstimator = "none"
-    kl_in: KlIn = "loss"
+    kl_estimator: KlEstimator = "none"  # per token; algo/regularizers.py
+    kl_in: KlIn = "loss"  # where the KL is subtracted
     reference_every: int = 0  # optimizer steps between refreshes; 0: never refreshed
     entropy_coefficient: float = 0.0  # of the bonus
     regularize: Regularize = "all"  # easy: KL and entropy on easy prompts alone

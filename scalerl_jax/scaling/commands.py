@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalerl_jax.scaling import text
-from scalerl_jax.scaling.curves import Curve, CurveError
+from scalerl_jax.scaling.curves import Curve, CurveError, TooFewPointsError
 from scalerl_jax.scaling.fit import sensitivity
 from scalerl_jax.scaling.flags import fit_one, read, selection_from, settings_from
 from scalerl_jax.scaling.options import LOSS_LAWS, SIZE_LAWS
+from scalerl_jax.scaling.own_runs import on_a_cpu, when_enough
 from scalerl_jax.scaling.readers import EVALS_NAME
 from scalerl_jax.scaling.records import to_plain
 from scalerl_jax.scaling.result import Fit
@@ -41,11 +42,17 @@ def fit(flags: argparse.Namespace) -> int:
     fits: dict[str, Fit] = {}
     written: list[Path] = []
     for path, curve in read(flags):
-        result = fits[curve.name] = fit_one(curve, flags)
+        try:
+            result = fits[curve.name] = fit_one(curve, flags)
+        except TooFewPointsError as failure:
+            raise CurveError(
+                f"{failure}{when_enough(path, failure.missing)}"
+            ) from failure
         said, record = _with_extras(result, curve, flags)
         texts.append(said)
         records.append(record)
         if (path / EVALS_NAME).is_file():
+            texts[-1] += on_a_cpu(path, curve)
             written += _write_beside(path, result, record)
     if flags.out is not None:
         from scalerl_jax.scaling.figure import draw_fits

@@ -20,6 +20,15 @@ class CurveError(ValueError):
     """Input that cannot be fitted; the message says how to mend it."""
 
 
+class TooFewPointsError(CurveError):
+    """A curve that more evaluations would mend."""
+
+    def __init__(self, message: str, *, missing: int) -> None:
+        """`missing` is how many more."""
+        super().__init__(message)
+        self.missing = missing
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curve:
     """A checked curve, without its zero-compute point."""
@@ -93,7 +102,7 @@ def make_curve(
     kept = compute > 0
     if not kept.any():
         raise CurveError(
-            f"the only point has {x_name} = 0; evaluate during training too"
+            f"the only point has {x_name} = 0; evaluate 4 times during training too"
         )
     if kept.sum() > 1 and np.ptp(rates[kept]) == 0:
         raise CurveError(

@@ -17,6 +17,7 @@ from scalerl_jax.scaling.curves import (
     DEFAULT_Y,
     Curve,
     CurveError,
+    TooFewPointsError,
     make_curve,
 )
 from scalerl_jax.scaling.estimate import estimate, make_problem, search_problem
@@ -283,17 +284,24 @@ def _require_points(curve: Curve, law: Law, source: Source) -> None:
         remedy = ", lower --from" if curve.num_left_out else ""
         if source == "fitted" and law.starts_at_r0:
             remedy += ", or give --r0 to fit one less"
-        raise CurveError(
-            f"{curve.x.size} point{'s' if curve.x.size > 1 else ''} with "
-            f"{curve.x_name} > 0 cannot fix "
+        missing = num_parameters + 1 - curve.x.size
+        enough = curve.x[-1] * (1.0 + missing / (curve.x.size + curve.num_left_out))
+        raise TooFewPointsError(
+            f"{_count(curve.x.size, 'point')} with {curve.x_name} > 0 cannot fix "
             f"{num_parameters} parameters; at least {num_parameters + 1} are needed: "
-            f"evaluate more often{remedy}"
+            f"{_count(missing, 'evaluation')} more, by about {curve.x_name} = "
+            f"{enough:.3g} at the rate so far, or evaluate more often{remedy}",
+            missing=missing,
         )
     if np.ptp(curve.y) == 0:
         raise CurveError(
             f"constant curve: {curve.y_name} is {curve.y[0]:g} at all {curve.y.size} "
             "points, so there is no scaling to fit; check --y, or train for longer"
         )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
 
 
 def _forecast_from_half(fit: Fit) -> Forecast | None:

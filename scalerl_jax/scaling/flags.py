@@ -102,7 +102,8 @@ def fit_one(curve: Curve, flags: argparse.Namespace) -> Fit:
     try:
         return fit_curve(curve, settings)
     except CurveError as failure:
-        raise CurveError(f"{curve.name}: {failure}") from failure
+        failure.args = (f"{curve.name}: {failure}",)
+        raise
 
 
 def column_flags() -> Parser:

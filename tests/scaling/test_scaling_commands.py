@@ -55,6 +55,42 @@ def test_recipes_are_ranked_as_they_were_made(runs, capsys, tmp_path):
     assert "over gpu_hours, ranked by A" in said and "the paper's rule: best" in said
 
 
+def small_run(folder, *, num_steps, evaluations):
+    """Files of a run on a CPU: an evaluation every 10 steps and 0.001 chip-hours."""
+    settings = {"eval": {"every": 10}, "train": {"num_steps": num_steps}}
+    (folder / "config.json").write_text(json.dumps({"config": settings}))
+    (folder / "ledger.json").write_text('{"chip": "cpu"}')
+    evals = [
+        {"step": 10 * n, "compute_chip_hours": 0.001 * n, "pass_rate": 0.2 + 0.1 * n}
+        for n in range(evaluations + 1)
+    ]
+    steps = [{"step": n + 1, "time/step_s": 1.5} for n in range(10 * evaluations)]
+    for name, rows in (("evals.jsonl", evals), ("metrics.jsonl", steps)):
+        (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(folder)
+
+
+@pytest.mark.parametrize("num_steps", [300, 20])
+def test_too_few_evaluations_say_how_many_more_and_by_when(tmp_path, capsys, num_steps):
+    run = small_run(tmp_path, num_steps=num_steps, evaluations=2)
+    assert main(["fit", run]) == 2
+    said = capsys.readouterr().err
+    assert "2 evaluations more, by about compute_chip_hours = 0.004 " in said
+    assert f"step 40 of {num_steps}, 0.5 more minutes at 1.5 s a step" in said
+    assert ("go on with --config.train.num_steps=40" in said) == (num_steps == 20)
+    (tmp_path / "config.json").write_text('{"config": {}}')
+    assert main(["fit", run]) == 2
+    assert capsys.readouterr().err.endswith("or evaluate more often\n")
+
+
+def test_chip_hours_of_a_cpu_are_said_to_be_wall_time(tmp_path, capsys):
+    run = small_run(tmp_path, num_steps=300, evaluations=6)
+    assert main(["fit", run]) == 0
+    assert "chip-hours of a CPU are its wall time" in capsys.readouterr().out
+    assert main(["fit", run, "--x=step"]) == 0
+    assert "wall time" not in capsys.readouterr().out
+
+
 def test_the_law_that_made_the_curve_foretells_it_best(runs, capsys, tmp_path):
     pictures = [tmp_path / "ex.svg", tmp_path / "ex-2.svg"]
     flags = ["--where=recipe=best", f"--out={pictures[0]}"]

@@ -19,6 +19,7 @@ BENCH_FLAGS ?=
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
 	$(BIN)/python -m scalerl_jax.main --config=configs/tiny.py --workdir=$(WORKDIR)
+	$(BIN)/python -m scalerl_jax.scaling fit $(WORKDIR) --x=generated_tokens
 	$(BIN)/python -m scalerl_jax.scaling fit $(WORKDIR)
 
 # The demo with three seeds, and its figures wherever they stand (docs/figures/tiny.json).

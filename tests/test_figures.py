@@ -31,13 +31,16 @@ def test_the_figures_are_those_of_the_runs(tmp_path):
     with (tmp_path / "evals.jsonl").open("w") as file:
         for step, (x, y) in enumerate(zip(compute, rates, strict=True)):
             row = {"step": 10 * step, "compute_chip_hours": x, "pass_rate": y}
+            row["generated_tokens"] = round(1e8 * x)
             file.write(json.dumps(row) + "\n")
     steps = [{"step": step, "time/step_s": 0.6} for step in range(1, 301)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)))
     figures = SEEDS["read"]([tmp_path])
     table, sentence = SEEDS["table"](figures), SEEDS["sentence"](figures)
     last = f"{rates[-1]:.3f}"
-    assert f"| 7 | 0.250 | {last} | 0.900 [0.900, 0.900] | 2.00 | 0.0050 | 1" in table
-    assert re.search(rf"\| {last} \([+-]0\.000\) \| 180 \|", table)
+    assert f"| 7 | 0.250 | {last} | 180 | chip-hours | 0.900 [0.9" in table
+    for axis, midpoint in (("chip-hours", "0.0050"), ("tokens sampled", "500,000")):
+        assert f"| {axis} | 0.900 [0.900, 0.900] | 2.00 | {midpoint} | 1.000 |" in table
+    assert len(re.findall(rf"\| {last} \([+-]0\.000\) \|\n", table)) == 2
     assert "JAX 1.2.3" in table
     assert f"{last} after 300 steps, in at most 3 minutes" in " ".join(sentence.split())

@@ -13,6 +13,7 @@ SERVE = [
     "uvicorn>=0.40,<1",
 ]
 GGUF = ["gguf>=0.17,<1"]
+WANDB = ["wandb>=0.20,<1"]
 
 setuptools.setup(
     name="scalerl_jax",
@@ -56,6 +57,7 @@ setuptools.setup(
         "dev": [
             *SERVE,
             *GGUF,
+            *WANDB,
             "beartype>=0.19",
             "hypothesis>=6.100",
             "import-linter>=2.1,<3",
@@ -74,6 +76,7 @@ setuptools.setup(
         # Brings TensorFlow: 3 GB in all.
         "jetstream": ["google-jetstream==0.2.2"],
         "gguf": GGUF,
+        "wandb": WANDB,
         "serve": SERVE,
         "tpu": ["jax[tpu]>=0.10,<0.13"],
         "cuda": ["jax[cuda13]>=0.10,<0.13"],

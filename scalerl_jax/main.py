@@ -50,6 +50,8 @@ FREE_SETTINGS = (
     "scaling.stop",
     "scaling.patience",
     "scaling.min_gain",
+    "tracking.wandb_project",
+    "tracking.profile_steps",
 )
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
 

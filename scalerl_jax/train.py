@@ -44,11 +44,13 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
     is saved: what falls due inside of it, a SIGTERM too, is done at its end.
     Evaluations come when they are due.
     """
-    num_steps = config.train.num_steps
+    num_steps, settings = config.train.num_steps, flatten(to_json(config))
     with (
-        MetricsWriter(directory) as writer,
+        MetricsWriter(
+            directory, settings=settings, wandb_project=config.tracking.wandb_project
+        ) as writer,
         Preemption() as preemption,
-        explained("the sampler", flatten(to_json(config))),
+        explained("the sampler", settings),
         live_fit(config.scaling, directory) as live,
         contextlib.ExitStack() as opened,
     ):
@@ -59,6 +61,7 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
         version = int(state.policy_version)
         live.note = parts.progress.note
         watch = Watch(config, parts, writer)
+        opened.callback(watch.close)
         published = watch.publish(state, version, activity="startup")
         watch.require_agreement(state, published)
         if restored is None:

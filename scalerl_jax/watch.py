@@ -9,7 +9,7 @@ from scalerl_jax.config import Config, to_json
 from scalerl_jax.learner.publish import Published
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.parts import Parts
-from scalerl_jax.rollout.assembly import Assembled, group_metrics
+from scalerl_jax.rollout.assembly import Assembled, group_histograms, group_metrics
 from scalerl_jax.rollout.unjudged import UnjudgedWatch
 from scalerl_jax.rollout.window import Pass, Window, open_window
 from scalerl_jax.types import Group
@@ -17,6 +17,7 @@ from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.run_directory import flatten
+from scalerl_jax.utils.tracking import StepProfile
 
 PAUSE_TIMEOUT_S = 600.0  # for the sampler's call that is under way
 _POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
@@ -32,6 +33,7 @@ class Watch:
         self._parts = parts
         self._writer = writer
         self._progress = parts.progress
+        self._profile = StepProfile(config.tracking.profile_steps, writer.tensorboard)
         self._skipped = 0  # steps in all
         self._skipped_in_row = 0
         self._pass_rate = float("nan")
@@ -50,6 +52,10 @@ class Watch:
     def must_stop(self) -> bool:
         """Whether verifiers fail too often for the run to go on."""
         return self._unjudged.reason is not None
+
+    def close(self) -> None:
+        """End a trace that the run does not reach the last step of."""
+        self._profile.close()
 
     def require_verdicts(self) -> None:
         """Refuse to go on where verifiers fail too often; save the state first.
@@ -89,6 +95,7 @@ class Watch:
 
     def take(self, version: int, preemption: Preemption) -> list[Group] | None:
         """The groups of the next window; None if SIGTERM came while waiting for it."""
+        self._profile.reached(version)
         started = time.monotonic()
         limit = self._config.queue.batch_timeout_s
         while not preemption.requested:
@@ -233,7 +240,9 @@ class Watch:
         row |= self._times | report | parts.worker.sampler_metrics
         shares = parts.ledger.idle_shares()
         row |= {f"idle/{pool}_share": share for pool, share in shares.items()}
-        self._writer.write_step(step, row)
+        self._profile.reached(step)
+        histograms = group_histograms(groups, learner_version=step - 1)
+        self._writer.write_step(step, row, histograms)
         self._warn(row)
         self._show(step, row)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import re
+import sys
 import typing
 from pathlib import Path
 
@@ -264,6 +265,11 @@ def test_a_whole_number_will_do_for_a_float():
             id="refills for what is kept",
         ),
         pytest.param(
+            {"tracking__profile_steps": (5, 4)},
+            r"tracking\.profile_steps = \(5, 4\) must be the first and the last",
+            id="a trace that ends before it begins",
+        ),
+        pytest.param(
             {"data__difficulty": "rates.jsonl"},
             r"data\.difficulty = 'rates\.jsonl' is not read with data\.order = 'shuf",
             id="difficulties of shuffled prompts",
@@ -405,6 +411,13 @@ def test_a_whole_number_will_do_for_a_float():
 def test_impossible_values_are_refused_by_name_value_and_limit(changes, message):
     with pytest.raises(ValueError, match=message):
         resolve(changed(**changes))
+
+
+def test_a_missing_package_is_said_before_anything_starts(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    match = r"tracking\.wandb_project = 'p' needs .* pip install 'scalerl_jax\[wandb\]'"
+    with pytest.raises(ValueError, match=match):
+        resolve(changed(tracking__wandb_project="p"))
 
 
 def test_interruption_settings_do_not_matter_when_it_is_off():

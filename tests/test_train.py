@@ -67,6 +67,7 @@ def finished(tmp_path_factory):
             "queue.max_staleness": 2,
             "seed": 3,
             "scaling.live": True,
+            "tracking.profile_steps": (2, 3),
         }
     )
     outcome = main.run(config, str(directory))
@@ -93,6 +94,17 @@ def test_the_fit_beside_the_training_follows_the_evaluations(finished):
     shown = events.Scalars("scaling/actual")
     assert shown
     assert all(each.value == pytest.approx(rates[each.step]) for each in shown)
+
+
+def test_tensorboard_has_more_than_numbers(finished):
+    directory, _ = finished
+    board = directory / "tensorboard"
+    assert len(list(board.glob("plugins/profile/*/*.xplane.pb"))) == 1
+    events = plugin_event_accumulator.EventAccumulator(str(board))
+    events.Reload()
+    assert len(events.Tensors("completion/tokens")) == 6
+    assert [each.step for each in events.Tensors("rollouts/0")] == [0, 2, 4, 6]
+    assert events.PluginTagToContent("hparams")
 
 
 def test_every_step_has_one_row_with_the_promised_names(finished):

@@ -257,6 +257,15 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class TrackingConfig:
+    """Where a run is looked at, beside the display and the files of its directory."""
+
+    wandb_project: str = ""  # at Weights & Biases, with the extra [wandb]; empty: none
+    # First and last optimizer step of a profiler's trace, for TensorBoard and Perfetto.
+    profile_steps: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class MeshConfig:
     """Devices of the learner by axis, and those of the sampler."""
 
@@ -289,6 +298,7 @@ class Config:
     eval: EvalConfig = EvalConfig()
     scaling: ScalingConfig = ScalingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: TrackingConfig = TrackingConfig()
     mesh: MeshConfig = MeshConfig()
 
 

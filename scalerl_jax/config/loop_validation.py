@@ -1,5 +1,6 @@
 """What of the loop's settings cannot work together: windows, lengths, schedules."""
 
+import importlib.util
 import itertools
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,23 @@ def validate_loop(config: "Config") -> None:
     _validate_refills(config)
     _validate_stages(config)
     _validate_schedule(config)
+    _validate_tracking(config)
+
+
+def _validate_tracking(config: "Config") -> None:
+    project, steps = config.tracking.wandb_project, config.tracking.profile_steps
+    package = importlib.util.find_spec("wandb") if project else None
+    # A folder of that name, which W&B itself makes, has no origin.
+    if project and (package is None or package.origin is None):
+        raise ValueError(
+            f"tracking.wandb_project = {project!r} needs a package that is not "
+            f"installed: pip install 'scalerl_jax[wandb]'; or leave it empty"
+        )
+    if steps and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
+        raise ValueError(
+            f"tracking.profile_steps = {steps} must be the first and the last "
+            f"optimizer step of a trace, such as (10, 12), or () for none"
+        )
 
 
 def _validate_windows(config: "Config") -> None:

@@ -61,7 +61,10 @@ def parse(
 
 def usage(values: flags.FlagValues) -> str:
     """What `--help` prints."""
-    return f"{values.get_help()}\n--config.NAME=VALUE changes any setting.\n"
+    return (
+        f"{values.get_help()}\n--config.NAME=VALUE changes any setting; "
+        f"python -m scalerl_jax.main --help lists them.\n"
+    )
 
 
 def _define_shared(values: flags.FlagValues) -> None:

@@ -138,6 +138,24 @@ class Assembler:
         return kept & ~batch.cut_off if self.mask_cut_off else kept
 
 
+def group_histograms(
+    groups: Sequence[Group], *, learner_version: int
+) -> dict[str, np.ndarray]:
+    """Values of a batch whose spread says more than their mean, by name."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    oldest = np.array([group.oldest_version for group in groups])
+    return {
+        "completion/tokens": np.array(
+            [len(each.completion_tokens) for each in rollouts]
+        ),
+        "reward": np.array([each.reward for each in rollouts if each.judged]),
+        "staleness": learner_version - oldest,
+        "pass_rate/of_prompts": np.array(
+            [group.pass_rate for group in groups if group.num_judged]
+        ),
+    }
+
+
 def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str, float]:
     """Rewards, lengths and staleness of a batch, by metric name."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]

@@ -8,14 +8,21 @@ bit for bit; NaN and infinities, which JSON lacks, become null.
 import json
 import math
 import os
+import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.plugins.histogram.summary_v2 import histogram_pb
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
+
+from scalerl_jax.utils.tracking import Wandb
 
 # Message classes are made at import, where a type checker cannot see them.
 Event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
@@ -34,23 +41,47 @@ RowValue = Any
 class MetricsWriter:
     """Writes the numbers of a run; on a resume, `rewind` first."""
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """Open the files in `directory` to append to; a torn last line is cut off."""
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        settings: Mapping[str, Any] | None = None,
+        wandb_project: str = "",
+    ) -> None:
+        """Open the files in `directory` to append to; a torn last line is cut off.
+
+        `settings`, by dotted name, are what TensorBoard and W&B call hyper-parameters.
+        """
         self._directory = Path(directory)
+        self._wandb: Wandb | None = None
         self._files: dict[str, _Appender] = {}
         try:
             for name in (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE):
                 self._open(name)
-            self._tensorboard = _TensorBoard(self._directory / TENSORBOARD_DIRECTORY)
+            self._tensorboard = _TensorBoard(self.tensorboard, settings or {})
+            if wandb_project:
+                self._wandb = Wandb(wandb_project, self._directory, settings or {})
         except BaseException:
             self._close_files()
             raise
 
-    def write_step(self, step: int, values: dict[str, float]) -> None:
-        """Append the metrics of one optimizer step."""
+    @property
+    def tensorboard(self) -> Path:
+        """The directory that TensorBoard reads."""
+        return self._directory / TENSORBOARD_DIRECTORY
+
+    def write_step(
+        self,
+        step: int,
+        values: dict[str, float],
+        histograms: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Append the metrics of one optimizer step; histograms are for TensorBoard."""
         row = _json_values({"step": step, **values})
         self._files[METRICS_FILE].write(_line(row))
-        self._tensorboard.write_scalars(step, values)
+        self._show(step, values)
+        for tag, numbers in (histograms or {}).items():
+            self._tensorboard.write(step, histogram_pb(tag, numbers))
 
     def write_eval(self, row: dict[str, Any]) -> None:
         """Append one evaluation; its numbers go to TensorBoard under `eval/`."""
@@ -61,13 +92,21 @@ class MetricsWriter:
             for name, value in row.items()
             if isinstance(value, float | int) and name != "step"
         }
-        self._tensorboard.write_scalars(row["step"], numbers)
+        self._show(row["step"], numbers)
 
     def write_rollouts(self, rows: Iterable[dict[str, Any]]) -> None:
         """Append readable rollouts; each row has a "step"."""
-        for row in rows:
+        for number, row in enumerate(rows):
             row = _json_values({"step": row["step"], **row})
             self._files[ROLLOUTS_FILE].write(_line(row))
+            text = text_pb(f"rollouts/{number}", _markdown(row))
+            self._tensorboard.write(row["step"], text)
+
+    def _show(self, step: int, values: dict[str, Any]) -> None:
+        """Numbers for TensorBoard, and for W&B where it is on."""
+        self._tensorboard.write_scalars(step, values)
+        if self._wandb is not None:
+            self._wandb.log(step, values)
 
     def rewind(self, step: int) -> None:
         """Drop every row after optimizer step `step`: it will be written again."""
@@ -81,6 +120,8 @@ class MetricsWriter:
         """Close the files."""
         self._close_files()
         self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.close()
 
     def __enter__(self) -> "MetricsWriter":
         """Itself: the files are open."""
@@ -140,7 +181,7 @@ class _TensorBoard:
     two minutes and whose errors come late; here each event is on disk on return.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
         # TensorBoard reads the files of a directory in the order of their names, so
         # a resumed run's must come last even if it starts within the same second.
         names = [path.name for path in directory.glob("events.out.tfevents.*")]
@@ -153,13 +194,27 @@ class _TensorBoard:
         if not names:
             # The first START that a reader meets purges nothing; later ones do.
             self._start(step=0)
+            if settings:
+                plain = bool | int | float | str
+                self.write(
+                    0,
+                    hparams_pb(
+                        {
+                            name: value if isinstance(value, plain) else str(value)
+                            for name, value in settings.items()
+                        }
+                    ),
+                )
+
+    def write(self, step: int, summary: Any) -> None:
+        self._write(step=step, summary=summary)
 
     def write_scalars(self, step: int, values: dict[str, Any]) -> None:
         scalars = [
             Summary.Value(tag=tag, simple_value=float(value))
             for tag, value in values.items()
         ]
-        self._write(step=step, summary=Summary(value=scalars))
+        self.write(step, Summary(value=scalars))
 
     def purge_after(self, step: int) -> None:
         self._start(step=step + 1)  # readers drop what has this step or a later one
@@ -192,6 +247,18 @@ def _json_values(value: RowValue) -> RowValue:
         return value
     number = float(value)  # NumPy and JAX scalars too
     return number if math.isfinite(number) else None
+
+
+def _markdown(row: dict[str, Any]) -> str:
+    """A row to be read: what is no number as it stands, line by line."""
+    parts = [
+        f"{name}: {value}\n"
+        if not isinstance(value, str)
+        else f"{name}:\n\n{textwrap.indent(value, ' ' * 4, lambda _: True)}\n"
+        for name, value in row.items()
+    ]
+    # Half of a character, which a policy may write, is none for TensorBoard.
+    return "\n".join(parts).encode(errors="replace").decode()
 
 
 def _line(row: dict[str, Any]) -> bytes:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing import plugin_event_accumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.util import tensor_util
 
 from scalerl_jax.utils import metrics
@@ -52,6 +53,37 @@ def test_steps_evals_and_rollouts_go_to_their_files(tmp_path):
     )
     assert scalars(tmp_path, "loss") == [(1, 0.5), (2, pytest.approx(0.1))]
     assert scalars(tmp_path, "eval/pass_rate") == [(2, 0.25)]
+
+
+def test_tensorboard_has_histograms_texts_and_settings(tmp_path):
+    chosen = {"seed": 3, "data.tasks": ["a", "b"], "model.remat": "none"}
+    spread = {"reward": np.array([1.0, -1.0, 1.0]), "none": np.array([])}
+    with MetricsWriter(tmp_path, settings=chosen) as writer:
+        writer.rewind(-1)
+        writer.write_step(1, {"loss": 0.5}, spread)
+        writer.write_rollouts([{"step": 2, "text": "a\n\ud800", "tokens": 3}])
+    accumulator = plugin_event_accumulator.EventAccumulator(
+        str(tmp_path / "tensorboard")
+    )
+    accumulator.Reload()
+
+    def shown(tag):
+        (event,) = accumulator.Tensors(tag)
+        return event.step, tensor_util.make_ndarray(event.tensor_proto)
+
+    step, buckets = shown("reward")  # left, right, count
+    assert (step, buckets[:, 2].sum()) == (1, 3)
+    assert buckets[0].tolist()[::2] == [-1.0, 1.0] and buckets[-1, 1] == 1.0
+    assert shown("none")[1][:, 2].sum() == 0
+    step, text = shown("rollouts/0")
+    assert (step, text.item()) == (
+        2,
+        b"step: 2\n\ntext:\n\n    a\n    ?\n\ntokens: 3\n",
+    )
+    (session,) = accumulator.PluginTagToContent("hparams").values()
+    found = HParamsPluginData.FromString(session).session_start_info.hparams
+    assert found["seed"].number_value == 3
+    assert found["data.tasks"].string_value == "['a', 'b']"
 
 
 @settings(deadline=None)

@@ -1,0 +1,63 @@
+"""What a run shows elsewhere: numbers at Weights & Biases, a profiler's trace."""
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+class Wandb:
+    """A run at Weights & Biases, which goes on when the run does."""
+
+    def __init__(
+        self, project: str, directory: Path, settings: Mapping[str, Any]
+    ) -> None:
+        """Open it; WANDB_MODE=offline keeps it in the run directory."""
+        wandb = importlib.import_module("wandb")  # of an extra
+        begun = json.loads((directory / "config.json").read_bytes())["started"]
+        self._run = wandb.init(
+            project=project,
+            dir=directory,
+            name=directory.name,
+            id="".join(filter(str.isalnum, f"{directory.name}{begun}")),
+            resume="allow",
+            config=dict(settings),
+            settings=wandb.Settings(console="off"),
+        )
+        # Of its own steps none comes again: what a kill undid would be missing.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Numbers of one optimizer step, or of an evaluation after it."""
+        self._run.log({**values, "step": step})
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._run.finish()
+
+
+class StepProfile:
+    """A profiler's trace of the optimizer steps from the first to the last of two."""
+
+    def __init__(self, steps: tuple[int, ...], directory: Path) -> None:
+        """Nothing is traced without steps; TensorBoard finds it in `directory`."""
+        self._first, self._last = steps or (0, 0)
+        self._directory = directory
+        self._running = False
+
+    def reached(self, version: int) -> None:
+        """Begin, or end, before the step that follows on a version."""
+        if self._running and version >= self._last:
+            self.close()
+        elif self._first and version == self._first - 1 and not self._running:
+            jax.profiler.start_trace(self._directory)
+            self._running = True
+
+    def close(self) -> None:
+        """End and write the trace, if there is one under way."""
+        if self._running:
+            self._running = False
+            jax.profiler.stop_trace()

@@ -41,7 +41,8 @@ class ModelConfig:
     """The policy: its shape, where its weights come from, its number formats."""
 
     architecture: str = "checkpoint"  # or a name in `model.architecture.ARCHITECTURES`
-    checkpoint: str = ""  # Hugging Face directory or GGUF file; empty: random weights
+    # Hugging Face directory or id of its hub, or GGUF file; empty: random weights
+    checkpoint: str = ""
     compute_dtype: Dtype = "float32"  # activations and matmuls, the head apart
     param_dtype: Dtype = "float32"  # the learner's master weights
     sampler_dtype: Dtype = "float32"  # weights and KV cache of the sampler
@@ -314,9 +315,30 @@ def to_json(config: Config) -> dict[str, Any]:
 
 def resolve(config: ml_collections.ConfigDict) -> Config:
     """Frozen and checked settings from what a file and the command line gave."""
+    check(config)
     resolved = build(Config, config.to_dict())
     validate(resolved)
     return resolved
+
+
+def check(config: object) -> None:
+    """Refuse what no config file should give.
+
+    Raises:
+        ValueError: there is no such file, or its get_config returns something else.
+    """
+    try:
+        known = hasattr(config, "to_dict")
+    except OSError as error:  # how ml_collections keeps that the file is missing
+        said = str(error)
+        reason = said[max(0, said.rfind("[Errno")) :]
+        raise ValueError(f"--config cannot be read: {reason}") from error
+    if not known:
+        raise ValueError(
+            f"--config is missing, or get_config in the file returns "
+            f"{type(config).__name__}; it must return an ml_collections.ConfigDict, "
+            f"such as scalerl_jax.config.defaults()"
+        )
 
 
 def build(cls: type, values: dict[str, Any], *, prefix: str = "") -> Any:

@@ -1,5 +1,6 @@
 """What values of settings, and which of them together, cannot work."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from scalerl_jax.config.critic import validate_critic
@@ -42,6 +43,47 @@ _NOT_NEGATIVE = (
 ).split()
 
 
+# More than any run has: a slip of the hand, which would be found out after hours.
+_LARGEST = {
+    name: largest
+    for largest, names in {
+        1_000: "reward.num_workers",
+        10_000: "queue.max_staleness queue.max_waiting batch.epochs batch.max_refills "
+        "critic.minibatches mesh.data mesh.fsdp mesh.context mesh.tensor "
+        "mesh.sampler_devices",
+        100_000: "sampler.slots batch.group_size eval.samples_per_prompt "
+        "batch.rows_per_microbatch reward.code_cpu_s",
+        1_000_000: "batch.num_prompts eval.num_prompts eval.logged_rollouts",
+        10_000_000: "data.train_prompts reward.timeout_s queue.batch_timeout_s "
+        "queue.group_timeout_s reward.memory_mib reward.code_memory_mib",
+        2**24: "sampler.max_prompt_tokens sampler.max_completion_tokens "
+        "sampler.tokens_per_call sampler.prefill_tokens sampler.page_size "
+        "sampler.top_k batch.row_tokens batch.shared_tokens batch.own_tokens "
+        "model.attention_block model.head_chunk_tokens model.head_chunk_vocab",
+        10**9: "train.num_steps train.max_skipped_steps eval.every checkpoint.every "
+        "checkpoint.keep optimizer.warmup_steps optimizer.decay_steps "
+        "optimizer.base_rollouts critic.warmup_steps critic.pretrain_steps "
+        "data.open_steps data.overlap_ngram scaling.patience interruption.min_tokens",
+        2**32 - 1: "seed sampler.cache_tokens",
+    }.items()
+    for name in names.split()
+}
+
+
+def check_number(setting: str, value: float, *, shown: str = "") -> None:
+    """Refuse a number out of its setting's range; `shown` is what the user gave.
+
+    Raises:
+        ValueError: names the setting, its value and the limit.
+    """
+    given = shown or f"{setting} = {value}"
+    if not value >= 0 or (value == 0 and setting in _POSITIVE):
+        bound = "above 0" if setting in _POSITIVE else "0 or more"
+        raise ValueError(f"{given} must be {bound}")
+    if value > _LARGEST.get(setting, math.inf):
+        raise ValueError(f"{given} must be {_LARGEST[setting]:,} at most")
+
+
 def validate(config: "Config") -> None:
     """Refuse values and combinations that cannot work.
 
@@ -52,9 +94,7 @@ def validate(config: "Config") -> None:
         value: Any = config
         for part in setting.split("."):
             value = getattr(value, part)
-        if value < 0 or (value == 0 and setting in _POSITIVE):
-            bound = "above 0" if setting in _POSITIVE else "0 or more"
-            raise ValueError(f"{setting} = {value} must be {bound}")
+        check_number(setting, value)
     _validate_shares(config)
     _validate_head(config)
     _validate_lengths(config)

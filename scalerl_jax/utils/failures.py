@@ -1,14 +1,27 @@
-"""Which failures are answers to the user, and which are faults to be traced."""
+"""Which failures are answers to the user, told in a line, and which are faults."""
 
+import argparse
+import os
 import sys
 import traceback
+from collections.abc import Callable
+from typing import NoReturn
 
-import jax
+_MISTAKE, _FAILURE, _INTERRUPTED = 2, 1, 130  # exit statuses
 
 
-def is_explained(error: Exception) -> bool:
+class Parser(argparse.ArgumentParser):
+    """Answers a wrong flag with one line, as other bad input is answered."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2."""
+        said = " ".join(message.split())
+        self.exit(_MISTAKE, f"error: {said}; {self.prog} --help lists the flags\n")
+
+
+def is_explained(error: BaseException) -> bool:
     """Whether this package raised it, with a message for the user."""
-    if isinstance(error, jax.errors.JaxRuntimeError):  # its own frames are not there
+    if type(error).__name__ == "JaxRuntimeError":  # its own frames are not there
         return False
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     name = frame.f_globals["__name__"]
@@ -18,12 +31,28 @@ def is_explained(error: Exception) -> bool:
 def tell(error: Exception) -> int:
     """Write an explained error to stderr as one line; the command's exit status.
 
-    2 for a mistake in what was asked for, 1 for a failure on the way.
+    2 for a mistake in what was asked for, 1 for a failure on the way.  An error of the
+    system's that names a file is a mistake.
 
     Raises:
         Exception: `error` itself, if it is a fault.
     """
-    if not is_explained(error):
+    if not isinstance(error, OSError) and not is_explained(error):
         raise error
     sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-    return 2 if isinstance(error, ValueError) else 1
+    named = isinstance(error, OSError) and error.filename is not None
+    return _MISTAKE if named or isinstance(error, ValueError) else _FAILURE
+
+
+def answer(command: Callable[[], int | None]) -> int:
+    """The exit status of a command, whose explained failures are one line each."""
+    try:
+        return command() or 0
+    except BrokenPipeError:  # whoever reads, `head` perhaps, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
+        return tell(error)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; nothing half-made was left\n")
+        return _INTERRUPTED

@@ -5,7 +5,6 @@ It is written by a thread of its own and replaced in one go.  At most what the l
 """
 
 import contextlib
-import json
 import logging
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.run_directory import write_json
 
 LEDGER_FILE = "ledger.json"
@@ -32,7 +32,7 @@ def read_ledger(directory: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        state = json.loads(path.read_bytes())
+        state = parse_json(path.read_bytes())
         if state.keys() != {"chip", "chip_s", "counts"}:
             raise KeyError(f"it holds {sorted(state)}")
     except (ValueError, KeyError, AttributeError) as error:

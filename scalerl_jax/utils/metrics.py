@@ -22,6 +22,7 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.tracking import Wandb
 
 # Message classes are made at import, where a type checker cannot see them.
@@ -288,7 +289,7 @@ def _drop_after(path: Path, step: int) -> None:
         kept = []
         for number, line in enumerate(lines, start=1):
             try:
-                row_step = json.loads(line)["step"]
+                row_step = parse_json(line)["step"]
             except (ValueError, KeyError, TypeError) as error:
                 if number == len(lines):
                     break

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 import scalerl_jax
+from scalerl_jax.utils.reading import parse_json
 
 # What a run leaves behind: with one of these and no config.json, nobody can tell
 # which recipe they belong to.
@@ -222,7 +223,7 @@ def _check_record(
 
 def _read_record(config_file: Path) -> dict[str, Any]:
     try:
-        record = json.loads(config_file.read_bytes())
+        record = parse_json(config_file.read_bytes())
         if not isinstance(record["config"], dict):
             raise TypeError("'config' is not a section")
     except (ValueError, KeyError, TypeError) as error:
@@ -247,7 +248,7 @@ def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None
         if not (file.exists() and _run_files(directory)):
             write_json(file, report)
             return
-        before = json.loads(file.read_bytes())
+        before = parse_json(file.read_bytes())
         changed = [
             name
             for kind, sets in report.items()

@@ -1,0 +1,98 @@
+"""Flags with a config file among them: what is wrong with either is a ValueError."""
+
+import dataclasses
+import traceback
+from collections.abc import Iterator, Sequence
+
+from absl import flags, logging
+
+_MODULE = "config_config"  # what ml_collections calls the file of --config
+
+
+def read_flags(
+    values: flags.FlagValues, argv: Sequence[str], *, settings: type
+) -> list[str]:
+    """What is left of a command line without its flags.
+
+    `settings` is the dataclass that the settings of --config make.
+
+    Raises:
+        ValueError: a flag or a setting is wrong, or the config file, which is a
+            program, fails.
+    """
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # a warning beside the error says it twice
+    try:
+        return values(list(argv))
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a program does
+        if (reason := _of_file(error)) is not None:
+            raise ValueError(reason) from error
+        if isinstance(error, AttributeError | KeyError):  # --config.name is none
+            cause = error.args[0]
+            text = cause.args[0] if isinstance(cause, Exception) else cause
+            known = _known(argv, list(_names(settings)))
+            raise ValueError(
+                f"--config has no such setting: {text}; choose from {known}"
+            ) from error
+        if isinstance(error, flags.Error):
+            raise ValueError(str(error)) from error
+        if isinstance(error, OSError):
+            raise ValueError(f"--config: {error}") from error
+        raise
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _of_file(error: BaseException) -> str | None:
+    """What is wrong with the config file; None if that is not the cause."""
+    each: BaseException | None = error
+    while each is not None:
+        if isinstance(each, SyntaxError):
+            return f"--config is no Python file: {each}"
+        frames = [*traceback.walk_tb(each.__traceback__)]
+        ours = [place for place in frames if place[0].f_globals["__name__"] == _MODULE]
+        if ours:
+            frame, line = ours[-1]
+            if type(each) is ValueError:  # what a config itself refuses
+                return str(each)
+            return (
+                f"--config={frame.f_code.co_filename}, line {line}: "
+                f"{type(each).__name__}: {each}"
+            )
+        if "Attribute <class '" in str(each):
+            return (
+                "--config: get_config in the file returns no ml_collections.ConfigDict "
+                "whose settings could be changed"
+            )
+        if f"module {_MODULE!r} has no attribute 'get_config'" in str(each):
+            return "--config names a file without a function get_config; write one"
+        if isinstance(each, TypeError) and not isinstance(each, flags.Error):
+            # Not called at all: it takes other arguments, or is no function.
+            if any(frame.f_code.co_name == "parse" for frame, _ in frames):
+                return f"--config: get_config cannot be called: {_last_line(each)}"
+        each = each.__cause__ or each.__context__
+    return None
+
+
+def _last_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[-1]
+
+
+def _names(settings: type, prefix: str = "") -> Iterator[str]:
+    """The names of all settings, with their sections."""
+    for field in dataclasses.fields(settings):
+        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
+            yield from _names(field.type, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}"
+
+
+def _known(argv: Sequence[str], settings: list[str]) -> list[str]:
+    """The settings that stand where an unknown one was given."""
+    prefix = "--config."
+    given = [
+        arg.removeprefix(prefix).split("=")[0] for arg in argv if arg.startswith(prefix)
+    ]
+    unknown = next((name for name in given if name not in settings), "")
+    section = unknown.rpartition(".")[0]
+    return [name for name in settings if name.startswith(f"{section}.")] or settings

@@ -1,0 +1,70 @@
+"""Names on the Hugging Face hub as folders of this machine, by its own library's cache.
+
+HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE in the environment mean what they mean
+to the hub's other tools.
+"""
+
+import functools
+import re
+from pathlib import Path
+from typing import Literal
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+_DESCRIPTION = ("*.json", "*.jinja", "merges.txt")  # of a model, its weights apart
+
+
+def is_hub_id(name: str | Path) -> bool:
+    """Whether a name is "OWNER/NAME" or "OWNER/NAME@REVISION", and no file here."""
+    return bool(_ID.fullmatch(str(name))) and not Path(name).exists()
+
+
+def local_path(name: str | Path, *, weights: bool = False) -> Path:
+    """Where a checkpoint or a tokenizer lies: at its path, or in the hub's cache.
+
+    Of the hub's, weights are fetched only when they are asked for.
+
+    Raises:
+        ValueError: the hub does not have it, or cannot be reached.
+    """
+    if not is_hub_id(name):
+        return Path(name).expanduser()
+    patterns = (*_DESCRIPTION, "*.safetensors") if weights else _DESCRIPTION
+    return fetch(str(name), patterns, kind="model")
+
+
+@functools.cache
+def fetch(
+    name: str, patterns: tuple[str, ...], *, kind: Literal["model", "dataset"]
+) -> Path:
+    """The folder with those files of a repository that match; fetched, or cached.
+
+    Raises:
+        ValueError: the hub does not have it, or cannot be reached.
+    """
+    import huggingface_hub  # half a second
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    repository, _, revision = name.partition("@")
+    try:
+        found = huggingface_hub.snapshot_download(
+            repository,
+            repo_type=kind,
+            revision=revision or None,
+            allow_patterns=list(patterns),
+        )
+    except LocalEntryNotFoundError as error:
+        raise ValueError(
+            f"{name} is no file here, and the Hugging Face hub cannot be reached, nor "
+            f"does its cache have it: hf download {repository} fetches it where there "
+            f"is a network ({_first_line(error)})"
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise ValueError(
+            f"{name} is no file here, and the Hugging Face hub does not give it: "
+            f"{_first_line(error)}; look at the name, and at the login of a gated one"
+        ) from error
+    return Path(found)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from scalerl_jax.scaling import commands
-from scalerl_jax.scaling.curves import CurveError
 from scalerl_jax.scaling.options import make_parser
+from scalerl_jax.utils.failures import answer
 
 COMMANDS = {
     "fit": commands.fit,
@@ -23,11 +23,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
     flags = make_parser().parse_args(arguments)
-    try:
-        return COMMANDS[flags.command](flags)
-    except (CurveError, OSError) as failure:
-        sys.stderr.write(f"error: {failure}\n")
-        return 2
+    return answer(lambda: COMMANDS[flags.command](flags))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,10 @@ def to_number(cell: object, mark: Mark = ".") -> float:
     if is_empty(cell):
         return math.nan
     if isinstance(cell, int | float):
-        return float(cell)
+        try:
+            return float(cell)
+        except OverflowError as error:
+            raise ValueError("it is too large for a number") from error
     if not isinstance(cell, str):
         raise ValueError(f"{type(cell).__name__} is no number")
     text = cell.strip().replace("\u2212", "-").removesuffix("%").rstrip()

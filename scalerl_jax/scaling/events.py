@@ -36,7 +36,9 @@ def read_events(path: Path) -> Table:
         run = str(folder.relative_to(path)) if folder != path else path.name
         rows += _read_run(folder, run)
     if not rows:
-        raise CurveError(f"{path}: its event files hold no scalars")
+        raise CurveError(
+            f"{path}: its event files hold no scalars, or are empty or damaged"
+        )
     tags = dict.fromkeys(name for _, row in rows for name in row)
     own_x, own_y = PREFIX + DEFAULT_X, PREFIX + DEFAULT_Y
     return Table(
@@ -72,7 +74,10 @@ def _read_run(path: Path, run: str) -> list[Row]:
         },
     )
     reader.Reload()
-    started = reader.FirstEventTimestamp() or 0.0
+    try:
+        started = reader.FirstEventTimestamp() or 0.0
+    except ValueError:  # empty, or no event in it is whole
+        return []
     found: dict[tuple[int, int], dict[str, Any]] = {}  # by occurrence and step
     times: dict[tuple[int, int], float] = {}
     seen = collections.Counter[tuple[str, int]]()

@@ -7,23 +7,16 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 from scalerl_jax.scaling.columns import Selection
 from scalerl_jax.scaling.curves import DEFAULT_X, DEFAULT_Y, Curve, CurveError
 from scalerl_jax.scaling.fit import fit_curve
 from scalerl_jax.scaling.load import load_curves
 from scalerl_jax.scaling.result import Fit, Settings
+from scalerl_jax.utils.failures import Parser
 
+MOST = 100_000  # of refits
 SHOW_WARNINGS = ("fit", "report")  # commands that show a curve's with its fit
-
-
-class Parser(argparse.ArgumentParser):
-    """Answers a wrong flag with one line, as other bad input is answered."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with status 2."""
-        self.exit(2, f"error: {message}; {self.prog} --help lists the flags\n")
 
 
 def selection_from(flags: argparse.Namespace) -> Selection:
@@ -242,15 +235,20 @@ def above_zero(text: str) -> float:
     return _number(text, lambda value: 0 < value < math.inf, "a number above 0")
 
 
+def a_wait(text: str) -> float:
+    """Seconds above 0, and no more than a day."""
+    return _number(text, lambda value: 0 < value <= 86_400, "seconds, a day at most")
+
+
 def not_negative(text: str) -> float:
     """A finite number of at least 0."""
     return _number(text, lambda value: value >= 0, "a number of at least 0")
 
 
 def a_count(text: str) -> int:
-    """A whole number of at least 1."""
-    wanted = "a whole number of at least 1"
-    return int(_number(text, lambda v: v >= 1 and v == int(v), wanted))
+    """A whole number of at least 1, and one that ends."""
+    wanted = f"a whole number of at least 1, and {MOST:,} at most"
+    return int(_number(text, lambda v: 1 <= v <= MOST and v == int(v), wanted))
 
 
 def _number(text: str, good: Callable[[float], bool], wanted: str) -> float:

@@ -6,15 +6,16 @@ from pathlib import Path
 
 from scalerl_jax.scaling.checking import DEFAULT_ALARM_LEVEL, DEFAULT_PATIENCE
 from scalerl_jax.scaling.flags import (
-    Parser,
     a_count,
     a_share,
+    a_wait,
     above_zero,
     column_flags,
     fitting_flags,
     not_negative,
 )
 from scalerl_jax.scaling.laws import LAWS
+from scalerl_jax.utils.failures import Parser
 
 # Laws over model sizes, and of pre-training loss (`sweeps.py`).
 SIZE_LAWS = ("tan", "tan_plateau")
@@ -246,7 +247,7 @@ def _watch(watch: argparse.ArgumentParser) -> None:
     watch.add_argument("--once", action="store_true", help="look once and end")
     watch.add_argument(
         "--every",
-        type=above_zero,
+        type=a_wait,
         default=10.0,
         metavar="S",
         help="seconds between two looks (%(default)g)",

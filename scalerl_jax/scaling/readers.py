@@ -3,8 +3,8 @@
 TensorBoard's event files are read in `events.py`.
 """
 
+import collections
 import csv
-import json
 import re
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from scalerl_jax.scaling.cells import is_number
 from scalerl_jax.scaling.curves import CurveError
 from scalerl_jax.scaling.events import EVENTS_PATTERN, read_events
 from scalerl_jax.scaling.tables import RUN_COLUMN, STEP_COLUMN, Row, Table
+from scalerl_jax.utils.reading import parse_json
 
 EVALS_NAME = "evals.jsonl"
 TRAINER_STATE_NAME = "trainer_state.json"
@@ -89,11 +90,13 @@ def _read_delimited(file: Path) -> Table:
         cells = [(reader.line_num + skipped, row) for row in reader]
     except csv.Error as failure:
         line = reader.line_num + skipped
-        raise CurveError(f"{file}:{line}: {failure}; mend the line") from failure
+        raise CurveError(
+            f"{file}:{max(line, 1)}: {failure}; mend the line"
+        ) from failure
     header = [name.strip() for name in cells[0][1]] if cells else []
     named = [name for name in header if name]
-    for name in named:
-        if named.count(name) > 1:
+    for name, count in collections.Counter(named).items():
+        if count > 1:
             raise CurveError(f"{file}: two columns are called {name!r}; rename one")
     rows = [
         (f"{file}:{line}", _named(f"{file}:{line}", header, row, delimiter))
@@ -125,7 +128,10 @@ def _delimiter(lines: list[str]) -> str:
     """What separates cells: what makes most numbers in rows as long as the header."""
 
     def score(delimiter: str) -> tuple[int, int]:
-        header, *rows = [*csv.reader(lines, delimiter=delimiter)] or [[]]
+        try:
+            header, *rows = [*csv.reader(lines, delimiter=delimiter)] or [[]]
+        except csv.Error:  # a cell that is too long, which is told when it is read
+            return 0, 0
         if len(header) < 2:
             return 0, 0
         full = [row for row in rows if len(row) == len(header)]
@@ -180,10 +186,10 @@ def _read_jsonl(file: Path) -> list[Row]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as failure:
+            row = parse_json(line)
+        except ValueError as failure:
             raise CurveError(
-                f"{file}:{number}: not valid JSON ({failure.msg}); remove the line "
+                f"{file}:{number}: not valid JSON ({failure}); remove the line "
                 "if a killed run left it half written"
             ) from failure
         if not isinstance(row, dict):
@@ -198,8 +204,8 @@ def _read_jsonl(file: Path) -> list[Row]:
 def _read_trainer_state(file: Path) -> Table:
     """The log of a Hugging Face trainer (TRL's among them): `log_history`."""
     try:
-        state = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as failure:
+        state = parse_json(file.read_bytes())
+    except ValueError as failure:
         raise CurveError(f"{file}: not valid JSON ({failure})") from failure
     history = state.get("log_history") if isinstance(state, dict) else None
     if not isinstance(history, list) or not all(isinstance(r, dict) for r in history):

@@ -16,6 +16,7 @@ STEP_COLUMN = "step"
 # What trainers call it, best first: W&B's _step counts what was logged, not steps.
 STEP_NAMES = (STEP_COLUMN, "global_step", "_step")
 RUN_COLUMN = "run"
+_SHOWN = 50  # columns that a message lists
 
 Row = tuple[str, dict[str, Any]]  # "file:line" and the cells there
 
@@ -77,7 +78,9 @@ class Table:
         column = None if name is None else self.find(name)
         if column is None:
             fault = "which column is wanted?" if name is None else f"no column {name!r}"
-            known = ", ".join(self.columns)
+            known = ", ".join(self.columns[:_SHOWN])
+            if len(self.columns) > _SHOWN:
+                known += f" and {len(self.columns) - _SHOWN} more"
             raise CurveError(f"{self.path}: {fault}; choose {flag} from: {known}")
         return column
 

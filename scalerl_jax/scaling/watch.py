@@ -5,7 +5,6 @@ The run itself is neither touched nor asked: its files are read as they grow.
 
 import contextlib
 import dataclasses
-import json
 import sys
 import threading
 from pathlib import Path
@@ -22,6 +21,7 @@ from scalerl_jax.scaling.checking import to_text as status_text
 from scalerl_jax.scaling.columns import Selection
 from scalerl_jax.scaling.curves import Curve, CurveError
 from scalerl_jax.scaling.load import load_curve
+from scalerl_jax.utils.reading import read_json
 
 if TYPE_CHECKING:
     from scalerl_jax.scaling.board import Board
@@ -98,7 +98,7 @@ class Watch:
 def _num_steps(path: Path) -> int | None:
     """How many optimizer steps a run of this package will make; None if not told."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        settings = json.loads((path / CONFIG_NAME).read_text(encoding="utf-8"))
+        settings = read_json(path / CONFIG_NAME)
         return int(settings["config"]["train"]["num_steps"])
     return None
 

@@ -5,23 +5,22 @@ and the settings are values to it, and never evaluated.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
-from scalerl_jax.data.chat_environment import RefusedMessages, chat_environment
+from scalerl_jax.data.chat_process import TemplateProcess
 from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
 from scalerl_jax.data.questions import Question
 from scalerl_jax.data.thinking import end_of_thinking
 from scalerl_jax.data.tokenizer import read_json, read_special_tokens
 from scalerl_jax.utils.gguf import is_gguf
+from scalerl_jax.utils.hub import local_path
 
 CHAT = "chat"  # the value of data.template that asks for the model's own
 _PLACE = "{question}"
 _FILE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
+_PROCESS = TemplateProcess()
 
 
 class NoTemplate(ValueError):
@@ -57,35 +56,29 @@ class ChatTemplate:
             Refused: the template refuses the messages.
             ValueError: the template is malformed, or fails.
         """
-        values = {
-            **self.special_tokens,
-            **options,
-            "messages": messages,
-            "tools": tools,
-            "documents": None,
-            "add_generation_prompt": True,
-        }
-        try:
-            return self._compiled.render(values)
-        except RefusedMessages as error:
-            found = dict.fromkeys(repr(message["role"]) for message in messages)
-            roles = " and ".join(found)
+        found = _PROCESS.render(
+            self.source,
+            {
+                **self.special_tokens,
+                **options,
+                "messages": messages,
+                "tools": tools,
+                "documents": None,
+                "add_generation_prompt": True,
+            },
+        )
+        if "refused" in found:
+            roles = " and ".join(
+                dict.fromkeys(repr(message["role"]) for message in messages)
+            )
             raise Refused(
-                f"{self.origin} refuses messages of {roles}: {error.message}"
-            ) from error
-        except jinja2.TemplateSyntaxError as error:
-            raise ValueError(
-                f"{self.origin} is no jinja template: line {error.lineno}: "
-                f"{error.message}"
-            ) from error
-        except Exception as error:  # whatever a program can do wrong
-            raise ValueError(
-                f"{self.origin} fails: {type(error).__name__}: {error}"
-            ) from error
-
-    @functools.cached_property
-    def _compiled(self) -> jinja2.Template:
-        return chat_environment().from_string(self.source)
+                f"{self.origin} refuses messages of {roles}: {found['refused']}"
+            )
+        if "syntax" in found:
+            raise ValueError(f"{self.origin} is no jinja template: {found['syntax']}")
+        if "failed" in found:
+            raise ValueError(f"{self.origin} fails: {found['failed']}")
+        return found["text"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,9 +175,10 @@ def read_chat_template(path: str | Path) -> ChatTemplate:
         NoTemplate: there is none.
         ValueError: a file is malformed.
     """
+    path = local_path(path)
     if is_gguf(path):
         return _read_gguf_template(path)
-    directory = Path(path) if Path(path).is_dir() else Path(path).parent
+    directory = path if path.is_dir() else path.parent
     file, config_file = directory / _FILE, directory / _CONFIG
     origin = f"the chat template {file}"
     if file.is_file():

@@ -39,6 +39,12 @@ def chat_environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+@functools.lru_cache(maxsize=8)
+def compiled(source: str) -> jinja2.Template:
+    """A template of this sandbox."""
+    return chat_environment().from_string(source)
+
+
 class _Generation(jinja2.ext.Extension):
     """{% generation %}: around what the model says, to train on; here just text."""
 

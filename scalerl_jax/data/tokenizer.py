@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,19 @@ from tokenizers import Tokenizer as _Tokenizer
 from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
 from scalerl_jax.data.spelling import Spelling, read_decoder, read_spelling
 from scalerl_jax.data.thinking import THINKING_TAGS, find_answer
+from scalerl_jax.utils import reading
 from scalerl_jax.utils.gguf import is_gguf
+from scalerl_jax.utils.hub import local_path
 
+# What ends a text for models whose files do not say so: of Llama 2, 3 and chat models.
+_USUAL_ENDS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "</s>",
+    "<eos>",
+)
 _TAGS = frozenset(tag for tags in THINKING_TAGS for tag in tags)
 
 
@@ -97,22 +107,24 @@ class Tokenizer:
         )
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory, a `tokenizer.json`, or a GGUF file.
+def load_tokenizer(path: str | Path, *, must_end: bool = True) -> Tokenizer:
+    """The tokenizer of a Hugging Face directory or id, a `tokenizer.json`, or a GGUF.
 
     A completion ends at the end-of-sequence ids of `generation_config.json`, else of
     `config.json`, and at the `eos_token` of `tokenizer_config.json`, else of
     `special_tokens_map.json`, if that is one token: of a chat model, it is the end of
-    a turn, which the other files do not always name.
+    a turn, which the other files do not always name.  Where none of them names one, it
+    ends at the tokens of `_USUAL_ENDS` that there are.  Without `must_end`, none need
+    end it: to look at texts.
 
     Raises:
-        ValueError: a file is missing or malformed, no id ends a sequence, or texts are
-            not decoded token by token.
+        ValueError: a file is missing or malformed, no id ends a sequence or one is of
+            no token, or texts are not decoded token by token.
     """
-    path = Path(path)
+    path = local_path(path)
     if is_gguf(path):
         found = read_gguf_tokenizer(path)
-        if not found.eos_ids:
+        if must_end and not found.eos_ids:
             raise ValueError(
                 f"data.tokenizer: {path} has no tokenizer.ggml.eos_token_id; a "
                 f"completion could never end"
@@ -131,7 +143,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             f"data.tokenizer: {file} is not a `tokenizers` file: {error}"
         ) from error
     read_decoder(backend)
-    return Tokenizer(backend=backend, eos_ids=_read_eos_ids(file.parent, backend))
+    eos_ids = _read_eos_ids(file.parent, backend)
+    if must_end and not eos_ids:
+        raise ValueError(
+            f"data.tokenizer: no eos_token_id in generation_config.json or config.json "
+            f"of {file.parent}, no eos_token in tokenizer_config.json that the "
+            f"tokenizer knows, and none of {', '.join(_USUAL_ENDS)} in it; a "
+            f"completion could never end: write one of these files"
+        )
+    return Tokenizer(backend=backend, eos_ids=eos_ids)
 
 
 def read_special_tokens(directory: Path) -> dict[str, str]:
@@ -165,33 +185,25 @@ def read_json(file: Path) -> dict[str, Any]:
     Raises:
         ValueError: it holds something else.
     """
-    if not file.is_file():
+    if not file.exists():
         return {}
     try:
-        values = json.loads(file.read_bytes())
-    except ValueError as error:  # not JSON, or not even text
-        raise ValueError(f"data.tokenizer: {file} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"data.tokenizer: {file} must hold a JSON object")
-    return values
+        return reading.read_json(file)
+    except ValueError as error:
+        raise ValueError(f"data.tokenizer: {error}") from error
 
 
 def _read_eos_ids(directory: Path, backend: _Tokenizer) -> tuple[int, ...]:
-    ids = _configured_eos_ids(directory)
+    ids = _configured_eos_ids(directory, backend)
     token = read_special_tokens(directory).get("eos_token")
     if token is not None:
         ids.append(backend.token_to_id(token))
-    eos_ids = tuple(dict.fromkeys(each for each in ids if each is not None))
-    if not eos_ids:
-        raise ValueError(
-            f"data.tokenizer: no eos_token_id in generation_config.json or config.json "
-            f"of {directory}, and no eos_token in tokenizer_config.json that the "
-            f"tokenizer knows; a completion could never end"
-        )
-    return eos_ids
+    if not any(each is not None for each in ids):
+        ids = [backend.token_to_id(token) for token in _USUAL_ENDS]
+    return tuple(dict.fromkeys(each for each in ids if each is not None))
 
 
-def _configured_eos_ids(directory: Path) -> list[int | None]:
+def _configured_eos_ids(directory: Path, backend: _Tokenizer) -> list[int | None]:
     for name in ("generation_config.json", "config.json"):
         value = read_json(directory / name).get("eos_token_id")
         if value is None or value == []:
@@ -201,6 +213,12 @@ def _configured_eos_ids(directory: Path) -> list[int | None]:
             raise ValueError(
                 f"data.tokenizer: eos_token_id = {value!r} in {directory / name} must "
                 f"be a token id or a list of them"
+            )
+        known = backend.get_vocab(with_added_tokens=True).values()
+        if outside := set(ids) - set(known):
+            raise ValueError(
+                f"data.tokenizer: eos_token_id = {value!r} in {directory / name}: the "
+                f"tokenizer has no token {min(outside)}; put the file right"
             )
         return ids
     return []

@@ -5,13 +5,13 @@ quantised weights) is refused, never dropped.
 """
 
 import dataclasses
-import json
-import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from scalerl_jax.model.architecture import Architecture, RopeScaling
+from scalerl_jax.utils.reading import read_json
 
 CONFIG_FILE = "config.json"
 
@@ -21,6 +21,8 @@ _CLASSES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+# No field is larger, nor has a model more layers: such a file is broken.
+_MOST, _LAYERS = 2**28, 2**14
 # Fields whose other values change the forward pass.  Absent and null are fine.
 _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -46,11 +48,12 @@ class Fields:
         return ValueError(f"{self.path}: {self.prefix}{name} {shown}; {supported}")
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """One above 0."""
+        """One from 1 to the largest that a model has."""
         value = self.values.get(name)
         value = default if value is None else value
-        if type(value) is not int or value < 1:
-            raise self.refuse(name, "it must be an integer above 0")
+        most = _LAYERS if name.endswith(("num_hidden_layers", "block_count")) else _MOST
+        if type(value) is not int or not 1 <= value <= most:
+            raise self.refuse(name, f"it must be an integer from 1 to {most}")
         return value
 
     def number(self, name: str) -> float:
@@ -59,7 +62,7 @@ class Fields:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not 0 < value < math.inf
+            or not 0 < value < sys.float_info.max
         ):
             raise self.refuse(name, "it must be a number above 0")
         return float(value)
@@ -78,16 +81,23 @@ def read_architecture(directory: str | Path) -> Architecture:
         ValueError: names the field whose value the forward pass does not support.
     """
     path = Path(directory) / CONFIG_FILE
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist; name a Hugging Face directory or a GGUF file"
+        )
     values = read_json(path)
     config = Fields(path, values)
     family = values.get("model_type")
-    if family not in _CLASSES:
+    if str(family) not in _CLASSES:
         raise config.refuse("model_type", f"choose from {sorted(_CLASSES)}")
     for name, allowed in _ONLY_VALUES.items():
         config.only(name, allowed)
     if family != "qwen2":  # Qwen2 has its biases whatever this field says
         config.only("attention_bias", (False,))
-    if set(values.get("layer_types") or ()) - {"full_attention"}:
+    layer_types = values.get("layer_types") or []
+    if not isinstance(layer_types, list) or any(
+        each != "full_attention" for each in layer_types
+    ):
         raise config.refuse("layer_types", "only 'full_attention' in every layer is")
 
     hidden_size = config.integer("hidden_size")
@@ -126,7 +136,10 @@ def _read_rope(config: Fields) -> tuple[float, RopeScaling | None]:
     published checkpoints have the two apart, some with "type" for "rope_type".
     """
     section = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
-    rope = Fields(config.path, config.values.get(section) or {}, prefix=f"{section}.")
+    given = config.values.get(section) or {}
+    if not isinstance(given, dict):
+        raise config.refuse(section, "it must be an object")
+    rope = Fields(config.path, given, prefix=f"{section}.")
     rope.only("partial_rotary_factor", (1.0,))
     holder = rope if "rope_theta" in rope.values else config
     theta = holder.number("rope_theta")
@@ -142,21 +155,6 @@ def _read_rope(config: Fields) -> tuple[float, RopeScaling | None]:
         high_freq_factor=rope.number("high_freq_factor"),
         original_max_positions=rope.integer("original_max_position_embeddings"),
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; a ValueError names the file otherwise."""
-    if not path.is_file():
-        raise ValueError(
-            f"{path} does not exist; name a Hugging Face directory or a GGUF file"
-        )
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as failure:
-        raise ValueError(f"{path} is not valid JSON: {failure}") from failure
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a JSON object")
-    return values
 
 
 def config_values(

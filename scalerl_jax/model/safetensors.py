@@ -1,15 +1,14 @@
 """The tensors of a Hugging Face directory: of one safetensors file, or of many."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 
-from scalerl_jax.model.hf_config import read_json
 from scalerl_jax.model.tensors import Region
+from scalerl_jax.utils.reading import parse_json, read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -88,7 +87,7 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
         if size < 8 or data_start > size:
             raise ValueError(f"{path} is cut short within its header ({size} bytes)")
         try:
-            header = json.loads(file.read(data_start - 8))
+            header = parse_json(file.read(data_start - 8))
             header.pop("__metadata__", None)
             tensors = []
             for name, entry in header.items():

@@ -22,11 +22,13 @@ from scalerl_jax.model.tensors import (
     Region,
     Stored,
     TensorNames,
+    all_finite,
     parameters,
 )
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.gguf import is_gguf
+from scalerl_jax.utils.hub import local_path
 
 # Of a tensor, as float32, that is read at one time.  Few rows are also turned from
 # [out, in] to [in, out] within a processor's cache.
@@ -34,11 +36,12 @@ _CHUNK_BYTES = 2**20
 
 
 def read_architecture(checkpoint: str | Path) -> Architecture:
-    """The architecture of a Hugging Face directory or a GGUF file.
+    """The architecture of a Hugging Face directory or hub id, or of a GGUF file.
 
     Raises:
         ValueError: names the field whose value the forward pass does not support.
     """
+    checkpoint = local_path(checkpoint)
     if is_gguf(checkpoint):
         return gguf.read_architecture(checkpoint)
     return hf_config.read_architecture(checkpoint)
@@ -60,14 +63,15 @@ def load_params(
         ValueError: names the tensor and file that is missing, unexpected, of another
             shape or dtype, or cut short.
     """
+    checkpoint = local_path(checkpoint, weights=True)
     names: TensorNames = HUGGING_FACE
     stored: Mapping[str, Stored]
     if is_gguf(checkpoint):
         names, stored = gguf.NAMES, gguf.stored_tensors(checkpoint, arch)
     else:
-        stored = safetensors.stored_tensors(Path(checkpoint))
+        stored = safetensors.stored_tensors(checkpoint)
     found = parameters(arch, names)
-    _check_tensors(Path(checkpoint), stored, found, arch, names)
+    _check_tensors(checkpoint, stored, found, arch, names)
     placements = jax.tree.leaves(shardings) or [None] * len(found)
     leaves = [
         _load(parameter, stored, np.dtype(dtype), placement)
@@ -129,7 +133,13 @@ def _read(
         rows = max(1, _CHUNK_BYTES // row_bytes)
         for start in range(first, end, rows):
             stop = min(start + rows, end)
-            part[start - first : stop - first] = tensor.read(((start, stop), *rest))
+            chunk = tensor.read(((start, stop), *rest))
+            if not all_finite(chunk):
+                raise ValueError(
+                    f"{tensor.file}: tensor {parameter.tensors[layer]} holds numbers "
+                    f"that are NaN or infinite; take another checkpoint"
+                )
+            part[start - first : stop - first] = chunk
     return host
 
 

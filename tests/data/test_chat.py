@@ -1,6 +1,7 @@
 """Prompts from chat templates: those that `transformers` writes, and nothing else."""
 
 import json
+import time
 
 import pytest
 import transformers
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from small_chat import GEMMA_2, MAGISTRAL, SMOLLM2, TEMPLATES, make_directory
 from small_model import small_architecture
 
+from scalerl_jax.data import chat_process
 from scalerl_jax.data.chat import make_renderer
 from scalerl_jax.data.questions import Question
 from scalerl_jax.data.thinking import extract_answer
@@ -205,6 +207,30 @@ def test_a_template_cannot_leave_the_sandbox(tmp_path, source):
     make_directory(tmp_path, chat_template=source)
     with pytest.raises(ValueError, match=r"tokenizer_config\.json fails: \w+Error: "):
         renderer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "source, why",
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}"
+            "{% endfor %}{% endfor %}",
+            "takes longer than 1 s",
+        ),
+        ("{{ 'x' * 10 ** 10 }}", "MemoryError"),
+        ("{{ '%09999999d' % 1 }}", "writes more than 4,194,304 characters"),
+        ("{#" + "x" * 2**22 + "#}", "has more than 4,194,304 characters"),
+    ],
+)
+def test_a_template_has_little_time_and_memory(tmp_path, monkeypatch, source, why):
+    monkeypatch.setattr(chat_process, "TIMEOUT_S", 1.0)
+    make_directory(tmp_path, chat_template=source)
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=rf"tokenizer_config\.json fails: .*{why}"):
+        renderer(tmp_path)
+    assert time.monotonic() - started < 30.0
+    make_directory(tmp_path, chat_template="{{ messages[0]['content'] }}!")
+    assert renderer(tmp_path)(ask("Well")) == "Well!"  # the next one has a process
 
 
 @pytest.mark.parametrize(

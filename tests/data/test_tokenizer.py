@@ -14,9 +14,9 @@ from scalerl_jax.data.tokenizer import (
 @pytest.fixture
 def directory(tmp_path):
     """Letters a to d and two special tokens."""
-    vocabulary = {"<pad>": 0, "<eos>": 1, "a": 2, "b": 3, "c": 4, "d": 5}
+    vocabulary = {"<pad>": 0, "<stop>": 1, "a": 2, "b": 3, "c": 4, "d": 5}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.add_special_tokens(["<pad>", "<eos>"])
+    backend.add_special_tokens(["<pad>", "<stop>"])
     backend.save(str(tmp_path / "tokenizer.json"))
     write(tmp_path, "config.json", {"eos_token_id": 1})
     return tmp_path
@@ -36,10 +36,10 @@ def test_a_directory_or_its_file_can_be_named(directory, name):
 
 def test_special_tokens_are_shown_only_when_asked_for(directory):
     tokenizer = load_tokenizer(directory)
-    assert tokenizer.encode("a<eos>b") == [2, 1, 3]
-    assert "<eos>" not in tokenizer.decode([2, 1])
+    assert tokenizer.encode("a<stop>b") == [2, 1, 3]
+    assert "<stop>" not in tokenizer.decode([2, 1])
     assert tokenizer.decode([2]).strip() == "a"
-    assert "<eos>" in tokenizer.decode_all([2, 1])
+    assert "<stop>" in tokenizer.decode_all([2, 1])
 
 
 def test_encoding_adds_no_special_token(directory):
@@ -80,7 +80,7 @@ def test_eos_comes_from_the_generation_config_first(
         pytest.param(
             "tokenizer.json", "x", r"tokenizer\.json is not a `tokenizers` file", id="x"
         ),
-        pytest.param("config.json", "{", r"config\.json is not JSON", id="torn"),
+        pytest.param("config.json", "{", r"config\.json is not valid JSON", id="torn"),
         pytest.param("config.json", "[1]", r"must hold a JSON object", id="a list"),
         pytest.param(
             "config.json", {}, r"no eos_token_id in .* never end", id="no EOS"
@@ -110,7 +110,7 @@ def test_a_malformed_file_is_named(directory, name, content, message):
 
 def test_a_binary_config_is_refused(directory):
     (directory / "config.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
         load_tokenizer(directory)
 
 
@@ -119,6 +119,26 @@ def test_a_missing_tokenizer_is_named(tmp_path):
         load_tokenizer(tmp_path)
     with pytest.raises(ValueError, match=r"no file .*other\.json; name a"):
         load_tokenizer(tmp_path / "other.json")
+
+
+def test_where_no_file_names_an_end_the_usual_tokens_are_it(directory):
+    write(directory, "config.json", {})
+    file = directory / "tokenizer.json"
+    file.write_text(file.read_text().replace("<stop>", "</s>"))
+    assert load_tokenizer(directory).eos_ids == (1,)
+
+
+def test_a_bare_tokenizer_is_enough_to_look_at_texts(directory):
+    (directory / "config.json").unlink()
+    tokenizer = load_tokenizer(directory / "tokenizer.json", must_end=False)
+    assert tokenizer.eos_ids == () and tokenizer.encode("ab") == [2, 3]
+
+
+@pytest.mark.parametrize("outside", [-1, 6, [1, 10**6]])
+def test_an_end_outside_the_vocabulary_is_refused(directory, outside):
+    write(directory, "config.json", {"eos_token_id": outside})
+    with pytest.raises(ValueError, match=r"config\.json: the tokenizer has no token"):
+        load_tokenizer(directory)
 
 
 def test_without_any_config_a_completion_could_never_end(directory):
@@ -164,6 +184,6 @@ def test_the_tags_of_a_thinking_are_shown_where_they_are_special(directory):
     backend.add_special_tokens(["[THINK]", "[/THINK]"])
     backend.save(str(directory / "tokenizer.json"))
     tokenizer = load_tokenizer(directory)
-    ids = tokenizer.encode("[THINK]a[/THINK]b<eos>")
+    ids = tokenizer.encode("[THINK]a[/THINK]b<stop>")
     assert ids == [6, 2, 7, 3, 1]
     assert tokenizer.decode(ids).replace(" ", "") == "[THINK]a[/THINK]b"

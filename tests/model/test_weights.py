@@ -387,3 +387,23 @@ def test_params_of_another_architecture_are_not_saved(
 def test_a_dtype_that_no_reader_expects_is_not_saved(tmp_path, llama_params):
     with pytest.raises(ValueError, match="dtype = float64; choose from"):
         save_params(tmp_path / "export", llama_params, LLAMA, dtype=np.float64)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+def test_numbers_that_are_not_finite_are_not_loaded(llama_directory, value, dtype):
+    tensor = np.full((16, 16), 3.0).astype(dtype)
+    tensor[7, 5] = value
+    edit_tensors(llama_directory, query=tensor)
+    with pytest.raises(ValueError, match=rf"{QUERY} holds numbers that are NaN"):
+        load_params(llama_directory, LLAMA, dtype=jnp.float32)
+
+
+def test_numbers_that_are_not_finite_are_not_exported(tmp_path, llama_params):
+    spoilt = {
+        **llama_params,
+        "final_norm": llama_params["final_norm"].at[3].set(np.nan),
+    }
+    with pytest.raises(ValueError, match="parameter final_norm holds numbers that are"):
+        save_params(tmp_path / "out", spoilt, LLAMA, dtype=jnp.bfloat16)
+    assert not (tmp_path / "out").exists()

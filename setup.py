@@ -31,6 +31,7 @@ setuptools.setup(
         "array_record>=0.8,<1; sys_platform == 'darwin'",
         "etils[epath]>=1.9",  # the paths that orbax takes
         "flax>=0.12,<0.13",  # struct.dataclass
+        "huggingface_hub>=0.30",  # checkpoints and data sets by their names on the hub
         "jax>=0.10,<0.13",
         "jaxtyping>=0.3,<0.4",  # shapes in signatures
         "jinja2>=3.1.6,<4",  # chat templates; older sandboxes let templates out

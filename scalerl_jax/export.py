@@ -7,7 +7,6 @@ Hugging Face directory or a GGUF file.  With the weights go the tokenizer, its c
 template and what ends a completion.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -18,8 +17,9 @@ from scalerl_jax.build.tables import DTYPES
 from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.model.export import TOKENIZER_FILES, save_params
-from scalerl_jax.utils.failures import tell
+from scalerl_jax.utils.failures import Parser, answer
 from scalerl_jax.utils.gguf import is_gguf
+from scalerl_jax.utils.hub import local_path
 
 
 def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
@@ -48,7 +48,7 @@ def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
 
 def tokenizer_files(source: str | Path, tokenizer: Tokenizer) -> dict[str, bytes]:
     """What transformers reads a tokenizer from; copies, where there is a directory."""
-    path = Path(source)
+    path = local_path(source)
     if is_gguf(path):
         found = read_gguf_tokenizer(path)
         special = found.special_tokens
@@ -82,7 +82,7 @@ def tokenizer_files(source: str | Path, tokenizer: Tokenizer) -> dict[str, bytes
 
 def main(arguments: list[str]) -> int:
     """The exit status of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scalerl_jax.export",
         description="A policy as a Hugging Face directory.",
         allow_abbrev=False,
@@ -104,12 +104,12 @@ def main(arguments: list[str]) -> int:
         help="of the files; empty: as the policy was sampled or saved",
     )
     options = parser.parse_args(arguments)
-    try:
-        export(options.checkpoint, options.out, dtype=options.dtype)
-    except (ValueError, RuntimeError) as error:
-        return tell(error)
-    sys.stdout.write(f"wrote {options.out}\n")
-    return 0
+    status = answer(
+        lambda: export(options.checkpoint, options.out, dtype=options.dtype)
+    )
+    if not status:
+        sys.stdout.write(f"wrote {options.out}\n")
+    return status
 
 
 if __name__ == "__main__":

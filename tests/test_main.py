@@ -217,6 +217,8 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path, command, broken):
     for name in ("config.json", "generation_config.json"):
         values = json.loads((broken / name).read_text())
         (broken / name).write_text(json.dumps({**values, "eos_token_id": None}))
+    file = broken / "tokenizer.json"
+    file.write_text(file.read_text().replace("<eos>", "<stop>"))
     settings = {"data.tokenizer": broken}
     result = command(*small_run.arguments(tmp_path / "run", settings))
     refused(result, "data.tokenizer", "eos_token_id", "could never end")

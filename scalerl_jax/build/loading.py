@@ -1,7 +1,6 @@
 """A policy to sample from: of a Hugging Face directory, a GGUF file, or a run."""
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,8 @@ from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.gguf import is_gguf
+from scalerl_jax.utils.hub import local_path
+from scalerl_jax.utils.reading import read_json
 
 _CHECKPOINTS = "checkpoints"  # of a run directory
 # A sharding per parameter of an architecture; None: the first device.
@@ -45,7 +46,7 @@ def run_settings(directory: str | Path) -> Config | None:
     Raises:
         ValueError: they cannot be read.
     """
-    path = Path(directory).expanduser().absolute()
+    path = local_path(directory).absolute()
     run = _run_of(path) if path.is_dir() else None
     if run is None:
         return None
@@ -60,14 +61,15 @@ def load_model(
 ) -> Model:
     """The policy in a directory; `dtype` is a name, empty: as it was sampled or saved.
 
-    The directory is a Hugging Face one, a run's, the `checkpoints` in it, or one of
-    these checkpoints; a GGUF file will do, too.  Each device gets its own shards.
+    The directory is a Hugging Face one (or an id of its hub), a run's, the
+    `checkpoints` in it, or one of these checkpoints; a GGUF file will do, too.  Each
+    device gets its own shards.
 
     Raises:
         ValueError: it is missing, broken, or none of these.
     """
-    path = Path(directory).expanduser().absolute()
     try:
+        path = local_path(directory, weights=True).absolute()
         if not path.is_dir() and not is_gguf(path):
             raise ValueError(
                 "there is no such directory; name a Hugging Face directory, a GGUF "
@@ -94,8 +96,8 @@ def _run_of(path: Path) -> Path | None:
 def _holds_settings(path: Path) -> bool:
     """Whether its config.json is a run's, which may have no checkpoint yet."""
     try:
-        return "config" in json.loads((path / "config.json").read_bytes())
-    except (OSError, ValueError, TypeError):  # none, no JSON, or a number
+        return "config" in read_json(path / "config.json")
+    except (OSError, ValueError):  # none, or no JSON
         return False
 
 
@@ -105,9 +107,10 @@ def _load_other(path: Path, dtype: str, placement: Placement) -> Model:
     arch = make_architecture(config)
     values: dict[str, Any] = {}
     if not is_gguf(path):
-        values = json.loads((path / "config.json").read_bytes())
+        values = read_json(path / "config.json")
     saved = values.get("dtype", values.get("torch_dtype"))
-    kind = DTYPES[dtype or (saved if saved in DTYPES else "float32")]
+    known = isinstance(saved, str) and saved in DTYPES
+    kind = DTYPES[dtype or (saved if known else "float32")]
     return Model(
         arch=arch,
         tokenizer=make_tokenizer(config, arch),
@@ -140,7 +143,7 @@ def _load_run(run: Path, path: Path, dtype: str, placement: Placement) -> Model:
 def read_settings(file: Path) -> Config:
     """The resolved settings of a run; those it does not name have their defaults."""
     try:
-        return config_lib.build(Config, json.loads(file.read_bytes())["config"])
+        return config_lib.build(Config, read_json(file)["config"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{file} does not give the settings of the run ({error!r}), so its "

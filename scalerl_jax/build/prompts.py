@@ -350,7 +350,8 @@ def _questions(source: QuestionSource, chosen: Selection, name: str) -> list[Que
 def _split_of(name: str) -> tuple[str, str]:
     """Data set and split of "gsm8k@test"; a file's name may hold an @."""
     base, _, split = name.partition("@")
-    return (base, split) if base in catalog.DATA_SETS else (name, "")
+    known = base in catalog.DATA_SETS or catalog.is_on_hub(base)
+    return (base, split) if known else (name, "")
 
 
 def _check_name(name: str, setting: str) -> None:

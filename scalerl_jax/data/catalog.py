@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from scalerl_jax.data import rows
-from scalerl_jax.data.downloads import Fixed, Hub, Remote, Source
+from scalerl_jax.data.downloads import SPLITS, Fixed, Hub, HubSplit, Remote, Source
 from scalerl_jax.data.files import Row
+from scalerl_jax.utils.hub import is_hub_id
 
 VERSION = "1.0.0"  # of the prepared form; part of its path
 
@@ -183,8 +184,24 @@ def own_file(name: str) -> DataSet:
     )
 
 
+def is_on_hub(name: str) -> bool:
+    """Whether a name is "OWNER/NAME" or "OWNER/NAME/SUBSET"."""
+    owner, _, rest = name.partition("/")
+    return "@" not in name and is_hub_id(f"{owner}/{rest.replace('/', '.')}")
+
+
+def _hub_set(name: str) -> DataSet:
+    """A data set of the hub that is known by its name alone."""
+    return dataclasses.replace(
+        own_file(name),
+        title="a data set of the Hugging Face hub",
+        homepage=f"https://huggingface.co/datasets/{name}",
+        sources={split: HubSplit(name, split) for split in SPLITS},
+    )
+
+
 def find(name: str) -> DataSet:
-    """A data set by its name, or a file by "jsonl:FILE" or "parquet:FILE".
+    """A data set by its name, a file by "jsonl:FILE", or a set of the hub by its id.
 
     Raises:
         ValueError: there is none of this name.
@@ -192,12 +209,15 @@ def find(name: str) -> DataSet:
     kind, colon, path = name.partition(":")
     if kind in OWN_FORMS and colon and path:
         return own_file(name)
+    if is_on_hub(name):
+        return _hub_set(name)
     if name not in DATA_SETS:
         base, _, split = name.partition("@")
-        if base in DATA_SETS:
+        if base in DATA_SETS or is_on_hub(base):
             raise ValueError(f"name the split of {base!r} apart: --split={split}")
         raise ValueError(
             f"no data set is called {name!r}; choose from {', '.join(DATA_SETS)}, or "
-            f"name a file: jsonl:FILE or parquet:FILE"
+            f"name a file: jsonl:FILE or parquet:FILE; or one of the Hugging Face hub: "
+            f"OWNER/NAME"
         )
     return DATA_SETS[name]

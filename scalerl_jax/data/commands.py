@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalerl_jax.data import inspecting
-from scalerl_jax.data.catalog import DATA_SETS, find
+from scalerl_jax.data.catalog import DATA_SETS, OWN_FORMS, find
 from scalerl_jax.data.datasets import QuestionSource, open_dataset
 from scalerl_jax.data.preparing import (
     DEFAULT_DIRECTORY,
@@ -16,18 +16,20 @@ from scalerl_jax.data.preparing import (
     prepare,
     prepared_path,
     read_report,
+    usual_limit,
 )
+from scalerl_jax.utils.failures import Parser
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """All commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scalerl_jax.data",
         description="Prepare data sets of prompts with verifiable answers, and look at "
         "them. Status 2: the input cannot be used; the message says why.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    everywhere = argparse.ArgumentParser(add_help=False)
+    everywhere = Parser(add_help=False)
     everywhere.add_argument(
         "--directory",
         type=Path,
@@ -36,12 +38,13 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"where prepared data sets lie, as data.directory (default: "
         f"{DEFAULT_DIRECTORY})",
     )
-    which = argparse.ArgumentParser(add_help=False)
+    which = Parser(add_help=False)
     which.add_argument(
         "--dataset",
         required=True,
         metavar="NAME",
-        help=f"one of {', '.join(DATA_SETS)}; jsonl:FILE or parquet:FILE",
+        help=f"one of {', '.join(DATA_SETS)}; jsonl:FILE or parquet:FILE; OWNER/NAME "
+        "of the Hugging Face hub",
     )
     which.add_argument(
         "--split", help="default: of prepare, all; of inspect, the first"
@@ -57,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     which.add_argument(
         "--max-bad-rows",
-        type=int,
+        type=a_count,
         metavar="N",
         help="rows that are broken or not in the data set's form, and are skipped "
         "(default: 1 %% of the rows, at least 10)",
@@ -71,6 +74,13 @@ def make_parser() -> argparse.ArgumentParser:
         "difficulty", add_help=False, help="measure a policy's pass rate on each prompt"
     )
     return parser
+
+
+def a_count(text: str) -> int:
+    """A whole number of at least 0."""
+    if not text.isdecimal() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from 0")
+    return int(text)
 
 
 _PREPARE = "fetch or read a data set, and write it as records"
@@ -88,7 +98,7 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
         "--tokenizer",
         type=Path,
         metavar="PATH",
-        help="a Hugging Face directory, a tokenizer.json in one, or a .gguf file",
+        help="a Hugging Face directory or id, a tokenizer.json, or a .gguf file",
     )
     parser.add_argument(
         "--template",
@@ -106,10 +116,13 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
         help="as data.enable_thinking = False",
     )
     parser.add_argument(
-        "--rows", type=int, default=3, help="how many are shown (default: %(default)s)"
+        "--rows",
+        type=a_count,
+        default=3,
+        help="how many are shown (default: %(default)s)",
     )
     parser.add_argument(
-        "--start", type=int, default=0, help="the first (default: %(default)s)"
+        "--start", type=a_count, default=0, help="the first (default: %(default)s)"
     )
     parser.add_argument("--ids", action="store_true", help="show token ids too")
 
@@ -143,24 +156,33 @@ def prepare_data(flags: argparse.Namespace) -> None:
 
 
 def inspect_data(flags: argparse.Namespace) -> None:
-    """Show some questions, and a table of all."""
-    if not flags.path:
-        split = flags.split
-        questions = open_dataset(flags.dataset, split=split, directory=flags.directory)
-        _show(questions, flags)
-        return
+    """Show what is dropped, some questions, and a table of all."""
+    split = choose_split(find(flags.dataset), flags.split)
+    own = flags.dataset.partition(":")[0] in OWN_FORMS
+    place = flags.directory
     with tempfile.TemporaryDirectory() as made:
-        directory = Path(made)
-        split = choose_split(find(flags.dataset), flags.split)
-        report = prepare(
-            flags.dataset,
-            split=split,
-            directory=directory,
-            paths=flags.path,
-            max_bad_rows=flags.max_bad_rows,
-        )
-        _say(*report.lines(), "")
-        _show(open_dataset(flags.dataset, split=split, directory=directory), flags)
+        if flags.path or own:
+            prepared = prepared_path(flags.dataset, split, place)
+            if flags.path or not is_prepared(prepared):
+                place = Path(made)
+                limit = flags.max_bad_rows
+                prepare(
+                    flags.dataset,
+                    split=split,
+                    directory=place,
+                    paths=flags.path,
+                    max_bad_rows=sys.maxsize if limit is None else limit,
+                )
+        questions = open_dataset(flags.dataset, split=split, directory=place)
+        report = questions.report
+        _say(*report.lines())
+        if report.bad.total > usual_limit(report):
+            _say(
+                f"  prepare would refuse it: it skips {usual_limit(report)} bad rows, "
+                f"unless --max-bad-rows allows more"
+            )
+        _say("")
+        _show(questions, flags)
 
 
 def _show(questions: QuestionSource, flags: argparse.Namespace) -> None:

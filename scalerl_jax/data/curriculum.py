@@ -2,14 +2,13 @@
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from scalerl_jax.types import Prompt
+from scalerl_jax.utils.reading import check_regular, parse_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +72,7 @@ def read_pass_rates(path: Path, prompts: Sequence[Prompt]) -> np.ndarray:
     """
     by_text = {text_digest(prompt.text): place for place, prompt in enumerate(prompts)}
     rates = np.full(len(prompts), np.nan)
+    check_regular(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -102,7 +102,7 @@ def _read_line(
     line: str, by_text: dict[str, int], *, num_prompts: int
 ) -> tuple[int | None, float]:
     """Place and pass rate; no place if the text is that of no prompt."""
-    row: Any = json.loads(line)
+    row = parse_json(line)
     if not isinstance(row, dict):
         raise ValueError(f"{row!r} is not an object with a pass_rate")
     rate = row.get("pass_rate")

@@ -16,8 +16,13 @@ from typing import Any, NamedTuple, Protocol
 
 from tqdm import tqdm
 
+from scalerl_jax.utils.hub import fetch
+
 TIMEOUT_S = 60.0  # without a byte
 _CHUNK = 2**20  # bytes
+SPLITS = ("train", "test", "validation")  # of a data set that is known by name alone
+_DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.jsonl.gz", "*.json.gz")
+_NO_DATA = ("dataset_infos.json", "dataset_info.json")
 
 
 class Remote(NamedTuple):
@@ -83,6 +88,51 @@ class Hub:
             Remote(base + urllib.parse.quote(path), files[path])
             for path in sorted(files)
         ]
+
+
+@dataclasses.dataclass(frozen=True)
+class HubSplit:
+    """The files of one split of any data set of the hub: "OWNER/NAME[/SUBSET]".
+
+    Those whose path has the split's name; where none has any split's, all are "train".
+    They come through the hub's own library and its cache, and hence also offline.
+    """
+
+    name: str
+    split: str
+
+    def locate(self) -> list[Remote]:
+        """The files, sorted by path.
+
+        Raises:
+            ValueError: there are none, they are of several subsets, or the hub cannot
+                be reached.
+        """
+        owner, name, *subset = self.name.split("/")
+        folder = fetch(f"{owner}/{name}", _DATA_FILES, kind="dataset")
+        found: dict[Path, str] = {}
+        for file in sorted(folder.rglob("*")):
+            path = file.relative_to(folder)
+            named = [each for each in SPLITS if re.search(rf"\b{each}", str(path))]
+            wanted = not subset or subset[0] in path.parts
+            known = any(path.match(pattern) for pattern in _DATA_FILES)
+            if wanted and known and path.name not in _NO_DATA and file.is_file():
+                found[file] = named[0] if named else ""
+        files = [file for file, split in found.items() if split == self.split]
+        if self.split == SPLITS[0] and not any(found.values()):
+            files = list(found)
+        subsets = sorted({str(file.parent.relative_to(folder)) for file in files})
+        if len(subsets) > 1:
+            raise ValueError(
+                f"{self.name} has several subsets with a split {self.split!r}; name "
+                f"one, as {owner}/{name}/{subsets[0]}: {', '.join(subsets)}"
+            )
+        if not files:
+            raise ValueError(
+                f"{self.name} has no file of a split {self.split!r} among its JSON and "
+                f"Parquet files: {[str(each.relative_to(folder)) for each in found]}"
+            )
+        return [Remote(file.as_uri()) for file in files]
 
 
 def _pages(url: str) -> Iterator[list[dict[str, Any]]]:

@@ -6,17 +6,19 @@ is read whole.
 
 import gzip
 import hashlib
-import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
+from scalerl_jax.utils.reading import check_regular, parse_json
 
 Row = dict[str, Any]
 
 _PARQUET, _GZIP = b"PAR1", b"\x1f\x8b"  # with what such files begin
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BATCH = 64  # rows of Parquet held at a time
+_ROW, _ARRAY = 2**28, 2**32  # bytes of a row, and of an array of them, at most
 
 
 class Found(NamedTuple):
@@ -29,6 +31,7 @@ class Found(NamedTuple):
 
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal; it is never held whole."""
+    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -39,6 +42,7 @@ def read_rows(path: Path) -> Iterator[Found]:
     Raises:
         ValueError: the file as a whole cannot be read.
     """
+    check_regular(path)
     try:
         with path.open("rb") as file:
             start = file.read(4)
@@ -52,7 +56,7 @@ def read_rows(path: Path) -> Iterator[Found]:
 
 
 def _read_json(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[Found]:
-    numbered = enumerate(iter(file.readline, b""), start=1)
+    numbered = enumerate(iter(lambda: _line(path, file), b""), start=1)
     for number, line in numbered:
         if number == 1:
             line = line.removeprefix(_BYTE_ORDER_MARK)
@@ -60,7 +64,7 @@ def _read_json(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[Found]:
             continue
         # Rows are objects: a bracket before any of them opens an array of them.
         if line.lstrip().startswith(b"["):
-            yield from _read_array(path, line + file.read())
+            yield from _read_array(path, line + file.read(_ARRAY + 1))
             return
         yield _parse(f"{path.name}, line {number}", line)
         break
@@ -69,14 +73,21 @@ def _read_json(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[Found]:
             yield _parse(f"{path.name}, line {number}", line)
 
 
+def _line(path: Path, file: IO[bytes] | gzip.GzipFile) -> bytes:
+    """The next line; a file without line ends is not held whole."""
+    line = file.readline(_ROW + 1)
+    if len(line) > _ROW:
+        raise ValueError(f"{path} has a line of more than {_ROW >> 20} MiB")
+    return line
+
+
 def _parse(place: str, line: bytes) -> Found:
     try:
-        row = json.loads(line.decode())
-    except UnicodeDecodeError:
-        return Found(place, None, "invalid UTF-8")
-    except (ValueError, RecursionError):
+        return _as_row(place, parse_json(line))
+    except ValueError as error:
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            return Found(place, None, "invalid UTF-8")
         return Found(place, None, "broken JSON")
-    return _as_row(place, row)
 
 
 def _as_row(place: str, row: Any) -> Found:
@@ -86,9 +97,14 @@ def _as_row(place: str, row: Any) -> Found:
 
 
 def _read_array(path: Path, content: bytes) -> Iterator[Found]:
+    if len(content) > _ARRAY:
+        raise ValueError(
+            f"{path} is a JSON array of more than {_ARRAY >> 30} GiB, which is read "
+            f"whole; write it as JSON lines"
+        )
     try:
-        rows = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
+        rows = parse_json(content)
+    except ValueError as error:
         raise ValueError(
             f"{path} begins as a JSON array and is none: {error}"
         ) from error

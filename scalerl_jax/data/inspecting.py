@@ -55,7 +55,8 @@ class View:
             tokenizer_directory=tokenizer or "",
         )
         return cls(
-            render=render, tokenizer=load_tokenizer(tokenizer) if tokenizer else None
+            render=render,
+            tokenizer=load_tokenizer(tokenizer, must_end=False) if tokenizer else None,
         )
 
     @property

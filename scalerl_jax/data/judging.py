@@ -8,21 +8,21 @@ import argparse
 import collections
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from scalerl_jax.config import MathAnswer, RewardConfig
+from scalerl_jax.config.validation import check_number
 from scalerl_jax.data.files import read_rows
-from scalerl_jax.data.rows import Malformed, maths, read_tests
+from scalerl_jax.data.rows import Malformed, maths, read_answer, read_tests
 from scalerl_jax.data.thinking import extract_answer
 from scalerl_jax.rewards import code
 from scalerl_jax.rewards.named import check_programs, named_verifiers
-from scalerl_jax.rewards.sandbox import SandboxError
 from scalerl_jax.rewards.verdict import Status
 from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.utils.failures import Parser, answer
 
 _AHEAD = 64  # rows submitted and not judged, for each process
 
@@ -43,9 +43,9 @@ class _Judged(NamedTuple):
     detail: str
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """The flags; those of the settings have their names and defaults."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scalerl_jax.rewards",
         description="Judge completions. Status 2: the input cannot be used; the "
         "message says why.",
@@ -95,27 +95,16 @@ _SETTINGS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status."""
-    try:
-        flags = make_parser().parse_args(arguments)
-        _run(flags)
-    except BrokenPipeError:  # whoever reads, `head` perhaps, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError, SandboxError) as failure:
-        sys.stderr.write(f"error: {failure}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return 130
-    return 0
+    flags = make_parser().parse_args(arguments)
+    return answer(lambda: _run(flags))
 
 
 def _run(flags: argparse.Namespace) -> None:
     settings = {name: getattr(flags, name) for name in _SETTINGS}
     for name, value in settings.items():
-        may_be_0 = name == "code_float_tolerance"
-        if not isinstance(value, str) and (value < 0 or value == 0 and not may_be_0):
-            least = "0 or more" if may_be_0 else "above 0"
-            raise ValueError(f"--{name.replace('_', '-')}={value} must be {least}")
+        if not isinstance(value, str):
+            shown = f"--{name.replace('_', '-')}={value}"
+            check_number(f"reward.{name}", value, shown=shown)
     reward = RewardConfig(**settings)
     rows = _read(flags.file)
     if any(row.reference["verifier"] == "code" for row in rows):
@@ -138,8 +127,6 @@ def _read(path: Path) -> list[_Row]:
     Raises:
         ValueError: one of them cannot be judged, or there are none.
     """
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file")
     rows = []
     for place, row, reason in read_rows(path):
         try:
@@ -165,9 +152,8 @@ def _reference(row: dict[str, Any]) -> dict[str, Any]:
         reference = {"verifier": "code", "tests": read_tests(row["tests"])}
         code.read_tests(reference)
         return reference
-    if row.get("answer") is None:
-        raise Malformed("field 'answer' or 'tests' is missing")
-    return maths("any", row["answer"]).reference
+    # Its completion is what is judged.
+    return maths("any", read_answer(row | {"completion": None})).reference
 
 
 def _judged(

@@ -129,7 +129,7 @@ def prepared_path(name: str, split: str, directory: Path) -> Path:
         return directory.expanduser() / name / split / VERSION
     try:
         digest = files.sha256_of(Path(file).expanduser())
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"data set {name!r} cannot be read: {error}") from error
     return directory.expanduser() / kind / digest / VERSION
 
@@ -257,7 +257,12 @@ def _drafts(
             if max_bad_rows is not None:
                 _refuse_over(max_bad_rows, report)
     if max_bad_rows is None:
-        _refuse_over(max(_LEAST_BAD_ROWS, int(_BAD_SHARE * report.rows)), report)
+        _refuse_over(usual_limit(report), report)
+
+
+def usual_limit(report: Report) -> int:
+    """How many bad rows are skipped where nothing else is said."""
+    return max(_LEAST_BAD_ROWS, int(_BAD_SHARE * report.rows))
 
 
 def _refuse_over(limit: int, report: Report) -> None:
@@ -276,6 +281,7 @@ def _questions(
 ) -> Iterator[Question]:
     """The questions that can be judged, each with an id of its own."""
     identities: set[str] = set()
+    seen: dict[int, int] = {}  # hashes: of a text, of its reference
     for number, (place, draft, reason) in enumerate(drafts):
         identity = draft.identity or f"{report.split}/{number}"
         if not reason and identity in identities:
@@ -287,7 +293,7 @@ def _questions(
             continue
         identities.add(identity)
         report.kept += 1
-        for doubt in doubts(draft):
+        for doubt in (*doubts(draft), *_again(draft, seen)):
             report.doubtful.add(doubt, place)
         yield Question(
             task=name,
@@ -296,7 +302,18 @@ def _questions(
             system=draft.system,
         )
     if not report.kept:
-        raise ValueError("no question is left:\n" + "\n".join(report.lines()))
+        said = "; ".join(" ".join(line.split()) for line in report.lines())
+        raise ValueError(f"no question is left: {said}")
+
+
+def _again(draft: Draft, seen: dict[int, int]) -> Iterator[str]:
+    """Whether a question came before, which is kept: duplicates may be meant."""
+    text = hash((draft.system, draft.text))
+    reference = hash(json.dumps(draft.reference, sort_keys=True))
+    if text in seen:
+        same = seen[text] == reference
+        yield "an exact duplicate" if same else "asked before, with another answer"
+    seen.setdefault(text, reference)
 
 
 def _is_text(draft: Draft) -> bool:

@@ -6,12 +6,13 @@ or asked.  Neither says more than the reason, so that rows can be counted by it.
 """
 
 import ast
-import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from scalerl_jax.data.files import Row
+from scalerl_jax.utils.reading import parse_json
 
 _SINGLE_BACKSLASH = re.compile(r"(?<!\\)(?:\\\\)*\\(?!\\)")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
@@ -62,6 +63,8 @@ def maths(text: str, answer: Any, **more: str) -> Draft:
     for each in answers:
         if isinstance(each, bool) or not isinstance(each, str | int | float):
             raise Malformed(f"the answer is of type {type(each).__name__}")
+        if isinstance(each, float) and not math.isfinite(each):
+            raise Malformed("the answer is no finite number")
     # 142.0 is how tables write 142.
     written = [
         str(int(each) if isinstance(each, float) and each.is_integer() else each)
@@ -294,25 +297,32 @@ def _joined(given: Any) -> str:
 
 def _from_json(text: Any, reason: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, TypeError, RecursionError) as error:
+        return parse_json(text)
+    except (ValueError, TypeError) as error:
         raise Unusable(reason) from error
 
 
 def read_own(row: Row) -> Draft:
-    """This project's form, or verl's where a row has a `reward_model`.
+    r"""This project's form or a usual one, verl's where a row has a `reward_model`.
 
-        {"question" | "messages", "answer" | "tests", "id"?, "system"?, "verifier"?}
+        {"question" | "problem" | "prompt" | "messages",
+         "answer" | "ground_truth" | "completion" | "solution" | "tests",
+         "id"?, "system"?, "verifier"?}
 
-    `problem` stands for `question` too.  Without "verifier" those with `tests` are
-    judged as code, all others as maths.
+    `prompt` may be a text or turns.  The answer in a completion or a solution is what
+    follows its last "####", else its last \boxed{}, else all of it.  Those with `tests`
+    are judged as code, all others as maths, unless "verifier" says it.
     """
     if "reward_model" in row:
         return read_verl(row)
-    if row.get("messages") is not None:
-        text, system = _single_turn(_field(row, "messages", kind=list))
+    turns = row.get("messages") or row.get("prompt")
+    if isinstance(turns, list):
+        text, system = _single_turn(turns)
     else:
-        text, system = _field(row, "question", "problem"), row.get("system") or ""
+        text = _field(row, "question", "problem", "prompt")
+        system = row.get("system") or ""
+        if not isinstance(system, str):
+            raise Malformed("field 'system' is no text")
     identity = _identity(row, "id", "unique_id")
     verifier = row.get("verifier", "math" if row.get("tests") is None else "code")
     if verifier == "code":
@@ -321,9 +331,34 @@ def read_own(row: Row) -> Draft:
         )
     if verifier != "math":
         raise Malformed("field 'verifier' is neither 'math' nor 'code'")
-    if row.get("answer") is None:
-        raise Malformed("field 'answer' or 'tests' is missing")
-    return maths(text, row["answer"], identity=identity, system=system)
+    return maths(text, read_answer(row), identity=identity, system=system)
+
+
+def read_answer(row: Row) -> Any:
+    """The right answer, or several, under any of the names that it usually has."""
+    for name in ("answer", "ground_truth"):
+        if (answer := row.get(name)) is not None:
+            worked = isinstance(answer, str) and "####" in answer
+            return _last_answer(answer) if worked else answer
+    for name in ("completion", "solution"):
+        if (worked := row.get(name)) is not None:
+            if isinstance(worked, list):  # turns
+                worked, _ = _single_turn(worked, role="assistant")
+            if not isinstance(worked, str):
+                raise Malformed(f"field {name!r} is no text")
+            return _last_answer(worked)
+    raise Malformed("field 'answer' or 'tests' is missing")
+
+
+def _last_answer(worked: str) -> str:
+    """The answer at the end of a worked solution."""
+    _, found, answer = worked.rpartition("####")
+    if found:
+        return _THOUSANDS.sub("", answer)
+    from scalerl_jax.rewards.maths import last_boxed  # with it SymPy: a second
+
+    boxed = last_boxed(worked) if "\\boxed" in worked else None
+    return worked if boxed is None else boxed
 
 
 def read_verl(row: Row) -> Draft:
@@ -343,14 +378,14 @@ def read_verl(row: Row) -> Draft:
     return maths(text, truth, system=system)
 
 
-def _single_turn(messages: list[Any]) -> tuple[str, str]:
-    """The user's turn, and the system's before it or none."""
+def _single_turn(messages: list[Any], *, role: str = "user") -> tuple[str, str]:
+    """The turn of a role, the user's, and the system's before it or none."""
     for each in messages:
         if not (isinstance(each, dict) and isinstance(each.get("content"), str)):
             raise Malformed("a message has no text 'content'")
     match [(each.get("role"), each["content"]) for each in messages]:
-        case [("user", text)]:
+        case [(found, text)] if found == role:
             return text, ""
-        case [("system", system), ("user", text)]:
+        case [("system", system), (found, text)] if found == role:
             return text, system
     raise Unusable("the prompt is not one turn of a user")

@@ -34,6 +34,7 @@ from scalerl_jax.preflight.memory import ProgramMemory, program_memory
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.kernels import why_not_pallas
 from scalerl_jax.utils.device_memory import is_full
+from scalerl_jax.utils.hub import is_hub_id
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ def make_parts(config: Config, topology: Topology) -> tuple[Parts, Any]:
     step = make_train_step(config, forward, learner_mesh)
     given = config.data.tokenizer or config.model.checkpoint
     tokenizer: Any = AssumedTokenizer()
-    if given and Path(given).exists():
+    if given and (Path(given).exists() or is_hub_id(given)):
         tokenizer = make_tokenizer(config, arch)
     elif config.interruption.enabled:
         notes.append(

@@ -54,7 +54,8 @@ def test_a_data_set_is_prepared_listed_and_looked_at(capsys, tmp_path, gsm8k):
         "--ids",
     )
     assert status == 0
-    lines = said.splitlines()
+    assert said.startswith("gsm8k, test\n  rows         3\n  kept         3\n\n")
+    lines = said.splitlines()[4:]
     assert lines[0].startswith("--- 2: test/2, 10 tokens ---")
     assert lines[1] == "2 + 1 = ?<think>"
     assert json.loads(lines[3]) == {"verifier": "math", "answer": "3", "id": "test/2"}
@@ -76,6 +77,28 @@ def test_a_local_file_is_looked_at_without_being_prepared(capsys, tmp_path, gsm8
     assert status == 0 and "0 + 1 = ?" in said
     assert "3 questions; characters of a prompt:" in said
     assert not where.exists()
+
+
+def test_what_prepare_would_drop_is_shown_and_duplicates_are_counted(capsys, tmp_path):
+    rows = [{"prompt": f"{n}?", "answer": str(n)} for n in (1, 1, 2, 1)]
+    rows[3]["answer"] = "7"
+    rows += [{"prompt": " ", "answer": "3"}] + [{"answer": "4"}] * 11
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    which = (f"--dataset=jsonl:{file}", f"--directory={tmp_path / 'prepared'}")
+    tokenizer = tmp_path / "alone" / "tokenizer.json"  # without a config beside it
+    tokenizer.parent.mkdir()
+    tokenizer.write_bytes((TOKENIZER / "tokenizer.json").read_bytes())
+    status, said, _ = run(capsys, "inspect", *which, f"--tokenizer={tokenizer}")
+    table = [line.split("  first:") for line in said.splitlines()]
+    counts = {line[0].rpartition(" ")[0].strip(): line[0].split()[-1] for line in table}
+    assert status == 0 and "4 questions; tokens of a prompt:" in said
+    assert counts["kept"] == "4" and counts["dropped: the question is empty"] == "1"
+    assert counts["kept, doubtful: an exact duplicate"] == "1"
+    assert counts["kept, doubtful: asked before, with another answer"] == "1"
+    assert "prepare would refuse it: it skips 10 bad rows" in said
+    status, _, error = run(capsys, "prepare", *which)
+    assert status == 2 and "11 of the first 16 rows" in error
 
 
 @pytest.mark.parametrize(

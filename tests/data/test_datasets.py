@@ -268,7 +268,7 @@ def test_what_is_not_there_is_said_with_the_way_to_get_it(tmp_path, directory):
         open_dataset("gsm8k", split="dev", directory=directory)
     with pytest.raises(ValueError, match="prepare --dataset=math500 --split=test"):
         open_dataset("math500", split=None, directory=directory)
-    with pytest.raises(ValueError, match="No such file"):
+    with pytest.raises(ValueError, match="no such file"):
         open_dataset(f"jsonl:{tmp_path / 'none'}", split=None, directory=directory)
 
 

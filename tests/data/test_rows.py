@@ -281,6 +281,34 @@ def test_the_projects_own_form():
 
 
 @pytest.mark.parametrize(
+    "row, answer",
+    [
+        ({"answer": "4"}, "4"),
+        ({"ground_truth": 4}, "4"),
+        ({"answer": None, "ground_truth": ["4", "four"]}, ["4", "four"]),
+        ({"answer": "Two and two.\n#### 4,000"}, "4000"),
+        ({"completion": " 4 "}, "4"),
+        ({"completion": r"So it is $\boxed{\frac{8}{2}}$."}, r"\frac{8}{2}"),
+        ({"completion": "Two and two\n#### 4"}, "4"),
+        ({"completion": [{"role": "assistant", "content": "4"}]}, "4"),
+        ({"completion": "wrong", "answer": "4"}, "4"),
+        ({"solution": r"\boxed{4}"}, "4"),
+    ],
+)
+@pytest.mark.parametrize("prompt", ["2 + 2?", [{"role": "user", "content": "2 + 2?"}]])
+def test_rows_with_a_prompt_and_the_usual_names_of_an_answer(prompt, row, answer):
+    draft = rows.read_own({"prompt": prompt, **row})
+    assert draft.text == "2 + 2?"
+    assert draft.reference == {"verifier": "math", "answer": answer}
+
+
+@pytest.mark.parametrize("answer", [float("nan"), float("inf"), [1, float("-inf")]])
+def test_an_answer_that_is_no_finite_number_is_malformed(answer):
+    with pytest.raises(Malformed, match="no finite number"):
+        rows.read_own({"question": "?", "answer": answer})
+
+
+@pytest.mark.parametrize(
     "row, error, why",
     [
         ({"question": "?"}, Malformed, "'answer' or 'tests' is missing"),

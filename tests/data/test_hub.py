@@ -1,0 +1,98 @@
+"""Names on the Hugging Face hub: out of its cache alone, as where no network is."""
+
+import json
+import shutil
+
+import huggingface_hub.constants
+import jax
+import numpy as np
+import pytest
+import small_run
+
+from scalerl_jax.build.loading import load_model
+from scalerl_jax.data.__main__ import main
+from scalerl_jax.utils.hub import fetch, is_hub_id, local_path
+
+BASE = small_run.make_config().model.checkpoint
+COMMIT, EARLIER = "a" * 40, "b" * 40
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache with one model and one data set, as `hf download` leaves them."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    model = add(tmp_path, "models--owner--tiny", COMMIT)
+    shutil.copytree(BASE, model, dirs_exist_ok=True)
+    other = add(tmp_path, "models--owner--tiny", EARLIER, name="v1")
+    shutil.copytree(BASE, other, dirs_exist_ok=True)
+    sums = add(tmp_path, "datasets--owner--sums", COMMIT)
+    for split, count in (("train", 3), ("test", 2)):
+        rows = [
+            {"prompt": f"{n} + 1 = ?", "completion": f"\\boxed{{{n + 1}}}"}
+            for n in range(count)
+        ]
+        file = sums / "data" / f"{split}-00000-of-00001.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    yield tmp_path
+    fetch.cache_clear()
+
+
+def add(cache, repository, commit, name="main"):
+    """The folder of a commit, to which a name points."""
+    refs, folder = cache / repository / "refs", cache / repository / "snapshots"
+    refs.mkdir(parents=True, exist_ok=True)
+    (refs / name).write_text(commit)
+    (folder / commit).mkdir(parents=True)
+    return folder / commit
+
+
+def test_a_model_of_the_cache_is_loaded_by_its_id(cache):
+    found, same = load_model("owner/tiny"), load_model(BASE)
+    assert found.tokenizer.eos_ids == same.tokenizer.eos_ids
+    jax.tree.map(np.testing.assert_array_equal, found.params, same.params)
+
+
+def test_a_revision_can_be_named(cache):
+    assert local_path("owner/tiny").name == COMMIT
+    assert local_path("owner/tiny@v1").name == EARLIER
+
+
+def test_what_lies_here_is_no_id(cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "tiny").mkdir(parents=True)
+    assert not is_hub_id("owner/tiny") and is_hub_id("owner/other")
+    assert str(local_path("owner/tiny")) == "owner/tiny"
+    for name in ("runs", "/runs/x", "./x", "../x", "a/b/c", "jsonl:a/b"):
+        assert not is_hub_id(name)
+
+
+def test_what_the_cache_lacks_is_one_line(cache):
+    with pytest.raises(ValueError, match=r"owner/other is no file here.*hf download"):
+        load_model("owner/other")
+
+
+def test_a_data_set_of_the_cache_is_prepared_by_its_id(cache, tmp_path, capsys):
+    where = f"--directory={tmp_path / 'prepared'}"
+    assert not main(["prepare", "--dataset=owner/sums", "--split=test", where])
+    assert "  kept         2" in capsys.readouterr().out.splitlines()
+    assert not main(["inspect", "--dataset=owner/sums", "--split=test", where])
+    assert "1 + 1 = ?" in capsys.readouterr().out
+    assert main(["prepare", "--dataset=owner/sums", "--split=validation", where]) == 2
+    assert "no file of a split 'validation'" in capsys.readouterr().err
+
+
+def test_subsets_of_a_data_set_are_told_apart(cache, tmp_path, capsys):
+    folder = add(cache, "datasets--owner--parts", COMMIT)
+    for subset in ("main", "socratic"):
+        (folder / subset).mkdir()
+        row = {"question": f"Of {subset}?", "answer": "So.\n#### 7"}
+        (folder / subset / "train-0.jsonl").write_text(json.dumps(row) + "\n")
+    where = [f"--directory={tmp_path / 'prepared'}", "--split=train"]
+    assert main(["prepare", "--dataset=owner/parts", *where]) == 2
+    assert "name one, as owner/parts/main: main, socratic" in capsys.readouterr().err
+    assert not main(["prepare", "--dataset=owner/parts/socratic", *where])
+    assert not main(["inspect", "--dataset=owner/parts/socratic", *where])
+    said = capsys.readouterr().out
+    assert "Of socratic?" in said and '"answer": "7"' in said

@@ -23,14 +23,15 @@ from ml_collections import config_flags
 from scalerl_jax import build
 from scalerl_jax import config as config_lib
 from scalerl_jax.build import resumed
+from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.config.listing import list_settings
 from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
-from scalerl_jax.utils.failures import is_explained
+from scalerl_jax.utils.failures import tell
 from scalerl_jax.utils.metrics import EVALS_FILE
 from scalerl_jax.utils.programs import keep_programs
 from scalerl_jax.utils.progress import Progress, Stderr
-from scalerl_jax.utils.run_directory import flatten, open_run_directory
+from scalerl_jax.utils.run_directory import open_run_directory
 
 # What may differ between a run and its resumption.
 FREE_SETTINGS = (
@@ -115,7 +116,7 @@ def free_settings(config: config_lib.Config) -> tuple[str, ...]:
 def main(argv: Sequence[str]) -> None:
     """Resolve the settings and run; a failure that has an explanation is one line."""
     if len(argv) > 1:
-        raise app.UsageError(f"unknown arguments {argv[1:]}")
+        _end(f"unknown arguments {argv[1:]}", status=_MISTAKE)
     workdir = _WORKDIR.value
     # Our own messages, and other libraries' warnings.
     handler = absl_logging.get_absl_handler()
@@ -127,20 +128,16 @@ def main(argv: Sequence[str]) -> None:
         config = config_lib.resolve(_CONFIG.value)
     except ValueError as error:
         _end(str(error), status=_MISTAKE)
-    except OSError as error:  # there is no such file
-        _end(f"--config: {error}", status=_MISTAKE)
     if _DESCRIBE.value:
         sys.stdout.write(build.describe(config))
         return
-    assert workdir is not None, "the flag is required"
+    if workdir is None:
+        _end("--workdir is missing: --workdir=runs/NAME", status=_MISTAKE)
     _join()
     try:
         outcome = run(config, workdir)
-    except (ValueError, RuntimeError, TimeoutError) as error:
-        if not is_explained(error):
-            raise
-        status = _MISTAKE if isinstance(error, ValueError) else _FAILURE
-        _end(str(error), status=status)
+    except (ValueError, RuntimeError, OSError) as error:
+        sys.exit(tell(error))
     where = "stopped by SIGTERM" if outcome.preempted else "finished"
     if outcome.stop_reason is not None:
         where = f"stopped early (scaling.stop: {outcome.stop_reason})"
@@ -200,16 +197,9 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         sys.exit(0)
     argv = _with_settings(argv)
     try:
-        return flags.FLAGS(list(argv))
-    except (AttributeError, KeyError) as error:  # --config.name is not a setting
-        reason = error.args[0]
-        text = reason.args[0] if isinstance(reason, Exception) else reason
-        _end(f"--config has no such setting: {text}; {_known(argv)}", status=_MISTAKE)
-    except flags.Error as error:
-        # What a config file itself refuses comes with the way through ml_collections.
-        _end(str(error).rpartition("ValueError: ")[2], status=_MISTAKE)
-    except OSError as error:  # there is no such config file
-        _end(f"--config: {error}", status=_MISTAKE)
+        return read_flags(flags.FLAGS, argv, settings=config_lib.Config)
+    except ValueError as error:
+        _end(str(error), status=_MISTAKE)
 
 
 def _with_settings(argv: Sequence[str]) -> Sequence[str]:
@@ -224,19 +214,6 @@ def _with_settings(argv: Sequence[str]) -> Sequence[str]:
     if "config" in given or not (run / "config.json").is_file():
         return argv
     return [argv[0], f"--config={resumed.__file__}:{run}", *argv[1:]]
-
-
-def _known(argv: Sequence[str]) -> str:
-    """The settings that stand where an unknown one was given."""
-    settings = list(flatten(config_lib.to_json(config_lib.Config())))
-    prefix = "--config."
-    given = [
-        arg.removeprefix(prefix).split("=")[0] for arg in argv if arg.startswith(prefix)
-    ]
-    unknown = next((name for name in given if name not in settings), "")
-    section = unknown.rpartition(".")[0]
-    there = [name for name in settings if name.startswith(f"{section}.")]
-    return f"choose from {there or settings}"
 
 
 def _end(message: str, *, status: int) -> NoReturn:

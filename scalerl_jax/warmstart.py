@@ -9,6 +9,7 @@ generation_config.json) and the log of its making, warmstart.json.
 import dataclasses
 import itertools
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -19,12 +20,13 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import tokenizers
-from absl import app, flags, logging
+from absl import flags, logging
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import config_flags
 from tokenizers import decoders, models
 
 from scalerl_jax import config as config_lib
+from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.data import tasks
 from scalerl_jax.data.demonstrations import Styles, demonstrate
 from scalerl_jax.data.questions import Question
@@ -43,6 +45,7 @@ from scalerl_jax.model.export import save_params
 from scalerl_jax.model.transformer import init_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.rollout.batching import TrainSequence, abstract_microbatch, pack
+from scalerl_jax.utils.failures import answer
 
 EOS, PAD, UNKNOWN, THINK = "<eos>", "<pad>", "<unk>", "<think>"
 # Wording that prompts share is one token each; everything else is a character.
@@ -56,6 +59,7 @@ PHRASES = (
     "hm ",
     "time is up.",
 )
+_MOST = 1_000_000  # of any setting: more is a slip of the hand
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=;:.,?!\"'()<>#"
 
 
@@ -207,8 +211,8 @@ def train(
     config: WarmstartConfig, backend: tokenizers.Tokenizer, arch: Architecture
 ) -> tuple[TrainState, list[dict[str, float]]]:
     """Next-token loss on demonstrations; the state and a log of the loss."""
+    stream = demonstration_stream(config, make_questions(config), backend)
     forward = Forward(arch=arch, dtype=jnp.float32)
-
     optimizer = make_optimizer(
         make_schedule(
             learning_rate=config.learning_rate,
@@ -238,7 +242,6 @@ def train(
         ),
         mesh=mesh,
     )
-    stream = demonstration_stream(config, make_questions(config), backend)
     log, started = [], time.monotonic()
     for number in range(1, config.num_steps + 1):
         sequences = [next(stream) for _ in range(config.demonstrations_per_step)]
@@ -297,6 +300,9 @@ def save(
 def main(settings: ml_collections.ConfigDict, out: Path) -> None:
     """Train and save."""
     config = config_lib.build(WarmstartConfig, settings.to_dict())
+    for name, value in dataclasses.asdict(config).items():
+        if isinstance(value, int | float) and not 0 <= value <= _MOST:
+            raise ValueError(f"{name} = {value} must be from 0 to {_MOST:,}")
     backend = make_tokenizer()
     # A multiple of 8 keeps the head's matmul aligned; the extra ids are never used.
     vocab_size = -(-backend.get_vocab_size(with_added_tokens=True) // 8) * 8
@@ -307,16 +313,32 @@ def main(settings: ml_collections.ConfigDict, out: Path) -> None:
     logging.info("wrote %s", out)
 
 
-if __name__ == "__main__":
-    # Not at the module's top: config files import this module too.
-    _CONFIG = config_flags.DEFINE_config_file(
-        "config", None, "Settings, a Python file."
+def run(argv: Sequence[str]) -> int:
+    """Do what the command line asks for; the exit status."""
+    values = flags.FlagValues()
+    config = config_flags.DEFINE_config_file(
+        "config",
+        None,
+        "Settings, a Python file.",
+        flag_values=values,
+        sys_argv=list(argv),
     )
-    _OUT = flags.DEFINE_string(
+    out = flags.DEFINE_string(
         "out",
         str(Path(__file__).parent / "assets" / "tiny_base"),
         "Directory of the checkpoint.",
+        flag_values=values,
     )
-    flags.mark_flag_as_required("config")
+
+    def make() -> None:
+        if extra := read_flags(values, argv, settings=WarmstartConfig)[1:]:
+            raise ValueError(f"unknown arguments {extra}")
+        config_lib.check(config.value)
+        main(config.value, Path(out.value))
+
+    return answer(make)
+
+
+if __name__ == "__main__":
     logging.set_verbosity(logging.INFO)
-    app.run(lambda argv: main(_CONFIG.value, Path(_OUT.value)))
+    sys.exit(run(sys.argv))

@@ -89,6 +89,8 @@ def _view(values: flags.FlagValues) -> None:
         partial.rename(out)
     except OSError as error:
         raise ValueError(f"--out={out} cannot be written: {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{rollouts} holds no rollouts: {error!r}") from error
     finally:
         partial.unlink(missing_ok=True)
     sys.stdout.write(f"{count} prompts in {out}\n")

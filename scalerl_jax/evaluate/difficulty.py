@@ -29,6 +29,7 @@ from scalerl_jax.evaluate.options import Options, parse, usage
 from scalerl_jax.evaluate.policy import Policy, describe, open_policy, spread
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.failures import tell
+from scalerl_jax.utils.reading import parse_json
 
 _log = logging.getLogger(__name__)
 _INTERRUPTED = 130  # exit status
@@ -138,7 +139,7 @@ def _read(out: Path, conditions: dict[str, Any]) -> tuple[dict[str, float], set[
     rates, versions = {}, set()
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             rates[row["sha256"]] = row["pass_rate"]
             versions.add(row["version"])
             was = {name: row[name] for name in conditions}

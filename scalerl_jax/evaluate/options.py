@@ -10,6 +10,8 @@ from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config
+from scalerl_jax.config.command_line import read_flags
+from scalerl_jax.config.validation import check_number
 from scalerl_jax.evals.metrics import MAX_SAMPLES
 
 
@@ -42,21 +44,13 @@ def parse(
     )
     _define_shared(values)
     define(values)
-    try:
-        extra = values(list(argv))[1:]
-        if extra:
-            raise ValueError(f"unknown arguments {extra}")
-        if values["help"].value or ("rollouts" in values and values["rollouts"].value):
-            return values
-        if values["config"].value is None:
-            raise ValueError("--config is missing: --config=configs/tiny.py")
-        return _resolved(config_flag.value, values)
-    except (AttributeError, KeyError) as error:  # --config.name is not a setting
-        raise ValueError(f"--config has no such setting: {error.args[0]}") from error
-    except flags.Error as error:
-        raise ValueError(str(error)) from error
-    except OSError as error:
-        raise ValueError(f"--config: {error}") from error
+    if extra := read_flags(values, argv, settings=Config)[1:]:
+        raise ValueError(f"unknown arguments {extra}")
+    if values["help"].value or ("rollouts" in values and values["rollouts"].value):
+        return values
+    if values["config"].value is None:
+        raise ValueError("--config is missing: --config=configs/tiny.py")
+    return _resolved(config_flag.value, values)
 
 
 def usage(values: flags.FlagValues) -> str:
@@ -71,7 +65,7 @@ def _define_shared(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "checkpoint",
         None,
-        "A Hugging Face directory, a GGUF file, a run directory (its newest "
+        "A Hugging Face directory or id, a GGUF file, a run directory (its newest "
         "checkpoint) or one checkpoint of a run; without it, model.checkpoint.",
         flag_values=values,
     )
@@ -99,6 +93,7 @@ def _resolved(given: Any, values: flags.FlagValues) -> Options:
         given.eval.samples_per_prompt = values["samples"].value
     if "seed" in values and values["seed"].value is not None:
         given.seed = values["seed"].value
+    config_lib.check(given)
     given.objective.allow_sampling_filters = True  # nothing is trained
     config = config_lib.resolve(given)
     if config.eval.samples_per_prompt > MAX_SAMPLES:
@@ -106,8 +101,8 @@ def _resolved(given: Any, values: flags.FlagValues) -> Options:
             f"--samples={config.eval.samples_per_prompt} must be {MAX_SAMPLES} at most"
         )
     count = values["num_prompts"].value
-    if count is not None and count < 1:
-        raise ValueError(f"--num_prompts={count} must be above 0")
+    if count is not None:
+        check_number("eval.num_prompts", count, shown=f"--num_prompts={count}")
     temperature = values["temperature"].value
     if temperature is not None:
         if not 0.0 <= temperature < math.inf:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import scalerl_jax
+from scalerl_jax.utils.reading import check_regular, parse_json
 
 _TEMPLATE = Path(scalerl_jax.__file__).parent / "assets" / "viewer" / "viewer.html"
 _DATA = "<!-- data -->"  # in the template, where the prompts go
@@ -24,10 +25,11 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: the file cannot be read, or a line of it is neither.
     """
+    check_regular(path)
     try:
         with open(path, encoding="utf-8") as file:
             lines = (line for line in file if line.strip())
-            rows = (json.loads(line) for line in lines)
+            rows = (parse_json(line) for line in lines)
             first = next(rows, None)
             if first is None:
                 raise ValueError("it is empty")
@@ -37,7 +39,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             else:
                 yield from _by_prompt([first, *rows])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} holds no rollouts: {error!r}") from error
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} holds no rollouts: {said}") from error
 
 
 def write_page(

@@ -9,6 +9,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
+from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.preflight.check import check, search_rows
 from scalerl_jax.preflight.chips import parse_topology
 from scalerl_jax.preflight.report import to_json, to_text
@@ -40,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     """Check what the flags name, print the answer, and return the exit status."""
     values, config_flag = _flags(list(argv))
     try:
-        extra = values(list(argv))[1:]
+        extra = read_flags(values, argv, settings=config_lib.Config)[1:]
         missing = [name for name in ("config", "topology") if not values[name].value]
         if extra or missing:
             return _mistake(
@@ -51,12 +52,6 @@ def run(argv: Sequence[str]) -> int:
             )
         topology = parse_topology(str(values["topology"].value))
         config = config_lib.resolve(config_flag.value)
-    except (AttributeError, KeyError) as error:  # --config.name is not a setting
-        return _mistake(f"--config has no such setting: {error.args[0]}")
-    except flags.Error as error:
-        return _mistake(str(error))
-    except OSError as error:
-        return _mistake(f"--config: {error}")
     except ValueError as error:
         return _mistake(str(error))
     file = config_flags.get_config_filename(values["config"])

@@ -11,6 +11,7 @@ from absl import flags
 
 from scalerl_jax import build, main
 from scalerl_jax import config as config_lib
+from scalerl_jax.utils.run_directory import flatten
 
 # ml_collections loads config files in a way that Python means to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
@@ -51,7 +52,7 @@ def settings_of(path, base):
     """The flat settings of a file on a base, and the base's own."""
     on_base = runpy.run_path(str(path))["get_config"](base)
     plain = runpy.run_path(str(ROOT / f"{base}.py"))["get_config"]()
-    return main.flatten(on_base.to_dict()), main.flatten(plain.to_dict())
+    return flatten(on_base.to_dict()), flatten(plain.to_dict())
 
 
 def config_of(path, base):

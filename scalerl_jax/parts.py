@@ -46,5 +46,6 @@ class Parts:
     ledger: Ledger
     learner_pool: str
     checkpointer: Checkpointer
+    verifier_restarts: Callable[[], int]  # processes that have been replaced
     progress: Progress
     close: Callable[[], None]

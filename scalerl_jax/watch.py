@@ -232,6 +232,7 @@ class Watch:
             "queue/buffered": parts.queue.buffered,
             "queue/running": parts.queue.running,
             "queue/dropped": sum(parts.queue.dropped.values()),
+            "verifier/restarts": parts.verifier_restarts(),
             "time/step_s": elapsed_s,
             "throughput/generated_tokens_per_s": made / max(elapsed_s, 1e-9),
             "throughput/trained_tokens_per_s": assembled.row_tokens

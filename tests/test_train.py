@@ -32,8 +32,8 @@ STEP_NAMES = """
     staleness/mean staleness/max staleness/in_flight_mean staleness/in_flight_max
     staleness/queued_mean staleness/queued_max
     verifier/no_answer_share verifier/unparsable_share verifier/timeout_share
-    verifier/error_share verifier/unjudged_share train/tokens train/skipped_steps
-    queue/buffered queue/running queue/dropped data/retired_prompts
+    verifier/error_share verifier/unjudged_share verifier/restarts
+    train/tokens train/skipped_steps queue/buffered queue/running queue/dropped data/retired_prompts
     train/epoch train/learning_rate group/generated group/with_variance
     completion/limit_tokens
     time/step_s time/wait_s time/annotate_s time/train_s idle/all_share
@@ -253,9 +253,9 @@ def test_compute_is_accounted_for_and_published_params_live_on(tmp_path):
         parts.worker._scheduler = SlowScheduler(parts.worker._scheduler)
         evaluate, to_sampler = parts.evaluate, parts.to_sampler
 
-        def long_evaluation(params, *, policy_version):
+        def long_evaluation(params, **settings):
             clock.advance(1_000_000)
-            return evaluate(params, policy_version=policy_version)
+            return evaluate(params, **settings)
 
         def keep(params, version):
             sent = to_sampler(params, version)

@@ -117,6 +117,7 @@ def build(config: Config, directory: Path, ledger: Ledger, progress: Progress) -
         to_sampler=to_sampler,
         ledger=ledger,
         learner_pool=pool_names(config)[0],
+        verifier_restarts=lambda: training.restarts + evaluation.restarts,
         checkpointer=make_checkpointer(config, directory),
         progress=progress,
         close=close,

@@ -63,7 +63,7 @@ class Judged(NamedTuple):
 def serve(descriptor: int) -> None:
     """Judge what comes through the pipe of this number, until it ends."""
     pipe = pipes.Connection(descriptor)
-    with contextlib.suppress(EOFError, ConnectionResetError), _nowhere() as nowhere:
+    with contextlib.suppress(EOFError, ConnectionError), _nowhere() as nowhere:
         setup: Setup = pipe.recv()
         # The pool kills first.  Only if it has died itself does this end a hanging
         # call.

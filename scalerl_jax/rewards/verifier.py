@@ -1,16 +1,21 @@
 """Judging completions in processes of their own, which can be killed when they hang.
 
 The pool never blocks its caller: `submit` and `poll` are called between two calls
-of the sampler.  What the processes do is in `serving`.
+of the sampler, and a thread gives each process work as soon as it is free.  What the
+processes do is in `serving`.
 """
 
 import collections
 import contextlib
 import dataclasses
 import os
+import queue
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from multiprocessing import connection as pipes
@@ -20,6 +25,10 @@ from scalerl_jax.rewards.serving import Judged, Loaded, Setup, Verifier, Work
 from scalerl_jax.rewards.verdict import ScoreFunction, Status, Verdict
 
 _MAX_START_S = 120.0  # imports included; does not count for a verdict's timeout
+_MAX_SEND_S = 10.0  # to a process that is free, and has stopped if it does not read
+_MAX_STARTS = 8  # in a row that fail, over half a minute
+_BACKOFF_S = 0.25  # before a second start; doubled for each that follows
+_IDLE_S = 60.0  # between two looks when nothing happens
 _CHILD = "import sys; from scalerl_jax.rewards import serving; " + (
     "serving.serve(int(sys.argv[1]))"
 )
@@ -40,6 +49,10 @@ def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
             f"{sorted(set(known) - {_UNNAMED})}, or name none for its task's own"
         )
     return name
+
+
+class NoVerifierError(RuntimeError):
+    """Nothing can be judged: no verifier process can be started."""
 
 
 class Verdicts(NamedTuple):
@@ -88,8 +101,12 @@ class _Share(NamedTuple):
 class _Worker:
     """A verifier process, the pipe to it, and what it is doing until when."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, *, failed_starts: int) -> None:
         self.pipe, child_end = pipes.Pipe()
+        with socket.socket(fileno=os.dup(self.pipe.fileno())) as end:
+            limit = struct.pack("ll", int(_MAX_SEND_S), 0)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self.failed_starts = failed_starts  # in a row, before this one
         number = child_end.fileno()
         self.process = subprocess.Popen(
             [sys.executable, "-c", _CHILD, str(number)],
@@ -116,7 +133,7 @@ class _Worker:
         """Send it answers to judge.
 
         Raises:
-            OSError: it has ended.
+            OSError: it has ended, or was stopped and does not read.
         """
         self.pipe.send(share.work())
         self.share = share
@@ -140,8 +157,19 @@ class _Worker:
             return None
 
 
+class _Start(NamedTuple):
+    """A process that is to be started."""
+
+    due: float = 0.0  # time.monotonic()
+    failed: int = 0  # starts in a row, before this one
+
+
 class VerifierPool:
     """Judges the answers of groups in other processes, each within a time limit.
+
+    A process that ends is replaced.  Starts that fail are tried again, later each
+    time; only after `_MAX_STARTS` in a row, or if a verifier cannot be imported the
+    first time, do `poll` and `wait` say that there are no verifiers.
 
     Args:
         score: (task, answer, reference) -> verdict, or score, where 1 or more is
@@ -174,17 +202,23 @@ class VerifierPool:
             memory_mib=memory_mib,
         )
         self._timeout_s = timeout_s
-        self._waiting: collections.deque[_Share] = collections.deque()
-        self._judging = 0  # groups
-        self._finished: list[Verdicts] = []
-        self._killed: list[_Worker] = []  # not reaped yet
-        self._workers = [_Worker(self._setup) for _ in range(num_workers)]
+        self._num_workers = num_workers
+        self.pending = 0  # groups submitted whose verdicts `poll` has not returned
+        self.restarts = 0  # of processes
+        self._arrived: list[Verdicts] = []
+        self._failure: Exception | None = None
         self._closed = False
-
-    @property
-    def pending(self) -> int:
-        """Groups submitted whose verdicts `poll` has not returned yet."""
-        return self._judging + len(self._finished)
+        # From one thread to the other: appended to and taken from, each at one end.
+        self._waiting: collections.deque[_Share] = collections.deque()
+        self._judged: queue.SimpleQueue[Verdicts | Exception] = queue.SimpleQueue()
+        self._woken, self._wake = pipes.Pipe(duplex=False)
+        # The thread's own.
+        self._workers: list[_Worker] = []
+        self._starts = [_Start()] * num_workers
+        self._loaded: set[str] = set()  # verifiers that a process has imported
+        self._killed: list[_Worker] = []  # not reaped yet
+        self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
+        self._thread.start()
 
     def submit(
         self,
@@ -208,75 +242,129 @@ class VerifierPool:
             statuses=["no_answer" if answer is None else None for answer in answers],
             details=[],
         )
-        self._judging += 1
+        self.pending += 1
         places = job.unjudged(range(len(answers)))
-        count = len(self._workers)
+        if not places:
+            self._finish_if_judged(job)
+            return
+        count = self._num_workers
         shares = [_Share(job, places[first::count]) for first in range(count)]
         self._waiting.extend(share for share in shares if share.places)
-        self._finish_if_judged(job)
-        self._dispatch()
+        self._wake.send_bytes(b"work")
 
     def poll(self) -> list[Verdicts]:
         """The verdicts that have come since the last call.
 
         Raises:
-            RuntimeError: if a verifier process cannot start at all.
+            NoVerifierError: no verifier process can be started.
         """
-        assert not self._closed, "the pool is closed"
-        self._advance()
-        finished, self._finished = self._finished, []
-        return finished
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._arrive(timeout_s=0.0)
+        arrived, self._arrived = self._arrived, []
+        self.pending -= len(arrived)
+        return arrived
 
     def wait(self, timeout_s: float) -> None:
         """Return when `poll` has verdicts to give, none is pending, or after so long.
 
         Raises:
-            RuntimeError: if a verifier process cannot start at all.
+            NoVerifierError: no verifier process can be started.
         """
-        assert not self._closed, "the pool is closed"
-        end = time.monotonic() + timeout_s
-        self._advance()
-        while self.pending and not self._finished:
-            now = time.monotonic()
-            if now >= end:
-                return
-            deadlines = [worker.deadline for worker in self._workers if not worker.free]
-            pause = max(0.0, min(end, *deadlines) - now)
-            pipes.wait([worker.pipe for worker in self._workers], timeout=pause)
-            self._advance()
+        if self.pending and not self._arrived:
+            with contextlib.suppress(queue.Empty):
+                self._arrive(timeout_s=timeout_s)
 
     def close(self) -> None:
         """Kill the processes; what is pending is lost."""
+        if self._closed:
+            return
         self._closed = True
+        self._wake.send_bytes(b"end")
+        self._thread.join()
         for worker in self._workers:
             worker.kill()
         for worker in (*self._workers, *self._killed):
             worker.process.wait()
-        self._workers, self._killed = [], []
+        self._wake.close()
+        self._woken.close()
+
+    def _arrive(self, *, timeout_s: float) -> None:
+        """Take in what the thread has next.
+
+        Raises:
+            Empty: there is nothing.
+        """
+        assert not self._closed, "the pool is closed"
+        if self._failure is None:
+            next_one = self._judged.get(timeout=timeout_s)
+            if isinstance(next_one, Verdicts):
+                self._arrived.append(next_one)
+                return
+            self._failure = next_one
+        raise self._failure
+
+    # In the thread.
+
+    def _run(self) -> None:
+        """Keep processes at work until the pool is closed."""
+        try:
+            while not self._closed:
+                self._start_due()
+                self._advance()
+                self._dispatch()
+                self._sleep()
+        except Exception as failure:  # noqa: BLE001  raised again by poll() and wait()
+            self._judged.put(failure)
+
+    def _sleep(self) -> None:
+        """Wait for a message, a deadline or work."""
+        moments = [worker.deadline for worker in self._workers if not worker.free]
+        moments += [start.due for start in self._starts]
+        pause = min([_IDLE_S, *(moment - time.monotonic() for moment in moments)])
+        pipes.wait(
+            [self._woken, *(worker.pipe for worker in self._workers)],
+            timeout=max(0.0, pause),
+        )
+        while self._woken.poll():
+            self._woken.recv_bytes()
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        starts, self._starts = self._starts, []
+        for start in starts:
+            if start.due > now:
+                self._starts.append(start)
+                continue
+            try:
+                worker = _Worker(self._setup, failed_starts=start.failed)
+            except OSError as error:  # no memory, or too many processes
+                self._start_again(start.failed, f"it could not be started: {error}")
+            else:
+                self._workers.append(worker)
 
     def _advance(self) -> None:
-        """Read what has arrived, kill what is late, hand out what waits."""
+        """Read what has arrived, kill what is late."""
         self._killed = [
             worker for worker in self._killed if worker.process.poll() is None
         ]
-        for place, worker in enumerate(self._workers):
+        for worker in list(self._workers):
             # What was judged in time counts, even if the deadline has passed since.
             if not self._read(worker):
-                self._workers[place] = self._replace_dead(worker)
+                self._replace_dead(worker)
             elif not worker.free and time.monotonic() > worker.deadline:
-                self._workers[place] = self._replace_late(worker)
-        self._dispatch()
+                self._replace_late(worker)
 
     def _dispatch(self) -> None:
-        for place, worker in enumerate(self._workers):
+        for worker in list(self._workers):
             if not (self._waiting and worker.free):
                 continue
+            share = self._waiting.popleft()
             try:
-                worker.give(self._waiting[0], timeout_s=self._timeout_s)
-            except OSError:  # it died with nothing to do; the share is still waiting
-                self._workers[place] = self._replace_dead(worker)
-                continue
-            self._waiting.popleft()
+                worker.give(share, timeout_s=self._timeout_s)
+            except OSError:  # it died or was stopped with nothing to do
+                self._waiting.appendleft(share)
+                self._replace_dead(worker)
 
     def _read(self, worker: _Worker) -> bool:
         """Take in a worker's messages; False if its process has ended."""
@@ -290,11 +378,15 @@ class VerifierPool:
     def _receive(self, worker: _Worker, message: Loaded | Judged) -> None:
         worker.deadline = time.monotonic() + self._timeout_s  # of the next answer
         if isinstance(message, Loaded):
-            if message.failure:
-                raise RuntimeError(f"no verifier process can start: {message.failure}")
-            worker.loaded.add(message.verifier)
-            worker.loading = None
-            return
+            if not message.failure:
+                worker.loaded.add(message.verifier)
+                worker.loading, worker.failed_starts = None, 0
+                self._loaded.add(message.verifier)
+            elif message.verifier not in self._loaded:
+                raise NoVerifierError(
+                    f"no verifier process can start: {message.failure}"
+                )
+            return  # else it ends, as one that is killed while it imports
         assert worker.share is not None, "a verdict without work"
         job, places = worker.share
         job.settle(message.place, message.verdict)
@@ -304,51 +396,63 @@ class VerifierPool:
 
     def _finish_if_judged(self, job: _Job) -> None:
         statuses: list[Status] = [status for status in job.statuses if status]
-        if len(statuses) < len(job.statuses):
-            return
-        detail = "; ".join(dict.fromkeys(job.details))
-        self._finished.append(Verdicts(job.key, statuses, detail))
-        self._judging -= 1
+        if len(statuses) == len(job.statuses):
+            detail = "; ".join(dict.fromkeys(job.details))
+            self._judged.put(Verdicts(job.key, statuses, detail))
 
-    def _replace_dead(self, worker: _Worker) -> _Worker:
-        """A new worker for one whose process has ended, which is its answer's error."""
+    def _replace_dead(self, worker: _Worker) -> None:
+        """Another process for one that has ended, which is its answer's error."""
         self._kill(worker)
         code = worker.exit_code()
-        if worker.loading is not None:
-            raise RuntimeError(
-                f"no verifier process can start: it ended with exit code {code} "
-                f"while it imported {self._loading(worker)!r}; its stderr says more"
-            )
         reason = f"the verifier process ended with exit code {code}"
-        return self._replace(worker, Verdict("verifier_error", reason))
+        how = f"it ended with exit code {code} while it imported"
+        self._replace(worker, Verdict("verifier_error", reason), how)
 
-    def _replace_late(self, worker: _Worker) -> _Worker:
-        """A new worker for one past its deadline, which is killed."""
+    def _replace_late(self, worker: _Worker) -> None:
+        """Another process for one past its deadline, which is killed."""
         self._kill(worker)
-        if worker.loading is not None:
-            raise RuntimeError(
-                f"no verifier process can start: importing {self._loading(worker)!r} "
-                f"took more than {_MAX_START_S} s"
-            )
         reason = f"no verdict within reward.timeout_s = {self._timeout_s}"
-        return self._replace(worker, Verdict("verifier_timeout", reason))
+        how = f"it took more than {_MAX_START_S} s to import"
+        self._replace(worker, Verdict("verifier_timeout", reason), how)
 
-    def _loading(self, worker: _Worker) -> str:
-        return self._setup.verifiers[worker.loading or _UNNAMED].function
-
-    def _replace(self, worker: _Worker, verdict: Verdict) -> _Worker:
-        """End the answer that it was judging; those behind it are judged by others."""
+    def _replace(self, worker: _Worker, verdict: Verdict, how: str) -> None:
+        """End the answer that it was judging; all others are judged by others."""
         if worker.share is not None:
             job, places = worker.share
-            place, *rest = job.unjudged(places)
-            job.settle(place, verdict)
-            if rest:
-                self._waiting.appendleft(_Share(job, rest))
+            places = job.unjudged(places)
+            if worker.loading is None:
+                job.settle(places.pop(0), verdict)
+            if places:
+                self._waiting.appendleft(_Share(job, places))
             self._finish_if_judged(job)
-        return _Worker(self._setup)
+        if worker.loading is None:
+            self._start_again(None)
+        else:
+            name = self._setup.verifiers[worker.loading].function
+            self._start_again(worker.failed_starts, f"{how} {name!r}")
+
+    def _start_again(self, failed: int | None, how: str = "") -> None:
+        """Start a process: at once, or later after one that never worked (`how`).
+
+        Raises:
+            NoVerifierError: too many have failed in a row.
+        """
+        self.restarts += 1
+        if failed is None:
+            self._starts.append(_Start())
+            return
+        failed += 1
+        if failed >= _MAX_STARTS:
+            raise NoVerifierError(
+                f"no verifier process can start: {how}, after {failed} starts in a "
+                f"row have failed; its stderr says more"
+            )
+        due = time.monotonic() + _BACKOFF_S * 2 ** (failed - 1)
+        self._starts.append(_Start(due, failed))
 
     def _kill(self, worker: _Worker) -> None:
         worker.kill()
+        self._workers.remove(worker)
         self._killed.append(worker)
 
 

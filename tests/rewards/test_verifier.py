@@ -1,6 +1,7 @@
 """The verifier pool: right verdicts, and no score function that can stop it."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from scalerl_jax.data import tasks
+from scalerl_jax.rewards import verifier
 from scalerl_jax.rewards.serving import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
 
@@ -19,6 +21,9 @@ HOSTILE = """
     def score(task, answer, reference):
         if answer == "sleep":
             time.sleep(600)
+        if answer == "nap":
+            time.sleep(0.02)
+            return 1.0
         if answer == "hold on":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -37,7 +42,20 @@ HOSTILE = """
             bytearray(2**31)
         if answer == "jax":
             return float(any(name in sys.modules for name in ("jax", "flax")))
-        return float(answer)
+        return float(answer.strip())
+"""
+# Dies as often as `places` says while it is imported; each start leaves a line.
+DYING = """
+    import os
+
+    with open({path!r}, "a+") as file:
+        file.write("started\\n")
+        file.seek(0)
+        if file.read().count("started") in {places}:
+            os._exit(5)
+
+    def score(task, answer, reference):
+        return 1.0
 """
 
 
@@ -186,15 +204,76 @@ def test_a_crash_is_the_error_of_one_answer(make_pool, hostile):
     assert verdicts[1].statuses == ["correct"]
 
 
-def test_a_process_that_dies_idle_is_replaced(make_pool, hostile):
-    pool = make_pool(hostile)
+@pytest.fixture
+def dying(tmp_path, monkeypatch):
+    """The name of a score function whose import ends the process at these starts."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(verifier, "_BACKOFF_S", 0.01)
+
+    def make(*places):
+        source = textwrap.dedent(DYING)
+        (tmp_path / "dying_score.py").write_text(
+            source.format(path=str(tmp_path / "starts"), places=places)
+        )
+        return "dying_score:score"
+
+    return make
+
+
+def test_a_process_killed_idle_and_again_while_it_restarts_is_replaced(
+    make_pool, dying
+):
+    pool = make_pool(dying(1, 3, 4, 5))
+    for key, restarts in enumerate((1, 5)):
+        pool.submit(key, "any", ["1"], {})
+        assert collect(pool)[key].statuses == ["correct"]
+        assert pool.restarts == restarts
+        (worker,) = pool._workers
+        worker.process.kill()
+        worker.process.wait()
+
+
+def test_only_so_many_starts_in_a_row_may_fail(make_pool, dying):
+    pool = make_pool(dying(*range(100)))
     pool.submit(0, "any", ["1"], {})
+    for wait in (lambda: collect(pool), pool.poll):
+        with pytest.raises(
+            verifier.NoVerifierError,
+            match="ended with exit code 5 while it imported 'dying_score:score', after "
+            "8 starts in a row",
+        ):
+            wait()
+
+
+def test_a_process_that_is_stopped_is_replaced(make_pool, hostile, monkeypatch):
+    """Before it is given more than fits, before it is given a little, and at work."""
+    monkeypatch.setattr(verifier, "_MAX_SEND_S", 1)
+    pool = make_pool(hostile, timeout_s=1.0)
+    for key, answer in enumerate([" " * 2**22 + "1", "1", "nap"]):
+        pool.submit("warm", "any", ["1"], {})
+        collect(pool)
+        (worker,) = pool._workers
+        if answer == "nap":
+            pool.submit(key, "any", [answer] * 10, {})
+            time.sleep(0.1)
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        if answer != "nap":
+            pool.submit(key, "any", [answer], {})
+        verdict = collect(pool)[key]
+        assert pool.restarts == key + 1
+        assert verdict.statuses.count("verifier_timeout") == (key > 0)
+        assert verdict.statuses.count("correct") == len(verdict.statuses) - (key > 0)
+        assert verdict.detail == (key > 0) * "no verdict within reward.timeout_s = 1.0"
+
+
+def test_a_free_process_has_work_before_anybody_looks(make_pool, hostile):
+    pool = make_pool(hostile, num_workers=2)
+    pool.submit("warm", "any", ["1"] * 2, {})
     collect(pool)
-    (worker,) = pool._workers
-    worker.process.kill()
-    worker.process.wait()
-    pool.submit(1, "any", ["1"], {})
-    assert collect(pool)[1].statuses == ["correct"]
+    for key in range(20):
+        pool.submit(key, "any", ["nap"] * 2, {})
+    time.sleep(2.0)  # of 0.4 that it takes
+    assert len(pool.poll()) == 20
 
 
 def test_neither_order_nor_number_of_processes_changes_a_verdict(make_pool, hostile):
@@ -283,15 +362,6 @@ def test_a_score_function_that_cannot_be_imported_is_reported(
     pool = make_pool(score)
     pool.submit(0, "any", ["1"], {})
     with pytest.raises(RuntimeError, match=message):
-        collect(pool)
-
-
-def test_a_process_that_dies_at_its_start_is_reported(make_pool, tmp_path, monkeypatch):
-    (tmp_path / "dies_at_once.py").write_text("import os; os._exit(5)")
-    monkeypatch.syspath_prepend(tmp_path)
-    pool = make_pool("dies_at_once:score")
-    with pytest.raises(RuntimeError, match="exit code 5 while it imported"):
-        pool.submit(0, "any", ["1"], {})
         collect(pool)
 
 

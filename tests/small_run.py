@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 
 import scalerl_jax
 from scalerl_jax import build
@@ -82,6 +83,23 @@ def built(config, directory, *, ledger=None):
         yield parts
     finally:
         parts.close()
+
+
+@contextlib.contextmanager
+def mounted(directory, options):
+    """A file system of its own, where the system lets us make one."""
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"mount cannot be run: {error}")
+    if done.returncode:
+        pytest.skip(f"nothing may be mounted here: {done.stderr.strip()}")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
 
 
 def rows(directory, name="metrics.jsonl"):

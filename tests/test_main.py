@@ -1,11 +1,9 @@
 """What a user can get wrong: one line that says what and how to go on, at once."""
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import subprocess
 
 import pytest
 import small_run
@@ -285,23 +283,6 @@ def test_a_workdir_that_is_a_file_is_refused(tmp_path, command):
     refused(result, tmp_path / "file", "name a directory")
 
 
-@contextlib.contextmanager
-def mounted(directory, options):
-    """A file system of its own, where the system lets us make one."""
-    directory.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True)
-    except OSError as error:
-        pytest.skip(f"mount cannot be run: {error}")
-    if done.returncode:
-        pytest.skip(f"nothing may be mounted here: {done.stderr.strip()}")
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", str(directory)], check=True)
-
-
 @pytest.mark.parametrize(
     "options, words",
     [
@@ -310,7 +291,7 @@ def mounted(directory, options):
     ],
 )
 def test_a_workdir_that_cannot_be_written_is_named(tmp_path, command, options, words):
-    with mounted(tmp_path / "disk", options) as disk:
+    with small_run.mounted(tmp_path / "disk", options) as disk:
         result = command(*small_run.arguments(disk / "run"))
     refused(result, disk / "run", *words, "choose another --workdir", status=1)
 

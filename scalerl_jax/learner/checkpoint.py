@@ -42,6 +42,10 @@ _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
 
+class UnsavedError(RuntimeError):
+    """A checkpoint cannot be written."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostPart:
     """What one process gave besides its shards."""
@@ -97,6 +101,8 @@ class Checkpointer:
         self._keep = keep
         self._timeout_s = timeout_s
         self._damaged: set[Path] = set()
+        for library in ("absl", "asyncio"):
+            logging.getLogger(library).addFilter(_is_no_echo)
         # OCDBT packs the arrays into a few files; weights do not compress.
         self._arrays = ocp.PyTreeCheckpointHandler(
             use_ocdbt=True, use_compression=False
@@ -114,7 +120,7 @@ class Checkpointer:
         All processes save the same step and state, and each its own host and groups.
 
         Raises:
-            RuntimeError: it cannot be written; the ones before it are untouched.
+            UnsavedError: it cannot be written; the ones before it are untouched.
             ValueError: a value that would not read back as it is.
         """
         saved_groups.check_json(host, name="host")
@@ -149,7 +155,7 @@ class Checkpointer:
         except Exception as error:
             if not multihost.process_index():
                 shutil.rmtree(partial, ignore_errors=True)
-            raise RuntimeError(
+            raise UnsavedError(
                 f"cannot write the checkpoint of step {step} to {target} ({error}); "
                 f"those of steps {self.steps()} are untouched: free space or rights "
                 f"there and start again with the same --workdir to resume"
@@ -327,6 +333,12 @@ class Checkpointer:
                 target, restore_args=restore_args, partial_restore=partial
             ),
         )
+
+
+def _is_no_echo(record: logging.LogRecord) -> bool:
+    """Whether a record is not orbax's log of what `save` raises, array by array."""
+    text = record.getMessage()
+    return "_SignalingThread" not in text and "async_serialize" not in text
 
 
 def _share() -> dict[str, int]:

@@ -78,7 +78,7 @@ def verify(path: Path, *, step: int, share: int = 0, of: int = 1) -> dict[str, A
     files = manifest["files"]
     with concurrent.futures.ThreadPoolExecutor(_DISK_THREADS) as pool:
         checks = [
-            pool.submit(_verify_file, path / name, name, files[name])
+            pool.submit(_verify_file, path, name, files[name])
             for name in list(files)[share::of]
         ]
         for check in checks:
@@ -93,12 +93,15 @@ def _read(path: Path) -> dict[str, Any]:
             return sealed["manifest"]
     except FileNotFoundError:
         raise DamagedError(f"{FILE} is missing") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedError(f"{FILE} is broken: {error!r}") from error
     raise DamagedError(f"{FILE} is broken: its checksum differs")
 
 
-def _verify_file(path: Path, name: str, expected: dict[str, Any]) -> None:
+def _verify_file(checkpoint: Path, name: str, expected: dict[str, Any]) -> None:
+    path = (checkpoint / name).resolve()
+    if not path.is_relative_to(checkpoint.resolve()):
+        raise DamagedError(f"{FILE} names {name!r}, which is not in the checkpoint")
     if not path.is_file():
         raise DamagedError(f"{name} is missing")
     size = path.stat().st_size

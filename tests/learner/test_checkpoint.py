@@ -1,3 +1,4 @@
+import gc
 import json
 import logging
 import random
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import small_run
 from flax import struct
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -327,13 +329,48 @@ def test_all_damaged_is_an_error_that_says_what_and_why(two, checkpointer):
     assert "--workdir" in message
 
 
-def test_a_checkpoint_of_another_format_is_refused(two, checkpointer):
-    path = two / "step_00000020" / "manifest.json"
-    manifest = json.loads(path.read_text())["manifest"] | {"format": 99}
+def rewrite(checkpoint, **changes):
+    """A manifest with these changes, its checksum right."""
+    path = checkpoint / "manifest.json"
+    manifest = json.loads(path.read_text())["manifest"] | changes
     sealed = {"sha256": manifests.seal(manifest), "manifest": manifest}
     path.write_text(json.dumps(sealed))
+
+
+def test_a_checkpoint_of_another_format_is_refused(two, checkpointer):
+    rewrite(two / "step_00000020", format=99)
     with pytest.raises(ValueError, match="format 99 and this code reads 1"):
         checkpointer.restore(abstract(make_state()))
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "state/../../secret"])
+def test_a_manifest_that_leaves_its_checkpoint_is_not_used(two, checkpointer, name):
+    (two / "secret").write_text("whole")
+    (two / "step_00000020" / "link").symlink_to(two)
+    for each in (name, "link/secret"):
+        rewrite(two / "step_00000020", files={each: {"bytes": 5, "sha256": ""}})
+        restored = checkpointer.restore(abstract(make_state()))
+        assert_restored(restored, 10, make_state(10))
+
+
+@pytest.mark.parametrize("text", ['{"a":', "["], ids=["objects", "lists"])
+def test_a_manifest_that_nests_without_end_is_not_used(two, checkpointer, text):
+    (two / "step_00000020" / "manifest.json").write_text(text * 10**6)
+    assert_restored(checkpointer.restore(abstract(make_state())), 10, make_state(10))
+
+
+def test_a_full_disk_is_one_error_and_no_log(tmp_path, caplog):
+    with small_run.mounted(tmp_path / "disk", "size=400k") as disk:
+        checkpointer = Checkpointer(disk / "checkpoints", every=1, keep=2)
+        save(checkpointer, 1)
+        big = {f"w{place}": jnp.full(10**5, place) for place in range(9)}
+        with pytest.raises(RuntimeError, match=r"step 2 .*No space.*\[1\] are untou"):
+            checkpointer.save(2, state=big, host={}, groups=())
+        restored = checkpointer.restore(abstract(make_state()))
+        assert_restored(restored, 1, make_state(1))
+        checkpointer.close()
+        gc.collect()  # asyncio logs what nobody has asked for when it is collected
+    assert not caplog.records
 
 
 def test_another_model_is_refused_by_the_name_of_a_parameter(two, checkpointer):

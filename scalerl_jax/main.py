@@ -29,6 +29,7 @@ from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.failures import tell
 from scalerl_jax.utils.metrics import EVALS_FILE
+from scalerl_jax.utils.preemption import end_at_sigterm
 from scalerl_jax.utils.programs import keep_programs
 from scalerl_jax.utils.progress import Progress, Stderr
 from scalerl_jax.utils.run_directory import open_run_directory
@@ -222,6 +223,7 @@ def _end(message: str, *, status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    end_at_sigterm()
     flags.mark_flag_as_required("config")
     flags.register_multi_flags_validator(
         ["workdir", "describe"],

@@ -6,17 +6,19 @@ Read this first.  `build` makes the parts; nothing here knows how they work.
 import contextlib
 import dataclasses
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 
 from scalerl_jax.config import Config, to_json
-from scalerl_jax.learner.checkpoint import Restored
+from scalerl_jax.learner.checkpoint import Restored, UnsavedError
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.parts import Parts
 from scalerl_jax.rollout.queue import QueueState
 from scalerl_jax.scaling.live import LiveFit, live_fit
 from scalerl_jax.utils.device_memory import explained
+from scalerl_jax.utils.failures import is_explained
 from scalerl_jax.utils.ledger_file import kept_on_disk, read_ledger
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
@@ -39,17 +41,17 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
     """Run to `train.num_steps` optimizer steps, or to a SIGTERM.
 
     Resumes from the newest good checkpoint of `directory`; what was spent after it is
-    charged (utils/ledger.py).  When it returns, the whole state is saved.  A window of
-    several steps (batch.epochs above 1, or queue.mode = "batched") is used up before it
-    is saved: what falls due inside of it, a SIGTERM too, is done at its end.
-    Evaluations come when they are due.
+    charged (utils/ledger.py).  When it returns, the whole state is saved, and before an
+    end that is not the learner's own.  A window of several steps (batch.epochs above 1,
+    or queue.mode = "batched") is used up before it is saved: what falls due inside of
+    it, a SIGTERM too, is done at its end.  Evaluations come when they are due; one that
+    a SIGTERM breaks off is made at the resumption, or never if it is inside a window.
     """
     num_steps, settings = config.train.num_steps, flatten(to_json(config))
     with (
         MetricsWriter(
             directory, settings=settings, wandb_project=config.tracking.wandb_project
         ) as writer,
-        Preemption() as preemption,
         explained("the sampler", settings),
         live_fit(config.scaling, directory) as live,
         contextlib.ExitStack() as opened,
@@ -57,28 +59,30 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
         restored = _resume(parts, writer, directory)
         opened.enter_context(kept_on_disk(parts.ledger, directory))
         opened.enter_context(parts.progress.bar("starting"))
-        state = restored.state if restored else parts.state
+        if restored:
+            parts.state = restored.state
+        state = parts.state
         version = int(state.policy_version)
         live.note = parts.progress.note
         watch = Watch(config, parts, writer)
         opened.callback(watch.close)
         published = watch.publish(state, version, activity="startup")
         watch.require_agreement(state, published)
-        if restored is None:
+        if watch.lacks_evaluation(version):
             watch.evaluate(state, published, version)
             watch.require_verdicts()
-        del published  # else its params would stay where the sampler's are
+        del published, state  # else they would stay beside those of later versions
         opened.enter_context(parts.progress.bar("step", total=num_steps, done=version))
-        parts.worker.start()
-        try:
-            version = _steps(
-                config, parts, watch, state, preemption=preemption, live=live
-            )
-        finally:
-            parts.worker.stop(PAUSE_TIMEOUT_S)
+        with Preemption() as preemption:
+            parts.worker.start()
+            with _rescued(parts), explained("the sampler", settings):
+                version = _steps(config, parts, watch, preemption=preemption, live=live)
+        unfinished = version < num_steps or (
+            preemption.requested and watch.lacks_evaluation(version)
+        )
         return Outcome(
             policy_version=version,
-            preempted=version < num_steps and live.stop_reason is None,
+            preempted=unfinished and live.stop_reason is None,
             stop_reason=live.stop_reason,
         )
 
@@ -87,13 +91,12 @@ def _steps(
     config: Config,
     parts: Parts,
     watch: Watch,
-    state: TrainState,
     *,
     preemption: Preemption,
     live: LiveFit,
 ) -> int:
     """The loop, window after window; the version at its end, whose state is saved."""
-    queue, num_steps = parts.queue, config.train.num_steps
+    queue, num_steps, state = parts.queue, config.train.num_steps, parts.state
     version = int(state.policy_version)
     while version < num_steps and not (preemption.reached(version) or live.stop_reason):
         groups = watch.take(version, preemption)
@@ -103,6 +106,7 @@ def _steps(
         for each in window.passes(epochs=config.batch.epochs, seed=config.seed):
             assembled = window.at(version, each.batch)
             state, metrics = watch.step(state, each, assembled)
+            parts.state = state  # a step donates what it is given
             if metrics is None:
                 queue.skipped(last=each.last)
                 continue
@@ -113,8 +117,9 @@ def _steps(
             published = watch.publish(state, version)
 
             watch.log(version, each, assembled, metrics)
-            if last or version % config.eval.every == 0:
-                watch.evaluate(state, published, version)
+            if watch.lacks_evaluation(version) and watch.evaluate(
+                state, published, version, stopped=lambda: preemption.requested
+            ):
                 live.evaluated()
             if last:
                 break
@@ -128,6 +133,43 @@ def _steps(
     if version not in parts.checkpointer.steps():
         save(parts, state, version)
     return version
+
+
+@contextlib.contextmanager
+def _rescued(parts: Parts) -> Iterator[None]:
+    """Stop the sampler at the end; before one that is not the learner's own, save.
+
+    A failure between two windows is not the learner's own, and the state is whole.
+    """
+    try:
+        yield
+    except UnsavedError:
+        raise
+    except Exception as error:
+        parts.worker.stop(PAUSE_TIMEOUT_S)
+        if parts.queue.taken:
+            raise
+        text, saved = str(error), _save_at_last(parts)
+        if not is_explained(error):
+            _log.error(saved, exc_info=error)
+            sampling = error is parts.queue.failure
+            where = "the sampling thread" if sampling else "the loop"
+            text = f"{where} failed with {type(error).__name__}: {error}"
+        kind = ValueError if isinstance(error, ValueError) else RuntimeError
+        raise kind(f"{text}; {saved}") from error
+    finally:
+        parts.worker.stop(PAUSE_TIMEOUT_S)
+
+
+def _save_at_last(parts: Parts) -> str:
+    """Save the state, if it can be done; says whether."""
+    version = int(parts.state.policy_version)
+    try:
+        if version not in parts.checkpointer.steps():
+            save(parts, parts.state, version)
+    except Exception as error:  # noqa: BLE001  the run ends with what was before it
+        return f"the state of step {version} cannot be saved: {error}"
+    return f"the state of step {version} is saved, and the same --workdir goes on"
 
 
 def save(parts: Parts, state: TrainState, version: int) -> None:

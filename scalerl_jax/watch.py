@@ -2,16 +2,20 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from scalerl_jax.config import Config, to_json
+from scalerl_jax.evals.evaluate import Evaluation
 from scalerl_jax.learner.publish import Published
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.parts import Parts
+from scalerl_jax.rewards.verifier import NoVerifierError
+from scalerl_jax.rollout.agreement import Agreement
 from scalerl_jax.rollout.assembly import Assembled, group_histograms, group_metrics
 from scalerl_jax.rollout.unjudged import UnjudgedWatch
 from scalerl_jax.rollout.window import Pass, Window, open_window
+from scalerl_jax.sampler.completing import Abandoned, never
 from scalerl_jax.types import Group
 from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.metrics import MetricsWriter
@@ -281,14 +285,53 @@ class Watch:
                 f"{limit:.0%}); in ScaleRL's runs this came before a collapse"
             )
 
-    def evaluate(self, state: TrainState, published: Published, version: int) -> None:
-        """Pass rate and mismatch at this version, into the files and the display."""
+    def lacks_evaluation(self, version: int) -> bool:
+        """Whether one is due at this version, and is not on file."""
+        last = version == self._config.train.num_steps
+        due = last or version % self._config.eval.every == 0
+        return due and not self._writer.has_eval(version)
+
+    def evaluate(
+        self,
+        state: TrainState,
+        published: Published,
+        version: int,
+        *,
+        stopped: Callable[[], bool] = never,
+    ) -> bool:
+        """Pass rate and mismatch at this version, into the files and the display.
+
+        False if it was `stopped`, or has no verifiers: it is not on file then.
+        """
         parts = self._parts
-        with parts.worker.paused(PAUSE_TIMEOUT_S):
-            report = parts.ledger.report()
-            with parts.ledger.activity("eval", pool=parts.learner_pool):
-                result = parts.evaluate(published.params, policy_version=version)
-                agreement = parts.agreement(state.params, published.params)
+        try:
+            with parts.worker.paused(PAUSE_TIMEOUT_S):
+                report = parts.ledger.report()
+                with parts.ledger.activity("eval", pool=parts.learner_pool):
+                    result = parts.evaluate(
+                        published.params, policy_version=version, stopped=stopped
+                    )
+                    agreement = parts.agreement(
+                        state.params, published.params, stopped=stopped
+                    )
+        except Abandoned:
+            self._progress.note(
+                f"the evaluation at step {version} is given up for SIGTERM"
+            )
+            return False
+        except NoVerifierError as failure:
+            self._unjudged.reason = f"an evaluation had no verdicts: {failure}"
+            return False
+        self._write_evaluation(version, report, result, agreement)
+        return True
+
+    def _write_evaluation(
+        self,
+        version: int,
+        report: dict[str, float],
+        result: Evaluation,
+        agreement: Agreement,
+    ) -> None:
         self._mismatch = agreement.metrics()
         no_figure = math.isnan(result.pass_rate)
         self._unjudged.evaluated(

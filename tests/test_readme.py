@@ -82,6 +82,19 @@ def test_files_that_the_readme_links_to_exist():
     assert not missing
 
 
+def test_the_tests_of_what_is_promised_exist():
+    table = (ROOT / "docs" / "reliability.md").read_text()
+    files = re.findall(r"`([\w/]+\.py)`((?:[:,;]? (?:`test_\w+`|\w+=\w+))+)", table)
+    assert len(files) > 8
+    for file, names in files:
+        source = (ROOT / "tests" / file).read_text()
+        for name in re.findall(r"`(test_\w+)`", names):
+            assert f"def {name}(" in source, (file, name)
+    assert len(re.findall(r"`test_\w+`", table)) == sum(
+        names.count("`test_") for _, names in files
+    )
+
+
 def test_configs_in_the_readmes_commands_exist():
     configs = set(re.findall(r"configs/[a-z0-9_/]+\.py", README))
     assert {"configs/tiny.py", "configs/8b.py"} <= configs

@@ -1,6 +1,7 @@
 """Runs that are killed, told to stop, or find a damaged checkpoint, and go on."""
 
 import json
+import os
 import random
 import signal
 import time
@@ -35,6 +36,26 @@ def kill_in_the_midst(process, directory, *, after):
     time.sleep(random.uniform(0.0, 0.2))
     process.kill()
     process.communicate(timeout=60)
+
+
+def end_after(process, line):
+    """SIGTERM once this line is on stderr."""
+    for each in process.stderr:
+        if each == f"{line}\n":
+            process.send_signal(signal.SIGTERM)
+            return process.communicate(timeout=60)[0]
+    raise AssertionError(f"it ended without {line!r}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["loading", "compiling"])
+def test_sigterm_before_there_is_anything_to_save_ends_well(
+    tmp_path, program_cache, phase
+):
+    process = small_run.start_main(tmp_path, SYNCHRONOUS, program_cache)
+    assert end_after(process, phase) == "stopped by SIGTERM with nothing to save\n"
+    assert process.returncode == 0
+    assert not small_run.checkpoints(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -130,14 +151,16 @@ def test_a_synchronous_run_goes_on_bit_for_bit(interrupted):
         assert value.tobytes() == found[name].tobytes(), name
 
 
+KILLS = int(os.environ.get("SCALERL_JAX_KILLS", "2"))
+PHASES = ("training", "evaluation", "save")
 PIPELINE = {
     "queue.max_staleness": 8,
     "data.train_prompts": 200,
     "data.no_positive_resampling": False,  # so that ticket i has the i-th prompt
     "optimizer.learning_rate": 3e-5,
     "train.max_skipped_steps": 100,
-    "train.num_steps": 16,
-    "eval.every": 16,
+    "train.num_steps": 2 + 10 * KILLS,
+    "eval.every": 4,
     "checkpoint.every": 3,
 }
 RECORD = """
@@ -162,8 +185,18 @@ with small_run.built(config, directory) as parts, open(sys.argv[3], "w") as file
         file.flush()
         return assemble(groups, learner_version=learner_version)
 
+    def marked(phase, call):
+        def begin(*args, **kwargs):
+            file.write(json.dumps(phase) + "\n")
+            file.flush()
+            return call(*args, **kwargs)
+
+        return begin
+
     record.state, record.restore = assemble.state, assemble.restore
     parts.assemble = record
+    parts.evaluate = marked("evaluation", parts.evaluate)
+    parts.checkpointer.save = marked("save", parts.checkpointer.save)
     train(config, parts, directory)
 """
 
@@ -178,62 +211,101 @@ def start_recording(directory, record, program_cache):
 
 def recorded(path):
     lines = [line for line in path.read_text().splitlines(True) if line[-1] == "\n"]
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in lines if line[0] == "["]
 
 
-def check_what_was_lost(rows, saved, spent, *, after):
-    """What a run had on file when it was killed is paid for; the axis has no gap."""
-    undone = ("generate", "train", "publish", "verify", "idle")
-    lost = sum(spent["chip_s"][name] - saved["chip_s"][name] for name in undone)
-    for row in rows:
-        expected = max(lost, 0.0) if row["step"] > after else 0.0
-        assert row["compute/lost_chip_s"] == pytest.approx(expected, abs=1e-6)
-    hours = [row["compute/charged_chip_hours"] for row in rows]
-    assert hours == sorted(hours)
-    free = ("startup", "eval")
-    charged = sum(value for name, value in spent["chip_s"].items() if name not in free)
-    assert hours[after] >= charged / 3600
-    made = spent["counts"]["generated_tokens"] - saved["counts"]["generated_tokens"]
-    assert rows[-1]["compute/lost_tokens"] == max(made, 0)
+def kill_in_a(phase, process, directory, record):
+    """SIGKILL at a random moment of a phase, after a few more steps."""
+    begun = len(small_run.rows(directory))
+    small_run.wait_for_rows(process, directory, begun + random.randint(1, 3))
+    mark = json.dumps(phase)
+    marks = record.read_text().count(mark)
+    while phase != "training" and record.read_text().count(mark) == marks:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    time.sleep(random.uniform(0.0, 0.5))
+    assert process.poll() is None, process.communicate()
+    process.kill()
+    process.communicate(timeout=60)
+
+
+def lost(saved, spent):
+    """Chip-seconds and generated tokens that a kill undid, those of others added."""
+    undone = ("generate", "train", "publish", "verify", "idle", "lost")
+    more_s = sum(spent["chip_s"][name] - saved["chip_s"][name] for name in undone)
+    counts = ("generated_tokens", "lost_tokens")
+    more = sum(spent["counts"][name] - saved["counts"][name] for name in counts)
+    return pytest.approx(
+        {
+            "chip_s": saved["chip_s"]["lost"] + max(more_s, 0.0),
+            "tokens": saved["counts"]["lost_tokens"] + max(more, 0),
+        },
+        abs=1e-6,
+    )
+
+
+def after_a_kill(directory, batches, expected):
+    """Step, batches used and what is lost, of the checkpoint that is gone on from."""
+    checkpoints = small_run.checkpoints(directory)
+    spent = json.loads((directory / "ledger.json").read_text())
+    if not checkpoints:
+        nothing = {kind: dict.fromkeys(spent[kind], 0) for kind in ("chip_s", "counts")}
+        return 0, [], lost(nothing, spent), spent
+    host = json.loads((checkpoints[-1] / "host.json").read_text())
+    groups = json.loads((checkpoints[-1] / "groups.json").read_text())
+    step = int(checkpoints[-1].name.removeprefix("step_"))
+    batches = [batch for batch in batches if batch[0] < step]
+    running = [entry["ticket"] for entry in host["in_flight"]]
+    assert running == [ticket for ticket, _ in host["running"]]
+    tickets = [ticket for _, taken in batches for ticket, _ in taken]
+    tickets += [row["ticket"] for row in groups] + running
+    assert sorted(tickets) == list(range(host["next_ticket"]))
+    saved = host["ledger"]
+    assert expected == {
+        "chip_s": saved["chip_s"]["lost"],
+        "tokens": saved["counts"]["lost_tokens"],
+    }
+    return step, batches, lost(saved, spent), spent
 
 
 @pytest.mark.slow
 def test_in_a_pipeline_no_ticket_is_lost_or_doubled(tmp_path, program_cache):
-    directory, before, after = tmp_path / "run", tmp_path / "1", tmp_path / "2"
+    """Killed KILLS times: the tickets and the ledger of every checkpoint add up."""
+    directory, record = tmp_path / "run", tmp_path / "record"
     directory.mkdir()
-    process = start_recording(directory, before, program_cache)
-    kill_in_the_midst(process, directory, after=random.randint(4, 12))
-    spent = json.loads((directory / "ledger.json").read_text())
+    phases = random.sample(PHASES, 3) * KILLS
+    step, batches, expected = 0, [], {"chip_s": 0.0, "tokens": 0}
+    spent = None
+    for phase in phases[:KILLS]:
+        process = start_recording(directory, record, program_cache)
+        kill_in_a(phase, process, directory, record)
+        batches += recorded(record)
+        step_before = step
+        step, batches, lost_then, spent = after_a_kill(directory, batches, expected)
+        assert step >= step_before
+        expected = lost_then
 
-    newest = small_run.checkpoints(directory)[-1]
-    step = int(newest.name.removeprefix("step_"))
-    host = json.loads((newest / "host.json").read_text())
-    consumed = [
-        ticket
-        for version, groups in recorded(before)
-        if version < step
-        for ticket, _ in groups
-    ]
-    buffered = [
-        row["ticket"] for row in json.loads((newest / "groups.json").read_text())
-    ]
-    running = [entry["ticket"] for entry in host["in_flight"]]
-    assert running == [ticket for ticket, _ in host["running"]]
-    assert sorted([*consumed, *buffered, *running]) == list(range(host["next_ticket"]))
+    finish(start_recording(directory, record, program_cache))
+    rows, num_steps = small_run.rows(directory), PIPELINE["train.num_steps"]
+    assert [row["step"] for row in rows] == list(range(1, num_steps + 1))
+    for row in rows[step:]:
+        assert expected == {
+            "chip_s": row["compute/lost_chip_s"],
+            "tokens": row["compute/lost_tokens"],
+        }
+    hours = [row["compute/charged_chip_hours"] for row in rows]
+    assert hours == sorted(hours)
+    free = ("startup", "eval")
+    charged = sum(value for name, value in spent["chip_s"].items() if name not in free)
+    assert hours[step] >= charged / 3600
+    evaluations = [row["step"] for row in small_run.rows(directory, "evals.jsonl")]
+    assert evaluations == [*range(0, num_steps, 4), num_steps]
 
-    finish(start_recording(directory, after, program_cache))
-    check_what_was_lost(small_run.rows(directory), host["ledger"], spent, after=step)
-    in_flight = sum(entry["tokens"] for entry in host["in_flight"])
-    wasted = small_run.rows(directory)[step]["compute/wasted_tokens"]
-    assert wasted >= host["ledger"]["counts"]["wasted_tokens"] + in_flight
-    batches = [batch for batch in recorded(before) if batch[0] < step]
-    batches += recorded(after)
-    assert [row["step"] for row in small_run.rows(directory)] == list(range(1, 17))
-    assert sorted({version for version, _ in batches}) == list(range(16))
+    batches += recorded(record)
+    assert sorted({version for version, _ in batches}) == list(range(num_steps))
     prompts = dict(pair for _, groups in batches for pair in groups)
     assert len(prompts) == sum(len(groups) for _, groups in batches)  # none twice
     assert sorted(prompts) == list(range(4 * len(batches)))
-    assert host["next_ticket"] <= len(prompts)
 
     # Each ticket has the prompt whose turn it was.
     question = Question(task="any", text="any", reference={})

@@ -1,5 +1,6 @@
 """Whole runs, small ones: what they leave behind, and how they stop."""
 
+import contextlib
 import json
 import os
 import signal
@@ -18,8 +19,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from scalerl_jax import main, warmstart
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.transformer import init_params, unstack_layers
-from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.rewards import verifier
 from scalerl_jax.train import train
+from scalerl_jax.utils.failures import is_explained
 from scalerl_jax.utils.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("program_cache")
@@ -33,7 +35,8 @@ STEP_NAMES = """
     staleness/queued_mean staleness/queued_max
     verifier/no_answer_share verifier/unparsable_share verifier/timeout_share
     verifier/error_share verifier/unjudged_share verifier/restarts
-    train/tokens train/skipped_steps queue/buffered queue/running queue/dropped data/retired_prompts
+    train/tokens train/skipped_steps queue/buffered queue/running queue/dropped
+    data/retired_prompts
     train/epoch train/learning_rate group/generated group/with_variance
     completion/limit_tokens
     time/step_s time/wait_s time/annotate_s time/train_s idle/all_share
@@ -342,7 +345,7 @@ def test_a_run_whose_verifiers_fail_is_saved_and_stopped(tmp_path, monkeypatch):
             "eval.num_prompts": 3,
         }
     )
-    pool = VerifierPool(score="away_run:score", timeout_s=60.0)
+    pool = verifier.VerifierPool(score="away_run:score", timeout_s=60.0)
     try:
         with small_run.built(config, tmp_path) as parts:
             parts.worker._verifier = pool  # no setting names a verifier that fails
@@ -458,59 +461,160 @@ def test_a_policy_that_never_gets_anything_right_ends_the_run(tmp_path):
     assert not rollout_threads()
 
 
-class EndedScheduler(SlowScheduler):
-    """A sampler whose machine is taken away during its fifth call."""
+class ActingScheduler(SlowScheduler):
+    """A sampler that does something at its first call; what, a test says."""
 
-    calls = 0
-
-    def step(self, params, *, version):
-        self.calls += 1
-        if self.calls == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return self._scheduler.step(params, version=version)
-
-
-def test_sigterm_while_the_learner_waits_for_a_batch_saves_everything(tmp_path):
-    # With k = 0 the learner does nothing else while the sampler works.
-    config = small_run.make_config({"queue.max_staleness": 0, "checkpoint.every": 99})
-    with small_run.built(config, tmp_path) as parts:
-        parts.worker._scheduler = EndedScheduler(parts.worker._scheduler)
-        outcome = train(config, parts, tmp_path)
-    assert outcome.preempted and outcome.policy_version < 4
-    (checkpoint,) = small_run.checkpoints(tmp_path)
-    assert checkpoint.name == f"step_{outcome.policy_version:08d}"
-    with small_run.built(config, tmp_path) as parts:
-        assert train(config, parts, tmp_path).policy_version == 4
-    assert [row["step"] for row in small_run.rows(tmp_path)] == [1, 2, 3, 4]
-
-
-class DyingScheduler(SlowScheduler):
-    """A sampler that works for a few calls."""
-
-    error = RuntimeError("the sampler's memory is gone")
-
-    def __init__(self, scheduler, *, calls):
+    def __init__(self, scheduler, act):
         super().__init__(scheduler)
-        self._calls = calls
+        self._acts = [act]
 
     def step(self, params, *, version):
-        self._calls -= 1
-        if self._calls < 0:
-            raise self.error
+        if self._acts:
+            self._acts.pop()()
         return self._scheduler.step(params, version=version)
 
 
-@pytest.mark.parametrize("calls", [0, 9], ids=["at once", "in the midst"])
-def test_a_dead_worker_stops_the_learner_with_its_own_error(tmp_path, calls):
-    # The waits that must not run out are an hour long.
-    config = small_run.make_config({"train.num_steps": 1000, "eval.every": 1000})
-    assert config.queue.batch_timeout_s == 3600.0
-    with small_run.built(config, tmp_path) as parts:
-        parts.worker._scheduler = DyingScheduler(parts.worker._scheduler, calls=calls)
+def end():
+    """Tell this process that its machine is taken away."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_is_honoured_wherever_it_comes(tmp_path):
+    """While the learner waits and in the checkpoint of that, and in two evaluations."""
+    config = small_run.make_config(
+        {
+            "queue.max_staleness": 0,
+            "train.num_steps": 2,
+            "eval.every": 1,
+            "checkpoint.every": 1000,
+        }
+    )
+
+    def run(change=lambda parts: None):
+        with small_run.built(config, tmp_path) as parts:
+            change(parts)
+            outcome = train(config, parts, tmp_path)
+        steps = [row["step"] for row in small_run.rows(tmp_path)]
+        evaluations = [row["step"] for row in small_run.rows(tmp_path, "evals.jsonl")]
+        assert steps == list(range(1, outcome.policy_version + 1))
+        newest = small_run.checkpoints(tmp_path)[-1].name
+        assert newest == f"step_{outcome.policy_version:08d}"
+        return outcome.policy_version, outcome.preempted, evaluations
+
+    def in_sampling(parts):
+        def act():
+            end()
+            time.sleep(2.0)  # the learner looks every second
+
+        parts.worker._scheduler = ActingScheduler(parts.worker._scheduler, act)
+        save = parts.checkpointer.save
+
+        def ended(*args, **kwargs):
+            end()
+            save(*args, **kwargs)
+
+        parts.checkpointer.save = ended
+
+    def in_evaluation(at):
+        def change(parts):
+            evaluate = parts.evaluate
+
+            def ended(params, *, policy_version, stopped):
+                if policy_version == at:
+                    end()
+                return evaluate(params, policy_version=policy_version, stopped=stopped)
+
+            parts.evaluate = ended
+
+        return change
+
+    assert run(in_sampling) == (0, True, [0])
+    assert run(in_evaluation(1)) == (1, True, [0])
+    assert run(in_evaluation(2)) == (2, True, [0, 1])
+    assert run() == (2, False, [0, 1, 2])
+
+
+SUICIDAL = """
+    import os, pathlib
+    from scalerl_jax.data.tasks import score
+
+    if pathlib.Path({file!r}).exists():
+        os._exit(5)
+"""
+
+
+def fail(parts, directory):
+    raise ArithmeticError("the sampler has a bad number")
+
+
+def starve(parts, directory):
+    parts.worker._scheduler.step = lambda params, *, version: time.sleep(0.01) or []
+
+
+def lose_the_verifiers(parts, directory):
+    (directory / "gone").touch()
+    for worker in parts.worker._verifier._workers:
+        worker.process.kill()
+
+
+@pytest.mark.parametrize(
+    "act, words",
+    [
+        pytest.param(
+            fail,
+            "the sampling thread failed with ArithmeticError: the sampler has a bad",
+            id="an error in the thread",
+        ),
+        pytest.param(
+            starve,
+            "no batch within queue.batch_timeout_s = 5.0: 0 of 4 groups after",
+            id="a starved queue",
+        ),
+        pytest.param(
+            lose_the_verifiers,
+            "no verifier process can start: it ended with exit code 5 while",
+            id="no verifiers",
+        ),
+    ],
+)
+def test_a_run_that_others_end_is_saved_and_goes_on(tmp_path, monkeypatch, act, words):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(verifier, "_BACKOFF_S", 0.01)
+    source = textwrap.dedent(SUICIDAL).format(file=str(tmp_path / "gone"))
+    (tmp_path / "suicidal.py").write_text(source)
+    settings = {
+        "queue.max_staleness": 0,
+        "queue.batch_timeout_s": 3600.0 if act is not starve else 5.0,
+        "train.num_steps": 1,
+        "checkpoint.every": 1000,
+        "eval.num_prompts": 3,
+    }
+    config = small_run.make_config(settings)
+    with (
+        small_run.built(config, tmp_path) as parts,
+        contextlib.closing(
+            verifier.VerifierPool(score="suicidal:score", timeout_s=60.0)
+        ) as pool,
+    ):
+        parts.worker._verifier = pool  # no setting names a verifier that fails
+        parts.worker._scheduler = ActingScheduler(
+            parts.worker._scheduler, lambda: act(parts, tmp_path)
+        )
         with pytest.raises(RuntimeError) as failure:
             train(config, parts, tmp_path)
-    assert failure.value is DyingScheduler.error
+    message = str(failure.value)
+    assert is_explained(failure.value) and message.startswith(words)
+    assert message.endswith(
+        "; the state of step 0 is saved, and the same --workdir goes on"
+    )
     assert not rollout_threads()
+    (checkpoint,) = small_run.checkpoints(tmp_path)
+    host = json.loads((checkpoint / "host.json").read_text())
+    assert [each["ticket"] for each in host["in_flight"]] == [0, 1, 2, 3]
+    config = small_run.make_config(settings | {"queue.batch_timeout_s": 3600.0})
+    with small_run.built(config, tmp_path) as parts:
+        assert train(config, parts, tmp_path).policy_version == 1
+    assert [row["step"] for row in small_run.rows(tmp_path)] == [1]
 
 
 def full_memory(*_, **__):

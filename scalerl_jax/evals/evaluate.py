@@ -16,12 +16,14 @@ from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.evals.metrics import standard_error
 from scalerl_jax.rewards.verdict import UNJUDGED, Status
 from scalerl_jax.rewards.verifier import VerifierPool
-from scalerl_jax.sampler.completing import completing
+from scalerl_jax.sampler.completing import Abandoned, completing, never
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.requests import Completion, Listener, Samples
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.types import Prompt, PyTree
 from scalerl_jax.utils.progress import Progress
+
+_POLL_S = 1.0  # between two looks whether to stop
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,12 +97,24 @@ class Evaluator:
     unjudged_is_wrong: bool = False
     progress: Progress = dataclasses.field(default_factory=Progress)
 
-    def __call__(self, params: PyTree, *, policy_version: int) -> Evaluation:
-        """Sample every prompt with these params, judge, and sum up."""
+    def __call__(
+        self,
+        params: PyTree,
+        *,
+        policy_version: int,
+        stopped: Callable[[], bool] = never,
+    ) -> Evaluation:
+        """Sample every prompt with these params, judge, and sum up.
+
+        Raises:
+            Abandoned: `stopped` said so.
+        """
         text, total = f"evaluation at step {policy_version}: prompt", len(self.prompts)
         groups = []
         with self.progress.bar(text, total=total) as bar:
-            for group in self.judged(params, policy_version=policy_version):
+            for group in self.judged(
+                params, policy_version=policy_version, stopped=stopped
+            ):
                 groups.append(group)
                 self.progress.advance(bar)
         groups.sort(key=lambda group: group.place)
@@ -138,6 +152,7 @@ class Evaluator:
         *,
         policy_version: int,
         listener: Listener | None = None,
+        stopped: Callable[[], bool] = never,
     ) -> Iterator[Judged]:
         """Every prompt with these params, in the order in which verdicts come.
 
@@ -153,6 +168,7 @@ class Evaluator:
             sampling=self.sampling,
             version=policy_version,
             listener=listener,
+            stopped=stopped,
         ):
             for each in finished:
                 place = each.request_id
@@ -162,7 +178,9 @@ class Evaluator:
                     judging[place] = self._submit(place, begun.pop(place))
             yield from self._collect(judging)
         while judging:
-            self.verifier.wait(self.timeout_s)
+            if stopped():
+                raise Abandoned
+            self.verifier.wait(min(self.timeout_s, _POLL_S))
             yield from self._collect(judging)
 
     def _submit(self, place: int, group: dict[int, Completion]) -> Judged:

@@ -13,7 +13,7 @@ import numpy as np
 
 from scalerl_jax.learner.step import Forward
 from scalerl_jax.rollout.batching import TrainSequence, pack
-from scalerl_jax.sampler.completing import complete
+from scalerl_jax.sampler.completing import complete, never
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.requests import Completion, Samples
 from scalerl_jax.sampler.sampling import Sampling
@@ -80,8 +80,18 @@ class AgreementCheck:
             )
         return agreement
 
-    def __call__(self, learner_params: PyTree, sampler_params: PyTree) -> Agreement:
-        """The difference at equal version; both trees are that version's."""
+    def __call__(
+        self,
+        learner_params: PyTree,
+        sampler_params: PyTree,
+        *,
+        stopped: Callable[[], bool] = never,
+    ) -> Agreement:
+        """The difference at equal version; both trees are that version's.
+
+        Raises:
+            Abandoned: `stopped` said so.
+        """
         completions = complete(
             self._engine,
             sampler_params,
@@ -89,6 +99,7 @@ class AgreementCheck:
             make_samples=self._make_samples,
             sampling=self._sampling,
             version=0,
+            stopped=stopped,
         )
         batch = pack(
             [_sequence(self._prompts[each.request_id], each) for each in completions],

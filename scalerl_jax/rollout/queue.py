@@ -101,7 +101,7 @@ class RolloutQueue:
             QueueClosed: after `close`.
         """
         with self._changed:
-            self._raise_if_over()
+            self.raise_if_over()
             assert version <= self._version, "published before `applied` was called"
             if not self._pacing.may_start(
                 version,
@@ -236,11 +236,13 @@ class RolloutQueue:
 
     # Either side.
 
-    def raise_if_failed(self) -> None:
-        """Raise what `fail` was given, the same object, if it was called."""
+    def raise_if_over(self) -> None:
+        """Raise what `fail` was given, itself, or QueueClosed after `close`."""
         with self._changed:
             if self._failure is not None:
                 raise self._failure
+            if self._closed:
+                raise QueueClosed
 
     def snapshot(self) -> QueueState:
         """What a checkpoint needs, between two windows."""
@@ -313,6 +315,12 @@ class RolloutQueue:
             return len(self._buffered)
 
     @property
+    def failure(self) -> BaseException | None:
+        """What `fail` was given, if it was called."""
+        with self._changed:
+            return self._failure
+
+    @property
     def taken(self) -> int:
         """Groups with a place in the window that is not used up."""
         with self._changed:
@@ -357,7 +365,7 @@ class RolloutQueue:
     def _sleep_until(self, ready: Callable[[], T | None], timeout_s: float) -> T | None:
         deadline = self._clock() + timeout_s
         while True:
-            self._raise_if_over()
+            self.raise_if_over()
             result = ready()
             remaining = deadline - self._clock()
             if result is not None or remaining <= 0:
@@ -368,11 +376,6 @@ class RolloutQueue:
         self._changes += 1
         self._changed.notify_all()
 
-    def _raise_if_over(self) -> None:
-        self.raise_if_failed()
-        if self._closed:
-            raise QueueClosed
-
     def _timeout_message(self, timeout_s: float) -> str:
         oldest = min(self._running.values(), default=None)
         return (
@@ -380,7 +383,8 @@ class RolloutQueue:
             f"{self._pacing.window_groups(opened=self._opened)} groups after "
             f"{timeout_s} s at policy version {self._version} "
             f"(mode={self._pacing.mode}, max_staleness={self._pacing.max_staleness}, "
-            f"running={len(self._running)}, oldest running version={oldest}, "
+            f"running={len(self._running)}, of these {len(self._sampled)} with the "
+            f"verifiers, oldest running version={oldest}, "
             f"buffered={len(self._buffered)}, refilled={len(self._refilled)}, "
             f"dropped={self._dropped}); raise queue.batch_timeout_s if groups only "
             f"need longer"

@@ -124,6 +124,7 @@ class RolloutWorker:
         self._parking = threading.Condition()
         self._pauses = 0
         self._parked = False
+        self._stopped = False
         self._thread = threading.Thread(target=self.run, name="rollout", daemon=True)
 
     def publish(self, published: Published, *, policy_version: int) -> None:
@@ -142,22 +143,29 @@ class RolloutWorker:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Close the queue and wait for the thread."""
+        """Close the queue and wait for the thread; a second call does nothing.
+
+        A call that has not ended by then may do so later: it changes nothing more.
+        """
         self._queue.close()
-        if self._thread.is_alive():
+        if not self._stopped and self._thread.is_alive():
             self._thread.join(timeout_s)
+        self._stopped = True
 
     @contextlib.contextmanager
     def paused(self, timeout_s: float) -> Iterator[None]:
-        """The worker stands still between two calls while the block runs."""
+        """The worker stands still between two calls while the block runs.
+
+        One that has failed or was stopped stands still for good.
+        """
         with self._parking:
             self._pauses += 1
             self._queue.wake()
             still = self._parking.wait_for(
-                lambda: self._parked or not self._thread.is_alive(), timeout_s
+                lambda: self._parked or self._stopped or not self._thread.is_alive(),
+                timeout_s,
             )
         try:
-            self._queue.raise_if_failed()
             if not still:
                 raise TimeoutError(
                     f"the sampling thread did not finish its call in {timeout_s} s"
@@ -220,6 +228,7 @@ class RolloutWorker:
             with self._ledger.activity("generate", pool=self._pool):
                 finished = self._scheduler.step(params, version=version)
             self._count_work()
+            self._queue.raise_if_over()  # before the books of a stopped run change
             for completion in finished:
                 self._collect(completion, version)
         verdicts = self._verifier.poll()
@@ -233,7 +242,12 @@ class RolloutWorker:
             ticket = self._queue.admit(version)
             if ticket is None:
                 return
-            self._begin(ticket, self._stream.next(version), version=version)
+            try:
+                prompt = self._stream.next(version)
+            except BaseException:
+                self._queue.drop(ticket, "failed")  # no checkpoint is to wait for it
+                raise
+            self._begin(ticket, prompt, version=version)
 
     def _begin(self, ticket: int, prompt: Prompt, *, version: int) -> None:
         self._open[ticket] = _Open(
@@ -271,7 +285,7 @@ class RolloutWorker:
 
     def _settle(self, verdicts: Verdicts) -> None:
         """A judged group goes into the queue."""
-        opened = self._open.pop(verdicts.key)
+        opened = self._open[verdicts.key]
         group = Group(
             ticket=verdicts.key,
             prompt=opened.prompt,
@@ -283,6 +297,7 @@ class RolloutWorker:
             detail=verdicts.detail,
         )
         self._queue.put(group)
+        del self._open[verdicts.key]
 
     def _drop_late(self) -> None:
         """Give up groups that have been sampled for longer than the limit."""

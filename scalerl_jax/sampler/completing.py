@@ -9,6 +9,15 @@ from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Prompt, PyTree
 
 
+class Abandoned(Exception):  # noqa: N818  an end, not an error
+    """Whoever wanted the completions has said to stop."""
+
+
+def never() -> bool:
+    """Let everything be completed."""
+    return False
+
+
 def complete(
     engine: Engine,
     params: PyTree,
@@ -17,6 +26,7 @@ def complete(
     make_samples: Callable[[Prompt], Samples],
     sampling: Sampling,
     version: int,
+    stopped: Callable[[], bool] = never,
 ) -> list[Completion]:
     """Every sample of every prompt, as `completing` gives them."""
     calls = completing(
@@ -26,6 +36,7 @@ def complete(
         make_samples=make_samples,
         sampling=sampling,
         version=version,
+        stopped=stopped,
     )
     return [each for finished in calls for each in finished]
 
@@ -39,6 +50,7 @@ def completing(
     sampling: Sampling,
     version: int,
     listener: Listener | None = None,
+    stopped: Callable[[], bool] = never,
 ) -> Iterator[list[Completion]]:
     """What each call finishes, until it is every sample of every prompt.
 
@@ -46,6 +58,7 @@ def completing(
     prompt, which is read when there is a slot for it.
 
     Raises:
+        Abandoned: `stopped`, asked before each call, said so.
         FloatingPointError: the logits of a sample were not finite.
     """
     scheduler = Scheduler(engine)
@@ -64,6 +77,8 @@ def completing(
             )
         if not scheduler.busy:
             return
+        if stopped():
+            raise Abandoned
         finished = scheduler.step(params, version=version)
         for each in finished:
             if each.failure:

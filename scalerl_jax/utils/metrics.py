@@ -95,6 +95,11 @@ class MetricsWriter:
         }
         self._show(row["step"], numbers)
 
+    def has_eval(self, step: int) -> bool:
+        """Whether the evaluation at a step is on file."""
+        rows = (self._directory / EVALS_FILE).read_bytes().splitlines()
+        return any(json.loads(row)["step"] == step for row in rows)
+
     def write_rollouts(self, rows: Iterable[dict[str, Any]]) -> None:
         """Append readable rollouts; each row has a "step"."""
         for number, row in enumerate(rows):

@@ -1,14 +1,40 @@
 """Whether this machine is about to be taken away: SIGTERM, asked once per step.
 
+A program calls `end_at_sigterm` first: as long as there is nothing to save, SIGTERM
+ends it at once, with status 0.  While a `Preemption` is installed, it is only noticed.
+
 With `jax.distributed` up, JAX catches SIGTERM itself and agrees with the other
 processes on one step to stop at; a handler of our own would replace that one, so
 none is installed.  Every process must then ask at every step, or the others wait.
 """
 
+import os
 import signal
+import socket
 import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+_ENDED = b"stopped by SIGTERM with nothing to save\n"
+
+
+def end_at_sigterm() -> None:
+    """Let SIGTERM end the process, with status 0; called from the main thread.
+
+    A thread does it, since Python's own handlers wait for a compilation to end.
+    """
+    woken, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(wake.detach(), warn_on_full_buffer=False)
+
+    def end() -> None:
+        while signal.SIGTERM not in woken.recv(1):
+            pass
+        os.write(1, _ENDED)
+        os._exit(0)
+
+    threading.Thread(target=end, name="sigterm", daemon=True).start()
 
 
 class Preemption:
@@ -20,6 +46,7 @@ class Preemption:
         self._installed = False
         self._distributed = False
         self._previous: Any = signal.SIG_DFL
+        self._previous_fd = -1
 
     def install(self) -> None:
         """Begin to notice SIGTERM; called from the main thread."""
@@ -34,6 +61,7 @@ class Preemption:
         previous = signal.signal(signal.SIGTERM, self._on_signal)
         # None is a handler that C code put there, which Python cannot put back.
         self._previous = signal.SIG_DFL if previous is None else previous
+        self._previous_fd = signal.set_wakeup_fd(-1)
         self._installed = True
 
     @property
@@ -53,6 +81,7 @@ class Preemption:
     def close(self) -> None:
         """Give SIGTERM back to whoever had it."""
         if self._installed:
+            signal.set_wakeup_fd(self._previous_fd)
             signal.signal(signal.SIGTERM, self._previous)
             self._installed = False
 

@@ -279,7 +279,7 @@ def test_a_dead_worker_is_the_learners_error():
         frame.name for frame in traceback.extract_tb(error.__traceback__)
     ]
     queue.fail(ValueError("a later one"))
-    for call in (queue.raise_if_failed, lambda: queue.wait(0.0)):
+    for call in (queue.raise_if_over, lambda: queue.wait(0.0)):
         with pytest.raises(ZeroDivisionError):
             call()
 

@@ -523,14 +523,35 @@ def test_an_error_in_the_thread_is_the_learners(place):
     until(lambda: at.scheduler.steps == 3)
     at.scheduler.error = ArithmeticError("a bad number")
     at.scheduler.allow(1)
-    for wait in (
-        lambda: at.queue.take(0, LONG),
-        lambda: at.worker.paused(LONG).__enter__(),
-    ):
-        with pytest.raises(ArithmeticError) as failure:
-            wait()
-        assert failure.value is at.scheduler.error
+    with pytest.raises(ArithmeticError) as failure:
+        at.queue.take(0, LONG)
+    assert failure.value is at.queue.failure is at.scheduler.error
     until(at.stopped)
+    with at.worker.paused(LONG):  # to be saved, and begun again
+        assert [each["ticket"] for each in at.worker.in_flight()] == [0, 1]
+
+
+def test_a_prompt_that_cannot_be_drawn_takes_no_place(place):
+    at = place(WrittenScheduler({}), started=False)
+    at.stream._max_pass_rate = 0.0
+    for prompt in PROMPTS:
+        at.stream.record(prompt.prompt_id, passed=1, total=1)
+    at.worker.start()
+    with pytest.raises(ValueError, match="data.no_positive_resampling"):
+        at.queue.take(0, LONG)
+    assert at.queue.snapshot().running == () == tuple(at.worker.in_flight())
+
+
+def test_a_call_that_ends_after_the_worker_was_stopped_changes_nothing(place):
+    at = place(WrittenScheduler({}, steps=0))
+    until(lambda: at.scheduler.calls)
+    at.worker.stop(0.1)
+    with at.worker.paused(0.1):
+        in_flight, state = at.worker.in_flight(), at.queue.snapshot()
+    at.scheduler.allow(10**6)
+    until(at.stopped)
+    assert at.worker.in_flight() == in_flight and at.queue.snapshot() == state
+    assert [ticket for ticket, _ in state.running] == [0, 1]
 
 
 def test_a_worker_with_nothing_to_do_can_be_stopped(place):

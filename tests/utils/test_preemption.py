@@ -91,6 +91,32 @@ def test_with_jax_distributed_its_own_service_is_asked():
     assert done.stdout == "stopped\n", done.stderr
 
 
+ENDING = """
+import hashlib, os, signal
+from scalerl_jax.utils.preemption import Preemption, end_at_sigterm
+end_at_sigterm()
+with Preemption() as preemption:
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert preemption.requested
+print("ready", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # as a compilation: all of it is C
+"""
+
+
+def test_with_nothing_to_save_sigterm_ends_a_program_in_the_midst_of_c():
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDING],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(scalerl_jax.__file__).parents[1],
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=20)
+    assert output == "stopped by SIGTERM with nothing to save\n"
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("module", ["ledger", "metrics", "preemption", "run_directory"])
 def test_utils_are_imported_without_jax(module):
     code = f"import sys, scalerl_jax.utils.{module}; assert 'jax' not in sys.modules"

@@ -188,6 +188,7 @@ def _join() -> None:
             f"whose devices hold the learner and the sampler",
             status=_MISTAKE,
         )
+    end_at_sigterm()  # again: JAX has put a handler of its own there
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:

@@ -128,7 +128,7 @@ def _steps(
         due = parts.checkpointer.due(version, since=window.version)
         if last or due or watch.must_stop:
             save(parts, state, version)
-        if not last:
+        if not last or watch.lacks_evaluation(version):
             watch.require_verdicts()
     if version not in parts.checkpointer.steps():
         save(parts, state, version)

@@ -159,7 +159,7 @@ PIPELINE = {
     "data.no_positive_resampling": False,  # so that ticket i has the i-th prompt
     "optimizer.learning_rate": 3e-5,
     "train.max_skipped_steps": 100,
-    "train.num_steps": 2 + 10 * KILLS,
+    "train.num_steps": 12 + 5 * KILLS,
     "eval.every": 4,
     "checkpoint.every": 3,
 }

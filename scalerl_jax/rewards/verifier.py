@@ -26,7 +26,7 @@ from scalerl_jax.rewards.verdict import ScoreFunction, Status, Verdict
 
 _MAX_START_S = 120.0  # imports included; does not count for a verdict's timeout
 _MAX_SEND_S = 10.0  # to a process that is free, and has stopped if it does not read
-_MAX_STARTS = 8  # in a row that fail, over half a minute
+_MAX_STARTS = 8  # per process, in a row that fail: over half a minute
 _BACKOFF_S = 0.25  # before a second start; doubled for each that follows
 _IDLE_S = 60.0  # between two looks when nothing happens
 _CHILD = "import sys; from scalerl_jax.rewards import serving; " + (
@@ -101,12 +101,11 @@ class _Share(NamedTuple):
 class _Worker:
     """A verifier process, the pipe to it, and what it is doing until when."""
 
-    def __init__(self, setup: Setup, *, failed_starts: int) -> None:
+    def __init__(self, setup: Setup) -> None:
         self.pipe, child_end = pipes.Pipe()
         with socket.socket(fileno=os.dup(self.pipe.fileno())) as end:
             limit = struct.pack("ll", int(_MAX_SEND_S), 0)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self.failed_starts = failed_starts  # in a row, before this one
         number = child_end.fileno()
         self.process = subprocess.Popen(
             [sys.executable, "-c", _CHILD, str(number)],
@@ -155,13 +154,6 @@ class _Worker:
             return self.process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             return None
-
-
-class _Start(NamedTuple):
-    """A process that is to be started."""
-
-    due: float = 0.0  # time.monotonic()
-    failed: int = 0  # starts in a row, before this one
 
 
 class VerifierPool:
@@ -214,8 +206,9 @@ class VerifierPool:
         self._woken, self._wake = pipes.Pipe(duplex=False)
         # The thread's own.
         self._workers: list[_Worker] = []
-        self._starts = [_Start()] * num_workers
+        self._starts = [0.0] * num_workers  # when; time.monotonic()
         self._loaded: set[str] = set()  # verifiers that a process has imported
+        self._failed: collections.Counter[str] = collections.Counter()  # in a row
         self._killed: list[_Worker] = []  # not reaped yet
         self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
         self._thread.start()
@@ -320,7 +313,7 @@ class VerifierPool:
     def _sleep(self) -> None:
         """Wait for a message, a deadline or work."""
         moments = [worker.deadline for worker in self._workers if not worker.free]
-        moments += [start.due for start in self._starts]
+        moments += self._starts
         pause = min([_IDLE_S, *(moment - time.monotonic() for moment in moments)])
         pipes.wait(
             [self._woken, *(worker.pipe for worker in self._workers)],
@@ -332,16 +325,14 @@ class VerifierPool:
     def _start_due(self) -> None:
         now = time.monotonic()
         starts, self._starts = self._starts, []
-        for start in starts:
-            if start.due > now:
-                self._starts.append(start)
+        for due in starts:
+            if due > now:
+                self._starts.append(due)
                 continue
             try:
-                worker = _Worker(self._setup, failed_starts=start.failed)
+                self._workers.append(_Worker(self._setup))
             except OSError as error:  # no memory, or too many processes
-                self._start_again(start.failed, f"it could not be started: {error}")
-            else:
-                self._workers.append(worker)
+                self._start_later(_UNNAMED, f"the system refuses one ({error}) for")
 
     def _advance(self) -> None:
         """Read what has arrived, kill what is late."""
@@ -380,8 +371,9 @@ class VerifierPool:
         if isinstance(message, Loaded):
             if not message.failure:
                 worker.loaded.add(message.verifier)
-                worker.loading, worker.failed_starts = None, 0
+                worker.loading = None
                 self._loaded.add(message.verifier)
+                self._failed[message.verifier] = 0
             elif message.verifier not in self._loaded:
                 raise NoVerifierError(
                     f"no verifier process can start: {message.failure}"
@@ -425,30 +417,27 @@ class VerifierPool:
             if places:
                 self._waiting.appendleft(_Share(job, places))
             self._finish_if_judged(job)
+        self.restarts += 1
         if worker.loading is None:
-            self._start_again(None)
+            self._starts.append(0.0)
         else:
-            name = self._setup.verifiers[worker.loading].function
-            self._start_again(worker.failed_starts, f"{how} {name!r}")
+            self._start_later(worker.loading, how)
 
-    def _start_again(self, failed: int | None, how: str = "") -> None:
-        """Start a process: at once, or later after one that never worked (`how`).
+    def _start_later(self, name: str, how: str) -> None:
+        """Start a process after a pause: the last did not import a verifier (`how`).
 
         Raises:
             NoVerifierError: too many have failed in a row.
         """
-        self.restarts += 1
-        if failed is None:
-            self._starts.append(_Start())
-            return
-        failed += 1
-        if failed >= _MAX_STARTS:
+        failed = self._failed[name] = self._failed[name] + 1
+        if failed >= _MAX_STARTS * self._num_workers:
+            function = self._setup.verifiers[name].function
             raise NoVerifierError(
-                f"no verifier process can start: {how}, after {failed} starts in a "
-                f"row have failed; its stderr says more"
+                f"no verifier process can start: {how} {function!r}, the last of "
+                f"{failed} starts in a row that failed; its stderr says more"
             )
-        due = time.monotonic() + _BACKOFF_S * 2 ** (failed - 1)
-        self._starts.append(_Start(due, failed))
+        pause_s = _BACKOFF_S * 2 ** ((failed - 1) // self._num_workers)
+        self._starts.append(time.monotonic() + pause_s)
 
     def _kill(self, worker: _Worker) -> None:
         worker.kill()

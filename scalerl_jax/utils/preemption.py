@@ -3,9 +3,9 @@
 A program calls `end_at_sigterm` first: as long as there is nothing to save, SIGTERM
 ends it at once, with status 0.  While a `Preemption` is installed, it is only noticed.
 
-With `jax.distributed` up, JAX catches SIGTERM itself and agrees with the other
-processes on one step to stop at; a handler of our own would replace that one, so
-none is installed.  Every process must then ask at every step, or the others wait.
+Where `jax.distributed` has joined several processes, JAX catches SIGTERM itself and
+agrees with the others on one step to stop at; a handler of our own would replace that
+one, so none is installed.  Every process must then ask at every step, or others wait.
 """
 
 import os
@@ -50,7 +50,7 @@ class Preemption:
 
     def install(self) -> None:
         """Begin to notice SIGTERM; called from the main thread."""
-        self._distributed = _distributed_is_up()
+        self._distributed = _has_others()
         if self._distributed or self._installed:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -103,7 +103,7 @@ class Preemption:
         self._came.set()
 
 
-def _distributed_is_up() -> bool:
+def _has_others() -> bool:
     import jax
 
-    return jax.distributed.is_initialized()
+    return jax.distributed.is_initialized() and jax.process_count() > 1

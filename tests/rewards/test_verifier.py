@@ -233,16 +233,25 @@ def test_a_process_killed_idle_and_again_while_it_restarts_is_replaced(
         worker.process.wait()
 
 
-def test_only_so_many_starts_in_a_row_may_fail(make_pool, dying):
-    pool = make_pool(dying(*range(100)))
-    pool.submit(0, "any", ["1"], {})
+@pytest.mark.parametrize("name", ["", "named"])
+def test_only_so_many_starts_in_a_row_may_fail(hostile, dying, name):
+    """Of the verifier that every process imports, and of one that it is asked for."""
+    score = dying(*range(100))
+    pool = VerifierPool(
+        score=hostile if name else score,
+        named={"named": Verifier(score)},
+        timeout_s=20.0,
+        num_workers=2,
+    )
+    pool.submit(0, "any", ["1"], {"verifier": name})
     for wait in (lambda: collect(pool), pool.poll):
         with pytest.raises(
             verifier.NoVerifierError,
-            match="ended with exit code 5 while it imported 'dying_score:score', after "
-            "8 starts in a row",
+            match="ended with exit code 5 while it imported 'dying_score:score', the "
+            "last of 16 starts in a row",
         ):
             wait()
+    pool.close()
 
 
 def test_a_process_that_is_stopped_is_replaced(make_pool, hostile, monkeypatch):

@@ -12,7 +12,8 @@ from pathlib import Path
 import jax
 
 from scalerl_jax.config import Config, to_json
-from scalerl_jax.learner.checkpoint import Restored, UnsavedError
+from scalerl_jax.learner.checkpoint import Restored
+from scalerl_jax.learner.manifest import UnsavedError
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.parts import Parts
 from scalerl_jax.rollout.queue import QueueState

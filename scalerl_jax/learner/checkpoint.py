@@ -42,10 +42,6 @@ _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
 
-class UnsavedError(RuntimeError):
-    """A checkpoint cannot be written."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostPart:
     """What one process gave besides its shards."""
@@ -101,7 +97,7 @@ class Checkpointer:
         self._keep = keep
         self._timeout_s = timeout_s
         self._damaged: set[Path] = set()
-        for library in ("absl", "asyncio"):
+        for library in ("absl", "asyncio"):  # used by orbax
             logging.getLogger(library).addFilter(_is_no_echo)
         # OCDBT packs the arrays into a few files; weights do not compress.
         self._arrays = ocp.PyTreeCheckpointHandler(
@@ -155,7 +151,7 @@ class Checkpointer:
         except Exception as error:
             if not multihost.process_index():
                 shutil.rmtree(partial, ignore_errors=True)
-            raise UnsavedError(
+            raise manifests.UnsavedError(
                 f"cannot write the checkpoint of step {step} to {target} ({error}); "
                 f"those of steps {self.steps()} are untouched: free space or rights "
                 f"there and start again with the same --workdir to resume"
@@ -226,8 +222,7 @@ class Checkpointer:
 
     def _first(self, action: Callable[[], None]) -> None:
         """Let the first process act; the others wait, and fail if it does."""
-        first = multihost.process_index() == 0
-        self._together(action if first else lambda: None)
+        self._together(lambda: None if multihost.process_index() else action())
 
     def _newest(self) -> tuple[int, Path, dict[str, Any]] | None:
         """Step, directory and manifest of the newest checkpoint that is good."""
@@ -275,7 +270,8 @@ class Checkpointer:
 
     def _make(self, partial: Path) -> None:
         """An empty directory for a checkpoint; what is left of others goes."""
-        self._remove_partials()
+        for path in self._directory.glob(".saving_*"):
+            shutil.rmtree(path, ignore_errors=True)
         (partial / _STATE).mkdir(parents=True)
 
     def _describe(self, partial: Path) -> dict[str, Any]:
@@ -317,11 +313,6 @@ class Checkpointer:
             if path not in current[: self._keep]:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _remove_partials(self) -> None:
-        if self._directory.is_dir():
-            for path in self._directory.glob(".saving_*"):
-                shutil.rmtree(path, ignore_errors=True)
-
     def _load_arrays(
         self, path: Path, abstract: PyTree, *, partial: bool = False
     ) -> PyTree:
@@ -336,9 +327,8 @@ class Checkpointer:
 
 
 def _is_no_echo(record: logging.LogRecord) -> bool:
-    """Whether a record is not orbax's log of what `save` raises, array by array."""
-    text = record.getMessage()
-    return "_SignalingThread" not in text and "async_serialize" not in text
+    """Whether a record is no log, array by array, of what `save` raises."""
+    return not re.search("_SignalingThread|async_serialize", record.getMessage())
 
 
 def _share() -> dict[str, int]:

@@ -15,6 +15,10 @@ FILE = "manifest.json"
 _DISK_THREADS = 4
 
 
+class UnsavedError(RuntimeError):
+    """A checkpoint cannot be written."""
+
+
 class DamagedError(Exception):
     """A checkpoint that is not as it was written; says how."""
 

@@ -7,31 +7,20 @@ processes do is in `serving`.
 
 import collections
 import contextlib
-import dataclasses
-import os
 import queue
-import signal
-import socket
-import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from multiprocessing import connection as pipes
 from typing import Any, NamedTuple
 
-from scalerl_jax.rewards.serving import Judged, Loaded, Setup, Verifier, Work
+from scalerl_jax.rewards.process import MAX_START_S, Job, Share, VerifierProcess
+from scalerl_jax.rewards.serving import Judged, Loaded, Setup, Verifier
 from scalerl_jax.rewards.verdict import ScoreFunction, Status, Verdict
 
-_MAX_START_S = 120.0  # imports included; does not count for a verdict's timeout
-_MAX_SEND_S = 10.0  # to a process that is free, and has stopped if it does not read
 _MAX_STARTS = 8  # per process, in a row that fail: over half a minute
 _BACKOFF_S = 0.25  # before a second start; doubled for each that follows
 _IDLE_S = 60.0  # between two looks when nothing happens
-_CHILD = "import sys; from scalerl_jax.rewards import serving; " + (
-    "serving.serve(int(sys.argv[1]))"
-)
 # The verifier of prompts that name none.
 _UNNAMED = ""
 
@@ -61,99 +50,6 @@ class Verdicts(NamedTuple):
     key: Any  # as submitted
     statuses: list[Status]
     detail: str  # why there are timeouts and errors; empty without
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Job:
-    """A group, and what is known of it."""
-
-    key: Any
-    verifier: str
-    task: str
-    answers: list[str | None]
-    reference: dict[str, Any]
-    statuses: list[Status | None]  # None: not judged yet
-    details: list[str]
-
-    def settle(self, place: int, verdict: Verdict) -> None:
-        """Write down the verdict on one answer."""
-        self.statuses[place] = verdict.status
-        if verdict.detail:
-            self.details.append(verdict.detail)
-
-    def unjudged(self, places: Iterable[int]) -> list[int]:
-        """Those of `places` without a verdict, in order."""
-        return [place for place in places if self.statuses[place] is None]
-
-
-class _Share(NamedTuple):
-    """The answers of a group that one process is given."""
-
-    job: _Job
-    places: list[int]
-
-    def work(self) -> Work:
-        job = self.job
-        answers = [(place, job.answers[place] or "") for place in self.places]
-        return Work(job.verifier, job.task, answers, job.reference)
-
-
-class _Worker:
-    """A verifier process, the pipe to it, and what it is doing until when."""
-
-    def __init__(self, setup: Setup) -> None:
-        self.pipe, child_end = pipes.Pipe()
-        with socket.socket(fileno=os.dup(self.pipe.fileno())) as end:
-            limit = struct.pack("ll", int(_MAX_SEND_S), 0)
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        number = child_end.fileno()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(number)],
-            pass_fds=[number],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(_absolute(sys.path))},
-            # Its own group: Ctrl-C does not reach it, and what it starts dies with it.
-            start_new_session=True,
-        )
-        child_end.close()
-        with contextlib.suppress(BrokenPipeError):  # found again when it is read
-            self.pipe.send(setup)
-        self.loaded: set[str] = set()
-        self.loading: str | None = setup.preload
-        self.share: _Share | None = None
-        self.deadline = time.monotonic() + _MAX_START_S
-
-    @property
-    def free(self) -> bool:
-        """Whether it waits for work."""
-        return self.share is None and self.loading is None
-
-    def give(self, share: _Share, *, timeout_s: float) -> None:
-        """Send it answers to judge.
-
-        Raises:
-            OSError: it has ended, or was stopped and does not read.
-        """
-        self.pipe.send(share.work())
-        self.share = share
-        if share.job.verifier not in self.loaded:
-            self.loading, timeout_s = share.job.verifier, _MAX_START_S
-        self.deadline = time.monotonic() + timeout_s
-
-    def kill(self) -> None:
-        """End the process and all that it started; nothing can ignore this."""
-        if self.pipe.closed:
-            return  # killed before; its number may be another process's by now
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.pipe.close()
-
-    def exit_code(self) -> int | None:
-        """Of a process that has closed its pipe or was killed."""
-        try:
-            return self.process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            return None
 
 
 class VerifierPool:
@@ -201,15 +97,15 @@ class VerifierPool:
         self._failure: Exception | None = None
         self._closed = False
         # From one thread to the other: appended to and taken from, each at one end.
-        self._waiting: collections.deque[_Share] = collections.deque()
+        self._waiting: collections.deque[Share] = collections.deque()
         self._judged: queue.SimpleQueue[Verdicts | Exception] = queue.SimpleQueue()
         self._woken, self._wake = pipes.Pipe(duplex=False)
         # The thread's own.
-        self._workers: list[_Worker] = []
+        self._workers: list[VerifierProcess] = []
         self._starts = [0.0] * num_workers  # when; time.monotonic()
         self._loaded: set[str] = set()  # verifiers that a process has imported
         self._failed: collections.Counter[str] = collections.Counter()  # in a row
-        self._killed: list[_Worker] = []  # not reaped yet
+        self._killed: list[VerifierProcess] = []  # not reaped yet
         self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
         self._thread.start()
 
@@ -226,7 +122,7 @@ class VerifierPool:
             ValueError: the reference names a verifier that the pool does not have.
         """
         assert not self._closed, "the pool is closed"
-        job = _Job(
+        job = Job(
             key=key,
             verifier=verifier_of(reference, self._setup.verifiers),
             task=task,
@@ -241,7 +137,7 @@ class VerifierPool:
             self._finish_if_judged(job)
             return
         count = self._num_workers
-        shares = [_Share(job, places[first::count]) for first in range(count)]
+        shares = [Share(job, places[first::count]) for first in range(count)]
         self._waiting.extend(share for share in shares if share.places)
         self._wake.send_bytes(b"work")
 
@@ -330,7 +226,7 @@ class VerifierPool:
                 self._starts.append(due)
                 continue
             try:
-                self._workers.append(_Worker(self._setup))
+                self._workers.append(VerifierProcess(self._setup))
             except OSError as error:  # no memory, or too many processes
                 self._start_later(_UNNAMED, f"the system refuses one ({error}) for")
 
@@ -357,7 +253,7 @@ class VerifierPool:
                 self._waiting.appendleft(share)
                 self._replace_dead(worker)
 
-    def _read(self, worker: _Worker) -> bool:
+    def _read(self, worker: VerifierProcess) -> bool:
         """Take in a worker's messages; False if its process has ended."""
         try:
             while worker.pipe.poll():
@@ -366,7 +262,7 @@ class VerifierPool:
             return False
         return True
 
-    def _receive(self, worker: _Worker, message: Loaded | Judged) -> None:
+    def _receive(self, worker: VerifierProcess, message: Loaded | Judged) -> None:
         worker.deadline = time.monotonic() + self._timeout_s  # of the next answer
         if isinstance(message, Loaded):
             if not message.failure:
@@ -386,13 +282,13 @@ class VerifierPool:
             worker.share = None
         self._finish_if_judged(job)
 
-    def _finish_if_judged(self, job: _Job) -> None:
+    def _finish_if_judged(self, job: Job) -> None:
         statuses: list[Status] = [status for status in job.statuses if status]
         if len(statuses) == len(job.statuses):
             detail = "; ".join(dict.fromkeys(job.details))
             self._judged.put(Verdicts(job.key, statuses, detail))
 
-    def _replace_dead(self, worker: _Worker) -> None:
+    def _replace_dead(self, worker: VerifierProcess) -> None:
         """Another process for one that has ended, which is its answer's error."""
         self._kill(worker)
         code = worker.exit_code()
@@ -400,14 +296,14 @@ class VerifierPool:
         how = f"it ended with exit code {code} while it imported"
         self._replace(worker, Verdict("verifier_error", reason), how)
 
-    def _replace_late(self, worker: _Worker) -> None:
+    def _replace_late(self, worker: VerifierProcess) -> None:
         """Another process for one past its deadline, which is killed."""
         self._kill(worker)
         reason = f"no verdict within reward.timeout_s = {self._timeout_s}"
-        how = f"it took more than {_MAX_START_S} s to import"
+        how = f"it took more than {MAX_START_S} s to import"
         self._replace(worker, Verdict("verifier_timeout", reason), how)
 
-    def _replace(self, worker: _Worker, verdict: Verdict, how: str) -> None:
+    def _replace(self, worker: VerifierProcess, verdict: Verdict, how: str) -> None:
         """End the answer that it was judging; all others are judged by others."""
         if worker.share is not None:
             job, places = worker.share
@@ -415,7 +311,7 @@ class VerifierPool:
             if worker.loading is None:
                 job.settle(places.pop(0), verdict)
             if places:
-                self._waiting.appendleft(_Share(job, places))
+                self._waiting.appendleft(Share(job, places))
             self._finish_if_judged(job)
         self.restarts += 1
         if worker.loading is None:
@@ -439,14 +335,10 @@ class VerifierPool:
         pause_s = _BACKOFF_S * 2 ** ((failed - 1) // self._num_workers)
         self._starts.append(time.monotonic() + pause_s)
 
-    def _kill(self, worker: _Worker) -> None:
+    def _kill(self, worker: VerifierProcess) -> None:
         worker.kill()
         self._workers.remove(worker)
         self._killed.append(worker)
-
-
-def _absolute(paths: list[str]) -> list[str]:
-    return [os.path.abspath(path) for path in paths]  # "" is the current directory
 
 
 def _name_of(score: ScoreFunction) -> str:

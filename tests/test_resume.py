@@ -187,7 +187,7 @@ with small_run.built(config, directory) as parts, open(sys.argv[3], "w") as file
 
     def marked(phase, call):
         def begin(*args, **kwargs):
-            file.write(json.dumps(phase) + "\n")
+            file.write(json.dumps(phase) + "\\n")
             file.flush()
             return call(*args, **kwargs)
 

@@ -579,7 +579,7 @@ def lose_the_verifiers(parts, directory):
 )
 def test_a_run_that_others_end_is_saved_and_goes_on(tmp_path, monkeypatch, act, words):
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(verifier, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(verifier, "_BACKOFF_S", 0.001)
     source = textwrap.dedent(SUICIDAL).format(file=str(tmp_path / "gone"))
     (tmp_path / "suicidal.py").write_text(source)
     settings = {

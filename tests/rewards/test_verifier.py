@@ -208,7 +208,7 @@ def test_a_crash_is_the_error_of_one_answer(make_pool, hostile):
 def dying(tmp_path, monkeypatch):
     """The name of a score function whose import ends the process at these starts."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(verifier, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(verifier, "_BACKOFF_S", 0.001)
 
     def make(*places):
         source = textwrap.dedent(DYING)

@@ -326,7 +326,7 @@ def test_an_error_of_another_package_keeps_its_traceback(
 
 
 def test_a_cache_that_no_memory_holds_is_one_line(tmp_path, command):
-    settings = {"sampler.page_size": 1 << 36}
+    settings = {"sampler.page_size": 1 << 24}
     status, lines = command(*small_run.arguments(tmp_path / "run", settings))
     assert status == 1
     *before, line = lines

@@ -91,6 +91,6 @@ class QuestionBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 def make_builder(data_set: DataSet, **options: Any) -> QuestionBuilder:
     """The builder of a data set; `options` are those of `QuestionBuilder`."""
-    name = data_set.name.partition(":")[0]
+    name = data_set.name.partition(":")[0].replace("/", "__")
     kind = type(name, (QuestionBuilder,), {"name": name}, skip_registration=True)
     return kind(data_set, **options)

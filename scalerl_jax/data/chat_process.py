@@ -47,6 +47,9 @@ class TemplateProcess:
             except OSError as error:
                 self.close()
                 return {"failed": f"it ended its process ({error})"}
+            except BaseException:  # Ctrl-C: a reply that nobody reads would be the next
+                self.close()
+                raise
         return json.loads(reply)
 
     def close(self) -> None:
@@ -60,7 +63,7 @@ class TemplateProcess:
         if self._process is None or self._process.poll() is not None:
             self.close()
             # With what this process may import, and from no other folder.
-            places = os.pathsep.join(filter(None, sys.path))
+            places = os.pathsep.join(place or os.getcwd() for place in sys.path)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],
                 stdin=subprocess.PIPE,

@@ -90,8 +90,8 @@ def test_what_prepare_would_drop_is_shown_and_duplicates_are_counted(capsys, tmp
     tokenizer.parent.mkdir()
     tokenizer.write_bytes((TOKENIZER / "tokenizer.json").read_bytes())
     status, said, _ = run(capsys, "inspect", *which, f"--tokenizer={tokenizer}")
-    table = [line.split("  first:") for line in said.splitlines()]
-    counts = {line[0].rpartition(" ")[0].strip(): line[0].split()[-1] for line in table}
+    table = [line.split("  first:")[0] for line in said.splitlines()]
+    counts = {row.rpartition(" ")[0].strip(): row.rpartition(" ")[2] for row in table}
     assert status == 0 and "4 questions; tokens of a prompt:" in said
     assert counts["kept"] == "4" and counts["dropped: the question is empty"] == "1"
     assert counts["kept, doubtful: an exact duplicate"] == "1"

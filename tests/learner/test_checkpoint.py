@@ -359,6 +359,8 @@ def test_a_manifest_that_nests_without_end_is_not_used(two, checkpointer, text):
     assert_restored(checkpointer.restore(abstract(make_state())), 10, make_state(10))
 
 
+# What orbax leaves unfinished when one of its arrays cannot be written.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_full_disk_is_one_error_and_no_log(tmp_path, caplog):
     with small_run.mounted(tmp_path / "disk", "size=400k") as disk:
         checkpointer = Checkpointer(disk / "checkpoints", every=1, keep=2)

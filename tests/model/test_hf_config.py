@@ -123,7 +123,7 @@ def test_a_published_config_is_read_as_the_named_architecture(tmp_path):
             "quantization_config = .*remove it",
         ),
         (dict(num_hidden_layers=...), "num_hidden_layers is missing"),
-        (dict(vocab_size="24"), "vocab_size = '24' .*an integer above 0"),
+        (dict(vocab_size="24"), "vocab_size = '24' .*an integer from 1 to"),
         (dict(num_key_value_heads=3), "num_key_value_heads = 3 .*must divide .* = 32"),
         (dict(rms_norm_eps=0), "rms_norm_eps = 0 .*a number above 0"),
         (dict(head_dim=5), "head_dim = 5 .*even"),

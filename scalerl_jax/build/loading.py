@@ -109,8 +109,9 @@ def _load_other(path: Path, dtype: str, placement: Placement) -> Model:
     if not is_gguf(path):
         values = read_json(path / "config.json")
     saved = values.get("dtype", values.get("torch_dtype"))
-    known = isinstance(saved, str) and saved in DTYPES
-    kind = DTYPES[dtype or (saved if known else "float32")]
+    if not isinstance(saved, str) or saved not in DTYPES:
+        saved = "float32"
+    kind = DTYPES[dtype or saved]
     return Model(
         arch=arch,
         tokenizer=make_tokenizer(config, arch),

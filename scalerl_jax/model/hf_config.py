@@ -87,7 +87,7 @@ def read_architecture(directory: str | Path) -> Architecture:
         )
     values = read_json(path)
     config = Fields(path, values)
-    family = values.get("model_type")
+    family: Any = values.get("model_type")
     if str(family) not in _CLASSES:
         raise config.refuse("model_type", f"choose from {sorted(_CLASSES)}")
     for name, allowed in _ONLY_VALUES.items():

@@ -6,7 +6,7 @@ import small_run
 
 from scalerl_jax import main
 
-FROZEN = {"model.frozen": ("embedding", "layers/.*norm"), "train.num_steps": 2}
+FROZEN = {"model.frozen": ("embedding", "layers/.*norm"), "train.num_steps": 1}
 MESH = {"mesh.fsdp": 2, "mesh.tensor": 2}
 
 
@@ -18,9 +18,9 @@ def of(arrays, part):
 @pytest.mark.slow
 def test_a_resumed_run_over_a_mesh_leaves_what_is_frozen(tmp_path, program_cache):
     main.run(small_run.make_config(FROZEN | MESH), str(tmp_path))
-    more = FROZEN | MESH | {"train.num_steps": 4}
+    more = FROZEN | MESH | {"train.num_steps": 2}
     main.run(small_run.make_config(more), str(tmp_path))
-    first, last = map(small_run.saved_arrays, small_run.checkpoints(tmp_path)[:2])
+    first, last = map(small_run.saved_arrays, small_run.checkpoints(tmp_path))
     before, after = of(first, "['params']"), of(last, "['params']")
     assert len(before) == 13
     for name in before:

@@ -90,17 +90,16 @@ def test_an_export_is_the_same_real_model_in_transformers(tmp_path, checkpoint):
 
 
 @pytest.mark.slow
-def test_the_config_trains_the_model_for_two_steps(tmp_path, checkpoint):
+def test_the_config_trains_the_model_for_a_step(tmp_path, checkpoint):
     settings = {
-        "batch.num_prompts": 4,
+        "batch.num_prompts": 2,
         "batch.group_size": 4,
-        "sampler.slots": 16,
+        "sampler.slots": 8,
         "data.train_prompts": 64,
-        "eval.num_prompts": 8,
+        "eval.num_prompts": 4,
         "eval.samples_per_prompt": 1,
-        "eval.every": 2,
         "optimizer.warmup_steps": 1,
-        "train.num_steps": 2,
+        "train.num_steps": 1,
     }
     process = small_run.start(
         "-m",
@@ -113,8 +112,8 @@ def test_the_config_trains_the_model_for_two_steps(tmp_path, checkpoint):
     )
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
-    assert [row["step"] for row in small_run.rows(tmp_path)] == [1, 2]
-    assert [row["step"] for row in small_run.rows(tmp_path, "evals.jsonl")] == [0, 2]
+    assert [row["step"] for row in small_run.rows(tmp_path)] == [1]
+    assert [row["step"] for row in small_run.rows(tmp_path, "evals.jsonl")] == [0, 1]
     prompt = small_run.rows(tmp_path, "rollouts.jsonl")[0]["prompt"]
     assert prompt.startswith("<|im_start|>system\nYou are a calculator.")
     assert prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")

@@ -1,0 +1,168 @@
+"""What README and docs tell a reader to type works as it stands, in that order.
+
+Every block of shell runs in one directory that looks like a clean clone.  What a block
+needs that not every machine has stands in a comment before it, `<!-- needs a TPU -->`;
+of such a block the configs alone are resolved.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(
+    r"(?:<!-- needs (?P<needs>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+# Not run: they install what the tests run in, or are tests and long runs themselves.
+PRELUDE = """
+set -euo pipefail
+pip() { :; }
+make() { :; }
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    place: str
+    needs: str | None
+    language: str
+    text: str
+    named: str  # the file that the line before it names
+
+    @property
+    def commands(self):
+        """Its lines, each whole and without a comment."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [line.split(" #")[0].strip() for line in lines if line.strip()]
+
+
+def read_blocks(page):
+    text = (ROOT / page).read_text()
+    for found in BLOCK.finditer(text):
+        before = text[: found.start()].rstrip().rsplit("\n\n", 1)[-1]
+        named = re.findall(r"`([\w.]+\.jsonl)`", before)
+        line = text[: found.start("language")].count("\n") + 1
+        yield Block(
+            place=f"{page}:{line}",
+            needs=found["needs"],
+            language=found["language"],
+            text=found["text"],
+            named=named[0] if named else "",
+        )
+
+
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
+BLOCKS = [block for page in PAGES for block in read_blocks(page)]
+SHELL = [block for block in BLOCKS if block.language == "sh"]
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A directory like a clean clone, with the curves of a reader's own beside it."""
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in {line.split("/")[0] for line in tracked.stdout.splitlines()} - {"docs"}:
+        (tmp_path / name).symlink_to(ROOT / name)
+    write_curves(tmp_path)
+    return tmp_path
+
+
+def write_curves(directory):
+    """The files that a reader of the docs has: curves of known laws."""
+    noise = np.random.default_rng(0).normal(0.0, 0.004, (4, 40))
+    hours = np.geomspace(50.0, 5000.0, 40)
+    curve = 0.25 + 0.4 / (1 + (600.0 / hours) ** 1.4)
+    for name, each in zip(("curve", "seed0", "seed1", "seed2"), noise, strict=True):
+        write(directory / f"{name}.csv", "gpu_hours,pass_rate", hours, curve + each)
+    rows = [
+        (f"n{n}", n, 32, step, 0.2 + (0.3 + 0.001 * n) / (1 + (1000 / (32 * step)) ** 2))
+        for n in (8, 128)
+        for step in range(10, 200, 10)
+    ]
+    write(directory / "sweep.csv", "run,n,prompts,step,pass_rate", *zip(*rows, strict=True))
+    rows = [
+        (f"size{size:.0f}", size, flops, 1 - 10 ** (0.2 - slope * np.log10(flops)))
+        for size, slope in ((0.5e9, 0.0047), (1.5e9, 0.013), (7e9, 0.045), (32e9, 0.093))
+        for flops in np.geomspace(1e18, 1e20, 40)
+    ]
+    write(directory / "sizes.csv", "run,size,flops,pass_rate", *zip(*rows, strict=True))
+    rows = [
+        (size, tokens, 6 * size * tokens, 1.69 + 406.4 / size**0.34 + 410.7 / tokens**0.28)
+        for size in np.geomspace(4e7, 1.6e10, 6)
+        for tokens in np.geomspace(2e8, 5e11, 6)
+    ]
+    write(directory / "models.csv", "params,tokens,flops,loss", *zip(*rows, strict=True))
+
+
+def write(file, header, *columns):
+    rows = (",".join(map(str, row)) for row in zip(*columns, strict=True))
+    file.write_text("\n".join([header, *rows, ""]))
+
+
+def shell(text, directory):
+    """Run it as a reader's shell would, in his directory and with a home of its own."""
+    environment = os.environ | {
+        "HOME": str(directory / "home"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+    }
+    return subprocess.run(
+        ["bash", "-c", PRELUDE + text],
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_every_block_runs_in_its_order(clone):
+    shown = ""
+    for block in BLOCKS:
+        if block.language in ("json", "jsonl") and block.named:
+            (clone / block.named).write_text(block.text)
+        if block.language == "sh" and block.needs is None:
+            done = shell(block.text, clone)
+            assert done.returncode == 0, f"{block.place}\n{done.stdout}\n{done.stderr}"
+            shown = done.stdout
+        if block.language == "text":
+            assert block.text.strip() in shown, f"{block.place}\n{shown}"
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in SHELL if block.needs], ids=lambda block: block.place
+)
+def test_configs_of_other_machines_are_resolved(block, tmp_path):
+    trained = [line for line in block.commands if "scalerl_jax.main" in line]
+    for command in trained:
+        done = shell(f"cd {ROOT}\n{command} --describe", tmp_path)
+        assert done.returncode == 0, f"{block.place}\n{command}\n{done.stderr}"
+
+
+def test_what_the_blocks_install_and_make_exists():
+    commands = [command for block in SHELL for command in block.commands]
+    extras = (ROOT / "setup.py").read_text()
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for command in commands:
+        for extra in re.findall(r"pip install -e \"\.\[([\w,-]+)\]\"", command):
+            assert all(f'"{name}"' in extras for name in extra.split(",")), command
+        if made := re.match(r"make ([\w-]+)", command):
+            assert made[1] in targets, command
+
+
+def test_the_blocks_are_found():
+    assert len(SHELL) > 12
+    assert json.dumps([block.place for block in SHELL if block.needs is None])

@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from scalerl_jax.build.loading import load_model, run_settings
 from scalerl_jax.build.tables import DTYPES
 from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
@@ -31,7 +34,14 @@ def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
         ValueError: the checkpoint is missing or broken, or `out` holds other files.
         RuntimeError: `out` cannot be written.
     """
-    model = load_model(checkpoint, dtype=dtype)
+    model = load_model(checkpoint, dtype=dtype, require_finite=True)
+    if not all(
+        bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(model.params)
+    ):
+        raise ValueError(
+            f"--checkpoint={checkpoint} holds numbers that are NaN or infinite; export "
+            f"an earlier one"
+        )
     settings = run_settings(checkpoint)
     source = checkpoint
     if settings is not None:

@@ -57,7 +57,11 @@ def run_settings(directory: str | Path) -> Config | None:
 
 
 def load_model(
-    directory: str | Path, *, dtype: str = "", placement: Placement = None
+    directory: str | Path,
+    *,
+    dtype: str = "",
+    placement: Placement = None,
+    require_finite: bool = False,
 ) -> Model:
     """The policy in a directory; `dtype` is a name, empty: as it was sampled or saved.
 
@@ -77,7 +81,7 @@ def load_model(
             )
         run = _run_of(path) if path.is_dir() else None
         if run is None:
-            return _load_other(path, dtype, placement)
+            return _load_other(path, dtype, placement, require_finite)
         return _load_run(run, path, dtype, placement)
     except (ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"--checkpoint={directory}: {error}") from error
@@ -101,7 +105,9 @@ def _holds_settings(path: Path) -> bool:
         return False
 
 
-def _load_other(path: Path, dtype: str, placement: Placement) -> Model:
+def _load_other(
+    path: Path, dtype: str, placement: Placement, require_finite: bool
+) -> Model:
     """A Hugging Face directory, or a GGUF file, whose blocks make float32."""
     config = Config(model=ModelConfig(checkpoint=str(path)))
     arch = make_architecture(config)
@@ -117,7 +123,11 @@ def _load_other(path: Path, dtype: str, placement: Placement) -> Model:
         tokenizer=make_tokenizer(config, arch),
         config=config,
         params=load_params(
-            path, arch, dtype=kind, shardings=placement and placement(arch)
+            path,
+            arch,
+            dtype=kind,
+            shardings=placement and placement(arch),
+            require_finite=require_finite,
         ),
         policy_version=0,
         dtype=kind,

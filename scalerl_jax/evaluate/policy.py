@@ -116,7 +116,11 @@ def open_policy(described: Described) -> Iterator[Policy]:
         engine.notice = progress.program
         verifier = make_verifier(config, opened)
         with progress.bar(f"loading {described.checkpoint}"):
-            model = load_model(described.checkpoint, dtype=config.model.sampler_dtype)
+            model = load_model(
+                described.checkpoint,
+                dtype=config.model.sampler_dtype,
+                require_finite=True,
+            )
         version = model.policy_version
         identity = {
             "path": described.checkpoint,

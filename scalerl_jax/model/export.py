@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.hf_config import CONFIG_FILE, config_values
 from scalerl_jax.model.safetensors import DTYPES, INDEX, SINGLE
-from scalerl_jax.model.tensors import Parameter, all_finite, parameters
+from scalerl_jax.model.tensors import Parameter, parameters
 from scalerl_jax.types import PyTree
 
 # What says how texts become tokens and where they end.
@@ -185,11 +185,6 @@ def _tensors(
             tensor = np.asarray(leaf[layer] if parameter.stacked else leaf)
             tensor = tensor.T if parameter.transposed else tensor
             tensor = np.ascontiguousarray(tensor, dtype=dtype)
-            if not all_finite(tensor):
-                raise ValueError(
-                    f"parameter {parameter.name} holds numbers that are NaN or "
-                    f"infinite in {dtype.name}; export an earlier checkpoint"
-                )
             yield name, tensor
 
 

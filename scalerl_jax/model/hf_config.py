@@ -88,7 +88,7 @@ def read_architecture(directory: str | Path) -> Architecture:
     values = read_json(path)
     config = Fields(path, values)
     family: Any = values.get("model_type")
-    if str(family) not in _CLASSES:
+    if str(family) not in _CLASSES or family not in _CLASSES:  # it may be a list
         raise config.refuse("model_type", f"choose from {sorted(_CLASSES)}")
     for name, allowed in _ONLY_VALUES.items():
         config.only(name, allowed)

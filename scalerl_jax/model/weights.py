@@ -53,6 +53,7 @@ def load_params(
     *,
     dtype: DTypeLike,
     shardings: PyTree | None = None,
+    require_finite: bool = True,
 ) -> PyTree:
     """The parameters in `checkpoint`, cast to `dtype` and placed as `shardings` says.
 
@@ -74,7 +75,7 @@ def load_params(
     _check_tensors(checkpoint, stored, found, arch, names)
     placements = jax.tree.leaves(shardings) or [None] * len(found)
     leaves = [
-        _load(parameter, stored, np.dtype(dtype), placement)
+        _load(parameter, stored, np.dtype(dtype), placement, require_finite)
         for parameter, placement in zip(found, placements, strict=True)
     ]
     treedef = jax.tree.structure(
@@ -88,12 +89,13 @@ def _load(
     stored: Mapping[str, Stored],
     dtype: np.dtype,
     placement: Sharding | None,
+    require_finite: bool,
 ) -> jax.Array:
     """One parameter, a shard at a time."""
     shape = parameter.spec.shape
     if placement is None:
         whole = tuple((0, extent) for extent in shape)
-        return jax.device_put(_read(parameter, stored, whole, dtype))
+        return jax.device_put(_read(parameter, stored, whole, dtype, require_finite))
     holders: dict[Region, list[Device]] = {}
     for device, index in placement.addressable_devices_indices_map(shape).items():
         assert index is not None
@@ -103,7 +105,7 @@ def _load(
         holders.setdefault(region, []).append(device)
     shards = []
     for region, devices in holders.items():
-        host = _read(parameter, stored, region, dtype)
+        host = _read(parameter, stored, region, dtype, require_finite)
         # Waiting frees `host` before the next one is made: transfers are asynchronous.
         shards += [
             jax.block_until_ready(jax.device_put(host, device)) for device in devices
@@ -116,6 +118,7 @@ def _read(
     stored: Mapping[str, Stored],
     region: Region,
     dtype: np.dtype,
+    require_finite: bool,
 ) -> np.ndarray:
     """A region of a parameter, read layer by layer and chunk by chunk."""
     host = np.empty([stop - start for start, stop in region], dtype)
@@ -134,7 +137,7 @@ def _read(
         for start in range(first, end, rows):
             stop = min(start + rows, end)
             chunk = tensor.read(((start, stop), *rest))
-            if not all_finite(chunk):
+            if require_finite and not all_finite(chunk):
                 raise ValueError(
                     f"{tensor.file}: tensor {parameter.tensors[layer]} holds numbers "
                     f"that are NaN or infinite; take another checkpoint"

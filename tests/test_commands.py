@@ -85,24 +85,60 @@ def write_curves(directory):
     curve = 0.25 + 0.4 / (1 + (600.0 / hours) ** 1.4)
     for name, each in zip(("curve", "seed0", "seed1", "seed2"), noise, strict=True):
         write(directory / f"{name}.csv", "gpu_hours,pass_rate", hours, curve + each)
+    for name, each in (("a", noise[0]), ("b", noise[1] - 0.05)):
+        write_run(directory / "runs" / name, hours / 1000, curve + each)
     rows = [
-        (f"n{n}", n, 32, step, 0.2 + (0.3 + 0.001 * n) / (1 + (1000 / (32 * step)) ** 2))
+        (
+            f"n{n}",
+            n,
+            32,
+            step,
+            0.2 + (0.3 + 0.001 * n) / (1 + (1000 / (32 * step)) ** 2),
+        )
         for n in (8, 128)
         for step in range(10, 200, 10)
     ]
-    write(directory / "sweep.csv", "run,n,prompts,step,pass_rate", *zip(*rows, strict=True))
+    write(
+        directory / "sweep.csv",
+        "run,n,prompts,step,pass_rate",
+        *zip(*rows, strict=True),
+    )
     rows = [
         (f"size{size:.0f}", size, flops, 1 - 10 ** (0.2 - slope * np.log10(flops)))
-        for size, slope in ((0.5e9, 0.0047), (1.5e9, 0.013), (7e9, 0.045), (32e9, 0.093))
+        for size, slope in (
+            (0.5e9, 0.0047),
+            (1.5e9, 0.013),
+            (7e9, 0.045),
+            (32e9, 0.093),
+        )
         for flops in np.geomspace(1e18, 1e20, 40)
     ]
     write(directory / "sizes.csv", "run,size,flops,pass_rate", *zip(*rows, strict=True))
     rows = [
-        (size, tokens, 6 * size * tokens, 1.69 + 406.4 / size**0.34 + 410.7 / tokens**0.28)
+        (
+            size,
+            tokens,
+            6 * size * tokens,
+            1.69 + 406.4 / size**0.34 + 410.7 / tokens**0.28,
+        )
         for size in np.geomspace(4e7, 1.6e10, 6)
         for tokens in np.geomspace(2e8, 5e11, 6)
     ]
-    write(directory / "models.csv", "params,tokens,flops,loss", *zip(*rows, strict=True))
+    write(
+        directory / "models.csv", "params,tokens,flops,loss", *zip(*rows, strict=True)
+    )
+
+
+def write_run(directory, hours, pass_rates):
+    """What the fitter reads of a run of a week before."""
+    directory.mkdir(parents=True)
+    settings = {"train": {"num_steps": 10 * len(hours)}, "eval": {"every": 10}}
+    (directory / "config.json").write_text(json.dumps({"config": settings}))
+    rows = [
+        {"step": 10 * place, "compute_chip_hours": hour, "pass_rate": rate}
+        for place, (hour, rate) in enumerate(zip(hours, pass_rates, strict=True), 1)
+    ]
+    (directory / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
 
 
 def write(file, header, *columns):

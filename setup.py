@@ -42,6 +42,7 @@ setuptools.setup(
         "numpy>=2.0,<3",
         "optax>=0.2.5,<0.3",
         "orbax-checkpoint>=0.11,<0.13",
+        "psutil>=6,<8",  # what is left of killed sandboxes
         "pyarrow>=18",  # Parquet files of prompts
         "reasoning_gym>=0.1.23,<0.2",  # tasks with verifiers
         "rich>=13.9,<16",  # where a run is, on a terminal

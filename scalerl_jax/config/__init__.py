@@ -108,8 +108,8 @@ class RewardConfig:
     num_workers: int = 1  # verifier processes, and as many for evaluation
     memory_mib: int = 4096  # of a verifier process, beside its imports
     math_answer: MathAnswer = "boxed"  # where a completion's final answer is
-    code_cpu_s: int = 6  # of each of a solution's processes; of all its tests
-    code_memory_mib: int = 1024  # of each of a solution's processes
+    code_cpu_s: int = 6  # of a solution; of a program, for each input
+    code_memory_mib: int = 1024  # of a solution, which has threads and one process
     code_packages: str = ""  # directory that solutions may import from; empty: none
     # How far a printed or returned number with a decimal point may be from the expected
     # y: by this times max(1, |y|), as in programming contests; 0: equal numbers only.

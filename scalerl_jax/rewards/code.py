@@ -13,6 +13,7 @@ compared here, and what is expected of them enters no sandbox.
 """
 
 import contextlib
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from scalerl_jax.rewards.verdict import Verdict
 
 _BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```", re.M | re.S)
 _LANGUAGES = ("", "python", "py", "python3")
+_MAX_OUTPUT = 16 * 2**20  # bytes of a program's output as JSON
 
 Kind = Literal["asserts", "calls", "stdin"]
 
@@ -121,7 +123,7 @@ def judge(
     """Whether a completion's last block of code passes all tests of the reference.
 
     A solution is wrong that takes more than `wall_s` for all tests, or `cpu_s` or
-    `memory_mib` in one of its processes: a program is one for each input.  Beside
+    `memory_mib`, which a program may take for each input.  Beside
     Python's own modules it can import those of the directory `packages`; where a
     module of `modules.WELL_KNOWN`, or one that the tests import, is missing, the
     verifier has failed and not the solution.  Outputs and returned values are compared
@@ -208,7 +210,8 @@ def _run_programs(
 ) -> Verdict:
     for stdin, expected in zip(tests.inputs, tests.outputs, strict=True):
         request = {"do": "run", "stdin": stdin}
-        match solution.ask(request, deadline=deadline).get("value"):
+        reply = solution.ask(request, deadline=deadline, most=_MAX_OUTPUT)
+        match reply.get("value"):
             case [0, str(output)]:
                 if not same_output(output, expected, tolerance):
                     return _WRONG
@@ -227,8 +230,11 @@ def _call(
             "operation": "call",
             "arguments": {"list": [target, *(_encoded(each) for each in arguments)]},
             "named": {"dict": []},
+            "changes": False,
         }
-        reply = solution.ask(request, deadline=deadline)
+        # An equal value is written in at most 64 times as much: 1e300 and its digits.
+        most = 2**16 + 64 * len(json.dumps(_encoded(expected)))
+        reply = solution.ask(request, deadline=deadline, most=most)
         if "value" not in reply or not _holds(reply["value"], expected, tolerance):
             return _WRONG
     return _CORRECT
@@ -243,11 +249,27 @@ def _encoded(value: Any) -> Any:
 
 def _holds(tree: Any, expected: Any, tolerance: float) -> bool:
     """Whether a reply holds the expected JSON value."""
-
-    def refuse(tree: dict[str, Any]) -> Any:
-        raise ValueError("a handle is no value")
-
     try:
-        return same_value(harness.decode(tree, refuse), expected, tolerance)
-    except (ValueError, TypeError, KeyError, RecursionError):
+        return same_value(_plain(tree), expected, tolerance)
+    except (ValueError, TypeError, RecursionError):
         return False
+
+
+def _plain(tree: Any) -> Any:
+    """The JSON value that a reply holds.
+
+    No set is built and no key but texts is hashed: numbers can be chosen to collide.
+
+    Raises:
+        ValueError: it holds another value.
+    """
+    match tree:
+        case {"list": list(parts)}:
+            return [_plain(part) for part in parts]
+        case {"tuple": list(parts)}:
+            return tuple(_plain(part) for part in parts)
+        case {"dict": list(pairs)}:
+            return {str(_plain(key)): _plain(value) for key, value in pairs}
+        case dict():
+            raise ValueError("neither a list nor a dictionary")
+    return tree

@@ -1,18 +1,22 @@
 """Running untrusted Python, by bubblewrap: `bwrap`, of the package "bubblewrap".
 
 In the sandbox are a read-only system and Python, a small /tmp, no network, no other
-process, no environment, an unprivileged user and few resources.  Without bubblewrap,
-or where the machine forbids what it needs, nothing is run at all.
+process, no environment, an unprivileged user and few resources.  A solution has threads
+and starts no process, so what limits its process limits the sandbox.  Without
+bubblewrap, or where the machine forbids what it needs, nothing is run at all.
 
 As root it needs no user namespace, and the harness takes a user of its own.  As
 another user it needs user namespaces that the machine allows.
 """
 
+import contextlib
+import ctypes
 import dataclasses
 import json
 import os
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -21,6 +25,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from scalerl_jax.rewards import harness, seccomp
 
@@ -34,6 +40,8 @@ _INSTRUCTIONS = (
 )
 _MIB = 2**20
 _START_S = 20.0  # to set up a sandbox, before its time counts
+_SHORT_REPLY = 2**16  # bytes of a message that holds neither values nor output
+_SET_CHILD_SUBREAPER = 36  # of prctl, in linux/prctl.h
 _FIRST_USER, _USERS = 20_000, 40_000  # of those that root gives to sandboxes
 _MAX_STDERR = 2000  # characters
 _ENVIRONMENT = {  # one thread for numerical libraries: threads count as processes
@@ -58,11 +66,10 @@ class Limits:
     """What one side of a sandbox may use."""
 
     cpu_s: int
-    memory_mib: int = 1024  # of address space, for each process
-    processes: int = 16  # and threads, at a time
+    memory_mib: int = 1024  # of address space; beside it the harness and /tmp
+    threads: int = 16  # at a time, those of the sandbox itself among them
     file_mib: int = 8  # of one file, a program's output among them
     disk_mib: int = 64  # of /tmp, which is memory
-    reply_mib: int = 16  # of one message to the verifier
     packages: str = ""  # directory to import from, readable by everyone
 
     def rlimits(self) -> dict[str, int]:
@@ -73,17 +80,16 @@ class Limits:
             "RLIMIT_FSIZE": self.file_mib * _MIB,
             "RLIMIT_NOFILE": 64,
             "RLIMIT_CORE": 0,
-            "RLIMIT_NPROC": self.processes,
+            "RLIMIT_NPROC": self.threads,
         }
 
 
 class Channel:
     """Frames to and from a sandbox, none waited for beyond a deadline."""
 
-    def __init__(self, reading: int, writing: int, *, reply_mib: int) -> None:
+    def __init__(self, reading: int, writing: int) -> None:
         """Both descriptors are closed with it."""
         self.reading, self.writing = reading, writing
-        self._most = reply_mib * _MIB
         os.set_blocking(writing, False)
 
     def send(self, message: Any, *, deadline: float) -> None:
@@ -104,16 +110,16 @@ class Channel:
             except BrokenPipeError as error:
                 raise EOFError("the sandbox has ended") from error
 
-    def receive(self, *, deadline: float) -> dict[str, Any]:
-        """Read one message, which may hold anything.
+    def receive(self, *, deadline: float, most: int = _SHORT_REPLY) -> dict[str, Any]:
+        """Read one message, which may hold anything, of so many bytes at most.
 
         Raises:
             OutOfTime: none has come.
             EOFError: the other side has ended, or what it sends is no message.
         """
         (length,) = struct.unpack("=I", self._read(4, deadline))
-        if length > self._most:
-            raise EOFError(f"a message of {length} bytes is over {self._most}")
+        if length > most:
+            raise EOFError(f"a message of {length} bytes is over {most}")
         try:
             message = json.loads(self._read(length, deadline))
         except (ValueError, RecursionError) as error:
@@ -122,10 +128,12 @@ class Channel:
             raise EOFError("what was sent is not a message")
         return message
 
-    def ask(self, message: Any, *, deadline: float) -> dict[str, Any]:
+    def ask(
+        self, message: Any, *, deadline: float, most: int = _SHORT_REPLY
+    ) -> dict[str, Any]:
         """Send a message and receive the next one."""
         self.send(message, deadline=deadline)
-        return self.receive(deadline=deadline)
+        return self.receive(deadline=deadline, most=most)
 
     def hand_over(self) -> None:
         """Leave it to the sandbox that it was given to, which expects to block."""
@@ -166,6 +174,7 @@ class Sandbox:
             SandboxError: there is no bubblewrap.
         """
         command = _command(limits)
+        adopt()
         shared = (solution.reading, solution.writing) if solution else ()
         # Two live sandboxes of a process, and those of two processes, differ in it.
         number = 2 * os.getpid() + (side == "tests")
@@ -173,17 +182,21 @@ class Sandbox:
             "limits": limits.rlimits(),
             "user": 0 if os.geteuid() else _FIRST_USER + number % _USERS,
             "solution": shared,
+            "filter": (seccomp.one_process() or b"").hex(),
         }
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        self.channel = Channel(ours_in, ours_out, reply_mib=limits.reply_mib)
+        self.channel = Channel(ours_in, ours_out)
+        self._info, theirs_info = os.pipe()
         self._stderr = tempfile.TemporaryFile()
         filtering = _filter()
-        passed = [*shared, *([filtering] if filtering is not None else [])]
+        passed = [*shared, theirs_info]
+        passed += [filtering] if filtering is not None else []
         try:
             self._process = subprocess.Popen(
                 [
                     *command[:1],
+                    *("--info-fd", str(theirs_info)),
                     *(() if filtering is None else ("--seccomp", str(filtering))),
                     *command[1:],
                     side,
@@ -208,8 +221,7 @@ class Sandbox:
         try:
             ready = self.channel.receive(deadline=time.monotonic() + _START_S)
         except (EOFError, OutOfTime) as error:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
             self._stderr.seek(0)
             said = self._stderr.read().decode(errors="replace").strip()
             raise SandboxError(
@@ -219,11 +231,23 @@ class Sandbox:
         assert ready == {"ready": True}, ready
 
     def close(self) -> None:
-        """Kill it, with all that it started."""
-        self._process.kill()
-        self._process.wait()
+        """Kill it, with all that it started, and leave no zombie."""
+        self._kill()
+        os.close(self._info)
         self._stderr.close()
         self.channel.close()
+
+    def _kill(self) -> None:
+        """Kill it, from outside and, where that does not reap it, its first process."""
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(OutOfTime, ValueError, ChildProcessError):
+            _wait(self._info, select.POLLIN, time.monotonic())
+            first = json.loads(os.read(self._info, 4096))["child-pid"]
+            # It is this process's child by now, if it is still there.
+            os.waitid(os.P_PID, first, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            os.kill(first, signal.SIGKILL)
+            os.waitpid(first, 0)
 
 
 def check() -> None:
@@ -237,6 +261,21 @@ def check() -> None:
         trial.await_ready()
     finally:
         trial.close()
+
+
+def adopt() -> None:
+    """Make this process the parent of what it started and whose own parent ends.
+
+    A zombie is reaped by its parent, and by the machine's first process perhaps never.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap(*, wait_s: float = 0.0) -> None:
+    """Reap adopted sandboxes that have ended; wait so long for those that have not."""
+    orphans = [each for each in psutil.Process().children() if each.name() == "bwrap"]
+    psutil.wait_procs(orphans, timeout=wait_s)
 
 
 def _wait(descriptor: int, event: int, deadline: float) -> None:

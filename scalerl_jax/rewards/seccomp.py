@@ -3,6 +3,9 @@
 It is a second wall behind the namespaces.  What is refused fails with EPERM: tracing
 and reading other processes, new namespaces and mounts, keys, kernel modules and
 programs, and memory that no limit of a process counts (memfd, System V).
+
+The harness sets a second filter before a solution runs: no further process.  Threads
+share their process's memory, so its limit is one of the whole sandbox.
 """
 
 import platform
@@ -13,7 +16,7 @@ _LOAD, _EQUAL, _ALL_BITS, _RETURN = 0x20, 0x15, 0x45, 0x06  # classic BPF
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _EPERM, _ENOSYS = 0x00050000 | 1, 0x00050000 | 38
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in seccomp_data
-_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWUSER, _CLONE_THREAD = 0x10000000, 0x00010000
 _X32 = 0x40000000  # the other calling convention of x86-64
 _CLONE3 = 435  # its flags cannot be seen here; the C library falls back on clone
 # Beyond 424, the numbers of all architectures agree.
@@ -25,6 +28,7 @@ class _Calls(NamedTuple):
 
     architecture: int
     clone: int
+    forks: tuple[int, ...]  # fork and vfork, where there are such
     refused: tuple[int, ...]
 
 
@@ -32,6 +36,7 @@ _BY_MACHINE = {
     "x86_64": _Calls(
         architecture=0xC000003E,
         clone=56,
+        forks=(57, 58),
         # ptrace process_vm_readv process_vm_writev kcmp unshare setns mount umount2
         # pivot_root chroot add_key request_key keyctl bpf perf_event_open userfaultfd
         # kexec_load kexec_file_load init_module finit_module delete_module
@@ -42,6 +47,7 @@ _BY_MACHINE = {
     "aarch64": _Calls(
         architecture=0xC00000B7,
         clone=220,
+        forks=(),
         refused=(117, 270, 271, 272, 97, 268, 40, 39, 41, 51, 217, 218, 219)
         + (280, 241, 282, 104, 294, 105, 273, 106, 265, 279, 194, 186, 190),
     ),
@@ -67,6 +73,24 @@ def program() -> bytes | None:
         _line(_EQUAL, calls.clone, on_false=3),
         _line(_LOAD, _FIRST_ARGUMENT),
         *_refuse(_ALL_BITS, _CLONE_NEWUSER, _EPERM),
+        _line(_RETURN, _ALLOW),
+    ]
+    return b"".join(lines)
+
+
+def one_process() -> bytes | None:
+    """The filter that leaves a process its threads and no child; None elsewhere."""
+    calls = _BY_MACHINE.get(platform.machine())
+    if calls is None:
+        return None
+    lines = [_line(_LOAD, _NUMBER)]
+    for number in calls.forks:
+        lines += _refuse(_EQUAL, number, _EPERM)
+    lines += [
+        _line(_EQUAL, calls.clone, on_false=3),
+        _line(_LOAD, _FIRST_ARGUMENT),
+        _line(_ALL_BITS, _CLONE_THREAD, on_true=1),
+        _line(_RETURN, _EPERM),
         _line(_RETURN, _ALLOW),
     ]
     return b"".join(lines)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from multiprocessing import connection as pipes
 from typing import Any, NamedTuple
 
+from scalerl_jax.rewards import sandbox
 from scalerl_jax.rewards.process import MAX_START_S, Job, Share, VerifierProcess
 from scalerl_jax.rewards.serving import Judged, Loaded, Setup, Verifier
 from scalerl_jax.rewards.verdict import ScoreFunction, Status, Verdict
@@ -21,6 +22,7 @@ from scalerl_jax.rewards.verdict import ScoreFunction, Status, Verdict
 _MAX_STARTS = 8  # per process, in a row that fail: over half a minute
 _BACKOFF_S = 0.25  # before a second start; doubled for each that follows
 _IDLE_S = 60.0  # between two looks when nothing happens
+_END_S = 5.0  # for what a killed process had started
 # The verifier of prompts that name none.
 _UNNAMED = ""
 
@@ -90,6 +92,7 @@ class VerifierPool:
             memory_mib=memory_mib,
         )
         self._timeout_s = timeout_s
+        sandbox.adopt()
         self._num_workers = num_workers
         self.pending = 0  # groups submitted whose verdicts `poll` has not returned
         self.restarts = 0  # of processes
@@ -175,6 +178,7 @@ class VerifierPool:
             worker.kill()
         for worker in (*self._workers, *self._killed):
             worker.process.wait()
+        sandbox.reap(wait_s=_END_S)
         self._wake.close()
         self._woken.close()
 
@@ -232,6 +236,8 @@ class VerifierPool:
 
     def _advance(self) -> None:
         """Read what has arrived, kill what is late."""
+        if self._killed:
+            sandbox.reap()
         self._killed = [
             worker for worker in self._killed if worker.process.poll() is None
         ]

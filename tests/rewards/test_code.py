@@ -1,5 +1,7 @@
 """Verdicts on programs: right ones pass, wrong ones fail, whatever they try."""
 
+import time
+
 import pytest
 from small_sandbox import sandboxed
 
@@ -166,6 +168,90 @@ def fail(): raise Odd("odd")
 )
 def test_values_cross_between_solution_and_tests(tests):
     assert judge(VALUES, {"kind": "asserts", "tests": tests}) == "correct"
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "tests, passes",
+    [
+        ("self.assertEqual(add(1, 2), 3)", True),
+        ("self.assertEqual(add(1, 2), 4)", False),
+        ("self.assertTrue(add)\n\n  def test_other(self): self.fail()", False),
+    ],
+)
+def test_unittest_can_be_the_last_line_of_tests(tests, passes):
+    head = "import unittest\nclass Sums(unittest.TestCase):\n"
+    tests = f"{head}  def test_add(self):\n    {tests}\n"
+    for end in ("unittest.main()", "if __name__ == '__main__':\n  unittest.main()"):
+        found = judge(
+            "def add(a, b): return a + b", {"kind": "asserts", "tests": tests + end}
+        )
+        assert found == ("correct" if passes else "wrong")
+
+
+@sandboxed
+def test_a_solution_cannot_end_the_iterations_of_tests():
+    tests = "assert all(map(lambda pair: add(*pair) == 3, [(1, 2), (2, 1)]))"
+    tests = {"kind": "asserts", "tests": tests}
+    assert judge("def add(a, b): return a + b", tests) == "correct"
+    assert judge("def add(a, b): raise StopIteration", tests) == "wrong"
+
+
+NOT_A_NUMBER = """
+def check(f):
+    for x in (1.0, 2.0):
+        difference = abs(EXPRESSION - x)
+        if difference > 1e-6:
+            raise AssertionError
+check(root)
+"""
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "expression",
+    ["f(x * x)", "round(f(x * x), 9)", "sum([f(x * x)])", "2 * f(x * x) / 2"],
+)
+def test_a_nan_is_in_no_order_with_other_numbers(expression):
+    tests = NOT_A_NUMBER.replace("EXPRESSION", expression)
+    tests = {"kind": "asserts", "tests": tests}
+    assert judge("def root(x): return x ** 0.5", tests) == "correct"
+    for value in ("float('nan')", "complex('nan')", "[float('nan')][0]"):
+        assert judge(f"def root(x): return {value}", tests) == "wrong"
+
+
+@sandboxed
+def test_a_nan_that_is_right_passes():
+    tests = "import math\nx = nan(1.0)\nassert math.isnan(x) and x != x and f'{x}'"
+    source = "def nan(x): return float('nan') if x > 0 else x"
+    assert judge(source, {"kind": "asserts", "tests": tests}) == "correct"
+
+
+COLLIDING = """
+import __main__, gc
+def add(a, b):
+    numbers = [number * (2**61 - 1) for number in range(60_000)]
+    VALUE
+    frames = [each for each in gc.get_objects() if type(each) is __main__.Frames][0]
+    frames.send({"value": value})
+    return 3
+"""
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "value",
+    ["{'set': numbers}", "{'dict': [[each, 0] for each in numbers]}", "numbers"],
+)
+def test_what_is_decoded_of_a_reply_costs_little(value):
+    """That many colliding numbers in a set would take half a minute."""
+    expected = {"outputs": [list(range(1000)), 4, "a"]}
+    start = time.process_time()
+    source = COLLIDING.replace("VALUE", f"value = {value}")
+    assert judge(source, ADD_CALLS) == "wrong"
+    assert judge(source, ADD_CALLS | expected) == "wrong"
+    assert not code._holds({"set": [1, 2]}, [1, 2], 0.0)
+    assert time.process_time() - start < 1.0
 
 
 # What a solution may try that does not add.  Each is a whole program.

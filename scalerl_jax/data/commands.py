@@ -65,6 +65,12 @@ def make_parser() -> Parser:
         help="rows that are broken or not in the data set's form, and are skipped "
         "(default: 1 %% of the rows, at least 10)",
     )
+    which.add_argument(
+        "--no-check",
+        action="store_true",
+        help="do not try the tests of programs; without it those are dropped that pass "
+        "without a solution",
+    )
     _prepare(commands.add_parser("prepare", parents=[which, everywhere], help=_PREPARE))
     _inspect(commands.add_parser("inspect", parents=[which, everywhere], help=_INSPECT))
     commands.add_parser(
@@ -150,6 +156,7 @@ def prepare_data(flags: argparse.Namespace) -> None:
                 paths=flags.path,
                 max_bad_rows=flags.max_bad_rows,
                 overwrite=flags.overwrite,
+                try_tests=not flags.no_check,
             )
             _say(f"Prepared: {target}")
         _say(*report.lines())
@@ -172,6 +179,7 @@ def inspect_data(flags: argparse.Namespace) -> None:
                     directory=place,
                     paths=flags.path,
                     max_bad_rows=sys.maxsize if limit is None else limit,
+                    try_tests=not flags.no_check,
                 )
         questions = open_dataset(flags.dataset, split=split, directory=place)
         report = questions.report

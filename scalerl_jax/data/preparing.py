@@ -142,11 +142,13 @@ def prepare(
     paths: Sequence[Path] = (),
     max_bad_rows: int | None = None,
     overwrite: bool = False,
+    try_tests: bool = True,
 ) -> Report:
     """Prepare a split of a data set, from its public files where no `paths` are given.
 
     Rows that are broken or not in the data set's form are skipped up to
-    `max_bad_rows`; None: 1 % of the rows, and 10 at least.
+    `max_bad_rows`; None: 1 % of the rows, and 10 at least.  The tests of programs are
+    tried without a solution, and dropped where they pass, unless `try_tests` is off.
 
     Raises:
         ValueError: it is there already and not to be overwritten, the files are not
@@ -167,7 +169,7 @@ def prepare(
             paths = [Path(name.partition(":")[2])]
         paths = [path.expanduser() for path in paths]
         paths = _known(paths, report) or _fetched(data_set, split, work, report)
-        filled = _fill(data_set, paths, work, report, max_bad_rows)
+        filled = _fill(data_set, paths, work, report, max_bad_rows, try_tests)
         (filled / _REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=1))
         _move(filled, target, aside=work / "replaced" if overwrite else None)
     return report
@@ -212,12 +214,13 @@ def _fill(
     work: Path,
     report: Report,
     max_bad_rows: int | None,
+    try_tests: bool,
 ) -> Path:
     """Write the questions of files as records; where they lie."""
     from scalerl_jax.data import builders  # a second to import
     from scalerl_jax.data.screening import Screen
 
-    with Screen() as screen:
+    with Screen(try_tests=try_tests) as screen:
         drafts = screen.sift(_drafts(data_set, paths, report, max_bad_rows))
         builder = builders.make_builder(
             data_set,

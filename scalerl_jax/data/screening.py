@@ -1,33 +1,99 @@
-"""Whether the references of drafts can be judged by, as their verifiers say."""
+"""Whether the references of drafts can be judged by, as their verifiers say.
 
+Tests of programs must fail without a solution: those that only define functions would
+be a constant reward.
+"""
+
+import ast
+import builtins
 import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scalerl_jax.data.rows import Draft
-from scalerl_jax.rewards import code
+from scalerl_jax.rewards import code, sandbox
+from scalerl_jax.rewards.outputs import same_output
+from scalerl_jax.rewards.sandbox import SandboxError
 from scalerl_jax.rewards.serving import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
 
 _CHECK = "scalerl_jax.rewards.maths:check"
 _TIMEOUT_S = 10.0  # to read one answer: a grammar may take without end
+_VACUOUS = "the tests pass without a solution"
+_NO_ANSWER = "the answer cannot be read"
+_UNREADABLE = {
+    "correct": "",
+    "verifier_timeout": "reading the answer takes too long",
+}
+_MAX_PROCESSES = 32
 _CHUNK = 64  # drafts looked at together
-_MAX_PROCESSES = 4
+_NAMED = {
+    "math": Verifier(_CHECK),
+    "code": Verifier(
+        "scalerl_jax.rewards.code:judge",
+        {"cpu_s": 5, "wall_s": 0.5 * _TIMEOUT_S, "memory_mib": 1024},
+    ),
+}
 # Needs no grammar, and so no process: most answers.
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+# Instead of a solution: all that tests call does one of these, and is no solution.
+_BEHAVIORS = ("raises", "returns None", "empties its arguments", "returns a NaN")
+_NO_SOLUTION = """
+def _answer(*given, **named):
+    if _behavior == "raises":
+        raise Exception("no solution")
+    if _behavior == "returns a NaN":
+        return float("nan")
+    emptied = [each for each in (*given, *named.values()) if hasattr(each, "clear")]
+    if _behavior == "empties its arguments" and emptied:
+        [each.clear() for each in emptied]
+        return emptied[0]
+
+class _Anything:
+    def __init__(self, *given, **named): pass
+    def __getattr__(self, name): return _answer
+
+def _behave(behavior):
+    global _behavior
+    _behavior = behavior
+
+"""
+# Holds if the tests do with one of them.
+_PASS_WITHOUT = """
+{names}
+
+def _pass_without(behavior):
+    _behave(behavior)
+    try:
+        exec({tests!r}, globals())
+    except SystemExit as end:
+        return not end.code
+    except BaseException:
+        return False
+    return True
+
+assert any(map(_pass_without, {behaviors!r}))
+"""
 
 Place = TypeVar("Place")
 
 
 class Screen:
-    """Looks at references; answers are read in other processes, which can be killed."""
+    """Looks at references; answers are read in other processes, which can be killed.
 
-    def __init__(self) -> None:
+    Args:
+        try_tests: run the tests of programs without a solution, which they must refuse.
+    """
+
+    def __init__(self, *, try_tests: bool = True) -> None:
         """Starts no process before there is an answer that needs one."""
+        self._try_tests = try_tests
         self._pool: VerifierPool | None = None
+        self._sandboxed = False
 
     def __enter__(self) -> "Screen":
         """Itself."""
@@ -57,32 +123,80 @@ class Screen:
         reasons = [""] * len(drafts)
         for number, draft in enumerate(drafts):
             if draft.reference["verifier"] == "code":
-                reasons[number] = _why_no_tests(draft)
+                reasons[number] = self._why_no_tests(number, draft)
             elif not _NUMBER.fullmatch(str(draft.reference["answer"])):
                 self._started().submit(number, "", [""], draft.reference)
         while self._pool and self._pool.pending:
             self._pool.wait(_TIMEOUT_S)
             for verdicts in self._pool.poll():
-                reasons[verdicts.key] = {
-                    "correct": "",
-                    "verifier_timeout": "reading the answer takes too long",
-                }.get(verdicts.statuses[0], "the answer cannot be read")
+                draft, status = drafts[verdicts.key], verdicts.statuses[0]
+                if draft.reference["verifier"] == "code":
+                    reasons[verdicts.key] = _VACUOUS if status == "correct" else ""
+                else:
+                    reasons[verdicts.key] = _UNREADABLE.get(status, _NO_ANSWER)
         return reasons
 
-    def _started(self) -> VerifierPool:
+    def _why_no_tests(self, number: int, draft: Draft) -> str:
+        """Why tests cannot be judged by, or ""; or has them tried in a sandbox."""
+        try:
+            tests = code.read_tests(draft.reference)
+        except ValueError:
+            return "the tests cannot be run"
+        if not self._try_tests:
+            return ""
+        if tests.kind == "asserts":
+            answer, reference = _without_solution(tests)
+            self._started(programs=True).submit(number, "", [answer], reference)
+            return ""
+        if tests.kind == "stdin":
+            vacuous = all(same_output("", expected) for expected in tests.outputs)
+        else:
+            vacuous = all(expected is None for expected in tests.outputs)
+        return _VACUOUS if vacuous else ""
+
+    def _started(self, *, programs: bool = False) -> VerifierPool:
+        """The processes.
+
+        Raises:
+            ValueError: they are to run programs and have no sandbox for them.
+        """
+        if programs and not self._sandboxed:
+            try:
+                sandbox.check()
+            except SandboxError as error:
+                raise ValueError(
+                    f"tests are tried without a solution, which they must refuse: "
+                    f"{error}; or prepare them untried, by --no-check"
+                ) from error
+            self._sandboxed = True
         if self._pool is None:
             self._pool = VerifierPool(
                 score=_CHECK,
-                named={"math": Verifier(_CHECK)},
+                named=_NAMED,
                 timeout_s=_TIMEOUT_S,
                 num_workers=min(_MAX_PROCESSES, os.cpu_count() or 1),
             )
         return self._pool
 
 
-def _why_no_tests(draft: Draft) -> str:
-    try:
-        code.check("", "", draft.reference)
-    except ValueError:
-        return "the tests cannot be run"
-    return ""
+def _without_solution(tests: code.Tests) -> tuple[str, dict[str, Any]]:
+    """An answer that is no solution, and a reference that it is right by if it passes.
+
+    Capitalized names are classes, whose methods do what functions do.
+    """
+    parts = f"{tests.setup}\n{tests.tests}\n{tests.entry_point or 'candidate'}"
+    names = {
+        node.id
+        for node in ast.walk(ast.parse(parts))
+        if isinstance(node, ast.Name) and not hasattr(builtins, node.id)
+    }
+    defined = "\n".join(
+        f"{name} = {'_Anything' if name[0].isupper() else '_answer'}"
+        for name in sorted(names)
+    )
+    pass_without = _PASS_WITHOUT.format(
+        names="\n".join(sorted(names)), tests=tests.tests, behaviors=_BEHAVIORS
+    )
+    wrapped = tests._replace(tests=pass_without)._asdict()
+    reference = {"verifier": "code", "tests": wrapped}
+    return f"```python\n{_NO_SOLUTION}{defined}\n```", reference

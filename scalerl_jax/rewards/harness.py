@@ -391,7 +391,8 @@ def refuse_processes(program: bytes) -> None:
         return
     kept = array.array("B", program)
     described = struct.pack("HP", len(program) // 8, kept.buffer_info()[0])
-    prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")
+    own: Any = None  # the process itself, which has the C library
+    prctl: Any = _ctypes.dlsym(_ctypes.dlopen(own, 0), "prctl")
     if _ctypes.call_function(prctl, (_SET_SECCOMP, _FILTER, described)):
         raise OSError("no filter of system calls can be set")
 
@@ -413,8 +414,9 @@ def main(arguments: list[str]) -> None:
     job = frames.receive()
     if side == "tests":
         refuse_processes(alone)
-        solution = Frames(*options["solution"], _CONSTANTS)
-        frames.send({"why": run_tests(job, solution)})
+        reading, writing = options["solution"]
+        other = Frames(reading, writing, _CONSTANTS)
+        frames.send({"why": run_tests(job, other)})
         return
     try:
         solution = Solution(frames, job, alone)

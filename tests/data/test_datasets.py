@@ -10,8 +10,10 @@ import threading
 import pyarrow
 import pyarrow.parquet
 import pytest
+from small_sandbox import sandboxed
 
 from scalerl_jax.data import builders, catalog, datasets, downloads, files, preparing
+from scalerl_jax.data.__main__ import main
 from scalerl_jax.data.datasets import open_dataset
 from scalerl_jax.data.preparing import prepare
 
@@ -244,6 +246,7 @@ def test_a_damaged_file_is_refused(tmp_path, content, why):
         list(files.read_rows(path))
 
 
+@sandboxed
 def test_splits_in_one_file_are_told_apart(tmp_path, directory):
     row = {
         "prompt": "Write f.",
@@ -259,6 +262,73 @@ def test_splits_in_one_file_are_told_apart(tmp_path, directory):
         source = open_dataset("mbpp", split=split, directory=directory)
         assert [question.reference["id"] for question in source] == expected
         assert source.report.rows == 2
+
+
+FUNCTION_ONLY = "def check(candidate):\n  assert candidate(1) == 2"
+WITHOUT_SOLUTION = {
+    "never called": FUNCTION_ONLY,
+    "every exception caught": "try:\n  assert f(1) == 2\nexcept Exception: pass",
+    "None is right": "assert f(1) is None",
+    "emptied": "xs = [3, 1]\nassert f(xs) == sorted(xs)",
+    "emptied, and none left to look at": "xs = [3, 1]\nf(xs)\nfor x in xs: assert x",
+    "a NaN as a float": "import math\nif math.fabs(f(2.0)) > 3: raise ValueError",
+    "no class is tested": "stack = Stack()\nstack.push(1)",
+}
+WITH_SOLUTION = {
+    "called": f"{FUNCTION_ONLY}\ncheck(f)",
+    "a class": "stack = Stack()\nstack.push(1)\nassert stack.pop() == 1",
+    "mapped": "assert all(map(lambda x: f(x) == 2, [1]))",
+    "a NaN": "if abs(f(2.0) - 3) > 1e-6: raise ValueError",
+    "a module that may be there": "import numpy\nassert f(numpy.zeros(2)) == 0",
+}
+
+
+@sandboxed
+def test_tests_that_pass_without_a_solution_are_refused(tmp_path, directory):
+    tests = {**WITHOUT_SOLUTION, **WITH_SOLUTION}
+    rows = [{"id": name, "kind": "asserts", "tests": tests[name]} for name in tests]
+    rows += [
+        {"id": "no output", "kind": "stdin", "inputs": ["1"], "outputs": [" "]},
+        {"id": "output", "kind": "stdin", "inputs": ["1"], "outputs": ["2"]},
+    ]
+    calls = {"kind": "calls", "entry_point": "f", "inputs": [[1]]}
+    rows += [
+        calls | {"id": "no value", "outputs": [None]},
+        calls | {"id": "value", "outputs": [0]},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        "\n".join(
+            json.dumps({"question": "Write f.", "id": row.pop("id"), "tests": row})
+            for row in rows
+        )
+    )
+    name = f"jsonl:{path}"
+    report = prepare(name, split=None, directory=directory)
+    found = [
+        each.reference["id"]
+        for each in open_dataset(name, split=None, directory=directory)
+    ]
+    assert found == [*WITH_SOLUTION, "output", "value"]
+    reason = "the tests pass without a solution"
+    assert report.dropped == {reason: {"count": 9, "first": "rows.jsonl, line 1"}}
+    untried = prepare(
+        name, split=None, directory=directory, overwrite=True, try_tests=False
+    )
+    assert untried.kept == len(rows)
+
+
+def test_without_a_sandbox_tests_are_kept_untried_only_if_asked(
+    tmp_path, directory, monkeypatch
+):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    path = tmp_path / "rows.jsonl"
+    tests = {"kind": "asserts", "tests": FUNCTION_ONLY}
+    path.write_text(json.dumps({"question": "Write f.", "tests": tests}))
+    with pytest.raises(ValueError, match="install bubblewrap .* by --no-check"):
+        prepare(f"jsonl:{path}", split=None, directory=directory)
+    flags = f"prepare --dataset=jsonl:{path} --directory={directory} --no-check"
+    assert main(flags.split()) == 0
 
 
 def test_what_is_not_there_is_said_with_the_way_to_get_it(tmp_path, directory):

@@ -2,7 +2,7 @@
 
 It reads by a LaTeX grammar, and never as Python: of its ways to read, the one that
 ends in SymPy's `parse_expr`, which evaluates, is left out.  It has no bounds in time
-or memory.
+or memory, and is not asked about what is large by its looks.
 """
 
 import functools
@@ -11,6 +11,8 @@ import logging
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, MatrixBase
+
+from scalerl_jax.rewards.values import is_bounded
 
 _LATEX = LatexExtractionConfig(
     boxed_match_priority=0,
@@ -27,6 +29,8 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 @functools.lru_cache(maxsize=64)  # a group's answers often agree, its reference always
 def read(answer: str) -> Basic | MatrixBase | None:
     """An answer as SymPy's expression, not simplified; None if it is none."""
+    if not is_bounded(answer):
+        return None
     try:
         found = parse(f"\\boxed{{{answer}}}", [_LATEX], parsing_timeout=0)
     except RecursionError:

@@ -6,6 +6,7 @@ cannot read is left to `algebra`, which takes a hundred times as long.
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -13,13 +14,20 @@ from typing import NamedTuple
 from scalerl_jax.rewards import algebra
 from scalerl_jax.rewards.notation import (
     bracketed,
+    cells,
     plain,
     split,
     squeezed,
     ungrouped,
     without_unit,
 )
-from scalerl_jax.rewards.values import Value, evaluate, proportional, same_value
+from scalerl_jax.rewards.values import (
+    Value,
+    evaluate,
+    is_about,
+    proportional,
+    same_value,
+)
 
 MAX_CHARACTERS = 1000  # of an answer; the longest of MATH-500 has 53
 _MAX_DEPTH = 30  # of brackets in each other: the grammars are read recursively
@@ -173,7 +181,11 @@ def _as_lists(expected: str, found: str) -> bool | None:
             around = bracketed(text)
             if around:
                 inside = _listed(around.inside)
-                return _match(parts, inside, ordered=around.opening != r"\{")
+                ordered = around.opening != r"\{"
+                named = [bool(_relation(part).name) for part in parts]
+                if ordered and named[0] and not any(named[1:]):  # x = 5 or x = 6
+                    return False
+                return _match(parts, inside, ordered=ordered)
             return None if split(text, _RELATIONS)[1] else False
     if len(mine) <= 1:
         return None
@@ -206,8 +218,9 @@ def _as_brackets(expected: str, found: str) -> bool | None:
     if not (mine and theirs):
         return None
     parts, others = _listed(mine.inside), _listed(theirs.inside)
-    if mine.opening == theirs.opening == r"\{":
-        return _same_sets(parts, others)
+    braces = (mine.opening, theirs.opening).count(r"\{")
+    if braces:
+        return _same_sets(parts, others) if braces == 2 else False
     round_or_square = {mine.opening, theirs.opening} <= {"(", "["}
     if round_or_square and len(parts) == 2 and mine.pair != theirs.pair:
         return False
@@ -221,24 +234,8 @@ def _same_sets(mine: list[str], theirs: list[str]) -> bool | None:
     return _all(forth + back)
 
 
-_MATRIX = re.compile(
-    r"\\begin\{(?P<kind>[pb]?matrix|array)\}(?:\{[lcr| ]*\})?(?P<inside>.*)"
-    r"\\end\{(?P=kind)\}",
-    re.DOTALL,
-)
-
-
-def _cells(text: str) -> list[list[str]] | None:
-    around = bracketed(text)
-    found = _MATRIX.fullmatch(around.inside if around else text)
-    if not found:
-        return None
-    rows = [row for row in found["inside"].split(r"\\") if row.strip()]
-    return [[plain(cell) for cell in row.split("&")] for row in rows]
-
-
 def _as_matrices(expected: str, found: str) -> bool | None:
-    mine, theirs = _cells(expected), _cells(found)
+    mine, theirs = cells(expected), cells(found)
     if mine is None or theirs is None:
         return None
     if list(map(len, mine)) != list(map(len, theirs)):
@@ -263,6 +260,20 @@ class _Relation(NamedTuple):
         named = not left or _words(left) or value and value.is_named
         assigns = self.signs and set(self.signs) <= _ASSIGNING
         return squeezed(left) or "=" if named and assigns else ""
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether numbers in it are said to be equal that are not, as in 6 = 5.
+
+        Decimals may be rounded: 2/3 = 0.67.
+        """
+        values = filter(None, map(evaluate, self.sides))
+        numbers = [each for each in values if each.constant and not each.is_named]
+        return set(self.signs) == {"="} and any(
+            same_value(one, other) is False
+            and not ((one.decimal or other.decimal) and is_about(one, other))
+            for one, other in itertools.pairwise(numbers)
+        )
 
     def is_same(self, other: "_Relation") -> bool | None:
         """Whether sides and signs are the same, one after the other."""
@@ -290,6 +301,8 @@ def _as_relations(expected: str, found: str) -> bool | None:
     if not (mine.signs or theirs.signs):
         exact = mine.sides[0], theirs.sides[0]
         return None if exact == (expected, found) else _same(*exact)
+    if mine.contradicts or theirs.contradicts:
+        return False
     if {*mine.signs, *theirs.signs} == {r"\cup"}:
         return _match(mine.sides, theirs.sides, ordered=False) or None
     if mine.name and theirs.name:

@@ -10,12 +10,13 @@ import collections
 import re
 from typing import Any, Literal
 
-from scalerl_jax.rewards.comparing import is_readable, same_answer
+from scalerl_jax.rewards.comparing import MAX_CHARACTERS, is_readable, same_answer
 from scalerl_jax.rewards.notation import squeezed, tidy
 from scalerl_jax.rewards.verdict import Verdict
 
 AnswerFrom = Literal["boxed", "last_number", "boxed_else_last_number"]
 
+_MAX_WRITTEN = 8 * MAX_CHARACTERS  # of an answer, with all that typesets it
 _BOX_OR_BRACE = re.compile(r"\\f?boxed\s*\{|\\.|[{}]", re.DOTALL)
 _POWER_OF_TEN = (
     r"\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)"
@@ -75,6 +76,8 @@ def judge(
             may not equal it.
     """
     found = find_answer(answer, answer_from)
+    if found is not None and len(found) > _MAX_WRITTEN:
+        return Verdict("unparsable")
     if found is None or not tidy(found):
         return Verdict("no_answer")
     expected = expected_answers(reference)
@@ -114,6 +117,8 @@ def expected_answers(reference: dict[str, Any]) -> list[str]:
         ValueError: there is none.
     """
     given = reference.get("answer")
+    if len(str(given)) > _MAX_WRITTEN:
+        raise ValueError(f"the reference's answer is over {_MAX_WRITTEN} characters")
     answers = [
         tidy(last_boxed(str(each)) or str(each))
         for each in (given if isinstance(given, list | tuple) else [given])

@@ -1,11 +1,13 @@
 """The verifiers that a reference may name, with the settings of a run."""
 
+import os
 from pathlib import Path
 
 from scalerl_jax.config import RewardConfig
 from scalerl_jax.rewards import sandbox
 from scalerl_jax.rewards.serving import Verifier
 
+_MAX_PROCESSES = 32  # of a machine; SymPy takes 100 MB in each
 _SOLUTION_SHARE = 0.8  # of reward.timeout_s; the rest is for setting up sandboxes
 
 
@@ -30,6 +32,16 @@ def named_verifiers(reward: RewardConfig) -> dict[str, Verifier]:
         ),
         "reasoning_gym": Verifier("scalerl_jax.data.tasks:score"),
     }
+
+
+def num_processes(num_workers: int) -> int:
+    """The verifier processes that reward.num_workers asks for; of 0 the machine says.
+
+    Two cores are left to the run itself.
+    """
+    # Not all systems say which cores this process may use.
+    own = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    return num_workers or min(max(1, len(own) - 2), _MAX_PROCESSES)
 
 
 def check_programs(reward: RewardConfig) -> None:

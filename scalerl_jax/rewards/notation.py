@@ -151,6 +151,23 @@ def bracketed(text: str) -> Bracketed | None:
     return Bracketed(tokens[0], tokens[-1], "".join(tokens[1:-1]).strip())
 
 
+_MATRIX = re.compile(
+    r"\\begin\{(?P<kind>[pb]?matrix|array)\}(?:\{[lcr| ]*\})?(?P<inside>.*)"
+    r"\\end\{(?P=kind)\}",
+    re.DOTALL,
+)
+
+
+def cells(text: str) -> list[list[str]] | None:
+    """The cells of a matrix, row by row; None of other texts."""
+    around = bracketed(text)
+    found = _MATRIX.fullmatch(around.inside if around else text)
+    if not found:
+        return None
+    rows = [row for row in found["inside"].split(r"\\") if row.strip()]
+    return [[plain(cell) for cell in row.split("&")] for row in rows]
+
+
 _GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?!,?\d)")
 
 

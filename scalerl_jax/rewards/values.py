@@ -11,6 +11,7 @@ import hashlib
 import math
 import operator
 import re
+import time
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -24,16 +25,31 @@ _EQUAL = Fraction(1, 10**40)  # relative; far from rounding and from chance
 _DECIMALS = Fraction(5, 10**7)  # rounding to 6 decimals changes so much at most
 _SIGNIFICANT = Fraction(5, 10**6)  # and to 6 significant digits, relatively
 _MAX_BITS = 100_000  # of a power
+_MAX_EXACT_BITS = 400_000  # of the operands of one operation
+_MAX_CPU_S = 1.0  # for all operations of an expression
 _MAX_FACTORIAL = 10_000
+_MAX_OPERAND = 1000  # exponent, bound or factorial that a computer algebra is given
 _MAX_ARGUMENT = 10**6  # of functions but logarithms
 _POINTS = 2  # that expressions with variables are compared at
 
+_GROUP = r"(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\d+|\\?[A-Za-z]+)"
+_OPERANDS = re.compile(
+    rf"\^\s*(?P<exponent>{_GROUP}(?:\s*\^\s*{_GROUP})*)"
+    r"|_\s*\{[^{}=]*=(?P<bound>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
+    r"|(?P<factor>\d+|\([^()]*\)|\{[^{}]*\})\s*!"
+    rf"|\\binom\s*(?P<chosen>{_GROUP})"
+)
 _TEN = r"10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)"
 _MANTISSA = r"(?:\d+(?:\.\d+)?|\.\d+)"
 _SCIENTIFIC = re.compile(
     rf"\s*[-+]?\s*(?:{_MANTISSA}(?:[eE][-+]?\d+|\s*(?:\\times|\\cdot|\*)\s*{_TEN})"
     rf"|{_TEN})\s*"
 )
+
+
+class TooLarge(Unreadable):
+    """An expression of this grammar whose value takes too much to compute."""
+
 
 Number = Any  # Fraction, or mpmath's mpf or mpc, which have no types
 
@@ -65,9 +81,36 @@ def _is_named(tree: Tree) -> bool:
     return tree[0] in ("name", "unknown")
 
 
-@functools.lru_cache(maxsize=4096)
 def evaluate(text: str) -> Value | None:
     """The value of an expression; None without one."""
+    found = _evaluated(text)
+    return found if isinstance(found, Value) else None
+
+
+def is_bounded(text: str) -> bool:
+    """Whether a computer algebra system can be given a text, by the size of its parts.
+
+    That is: no expression in brackets is too large to compute, and no exponent, bound
+    of a sum or product, or operand of a factorial is above `_MAX_OPERAND`.
+    """
+    parts, opened = [text], []
+    for place, character in enumerate(text):
+        if character in "([{":
+            opened.append(place + 1)
+        elif character in ")]}" and opened:
+            parts.append(text[opened.pop() : place])
+    operands = [
+        evaluate(found[found.lastgroup or 0]) for found in _OPERANDS.finditer(text)
+    ]
+    return not any(isinstance(_evaluated(part), TooLarge) for part in parts) and all(
+        abs(operand.points[0]) <= _MAX_OPERAND
+        for operand in operands
+        if operand and operand.constant
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _evaluated(text: str) -> Value | TooLarge | None:
     try:
         reader = Reader(text)
         tree = reader.read()
@@ -76,6 +119,8 @@ def evaluate(text: str) -> Value | None:
                 _Point(number).value(tree)
                 for number in range(_POINTS if reader.names else 1)
             )
+    except TooLarge as error:
+        return error
     except (Unreadable, ArithmeticError, ValueError, TypeError, RecursionError):
         return None
     if not all(isinstance(each, Fraction) or mpmath.isfinite(each) for each in points):
@@ -103,6 +148,12 @@ def same_value(one: Value, other: Value) -> bool | None:
         if all(agreed) or _vanish(one, other):
             return True
     return None if any(agreed) or one.doubtful or other.doubtful else False
+
+
+def is_about(one: Value, other: Value) -> bool:
+    """Whether two numbers differ by a hundredth at most."""
+    with mpmath.workdps(_DIGITS):
+        return _agree(one.points[0], other.points[0], Fraction(1, 100), None)
 
 
 def _limits(one: Value, other: Value) -> tuple[Fraction, Fraction | None]:
@@ -159,10 +210,13 @@ class _Point:
 
     def __init__(self, number: int) -> None:
         self._number = number
+        self._end = time.process_time() + _MAX_CPU_S
 
     def value(self, tree: Tree) -> Number:
         """The value of a tree."""
         kind, *parts = tree
+        if time.process_time() > self._end:
+            raise TooLarge("too much to compute")
         if kind == "number":
             return parts[0]
         if kind == "name":
@@ -170,7 +224,7 @@ class _Point:
         if kind == "function":
             argument = _inexact(self.value(parts[1]))
             if parts[0] not in ("ln", "log", "lg") and abs(argument) > _MAX_ARGUMENT:
-                raise Unreadable("a large argument")
+                raise TooLarge("a large argument")
             return _FUNCTIONS[parts[0]](argument)
         if kind == "unknown":  # a function that differs from all others
             name = _inexact(self._variable(parts[0] + "("))
@@ -200,11 +254,17 @@ def _inexact(value: Number) -> Number:
     return value
 
 
+def _bits(value: Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
 def _exactly(operation: Callable[[Any, Any], Any]) -> Callable[[Number, Number], Any]:
     """An operation that stays exact while its operands are."""
 
     def applied(a: Number, b: Number) -> Number:
         if isinstance(a, Fraction) and isinstance(b, Fraction):
+            if sum(map(_bits, (a, b))) > _MAX_EXACT_BITS:
+                raise TooLarge("a large number")
             return operation(a, b)
         return operation(_inexact(a), _inexact(b))
 
@@ -217,8 +277,7 @@ def _raise(base: Number, exponent: Number) -> Number:
             raise Unreadable("a power of zero")
         return Fraction(exponent == 0)
     if isinstance(base, Fraction) and _is_whole(exponent):
-        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-        if bits * abs(exponent.numerator) <= _MAX_BITS:
+        if _bits(base) * abs(exponent.numerator) <= _MAX_BITS:
             return base**exponent.numerator
     if isinstance(exponent, Fraction) and isinstance(base, Fraction):
         if base < 0 and exponent.denominator % 2:  # the real root
@@ -226,7 +285,7 @@ def _raise(base: Number, exponent: Number) -> Number:
             return sign * _inexact(_raise(-base, exponent))
     base, exponent = _inexact(base), _inexact(exponent)
     if abs(exponent * mpmath.log(base)) > _MAX_BITS:
-        raise Unreadable("a large power")
+        raise TooLarge("a large power")
     return mpmath.power(base, exponent)
 
 
@@ -236,7 +295,7 @@ def _divide(a: Number, b: Number) -> Number:
 
 def _factorial(value: Number) -> Number:
     if abs(value) > _MAX_FACTORIAL:
-        raise Unreadable("a large factorial")
+        raise TooLarge("a large factorial")
     if _is_whole(value) and value >= 0:
         return Fraction(math.factorial(value.numerator))
     return mpmath.gamma(_inexact(value) + 1)

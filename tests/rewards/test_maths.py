@@ -1,6 +1,8 @@
 """Maths answers: known pairs, what is an answer, and input that means harm."""
 
+import contextlib
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,7 @@ QUICK = {
     "open boxes": r"\boxed{" * 14_000,
     "backslashes": "\\" * 100_000,
     "digits": "1" * 100_000,
+    "separators": rf"\boxed{{{',;' * 30_000}x}}",
     "numbers": "1," * 50_000,
     "signs": "-" * 100_000,
     "spaces": rf"\boxed{{1{' ' * 100_000}x}}",
@@ -194,11 +197,19 @@ QUICK = {
     "commas": rf"\boxed{{{'1,' * 400}1}}",
     "expansion": r"\boxed{(a+b+c+d+e+f+g+h)^{200}-1}",
 }
-ENDLESS = {
-    "tower": r"\boxed{9^{9^{9^{9}}}}",
-    "factorial": r"\boxed{1000000000!}",
-    "sum": r"\boxed{\sum_{k=1}^{10^{7}} k^{k}}",
-}
+# Refused by their size, as references too, before anything computes them.
+LARGE = (
+    *(r"99999!", r"9^{9^{9}}", r"100000!!", r"\prod^{10^6}", r"x<9^9^9", r"(10^5)!>5"),
+    *(r"\sum_{k=1}^{10^{7}} k^{k}", r"\prod_{k=10^7}^{n} k", r"9^{9^{9^{9}}} \cup x"),
+    *(
+        r"\int_0^1 x^{10^8} dx",
+        r"x \in [((10^{999})^{999})^{999}, 5]",
+        r"\Gamma(9^{9^9})",
+    ),
+    *("*".join(["10000!"] * 100), "+".join(["10000!/9999!"] * 80)),
+    r"\binom{1000000}{500000} + \int x dx",
+)
+ENDLESS = {"sum": r"\boxed{\sum_{k=1}^{900} k^{k}}"}
 
 
 @pytest.fixture(scope="module")
@@ -226,8 +237,25 @@ def test_harmful_answers_take_bounded_time_and_spoil_no_other(pool):
     first, *others, last, none = verdicts.statuses
     assert (first, last, none) == ("correct", "correct", "no_answer")
     assert "correct" not in others
-    assert set(others[len(QUICK) :]) <= {"verifier_timeout", "verifier_error"}
-    assert others[len(QUICK)] == "verifier_timeout"
+    assert others[len(QUICK) :] == ["verifier_timeout"] * len(ENDLESS)
+
+
+@pytest.mark.parametrize("answer", LARGE)
+def test_what_is_large_is_refused_at_once(answer):
+    start = time.process_time()
+    assert judge(rf"\boxed{{{answer}}}", "7") in ("unparsable", "wrong")
+    assert judge(rf"\boxed{{{answer}}}", r"(-\infty, 7) \cup (8, 9)") != "correct"
+    assert judge(rf"\boxed{{{answer}}}", answer) == "correct"
+    for found in ("7", "x < 8", r"(-\infty, 7) \cup (8, 9)"):
+        with contextlib.suppress(ValueError):
+            assert judge(rf"\boxed{{{found}}}", answer) != "correct"
+    assert time.process_time() - start < 6.0
+
+
+@pytest.mark.parametrize("answer", ["2024!", r"\binom{2000}{1000}", "3^{10000}"])
+def test_what_can_be_computed_is_not_too_large(answer):
+    assert judge(rf"\boxed{{{answer} + 0}}", answer) == "correct"
+    assert judge(rf"\boxed{{{answer} + 1}}", answer) == "wrong"
 
 
 def test_a_prompt_that_names_an_unknown_verifier_is_refused(pool):

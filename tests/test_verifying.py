@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import typing
 
 import numpy as np
@@ -12,6 +13,7 @@ from scalerl_jax.build.verifying import check_verifiers, make_verifier
 from scalerl_jax.config import Config, MathAnswer, RewardConfig
 from scalerl_jax.data import tasks
 from scalerl_jax.rewards import maths
+from scalerl_jax.rewards.named import num_processes
 from scalerl_jax.rewards.sandbox import SandboxError
 from scalerl_jax.types import Prompt
 
@@ -86,3 +88,11 @@ def test_a_missing_directory_of_packages_is_named():
     check_verifiers(config, [prompt({"verifier": "math"})])
     with pytest.raises(ValueError, match="reward.code_packages = '/nonexistent'"):
         check_verifiers(config, [prompt({"verifier": "code"})])
+
+
+@pytest.mark.parametrize(
+    "cores, asked, expected", [(1, 0, 1), (2, 0, 1), (8, 0, 6), (208, 0, 32), (8, 3, 3)]
+)
+def test_verifiers_follow_the_machine(monkeypatch, cores, asked, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert num_processes(asked) == expected

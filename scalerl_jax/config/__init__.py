@@ -105,7 +105,8 @@ class RewardConfig:
     # Of the rollouts of 10 batches, or of an evaluation; with more the run stops.
     max_unjudged_share: float = 0.1
     timeout_s: float = 10.0  # per answer; then killed and marked verifier_timeout
-    num_workers: int = 1  # verifier processes, and as many for evaluation
+    # Verifier processes, and as many for evaluation; 0: cores less two, at most 32.
+    num_workers: int = 0
     memory_mib: int = 4096  # of a verifier process, beside its imports
     math_answer: MathAnswer = "boxed"  # where a completion's final answer is
     code_cpu_s: int = 6  # of a solution; of a program, for each input

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Settings with a lower bound; those in _POSITIVE must be above 0, the others not below.
 _POSITIVE = (
     "model.attention_block model.head_chunk_tokens model.head_chunk_vocab "
-    "reward.timeout_s reward.num_workers reward.memory_mib "
+    "reward.timeout_s reward.memory_mib "
     "reward.code_cpu_s reward.code_memory_mib batch.num_prompts batch.epochs "
     "batch.group_size batch.row_tokens sampler.slots "
     "sampler.max_prompt_tokens sampler.max_completion_tokens sampler.tokens_per_call "
@@ -31,7 +31,8 @@ _POSITIVE = (
 ).split()
 _NOT_NEGATIVE = (
     "seed data.train_prompts data.overlap_ngram "
-    "reward.code_float_tolerance sampler.top_k sampler.min_p sampler.cache_tokens "
+    "reward.num_workers reward.code_float_tolerance "
+    "sampler.top_k sampler.min_p sampler.cache_tokens "
     "interruption.min_tokens "
     "queue.max_staleness queue.max_waiting data.open_steps batch.max_refills "
     "optimizer.decay_steps optimizer.base_rollouts critic.warmup_steps "

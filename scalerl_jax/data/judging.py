@@ -19,7 +19,7 @@ from scalerl_jax.data.files import read_rows
 from scalerl_jax.data.rows import Malformed, maths, read_answer, read_tests
 from scalerl_jax.data.thinking import extract_answer
 from scalerl_jax.rewards import code
-from scalerl_jax.rewards.named import check_programs, named_verifiers
+from scalerl_jax.rewards.named import check_programs, named_verifiers, num_processes
 from scalerl_jax.rewards.verdict import Status
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.utils.failures import Parser, answer
@@ -165,7 +165,7 @@ def _judged(
         score=named["math"].function,
         named=named,
         timeout_s=reward.timeout_s,
-        num_workers=reward.num_workers,
+        num_workers=num_processes(reward.num_workers),
         memory_mib=reward.memory_mib,
     )
     try:

@@ -21,6 +21,8 @@ BLOCK = re.compile(
     r"(?:<!-- needs (?P<needs>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+# Tan et al.'s base models: log10 of the error at 1 FLOP, by size.
+TAN = {0.5e9: 0.0640, 1.5e9: 0.2074, 7e9: 0.7045, 32e9: 1.5359}
 # Not run: they install what the tests run in, or are tests and long runs themselves.
 PRELUDE = """
 set -euo pipefail
@@ -68,18 +70,21 @@ SHELL = [block for block in BLOCKS if block.language == "sh"]
 
 @pytest.fixture
 def clone(tmp_path):
-    """A directory like a clean clone, with the curves of a reader's own beside it."""
+    """A directory like a clean clone, with a reader's own files beside it."""
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     for name in {line.split("/")[0] for line in tracked.stdout.splitlines()} - {"docs"}:
         (tmp_path / name).symlink_to(ROOT / name)
-    write_curves(tmp_path)
+    write_files(tmp_path)
     return tmp_path
 
 
-def write_curves(directory):
-    """The files that a reader of the docs has: curves of known laws."""
+def write_files(directory):
+    """The files that a reader of the docs has: questions, and curves of known laws."""
+    questions = [{"question": f"{n} + 1", "answer": n + 1} for n in range(20)]
+    lines = [json.dumps(question) + "\n" for question in questions]
+    (directory / "questions.jsonl").write_text("".join(lines))
     noise = np.random.default_rng(0).normal(0.0, 0.004, (4, 40))
     hours = np.geomspace(50.0, 5000.0, 40)
     curve = 0.25 + 0.4 / (1 + (600.0 / hours) ** 1.4)
@@ -104,13 +109,9 @@ def write_curves(directory):
         *zip(*rows, strict=True),
     )
     rows = [
-        (f"size{size:.0f}", size, flops, 1 - 10 ** (0.2 - slope * np.log10(flops)))
-        for size, slope in (
-            (0.5e9, 0.0047),
-            (1.5e9, 0.013),
-            (7e9, 0.045),
-            (32e9, 0.093),
-        )
+        (f"size{size:.0f}", size, flops, 1 - 10 ** (above - slope * np.log10(flops)))
+        for size, above in TAN.items()
+        for slope in [0.13304 / (1 + 13.78e9 / size)]
         for flops in np.geomspace(1e18, 1e20, 40)
     ]
     write(directory / "sizes.csv", "run,size,flops,pass_rate", *zip(*rows, strict=True))

@@ -329,8 +329,9 @@ def test_a_cache_that_no_memory_holds_is_one_line(tmp_path, command):
     settings = {"sampler.page_size": 1 << 24}
     status, lines = command(*small_run.arguments(tmp_path / "run", settings))
     assert status == 1
-    *before, line = lines
+    *before, verifiers, line = lines
     assert before == ["loading", "compiling the train step"]
+    assert verifiers.startswith("verifier processes: ")
     for words in (
         "not enough memory for the sampler",
         "sampler.slots = 16",

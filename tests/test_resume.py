@@ -48,7 +48,7 @@ def end_after(process, line):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["loading", "compiling"])
+@pytest.mark.parametrize("phase", ["loading", "compiling the train step"])
 def test_sigterm_before_there_is_anything_to_save_ends_well(
     tmp_path, program_cache, phase
 ):

@@ -43,6 +43,7 @@ from scalerl_jax.learner.freezing import frozen_params
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.model.architecture import parameter_table
 from scalerl_jax.parts import Parts
+from scalerl_jax.rewards.named import num_processes
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.rollout.queue import RolloutQueue
 from scalerl_jax.rollout.worker import Judging, RolloutWorker
@@ -93,6 +94,8 @@ def build(config: Config, directory: Path, ledger: Ledger, progress: Progress) -
         sampler_mesh=sampler_mesh,
     )
     queue = make_queue(config)
+    count = num_processes(config.reward.num_workers)
+    progress.note(f"verifier processes: {count} for training, {count} for evaluations")
     with contextlib.ExitStack() as opened, explained("the sampler", settings):
         training, evaluation = (make_verifier(config, opened) for _ in range(2))
         worker = make_worker(config, engine, tokenizer, stream, queue, training, ledger)

@@ -1,7 +1,6 @@
 """The verifiers that a prompt's reference may name, and the pools that run them."""
 
 import contextlib
-import logging
 from collections.abc import Iterable
 
 from scalerl_jax.config import Config
@@ -10,18 +9,14 @@ from scalerl_jax.rewards.named import check_programs, named_verifiers, num_proce
 from scalerl_jax.rewards.verifier import VerifierPool, verifier_of
 from scalerl_jax.types import Prompt
 
-_log = logging.getLogger(__name__)
-
 
 def make_verifier(config: Config, opened: contextlib.ExitStack) -> VerifierPool:
     """A pool of processes that judge, closed with `opened`."""
-    count = num_processes(config.reward.num_workers)
-    _log.info("verifier processes: %d", count)
     pool = VerifierPool(
         score=tasks.score,
         named=named_verifiers(config.reward),
         timeout_s=config.reward.timeout_s,
-        num_workers=count,
+        num_workers=num_processes(config.reward.num_workers),
         memory_mib=config.reward.memory_mib,
     )
     opened.callback(pool.close)

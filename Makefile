@@ -91,7 +91,7 @@ preflight: $(TPU_VENV)/installed
 	$(TPU_VENV)/bin/python -m scalerl_jax.preflight.table
 
 test: install-dev
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n 2 --dist=worksteal tests
 
 # Our engine under JetStream's own orchestrator, which brings TensorFlow (3 GB).
 test-jetstream: $(JETSTREAM_VENV)/installed

@@ -166,6 +166,8 @@ def shell(text, directory):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_every_block_runs_in_its_order(clone):
     shown = ""
     for block in BLOCKS:

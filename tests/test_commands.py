@@ -71,11 +71,9 @@ SHELL = [block for block in BLOCKS if block.language == "sh"]
 @pytest.fixture
 def clone(tmp_path):
     """A directory like a clean clone, with a reader's own files beside it."""
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    for name in {line.split("/")[0] for line in tracked.stdout.splitlines()} - {"docs"}:
-        (tmp_path / name).symlink_to(ROOT / name)
+    for path in ROOT.glob("[!.]*"):
+        if path.name not in ("docs", "runs"):  # written to
+            (tmp_path / path.name).symlink_to(path)
     write_files(tmp_path)
     return tmp_path
 

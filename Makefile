@@ -14,7 +14,7 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo seeds waiting stability ablations-smoke objective-table bench-sampler bench-learner bench-rewards bench-scaling preflight test test-jetstream lint install install-dev clean
+.PHONY: demo seeds waiting stability ablations-smoke notebooks objective-table bench-sampler bench-learner bench-rewards bench-scaling preflight test test-jetstream lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -28,7 +28,7 @@ seeds: install
 	  $(BIN)/python -m scalerl_jax.main --config=configs/tiny.py \
 	    --workdir=runs/tiny-seed$$seed --config.seed=$$seed || exit 1; \
 	done
-	$(BIN)/python benchmarks/tiny_seeds.py $(SEEDS:%=runs/tiny-seed%)
+	$(BIN)/python benchmarks/seeds.py tiny $(SEEDS:%=runs/tiny-seed%)
 
 # The same beside runs in which any number of finished groups may wait; finished runs
 # are not run again: 12 minutes after `make seeds`.
@@ -62,6 +62,12 @@ ablations-smoke: install
 	    --config.optimizer.warmup_steps=1 --config.eval.num_prompts=20 \
 	    --config.eval.samples_per_prompt=1 $$more || exit 1; \
 	done
+
+# The notebooks as they stand, outputs and all: eight minutes on two cores.
+notebooks: install-dev
+	rm -rf notebooks/runs
+	$(BIN)/jupyter-execute --inplace notebooks/*.ipynb
+	rm -rf notebooks/runs notebooks/recipes.csv
 
 # The table of the papers' symbols, as README has it.
 objective-table: install

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 import matplotlib
-from tiny_seeds import processor
+from seeds import processor
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402  after the backend is chosen

@@ -16,7 +16,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from tiny_seeds import processor
+from seeds import processor
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402  after the backend is chosen

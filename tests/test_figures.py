@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 import small_run
 
-SEEDS = runpy.run_path(str(small_run.ROOT / "benchmarks" / "tiny_seeds.py"))
-FIGURES = json.loads(SEEDS["FIGURES"].read_text())
-PLACES = SEEDS["places"](FIGURES)
+SEEDS = runpy.run_path(str(small_run.ROOT / "benchmarks" / "seeds.py"))
+PLACES = [
+    place
+    for name in SEEDS["COMMANDS"]
+    if SEEDS["kept"](name).is_file()
+    for place in SEEDS["places"](name)
+]
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place[0].name)
-def test_a_text_says_the_demos_figures(place):
+def test_a_text_says_the_figures_of_a_file(place):
     path, pattern, text = place
     found = re.findall(pattern, path.read_text(), flags=re.DOTALL)
-    assert found == [text], "run: python benchmarks/tiny_seeds.py"
+    assert found == [text], "run: python benchmarks/seeds.py NAME"
 
 
 def test_the_figures_are_those_of_the_runs(tmp_path):
@@ -35,7 +39,7 @@ def test_the_figures_are_those_of_the_runs(tmp_path):
             file.write(json.dumps(row) + "\n")
     steps = [{"step": step, "time/step_s": 0.6} for step in range(1, 301)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)))
-    figures = SEEDS["read"]([tmp_path])
+    figures = SEEDS["read"]("tiny", [tmp_path])
     table, sentence = SEEDS["table"](figures), SEEDS["sentence"](figures)
     last = f"{rates[-1]:.3f}"
     assert f"| 7 | 0.250 | {last} | 180 | chip-hours | 0.900 [0.9" in table

@@ -1,11 +1,12 @@
-"""The demo over several seeds: its figures, wherever they stand, and its picture.
+"""A config over several seeds: its figures, wherever they stand, and its picture.
 
-    make seeds                                  # runs the seeds, then this
-    python benchmarks/tiny_seeds.py runs/tiny-seed0 runs/tiny-seed1
-    python benchmarks/tiny_seeds.py             # writes the texts again, reads no run
+    make seeds                                  # runs the demo's seeds, then this
+    make smollm2                                # those of configs/smollm2_cpu.py
+    python benchmarks/seeds.py tiny runs/tiny-seed0 runs/tiny-seed1
+    python benchmarks/seeds.py tiny             # writes the texts again, reads no run
 
-Figures are kept in `docs/figures/tiny.json` and copied from there into README's table
-and the docstring of `configs/tiny.py`; a test holds the texts against the file.  Per
+Figures are kept in `docs/figures/NAME.json` and copied from there into README's table
+and the docstring of `configs/NAME.py`; a test holds the texts against the file.  Per
 run: pass rate before and after, and over each of `AXES` the fit with its 90 % interval,
 R^2, and how well a fit on the first half of the compute predicts the last evaluation.
 """
@@ -28,30 +29,35 @@ matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402  after the backend is chosen
 
 ROOT = Path(__file__).resolve().parents[1]
-FIGURES = ROOT / "docs" / "figures" / "tiny.json"
-PICTURE = ROOT / "docs" / "tiny.png"
+COMMANDS = {"tiny": "make seeds", "smollm2_cpu": "make smollm2"}  # by config
 AXES = {"compute_chip_hours": "chip-hours", "generated_tokens": "tokens sampled"}
 
 
 def main() -> None:
     """Read the runs, keep their figures, draw the picture, write the texts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=COMMANDS, help="of the config")
     parser.add_argument("runs", nargs="*", type=Path)
     options = parser.parse_args()
     if options.runs:
-        figures = read(options.runs)
-        FIGURES.write_text(json.dumps(figures, indent=2) + "\n")
-        draw(options.runs)
-    for path, pattern, text in places(json.loads(FIGURES.read_text())):
+        figures = read(options.name, options.runs)
+        kept(options.name).write_text(json.dumps(figures, indent=2) + "\n")
+        draw(options.runs, ROOT / "docs" / f"{options.name}.png")
+    for path, pattern, text in places(options.name):
         path.write_text(replaced(path, pattern, text))
         print(f"{path.relative_to(ROOT)}:\n{text}")
 
 
-def read(runs: list[Path]) -> dict[str, Any]:
+def kept(name: str) -> Path:
+    """The file of the figures of a config."""
+    return ROOT / "docs" / "figures" / f"{name}.json"
+
+
+def read(name: str, runs: list[Path]) -> dict[str, Any]:
     """The figures of the runs, and where they were measured."""
     settings = [json.loads((run / "config.json").read_text()) for run in runs]
     return {
-        "command": "make seeds",
+        "command": COMMANDS[name],
         "machine": f"{os.cpu_count()} cores of {processor()}",
         "jax": settings[0]["versions"]["jax"],
         "steps": settings[0]["config"]["train"]["num_steps"],
@@ -98,16 +104,18 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def places(figures: dict[str, Any]) -> list[tuple[Path, str, str]]:
+def places(name: str) -> list[tuple[Path, str, str]]:
     """Each file that says the figures, a pattern of where, and what it says there."""
+    figures = json.loads(kept(name).read_text())
+    command = figures["command"]
     return [
         (
             ROOT / "README.md",
-            r"(?<=<!-- make seeds -->\n).*?(?=<!-- end of make seeds -->)",
+            rf"(?<=<!-- {command} -->\n).*?(?=<!-- end of {command} -->)",
             table(figures),
         ),
         (
-            ROOT / "configs" / "tiny.py",
+            ROOT / "configs" / f"{name}.py",
             r'(?<=\n\n)Result, .*?(?=""")',
             sentence(figures),
         ),
@@ -175,7 +183,7 @@ def sentence(figures: dict[str, Any]) -> str:
     return textwrap.fill(text, width=88) + "\n"
 
 
-def draw(runs: list[Path]) -> None:
+def draw(runs: list[Path], picture: Path) -> None:
     """Evaluations as points, their fits as lines."""
     figure, axes = pyplot.subplots(figsize=(7.5, 4.2))
     for run in runs:
@@ -192,17 +200,18 @@ def draw(runs: list[Path]) -> None:
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(PICTURE, dpi=150)
+    figure.savefig(picture, dpi=150)
 
 
 def processor() -> str:
-    """The name of the processor, where the system tells it."""
+    """The name of the processor, AMD's or Intel's, where the system tells it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
             if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()
+                name = re.sub(r"\((R|TM)\)|Processor", "", line.partition(":")[2])
+                return f"an {' '.join(name.split())}"
+    return f"an {platform.processor()}"
 
 
 if __name__ == "__main__":

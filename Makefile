@@ -69,7 +69,7 @@ notebooks: install-dev
 	$(BIN)/jupyter-execute --inplace notebooks/*.ipynb
 	rm -rf notebooks/runs notebooks/recipes.csv
 
-# The table of the papers' symbols, as README has it.
+# The table of the papers' symbols, as docs/objective.md has it.
 objective-table: install
 	$(BIN)/python -m scalerl_jax.build.paper_table
 

@@ -1,4 +1,4 @@
-"""What the README names must exist, and the recipe's numbers must be its config's."""
+"""Things that README and docs/ name exist, and their numbers are the configs'."""
 
 import dataclasses
 import re
@@ -11,7 +11,12 @@ import pytest
 from scalerl_jax import config as config_lib
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+}
+README, OBJECTIVE = PAGES["README.md"], PAGES["docs/objective.md"]
+MOST_BYTES = 9000  # of README, so that it is read
 SECTIONS = {field.name for field in dataclasses.fields(config_lib.Config)}
 
 
@@ -28,19 +33,18 @@ def value_of(setting):
 
 
 def named_settings():
-    names = set(
-        re.findall(r"`(?:--config\.)?([a-z_]+\.[a-z0-9_*]+)(?:=[^`]*)?`", README)
-    )
+    text = "\n".join(PAGES.values())
+    names = set(re.findall(r"`(?:--config\.)?([a-z_]+\.[a-z0-9_*]+)(?:=[^`]*)?`", text))
     names = {name for name in names if not name.endswith(".json")}
     return sorted(name for name in names if name.split(".")[0] in SECTIONS)
 
 
-def test_the_readme_names_settings():
-    assert len(named_settings()) > 20
+def test_the_docs_name_settings():
+    assert len(named_settings()) > 60
 
 
 @pytest.mark.parametrize("setting", named_settings())
-def test_a_setting_in_the_readme_exists(setting):
+def test_a_setting_in_the_docs_exists(setting):
     section, name = setting.split(".")
     if name in ("*", "py"):
         assert section in SECTIONS
@@ -49,7 +53,7 @@ def test_a_setting_in_the_readme_exists(setting):
 
 
 def paper_rows():
-    table = README.split("## From the paper to the settings")[1].split("\n\n")[1]
+    table = OBJECTIVE.split("## From the paper to the settings")[1].split("\n\n")[1]
     rows = [row.strip("|").split("|") for row in table.splitlines()[2:]]
     pairs = [(re.findall(r"`([^`]+)`", row[1]), row[2].strip()) for row in rows]
     return [
@@ -62,7 +66,7 @@ def paper_rows():
 
 
 @pytest.mark.parametrize("settings, values", paper_rows())
-def test_the_recipe_has_the_numbers_of_the_readmes_table(settings, values):
+def test_the_recipe_has_the_numbers_of_the_table(settings, values):
     shown = [value.strip("` ") for value in values.split(",")]
     assert len(shown) == len(settings)
     for setting, text in zip(settings, shown, strict=True):
@@ -75,15 +79,41 @@ def test_the_recipe_has_the_numbers_of_the_readmes_table(settings, values):
             assert float(text) == value
 
 
-def test_files_that_the_readme_links_to_exist():
-    links = re.findall(r"\]\(([^):]+)\)", README)
-    assert links
-    missing = [link for link in links if not (ROOT / link.split("#")[0]).exists()]
+def test_the_readme_is_short():
+    assert len(README.encode()) <= MOST_BYTES
+
+
+def test_the_readme_has_every_recipe():
+    recipes = {path.stem for path in (ROOT / "configs" / "recipes").glob("*.py")}
+    table = README.split("## Recipes")[1].split("\n\n")[2]
+    first = [row.split("|")[1] for row in table.splitlines()[2:]]
+    assert set(re.findall(r"`(\w+)`", " ".join(first))) == recipes
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_page_names_exist(page):
+    links = re.findall(r"\]\(([^):]+)\)", PAGES[page])
+    folders = "scalerl_jax|tests|benchmarks|configs|notebooks|docs"
+    named = re.findall(rf"`((?:{folders})/[\w/.-]*)`", PAGES[page])
+    at = (ROOT / page).parent
+    missing = [link for link in links if not (at / link.split("#")[0]).exists()]
+    missing += [name for name in named if not (ROOT / name).exists()]
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_targets_that_a_page_names_exist(page):
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`make ([\w-]+)", PAGES[page])) <= set(targets)
+
+
+def test_the_readme_leads_to_every_page():
+    links = set(re.findall(r"\]\((docs/\w+\.md)\)", README))
+    assert links == {page for page in PAGES if page.startswith("docs/")}
+
+
 def test_the_tests_of_what_is_promised_exist():
-    table = (ROOT / "docs" / "reliability.md").read_text()
+    table = PAGES["docs/reliability.md"]
     files = re.findall(r"`([\w/]+\.py)`((?:[:,;]? (?:`test_\w+`|\w+=\w+))+)", table)
     assert len(files) > 8
     for file, names in files:
@@ -95,22 +125,22 @@ def test_the_tests_of_what_is_promised_exist():
     )
 
 
-def test_configs_in_the_readmes_commands_exist():
-    configs = set(re.findall(r"configs/[a-z0-9_/]+\.py", README))
+def test_configs_in_the_docs_commands_exist():
+    configs = set(re.findall(r"configs/[a-z0-9_/]+\.py", "".join(PAGES.values())))
     assert {"configs/tiny.py", "configs/8b.py"} <= configs
     assert all((ROOT / config).is_file() for config in configs)
 
 
-def test_the_readme_has_the_layers_that_are_checked():
+def test_contributors_are_told_the_layers_that_are_checked():
     """A line of pyproject.toml is a layer; what stands in one is independent."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
     expected = " > ".join(layer.replace(" | ", ", ") for layer in layers)
-    text = " ".join(README.split())
+    text = " ".join(PAGES["CONTRIBUTING.md"].split())
     assert f"Imports go downwards only: {expected}. " in text
 
 
-def test_the_readmes_table_of_settings_has_every_section():
-    table = README.split("## Settings")[1].split("\n\n")[2]
+def test_the_table_of_settings_has_every_section():
+    table = PAGES["docs/sections.md"].split("\n\n")[2]
     first = [row.split("|")[1] for row in table.splitlines()[2:]]
     assert set(re.findall(r"`(\w+)`", " ".join(first))) == SECTIONS

@@ -1,4 +1,4 @@
-"""README's table of the papers' symbols: `python -m scalerl_jax.build.paper_table`.
+"""The papers' symbols in docs/objective.md: `python -m scalerl_jax.build.paper_table`.
 
 The values are those of the recipes in `configs/recipes`, on their default base.
 """
@@ -104,7 +104,7 @@ def table() -> str:
         value = configs[row.recipe][section][name]
         lines.append(
             f"| {paper_of(row.recipe)} | {row.symbol} | `{row.setting}` | {value} | "
-            f"[`{path.name}`](configs/recipes/{path.name}) |"
+            f"[`{path.name}`](../configs/recipes/{path.name}) |"
         )
     return "\n".join(lines)
 

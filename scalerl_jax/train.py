@@ -9,14 +9,10 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
-
 from scalerl_jax.config import Config, to_json
-from scalerl_jax.learner.checkpoint import Restored
+from scalerl_jax.contract import State
 from scalerl_jax.learner.manifest import UnsavedError
-from scalerl_jax.learner.step import TrainState
 from scalerl_jax.parts import Parts
-from scalerl_jax.rollout.queue import QueueState
 from scalerl_jax.scaling.live import LiveFit, live_fit
 from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.failures import is_explained
@@ -24,9 +20,10 @@ from scalerl_jax.utils.ledger_file import kept_on_disk, read_ledger
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.run_directory import flatten
-from scalerl_jax.watch import PAUSE_TIMEOUT_S, Watch
+from scalerl_jax.watch import Watch
 
 _log = logging.getLogger(__name__)
+_STOP_TIMEOUT_S = 600.0  # for the sampler's step that is under way
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,13 +54,10 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
         live_fit(config.scaling, directory) as live,
         contextlib.ExitStack() as opened,
     ):
-        restored = _resume(parts, writer, directory)
+        _resume(parts, writer, directory)
         opened.enter_context(kept_on_disk(parts.ledger, directory))
         opened.enter_context(parts.progress.bar("starting"))
-        if restored:
-            parts.state = restored.state
-        state = parts.state
-        version = int(state.policy_version)
+        state, version = parts.state, parts.version
         live.note = parts.progress.note
         watch = Watch(config, parts, writer)
         opened.callback(watch.close)
@@ -75,7 +69,7 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
         del published, state  # else they would stay beside those of later versions
         opened.enter_context(parts.progress.bar("step", total=num_steps, done=version))
         with Preemption() as preemption:
-            parts.worker.start()
+            parts.generators.start()
             with _rescued(parts), explained("the sampler", settings):
                 version = _steps(config, parts, watch, preemption=preemption, live=live)
         unfinished = version < num_steps or (
@@ -97,8 +91,8 @@ def _steps(
     live: LiveFit,
 ) -> int:
     """The loop, window after window; the version at its end, whose state is saved."""
-    queue, num_steps, state = parts.queue, config.train.num_steps, parts.state
-    version = int(state.policy_version)
+    queue, num_steps = parts.queue, config.train.num_steps
+    state, version = parts.state, parts.version
     while version < num_steps and not (preemption.reached(version) or live.stop_reason):
         groups = watch.take(version, preemption)
         if groups is None:
@@ -112,6 +106,7 @@ def _steps(
                 queue.skipped(last=each.last)
                 continue
             version += 1
+            parts.version = version
             last = version == num_steps
             queue.applied(last=each.last or last)
             # `step` donates `state`: the sampler gets a copy of its params.
@@ -126,12 +121,12 @@ def _steps(
                 break
             preemption.reached(version)  # of every step, or one is missed
         last = version == num_steps
-        due = parts.checkpointer.due(version, since=window.version)
+        due = parts.learner.checkpointer.due(version, since=window.version)
         if last or due or watch.must_stop:
             save(parts, state, version)
         if not last or watch.lacks_evaluation(version):
             watch.require_verdicts()
-    if version not in parts.checkpointer.steps():
+    if version not in parts.learner.checkpointer.steps():
         save(parts, state, version)
     return version
 
@@ -147,7 +142,7 @@ def _rescued(parts: Parts) -> Iterator[None]:
     except UnsavedError:
         raise
     except Exception as error:
-        parts.worker.stop(PAUSE_TIMEOUT_S)
+        _stop(parts)
         if parts.queue.taken:
             raise
         text, saved = str(error), _save_at_last(parts)
@@ -159,69 +154,50 @@ def _rescued(parts: Parts) -> Iterator[None]:
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
         raise kind(f"{text}; {saved}") from error
     finally:
-        parts.worker.stop(PAUSE_TIMEOUT_S)
+        _stop(parts)
+
+
+def _stop(parts: Parts) -> None:
+    """Close the books to the generators, and wait for their last step."""
+    parts.queue.close()
+    parts.generators.stop(_STOP_TIMEOUT_S)
 
 
 def _save_at_last(parts: Parts) -> str:
     """Save the state, if it can be done; says whether."""
-    version = int(parts.state.policy_version)
+    version = parts.version
     try:
-        if version not in parts.checkpointer.steps():
+        if version not in parts.learner.checkpointer.steps():
             save(parts, parts.state, version)
     except Exception as error:  # noqa: BLE001  the run ends with what was before it
         return f"the state of step {version} cannot be saved: {error}"
     return f"the state of step {version} is saved, and the same --workdir goes on"
 
 
-def save(parts: Parts, state: TrainState, version: int) -> None:
-    """A checkpoint of everything, while the sampler stands still."""
-    with (
-        parts.worker.paused(PAUSE_TIMEOUT_S),
-        parts.ledger.activity("checkpoint", pool=parts.learner_pool),
-    ):
-        queue = parts.queue.snapshot()
-        host = {
-            "next_ticket": queue.next_ticket,
-            "running": [list(entry) for entry in queue.running],
-            "dropped": queue.dropped,
-            "in_flight": parts.worker.in_flight(),
-            "stream": parts.stream.state(),
+def save(parts: Parts, state: State, version: int) -> None:
+    """Write a checkpoint of everything; the sampler goes on meanwhile."""
+    with parts.ledger.activity("checkpoint", pool=parts.learner_pool):
+        books, groups = parts.desk.snapshot(parts.generators.in_flight())
+        books |= {
             "ledger": parts.ledger.state(),
             "assembler": parts.assemble.state(),
         }
-        parts.checkpointer.save(version, state=state, host=host, groups=queue.buffered)
+        parts.learner.save(version, state, host=books, groups=groups)
 
 
-def _resume(parts: Parts, writer: MetricsWriter, directory: Path) -> Restored | None:
-    """The checkpoint to go on from; queue, prompts and ledger are as it says.
+def _resume(parts: Parts, writer: MetricsWriter, directory: Path) -> None:
+    """Go on from the newest checkpoint, if there is any: state, prompts, books.
 
     What the run has cost since then is added to the ledger, as far as it is on file.
     """
-    abstract = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=leaf.sharding
-        ),
-        parts.state,
-    )
-    restored = parts.checkpointer.restore(abstract)
+    restored = parts.learner.restore()
     parts.ledger.restore(
         restored.host["ledger"] if restored else None, latest=read_ledger(directory)
     )
     writer.rewind(restored.step if restored else -1)
     if restored is None:
-        return None
-    host = restored.host
-    parts.stream.restore(host["stream"])
-    parts.assemble.restore(host["assembler"])
-    parts.queue.restore(
-        QueueState(
-            version=restored.step,
-            next_ticket=host["next_ticket"],
-            buffered=restored.groups,
-            running=tuple((ticket, oldest) for ticket, oldest in host["running"]),
-            dropped=host["dropped"],
-        )
-    )
-    parts.worker.reissue(host["in_flight"], version=restored.step)
+        return
+    parts.state, parts.version = restored.state, restored.step
+    parts.assemble.restore(restored.host["assembler"])
+    parts.desk.restore(restored.host, restored.groups, version=restored.step)
     _log.info("resumed after step %d", restored.step)
-    return restored

@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scalerl_jax.config import Config, to_json
+from scalerl_jax.contract import Publication, State
 from scalerl_jax.evals.evaluate import Evaluation
-from scalerl_jax.learner.publish import Published
-from scalerl_jax.learner.step import TrainState
+from scalerl_jax.generation.listed import Abandoned, never
 from scalerl_jax.parts import Parts
 from scalerl_jax.rewards.verifier import NoVerifierError
 from scalerl_jax.rollout.agreement import Agreement
 from scalerl_jax.rollout.assembly import Assembled, group_histograms, group_metrics
 from scalerl_jax.rollout.unjudged import UnjudgedWatch
 from scalerl_jax.rollout.window import Pass, Window, open_window
-from scalerl_jax.sampler.completing import Abandoned, never
 from scalerl_jax.types import Group
 from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.metrics import MetricsWriter
@@ -23,7 +22,6 @@ from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.tracking import StepProfile
 
-PAUSE_TIMEOUT_S = 600.0  # for the sampler's call that is under way
 _POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
 
 
@@ -70,14 +68,15 @@ class Watch:
         if self._unjudged.reason is not None:
             raise RuntimeError(self._unjudged.reason)
 
-    def require_agreement(self, state: TrainState, published: Published) -> None:
+    def require_agreement(self, state: State, publication: Publication) -> None:
         """Refuse to train on a sampler that is not the policy; compiles the engine."""
         parts = self._parts
         with (
             parts.ledger.activity("startup", pool=parts.learner_pool),
             self._progress.bar("compiling the sampler"),
         ):
-            agreement = parts.agreement.require(state.params, published.params)
+            sampled = parts.generators.sample(publication)
+            agreement = parts.agreement.require(state, sampled)
         self._mismatch = agreement.metrics()
         self._progress.note(
             f"sampler and learner differ by {agreement.mean_abs:.1e} nats on average, "
@@ -85,17 +84,17 @@ class Watch:
         )
 
     def publish(
-        self, state: TrainState, version: int, *, activity: str = "publish"
-    ) -> Published:
-        """A copy of the params to the sampler; on a failure it keeps what it has."""
+        self, state: State, version: int, *, activity: str = "publish"
+    ) -> Publication:
+        """Send a copy of the params; on a failure generators keep what they have."""
         parts = self._parts
         with (
             parts.ledger.activity(activity, pool=parts.learner_pool),
             explained("publishing params", self._settings),
         ):
-            published = parts.to_sampler(state.params, state.policy_version)
-            parts.worker.publish(published, policy_version=version)
-        return published
+            publication = parts.learner.publish(state)
+            parts.generators.publish(publication, policy_version=version)
+        return publication
 
     def take(self, version: int, preemption: Preemption) -> list[Group] | None:
         """The groups of the next window; None if SIGTERM came while waiting for it."""
@@ -123,7 +122,7 @@ class Watch:
             return groups
         return None
 
-    def open(self, groups: list[Group], state: TrainState, version: int) -> Window:
+    def open(self, groups: list[Group], state: State, version: int) -> Window:
         """The batches of what was taken, ready for their steps."""
         parts, batch = self._parts, self._config.batch
         window = open_window(
@@ -145,7 +144,7 @@ class Watch:
             parts.ledger.activity("train", pool=parts.learner_pool),
             explained("the train step", self._settings),
         ):
-            window = window.annotated(parts.annotate(state, window.packed()))
+            window = window.annotated(parts.learner.annotate(state, window.packed()))
         self._times["time/annotate_s"] = time.monotonic() - started
         for each in window.batches:
             assembled = each.assembled
@@ -154,8 +153,8 @@ class Watch:
         return window
 
     def step(
-        self, state: TrainState, each: Pass, assembled: Assembled
-    ) -> tuple[TrainState, dict[str, float] | None]:
+        self, state: State, each: Pass, assembled: Assembled
+    ) -> tuple[State, dict[str, float] | None]:
         """One optimizer step; no metrics if there was none to take."""
         ledger = self._parts.ledger
         if each.epoch == 0:
@@ -168,11 +167,7 @@ class Watch:
             ledger.activity("train", pool=self._parts.learner_pool),
             explained("the train step", self._settings),
         ):
-            state, arrays = self._parts.step(state, assembled.batch)
-            metrics = {name: float(value) for name, value in arrays.items()}
-            fault = ""
-            if metrics.pop("skipped"):
-                fault = self._parts.diagnose(state.params, assembled.batch)
+            state, metrics, fault = self._parts.learner.step(state, assembled.batch)
         self._times["time/train_s"] = time.monotonic() - started
         ledger.count(
             train_tokens=assembled.train_tokens,
@@ -242,7 +237,7 @@ class Watch:
             "throughput/trained_tokens_per_s": assembled.row_tokens
             / max(self._times["time/train_s"], 1e-9),
         }
-        row |= self._times | report | parts.worker.sampler_metrics
+        row |= self._times | report | parts.generators.metrics
         shares = parts.ledger.idle_shares()
         row |= {f"idle/{pool}_share": share for pool, share in shares.items()}
         self._profile.reached(step)
@@ -293,8 +288,8 @@ class Watch:
 
     def evaluate(
         self,
-        state: TrainState,
-        published: Published,
+        state: State,
+        publication: Publication,
         version: int,
         *,
         stopped: Callable[[], bool] = never,
@@ -305,15 +300,12 @@ class Watch:
         """
         parts = self._parts
         try:
-            with parts.worker.paused(PAUSE_TIMEOUT_S):
-                report = parts.ledger.report()
-                with parts.ledger.activity("eval", pool=parts.learner_pool):
-                    result = parts.evaluate(
-                        published.params, policy_version=version, stopped=stopped
-                    )
-                    agreement = parts.agreement(
-                        state.params, published.params, stopped=stopped
-                    )
+            report = parts.ledger.report()
+            with parts.ledger.activity("eval", pool=parts.learner_pool):
+                result, sampled = parts.generators.evaluate(
+                    publication, policy_version=version, stopped=stopped
+                )
+                agreement = parts.agreement(state, sampled)
         except Abandoned:
             self._progress.note(
                 f"the evaluation at step {version} is given up for SIGTERM"

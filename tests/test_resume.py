@@ -195,8 +195,8 @@ with small_run.built(config, directory) as parts, open(sys.argv[3], "w") as file
 
     record.state, record.restore = assemble.state, assemble.restore
     parts.assemble = record
-    parts.evaluate = marked("evaluation", parts.evaluate)
-    parts.checkpointer.save = marked("save", parts.checkpointer.save)
+    parts.generators.evaluator = marked("evaluation", parts.generators.evaluator)
+    parts.learner.checkpointer.save = marked("save", parts.learner.checkpointer.save)
     train(config, parts, directory)
 """
 

@@ -251,10 +251,13 @@ def test_compute_is_accounted_for_and_published_params_live_on(tmp_path):
     published = []
     with small_run.built(config, tmp_path, ledger=ledger) as parts:
         started = 1  # what the clock said first
-        first = unstack_layers(jax.device_get(parts.state.params), parts.arch)
+        first = unstack_layers(
+            jax.device_get(parts.state.params),
+            parts.generators.evaluator.engine.settings.arch,
+        )
         # The attribute is private: no setting makes a sampler slow.
-        parts.worker._scheduler = SlowScheduler(parts.worker._scheduler)
-        evaluate, to_sampler = parts.evaluate, parts.to_sampler
+        parts.generators._scheduler = SlowScheduler(parts.generators._scheduler)
+        evaluate, to_sampler = parts.generators.evaluator, parts.learner.to_sampler
 
         def long_evaluation(params, **settings):
             clock.advance(1_000_000)
@@ -265,7 +268,7 @@ def test_compute_is_accounted_for_and_published_params_live_on(tmp_path):
             published.append(sent.params)
             return sent
 
-        parts.evaluate, parts.to_sampler = long_evaluation, keep
+        parts.generators.evaluator, parts.learner.to_sampler = long_evaluation, keep
         train(config, parts, tmp_path)
         report = ledger.report()
         ended = clock.now
@@ -348,7 +351,9 @@ def test_a_run_whose_verifiers_fail_is_saved_and_stopped(tmp_path, monkeypatch):
     pool = verifier.VerifierPool(score="away_run:score", timeout_s=60.0)
     try:
         with small_run.built(config, tmp_path) as parts:
-            parts.worker._verifier = pool  # no setting names a verifier that fails
+            parts.generators._episodes._verifier = (
+                pool  # no setting names a verifier that fails
+            )
             with pytest.raises(RuntimeError) as failure:
                 train(config, parts, tmp_path)
     finally:
@@ -391,7 +396,7 @@ def test_a_step_without_a_gradient_is_skipped_and_counted(tmp_path):
     with small_run.built(config, tmp_path) as parts:
         # Batches 1 and 2 have no variance, the gradient of 4 and 5 is not finite.
         parts.assemble = SetRewards(parts.assemble, equal=(1, 2))
-        step = poison(parts.step, calls=(2, 3))
+        step = poison(parts.learner.train_step, calls=(2, 3))
 
         def watched(state, batch):
             before = jax.device_get(state)
@@ -399,7 +404,7 @@ def test_a_step_without_a_gradient_is_skipped_and_counted(tmp_path):
             states.append((before, jax.device_get(state), bool(metrics["skipped"])))
             return state, metrics
 
-        parts.step = watched
+        parts.learner.train_step = watched
         outcome = train(config, parts, tmp_path)
         tokens = parts.assemble.tokens
 
@@ -424,7 +429,7 @@ def test_gradients_that_stay_not_finite_end_the_run(tmp_path):
     config = small_run.make_config({"train.max_skipped_steps": 2})
     with small_run.built(config, tmp_path) as parts:
         parts.assemble = SetRewards(parts.assemble, equal=())
-        parts.step = poison(parts.step, calls=None)
+        parts.learner.train_step = poison(parts.learner.train_step, calls=None)
         with pytest.raises(RuntimeError) as failure:
             train(config, parts, tmp_path)
     message = str(failure.value)
@@ -506,25 +511,25 @@ def test_sigterm_is_honoured_wherever_it_comes(tmp_path):
             end()
             time.sleep(2.0)  # the learner looks every second
 
-        parts.worker._scheduler = ActingScheduler(parts.worker._scheduler, act)
-        save = parts.checkpointer.save
+        parts.generators._scheduler = ActingScheduler(parts.generators._scheduler, act)
+        save = parts.learner.checkpointer.save
 
         def ended(*args, **kwargs):
             end()
             save(*args, **kwargs)
 
-        parts.checkpointer.save = ended
+        parts.learner.checkpointer.save = ended
 
     def in_evaluation(at):
         def change(parts):
-            evaluate = parts.evaluate
+            evaluate = parts.generators.evaluator
 
             def ended(params, *, policy_version, stopped):
                 if policy_version == at:
                     end()
                 return evaluate(params, policy_version=policy_version, stopped=stopped)
 
-            parts.evaluate = ended
+            parts.generators.evaluator = ended
 
         return change
 
@@ -548,12 +553,12 @@ def fail(parts, directory):
 
 
 def starve(parts, directory):
-    parts.worker._scheduler.step = lambda params, *, version: time.sleep(0.01) or []
+    parts.generators._scheduler.step = lambda params, *, version: time.sleep(0.01) or []
 
 
 def lose_the_verifiers(parts, directory):
     (directory / "gone").touch()
-    for worker in parts.worker._verifier._workers:
+    for worker in parts.generators._episodes._verifier._workers:
         worker.process.kill()
 
 
@@ -596,9 +601,11 @@ def test_a_run_that_others_end_is_saved_and_goes_on(tmp_path, monkeypatch, act, 
             verifier.VerifierPool(score="suicidal:score", timeout_s=60.0)
         ) as pool,
     ):
-        parts.worker._verifier = pool  # no setting names a verifier that fails
-        parts.worker._scheduler = ActingScheduler(
-            parts.worker._scheduler, lambda: act(parts, tmp_path)
+        parts.generators._episodes._verifier = (
+            pool  # no setting names a verifier that fails
+        )
+        parts.generators._scheduler = ActingScheduler(
+            parts.generators._scheduler, lambda: act(parts, tmp_path)
         )
         with pytest.raises(RuntimeError) as failure:
             train(config, parts, tmp_path)
@@ -624,16 +631,16 @@ def full_memory(*_, **__):
 
 
 def fill_step(parts):
-    parts.step = full_memory
+    parts.learner.train_step = full_memory
 
 
 def fill_publish(parts):
-    parts.to_sampler = full_memory
+    parts.learner.to_sampler = full_memory
 
 
 def fill_sampler(parts):
-    parts.worker._scheduler = SlowScheduler(parts.worker._scheduler)
-    parts.worker._scheduler.step = full_memory
+    parts.generators._scheduler = SlowScheduler(parts.generators._scheduler)
+    parts.generators._scheduler.step = full_memory
 
 
 @pytest.mark.parametrize(
@@ -658,14 +665,14 @@ def test_a_full_memory_ends_the_run_with_what_to_change(tmp_path, fill, words):
 def test_params_that_arrive_damaged_end_the_run(tmp_path):
     config = small_run.make_config({"eval.every": 1000, "checkpoint.every": 1000})
     with small_run.built(config, tmp_path) as parts:
-        to_sampler = parts.to_sampler
+        to_sampler = parts.learner.to_sampler
 
         def send(params, version):
             sent = to_sampler(params, version)
             damaged = sent.params | {"embedding": -sent.params["embedding"]}
             return sent.replace(params=damaged) if version == 2 else sent
 
-        parts.to_sampler = send
+        parts.learner.to_sampler = send
         with pytest.raises(RuntimeError) as failure:
             train(config, parts, tmp_path)
     message = str(failure.value)
@@ -678,7 +685,7 @@ def test_params_that_arrive_damaged_end_the_run(tmp_path):
 def test_a_learner_error_stops_the_worker(tmp_path):
     config = small_run.make_config({"train.num_steps": 1000, "eval.every": 1000})
     with small_run.built(config, tmp_path) as parts:
-        step, calls = parts.step, []
+        step, calls = parts.learner.train_step, []
 
         def failing(state, batch):
             calls.append(1)
@@ -687,7 +694,7 @@ def test_a_learner_error_stops_the_worker(tmp_path):
                 raise ArithmeticError("the learner is out of memory")
             return step(state, batch)
 
-        parts.step = failing
+        parts.learner.train_step = failing
         with pytest.raises(ArithmeticError, match="out of memory"):
             train(config, parts, tmp_path)
     assert not rollout_threads()

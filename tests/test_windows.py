@@ -85,7 +85,7 @@ def test_a_window_is_finished_before_a_sigterm_and_goes_on_bit_for_bit(
     config = small_run.make_config(SYNCHRONOUS)
     calls = []
     with small_run.built(config, tmp_path) as parts:
-        step = parts.step
+        step = parts.learner.train_step
 
         def told_to_stop(state, batch):
             calls.append(1)
@@ -93,7 +93,7 @@ def test_a_window_is_finished_before_a_sigterm_and_goes_on_bit_for_bit(
                 os.kill(os.getpid(), signal.SIGTERM)
             return step(state, batch)
 
-        parts.step = told_to_stop
+        parts.learner.train_step = told_to_stop
         outcome = train(config, parts, tmp_path)
     assert (outcome.policy_version, outcome.preempted) == (4, True)
     with small_run.built(config, tmp_path) as parts:
@@ -131,13 +131,13 @@ def test_batches_of_a_window_are_all_passed_before_the_next_epoch(tmp_path):
     )
     annotated = []
     with small_run.built(config, tmp_path) as parts:
-        annotate = parts.annotate
+        annotate = parts.learner.annotate_window
 
         def watched(state, batches):
             annotated.append((int(state.policy_version), len(batches)))
             return annotate(state, batches)
 
-        parts.annotate = watched
+        parts.learner.annotate_window = watched
         train(config, parts, tmp_path)
     assert annotated == [(0, 2), (4, 2)]
     rows = small_run.rows(tmp_path)
@@ -200,8 +200,8 @@ def test_at_the_limit_of_refills_the_step_goes_with_what_there_is(tmp_path):
     )
     with small_run.built(config, tmp_path) as parts:
         # The attribute is private: no setting makes every answer worth the same.
-        judging = parts.worker._judging
-        parts.worker._judging = dataclasses.replace(judging, wrong=judging.correct)
+        judging = parts.generators._judging
+        parts.generators._judging = dataclasses.replace(judging, wrong=judging.correct)
         with pytest.raises(RuntimeError, match="4 of 4 groups have zero variance"):
             train(config, parts, tmp_path)
         report, history = parts.ledger.report(), parts.stream.state()

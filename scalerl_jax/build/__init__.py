@@ -1,9 +1,11 @@
 """From a Config to the parts of a run: the only place that maps names to functions."""
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 from scalerl_jax.build.describe import describe
 from scalerl_jax.build.learning import (
@@ -23,32 +25,40 @@ from scalerl_jax.build.learning import (
 from scalerl_jax.build.objective import make_assembler
 from scalerl_jax.build.prompts import LoadedPrompts, load_prompts
 from scalerl_jax.build.sampling import (
-    make_agreement,
     make_checked_tokenizer,
     make_distribution,
     make_engine,
     make_evaluator,
+    make_judging,
     make_length_budget,
+    make_probe,
     make_stream,
     make_training_samples,
 )
 from scalerl_jax.build.tables import DTYPES
-from scalerl_jax.build.thinking import answer_after
 from scalerl_jax.build.verifying import check_verifiers, make_verifier
 from scalerl_jax.config import Config, to_json
-from scalerl_jax.data.mixture import Stream
+from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.generation.episodes import Episodes
+from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.learner.critic import PairedStep
 from scalerl_jax.learner.freezing import frozen_params
+from scalerl_jax.learner.local import LocalLearner
 from scalerl_jax.learner.publish import make_publish
+from scalerl_jax.learner.scoring import plain_scorer
+from scalerl_jax.learner.step import Forward, TrainState, TrainStep
 from scalerl_jax.model.architecture import parameter_table
 from scalerl_jax.parts import Parts
 from scalerl_jax.rewards.named import num_processes
 from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.rollout.agreement import AgreementCheck
+from scalerl_jax.rollout.assembly import Assembler
 from scalerl_jax.rollout.queue import RolloutQueue
-from scalerl_jax.rollout.worker import Judging, RolloutWorker
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.scheduler import Scheduler
+from scalerl_jax.types import Prompt
 from scalerl_jax.utils.allocator import keep_freed_memory
 from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.ledger import Ledger
@@ -87,44 +97,95 @@ def build(config: Config, directory: Path, ledger: Ledger, progress: Progress) -
     with explained("the train step", settings):
         state, step = make_learner(config, forward, learner_mesh, progress)
     assemble = make_assembler(config, make_pack(config)[0])
-    to_sampler = make_publish(
-        arch,
-        dtype=DTYPES[config.model.sampler_dtype],
-        learner_mesh=learner_mesh,
-        sampler_mesh=sampler_mesh,
-    )
     queue = make_queue(config)
-    count = num_processes(config.reward.num_workers)
-    progress.note(f"verifier processes: {count} for training, {count} for evaluations")
+    desk = OrderDesk(queue, stream, ledger)
     with contextlib.ExitStack() as opened, explained("the sampler", settings):
-        training, evaluation = (make_verifier(config, opened) for _ in range(2))
-        worker = make_worker(config, engine, tokenizer, stream, queue, training, ledger)
+        pools = make_verifiers(config, opened, progress)
+        generators = make_generators(
+            config,
+            engine,
+            tokenizer,
+            desk,
+            pools=pools,
+            held_out=prompts.held_out,
+            ledger=ledger,
+            progress=progress,
+        )
         close = opened.pop_all().close
+    meshes = learner_mesh, sampler_mesh
+    learner = make_local_learner(
+        config, forward, state, step, meshes, assemble, directory
+    )
     return Parts(
-        arch=arch,
-        state=state,
-        step=step,
-        diagnose=make_diagnosis(config, forward, step),
+        learner=learner,
+        generators=generators,
+        desk=desk,
+        queue=queue,
+        stream=stream,
         assemble=assemble,
-        annotate=make_annotate(config, forward, learner_mesh, assemble),
+        agreement=make_agreement(config, learner),
         flops=make_flops(config, arch),
         learning_rates=make_learning_rates(config),
         length_limit=make_length_budget(config).limit,
-        queue=queue,
-        worker=worker,
-        stream=stream,
-        evaluate=make_evaluator(
-            config, engine, prompts.held_out, tokenizer, evaluation, progress
-        ),
-        agreement=make_agreement(config, engine, forward, prompts.held_out),
-        to_sampler=to_sampler,
         ledger=ledger,
         learner_pool=pool_names(config)[0],
-        verifier_restarts=lambda: training.restarts + evaluation.restarts,
-        checkpointer=make_checkpointer(config, directory),
+        verifier_restarts=lambda: sum(pool.restarts for pool in pools),
         progress=progress,
         close=close,
+        state=state,
     )
+
+
+def make_local_learner(
+    config: Config,
+    forward: Forward,
+    state: TrainState,
+    step: TrainStep | PairedStep,
+    meshes: tuple[Mesh, Mesh],
+    assemble: Assembler,
+    directory: Path,
+) -> LocalLearner:
+    """Return the learner around a compiled step; its state stays with the caller.
+
+    `meshes` are the learner's and the sampler's, `directory` is the run's.
+    """
+    return LocalLearner(
+        layout=jax.tree.map(_abstract, state),
+        train_step=step,
+        diagnose=make_diagnosis(config, forward, step),
+        annotate_window=make_annotate(config, forward, meshes[0], assemble),
+        to_sampler=make_publish(
+            forward.arch,
+            dtype=DTYPES[config.model.sampler_dtype],
+            learner_mesh=meshes[0],
+            sampler_mesh=meshes[1],
+        ),
+        score_batch=plain_scorer(forward),
+        checkpointer=make_checkpointer(config, directory),
+    )
+
+
+def make_verifiers(
+    config: Config, opened: contextlib.ExitStack, progress: Progress
+) -> tuple[VerifierPool, VerifierPool]:
+    """Return the pools of training and of evaluations, closed with `opened`."""
+    count = num_processes(config.reward.num_workers)
+    progress.note(f"verifier processes: {count} for training, {count} for evaluations")
+    return make_verifier(config, opened), make_verifier(config, opened)
+
+
+def make_agreement(config: Config, learner: LocalLearner) -> AgreementCheck:
+    """Return the check of what generators sample against what the learner says."""
+    return AgreementCheck(
+        score=learner.score,
+        row_tokens=config.batch.row_tokens,
+        rows_per_microbatch=config.batch.rows_per_microbatch,
+        max_mismatch_nats=config.train.max_mismatch_nats,
+    )
+
+
+def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
 def _load_prompts(
@@ -159,34 +220,35 @@ def make_queue(config: Config) -> RolloutQueue:
     )
 
 
-def make_worker(
+def make_generators(
     config: Config,
     engine: Engine,
     tokenizer: Tokenizer,
-    stream: Stream,
-    queue: RolloutQueue,
-    verifier: VerifierPool,
+    desk: OrderDesk,
+    *,
+    pools: tuple[VerifierPool, VerifierPool],
+    held_out: Sequence[Prompt],
     ledger: Ledger,
-) -> RolloutWorker:
-    """The sampling thread, not started."""
-    return RolloutWorker(
+    progress: Progress,
+) -> LocalGenerators:
+    """Return the sampling thread, not started; `pools` judge training and evaluations.
+
+    `held_out` prompts are evaluated, and some of them compared with the learner.
+    """
+    judging = make_judging(config, tokenizer)
+    return LocalGenerators(
         scheduler=Scheduler(engine, kv_on_update=config.sampler.kv_on_update),
-        stream=stream,
-        queue=queue,
-        verifier=verifier,
-        judging=Judging(
-            tokenizer=tokenizer,
-            answer_after=answer_after(config),
-            correct=config.reward.correct,
-            wrong=config.reward.wrong,
-            cut_off_is_wrong=config.objective.cut_off_completions == "wrong",
-            unjudged_is_wrong=config.reward.unjudged == "wrong",
-        ),
+        desk=desk,
+        episodes=Episodes(pools[0], judging.answer),
+        judging=judging,
         sampling=make_distribution(config),
         make_samples=make_training_samples(config),
+        evaluator=make_evaluator(
+            config, engine, held_out, tokenizer, pools[1], progress
+        ),
+        probe=make_probe(config, engine, held_out),
         ledger=ledger,
         flops=lambda stats: stats.flops(engine.settings.arch),
         pool=pool_names(config)[1],
-        group_size=config.batch.group_size,
         group_timeout_s=config.queue.group_timeout_s,
     )

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from scalerl_jax.config import Config
 from scalerl_jax.learner.critic import PairedStep, held
 from scalerl_jax.learner.flops import LearnerFlops
 from scalerl_jax.learner.freezing import freeze, freeze_gradient
+from scalerl_jax.learner.local import Annotate
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.nonfinite import Diagnosis
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule, scaled_rate
@@ -41,9 +42,6 @@ from scalerl_jax.rollout.sharing import StreamShape, abstract_streams, pack_shar
 from scalerl_jax.types import PackedBatch
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
-
-# the state at the start of a window, and its batches -> the batches with what they lack
-Annotate = Callable[[TrainState, list[PackedBatch]], list[PackedBatch]]
 
 
 def make_architecture(config: Config) -> Architecture:

@@ -15,10 +15,10 @@ from scalerl_jax.data.mixture import MixtureStream, Stream
 from scalerl_jax.data.prompts import JoinedPrompts, PromptStream
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
 from scalerl_jax.evals.evaluate import Evaluator
-from scalerl_jax.learner.step import Forward
+from scalerl_jax.generation.episodes import Judging
+from scalerl_jax.generation.listed import Probe
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.rewards.verifier import VerifierPool
-from scalerl_jax.rollout.agreement import AgreementCheck
 from scalerl_jax.rollout.lengths import LengthBudget
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.engine import Engine, EngineSettings
@@ -227,6 +227,18 @@ def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
     return MixtureStream(streams, weights=data.task_weights)
 
 
+def make_judging(config: Config, tokenizer: Tokenizer) -> Judging:
+    """Return how completions become answers, and verdicts become rewards."""
+    return Judging(
+        tokenizer=tokenizer,
+        answer_after=answer_after(config),
+        correct=config.reward.correct,
+        wrong=config.reward.wrong,
+        cut_off_is_wrong=config.objective.cut_off_completions == "wrong",
+        unjudged_is_wrong=config.reward.unjudged == "wrong",
+    )
+
+
 def make_evaluator(
     config: Config,
     engine: Engine,
@@ -245,28 +257,20 @@ def make_evaluator(
         ),
         make_samples=make_samples_of(config, "eval", config.eval.samples_per_prompt),
         verifier=verifier,
-        tokenizer=tokenizer,
-        answer_after=answer_after(config),
+        judging=make_judging(config, tokenizer),
         logged_rollouts=config.eval.logged_rollouts,
         timeout_s=config.reward.timeout_s,
-        unjudged_is_wrong=config.reward.unjudged == "wrong",
         progress=progress,
     )
 
 
-def make_agreement(
-    config: Config, engine: Engine, forward: Forward, prompts: Sequence[Prompt]
-) -> AgreementCheck:
-    """A check on the shortest, the longest and other held-out prompts."""
+def make_probe(config: Config, engine: Engine, prompts: Sequence[Prompt]) -> Probe:
+    """Return what samples the shortest, the longest and other held-out prompts."""
     ordered = sorted(prompts, key=lambda prompt: len(prompt.tokens))
     places = np.linspace(0, len(ordered) - 1, min(4, len(ordered))).astype(int)
-    return AgreementCheck(
-        engine,
-        forward,
+    return Probe(
+        engine=engine,
         prompts=[ordered[place] for place in places],
         sampling=make_distribution(config),
         make_samples=make_samples_of(config, "eval", config.batch.group_size),
-        row_tokens=config.batch.row_tokens,
-        rows_per_microbatch=config.batch.rows_per_microbatch,
-        max_mismatch_nats=config.train.max_mismatch_nats,
     )

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.data.thinking import extract_answer
-from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.evals.metrics import standard_error
+from scalerl_jax.generation.episodes import Episode, Episodes, Judging
+from scalerl_jax.generation.listed import Abandoned, completing, never
 from scalerl_jax.rewards.verdict import UNJUDGED, Status
 from scalerl_jax.rewards.verifier import VerifierPool
-from scalerl_jax.sampler.completing import Abandoned, completing, never
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.requests import Completion, Listener, Samples
 from scalerl_jax.sampler.sampling import Sampling
@@ -57,9 +56,9 @@ class Judged:
     prompt: Prompt
     completions: tuple[Completion, ...]
     answers: tuple[str | None, ...]  # as the verifier got them
-    statuses: tuple[Status, ...] = ()
-    detail: str = ""  # why there are timeouts and errors; empty without
-    unjudged_is_wrong: bool = False  # else they are left out
+    statuses: tuple[Status, ...]
+    detail: str  # why there are timeouts and errors; empty without
+    unjudged_is_wrong: bool  # else they are left out
 
     @property
     def passed(self) -> list[bool]:
@@ -90,11 +89,9 @@ class Evaluator:
     sampling: Sampling
     make_samples: Callable[[Prompt], Samples]
     verifier: VerifierPool
-    tokenizer: Tokenizer
-    answer_after: str
+    judging: Judging
     logged_rollouts: int
     timeout_s: float
-    unjudged_is_wrong: bool = False
     progress: Progress = dataclasses.field(default_factory=Progress)
 
     def __call__(
@@ -158,9 +155,8 @@ class Evaluator:
 
         Verifiers work while the sampler does.  `listener` hears of tokens as they come.
         """
-        begun: dict[int, dict[int, Completion]] = {}
-        judging: dict[int, Judged] = {}
-        for finished in completing(
+        episodes = Episodes(self.verifier, self.judging.answer)
+        for ended in completing(
             self.engine,
             params,
             self.prompts,
@@ -170,41 +166,28 @@ class Evaluator:
             listener=listener,
             stopped=stopped,
         ):
-            for each in finished:
+            for each in ended:
                 place = each.request_id
-                group = begun.setdefault(place, {})
-                group[each.sample] = each
-                if len(group) == self.samples_per_prompt:
-                    judging[place] = self._submit(place, begun.pop(place))
-            yield from self._collect(judging)
-        while judging:
+                if place not in episodes.open:
+                    episodes.begin(place, self.prompts[place], self.samples_per_prompt)
+                episodes.add(each, policy_version)
+            yield from map(self._judged, episodes.judged())
+        while episodes.open:
             if stopped():
                 raise Abandoned
-            self.verifier.wait(min(self.timeout_s, _POLL_S))
-            yield from self._collect(judging)
+            episodes.wait(min(self.timeout_s, _POLL_S))
+            yield from map(self._judged, episodes.judged())
 
-    def _submit(self, place: int, group: dict[int, Completion]) -> Judged:
-        """Have a prompt's completions judged; its verdicts are still to come."""
-        prompt = self.prompts[place]
-        completions = tuple(group[sample] for sample in range(len(group)))
-        answers = [self._answer(completion) for completion in completions]
-        self.verifier.submit(place, prompt.task, answers, prompt.reference)
+    def _judged(self, episode: Episode) -> Judged:
         return Judged(
-            place=place, prompt=prompt, completions=completions, answers=tuple(answers)
+            place=episode.key,
+            prompt=episode.prompt,
+            completions=episode.in_order,
+            answers=episode.answers,
+            statuses=episode.statuses,
+            detail=episode.detail,
+            unjudged_is_wrong=self.judging.unjudged_is_wrong,
         )
-
-    def _collect(self, judging: dict[int, Judged]) -> Iterator[Judged]:
-        for verdicts in self.verifier.poll():
-            yield dataclasses.replace(
-                judging.pop(verdicts.key),
-                statuses=tuple(verdicts.statuses),
-                detail=verdicts.detail,
-                unjudged_is_wrong=self.unjudged_is_wrong,
-            )
-
-    def _answer(self, completion: Completion) -> str | None:
-        text = self.tokenizer.decode(completion.tokens.tolist())
-        return extract_answer(text, answer_after=self.answer_after)
 
     def _readable(
         self, groups: Sequence[Judged], policy_version: int
@@ -221,9 +204,9 @@ class Evaluator:
                     "policy_version": policy_version,
                     "task": group.prompt.task,
                     "prompt": group.prompt.text,
-                    "completion": self.tokenizer.decode_all(tokens),
-                    "answer_start": self.tokenizer.answer_start(
-                        tokens, answer_after=self.answer_after
+                    "completion": self.judging.tokenizer.decode_all(tokens),
+                    "answer_start": self.judging.tokenizer.answer_start(
+                        tokens, answer_after=self.judging.answer_after
                     ),
                     "reference": group.prompt.reference.get("answer"),
                     "status": group.statuses[0],

@@ -176,7 +176,7 @@ def _sample(
                         [each.text for each in answers],
                         name=name,
                         tokenizer=described.tokenizer,
-                        answer_after=evaluator.answer_after,
+                        answer_after=evaluator.judging.answer_after,
                     )
                     results.add(first + group.place, row)
                     outcomes[name].append(

@@ -12,14 +12,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Int
 
 from scalerl_jax.model.architecture import Architecture, layered_table, map_specs
 from scalerl_jax.model.shardings import sampler_shardings
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import AXES
+from scalerl_jax.parallel.publication import Published, checksums
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.device_memory import is_full
 
@@ -28,48 +28,7 @@ _log = logging.getLogger(__name__)
 _CUT_FIRST = ("tensor", "fsdp", "context", "data")
 
 
-@struct.dataclass(kw_only=True)
-class Published:
-    """Params of one version, as they are handed to the sampler."""
-
-    params: PyTree  # laid out by `architecture.layered_table`
-    policy_version: Int[Array, ""]  # optimizer steps behind them
-    checksums: UInt32[Array, " leaves"]  # of `checksums`, from the learner's mesh
-
-
 Publish = Callable[[PyTree, Int[Array, ""]], Published]
-
-
-@jax.jit
-def checksums(params: PyTree, policy_version: Int[Array, ""]) -> UInt32[Array, " n"]:
-    """A number for the bits of each leaf, the same however the leaf is cut.
-
-        checksum = mix(version) + sum_i mix(bits[i] ^ (i * golden))   mod 2^32
-
-    Integer sums wrap around, so their order does not matter.  `mix` is a bijection
-    (the finalizer of MurmurHash3, public domain, Austin Appleby): a change of one
-    element always shows, any other is missed once in 2^32.
-    """
-    return jnp.stack(
-        [_checksum(leaf) + _mix(policy_version) for leaf in jax.tree.leaves(params)]
-    )
-
-
-def _checksum(leaf: Array) -> UInt32[Array, ""]:
-    bits = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.itemsize}"))
-    places, stride = jnp.zeros((), jnp.uint32), 0x9E3779B1  # 2^32 / golden ratio
-    for dimension in reversed(range(leaf.ndim)):
-        along = jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, dimension)
-        places += along * jnp.uint32(stride % 2**32)
-        stride *= leaf.shape[dimension]
-    return jnp.sum(_mix(bits.astype(jnp.uint32) ^ places), dtype=jnp.uint32)
-
-
-def _mix(bits: Array) -> UInt32[Array, "..."]:
-    bits = bits.astype(jnp.uint32)
-    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
-    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
-    return bits ^ (bits >> 16)
 
 
 def make_publish(
@@ -105,44 +64,6 @@ def make_publish(
         return sent
 
     return publish
-
-
-def receive(published: Published, *, policy_version: int) -> PyTree:
-    """The params that were published, if every bit of them has arrived.
-
-    Raises:
-        RuntimeError: they are of another version than the learner says, or a leaf
-            is not what was sent.
-    """
-    found, sent, version = jax.device_get(
-        (
-            checksums(published.params, published.policy_version),
-            published.checksums,
-            published.policy_version,
-        )
-    )
-    if version != policy_version:
-        raise RuntimeError(
-            f"the sampler received the params of version {version} as those of version "
-            f"{policy_version}; it goes on with those it has"
-        )
-    names = [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_leaves_with_path(published.params)
-    ]
-    wrong = [
-        f"{name} has checksum {here:#010x}, sent was {there:#010x}"
-        for name, here, there in zip(names, found, sent, strict=True)
-        if here != there
-    ]
-    if wrong:
-        raise RuntimeError(
-            f"the params of version {policy_version} did not reach the sampler whole: "
-            f"{'; '.join(wrong[:3])} ({len(wrong)} of {len(names)} differ); it goes on "
-            f"with those it has. Resume from the last checkpoint; if it comes back, "
-            f"suspect a device or the link between the two meshes"
-        )
-    return published.params
 
 
 def _make_stage(

@@ -99,3 +99,28 @@ def make_logprobs(
 ) -> Callable[[PyTree, PackedBatch], Float[Array, "R S"]]:
     """What a `Scorer` computes: the log-probability of every target, in nats."""
     return lambda params, batch: forward.of_batch(params, batch)[0]
+
+
+def plain_scorer(
+    forward: Forward,
+) -> Callable[[PyTree, PackedBatch], Float[np.ndarray, "M R S"]]:
+    """Return log-probabilities of plainly packed batches, to compare samplers with.
+
+    It is compiled at the first call, for wherever the params are.
+    """
+    logprobs = jax.jit(forward.logprobs)
+
+    def score(params: PyTree, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
+        found = [
+            logprobs(
+                params,
+                batch.tokens[index],
+                positions=batch.positions[index],
+                segment_ids=batch.segment_ids[index],
+                targets=batch.targets[index],
+            )[0]
+            for index in range(len(batch.tokens))
+        ]
+        return np.stack(jax.device_get(found))
+
+    return score

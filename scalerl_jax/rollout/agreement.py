@@ -8,16 +8,13 @@ those at the sampler's temperature and before its filters: the learner has no fi
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
+from jaxtyping import Float
 
-from scalerl_jax.learner.step import Forward
+from scalerl_jax.contract import State
 from scalerl_jax.rollout.batching import TrainSequence, pack
-from scalerl_jax.sampler.completing import complete, never
-from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.requests import Completion, Samples
-from scalerl_jax.sampler.sampling import Sampling
-from scalerl_jax.types import Prompt, PyTree
+from scalerl_jax.sampler.requests import Completion
+from scalerl_jax.types import PackedBatch, Prompt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,42 +31,25 @@ class Agreement:
         return {f"mismatch/{name}": value for name, value in vars(self).items()}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AgreementCheck:
-    """Completes a few prompts and compares log-probabilities token by token."""
+    """Compares log-probabilities of sampled tokens with the learner's own."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        forward: Forward,
-        *,
-        prompts: Sequence[Prompt],
-        sampling: Sampling,
-        make_samples: Callable[[Prompt], Samples],
-        row_tokens: int,
-        rows_per_microbatch: int,
-        max_mismatch_nats: float,
-    ) -> None:
-        """A check of `engine` against `forward`, on always the same prompts.
+    score: Callable[[State, PackedBatch], Float[np.ndarray, "M R S"]]
+    row_tokens: int
+    rows_per_microbatch: int
+    max_mismatch_nats: float  # the largest mean difference that `require` accepts
 
-        `max_mismatch_nats` is the largest mean difference that `require` accepts.
-        """
-        self._engine = engine
-        self._logprobs = jax.jit(forward.logprobs)
-        self._prompts = prompts
-        self._sampling = sampling
-        self._make_samples = make_samples
-        self._row_tokens = row_tokens
-        self._rows_per_microbatch = rows_per_microbatch
-        self._max_mismatch_nats = max_mismatch_nats
-
-    def require(self, learner_params: PyTree, sampler_params: PyTree) -> Agreement:
-        """The same as calling it, but refuses a sampler that is not the policy.
+    def require(
+        self, state: State, sampled: Sequence[tuple[Prompt, Completion]]
+    ) -> Agreement:
+        """Return the difference, but refuse a sampler that is not the policy.
 
         Raises:
             RuntimeError: the mean difference passes the limit.
         """
-        agreement = self(learner_params, sampler_params)
-        limit = self._max_mismatch_nats
+        agreement = self(state, sampled)
+        limit = self.max_mismatch_nats
         # Written so that a NaN is refused too.
         if not agreement.mean_abs <= limit:
             raise RuntimeError(
@@ -81,43 +61,17 @@ class AgreementCheck:
         return agreement
 
     def __call__(
-        self,
-        learner_params: PyTree,
-        sampler_params: PyTree,
-        *,
-        stopped: Callable[[], bool] = never,
+        self, state: State, sampled: Sequence[tuple[Prompt, Completion]]
     ) -> Agreement:
-        """The difference at equal version; both trees are that version's.
-
-        Raises:
-            Abandoned: `stopped` said so.
-        """
-        completions = complete(
-            self._engine,
-            sampler_params,
-            self._prompts,
-            make_samples=self._make_samples,
-            sampling=self._sampling,
-            version=0,
-            stopped=stopped,
-        )
+        """Return the difference, where `sampled` is of the params of `state`."""
         batch = pack(
-            [_sequence(self._prompts[each.request_id], each) for each in completions],
-            row_tokens=self._row_tokens,
-            rows_per_microbatch=self._rows_per_microbatch,
+            [_sequence(prompt, completion) for prompt, completion in sampled],
+            row_tokens=self.row_tokens,
+            rows_per_microbatch=self.rows_per_microbatch,
         )
-        parts = []
-        for index in range(len(batch.tokens)):
-            logprobs, _ = self._logprobs(
-                learner_params,
-                batch.tokens[index],
-                positions=batch.positions[index],
-                segment_ids=batch.segment_ids[index],
-                targets=batch.targets[index],
-            )
-            difference = np.asarray(logprobs) - batch.behavior_logprobs[index]
-            parts.append(difference[np.asarray(batch.mask[index])])
-        difference = np.concatenate(parts).astype(np.float64)
+        mask = np.asarray(batch.mask)
+        difference = self.score(state, batch)[mask] - batch.behavior_logprobs[mask]
+        difference = difference.astype(np.float64)
         return Agreement(
             mean_abs=float(np.abs(difference).mean()),
             max_abs=float(np.abs(difference).max()),

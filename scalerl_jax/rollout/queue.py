@@ -23,14 +23,11 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from scalerl_jax.config import Mode
+from scalerl_jax.contract import QueueClosed
 from scalerl_jax.rollout.pacing import Pacing
 from scalerl_jax.types import Group
 
 T = TypeVar("T")
-
-
-class QueueClosed(Exception):  # noqa: N818  an end, not an error
-    """The run is over; whoever waits on the queue should return."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +79,7 @@ class RolloutQueue:
         self._next_ticket = 0
         self._running: dict[int, int] = {}  # ticket -> oldest version
         self._sampled: set[int] = set()  # of these, with the verifier
-        self._lost: set[int] = set()  # running before a restore, not yet readmitted
+        self._lost: set[int] = set()  # running before a restore, not yet restarted
         self._buffered: dict[int, _Finished] = {}
         self._refilled: list[Group] = []  # gave their places back since the last take
         self._taken = 0
@@ -116,12 +113,18 @@ class RolloutQueue:
             self._running[ticket] = version
             return ticket
 
-    def readmit(self, ticket: int, version: int) -> None:
-        """Put a ticket that was running at the restored checkpoint back to work."""
+    def restart(self, ticket: int, version: int) -> None:
+        """Put a running ticket back to work, from its prompt, with params of `version`.
+
+        Those of a restored checkpoint must each be restarted; others may be, where
+        what had been sampled for them is lost.  The bound holds: a ticket's oldest
+        version only rises.
+        """
         with self._changed:
-            assert ticket in self._lost, f"ticket {ticket} was not running at the save"
+            assert ticket in self._running, f"ticket {ticket} is not running"
             assert self._running[ticket] <= version <= self._version, version
-            self._lost.remove(ticket)
+            self._lost.discard(ticket)
+            self._sampled.discard(ticket)
             self._running[ticket] = version
 
     def sampled(self, ticket: int) -> None:
@@ -136,7 +139,7 @@ class RolloutQueue:
         with self._changed:
             ticket = group.ticket
             assert ticket in self._running, f"ticket {ticket} is not running"
-            assert ticket not in self._lost, f"ticket {ticket} was not readmitted"
+            assert ticket not in self._lost, f"ticket {ticket} was not restarted"
             assert oldest_version >= self._running[ticket], "older than its admission"
             assert oldest_version <= self._version, "a token from the future"
             del self._running[ticket]
@@ -259,7 +262,7 @@ class RolloutQueue:
             )
 
     def restore(self, state: QueueState) -> None:
-        """Go on from `state`; each of its running tickets must then be readmitted.
+        """Go on from `state`; each of its running tickets must then be restarted.
 
         Until then they keep their places and their versions, so that no new group
         can take them.

@@ -5,6 +5,7 @@ handed to a function of the request, called in this thread.  When the thread die
 every open request hears of it, and later ones are refused.
 """
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -14,6 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from scalerl_jax.generation.service import turns
 from scalerl_jax.sampler.requests import Completion, Request, SchedulerStats
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import PyTree
@@ -142,8 +144,10 @@ class SamplingThread:
 
     def _run(self) -> None:
         try:
-            while self._obey():
-                self._step()
+            for _ in turns(
+                self._scheduler, self, lambda: (self._params, self._version)
+            ):
+                pass
         except BaseException as failure:  # noqa: BLE001  handed to all who wait
             _log.error("the sampler died", exc_info=failure)
             with self._lock:
@@ -155,19 +159,24 @@ class SamplingThread:
                 each.deliver(Failed(f"the sampler died: {failure!r}", status=500))
             self._on_death()
 
-    def _obey(self) -> bool:
+    def fill(self, scheduler: Scheduler, version: int) -> bool:
         """Do as the queue says, waiting only where there is nothing to sample."""
         while True:
             try:
-                command = self._inbox.get(block=not self._scheduler.busy)
+                command = self._inbox.get(block=not scheduler.busy)
             except queue.Empty:
                 return True
             if command is None:
                 return False
             command()
 
-    def _step(self) -> None:
-        for completion in self._scheduler.step(self._params, version=self._version):
+    def sampling(self) -> contextlib.AbstractContextManager[None]:
+        """Return nothing that surrounds a step."""
+        return contextlib.nullcontext()
+
+    def ended(self, completions: list[Completion], version: int) -> None:
+        """Deliver what has ended to whoever still wants it."""
+        for completion in completions:
             with self._lock:
                 request = self._open.get(completion.request_id)
                 if request is None:
@@ -178,6 +187,9 @@ class SamplingThread:
                     del self._open[completion.request_id]
             request.deliver(completion)
         self._keep_stats()
+
+    def rest(self, *, sampled: bool) -> None:
+        """Go on at once: `fill` waits."""
 
     def _submit(self, request: Request, stream: bool) -> None:
         opened = self._open.get(request.request_id)

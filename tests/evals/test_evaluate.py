@@ -29,12 +29,12 @@ def parts(tmp_path_factory, program_cache):
 
 @pytest.fixture(scope="module")
 def params(parts):
-    return parts.to_sampler(parts.state.params, 0).params
+    return parts.learner.to_sampler(parts.state.params, 0).params
 
 
 @pytest.fixture(scope="module")
 def evaluation(parts, params):
-    return parts.evaluate(params, policy_version=7)
+    return parts.generators.evaluator(params, policy_version=7)
 
 
 def judge(evaluate, row):
@@ -53,7 +53,7 @@ def test_figures_follow_from_the_rollouts(parts, evaluation):
     assert len(rows) == len({row["prompt"] for row in rows}) == 20
     assert {row["policy_version"] for row in rows} == {7}
     assert [row["status"] for row in rows] == [
-        judge(parts.evaluate, row) for row in rows
+        judge(parts.generators.evaluator, row) for row in rows
     ]
     passed = [float(row["status"] == "correct") for row in rows]
     assert 0.0 < evaluation.pass_rate < 1.0  # or the rest says little
@@ -75,31 +75,37 @@ def test_figures_follow_from_the_rollouts(parts, evaluation):
 
 
 def test_rollouts_depend_on_no_slot(parts, params, evaluation):
-    settings = dataclasses.replace(parts.evaluate.engine.settings, slots=7)
+    settings = dataclasses.replace(parts.generators.evaluator.engine.settings, slots=7)
     narrow = dataclasses.replace(
-        parts.evaluate, engine=Engine(settings, mesh=parts.evaluate.engine.mesh)
+        parts.generators.evaluator,
+        engine=Engine(settings, mesh=parts.generators.evaluator.engine.mesh),
     )
     assert narrow(params, policy_version=7).rollouts == evaluation.rollouts
 
 
 def test_other_params_are_evaluated_as_they_are(parts, params, evaluation):
     worse = jax.tree.map(lambda leaf: leaf * 0.5, params)
-    assert parts.evaluate(worse, policy_version=7).rollouts != evaluation.rollouts
-    again = parts.evaluate(params, policy_version=7)
+    assert (
+        parts.generators.evaluator(worse, policy_version=7).rollouts
+        != evaluation.rollouts
+    )
+    again = parts.generators.evaluator(params, policy_version=7)
     assert again == evaluation
 
 
 def test_rollouts_to_read_are_spread_over_the_tasks(parts, params, evaluation):
-    few = dataclasses.replace(parts.evaluate, logged_rollouts=3)
+    few = dataclasses.replace(parts.generators.evaluator, logged_rollouts=3)
     rows = few(params, policy_version=7).rollouts
     assert rows == tuple(evaluation.rollouts[place] for place in (0, 9, 19))
     assert len({row["task"] for row in rows}) == 3
-    none = dataclasses.replace(parts.evaluate, logged_rollouts=0)
+    none = dataclasses.replace(parts.generators.evaluator, logged_rollouts=0)
     assert none(params, policy_version=7).rollouts == ()
 
 
 def test_one_prompt_has_no_spread(parts, params):
-    one = dataclasses.replace(parts.evaluate, prompts=parts.evaluate.prompts[:1])
+    one = dataclasses.replace(
+        parts.generators.evaluator, prompts=parts.generators.evaluator.prompts[:1]
+    )
     result = one(params, policy_version=0)
     assert (result.num_prompts, result.pass_rate_se) == (1, 0.0)
 
@@ -119,13 +125,18 @@ def test_a_verifier_that_hangs_is_said_so(
     monkeypatch.syspath_prepend(tmp_path)
     answered = [
         prompt
-        for prompt, row in zip(parts.evaluate.prompts, evaluation.rollouts, strict=True)
+        for prompt, row in zip(
+            parts.generators.evaluator.prompts, evaluation.rollouts, strict=True
+        )
         if row["status"] != "no_answer"
     ]
     pool = VerifierPool(score="hanging_evaluation:score", timeout_s=0.2)
     try:
         hanging = dataclasses.replace(
-            parts.evaluate, prompts=answered[:2], verifier=pool, timeout_s=0.2
+            parts.generators.evaluator,
+            prompts=answered[:2],
+            verifier=pool,
+            timeout_s=0.2,
         )
         result = hanging(params, policy_version=7)
     finally:
@@ -155,9 +166,9 @@ def test_what_is_not_judged_is_in_no_pass_rate(
     monkeypatch.syspath_prepend(tmp_path)
     pool = VerifierPool(score="away_evaluation:score", timeout_s=60.0)
     try:
-        away = dataclasses.replace(
-            parts.evaluate, verifier=pool, unjudged_is_wrong=wrong
-        )
+        evaluator = parts.generators.evaluator
+        judging = dataclasses.replace(evaluator.judging, unjudged_is_wrong=wrong)
+        away = dataclasses.replace(evaluator, verifier=pool, judging=judging)
         result = away(params, policy_version=7)
     finally:
         pool.close()
@@ -189,7 +200,7 @@ def test_what_is_not_judged_is_in_no_pass_rate(
 
 def test_every_token_is_heard_and_every_answer_is_given(parts, params, evaluation):
     heard = []
-    groups = parts.evaluate.judged(
+    groups = parts.generators.evaluator.judged(
         params,
         policy_version=7,
         listener=lambda sample, tokens, logprobs: heard.extend(tokens.tolist()),

@@ -182,6 +182,14 @@ class World:
         self.queue.drop(ticket, "group_timeout")
         self.dropped.append(ticket)
 
+    def restart(self, ticket):
+        """What was sampled is lost, with the machine that had it; another begins."""
+        if self.worker_version < self.begun[ticket]:
+            return
+        self.queue.restart(ticket, self.worker_version)
+        self.begun[ticket] = self.first_version[ticket] = self.worker_version
+        self.sampled.discard(ticket)
+
     def take(self):
         """Whether the learner got a window without waiting."""
         allowed = self.may_take()
@@ -235,7 +243,7 @@ class World:
         self.sampled = set()
         assert sorted(self.first_version) == [ticket for ticket, _ in state.running]
         for ticket in self.first_version:
-            self.queue.readmit(ticket, self.version)
+            self.queue.restart(ticket, self.version)
             self.first_version[ticket] = self.begun[ticket] = self.version
         finished = self.buffered | self.refilled
         self.buffered, self.refilled = {}, {}
@@ -272,6 +280,8 @@ class World:
             self.sample(running[choice % len(running)])
         elif action == "drop" and running:
             self.drop(running[choice % len(running)])
+        elif action == "restart" and running:
+            self.restart(running[choice % len(running)])
         elif action == "step":
             if self.batch:
                 self.finish_step(skip=choice % 7 == 0)

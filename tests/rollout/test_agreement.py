@@ -8,7 +8,7 @@ import pytest
 import small_run
 
 from scalerl_jax.build.learning import make_forward
-from scalerl_jax.build.sampling import make_agreement
+from scalerl_jax.learner.scoring import plain_scorer
 
 LIMIT = 0.05
 
@@ -27,11 +27,26 @@ def parts(config, tmp_path_factory, program_cache):
 @pytest.fixture(scope="module")
 def params(parts):
     """The learner's, and the sampler's copy."""
-    return parts.state.params, parts.to_sampler(parts.state.params, 0).params
+    return parts.state.params, parts.learner.to_sampler(parts.state.params, 0).params
+
+
+def compare(parts, learner, sampler, *, require=False):
+    """The check of a sampler with these params against a learner with those."""
+    state = dataclasses.replace(parts.state, params=learner)
+    check = parts.agreement.require if require else parts.agreement
+    return check(state, parts.generators.probe(sampler))
+
+
+def seen_at(parts, config, params):
+    """The same, but for a learner with other settings."""
+    engine = parts.generators.evaluator.engine
+    forward = make_forward(config, engine.settings.arch, engine.mesh)
+    check = dataclasses.replace(parts.agreement, score=plain_scorer(forward))
+    return check(params[0], parts.generators.probe(params[1]))
 
 
 def test_two_programs_on_one_version_agree(parts, params):
-    found = parts.agreement(*params)
+    found = compare(parts, *params)
     assert found.tokens > 50
     assert 0.0 < found.mean_abs < 1e-5
     assert found.mean_abs <= found.max_abs < 1e-4
@@ -42,7 +57,7 @@ def test_two_programs_on_one_version_agree(parts, params):
         "mismatch/kl": found.kl,
         "mismatch/tokens": found.tokens,
     }
-    assert parts.agreement.require(*params) == found  # always the same prompts
+    assert compare(parts, *params, require=True) == found  # always the same prompts
 
 
 def test_two_programs_in_bfloat16_agree_on_average(tmp_path, program_cache):
@@ -55,7 +70,8 @@ def test_two_programs_in_bfloat16_agree_on_average(tmp_path, program_cache):
     )
     with small_run.built(config, tmp_path) as parts:
         params = parts.state.params
-        found = parts.agreement.require(params, parts.to_sampler(params, 0).params)
+        sampler = parts.learner.to_sampler(params, 0).params
+        found = compare(parts, params, sampler, require=True)
     assert 1e-4 < found.mean_abs < 0.02
 
 
@@ -76,16 +92,16 @@ def not_numbers(params):
 
 def test_a_sampler_without_finite_logits_is_refused(parts, params):
     with pytest.raises(FloatingPointError, match="logits .* are not finite"):
-        parts.agreement.require(params[0], not_numbers(params[1]))
+        compare(parts, params[0], not_numbers(params[1]))
 
 
 @pytest.mark.parametrize("spoil", [other_weights, no_last_norm])
 def test_a_sampler_with_other_params_is_refused(parts, params, spoil):
     learner, sampler = params[0], spoil(params[1])
-    found = parts.agreement(learner, sampler)
+    found = compare(parts, learner, sampler)
     assert not found.mean_abs <= LIMIT
     with pytest.raises(RuntimeError) as refusal:
-        parts.agreement.require(learner, sampler)
+        compare(parts, learner, sampler, require=True)
     message = str(refusal.value)
     assert f"train.max_mismatch_nats = {LIMIT}" in message
     assert f"{found.mean_abs:.3g} nats" in message and "checkpoint" in message
@@ -93,11 +109,7 @@ def test_a_sampler_with_other_params_is_refused(parts, params, spoil):
 
 def test_a_forgotten_temperature_is_found(parts, params):
     other = small_run.make_config({"sampler.temperature": 0.7})
-    engine = parts.evaluate.engine
-    forward = make_forward(other, parts.arch, engine.mesh)
-    samples_at_1 = small_run.make_config({})
-    check = make_agreement(samples_at_1, engine, forward, parts.evaluate.prompts)
-    assert check(*params).mean_abs > LIMIT
+    assert seen_at(parts, other, params).mean_abs > LIMIT
 
 
 def test_forced_tokens_are_not_compared(params, tmp_path):
@@ -106,8 +118,8 @@ def test_forced_tokens_are_not_compared(params, tmp_path):
         {"interruption.min_tokens": 0, "interruption.max_tokens": 0}
     )
     with small_run.built(config, tmp_path) as parts:
-        found = parts.agreement(*params)
-        result = parts.evaluate(params[1], policy_version=0)
+        found = compare(parts, *params)
+        result = parts.generators.evaluator(params[1], policy_version=0)
     assert result.interrupted_share == 1.0
     assert found.tokens > 20
     assert found.max_abs < 1e-3
@@ -125,13 +137,10 @@ def test_a_filter_is_left_out_and_hides_nothing(params, tmp_path):
     )
     learner, sampler = params
     with small_run.built(config, tmp_path) as parts:
-        found = parts.agreement.require(learner, sampler)
+        found = compare(parts, learner, sampler, require=True)
         assert 0.0 < found.mean_abs < 1e-5
         with pytest.raises(RuntimeError, match="max_mismatch_nats = 0.0001"):
-            parts.agreement.require(learner, no_last_norm(sampler))
+            compare(parts, learner, no_last_norm(sampler), require=True)
         warmer = dataclasses.replace(config.sampler, temperature=1.5)
         other = dataclasses.replace(config, sampler=warmer)
-        engine = parts.evaluate.engine
-        forward = make_forward(other, parts.arch, engine.mesh)
-        check = make_agreement(config, engine, forward, parts.evaluate.prompts)
-        assert check(learner, sampler).mean_abs > LIMIT
+        assert seen_at(parts, other, params).mean_abs > LIMIT

@@ -126,7 +126,7 @@ def test_more_may_wait_at_first_than_may_be_added():
     )
     queue = RolloutQueue(num_prompts=2, max_staleness=8, mode="pipeline", max_waiting=1)
     queue.restore(state)
-    queue.readmit(5, 0)
+    queue.restart(5, 0)
     queue.put(make_group(5, 0))
     for version, tickets in enumerate([[0, 1], [2, 3], [4, 5]]):
         assert queue.admit(version) is None
@@ -160,7 +160,7 @@ def test_a_drop_and_a_skipped_step_give_places_back():
         pytest.param(lambda queue: queue.take(1, 0.0), id="another version"),
         pytest.param(lambda queue: queue.applied(), id="applied without a batch"),
         pytest.param(lambda queue: queue.skipped(), id="skipped without a batch"),
-        pytest.param(lambda queue: queue.readmit(0, 0), id="readmitted, not lost"),
+        pytest.param(lambda queue: queue.restart(9, 0), id="restarted, not running"),
     ],
 )
 def test_a_wrong_call_is_refused(misuse):
@@ -195,9 +195,9 @@ def test_a_restored_queue_keeps_groups_places_and_counts():
     restored.restore(state)
     assert restored.admit(0) == 4  # the dropped one's place, and no other
     assert restored.admit(0) is None
-    with pytest.raises(AssertionError, match="not readmitted"):
+    with pytest.raises(AssertionError, match="not restarted"):
         restored.put(make_group(0, 0))
-    restored.readmit(0, 0)
+    restored.restart(0, 0)
     restored.put(make_group(0, 0))
     assert [group.ticket for group in restored.take(0, 0.0)] == [0, 1]
     assert restored.dropped == {"group_timeout": 1}

@@ -35,11 +35,21 @@ def queues(draw):
 @st.composite
 def schedules(draw):
     """300 events; how often each kind comes differs from schedule to schedule."""
-    names = ["admit", "sample", "finish", "step", "publish", "drop", "checkpoint"]
-    ranges = [(5, 20), (0, 20), (5, 20), (5, 20), (0, 20), (0, 2), (0, 2)]
-    weights = [draw(st.integers(*limits)) for limits in ranges]
+    ranges = {
+        "admit": (5, 20),
+        "sample": (0, 20),
+        "finish": (5, 20),
+        "step": (5, 20),
+        "publish": (0, 20),
+        "drop": (0, 2),
+        "restart": (0, 2),
+        "checkpoint": (0, 2),
+    }
+    weights = [draw(st.integers(*limits)) for limits in ranges.values()]
     random = Random(draw(st.integers(0, 2**32)))
-    events = random.choices(names, weights, k=draw(st.sampled_from([300, 60, 20])))
+    events = random.choices(
+        list(ranges), weights, k=draw(st.sampled_from([300, 60, 20]))
+    )
     return [(name, random.randrange(1000)) for name in events]
 
 

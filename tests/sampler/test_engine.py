@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from small_spelling import PIECES, spelling_of
 
+from scalerl_jax.generation.listed import complete
 from scalerl_jax.model.transformer import unstack_layers
-from scalerl_jax.sampler.completing import complete
 from scalerl_jax.sampler.decoding import NEVER, empty_rows
 from scalerl_jax.sampler.prefilling import Prefix, fill_chunk
 from scalerl_jax.sampler.reference import next_token_logits

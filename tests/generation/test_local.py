@@ -15,14 +15,16 @@ import numpy as np
 import pytest
 
 from scalerl_jax import warmstart
+from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.data import tasks
 from scalerl_jax.data.prompts import PromptStream, build_prompts
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.learner.publish import Published, checksums
+from scalerl_jax.generation.episodes import Episodes, Judging
+from scalerl_jax.generation.local import LocalGenerators
+from scalerl_jax.parallel.publication import Published, checksums
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.rollout.assembly import group_metrics
 from scalerl_jax.rollout.queue import QueueState, RolloutQueue
-from scalerl_jax.rollout.worker import Judging, RolloutWorker
 from scalerl_jax.sampler.requests import Completion, Samples, SchedulerStats
 from scalerl_jax.sampler.sampling import Sampling, sample_keys
 from scalerl_jax.utils.ledger import Ledger
@@ -76,6 +78,7 @@ class WrittenScheduler:
         self.running = {}  # (request, sample) -> tokens to come
         self.said = {}  # the same -> tokens and versions so far
         self.requests = []
+        self.listeners = {}
         self.calls = self.steps = 0  # begun, let
         self.error = None
         self.stats = SchedulerStats()
@@ -93,6 +96,7 @@ class WrittenScheduler:
 
     def submit(self, request):
         self.requests.append(request)
+        self.listeners[request.request_id] = request.listener
         prompt = self._texts[tuple(request.tokens)]
         speakers = self._table.get(prompt.prompt_id, self._default)
         for sample, speaker in enumerate(speakers):
@@ -103,9 +107,11 @@ class WrittenScheduler:
 
     def cancel(self, request_id):
         lost = [key for key in self.running if key[0] == request_id]
-        self.stats.wasted_tokens += self.unfinished_tokens(request_id)
+        tokens = self.unfinished_tokens(request_id)
+        self.stats.wasted_tokens += tokens
         for key in lost:
             del self.running[key]
+        return tokens
 
     def unfinished_tokens(self, request_id):
         running = [key for key in self.running if key[0] == request_id]
@@ -123,6 +129,7 @@ class WrittenScheduler:
             said = self.said[key]
             said.append((0 if tokens is None else tokens[len(said)], version))
             self.stats.generated_tokens += 1
+            self.listeners[key[0]](key[1], np.zeros(1, np.int32), np.zeros(1))
             if tokens is not None and len(said) == len(tokens):
                 del self.running[key]
                 finished.append(self._completion(key, said))
@@ -161,31 +168,52 @@ def make_samples(prompt, version):
 class Place:
     """A worker and all that it talks to."""
 
-    def __init__(self, scheduler, *, score, timeout_s, verdict_s, state, **bounds):
+    def __init__(
+        self,
+        scheduler,
+        *,
+        score,
+        timeout_s,
+        verdict_s,
+        books=None,
+        state=None,
+        **bounds,
+    ):
         self.scheduler = scheduler
         self.queue = RolloutQueue(num_prompts=2, mode="pipeline", **bounds)
         self.stream = PromptStream(PROMPTS, seed=0, max_pass_rate=None)
         self.ledger = Ledger(pools={"all": 1}, chip="a chip")
         self.verifier = VerifierPool(score=score, timeout_s=verdict_s)
+        self.desk = OrderDesk(self.queue, self.stream, self.ledger)
+        if books is not None:
+            self.desk.restore(books, (), version=0)
         if state is not None:
             self.queue.restore(state)
-        self.worker = RolloutWorker(
+        judging = Judging(
+            tokenizer=TOKENIZER, answer_after="</think>", correct=2.0, wrong=-0.5
+        )
+        self.generators = LocalGenerators(
             scheduler=scheduler,
-            stream=self.stream,
-            queue=self.queue,
-            verifier=self.verifier,
-            judging=Judging(
-                tokenizer=TOKENIZER, answer_after="</think>", correct=2.0, wrong=-0.5
-            ),
+            desk=self.desk,
+            episodes=Episodes(self.verifier, judging.answer),
+            judging=judging,
             sampling=Sampling(),
             make_samples=make_samples,
+            evaluator=None,
+            probe=None,
             ledger=self.ledger,
             flops=lambda stats: 1000.0 * stats.generated_tokens,
             pool="all",
-            group_size=GROUP_SIZE,
             group_timeout_s=timeout_s,
         )
-        self.worker.publish(sent(0), policy_version=0)
+        self.generators.publish(sent(0), policy_version=0)
+
+    def stop(self, timeout_s):
+        self.queue.close()
+        self.generators.stop(timeout_s)
+
+    def in_flight(self):
+        return self.desk.orders(self.generators.in_flight())
 
     def stopped(self):
         return not [each for each in threading.enumerate() if each.name == "rollout"]
@@ -195,19 +223,19 @@ class Place:
 def place():
     with contextlib.ExitStack() as stack:
 
-        def make(scheduler, *, started=True, state=None, score=tasks.score, **settings):
+        def make(scheduler, *, started=True, score=tasks.score, **settings):
             settings = dict(max_staleness=0, timeout_s=LONG, verdict_s=LONG) | settings
-            made = Place(scheduler, score=score, state=state, **settings)
+            made = Place(scheduler, score=score, **settings)
 
             def close():
                 scheduler.allow(10**6)
-                made.worker.stop(LONG)
+                made.stop(LONG)
                 made.verifier.close()
                 assert made.stopped()
 
             stack.callback(close)
             if started:
-                made.worker.start()
+                made.generators.start()
             return made
 
         yield make
@@ -324,7 +352,7 @@ def test_new_params_take_over_in_the_midst_of_a_completion(place):
             taken = at.queue.take(0, 0.05)
     assert {group.prompt.prompt_id for group in taken} == short
     at.queue.applied()
-    at.worker.publish(sent(1), policy_version=1)
+    at.generators.publish(sent(1), policy_version=1)
     scheduler.allow(1000)
     groups = at.queue.take(1, LONG)
     length = len(TOKENIZER.encode(long)) + 1
@@ -353,7 +381,7 @@ def test_a_call_under_way_keeps_its_params_and_the_next_has_the_newest(place):
     at = place(scheduler, max_staleness=2, state=ahead)
     until(lambda: scheduler.calls == 2)  # the second waits to be let
     for version in (1, 2):
-        at.worker.publish(sent(version), policy_version=version)
+        at.generators.publish(sent(version), policy_version=version)
     scheduler.allow(10**6)
     for each in versions(at.queue.take(2, LONG)):
         assert each == [0, 0] + [2] * (len(each) - 2)
@@ -374,7 +402,7 @@ def test_params_that_did_not_arrive_are_the_learners_error(place, broken, words)
     scheduler = WrittenScheduler({}, steps=1)
     at = place(scheduler)
     with pytest.raises(RuntimeError, match=words):
-        at.worker.publish(broken, policy_version=1)
+        at.generators.publish(broken, policy_version=1)
     # The worker lives on, with the version that it has.
     scheduler.allow(10**6)
     for each in versions(at.queue.take(0, LONG)):
@@ -391,7 +419,7 @@ def test_a_late_group_is_dropped_its_place_used_and_its_tokens_wasted(place):
         third.prompt_id,
     ]
     assert at.queue.dropped == {"timeout": 1}
-    at.worker.stop(LONG)
+    at.stop(LONG)
     spoken = {
         ticket: sum(len(scheduler.said[ticket, sample]) for sample in range(GROUP_SIZE))
         for ticket in (0, 1, 2)
@@ -401,7 +429,7 @@ def test_a_late_group_is_dropped_its_place_used_and_its_tokens_wasted(place):
     assert report["compute/wasted_tokens"] == spoken[0]
     assert report["compute/generated_tokens"] == sum(spoken.values())
     assert at.stream.state()["rollouts"][late.prompt_id] == 0
-    assert at.worker.in_flight() == []
+    assert at.in_flight() == []
 
 
 HANGING = """
@@ -451,15 +479,39 @@ def test_groups_that_lack_verdicts_wait_like_those_that_have_them(
     assert len(scheduler.requests) == 6
 
 
-def test_a_paused_worker_stands_still_and_then_goes_on(place):
+def test_a_snapshot_needs_no_pause(place):
+    """Books taken at any moment name every ticket once, however busy the thread is."""
+    at = place(WrittenScheduler({}), max_staleness=8)
+    taken = []
+    while len(taken) < 60:
+        books, groups = at.desk.snapshot(at.generators.in_flight())
+        assert [each["ticket"] for each in books["in_flight"]] == [
+            ticket for ticket, _ in books["running"]
+        ]
+        known = [each["ticket"] for each in books["in_flight"]]
+        known += [group.ticket for group in groups]
+        assert sorted([*known, *taken]) == list(range(books["next_ticket"]))
+        assert sum(books["stream"]["drawn"]) == books["next_ticket"]
+        if len(groups) >= 2:
+            taken += [group.ticket for group in at.queue.take(at.queue.version, LONG)]
+            at.queue.applied()
+            version = at.queue.version
+            at.generators.publish(sent(version), policy_version=version)
+
+
+def test_what_else_is_asked_is_done_between_two_steps(place):
     at = place(WrittenScheduler({}, default=(endless, endless)))
     until(lambda: at.scheduler.steps > 3)
+
+    def still():
+        steps = at.scheduler.steps
+        time.sleep(0.05)
+        assert at.scheduler.steps == steps
+        return steps, at.in_flight(), threading.current_thread().name
+
     for _ in range(2):
-        with at.worker.paused(LONG):
-            steps = at.scheduler.steps
-            in_flight = at.worker.in_flight()
-            time.sleep(0.05)
-            assert at.scheduler.steps == steps
+        steps, in_flight, thread = at.generators.between_steps(still)
+        assert thread == "rollout"
         until(lambda steps=steps: at.scheduler.steps > steps)
     assert in_flight == [
         {
@@ -473,43 +525,59 @@ def test_a_paused_worker_stands_still_and_then_goes_on(place):
     ]
 
 
-def test_a_pause_says_when_a_call_does_not_end(place):
+def test_a_job_hands_its_error_to_who_asked_and_the_thread_lives_on(place):
+    at = place(WrittenScheduler({}))
+    with pytest.raises(ZeroDivisionError):
+        at.generators.between_steps(lambda: 1 / 0)
+    assert len(at.queue.take(0, LONG)) == 2
+
+
+def test_a_job_says_when_a_step_does_not_end(place, monkeypatch):
+    monkeypatch.setattr("scalerl_jax.generation.local._STEP_TIMEOUT_S", 0.1)
     at = place(WrittenScheduler({}, steps=0))
-    with (
-        pytest.raises(TimeoutError, match=r"did not finish its call in 0\.1 s"),
-        at.worker.paused(0.1),
-    ):
-        pytest.fail("the worker was not standing still")
+    until(lambda: at.scheduler.calls)
+    with pytest.raises(TimeoutError, match=r"did not finish its step in 0\.1 s"):
+        at.generators.between_steps(lambda: pytest.fail("the step was not over"))
     at.scheduler.allow(1000)
     assert len(at.queue.take(0, LONG)) == 2
+
+
+def test_jobs_need_no_thread(place):
+    at = place(WrittenScheduler({}), started=False)
+    assert at.generators.between_steps(threading.current_thread) is (
+        threading.current_thread()
+    )
+    at.generators.start()
+    at.queue.take(0, LONG)
+    at.stop(LONG)
+    assert at.generators.between_steps(lambda: 5) == 5
 
 
 def test_groups_in_flight_are_sampled_again_as_they_were(place):
     before = place(WrittenScheduler({}, default=(right, endless)), max_staleness=1)
     until(lambda: len(before.scheduler.requests) == 4 == len(before.scheduler.running))
-    with before.worker.paused(LONG):
-        in_flight = before.worker.in_flight()
-        state = before.queue.snapshot()
-        stream = before.stream.state()
-        said = sum(len(each) for each in before.scheduler.said.values())
-    assert isinstance(state, QueueState)
-    before.worker.stop(LONG)
 
-    after = place(WrittenScheduler({}), started=False, max_staleness=1, state=state)
-    after.stream.restore(stream)
-    after.worker.reissue(in_flight, version=0)
+    def look():
+        books, _ = before.desk.snapshot(before.generators.in_flight())
+        return books, sum(len(each) for each in before.scheduler.said.values())
+
+    books, said = before.generators.between_steps(look)
+    before.stop(LONG)
+
+    after = place(WrittenScheduler({}, steps=0), max_staleness=1, books=books)
     # Right answers have ended by now, endless ones have not; both are said again.
     assert after.ledger.report()["compute/wasted_tokens"] == said > 0
+    until(lambda: len(after.scheduler.requests) == 4)
     for asked, again in zip(
         before.scheduler.requests, after.scheduler.requests, strict=True
     ):
         assert asked.request_id == again.request_id
         assert asked.tokens.tolist() == again.tokens.tolist()
         assert (asked.samples.keys == again.samples.keys).all()
-    after.worker.start()
+    after.scheduler.allow(10**6)
     tickets = [group.ticket for group in after.queue.take(0, LONG)]
     after.queue.applied()
-    after.worker.publish(sent(1), policy_version=1)
+    after.generators.publish(sent(1), policy_version=1)
     tickets += [group.ticket for group in after.queue.take(1, LONG)]
     assert sorted(tickets) == [0, 1, 2, 3]
     # The next prompt is a new one.
@@ -527,8 +595,8 @@ def test_an_error_in_the_thread_is_the_learners(place):
         at.queue.take(0, LONG)
     assert failure.value is at.queue.failure is at.scheduler.error
     until(at.stopped)
-    with at.worker.paused(LONG):  # to be saved, and begun again
-        assert [each["ticket"] for each in at.worker.in_flight()] == [0, 1]
+    # To be saved, and begun again.
+    assert [each["ticket"] for each in at.in_flight()] == [0, 1]
 
 
 def test_a_prompt_that_cannot_be_drawn_takes_no_place(place):
@@ -536,22 +604,21 @@ def test_a_prompt_that_cannot_be_drawn_takes_no_place(place):
     at.stream._max_pass_rate = 0.0
     for prompt in PROMPTS:
         at.stream.record(prompt.prompt_id, passed=1, total=1)
-    at.worker.start()
+    at.generators.start()
     with pytest.raises(ValueError, match="data.no_positive_resampling"):
         at.queue.take(0, LONG)
-    assert at.queue.snapshot().running == () == tuple(at.worker.in_flight())
+    assert at.queue.snapshot().running == () == tuple(at.in_flight())
 
 
 def test_a_call_that_ends_after_the_worker_was_stopped_changes_nothing(place):
     at = place(WrittenScheduler({}, steps=0))
     until(lambda: at.scheduler.calls)
-    at.worker.stop(0.1)
-    with at.worker.paused(0.1):
-        state = at.queue.snapshot()
+    at.stop(0.1)
+    state = at.queue.snapshot()
     at.scheduler.allow(10**6)
     until(at.stopped)
     assert at.queue.snapshot() == state
-    tickets = [each["ticket"] for each in at.worker.in_flight()]
+    tickets = [each["ticket"] for each in at.in_flight()]
     assert tickets == [ticket for ticket, _ in state.running] == [0, 1]
 
 
@@ -559,5 +626,5 @@ def test_a_worker_with_nothing_to_do_can_be_stopped(place):
     at = place(WrittenScheduler({}))
     at.queue.take(0, LONG)  # and no step is applied: nothing more may start
     assert at.queue.admit(0) is None
-    at.worker.stop(LONG)
+    at.stop(LONG)
     assert at.stopped()

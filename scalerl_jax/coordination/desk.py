@@ -1,0 +1,152 @@
+"""The desk: where generators get their orders, and hand in groups.
+
+Queue, prompts and open orders are one book under one lock, so that a checkpoint needs
+no pause of those who sample: every ticket is an open order or a finished group in it,
+and every prompt that was drawn has a ticket.
+"""
+
+import collections
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from scalerl_jax.contract import Order
+from scalerl_jax.data.mixture import Stream
+from scalerl_jax.rollout.queue import QueueState, RolloutQueue
+from scalerl_jax.types import Group
+from scalerl_jax.utils.ledger import Ledger
+
+
+class OrderDesk:
+    """Orders out, groups in; the `contract.Desk` of one run."""
+
+    def __init__(self, queue: RolloutQueue, stream: Stream, ledger: Ledger) -> None:
+        """Take orders' prompts from `stream`, as `queue` admits them."""
+        self._queue = queue
+        self._stream = stream
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._open: dict[int, Order] = {}
+        # Those of a checkpoint, before they are handed out again.
+        self._restored: collections.deque[Order] = collections.deque()
+
+    def admit(self, used_version: int) -> Order | None:
+        """Return a group that may start now with params of that version, or None.
+
+        Orders of a checkpoint come first, as they were.
+
+        Raises:
+            QueueClosed: the run is over.
+        """
+        with self._lock:
+            if self._restored:
+                self._queue.raise_if_over()
+                order = self._restored.popleft()
+                self._queue.restart(order.ticket, used_version)
+                return order
+            ticket = self._queue.admit(used_version)
+            if ticket is None:
+                return None
+            try:
+                prompt = self._stream.next(used_version)
+            except BaseException:
+                self._queue.drop(ticket, "failed")  # no checkpoint is to wait for it
+                raise
+            order = Order(ticket=ticket, prompt=prompt, begun_version=used_version)
+            self._open[ticket] = order
+            return order
+
+    def sampled(self, ticket: int) -> None:
+        """Note that a group lacks nothing but its verdicts."""
+        self._queue.sampled(ticket)
+
+    def put(self, group: Group) -> None:
+        """Take a finished and judged group."""
+        with self._lock:
+            self._queue.put(group)
+            del self._open[group.ticket]
+
+    def drop(self, ticket: int, reason: str) -> None:
+        """End a group without a result; its place is given back."""
+        with self._lock:
+            self._queue.drop(ticket, reason)
+            del self._open[ticket]
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until `admit` may answer differently, or for so long."""
+        self._queue.wait(timeout_s)
+
+    def wake(self) -> None:
+        """End a `wait`: something that the generators go by has changed."""
+        self._queue.wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Hand the error that ended generating to the loop."""
+        self._queue.fail(error)
+
+    def raise_if_over(self) -> None:
+        """Raise QueueClosed in a run that is over, or the error that ended it."""
+        self._queue.raise_if_over()
+
+    def snapshot(
+        self, in_flight: Mapping[int, int]
+    ) -> tuple[dict[str, Any], tuple[Group, ...]]:
+        """Return the books as JSON values, and the finished groups.
+
+        `in_flight` has the tokens that open orders have so far, as generators say.
+        """
+        with self._lock:
+            queue = self._queue.snapshot()
+            books = {
+                "next_ticket": queue.next_ticket,
+                "running": [list(entry) for entry in queue.running],
+                "dropped": queue.dropped,
+                "in_flight": self._orders(in_flight),
+                "stream": self._stream.state(),
+            }
+        return books, queue.buffered
+
+    def orders(self, in_flight: Mapping[int, int]) -> list[dict[str, int]]:
+        """Return the open orders by ticket, with the tokens that each has so far."""
+        with self._lock:
+            return self._orders(in_flight)
+
+    def _orders(self, in_flight: Mapping[int, int]) -> list[dict[str, int]]:
+        return [
+            {
+                "ticket": ticket,
+                "prompt_id": order.prompt.prompt_id,
+                "epoch": order.prompt.epoch,
+                "begun_version": order.begun_version,
+                "tokens": in_flight.get(ticket, 0),
+            }
+            for ticket, order in sorted(self._open.items())
+        ]
+
+    def restore(
+        self, books: dict[str, Any], groups: tuple[Group, ...], *, version: int
+    ) -> None:
+        """Go on from a snapshot; its open orders are sampled again from their prompts.
+
+        What had been generated for them by then leads to no gradient.
+        """
+        self._stream.restore(books["stream"])
+        self._queue.restore(
+            QueueState(
+                version=version,
+                next_ticket=books["next_ticket"],
+                buffered=groups,
+                running=tuple((ticket, oldest) for ticket, oldest in books["running"]),
+                dropped=books["dropped"],
+            )
+        )
+        for entry in books["in_flight"]:
+            self._ledger.waste_tokens(entry["tokens"])
+            prompt = self._stream.prompt(entry["prompt_id"], epoch=entry["epoch"])
+            order = Order(
+                ticket=entry["ticket"],
+                prompt=prompt,
+                begun_version=entry["begun_version"],
+            )
+            self._open[order.ticket] = order
+            self._restored.append(order)

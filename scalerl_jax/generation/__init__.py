@@ -1,0 +1,1 @@
+"""The generators: engines kept full, episodes from prompt to verdict, evaluation."""

@@ -1,0 +1,141 @@
+"""Episodes: from a prompt to its completions, and from these to their verdicts."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from scalerl_jax.data.thinking import extract_answer
+from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.rewards.verdict import UNJUDGED, Status
+from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.sampler.requests import Completion
+from scalerl_jax.types import Prompt, Rollout
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Judging:
+    """How completions become answers, and verdicts become rewards."""
+
+    tokenizer: Tokenizer
+    answer_after: str
+    correct: float = 1.0
+    wrong: float = -1.0
+    cut_off_is_wrong: bool = False  # whatever the verifier says of it
+    unjudged_is_wrong: bool = False  # else nothing is learned from it
+
+    def answer(self, tokens: np.ndarray) -> str | None:
+        """Return what the verifier is given; None where there is no answer."""
+        text = self.tokenizer.decode(tokens.tolist())
+        return extract_answer(text, answer_after=self.answer_after)
+
+    def rollout(self, completion: Completion, status: str) -> Rollout:
+        """Return a completion with its verdict and its reward."""
+        counted_wrong = completion.cut_off and self.cut_off_is_wrong
+        passed = status == "correct" and not counted_wrong
+        judged = status not in UNJUDGED or self.unjudged_is_wrong or counted_wrong
+        return Rollout(
+            completion_tokens=completion.tokens,
+            completion_mask=completion.mask,
+            behavior_logprobs=completion.logprobs,
+            policy_versions=completion.versions,
+            cut_off=completion.cut_off,
+            interrupted=completion.interrupted,
+            reward=(self.correct if passed else self.wrong) if judged else 0.0,
+            passed=passed,
+            judged=judged,
+            status=status,
+        )
+
+
+@dataclasses.dataclass(kw_only=True)
+class Episode:
+    """A prompt with its completions and their verdicts, sample by sample."""
+
+    key: int  # ticket of a group, or place of a prompt in an evaluation
+    prompt: Prompt
+    num_samples: int
+    begun_s: float
+    tokens: int = 0  # sampled so far
+    ended_version: int = -1  # at which the last completion ended; -1: not yet
+    completions: dict[int, Completion] = dataclasses.field(default_factory=dict)
+    answers: tuple[str | None, ...] = ()  # as the verifier got them
+    statuses: tuple[Status, ...] = ()
+    detail: str = ""  # why there are timeouts and errors; empty without
+
+    def listen(self, sample: int, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+        """Count tokens as they come."""
+        self.tokens += len(tokens)
+
+    @property
+    def in_order(self) -> tuple[Completion, ...]:
+        """The completions by sample, once all have ended."""
+        return tuple(self.completions[sample] for sample in range(self.num_samples))
+
+
+class Episodes:
+    """Episodes under way, and the verifiers that judge them."""
+
+    def __init__(
+        self, verifier: VerifierPool, answer: Callable[[np.ndarray], str | None]
+    ) -> None:
+        """Begin with none; `answer` finds in a completion's tokens what is judged."""
+        self.open: dict[int, Episode] = {}
+        self._verifier = verifier
+        self._answer = answer
+
+    def begin(self, key: int, prompt: Prompt, num_samples: int) -> Episode:
+        """Expect `num_samples` completions of a prompt, under a new key."""
+        episode = Episode(
+            key=key, prompt=prompt, num_samples=num_samples, begun_s=time.monotonic()
+        )
+        self.open[key] = episode
+        return episode
+
+    def add(self, completion: Completion, version: int) -> Episode | None:
+        """Take a completion; return its episode if it was the last that this lacked.
+
+        The verifiers then have its answers.
+
+        Raises:
+            FloatingPointError: the logits of the sample were not finite.
+        """
+        episode = self.open[completion.request_id]
+        if completion.failure:
+            raise FloatingPointError(
+                f"sample {completion.sample} of prompt {episode.prompt.prompt_id} "
+                f"failed: {completion.failure}"
+            )
+        episode.completions[completion.sample] = completion
+        if len(episode.completions) < episode.num_samples:
+            return None
+        episode.ended_version = version
+        episode.answers = tuple(
+            self._answer(completion.tokens) for completion in episode.in_order
+        )
+        self._verifier.submit(
+            episode.key,
+            episode.prompt.task,
+            list(episode.answers),
+            episode.prompt.reference,
+        )
+        return episode
+
+    def judged(self) -> Iterator[Episode]:
+        """Close the episodes whose verdicts have come, in the order of their coming."""
+        for verdicts in self._verifier.poll():
+            episode = self.open[verdicts.key]
+            episode.statuses = tuple(verdicts.statuses)
+            episode.detail = verdicts.detail
+            yield episode
+            del self.open[verdicts.key]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether verifiers have something to judge."""
+        return bool(self._verifier.pending)
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a verdict comes, or for so long."""
+        self._verifier.wait(timeout_s)

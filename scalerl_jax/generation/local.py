@@ -1,0 +1,275 @@
+"""Generators that are a thread of the learner's process, with one engine.
+
+The thread begins as many groups as the desk admits, makes one step after the other with
+the newest published params (the KV cache is kept), and never waits for a verifier while
+there is something to sample.  What else is asked of it, such as an evaluation, it does
+between two steps: then nothing else samples, and no token of it is of another version.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from scalerl_jax.contract import Desk, QueueClosed
+from scalerl_jax.generation.episodes import Episode, Episodes, Judging
+from scalerl_jax.generation.listed import Probe, Probed
+from scalerl_jax.generation.service import turns
+from scalerl_jax.parallel.publication import Published, receive
+from scalerl_jax.sampler.requests import Completion, Request, Samples, SchedulerStats
+from scalerl_jax.sampler.sampling import Sampling
+from scalerl_jax.sampler.scheduler import Scheduler
+from scalerl_jax.types import Group, Prompt, PyTree
+from scalerl_jax.utils.ledger import Ledger
+
+_IDLE_WAIT_S = 0.05  # between two looks, when there is nothing to sample
+_STEP_TIMEOUT_S = 600.0  # for the step that is under way
+_Result = TypeVar("_Result")
+
+
+class LocalGenerators:
+    """The `contract.Generators` of one process; the thread's own methods are below."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        desk: Desk,
+        episodes: Episodes,
+        judging: Judging,
+        sampling: Sampling,
+        make_samples: Callable[[Prompt, int], Samples],
+        evaluator: Callable[..., Any],
+        probe: Probe,
+        ledger: Ledger,
+        flops: Callable[[SchedulerStats], float],
+        pool: str,
+        group_timeout_s: float,
+    ) -> None:
+        """Without params: `publish` must come before `start`."""
+        self._scheduler = scheduler
+        self._desk = desk
+        self._episodes = episodes
+        self._judging = judging
+        self._sampling = sampling
+        self._make_samples = make_samples  # of a prompt begun at a version
+        self.evaluator = evaluator
+        self.probe = probe
+        self._ledger = ledger
+        self._flops = flops  # of the passes that a scheduler has counted
+        self._counted: dict[str, float] = {}  # what the ledger has of them
+        self._pool = pool
+        self._group_timeout_s = group_timeout_s
+        self.metrics: dict[str, int] = {}  # the sampler's, as of the last step
+        self._published: tuple[PyTree, int] | None = None
+        self._jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
+        self._jobs_lock = threading.Lock()  # of them, and of whether the thread runs
+        self._running = False
+        self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
+
+    def publish(self, publication: Published, *, policy_version: int) -> None:
+        """Hand over params for the next step; the one under way keeps its own.
+
+        Raises:
+            RuntimeError: they are not what was sent; those before stay in use.
+        """
+        params = receive(publication, policy_version=policy_version)
+        self._published = (params, policy_version)
+        self._desk.wake()
+
+    def start(self) -> None:
+        """Begin to sample what the desk orders."""
+        assert self._published is not None, "publish params first"
+        self._running = True
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait for the thread, once the desk's run is over.
+
+        A step that has not ended by then may do so later: it changes nothing more.
+        """
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        with self._jobs_lock:
+            self._running = False  # nothing waits for a thread that hangs
+
+    def in_flight(self) -> dict[int, int]:
+        """Return the tickets under way, and how many tokens each has so far."""
+        return {key: each.tokens for key, each in list(self._episodes.open.items())}
+
+    def evaluate(
+        self,
+        publication: Published,
+        *,
+        policy_version: int,
+        stopped: Callable[[], bool],
+    ) -> tuple[Any, list[Probed]]:
+        """Return the pass rate at a version, and completions to compare with.
+
+        Raises:
+            Abandoned: `stopped` said so.
+        """
+        params = publication.params
+
+        def job() -> tuple[Any, list[Probed]]:
+            evaluation = self.evaluator(
+                params, policy_version=policy_version, stopped=stopped
+            )
+            return evaluation, self.probe(params, stopped=stopped)
+
+        return self.between_steps(job)
+
+    def sample(self, publication: Published) -> list[Probed]:
+        """Return completions of always the same prompts, to compare with."""
+        return self.between_steps(lambda: self.probe(publication.params))
+
+    def between_steps(self, job: Callable[[], _Result]) -> _Result:
+        """Return what `job` does between two steps, or at once if there are none."""
+        future: Future[_Result] = Future()
+        with self._jobs_lock:
+            if self._running:
+                self._jobs.append((job, future))
+                self._desk.wake()
+            else:
+                return job()
+        deadline = time.monotonic() + _STEP_TIMEOUT_S
+        while True:
+            try:
+                # A handler of a signal may run no sooner than this thread goes on.
+                return future.result(_IDLE_WAIT_S)
+            except TimeoutError:
+                if future.done():
+                    return future.result()
+                if time.monotonic() > deadline and future.cancel():  # not begun
+                    raise TimeoutError(
+                        f"the sampling thread did not finish its step in "
+                        f"{_STEP_TIMEOUT_S} s"
+                    ) from None
+
+    # -- in the thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Sample until the run is over; hand a failure to the loop."""
+        try:
+            for _ in turns(self._scheduler, self, self._newest):
+                pass
+        except QueueClosed:
+            pass
+        except BaseException as failure:  # noqa: BLE001  raised again in the loop
+            self._desk.fail(failure)
+        finally:
+            with self._jobs_lock:
+                self._running = False
+            self._do_jobs()
+
+    def _newest(self) -> tuple[PyTree, int]:
+        self._do_jobs()
+        assert self._published is not None, "start() has checked it"
+        return self._published
+
+    def _do_jobs(self) -> None:
+        """Do what others asked for, and hand them its result or its error."""
+        with self._jobs_lock:
+            jobs, self._jobs = self._jobs, []
+        for job, future in jobs:
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(job())
+            except BaseException as error:  # noqa: BLE001  raised in who asked
+                future.set_exception(error)
+
+    def fill(self, scheduler: Scheduler, version: int) -> bool:
+        """Begin as many groups as the desk admits and the slots can begin."""
+        while scheduler.free_slots > 0 and (order := self._desk.admit(version)):
+            samples = self._make_samples(order.prompt, order.begun_version)
+            episode = self._episodes.begin(
+                order.ticket, order.prompt, len(samples.keys)
+            )
+            scheduler.submit(
+                Request(
+                    request_id=order.ticket,
+                    tokens=order.prompt.tokens,
+                    samples=samples,
+                    sampling=self._sampling,
+                    listener=episode.listen,
+                )
+            )
+        self._drop_late()
+        return True
+
+    def sampling(self) -> contextlib.AbstractContextManager[None]:
+        """Book the time of a step."""
+        return self._ledger.activity("generate", pool=self._pool)
+
+    def ended(self, completions: list[Completion], version: int) -> None:
+        """Have groups judged whose last completion has ended."""
+        self._count_work()
+        self._desk.raise_if_over()  # before the books of a stopped run change
+        for completion in completions:
+            if self._episodes.add(completion, version) is not None:
+                self._desk.sampled(completion.request_id)
+
+    def rest(self, *, sampled: bool) -> None:
+        """Hand in what is judged; wait for more, if nothing was to be done."""
+        judged = False
+        for episode in self._episodes.judged():
+            self._desk.put(self._group(episode))
+            judged = True
+        if sampled or judged:
+            return
+        if self._episodes.waiting:
+            with self._ledger.activity("verify", pool=self._pool):
+                self._episodes.wait(_IDLE_WAIT_S)
+        else:
+            self._desk.wait(_IDLE_WAIT_S)
+
+    def _group(self, episode: Episode) -> Group:
+        """Return a judged episode as the group that is queued."""
+        return Group(
+            ticket=episode.key,
+            prompt=episode.prompt,
+            rollouts=tuple(
+                self._judging.rollout(completion, status)
+                for completion, status in zip(
+                    episode.in_order, episode.statuses, strict=True
+                )
+            ),
+            finished_version=episode.ended_version,
+            detail=episode.detail,
+        )
+
+    def _drop_late(self) -> None:
+        """Give up groups that have been sampled for longer than the limit."""
+        limit = time.monotonic() - self._group_timeout_s
+        late = [
+            episode
+            for episode in self._episodes.open.values()
+            if episode.begun_s < limit and episode.ended_version < 0
+        ]
+        for episode in late:
+            lost = self._scheduler.cancel(episode.key)
+            self._count_work()
+            # The scheduler has counted what no completion has.
+            self._ledger.waste_tokens(episode.tokens - lost)
+            self._desk.drop(episode.key, "timeout")
+            del self._episodes.open[episode.key]
+
+    def _count_work(self) -> None:
+        """Enter in the ledger what the sampler has done since the last time."""
+        stats = self._scheduler.stats
+        self.metrics = stats.metrics()
+        amounts = {
+            "generated_tokens": stats.generated_tokens,
+            "wasted_tokens": stats.wasted_tokens,
+            "generate_flops": self._flops(stats),
+        }
+        self._ledger.count(
+            **{
+                name: amount - self._counted.get(name, 0)
+                for name, amount in amounts.items()
+            }
+        )
+        self._counted = amounts

@@ -5,35 +5,103 @@ import sys
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 import scalerl_jax
 
 FOLDER = Path(scalerl_jax.__file__).resolve().parents[1] / "notebooks"
+FITTER, TRAINER = FOLDER / "fit_scaling_laws.ipynb", FOLDER / "train_tiny.ipynb"
+BOTH = pytest.mark.parametrize("path", [FITTER, TRAINER], ids=lambda path: path.stem)
+
+
+def execute(path, folder, *changes):
+    """Run a notebook in `folder`, after exact changes of its text; its outputs."""
+    notebook = nbformat.read(path, as_version=4)
+    for old, new in changes:
+        (cell,) = [cell for cell in notebook.cells if old in cell.source]
+        cell.source = cell.source.replace(old, new)
+    NotebookClient(
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+    ).execute()
+    return said_and_shown(notebook)
+
+
+def said_and_shown(notebook):
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    said = "".join(output.get("text", "") for output in outputs)
+    return said, [out for out in outputs if "image/png" in out.get("data", {})]
+
+
+def is_a_fitted_example(said):
+    assert "identified: True" in said  # the whole run
+    assert "identified: False\n" in said and "2.4 times" in said  # the early stop
+    assert "at 32,000 gpu_hours: 0.6" in said  # twice the data; A is 0.61
+    assert "rule: float32 head" in said
 
 
 def test_the_scaling_notebook_fits_plots_and_forecasts(tmp_path):
-    notebook = nbformat.read(FOLDER / "fit_scaling_laws.ipynb", as_version=4)
-    assert all(not cell.get("outputs") for cell in notebook.cells), "kept without"
-    NotebookClient(
-        notebook,
-        timeout=300,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(tmp_path)}},
-    ).execute()
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    said = "".join(output.get("text", "") for output in outputs)
-    assert "identified: True" in said  # the whole run
-    assert "identified: False\n" in said and "2.4 times" in said  # the early stop
-    assert "at 32,000 GPU-hours: 0.6" in said  # twice the data; A is 0.61
-    assert "rule: float32 head" in said
-    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    said, pictures = execute(FITTER, tmp_path)
+    is_a_fitted_example(said)
     assert len(pictures) == 4
 
 
-def test_outside_of_a_checkout_the_notebook_asks_for_the_address(tmp_path):
+def test_the_scaling_notebook_takes_an_uploaded_file(tmp_path):
+    """Colab's dialog, which leaves the file in the working directory."""
+    rows = (f"{step},{0.2 + 0.5 * step / (step + 60)}\n" for step in range(0, 601, 20))
+    (tmp_path / "mine.csv").write_text("step,pass_rate\n" + "".join(rows))
+    (tmp_path / "google").mkdir()
+    (tmp_path / "google" / "colab.py").write_text(
+        "class files:\n    upload = staticmethod(lambda: {'mine.csv': b''})\n"
+    )
+    said, pictures = execute(FITTER, tmp_path, ("UPLOAD = False", "UPLOAD = True"))
+    assert "31 points, step up to 600, R0 = 0.200" in said
+    assert "rule:" not in said, "one curve has nothing to be compared with"
+    assert len(pictures) == 3
+
+
+def test_the_training_notebook_trains_fits_and_forecasts(tmp_path):
+    said, pictures = execute(
+        TRAINER,
+        tmp_path,
+        ("STEPS = 300\nEVALUATE_EVERY = 10", "STEPS = 8\nEVALUATE_EVERY = 1"),
+        (
+            'Path("..").resolve()  # of a notebook in its place, notebooks/',
+            f"Path({str(FOLDER.parent)!r})",
+        ),
+        (
+            '    f"--config.eval.every={EVALUATE_EVERY}",\n',
+            '    f"--config.eval.every={EVALUATE_EVERY}",\n'
+            '    "--config.eval.num_prompts=30",\n',
+        ),
+    )
+    assert "evaluation at step 8: pass rate" in said
+    assert "step 0\n  'State" in said and "step 8\n  'State" in said  # rollouts
+    assert "identified:" in said and "forecast 0." in said and "measured 0." in said
+    assert len(pictures) == 1
+
+
+@BOTH
+def test_a_notebook_opens_in_colab(path):
+    assert "colab-badge" in nbformat.read(path, as_version=4).cells[0].source
+
+
+def test_the_scaling_notebook_keeps_its_outputs():
+    notebook = nbformat.read(FITTER, as_version=4)
+    counts = [cell.execution_count for cell in notebook.cells if "outputs" in cell]
+    assert counts == list(range(1, len(counts) + 1)), "run by `make notebooks`"
+    said, pictures = said_and_shown(notebook)
+    is_a_fitted_example(said)
+    assert len(pictures) == 4
+
+
+@BOTH
+def test_outside_of_a_checkout_a_notebook_asks_for_the_address(tmp_path, path):
     """The install cell, by a Python that has no packages (-S) in an empty folder."""
-    notebook = nbformat.read(FOLDER / "fit_scaling_laws.ipynb", as_version=4)
+    notebook = nbformat.read(path, as_version=4)
     install = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
     (tmp_path / "inside").mkdir()
     done = subprocess.run(

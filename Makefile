@@ -14,7 +14,7 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo seeds waiting stability ablations-smoke notebooks objective-table bench-sampler bench-learner bench-rewards bench-scaling preflight test test-jetstream lint install install-dev clean
+.PHONY: demo seeds waiting stability ablations-smoke notebooks objective-table bench-sampler bench-learner bench-rewards bench-scaling measures preflight test test-jetstream lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -95,6 +95,10 @@ bench-scaling: install
 # Which configs fit which TPUs, by libtpu's compiler: 20 minutes on two idle cores.
 preflight: $(TPU_VENV)/installed
 	$(TPU_VENV)/bin/python -m scalerl_jax.preflight.table
+
+# How large the package is, and what a run loads of it.
+measures: install-dev
+	$(BIN)/python benchmarks/measures.py
 
 test: install-dev
 	$(BIN)/python -m pytest -n 2 --dist=worksteal tests

@@ -2,7 +2,7 @@
 
     make measures
 
-Prints a line per measure, with what it is held to in CONTRIBUTING.md.
+Prints a line per measure.
 """
 
 import argparse

@@ -23,11 +23,11 @@ from scalerl_jax.config import Config, ModelConfig, to_json
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.evals.evaluate import Evaluator
 from scalerl_jax.evaluate.options import Options
-from scalerl_jax.learner.publish import checksums
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.shardings import sampler_shardings
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.parallel.publication import checksums
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.programs import keep_programs

@@ -9,10 +9,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from small_model import small_architecture
 
-from scalerl_jax.learner.publish import checksums, make_publish, receive
+from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.model.shardings import param_shardings, sampler_shardings
 from scalerl_jax.model.transformer import abstract_params, unstack_layers
 from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.parallel.publication import checksums, receive
 
 # Eight heads of each kind: they can be cut over all eight devices.
 ARCH = small_architecture(family="qwen2", num_heads=8, num_kv_heads=8, head_dim=4)

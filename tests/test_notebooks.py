@@ -58,7 +58,7 @@ def test_the_scaling_notebook_takes_an_uploaded_file(tmp_path):
         "class files:\n    upload = staticmethod(lambda: {'mine.csv': b''})\n"
     )
     said, pictures = execute(FITTER, tmp_path, ("UPLOAD = False", "UPLOAD = True"))
-    assert "31 points, step up to 600, R0 = 0.200" in said
+    assert "30 points, step up to 600, R0 = 0.200" in said
     assert "rule:" not in said, "one curve has nothing to be compared with"
     assert len(pictures) == 3
 

@@ -22,7 +22,7 @@ from scalerl_jax.build.tables import (
     NORMALIZATIONS,
 )
 from scalerl_jax.config import Config, InterruptionConfig
-from scalerl_jax.config.objective import LOSS_SETTINGS
+from scalerl_jax.config import losses as known
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.model.transformer import head_logits
 from scalerl_jax.rollout.annotation import KlPenalty
@@ -77,17 +77,15 @@ def _whole(config: Config) -> str:
         token += f" + {factor}{objective.kl_coefficient} * {objective.kl_estimator}[t]"
     if objective.entropy_coefficient:
         token += f" - {factor}{objective.entropy_coefficient} * entropy[t]"
-    batched = config.queue.mode == "batched"
-    steps = config.queue.max_staleness if batched else batch.epochs
     lines = [
         "minimise  sum over the tokens t of a batch of  weight[t] * token[t]",
         f"token[t] = {token}",
         f"loss = {objective.loss}, weight = {objective.aggregation}, advantages = "
         f"{objective.advantage} / {objective.advantage_normalization}",
         f"{batch.num_prompts} prompts x {batch.group_size} completions a batch, "
-        f"optimizer steps on what is taken together: {steps} (batch.epochs = "
-        f"{batch.epochs}, queue.mode = {config.queue.mode!r}, queue.max_staleness = "
-        f"{config.queue.max_staleness})",
+        f"optimizer steps on what is taken together: {config.steps_per_window} "
+        f"(batch.epochs = {batch.epochs}, queue.mode = {config.queue.mode!r}, "
+        f"queue.max_staleness = {config.queue.max_staleness})",
     ]
     return "\n".join(lines)
 
@@ -207,7 +205,7 @@ def _of_tokens(config: Config) -> Iterator[Ingredient]:
         name="Token loss",
         explained_by=LOSSES[objective.loss],
         settings=_objective(
-            "loss", *LOSS_SETTINGS[objective.loss], "allow_sampling_filters"
+            "loss", *known.LOSSES[objective.loss].settings, "allow_sampling_filters"
         ),
     )
     yield Ingredient(

@@ -21,10 +21,9 @@ from scalerl_jax.build.tables import (
     KL_ESTIMATORS,
     LOSSES,
     NORMALIZATIONS,
-    SEQUENCE_LOSSES,
 )
-from scalerl_jax.config import Config
-from scalerl_jax.config.objective import CLIPPING_LOSSES, LOSS_SETTINGS, ObjectiveConfig
+from scalerl_jax.config import Config, ObjectiveConfig
+from scalerl_jax.config import losses as known
 from scalerl_jax.learner.objective import Objective
 from scalerl_jax.learner.scoring import Scorer, make_logprobs
 from scalerl_jax.learner.step import Forward, TrainState
@@ -42,14 +41,13 @@ from scalerl_jax.types import PackedBatch, Tokens
 
 def make_objective(config: Config) -> Objective:
     """The loss that is set, with its regularisers and metrics."""
-    objective = config.objective
+    objective, entry = config.objective, known.LOSSES[config.objective.loss]
     loss = make_token_loss(objective)
-    capped = "max_importance_ratio" in LOSS_SETTINGS[objective.loss]
-    of_behavior = objective.anchor == "behavior"
-    plain = capped and of_behavior and objective.loss not in SEQUENCE_LOSSES
+    capped = "max_importance_ratio" in entry.settings
+    plain = capped and objective.anchor == "behavior" and not entry.of_sequences
     return Objective(
         token_loss=loss,
-        elementwise=objective.loss not in SEQUENCE_LOSSES,
+        elementwise=not entry.of_sequences,
         regularizers=make_regularizers(objective),
         max_importance_ratio=objective.max_importance_ratio if plain else jnp.inf,
         measures=make_measures(objective, loss),
@@ -58,11 +56,12 @@ def make_objective(config: Config) -> Objective:
 
 def make_token_loss(objective: ObjectiveConfig) -> TokenLoss:
     """The loss around its anchor, and times its correction where one is set."""
+    entry = known.LOSSES[objective.loss]
     loss: TokenLoss = functools.partial(
         LOSSES[objective.loss],
-        **{name: getattr(objective, name) for name in LOSS_SETTINGS[objective.loss]},
+        **{name: getattr(objective, name) for name in entry.settings},
     )
-    if objective.anchor == "recomputed" and objective.loss != "decoupled":
+    if objective.anchor == "recomputed" and entry.anchor != "recomputed":
         loss = anchored(loss)
     if objective.correction_cap:
         loss = corrected(loss, max_importance_ratio=objective.correction_cap)
@@ -95,9 +94,9 @@ def _kl(objective: ObjectiveConfig, tokens: Tokens) -> Array:
 def make_measures(objective: ObjectiveConfig, loss: TokenLoss) -> dict[str, TokenLoss]:
     """Metrics of this objective alone; none costs anything where it has no meaning."""
     found: dict[str, TokenLoss] = {}
-    if objective.loss in CLIPPING_LOSSES:
+    if known.LOSSES[objective.loss].clips:
         found["ratio/clipped_share"] = functools.partial(_without_gradient, loss)
-    if objective.loss == "sequence_truncated_is":
+    if known.LOSSES[objective.loss].ratio == "sequence_sum":
         found["ratio/capped_share"] = lambda tokens: (
             sequence_sum(
                 log_ratio(tokens.logprobs, tokens.behavior_logprobs),

@@ -10,7 +10,7 @@ from jaxtyping import Array
 from scalerl_jax.algo import advantages, gspo, losses, regularizers, weights
 
 T = TypeVar("T")
-# By objective.loss; keywords are the settings that `config.objective` says it reads.
+# By objective.loss; what else is known of them: `config.losses`.
 LOSSES: dict[str, Callable[..., Array]] = {
     "cispo": losses.cispo_loss,
     "clipped": losses.clipped_loss,
@@ -23,8 +23,6 @@ LOSSES: dict[str, Callable[..., Array]] = {
     "sequence_truncated_is": gspo.sequence_truncated_is_loss,
     "truncated_is": losses.truncated_is_loss,
 }
-# A token of them depends on the others of its sequence.
-SEQUENCE_LOSSES = ("gspo", "gspo_token", "sequence_truncated_is")
 AGGREGATIONS: dict[str, Callable[..., Array]] = {
     "constant": weights.constant_weights,
     "prompt": weights.prompt_weights,

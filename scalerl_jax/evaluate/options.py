@@ -11,7 +11,6 @@ from ml_collections import config_flags
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config
 from scalerl_jax.config.command_line import read_flags
-from scalerl_jax.config.validation import check_number
 from scalerl_jax.evals.metrics import MAX_SAMPLES
 
 
@@ -102,7 +101,8 @@ def _resolved(given: Any, values: flags.FlagValues) -> Options:
         )
     count = values["num_prompts"].value
     if count is not None:
-        check_number("eval.num_prompts", count, shown=f"--num_prompts={count}")
+        limits = config_lib.SETTINGS["eval.num_prompts"]
+        limits.check(count, given=f"--num_prompts={count}")
     temperature = values["temperature"].value
     if temperature is not None:
         if not 0.0 <= temperature < math.inf:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scalerl_jax.data.mixture import Stream
-from scalerl_jax.evals.evaluate import Evaluator
+from scalerl_jax.evaluate.evaluation import Evaluator
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.critic import PairedStep
 from scalerl_jax.learner.flops import LearnerFlops

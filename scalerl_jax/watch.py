@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scalerl_jax.config import Config, to_json
-from scalerl_jax.evals.evaluate import Evaluation
+from scalerl_jax.evaluate.evaluation import Evaluation
 from scalerl_jax.learner.publish import Published
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.parts import Parts

@@ -14,7 +14,7 @@ from scalerl_jax.data.curriculum import Curriculum, read_pass_rates
 from scalerl_jax.data.mixture import MixtureStream, Stream
 from scalerl_jax.data.prompts import JoinedPrompts, PromptStream
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
-from scalerl_jax.evals.evaluate import Evaluator
+from scalerl_jax.evaluate.evaluation import Evaluator
 from scalerl_jax.learner.step import Forward
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.rewards.verifier import VerifierPool

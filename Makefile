@@ -14,7 +14,7 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo seeds waiting stability ablations-smoke notebooks objective-table bench-sampler bench-learner bench-rewards bench-scaling measures preflight test test-jetstream lint install install-dev clean
+.PHONY: demo seeds waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling measures preflight test test-jetstream lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -72,6 +72,10 @@ notebooks: install-dev
 # The table of the papers' symbols, as docs/objective.md has it.
 objective-table: install
 	$(BIN)/python -m scalerl_jax.build.paper_table
+
+# All settings as a page of docs/.
+settings: install
+	$(BIN)/python -m scalerl_jax.config.listing > docs/settings.md
 
 # Our sampler beside its peers (benchmarks/README.md); an hour on two idle cores.
 ifeq ($(PEER_VENVS),.venv-peers)

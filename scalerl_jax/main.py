@@ -195,7 +195,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     """What is left of the command line without flags; a wrong flag is one line."""
     if {"--help", "-help", "-h"} & set(argv):
         own = flags.FLAGS.module_help(sys.modules[__name__])
-        sys.stdout.write(f"{__doc__}\n{own}\n\n{list_settings(config_lib.Config)}\n")
+        sys.stdout.write(f"{__doc__}\n{own}\n\n{list_settings()}\n")
         sys.exit(0)
     argv = _with_settings(argv)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from scalerl_jax.config import Config, to_json
 from scalerl_jax.contract import Publication, State
-from scalerl_jax.evals.evaluate import Evaluation
+from scalerl_jax.evaluate.evaluation import Evaluation
 from scalerl_jax.generation.listed import Abandoned, never
 from scalerl_jax.parts import Parts
 from scalerl_jax.rewards.verifier import NoVerifierError

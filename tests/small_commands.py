@@ -20,7 +20,7 @@ from absl import flags, logging
 from scalerl_jax import export, main, warmstart
 from scalerl_jax.data import __main__ as data
 from scalerl_jax.data import chat_process, judging
-from scalerl_jax.evaluate import command as evaluate
+from scalerl_jax.evaluate import __main__ as evaluate
 from scalerl_jax.preflight import command as preflight
 from scalerl_jax.scaling import __main__ as scaling
 from scalerl_jax.serve import __main__ as serve

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from scalerl_jax.algo import gspo, losses
+from scalerl_jax.algo import losses
 from scalerl_jax.types import Tokens
 
 CAP, CLIP = 5.0, {"clip_low": 0.2, "clip_high": 0.3}
@@ -20,13 +20,13 @@ TRUST_REGION_LOSSES = {
         losses.truncated_is_loss, max_importance_ratio=CAP
     ),
     "sequence_truncated_is": functools.partial(
-        gspo.sequence_truncated_is_loss, max_importance_ratio=CAP
+        losses.sequence_truncated_is_loss, max_importance_ratio=CAP
     ),
     "clipped": functools.partial(losses.clipped_loss, **CLIP),
     "dual_clip": functools.partial(losses.dual_clip_loss, **CLIP, dual_clip=3.0),
     "dppo": functools.partial(losses.dppo_loss, mask_low=0.2, mask_high=0.3),
-    "gspo": functools.partial(gspo.gspo_loss, **CLIP),
-    "gspo_token": functools.partial(gspo.gspo_token_loss, **CLIP),
+    "gspo": functools.partial(losses.gspo_loss, **CLIP),
+    "gspo_token": functools.partial(losses.gspo_token_loss, **CLIP),
 }
 LOSSES = TRUST_REGION_LOSSES | {
     "reinforce": losses.reinforce_loss,

@@ -26,10 +26,11 @@ def name_of(path):
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_files_and_functions_are_short(path):
     source = path.read_text()
-    lines = len(source.splitlines())
+    lines, said = len(source.splitlines()), ast.get_docstring(ast.parse(source)) or ""
     # It is run by itself, where there is no package to import from.
     most = 450 if path.name == "harness.py" else MAX_FILE_LINES
-    assert lines <= most, f"{name_of(path)} has {lines} lines"
+    explained = f"above {MAX_FILE_LINES} lines" in " ".join(said.split())
+    assert lines <= most or explained, f"{name_of(path)} has {lines} lines"
     long = {
         f"{node.name} (line {node.lineno})": node.end_lineno - node.lineno + 1
         for node in ast.walk(ast.parse(source))

@@ -68,7 +68,7 @@ ALONE = {"objective.advantage": "critic", "objective.zero_variance_filter": Fals
         ),
         pytest.param(
             ALONE | {"critic.gae_lambda": 1.5},
-            ("critic.gae_lambda = 1.5", "[0, 1]"),
+            ("critic.gae_lambda = 1.5", "1 at most"),
             id="lambda above 1",
         ),
         pytest.param(

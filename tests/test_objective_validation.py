@@ -1,6 +1,7 @@
 """Objectives that contradict themselves, or of which a part would do nothing."""
 
 import inspect
+import typing
 
 import pytest
 
@@ -12,7 +13,7 @@ from scalerl_jax.build.tables import (
     LOSSES,
     NORMALIZATIONS,
 )
-from scalerl_jax.config import objective as settings
+from scalerl_jax.config import losses
 
 CLIPPED = {"loss": "clipped", "clip_low": 0.2, "clip_high": 0.28}
 GSPO = {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}
@@ -87,7 +88,7 @@ REFUSED = {
     ),
     "a KL in the reward without a reference": (
         {"kl_in": "reward"},
-        r"kl_in = 'reward' is not read .* no reference is held",
+        r"kl_in = 'reward' is not read .* set objective.kl_coefficient above 0",
     ),
     "a refresh of no reference": (
         {"reference_every": 10},
@@ -217,18 +218,19 @@ def test_a_filter_beside_no_ratio_over_the_sampler_is_accepted(objective, more):
 def test_the_settings_of_a_loss_are_the_keywords_of_its_function(loss):
     parameters = inspect.signature(LOSSES[loss]).parameters.values()
     keywords = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
-    assert set(settings.LOSS_SETTINGS[loss]) == keywords
+    assert set(losses.LOSSES[loss].settings) == keywords
 
 
 @pytest.mark.parametrize(
-    "names, table",
+    "setting, table",
     [
-        pytest.param(settings.Loss, LOSSES, id="loss"),
-        pytest.param(settings.Aggregation, AGGREGATIONS, id="aggregation"),
-        pytest.param(settings.Normalization, NORMALIZATIONS, id="normalization"),
-        pytest.param(settings.Advantage, {*BASELINES, "critic"}, id="advantage"),
-        pytest.param(settings.KlEstimator, {*KL_ESTIMATORS, "none"}, id="estimator"),
+        ("loss", LOSSES),
+        ("aggregation", AGGREGATIONS),
+        ("advantage_normalization", NORMALIZATIONS),
+        ("advantage", {*BASELINES, "critic"}),
+        ("kl_estimator", {*KL_ESTIMATORS, "none"}),
     ],
 )
-def test_every_name_has_its_function(names, table):
-    assert set(names.__args__) == set(table)
+def test_every_name_has_its_function(setting, table):
+    names = typing.get_args(config_lib.SETTINGS[f"objective.{setting}"].kind)
+    assert set(names) == set(table)

@@ -138,9 +138,3 @@ def test_contributors_are_told_the_layers_that_are_checked():
     expected = " > ".join(layer.replace(" | ", ", ") for layer in layers)
     text = " ".join(PAGES["CONTRIBUTING.md"].split())
     assert f"Imports go downwards only: {expected}. " in text
-
-
-def test_the_table_of_settings_has_every_section():
-    table = PAGES["docs/sections.md"].split("\n\n")[2]
-    first = [row.split("|")[1] for row in table.splitlines()[2:]]
-    assert set(re.findall(r"`(\w+)`", " ".join(first))) == SECTIONS

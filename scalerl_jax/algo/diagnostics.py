@@ -1,4 +1,4 @@
-"""What the importance ratios say about a batch, as sums that add over microbatches."""
+"""Statistics of the importance ratios, from sums that add over microbatches."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -16,7 +16,7 @@ def token_sums(
     *,
     max_importance_ratio: float,
 ) -> dict[str, Float[Array, ""]]:
-    """Sums over the sampled tokens; `token_summary` turns them into means.
+    """Return sums over the sampled tokens; `token_summary` turns them into means.
 
     "fresh" tokens are those of the learner's own version: their difference is
     numerics alone (the mismatch).
@@ -45,7 +45,7 @@ def token_maxima(
     staleness: Int[Array, "..."],
     mask: Bool[Array, "..."],
 ) -> dict[str, Float[Array, ""]]:
-    """Extremes over the sampled tokens; 0 where there is none."""
+    """Return extremes over the sampled tokens; 0 where there is none."""
     difference = jnp.where(mask, logprobs - behavior_logprobs, 0.0)
     fresh = mask & (staleness == 0)
     return {
@@ -57,7 +57,7 @@ def token_maxima(
 def token_summary(
     sums: dict[str, Float[Array, ""]], maxima: dict[str, Float[Array, ""]]
 ) -> dict[str, Float[Array, ""]]:
-    """Metrics by name, from the sums and maxima of the whole batch.
+    """Return metrics by name, from the sums and maxima of the whole batch.
 
     The effective sample size is normalised: (sum ratio)^2 / (tokens * sum ratio^2),
     1 on policy.  PipelineRL, https://arxiv.org/abs/2509.19128.

@@ -1,4 +1,4 @@
-"""How far two policies are apart on a token, bounded so that nothing overflows."""
+"""Ratios of two policies on a token, bounded so that nothing overflows."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

@@ -1,4 +1,4 @@
-"""What is added to a token's loss: KL to a reference policy and an entropy bonus.
+"""Terms beside a token's loss: KL to a reference policy and an entropy bonus.
 
 A KL estimator looks at the sampled token alone:  d = logprob - reference_logprob.  Its
 value and its gradient are two different things.  With tokens sampled from the policy,
@@ -60,7 +60,7 @@ def kl_k3(
 def entropy_bonus(
     entropy: Float[Array, "..."], *, coefficient: float
 ) -> Float[Array, "..."]:
-    """What the exact entropy takes off the loss:  -coefficient * entropy.
+    """Return what the exact entropy adds to the loss:  -coefficient * entropy.
 
     A3C, https://arxiv.org/abs/1602.01783, section 4.
     """

@@ -1,7 +1,4 @@
-"""What a critic learns from, per token, and its loss, which neither masks nor averages.
-
-Weights do both.
-"""
+"""A critic's rewards, advantages and loss per token, which weights mask and average."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int

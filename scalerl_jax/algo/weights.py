@@ -1,4 +1,4 @@
-"""What a token counts for in the loss.
+"""Weights of tokens in the loss.
 
 Every weighting is zero outside its mask and sums to 1 over the GLOBAL batch, but for
 `constant_weights`.  It is computed before the batch is cut, so that the gradient does

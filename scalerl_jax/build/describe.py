@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from scalerl_jax.algo import filters, lengths, regularizers
+from scalerl_jax.algo import regularizers, rewards
 from scalerl_jax.algo.advantages import gae
 from scalerl_jax.algo.losses import anchored, corrected
 from scalerl_jax.algo.values import clipped_value_loss
@@ -21,8 +21,7 @@ from scalerl_jax.build.tables import (
     LOSSES,
     NORMALIZATIONS,
 )
-from scalerl_jax.config import Config, InterruptionConfig
-from scalerl_jax.config.objective import LOSS_SETTINGS
+from scalerl_jax.config import Config, InterruptionConfig, losses
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.model.transformer import head_logits
 from scalerl_jax.rollout.annotation import KlPenalty
@@ -40,7 +39,7 @@ class Ingredient:
 
 
 def describe(config: Config) -> str:
-    """The text: one formula for all, every ingredient that is on, and what is off."""
+    """Return one formula for all, every ingredient that is on, and what is off."""
     parts = list(ingredients(config))
     text = ["The objective", "", *_indented(_whole(config)), ""]
     for part in parts:
@@ -63,13 +62,13 @@ def _indented(text: str) -> list[str]:
 
 
 def value_of(config: Config, setting: str) -> Any:
-    """The value of `section.name`."""
+    """Return the value of `section.name`."""
     section, name = setting.split(".")
     return getattr(getattr(config, section), name)
 
 
 def _whole(config: Config) -> str:
-    """What an optimizer step minimises, in one formula."""
+    """Return in one formula what an optimizer step minimises."""
     objective, batch = config.objective, config.batch
     token = "loss[t]"
     factor = "regularization[t] * " if objective.regularize == "easy" else ""
@@ -77,17 +76,15 @@ def _whole(config: Config) -> str:
         token += f" + {factor}{objective.kl_coefficient} * {objective.kl_estimator}[t]"
     if objective.entropy_coefficient:
         token += f" - {factor}{objective.entropy_coefficient} * entropy[t]"
-    batched = config.queue.mode == "batched"
-    steps = config.queue.max_staleness if batched else batch.epochs
     lines = [
         "minimise  sum over the tokens t of a batch of  weight[t] * token[t]",
         f"token[t] = {token}",
         f"loss = {objective.loss}, weight = {objective.aggregation}, advantages = "
         f"{objective.advantage} / {objective.advantage_normalization}",
         f"{batch.num_prompts} prompts x {batch.group_size} completions a batch, "
-        f"optimizer steps on what is taken together: {steps} (batch.epochs = "
-        f"{batch.epochs}, queue.mode = {config.queue.mode!r}, queue.max_staleness = "
-        f"{config.queue.max_staleness})",
+        f"optimizer steps on what is taken together: {config.steps_per_window} "
+        f"(batch.epochs = {batch.epochs}, queue.mode = {config.queue.mode!r}, "
+        f"queue.max_staleness = {config.queue.max_staleness})",
     ]
     return "\n".join(lines)
 
@@ -114,7 +111,7 @@ def _of_prompts(config: Config) -> Iterator[Ingredient]:
     )
     yield Ingredient(
         name="Zero-variance filter",
-        explained_by=filters.has_reward_variance,
+        explained_by=rewards.has_reward_variance,
         settings=(
             *_objective("zero_variance_filter"),
             "batch.dynamic_sampling",
@@ -139,7 +136,7 @@ def _of_rewards(config: Config) -> Iterator[Ingredient]:
     )
     yield Ingredient(
         name="Overlong punishment",
-        explained_by=lengths.overlong_penalty,
+        explained_by=rewards.overlong_penalty,
         settings=_objective(
             "overlong_cache_tokens", "overlong_max_tokens", "overlong_on"
         ),
@@ -207,7 +204,7 @@ def _of_tokens(config: Config) -> Iterator[Ingredient]:
         name="Token loss",
         explained_by=LOSSES[objective.loss],
         settings=_objective(
-            "loss", *LOSS_SETTINGS[objective.loss], "allow_sampling_filters"
+            "loss", *losses.LOSSES[objective.loss].settings, "allow_sampling_filters"
         ),
     )
     yield Ingredient(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from scalerl_jax.algo import lengths, regularizers
+from scalerl_jax.algo import regularizers, rewards
 from scalerl_jax.algo.losses import TokenLoss, anchored, corrected
 from scalerl_jax.algo.ratios import importance_ratio, log_ratio
 from scalerl_jax.algo.sequences import sequence_sum
@@ -21,10 +21,9 @@ from scalerl_jax.build.tables import (
     KL_ESTIMATORS,
     LOSSES,
     NORMALIZATIONS,
-    SEQUENCE_LOSSES,
+    with_keywords,
 )
-from scalerl_jax.config import Config
-from scalerl_jax.config.objective import CLIPPING_LOSSES, LOSS_SETTINGS, ObjectiveConfig
+from scalerl_jax.config import Config, ObjectiveConfig, losses
 from scalerl_jax.learner.objective import Objective
 from scalerl_jax.learner.scoring import Scorer, make_logprobs
 from scalerl_jax.learner.step import Forward, TrainState
@@ -41,15 +40,14 @@ from scalerl_jax.types import PackedBatch, Tokens
 
 
 def make_objective(config: Config) -> Objective:
-    """The loss that is set, with its regularisers and metrics."""
-    objective = config.objective
+    """Return the loss that is set, with its regularisers and metrics."""
+    objective, entry = config.objective, losses.LOSSES[config.objective.loss]
     loss = make_token_loss(objective)
-    capped = "max_importance_ratio" in LOSS_SETTINGS[objective.loss]
-    of_behavior = objective.anchor == "behavior"
-    plain = capped and of_behavior and objective.loss not in SEQUENCE_LOSSES
+    capped = "max_importance_ratio" in entry.settings
+    plain = capped and objective.anchor == "behavior" and not entry.of_sequences
     return Objective(
         token_loss=loss,
-        elementwise=objective.loss not in SEQUENCE_LOSSES,
+        elementwise=not entry.of_sequences,
         regularizers=make_regularizers(objective),
         max_importance_ratio=objective.max_importance_ratio if plain else jnp.inf,
         measures=make_measures(objective, loss),
@@ -57,12 +55,10 @@ def make_objective(config: Config) -> Objective:
 
 
 def make_token_loss(objective: ObjectiveConfig) -> TokenLoss:
-    """The loss around its anchor, and times its correction where one is set."""
-    loss: TokenLoss = functools.partial(
-        LOSSES[objective.loss],
-        **{name: getattr(objective, name) for name in LOSS_SETTINGS[objective.loss]},
-    )
-    if objective.anchor == "recomputed" and objective.loss != "decoupled":
+    """Return the loss around its anchor, and times its correction where one is set."""
+    entry = losses.LOSSES[objective.loss]
+    loss: TokenLoss = with_keywords(LOSSES[objective.loss], vars(objective))
+    if objective.anchor == "recomputed" and entry.anchor != "recomputed":
         loss = anchored(loss)
     if objective.correction_cap:
         loss = corrected(loss, max_importance_ratio=objective.correction_cap)
@@ -70,7 +66,7 @@ def make_token_loss(objective: ObjectiveConfig) -> TokenLoss:
 
 
 def make_regularizers(objective: ObjectiveConfig) -> Sequence[TokenLoss]:
-    """What is added to the loss of a token."""
+    """Return the terms that are added to the loss of a token."""
     found: list[TokenLoss] = []
     if objective.kl_coefficient and objective.kl_in == "loss":
         found.append(
@@ -93,11 +89,11 @@ def _kl(objective: ObjectiveConfig, tokens: Tokens) -> Array:
 
 
 def make_measures(objective: ObjectiveConfig, loss: TokenLoss) -> dict[str, TokenLoss]:
-    """Metrics of this objective alone; none costs anything where it has no meaning."""
+    """Return metrics of this objective alone, each only where it has a meaning."""
     found: dict[str, TokenLoss] = {}
-    if objective.loss in CLIPPING_LOSSES:
+    if losses.LOSSES[objective.loss].clips:
         found["ratio/clipped_share"] = functools.partial(_without_gradient, loss)
-    if objective.loss == "sequence_truncated_is":
+    if losses.LOSSES[objective.loss].ratio == "sequence_sum":
         found["ratio/capped_share"] = lambda tokens: (
             sequence_sum(
                 log_ratio(tokens.logprobs, tokens.behavior_logprobs),
@@ -123,8 +119,9 @@ def _without_gradient(loss: TokenLoss, tokens: Tokens) -> Array:
 
 
 def _measures_of_anchor(objective: ObjectiveConfig) -> dict[str, TokenLoss]:
-    """How far the anchor is from the sampler, and which ratios meet their caps."""
-    decoupled = objective.loss == "decoupled"
+    """Return the anchor's distance to the sampler, and which ratios meet their caps."""
+    own = losses.LOSSES[objective.loss]
+    decoupled = own.anchor == "recomputed"
     cap = objective.max_importance_ratio if decoupled else objective.correction_cap
 
     def moved(tokens: Tokens) -> Array:
@@ -140,7 +137,7 @@ def _measures_of_anchor(objective: ObjectiveConfig) -> dict[str, TokenLoss]:
     found: dict[str, TokenLoss] = {"proximal/mean_abs": moved}
     if cap:
         found["proximal/capped_share"] = correction_capped
-    if objective.loss == "cispo":
+    if "max_importance_ratio" in own.settings and not decoupled:
         found["ratio/capped_share"] = capped
     return found
 
@@ -151,43 +148,39 @@ def _proximal(tokens: Tokens) -> Array:
 
 
 def make_advantages(config: Config, running: RunningNormalization | None) -> Advantages:
-    """Rewards of a batch to advantages: a baseline, then a scale."""
+    """Return a map of rewards to advantages: a baseline, then a scale."""
     objective, group_size = config.objective, config.batch.group_size
     baseline = BASELINES[objective.advantage]
-    name, eps = objective.advantage_normalization, objective.advantage_eps
+    normalization = NORMALIZATIONS[objective.advantage_normalization]
 
     def advantages(rewards: Any, judged: Any, kept: Any) -> Array:
         centered = baseline(jnp.asarray(rewards), judged, group_size=group_size)
         if running is not None:
             return running(centered, kept)
-        options: dict[str, Any] = {} if name == "none" else {"eps": eps}
-        if name in ("prompt", "reward_std"):
-            options |= {"judged": judged, "group_size": group_size}
-        if name == "reward_std":
-            options["rewards"] = rewards
-        return NORMALIZATIONS[name](centered, kept, **options)
+        known = {"rewards": rewards, "judged": judged, "group_size": group_size}
+        known["eps"] = objective.advantage_eps
+        return with_keywords(normalization, known)(centered, kept)
 
     return advantages
 
 
 def make_weigh(config: Config) -> Weigh:
-    """What a token counts for."""
-    options = {
-        "prompt": {"group_size": config.batch.group_size},
-        "constant": {"max_tokens": config.sampler.max_completion_tokens},
+    """Return the weighting of tokens."""
+    known = {
+        "group_size": config.batch.group_size,
+        "max_tokens": config.sampler.max_completion_tokens,
     }
-    name = config.objective.aggregation
-    return functools.partial(AGGREGATIONS[name], **options.get(name, {}))
+    return with_keywords(AGGREGATIONS[config.objective.aggregation], known)
 
 
 def make_shape_rewards(config: Config) -> ShapeRewards | None:
-    """The soft punishment of long completions, where it is set."""
+    """Return the soft punishment of long completions, where it is set."""
     objective = config.objective
     if not objective.overlong_cache_tokens:
         return None
     most = objective.overlong_max_tokens or config.sampler.max_completion_tokens
     return functools.partial(
-        lengths.add_overlong_penalty,
+        rewards.add_overlong_penalty,
         max_tokens=most,
         cache_tokens=objective.overlong_cache_tokens,
         correct_only=objective.overlong_on == "correct",
@@ -195,12 +188,12 @@ def make_shape_rewards(config: Config) -> ShapeRewards | None:
 
 
 def scored_first(objective: ObjectiveConfig) -> bool:
-    """Whether advantages wait for what the window's annotation finds."""
+    """Say whether advantages wait for what the window's annotation finds."""
     return objective.advantage == "critic" or objective.kl_in == "reward"
 
 
 def make_assembler(config: Config, pack: Pack) -> Assembler:
-    """The objective's part that runs on whole batches."""
+    """Return the objective's part that runs on whole batches."""
     objective = config.objective
     running = None
     if objective.advantage_normalization == "running":
@@ -228,7 +221,7 @@ def make_assembler(config: Config, pack: Pack) -> Assembler:
 
 
 def with_annotations(batch: PackedBatch, objective: ObjectiveConfig) -> PackedBatch:
-    """A microbatch's shapes with the fields that this objective's batches have."""
+    """Return a microbatch's shapes with the fields that this objective adds."""
     shape, extra = batch.weights, {}
     if objective.anchor == "recomputed":
         extra["proximal_logprobs"] = shape
@@ -250,7 +243,7 @@ def make_annotator(
     batch: PackedBatch,
     assemble: Assembler,
 ) -> Annotator | None:
-    """What fills in a window's batches; None where nothing is asked for.
+    """Return what fills in a window's batches; None where nothing is asked for.
 
     `state` and `batch`, a microbatch, may be abstract.
     """

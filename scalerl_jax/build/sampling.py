@@ -14,7 +14,7 @@ from scalerl_jax.data.curriculum import Curriculum, read_pass_rates
 from scalerl_jax.data.mixture import MixtureStream, Stream
 from scalerl_jax.data.prompts import JoinedPrompts, PromptStream
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
-from scalerl_jax.evals.evaluate import Evaluator
+from scalerl_jax.evaluate.evaluation import Evaluator
 from scalerl_jax.generation.episodes import Judging
 from scalerl_jax.generation.listed import Probe
 from scalerl_jax.model.architecture import Architecture

@@ -1,30 +1,22 @@
 """Names that a config may use, and the functions they stand for."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from scalerl_jax.algo import advantages, gspo, losses, regularizers, weights
+from scalerl_jax.algo import advantages, losses, regularizers, weights
+from scalerl_jax.config import losses as config_losses
 
 T = TypeVar("T")
-# By objective.loss; keywords are the settings that `config.objective` says it reads.
+# By objective.loss.
 LOSSES: dict[str, Callable[..., Array]] = {
-    "cispo": losses.cispo_loss,
-    "clipped": losses.clipped_loss,
-    "decoupled": losses.decoupled_loss,
-    "dppo": losses.dppo_loss,
-    "dual_clip": losses.dual_clip_loss,
-    "gspo": gspo.gspo_loss,
-    "gspo_token": gspo.gspo_token_loss,
-    "reinforce": losses.reinforce_loss,
-    "sequence_truncated_is": gspo.sequence_truncated_is_loss,
-    "truncated_is": losses.truncated_is_loss,
+    name: getattr(losses, f"{name}_loss") for name in config_losses.LOSSES
 }
-# A token of them depends on the others of its sequence.
-SEQUENCE_LOSSES = ("gspo", "gspo_token", "sequence_truncated_is")
 AGGREGATIONS: dict[str, Callable[..., Array]] = {
     "constant": weights.constant_weights,
     "prompt": weights.prompt_weights,
@@ -50,8 +42,18 @@ KL_ESTIMATORS: dict[str, regularizers.KlEstimator] = {
 DTYPES: dict[str, Any] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
+def with_keywords(
+    function: Callable[..., T], values: Mapping[str, Any]
+) -> Callable[..., T]:
+    """Return the function with those of the values that it has keywords for."""
+    asked = inspect.signature(function).parameters.values()
+    names = [each.name for each in asked if each.kind is each.KEYWORD_ONLY]
+    found = {name: values[name] for name in names if name in values}
+    return functools.partial(function, **found)
+
+
 def choose(table: dict[str, T], name: str, *, setting: str) -> T:
-    """The entry called `name`; a wrong name is answered with the right ones."""
+    """Return the entry called `name`; a wrong name is answered with the right ones."""
     if name not in table:
         raise ValueError(f"{setting} = {name!r}; choose from {sorted(table)}")
     return table[name]

@@ -1,17 +1,17 @@
-"""Every setting of a run: its name, unit, default and where the default is from.
+"""Every setting of a run: its default, unit and limits, and where the default is from.
 
 Files under `configs/` hold differences from these defaults.  `resolve` turns the
 ConfigDict that the command line edits into frozen dataclasses and refuses unknown
-names, wrong types and impossible combinations before anything is compiled.
+names, wrong types and impossible combinations before anything is compiled.  How to read
+a field: `config.settings`.  All of them as tables: docs/settings.md.
 
-"ScaleRL" below is https://arxiv.org/abs/2510.13786, appendix A.3 unless noted.
+One file above 400 lines, because it is where all settings are looked up.
+"ScaleRL" is https://arxiv.org/abs/2510.13786, appendix A.3 or the section named.
 """
 
 import dataclasses
 import json
-import math
-import typing
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import ml_collections
 
@@ -19,145 +19,224 @@ from scalerl_jax.config.bases import ask_polaris as ask_polaris
 from scalerl_jax.config.bases import based_on as based_on
 from scalerl_jax.config.bases import scalerl_baseline as scalerl_baseline
 from scalerl_jax.config.bases import vanilla_grpo as vanilla_grpo
-from scalerl_jax.config.critic import CriticConfig
-from scalerl_jax.config.objective import ObjectiveConfig
-from scalerl_jax.config.validation import validate
+from scalerl_jax.config.checks import validate
+from scalerl_jax.config.command_line import check as check
+from scalerl_jax.config.losses import LOSSES
+from scalerl_jax.config.settings import Limits, With, build, setting, settings_of
 
-Mode = typing.Literal["pipeline", "batched"]
-Order = typing.Literal["shuffled", "easy_to_hard", "progressive"]
-Schedule = typing.Literal["constant", "cosine"]
-Dtype = typing.Literal["float32", "bfloat16"]
-Remat = typing.Literal["none", "dots", "attention", "full"]
-LearnerAttention = typing.Literal["auto", "blockwise", "splash", "cudnn"]
-KvOnUpdate = typing.Literal["keep", "recompute"]
-Attention = typing.Literal["auto", "paged", "gathered", "pallas", "cudnn"]
-Unjudged = typing.Literal["exclude", "wrong"]
-MathAnswer = typing.Literal["boxed", "last_number", "boxed_else_last_number"]
-LiveStop = typing.Literal["never", "alarm", "plateau"]
+# Kinds of numbers.  A 0 where it may stand means "none", or "found out by itself".
+Steps = Annotated[int, Limits("optimizer steps", above=0, at_most=10**9)]
+StepsOr0 = Annotated[int, Limits("optimizer steps", at_least=0, at_most=10**9)]
+Tokens = Annotated[int, Limits("tokens", above=0, at_most=2**24)]
+TokensOr0 = Annotated[int, Limits("tokens", at_least=0, at_most=2**24)]
+Devices = Annotated[int, Limits("devices", above=0, at_most=10**4)]
+DevicesOr0 = Annotated[int, Limits("devices", at_least=0, at_most=10**4)]
+Processes = Annotated[int, Limits("processes", at_least=0, at_most=1000)]
+Lag = Annotated[int, Limits(at_least=0, at_most=10**4)]
+Large = Annotated[int, Limits(at_least=0, at_most=2**32 - 1)]
+PromptsOr0 = Annotated[int, Limits("prompts", at_least=0, at_most=10**7)]
+Prompts = Annotated[int, Limits("prompts", above=0, at_most=10**6)]
+Count = Annotated[int, Limits(above=0, at_most=10**5)]
+CountOr0 = Annotated[int, Limits(at_least=0, at_most=10**5)]
+Seconds = Annotated[float, Limits("s", above=0, at_most=10**7)]
+Mebibytes = Annotated[int, Limits("MiB", above=0, at_most=10**7)]
+Positive = Annotated[float, Limits(above=0)]
+NotNegative = Annotated[float, Limits(at_least=0)]
+Share = Annotated[float, Limits(above=0, at_most=1)]
+ShareOr0 = Annotated[float, Limits(at_least=0, at_most=1)]
+Decay = Annotated[float, Limits(at_least=0, below=1)]
+
+Mode = Literal["pipeline", "batched"]
+MathAnswer = Literal["boxed", "last_number", "boxed_else_last_number"]
+Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The policy: its shape, where its weights come from, its number formats."""
 
-    architecture: str = "checkpoint"  # or a name in `model.architecture.ARCHITECTURES`
-    # Hugging Face directory or id of its hub, or GGUF file; empty: random weights
-    checkpoint: str = ""
-    compute_dtype: Dtype = "float32"  # activations and matmuls, the head apart
-    param_dtype: Dtype = "float32"  # the learner's master weights
-    sampler_dtype: Dtype = "float32"  # weights and KV cache of the sampler
-    float32_head: bool = True  # both sides; ScaleRL section 3.2
-    remat: Remat = "none"  # what of a layer is computed again; model/transformer.py
-    attention: LearnerAttention = "auto"  # by machine; see model/attention_kernels.py
-    attention_block: int = 512  # queries, and keys, that blockwise attention takes
-    scan_layers: bool = True  # False: unrolled; for few layers, on a CPU
-    head_chunk_tokens: int = 1024  # of a device, whose logits exist at one time
-    head_chunk_vocab: int = 16384  # logits of each that exist at one time
-    # Patterns of whole names ("embedding", "layers/.*norm"): not trained;
-    # learner/freezing.py
-    frozen: tuple[str, ...] = ()
+    architecture: str = setting(
+        "checkpoint", "the checkpoint's, or one of `model.architecture.ARCHITECTURES`"
+    )
+    checkpoint: str = setting(
+        "",
+        "Hugging Face directory or id of its hub, or GGUF file (Llama 3, Qwen2.5, "
+        "Qwen3, SmolLM2); empty: random weights",
+    )
+    compute_dtype: Dtype = setting("float32", "activations and matmuls, not the head")
+    param_dtype: Dtype = setting("float32", "the learner's master weights")
+    sampler_dtype: Dtype = setting("float32", "weights and KV cache of the sampler")
+    float32_head: bool = setting(True, "logits of sampler and learner", "ScaleRL 3.2")
+    remat: Literal["none", "dots", "attention", "full"] = setting(
+        "none", "what of a layer is computed again; model/transformer.py"
+    )
+    attention: Literal["auto", "blockwise", "splash", "cudnn"] = setting(
+        "auto", "the learner's; auto: by machine; model/attention_kernels.py"
+    )
+    attention_block: Tokens = setting(512, "queries, and keys, of blockwise attention")
+    scan_layers: bool = setting(True, "False: unrolled; for few layers, on a CPU")
+    head_chunk_tokens: Tokens = setting(
+        1024, "tokens of a device whose logits exist at one time"
+    )
+    head_chunk_vocab: Tokens = setting(
+        16384, "entries of the vocabulary whose logits exist at one time"
+    )
+    frozen: tuple[str, ...] = setting(
+        (),
+        'patterns of whole names ("embedding", "layers/.*norm") that are not trained; '
+        "learner/freezing.py",
+    )
+
+
+_CHAT = With("data.template", "chat")
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """Prompts: which tasks, how many, how they are shown to the policy."""
 
-    # Names in `data.tasks.TASKS`, and of data sets, "@SPLIT" after them or not;
-    # data/datasets.py
-    tasks: tuple[str, ...] = ("chain_sum",)
-    directory: str = ""  # of prepared data sets; empty: ~/.cache/scalerl_jax/data
-    train_prompts: int = 8192  # in equal parts per task; 0: all that data sets hold
-    # Share of the draws of each of `tasks`; empty: one shuffled stream of all.
-    task_weights: tuple[float, ...] = ()
-    # Words; a training prompt that shares so many in a row with an evaluation prompt
-    # is dropped, as one that equals it is; 13 as in GPT-3's appendix C,
-    # https://arxiv.org/abs/2005.14165; 0: only equal ones.
-    overlap_ngram: int = 13
-    tokenizer: str = ""  # tokenizer.json or its directory; empty: the checkpoint's
-    template: str = "{question}<think>"  # "chat": the tokenizer's own chat template
-    system_prompt: str = ""  # of a chat; empty: what the data set says, or nothing
-    user_template: str = "{question}"  # the user's message of a chat: how to answer
-    enable_thinking: bool = True  # as Qwen3's template takes it
-    # The answer is what follows the last of these; empty: all; "auto": the thinking,
-    # if the model does any; build/thinking.py
-    answer_after: str = "</think>"
-    max_history_pass_rate: float = 0.9  # from here on a prompt is not sampled again
-    no_positive_resampling: bool = True  # ScaleRL section 3.2
-    # easy_to_hard: sorted, no shuffle (Tan et al., https://arxiv.org/abs/2509.25300);
-    # progressive: evenly among the easiest, ever more of them; data/curriculum.py
-    order: Order = "shuffled"
-    # JSON lines of pass rates, which `python -m scalerl_jax.data difficulty` makes;
-    # "measured": the run's own, after a first epoch that is shuffled and open.
-    difficulty: str = ""
-    open_share: float = 0.1  # of the prompts, open at step 0 of `progressive`
-    open_steps: int = 0  # optimizer steps until all of them are
+    tasks: tuple[str, ...] = setting(
+        ("chain_sum",),
+        "names in `data.tasks.TASKS`, and of data sets, with @SPLIT or without; "
+        "data/datasets.py",
+    )
+    directory: str = setting("", "prepared data sets; empty: ~/.cache/scalerl_jax/data")
+    train_prompts: PromptsOr0 = setting(8192, "in equal parts per task; 0: all")
+    task_weights: tuple[float, ...] = setting(
+        (), "share of the draws of each of data.tasks; empty: one shuffled stream"
+    )
+    overlap_ngram: CountOr0 = setting(
+        13,
+        "a training prompt that shares so many in a row with an evaluation prompt is "
+        "dropped, as one that equals it is; 0: only equal ones",
+        "GPT-3, https://arxiv.org/abs/2005.14165, appendix C",
+    )
+    tokenizer: str = setting("", "a file or directory; empty: the checkpoint's")
+    template: str = setting(
+        "{question}<think>", 'form of a prompt; "chat": the tokenizer\'s own template'
+    )
+    system_prompt: str = setting(
+        "", "of a chat; empty: what the data set says, or nothing", needs=_CHAT
+    )
+    user_template: str = setting(
+        "{question}", "the user's message of a chat: how to answer", needs=_CHAT
+    )
+    enable_thinking: bool = setting(True, "as Qwen3's template takes it", needs=_CHAT)
+    answer_after: str = setting(
+        "</think>",
+        "the answer is what follows the last of these; empty: all of the completion; "
+        '"auto": the thinking, if the model does any; build/thinking.py',
+    )
+    max_history_pass_rate: Share = setting(
+        0.9, "from here on a prompt is not sampled again", "ScaleRL 3.2"
+    )
+    no_positive_resampling: bool = setting(
+        True, "leave prompts out that are nearly always solved", "ScaleRL 3.2"
+    )
+    order: Literal["shuffled", "easy_to_hard", "progressive"] = setting(
+        "shuffled",
+        "easy_to_hard: sorted, no shuffle; progressive: evenly among the easiest, ever "
+        "more of them; data/curriculum.py",
+        "easy_to_hard: Tan et al., https://arxiv.org/abs/2509.25300",
+    )
+    difficulty: str = setting(
+        "",
+        "JSON lines of pass rates, which `python -m scalerl_jax.data difficulty` "
+        'makes; "measured": the run\'s own, after a first epoch that is shuffled and '
+        "open",
+        needs=With("data.order", "easy_to_hard", "progressive"),
+    )
+    open_share: Share = setting(0.1, "of the prompts, open at step 0 of progressive")
+    open_steps: StepsOr0 = setting(0, "until all prompts are open in progressive")
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """What a verdict is worth, and what a verifier may take."""
+    """Rewards of verdicts, and what a verifier may take."""
 
-    correct: float = 1.0  # ScaleRL: +1 and -1
-    wrong: float = -1.0  # ScaleRL
-    # A rollout whose verifier timed out or failed.  exclude: it leaves loss, baseline,
-    # history and pass rates, and is counted and charged; wrong: it is a wrong answer.
-    unjudged: Unjudged = "exclude"
-    # Of the rollouts of 10 batches, or of an evaluation; with more the run stops.
-    max_unjudged_share: float = 0.1
-    timeout_s: float = 10.0  # per answer; then killed and marked verifier_timeout
-    # Verifier processes, and as many for evaluation; 0: cores less two, at most 32.
-    num_workers: int = 0
-    memory_mib: int = 4096  # of a verifier process, beside its imports
-    math_answer: MathAnswer = "boxed"  # where a completion's final answer is
-    code_cpu_s: int = 6  # of a solution; of a program, for each input
-    code_memory_mib: int = 1024  # of a solution, which has threads and one process
-    code_packages: str = ""  # directory that solutions may import from; empty: none
-    # How far a printed or returned number with a decimal point may be from the expected
-    # y: by this times max(1, |y|), as in programming contests; 0: equal numbers only.
-    code_float_tolerance: float = 0.0
+    correct: float = setting(1.0, "reward of a correct answer", "ScaleRL")
+    wrong: float = setting(-1.0, "reward of any other answer", "ScaleRL")
+    unjudged: Literal["exclude", "wrong"] = setting(
+        "exclude",
+        "a rollout whose verifier timed out or failed; exclude: it leaves loss, "
+        "baseline, history and pass rates, and is counted and charged; wrong: it is a "
+        "wrong answer",
+    )
+    max_unjudged_share: Share = setting(
+        0.1, "of the rollouts of 10 batches, or of an evaluation; more stop the run"
+    )
+    timeout_s: Seconds = setting(10.0, "per answer; then verifier_timeout")
+    num_workers: Processes = setting(
+        0, "verifiers, and as many for evaluation; 0: cores less two, at most 32"
+    )
+    memory_mib: Mebibytes = setting(4096, "of a verifier process, beside its imports")
+    math_answer: MathAnswer = setting("boxed", "where a completion's final answer is")
+    code_cpu_s: Count = setting(6, "of a solution; of a program, for each input")
+    code_memory_mib: Mebibytes = setting(1024, "of a solution: one process")
+    code_packages: str = setting("", "directory of packages for solutions")
+    code_float_tolerance: NotNegative = setting(
+        0.0,
+        "how far a printed or returned number with a decimal point may be from the "
+        "expected y: by this times max(1, |y|); 0: equal numbers only",
+        "as in programming contests",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
     """One optimizer step's rollouts, and how they are laid out for the device."""
 
-    num_prompts: int = 48  # N, of an optimizer step; ScaleRL
-    group_size: int = 16  # G, completions of a prompt; ScaleRL
-    # Passes over each window of rollouts: an optimizer step per batch and pass.
-    epochs: int = 1
-    # Generate other groups in place of those without reward variance (DAPO), at most
-    # max_refills of them per group; verl's DAPO generates 10 batches for one at most.
-    dynamic_sampling: bool = False
-    max_refills: int = 9  # groups that take the place of one
-    packing: bool = True  # several rollouts in a row; never changes the gradient
-    row_tokens: int = 16384  # S; at least the longest prompt + completion
-    # R; a multiple of mesh.data * mesh.fsdp, 0: just that
-    rows_per_microbatch: int = 8
-    # The prompt of a group computed once: room for prompts, and for completions, of a
-    # microbatch on one of the mesh.data * mesh.fsdp shards; 0: not shared.
-    shared_tokens: int = 0
-    own_tokens: int = 0  # room for completions, beside shared_tokens
+    num_prompts: Prompts = setting(48, "N, of an optimizer step", "ScaleRL")
+    group_size: Count = setting(16, "G, completions of a prompt", "ScaleRL")
+    epochs: Count = setting(1, "passes over each window, a step per batch")
+    dynamic_sampling: bool = setting(
+        False,
+        "generate other groups in place of those without reward variance, at most "
+        "max_refills of them per group",
+        "True: DAPO",
+    )
+    max_refills: CountOr0 = setting(
+        9, "that take the place of one", "verl's DAPO: 10 batches for one at most"
+    )
+    packing: bool = setting(True, "several rollouts in a row; never changes gradients")
+    row_tokens: Tokens = setting(16384, "S; at least the longest prompt + completion")
+    rows_per_microbatch: CountOr0 = setting(
+        8, "R; a multiple of mesh.data * mesh.fsdp, 0: just that"
+    )
+    shared_tokens: TokensOr0 = setting(
+        0,
+        "room for prompts, computed once for their group, of a microbatch on one of "
+        "the mesh.data * mesh.fsdp shards; 0: not shared",
+    )
+    own_tokens: TokensOr0 = setting(0, "room for completions, beside shared_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplerConfig:
     """Generation: slots, lengths and the distribution that is sampled from."""
 
-    slots: int = 256  # sequences decoded together
-    max_prompt_tokens: int = 2048  # of a sequence; ScaleRL
-    max_completion_tokens: int = 14336  # ScaleRL: 12,288 thinking + 2,048 answer
-    # (first step, completion tokens) of each stage, growing; empty: always the most.
-    length_stages: tuple[tuple[int, int], ...] = ()
-    tokens_per_call: int = 16  # decode steps between two looks of the host
-    prefill_tokens: int = 512  # of the largest prefill chunk
-    cache_tokens: int = 0  # held by the KV cache; 0: every slot at its full length
-    page_size: int = 32  # tokens of a sequence that are cached together
-    kv_on_update: KvOnUpdate = "keep"  # recompute: cached again under new params
-    attention: Attention = "auto"  # by machine; see sampler/attention.py
-    temperature: float = 1.0  # not stated in ScaleRL
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0  # 1.0: off
-    min_p: float = 0.0  # 0.0: off
+    slots: Count = setting(256, "sequences decoded together")
+    max_prompt_tokens: Tokens = setting(2048, "of a sequence", "ScaleRL")
+    max_completion_tokens: Tokens = setting(
+        14336, "of a sequence: 12,288 thinking + 2,048 answer", "ScaleRL"
+    )
+    length_stages: tuple[tuple[int, int], ...] = setting(
+        (), "(first step, completion tokens) of each, growing; empty: always the most"
+    )
+    tokens_per_call: Tokens = setting(16, "decode steps between two looks of the host")
+    prefill_tokens: Tokens = setting(512, "of the largest prefill chunk")
+    cache_tokens: Large = setting(0, "of the KV cache; 0: every slot at its limit")
+    page_size: Tokens = setting(32, "tokens of a sequence that are cached together")
+    kv_on_update: Literal["keep", "recompute"] = setting(
+        "keep", "the KV cache at new params; recompute: cached again under them"
+    )
+    attention: Literal["auto", "paged", "gathered", "pallas", "cudnn"] = setting(
+        "auto", "of the sampler; auto: by machine; sampler/attention.py"
+    )
+    temperature: Positive = setting(1.0, "of sampling", "not in ScaleRL")
+    top_k: TokensOr0 = setting(0, "likeliest tokens to sample from; 0: off")
+    top_p: Share = setting(1.0, "share of the likeliest tokens; 1.0: off")
+    min_p: NotNegative = setting(0.0, "least probability over the highest; 0.0: off")
 
     @property
     def filters(self) -> tuple[str, ...]:
@@ -170,122 +249,276 @@ class SamplerConfig:
 class InterruptionConfig:
     """Forced end of thinking, at a length drawn evenly from [min, max] tokens."""
 
-    enabled: bool = True  # ScaleRL
-    min_tokens: int = 10_000  # ScaleRL: [10k, 12k]
-    max_tokens: int = 12_000  # ScaleRL
-    phrase: str = (  # ScaleRL section 4, version 1
-        "Okay, time is up. Let me stop thinking and formulate a final answer now. "
-        "</think>"
+    enabled: bool = setting(True, "interrupt long thinking", "ScaleRL")
+    min_tokens: TokensOr0 = setting(
+        10_000, "shortest thinking that is interrupted", "ScaleRL: [10k, 12k]"
     )
-    # Once the text holds it, in whichever tokens, no interruption follows.
-    end_of_thinking: str = "</think>"
+    max_tokens: Tokens = setting(12_000, "longest thinking", "ScaleRL")
+    phrase: str = setting(
+        "Okay, time is up. Let me stop thinking and formulate a final answer now. "
+        "</think>",
+        "forced in, and conditioned on without a loss",
+        "ScaleRL 4, version 1",
+    )
+    end_of_thinking: str = setting(
+        "</think>", "once the text holds it, in any tokens, no interruption follows"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class QueueConfig:
-    """How far the sampler may run ahead of the learner."""
+    """The queue between sampler and learner, which bounds staleness."""
 
-    mode: Mode = "pipeline"  # batched: PPO-off-policy-k with k = max_staleness
-    # Optimizer steps; PipelineRL-8 in ScaleRL; batch.epochs - 1: in turn.  In batched
-    # mode the steps on what is generated together: k / batch.epochs batches.
-    max_staleness: int = 8
-    # Batches of N finished groups: while so many wait, for verdicts or the learner, no
-    # group starts; 0: as many wait as max_staleness allows.  rollout/pacing.py
-    max_waiting: int = 1
-    batch_timeout_s: float = 3600.0  # the learner's wait for a batch
-    group_timeout_s: float = 3600.0  # a running group older than this is dropped
+    mode: Mode = setting("pipeline", "batched: PPO-off-policy-k", "ScaleRL")
+    max_staleness: Lag = setting(
+        8,
+        "optimizer steps between sampling and use; batch.epochs - 1: in turn; batched: "
+        "the steps on what is generated together, k / batch.epochs batches",
+        "ScaleRL: PipelineRL-8",
+    )
+    max_waiting: Lag = setting(
+        1,
+        "batches of N finished groups: while so many wait, for verdicts or learner, "
+        "no group starts; 0: as many wait as max_staleness allows; rollout/pacing.py",
+    )
+    batch_timeout_s: Seconds = setting(3600.0, "the learner's wait for a batch")
+    group_timeout_s: Seconds = setting(3600.0, "an older running group is dropped")
+
+
+_KL = With("objective.kl_coefficient")
+_OVERLONG = With("objective.overlong_cache_tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveConfig:
+    """The loss: ScaleRL's is CISPO, prompt average, batch-normalised advantages."""
+
+    loss: str = setting("cispo", "see algo/losses.py", "ScaleRL 3.2", choices=LOSSES)
+    anchor: Literal["behavior", "recomputed"] = setting(
+        "behavior",
+        "whose log-probabilities the ratio is over: the sampler's, or the trainer's "
+        "own of the params at the start of the window",
+    )
+    clip_low: NotNegative = setting(0.0, "the ratio stays above 1 - clip_low")
+    clip_high: NotNegative = setting(0.0, "the ratio stays below 1 + clip_high")
+    dual_clip: NotNegative = setting(
+        0.0, "most that a punished token's ratio counts; above 1 + clip_high"
+    )
+    max_importance_ratio: NotNegative = setting(
+        5.0, "absolute cap of the ratio", "ScaleRL finds 4, 5 and 8 alike"
+    )
+    min_importance_ratio: NotNegative = setting(
+        0.0, "floor of CISPO's ratio", "ScaleRL"
+    )
+    allow_sampling_filters: bool = setting(
+        False,
+        "allow a ratio over the sampler's log-probabilities beside top-k, top-p or "
+        "min-p, whose share of the distribution it then is",
+    )
+    correction_cap: NotNegative = setting(
+        0.0,
+        "beside a recomputed anchor: cap of recomputed over behavior (TIS); 0: none",
+    )
+    mask_low: NotNegative = setting(0.0, "DPPO: most that a probability may fall")
+    mask_high: NotNegative = setting(0.0, "DPPO: most that it may rise")
+    aggregation: Literal["constant", "prompt", "sample", "token"] = setting(
+        "prompt", "what counts alike; algo/weights.py", "ScaleRL 3.2"
+    )
+    advantage: Literal["critic", "group_mean", "leave_one_out"] = setting(
+        "group_mean", "what is taken off a reward; algo/advantages.py", "ScaleRL 2"
+    )
+    advantage_normalization: Literal[
+        "batch", "none", "prompt", "reward_std", "running"
+    ] = setting("batch", "what advantages are divided by", "ScaleRL 3.2")
+    advantage_eps: NotNegative = setting(1e-6, "added to that divisor")
+    zero_variance_filter: bool = setting(
+        True, "drop groups of equal verdicts", "ScaleRL 3.2"
+    )
+    kl_coefficient: NotNegative = setting(
+        0.0, "of KL(policy || reference); 0: no reference is held"
+    )
+    kl_estimator: Literal["none", "k1", "k2", "k3"] = setting(
+        "none", "per token; algo/regularizers.py", needs=_KL
+    )
+    kl_in: Literal["loss", "reward"] = setting("loss", "where the KL counts", needs=_KL)
+    reference_every: StepsOr0 = setting(
+        0, "between refreshes of the reference; 0: never refreshed", needs=_KL
+    )
+    entropy_coefficient: NotNegative = setting(0.0, "of the entropy bonus")
+    regularize: Literal["all", "easy"] = setting(
+        "all", "prompts that have KL and entropy bonus", "easy: IsoCompute, 2603.12151"
+    )
+    regularize_from_pass_rate: ShareOr0 = setting(
+        0.0,
+        "least pass rate of an easy group",
+        "IsoCompute: 0.3",
+        needs=With("objective.regularize", "easy"),
+    )
+    overlong_cache_tokens: TokensOr0 = setting(
+        0, "L_cache of the soft punishment of long completions; 0: none", "DAPO"
+    )
+    overlong_max_tokens: TokensOr0 = setting(
+        0, "L_max; 0: sampler.max_completion_tokens", "DAPO", needs=_OVERLONG
+    )
+    overlong_on: Literal["all", "correct"] = setting(
+        "all", "completions that are punished", "ScaleRL: correct", needs=_OVERLONG
+    )
+    cut_off_completions: Literal["keep", "mask", "wrong"] = setting(
+        "keep",
+        "completions without EOS; mask: no loss on them, and their group's baseline "
+        "still counts them; wrong: their reward is that of a wrong answer",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticConfig:
+    """PPO's learned value function; what is not here is as the policy's.
+
+    "ORZ" is Open-Reasoner-Zero, https://arxiv.org/abs/2503.24290, section 2.
+    """
+
+    learning_rate: Positive = setting(5e-6, "on the policy's schedule", "ORZ")
+    warmup_steps: StepsOr0 = setting(50, "of the critic's own", "ORZ")
+    minibatches: Count = setting(
+        1,
+        "parts of a batch, an optimizer step of the critic on each, for one of the "
+        "policy",
+        "ORZ: 12",
+    )
+    pretrain_steps: StepsOr0 = setting(
+        0, "the first ones, which change the critic alone", "VAPO, 2504.05118, 4.1: 50"
+    )
+    value_clip: NotNegative = setting(
+        0.0,
+        "most that a value may move from what it was at the start of its window, in "
+        "the unit of the reward; 0: no limit",
+        "ORZ's code: 0.2",
+    )
+    gamma: ShareOr0 = setting(1.0, "discount per token", "ORZ")
+    gae_lambda: ShareOr0 = setting(1.0, "0.95 forgets over long ones", "ORZ")
+
+
+_COSINE = With("optimizer.schedule", "cosine")
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW with linear warm-up, then constant or falling along a cosine."""
 
-    learning_rate: float = 5e-7  # ScaleRL
-    warmup_steps: int = 100  # ScaleRL
-    schedule: Schedule = "constant"  # ScaleRL
-    decay_steps: int = 0  # where the cosine ends; 0: at train.num_steps
-    final_share: float = 0.0  # of the learning rate, from there on
-    # Rollouts of the batch that learning_rate is meant for: it is scaled by the square
-    # root of num_prompts * group_size over them (IsoCompute: 1024); 0: as it stands.
-    base_rollouts: int = 0
-    beta1: float = 0.9  # not stated in ScaleRL; MiniMax-M1: 0.9 and 0.95
-    beta2: float = 0.95  # as beta1
-    eps: float = 1e-15  # ScaleRL
-    weight_decay: float = 0.01  # ScaleRL
-    max_grad_norm: float = 1.0  # global norm; 0: no clipping; not stated in ScaleRL
-    stochastic_rounding: bool = False  # of params narrower than float32
+    learning_rate: Positive = setting(5e-7, "after the warm-up", "ScaleRL")
+    warmup_steps: StepsOr0 = setting(100, "of a rate that grows from 0", "ScaleRL")
+    schedule: Literal["constant", "cosine"] = setting(
+        "constant", "of the rate after the warm-up", "ScaleRL"
+    )
+    decay_steps: StepsOr0 = setting(
+        0, "until its end; 0: train.num_steps", needs=_COSINE
+    )
+    final_share: ShareOr0 = setting(0.0, "of the rate, from there on", needs=_COSINE)
+    base_rollouts: CountOr0 = setting(
+        0,
+        "rollouts of the batch that learning_rate is meant for: it is scaled by the "
+        "square root of num_prompts * group_size over them; 0: as it stands",
+        "IsoCompute: 1024",
+    )
+    beta1: Decay = setting(0.9, "of AdamW's first moment", "not ScaleRL; MiniMax-M1")
+    beta2: Decay = setting(0.95, "of AdamW's second moment", "not ScaleRL; MiniMax-M1")
+    eps: Positive = setting(1e-15, "of AdamW", "ScaleRL")
+    weight_decay: NotNegative = setting(0.01, "of AdamW", "ScaleRL")
+    max_grad_norm: NotNegative = setting(
+        1.0, "global; 0: no clipping", "not in ScaleRL"
+    )
+    stochastic_rounding: bool = setting(False, "of params narrower than float32")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """The loop, and when it must stop."""
 
-    num_steps: int = 1000  # optimizer steps in all
-    max_skipped_steps: int = 10  # in a row: no gradient to take, or a non-finite one
-    # Mean |behavior - trainer| at the start; 0.02 is for bfloat16, float32 meets 1e-4.
-    max_mismatch_nats: float = 0.02
-    cut_off_warning_share: float = 0.1  # ScaleRL section 4: a sign of collapse
+    num_steps: Steps = setting(1000, "in all")
+    max_skipped_steps: Steps = setting(
+        10, "in a row without a gradient or with a non-finite one: the run stops"
+    )
+    max_mismatch_nats: Positive = setting(
+        0.02, "mean |behavior - trainer| at the start; for bfloat16: float32 meets 1e-4"
+    )
+    cut_off_warning_share: Share = setting(
+        0.1, "of the completions: a sign of collapse", "ScaleRL 4"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
     """Pass rate on fixed held-out prompts at a pinned version."""
 
-    every: int = 100  # optimizer steps; ScaleRL
-    # Names like `data.tasks`, each asked whole; empty: held out from those.
-    sets: tuple[str, ...] = ()
-    num_prompts: int = 1000  # held out, in equal parts per task; ScaleRL
-    samples_per_prompt: int = 16  # ScaleRL
-    temperature: float = 1.0  # as in training
-    logged_rollouts: int = 4  # readable rollouts per evaluation
+    every: Steps = setting(100, "between two evaluations", "ScaleRL")
+    sets: tuple[str, ...] = setting(
+        (), "names like `data.tasks`, each asked whole; empty: held out from those"
+    )
+    num_prompts: Prompts = setting(1000, "held out, in equal parts per task", "ScaleRL")
+    samples_per_prompt: Count = setting(16, "completions of each prompt", "ScaleRL")
+    temperature: Positive = setting(1.0, "as in training")
+    logged_rollouts: CountOr0 = setting(4, "to read, of each evaluation")
 
 
 @dataclasses.dataclass(frozen=True)
 class ScalingConfig:
     """The run's own scaling curve, fitted beside the training; scaling/live.py."""
 
-    live: bool = False  # fit again after each evaluation; into TensorBoard, in a thread
-    stop: LiveStop = "never"  # end the run: at an alarm, or at its plateau
-    patience: int = 3  # evaluations in a row outside the forecast's band: an alarm
-    min_gain: float = 0.01  # pass rate that twice the compute must still promise
+    live: bool = setting(False, "fit again after each evaluation, in a thread")
+    stop: Literal["never", "alarm", "plateau"] = setting(
+        "never",
+        "end the run: at an alarm, or at its plateau",
+        needs=With("scaling.live", True),
+    )
+    patience: Count = setting(3, "in a row outside the forecast's band: an alarm")
+    min_gain: NotNegative = setting(
+        0.01, "pass rate that twice the compute must still promise"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
     """When the whole state of a run is saved, and how many saves are kept."""
 
-    every: int = 50  # optimizer steps
-    keep: int = 3  # newest checkpoints
+    every: Steps = setting(50, "between two checkpoints")
+    keep: Count = setting(3, "newest ones")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackingConfig:
     """Where a run is looked at, beside the display and the files of its directory."""
 
-    wandb_project: str = ""  # at Weights & Biases, with the extra [wandb]; empty: none
-    # First and last optimizer step of a profiler's trace, for TensorBoard and Perfetto.
-    profile_steps: tuple[int, ...] = ()
+    wandb_project: str = setting("", "at Weights & Biases; extra [wandb]")
+    profile_steps: tuple[int, ...] = setting(
+        (),
+        "first and last optimizer step of a profiler's trace, for TensorBoard and "
+        "Perfetto; empty: none",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
     """Devices of the learner by axis, and those of the sampler."""
 
-    data: int = 1  # replicas of the learner's state
-    fsdp: int = 1  # shards of the learner's state; 0: as many as fit the devices
-    context: int = 1  # shards of the tokens of a row
-    tensor: int = 1  # shards of heads and hidden units
-    sampler_devices: int = 0  # the last of the device list; 0: share the learner's
-    chip: str = ""  # name in the ledger; empty: as JAX names the device
+    data: Devices = setting(1, "replicas of the learner's state")
+    fsdp: DevicesOr0 = setting(1, "shards of that state; 0: as many as fit")
+    context: Devices = setting(1, "shards of the tokens of a row")
+    tensor: Devices = setting(1, "shards of heads and hidden units")
+    sampler_devices: DevicesOr0 = setting(
+        0, "the last of the device list; 0: share the learner's"
+    )
+    chip: str = setting("", "name in the ledger; empty: as JAX names the device")
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """A whole run."""
 
-    seed: int = 0  # of prompts' order, sampling and random weights
-    # Directory of compiled programs, for faster starts; empty: none are kept
-    compile_cache: str = "~/.cache/scalerl_jax/programs"
+    seed: Large = setting(0, "of prompts' order, sampling and random weights")
+    compile_cache: str = setting(
+        "~/.cache/scalerl_jax/programs",
+        "directory of compiled programs, for faster starts; empty: none are kept",
+    )
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     reward: RewardConfig = RewardConfig()
@@ -294,7 +527,9 @@ class Config:
     interruption: InterruptionConfig = InterruptionConfig()
     queue: QueueConfig = QueueConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
-    critic: CriticConfig = CriticConfig()
+    critic: CriticConfig = setting(
+        CriticConfig(), needs=With("objective.advantage", "critic")
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
@@ -303,85 +538,33 @@ class Config:
     tracking: TrackingConfig = TrackingConfig()
     mesh: MeshConfig = MeshConfig()
 
+    @property
+    def steps_per_window(self) -> int:
+        """Optimizer steps on the rollouts that are taken together."""
+        batched = self.queue.mode == "batched"
+        return self.queue.max_staleness if batched else self.batch.epochs
+
+
+SETTINGS = settings_of(Config)  # by dotted name
+
 
 def defaults() -> ml_collections.ConfigDict:
-    """The defaults above, as what `configs/*.py` and the command line edit."""
+    """Return the defaults above, as what `configs/*.py` and the command line edit."""
     return ml_collections.ConfigDict(dataclasses.asdict(Config()))
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """The resolved settings as JSON values, to be written beside the results."""
+    """Return the resolved settings as JSON values, to be written beside the results."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def resolve(config: ml_collections.ConfigDict) -> Config:
-    """Frozen and checked settings from what a file and the command line gave."""
-    check(config)
-    resolved = build(Config, config.to_dict())
-    validate(resolved)
-    return resolved
-
-
-def check(config: object) -> None:
-    """Refuse what no config file should give.
+    """Return frozen and checked settings from what a file and the command line gave.
 
     Raises:
-        ValueError: there is no such file, or its get_config returns something else.
+        ValueError: names the setting, its value, the limit and the way out.
     """
-    try:
-        known = hasattr(config, "to_dict")
-    except OSError as error:  # how ml_collections keeps that the file is missing
-        said = str(error)
-        reason = said[max(0, said.rfind("[Errno")) :]
-        raise ValueError(f"--config cannot be read: {reason}") from error
-    if not known:
-        raise ValueError(
-            f"--config is missing, or get_config in the file returns "
-            f"{type(config).__name__}; it must return an ml_collections.ConfigDict, "
-            f"such as scalerl_jax.config.defaults()"
-        )
-
-
-def build(cls: type, values: dict[str, Any], *, prefix: str = "") -> Any:
-    """A dataclass of settings from nested values; names and types are checked."""
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    hints = typing.get_type_hints(cls)
-    for name in values:
-        if name not in fields:
-            raise ValueError(
-                f"{prefix}{name} is not a setting; choose from "
-                f"{[prefix + known for known in fields]}"
-            )
-    made = {}
-    for name, value in values.items():
-        if dataclasses.is_dataclass(hints[name]):
-            if not isinstance(value, dict):
-                raise ValueError(f"{prefix}{name} = {value!r} must be a section")
-            made[name] = build(hints[name], value, prefix=f"{prefix}{name}.")
-        else:
-            made[name] = _typed(hints[name], value, setting=f"{prefix}{name}")
-    return cls(**made)
-
-
-def _typed(hint: Any, value: Any, *, setting: str) -> Any:
-    if typing.get_origin(hint) is typing.Literal:
-        if value not in typing.get_args(hint):
-            raise ValueError(
-                f"{setting} = {value!r}; choose from {sorted(typing.get_args(hint))}"
-            )
-        return value
-    if typing.get_origin(hint) is tuple:
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"{setting} = {value!r} must be a tuple")
-        item = typing.get_args(hint)[0]
-        return tuple(_typed(item, part, setting=f"{setting}[]") for part in value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is float and isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{setting} = {value} must be a finite number")
-    if type(value) is not hint:
-        raise ValueError(
-            f"{setting} = {value!r} is of type {type(value).__name__}; "
-            f"it must be of type {hint.__name__}"
-        )
-    return value
+    check(config)
+    resolved = build(Config, config.to_dict())
+    validate(resolved, SETTINGS)
+    return resolved

@@ -1,4 +1,4 @@
-"""What recipes and ablations start from, so that their files hold differences alone."""
+"""Starting points of recipes and ablations, whose files hold differences alone."""
 
 import runpy
 from pathlib import Path
@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 
 def based_on(base: str, recipe: str) -> ConfigDict:
-    """The settings of `configs/{base}.py`; `recipe` is the caller's `__file__`.
+    """Return the settings of `configs/{base}.py`; `recipe` is the caller's `__file__`.
 
     Raises:
         ValueError: there is no such file.
@@ -42,14 +42,14 @@ def vanilla_grpo(
     group_size: int = 0,
     warmup_steps: int = 0,
 ) -> ConfigDict:
-    """GRPO without a KL, one update per batch in the synchronous loop.
+    """Return GRPO without a KL, one update per batch in the synchronous loop.
 
     Clip 0.2 on both sides (ScaleRL's appendix, https://arxiv.org/abs/2510.13786),
     sample average, advantages by the prompt's standard deviation, no filter, no
     interruption, no float32 head, every prompt again and again; learning rate 1e-6
     (DAPO, Tan et al.; for the others assumed).
 
-    What stays of ScaleRL: AdamW's betas, its eps of 1e-15 and its weight decay, the
+    ScaleRL's are AdamW's betas, its eps of 1e-15 and its weight decay, the
     warm-up (`warmup_steps` 0) and the batch (0) where nothing else is said, clipped
     gradients, prompts, lengths, rewards of +1 and -1.  On the tiny policy its own
     batch, learning rate and warm-up stay.
@@ -72,7 +72,7 @@ def vanilla_grpo(
 
 
 def scalerl_baseline(base: str, recipe: str) -> ConfigDict:
-    """What the forward ablations of ScaleRL's section 3 start from.
+    """Return the start of the forward ablations of ScaleRL's section 3.
 
     GRPO without a KL, with DAPO's clip, 0.2 and 0.26 (appendix), sample average and
     advantages by the prompt's standard deviation (section 2); 8 steps on what is
@@ -92,7 +92,7 @@ def scalerl_baseline(base: str, recipe: str) -> ConfigDict:
 
 
 def _grpo(base: str, recipe: str, changes: dict[str, Any]) -> ConfigDict:
-    """The base with GRPO's objective, and these changes."""
+    """Return the base with GRPO's objective, and these changes."""
     config = based_on(base, recipe)
     model: Any = config.model
     common: dict[str, Any] = {

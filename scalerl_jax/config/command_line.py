@@ -1,18 +1,19 @@
-"""Flags with a config file among them: what is wrong with either is a ValueError."""
+"""Flags with a config file among them: a mistake in either is a ValueError."""
 
-import dataclasses
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from absl import flags, logging
 
-_MODULE = "config_config"  # what ml_collections calls the file of --config
+from scalerl_jax.config.settings import settings_of
+
+_MODULE = "config_config"  # the name that ml_collections gives the file of --config
 
 
 def read_flags(
     values: flags.FlagValues, argv: Sequence[str], *, settings: type
 ) -> list[str]:
-    """What is left of a command line without its flags.
+    """Return what is left of a command line without its flags.
 
     `settings` is the dataclass that the settings of --config make.
 
@@ -30,7 +31,7 @@ def read_flags(
         if isinstance(error, AttributeError | KeyError):  # --config.name is none
             cause = error.args[0]
             text = cause.args[0] if isinstance(cause, Exception) else cause
-            known = _known(argv, list(_names(settings)))
+            known = _known(argv, list(settings_of(settings)))
             raise ValueError(
                 f"--config has no such setting: {text}; choose from {known}"
             ) from error
@@ -44,7 +45,7 @@ def read_flags(
 
 
 def _of_file(error: BaseException) -> str | None:
-    """What is wrong with the config file; None if that is not the cause."""
+    """Return what is wrong with the config file; None if that is not the cause."""
     each: BaseException | None = error
     while each is not None:
         if isinstance(each, SyntaxError):
@@ -78,17 +79,8 @@ def _last_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[-1]
 
 
-def _names(settings: type, prefix: str = "") -> Iterator[str]:
-    """The names of all settings, with their sections."""
-    for field in dataclasses.fields(settings):
-        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
-            yield from _names(field.type, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}"
-
-
 def _known(argv: Sequence[str], settings: list[str]) -> list[str]:
-    """The settings that stand where an unknown one was given."""
+    """Return the settings that stand where an unknown one was given."""
     prefix = "--config."
     given = [
         arg.removeprefix(prefix).split("=")[0] for arg in argv if arg.startswith(prefix)
@@ -96,3 +88,23 @@ def _known(argv: Sequence[str], settings: list[str]) -> list[str]:
     unknown = next((name for name in given if name not in settings), "")
     section = unknown.rpartition(".")[0]
     return [name for name in settings if name.startswith(f"{section}.")] or settings
+
+
+def check(config: object) -> None:
+    """Refuse what no config file should give.
+
+    Raises:
+        ValueError: there is no such file, or its get_config returns something else.
+    """
+    try:
+        known = hasattr(config, "to_dict")
+    except OSError as error:  # how ml_collections keeps that the file is missing
+        said = str(error)
+        reason = said[max(0, said.rfind("[Errno")) :]
+        raise ValueError(f"--config cannot be read: {reason}") from error
+    if not known:
+        raise ValueError(
+            f"--config is missing, or get_config in the file returns "
+            f"{type(config).__name__}; it must return an ml_collections.ConfigDict, "
+            f"such as scalerl_jax.config.defaults()"
+        )

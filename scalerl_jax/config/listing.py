@@ -1,70 +1,97 @@
-"""Every setting as `--help` lists it: default, choices, unit and source.
+"""Every setting in words: `--help` and docs/settings.md.
 
-Unit and source are the comments of the settings' dataclasses, and written nowhere else.
+`python -m scalerl_jax.config.listing` prints docs/settings.md.
 """
 
-import ast
 import dataclasses
-import inspect
-import io
 import sys
 import textwrap
-import tokenize
 import typing
+from collections.abc import Iterable
 from typing import Any
 
+from scalerl_jax.config import SETTINGS, Config
+from scalerl_jax.config.losses import LOSSES
+from scalerl_jax.config.settings import Setting
+
 _INDENT = " " * 6
+_HEAD = """# Settings
+
+Made by `make settings` from `scalerl_jax/config/__init__.py`.  Unknown names, wrong
+types and impossible combinations are refused before anything is compiled.  Change one
+with `--config.SECTION.NAME=VALUE` or in a file under `configs/`.  "ScaleRL" is arXiv
+[2510.13786](https://arxiv.org/abs/2510.13786), appendix A.3 or the section named, and
+other numbers of this form are of arXiv, too.
+"""
 
 
-def list_settings(config: type) -> str:
-    """The settings of a dataclass and of its sections, a paragraph each."""
-    hints = typing.get_type_hints(config)
-    sections: dict[str, Any] = {"": config} | {
-        f"{name}.": hint
-        for name, hint in hints.items()
-        if dataclasses.is_dataclass(hint)
+def sections() -> dict[str, str]:
+    """Return the first line of every section's docstring by its name; "": the rest."""
+    classes: dict[str, Any] = {"": Config} | {
+        each.name: each.type for each in dataclasses.fields(Config)
     }
-    return "\n\n".join(
-        "\n".join([(section.__doc__ or "").splitlines()[0], *_entries(section, prefix)])
-        for prefix, section in sections.items()
+    return {
+        name: (cls.__doc__ or "").splitlines()[0]
+        for name, cls in classes.items()
+        if dataclasses.is_dataclass(cls)
+    }
+
+
+def list_settings() -> str:
+    """Return the settings as `--help` has them, a paragraph for each section."""
+    found = []
+    for name, title in sections().items():
+        found.append(title)
+        for each in _of_section(name):
+            text = "; ".join(filter(None, _words(each)))
+            lines = textwrap.wrap(
+                text, 88, initial_indent=_INDENT, subsequent_indent=_INDENT
+            )
+            found += [f"  --config.{each.name}={each.default!r}", *lines]
+        found.append("")
+    return "\n".join(found[:-1])
+
+
+def settings_page() -> str:
+    """Return docs/settings.md: a table of sections, of each section, of the losses."""
+    titles = sections()
+    links = ([f"[`{name}`](#{name})", text] for name, text in titles.items() if name)
+    page = f"{_HEAD}\n{_table(['section', 'what'], links)}"
+    for name, title in titles.items():
+        rows = (
+            [f"`{each.name}`", f"`{each.default!r}`", *_words(each)]
+            for each in _of_section(name)
+        )
+        columns = ["setting", "default", "values", "what it is", "source", "read"]
+        page += f"\n## {name or 'Run'}\n\n{title}\n\n{_table(columns, rows)}"
+    rows = (
+        [f"`{name}`", ", ".join(f"`{each}`" for each in loss.settings), loss.paper]
+        for name, loss in LOSSES.items()
     )
+    columns = ["`objective.loss`", "settings that it reads", "source"]
+    return f"{page}\n## Losses\n\nFormulas: `algo/losses.py`\n\n{_table(columns, rows)}"
 
 
-def comments(section: type) -> dict[str, str]:
-    """The comments above and beside each field of a dataclass, by its name."""
-    source = inspect.getsource(sys.modules[section.__module__])
-    lines = source.splitlines()
-    said = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    found = {}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef) and node.name == section.__name__:
-            for field in node.body:
-                if isinstance(field, ast.AnnAssign):
-                    first = field.lineno
-                    while lines[first - 2].lstrip().startswith("#"):
-                        first -= 1
-                    rows = range(first, (field.end_lineno or first) + 1)
-                    text = " ".join(said[row] for row in rows if row in said)
-                    found[ast.unparse(field.target)] = text
-    return found
+def _of_section(name: str) -> Iterable[Setting]:
+    return (each for each in SETTINGS.values() if each.name.rpartition(".")[0] == name)
 
 
-def _entries(section: type, prefix: str) -> list[str]:
-    hints, said = typing.get_type_hints(section), comments(section)
-    return [
-        _entry(f"{prefix}{field.name}", field.default, hints[field.name], said)
-        for field in dataclasses.fields(section)
-        if not dataclasses.is_dataclass(hints[field.name])
-    ]
+def _words(setting: Setting) -> list[str]:
+    """Return values, text, source and condition of a setting, each empty without."""
+    values = ", ".join(
+        filter(None, [setting.limits.unit, *(end for end, _ in setting.limits.ends())])
+    )
+    if typing.get_origin(setting.kind) is typing.Literal:
+        values = f"one of {', '.join(typing.get_args(setting.kind))}"
+    needs = f"only with {setting.needs}" if setting.needs else ""
+    return [values, setting.text, setting.source, needs]
 
 
-def _entry(name: str, default: Any, hint: Any, said: dict[str, str]) -> str:
-    text = said[name.rpartition(".")[2]]
-    if typing.get_origin(hint) is typing.Literal:
-        text = f"one of {', '.join(map(str, typing.get_args(hint)))}; {text}"
-    wrapped = textwrap.fill(text, 88, initial_indent=_INDENT, subsequent_indent=_INDENT)
-    return f"  --config.{name}={default!r}\n{wrapped}"
+def _table(columns: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(settings_page())

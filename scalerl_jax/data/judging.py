@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from scalerl_jax.config import MathAnswer, RewardConfig
-from scalerl_jax.config.validation import check_number
+from scalerl_jax.config import SETTINGS, MathAnswer, RewardConfig
 from scalerl_jax.data.files import read_rows
 from scalerl_jax.data.rows import Malformed, maths, read_answer, read_tests
 from scalerl_jax.data.thinking import extract_answer
@@ -102,9 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(flags: argparse.Namespace) -> None:
     settings = {name: getattr(flags, name) for name in _SETTINGS}
     for name, value in settings.items():
-        if not isinstance(value, str):
-            shown = f"--{name.replace('_', '-')}={value}"
-            check_number(f"reward.{name}", value, shown=shown)
+        given = f"--{name.replace('_', '-')}={value}"
+        SETTINGS[f"reward.{name}"].check(value, given=given)
     reward = RewardConfig(**settings)
     rows = _read(flags.file)
     if any(row.reference["verifier"] == "code" for row in rows):

@@ -11,11 +11,178 @@ Exit status: 0 done, 1 a failure on the way, 2 a mistake in a setting or a flag,
 interrupted; what was finished is kept then.
 """
 
+import dataclasses
+import datetime
 import logging
 import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from scalerl_jax.evaluate.command import run
+from absl import flags
+
+from scalerl_jax.build.prompts import evaluation_set
+from scalerl_jax.build.verifying import check_verifiers
+from scalerl_jax.config import to_json
+from scalerl_jax.evaluate.metrics import Outcome, figures, table
+from scalerl_jax.evaluate.policy import (
+    Described,
+    Flag,
+    Options,
+    Policy,
+    describe,
+    open_policy,
+    run_command,
+    spread,
+)
+from scalerl_jax.evaluate.results import (
+    Results,
+    open_results,
+    read_rows,
+    row_of,
+    write_page,
+)
+from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import Stderr
+from scalerl_jax.utils.run_directory import git_revision, versions
+
+_INTERRUPTED = 130  # exit status
+_OVERALL = "overall"
+_FLAGS: tuple[Flag, ...] = (
+    (
+        "string",
+        "out",
+        "What is written, and must not be there; without it, a directory in "
+        "evaluations/, or for --rollouts a page of their name, where the command runs.",
+    ),
+    ("list", "sets", "Data sets and tasks; without it, eval.sets, else data.tasks."),
+    ("integer", "seed", "Of sampling; without it, the config's."),
+    (
+        "string",
+        "rollouts",
+        "A samples.jsonl, or the rollouts.jsonl of a run: only make its page, --out.",
+    ),
+)
+_log = logging.getLogger("scalerl_jax.evaluate")  # not "__main__"
+
+Sets = Mapping[str, Sequence[Prompt]]
+
+
+def run(argv: Sequence[str]) -> int:
+    """Do what the flags ask for, and return the exit status."""
+    return run_command(argv, _FLAGS, _evaluate, view=_view)
+
+
+def _view(values: flags.FlagValues) -> int:
+    """Make a page of rollouts that are there already, and return the exit status."""
+    rollouts = Path(str(values["rollouts"].value))
+    out = Path(str(values["out"].value or rollouts.with_suffix(".html").name))
+    if out.exists():
+        raise ValueError(f"--out={out} is there already; name another")
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        count = write_page(
+            partial, read_rows(rollouts), title=str(rollouts), note="Rollouts to read"
+        )
+        partial.rename(out)
+    except OSError as error:
+        raise ValueError(f"--out={out} cannot be written: {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{rollouts} holds no rollouts: {error!r}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    sys.stdout.write(f"{count} prompts in {out}\n")
+    return 0
+
+
+def _evaluate(options: Options) -> int:
+    """Sample and judge every set, and return the exit status."""
+    config, count = options.config, options.flags["num_prompts"].value
+    if count is not None:  # of each task; data sets have as many as they have
+        own = dataclasses.replace(config.eval, num_prompts=count)
+        config = dataclasses.replace(config, eval=own)
+    described = describe(config, options.checkpoint)
+    config = described.config
+    names = tuple(options.flags["sets"].value or config.eval.sets or config.data.tasks)
+    if len(set(names)) < len(names) or _OVERALL in names:
+        raise ValueError(f"--sets={','.join(names)} must hold sets, each of them once")
+    sets = {
+        name: spread(evaluation_set(config, described.tokenizer, name), count)
+        for name in names
+    }
+    check_verifiers(config, [each for prompts in sets.values() for each in prompts])
+    out = Path(options.flags["out"].value or _default_out(options.checkpoint, names))
+    started, begun_s = datetime.datetime.now(datetime.UTC), time.monotonic()
+    with open_results(out.absolute()) as results, open_policy(described) as policy:
+        outcomes, complete = _sample(described, policy, sets, results)
+        if not any(outcomes.values()):
+            return _INTERRUPTED
+        found = {name: figures(each) for name, each in outcomes.items() if each}
+        overall = figures([each for group in outcomes.values() for each in group])
+        summary = {
+            "complete": complete,
+            "checkpoint": policy.identity,
+            "samples_per_prompt": config.eval.samples_per_prompt,
+            "temperature": config.eval.temperature,
+            "seed": config.seed,
+            "sets": found,
+            "overall": overall,
+            "started": started.isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - begun_s, 1),
+            "versions": versions(),
+            "git_revision": git_revision(),
+            "config": to_json(config),
+        }
+        results.finish(summary, title=_title(policy), note=_note(summary))
+    shown = found if len(found) == 1 else found | {_OVERALL: overall}
+    sys.stdout.write(f"{_title(policy)}\n{_note(summary)}\n\n{table(shown)}\n{out}\n")
+    return 0 if complete else _INTERRUPTED
+
+
+def _sample(
+    described: Described, policy: Policy, sets: Sets, results: Results
+) -> tuple[dict[str, list[Outcome]], bool]:
+    """Return the outcomes by set, and whether they are all: Ctrl-C keeps the others."""
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in sets}
+    first = 0
+    try:
+        with policy.metered(sum(map(len, sets.values()))) as meter:
+            for name, prompts in sets.items():
+                for group in policy.judged(prompts, meter):
+                    row, votes = row_of(group, described, name=name)
+                    results.add(first + group.place, row)
+                    outcomes[name].append(group.outcome(votes))
+                first += len(prompts)
+    except KeyboardInterrupt:
+        _log.warning("interrupted: what is done is kept, marked as incomplete")
+        return outcomes, False
+    return outcomes, True
+
+
+def _default_out(checkpoint: str, names: Sequence[str]) -> Path:
+    """Return evaluations/CHECKPOINT/SETS, where the command runs."""
+    parts = [name.replace("/", "_").replace(":", "_") for name in names]
+    return Path("evaluations") / Path(checkpoint).absolute().name / "+".join(parts)
+
+
+def _title(policy: Policy) -> str:
+    version = policy.policy_version
+    return policy.identity["path"] + (f", version {version}" if version else "")
+
+
+def _note(summary: Mapping[str, Any]) -> str:
+    rate = summary["overall"]["mean"]["value"]
+    text = (
+        f"{summary['samples_per_prompt']} samples of each of "
+        f"{summary['overall']['prompts']} prompts at temperature "
+        f"{summary['temperature']:g}, seed {summary['seed']}; pass rate "
+        f"{'unknown: nothing was judged' if rate is None else f'{rate:.3f}'}"
+    )
+    if summary["complete"]:
+        return text
+    return f"INTERRUPTED, and short completions finish first: {text}"
+
 
 if __name__ == "__main__":
     # Other libraries have set up logging when they were imported: `force`.

@@ -17,18 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import flags
 
 from scalerl_jax.build.prompts import load_prompts
 from scalerl_jax.build.verifying import check_verifiers
 from scalerl_jax.config import Config
 from scalerl_jax.data import tasks
 from scalerl_jax.data.curriculum import text_digest
-from scalerl_jax.evaluate.meter import metered
-from scalerl_jax.evaluate.options import Options, parse, usage
-from scalerl_jax.evaluate.policy import Policy, describe, open_policy, spread
+from scalerl_jax.evaluate.policy import (
+    Flag,
+    Options,
+    Policy,
+    describe,
+    open_policy,
+    run_command,
+    spread,
+)
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.failures import tell
 from scalerl_jax.utils.reading import parse_json
 
 _log = logging.getLogger(__name__)
@@ -36,77 +40,62 @@ _INTERRUPTED = 130  # exit status
 _BAR = 40  # letters of the longest bar
 # IsoCompute, https://arxiv.org/abs/2603.12151, which measures with 16 samples.
 EASY, HARD = (0.3, 0.6), (0.0, 0.0625)
+_FLAGS: tuple[Flag, ...] = (
+    ("string", "out", "The file of JSON lines; one that is begun goes on."),
+    (
+        "string",
+        "dataset",
+        "A data set or task; without it, the training prompts of the config.",
+    ),
+)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure what the flags ask for; the exit status."""
-    try:
-        options = parse(["difficulty", *arguments], define=_define)
-        if not isinstance(options, Options):
-            sys.stdout.write(usage(options))
-            return 0
-        return _measure(options)
-    except (ValueError, RuntimeError, TimeoutError, FloatingPointError) as error:
-        return tell(error)
-
-
-def _define(values: flags.FlagValues) -> None:
-    flags.DEFINE_string(
-        "out",
-        None,
-        "The file of JSON lines; one that is begun goes on.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "dataset",
-        None,
-        "A data set or task; without it, the training prompts of the config.",
-        flag_values=values,
-    )
+    """Measure what the flags ask for, and return the exit status."""
+    return run_command(["difficulty", *arguments], _FLAGS, _measure)
 
 
 def _measure(options: Options) -> int:
-    values = options.flags
-    if not values["out"].value:
-        raise ValueError("--out is missing: a file of JSON lines, which may be begun")
-    options = dataclasses.replace(
-        options,
-        config=_config(
-            options.config, values["dataset"].value, values["num_prompts"].value
-        ),
+    given, dataset, count = (
+        options.flags[flag].value for flag in ("out", "dataset", "num_prompts")
     )
-    described = describe(options)
-    loaded = load_prompts(described.config, described.tokenizer)
-    check_verifiers(described.config, loaded.examples)
-    prompts = spread(loaded.train, values["num_prompts"].value)
+    if not given:
+        raise ValueError("--out is missing: a file of JSON lines, which may be begun")
+    config = _with_prompts(options.config, dataset, count)
+    described = describe(config, options.checkpoint)
+    config = described.config
+    loaded = load_prompts(config, described.tokenizer)
+    check_verifiers(config, loaded.examples)
+    prompts = spread(loaded.train, count)
+    names = [text_digest(prompt.text) for prompt in prompts]
     conditions = {
-        "samples": described.config.eval.samples_per_prompt,
-        "temperature": described.config.eval.temperature,
+        "samples": config.eval.samples_per_prompt,
+        "temperature": config.eval.temperature,
         "checkpoint": str(Path(options.checkpoint).absolute()),
     }
-    out = Path(values["out"].value)
+    out = Path(given)
     rates, were = _read(out, conditions)
-    names = [text_digest(prompt.text) for prompt in prompts]
-    left = [place for place, name in enumerate(names) if name not in rates]
+    left = [
+        prompt for name, prompt in zip(names, prompts, strict=True) if name not in rates
+    ]
     complete = True
     if left:
         with open_policy(described) as policy:
-            _check_version(out, policy.policy_version, were)
-            complete = _append(
-                out,
-                policy,
-                [prompts[place] for place in left],
-                conditions,
-                rates,
-                total=len(prompts),
-            )
+            if were - {policy.policy_version}:  # a run's newest checkpoint moves on
+                raise ValueError(
+                    f"--out={out} was measured at policy version {sorted(were)}, and "
+                    f"the checkpoint is now at {policy.policy_version}; name another "
+                    f"file, or the checkpoint of that version"
+                )
+            done = len(prompts) - len(left)
+            complete = _append(out, policy, left, conditions, rates, done=done)
     found = [rates[name] for name in names if name in rates]
     sys.stdout.write(f"{histogram(found)}\n{len(found)} of {len(prompts)} in {out}\n")
     return 0 if complete else _INTERRUPTED
 
 
-def _config(config: Config, dataset: str | None, count: int | None) -> Config:
-    """The settings with the prompts that are asked for; none is left over a batch."""
+def _with_prompts(config: Config, dataset: str | None, count: int | None) -> Config:
+    """Return the settings with the prompts asked for; none is left over a batch."""
     batch = dataclasses.replace(config.batch, num_prompts=1)
     data = config.data
     if dataset:
@@ -121,7 +110,7 @@ def _config(config: Config, dataset: str | None, count: int | None) -> Config:
 
 
 def _read(out: Path, conditions: dict[str, Any]) -> tuple[dict[str, float], set[int]]:
-    """Pass rates that are there, by prompt, and of which policy versions they are.
+    """Return the pass rates in a file, by prompt, and their policy versions.
 
     A torn last line is cut off.
 
@@ -156,16 +145,6 @@ def _read(out: Path, conditions: dict[str, Any]) -> tuple[dict[str, float], set[
     return rates, versions
 
 
-def _check_version(out: Path, version: int, were: set[int]) -> None:
-    """A run's newest checkpoint is another one after some time."""
-    if were - {version}:
-        raise ValueError(
-            f"--out={out} was measured at policy version {sorted(were)}, and the "
-            f"checkpoint is now at {version}; name another file, or the checkpoint of "
-            f"that version"
-        )
-
-
 def _append(
     out: Path,
     policy: Policy,
@@ -173,21 +152,15 @@ def _append(
     conditions: dict[str, Any],
     rates: dict[str, float],
     *,
-    total: int,
+    done: int,
 ) -> bool:
     """Measure prompts, a line each as they finish; False if Ctrl-C came before all."""
-    evaluator = dataclasses.replace(policy.evaluator, prompts=prompts)
     try:
         with (
             open(out, "ab", buffering=0) as file,
-            metered(evaluator.progress, total, done=total - len(prompts)) as meter,
+            policy.metered(done + len(prompts), done=done) as meter,
         ):
-            for group in evaluator.judged(
-                policy.params,
-                policy_version=policy.policy_version,
-                listener=meter.listen,
-            ):
-                meter.done()
+            for group in policy.judged(prompts, meter):
                 if not any(group.judged):
                     _log.warning(
                         "prompt %r is left out: its verifier failed (%s)",
@@ -207,20 +180,17 @@ def _append(
 
 
 def histogram(rates: Iterable[float]) -> str:
-    """Pass rates in ten bins and those at 0 and 1, and IsoCompute's easy and hard."""
+    """Return pass rates in ten bins, at 0 and at 1, and IsoCompute's easy and hard."""
     found = np.array(list(rates))
     edges = np.round(np.linspace(0.0, 1.0, 11), 1)  # so that 0.3 is in its own bin
     inside = found[(found > 0.0) & (found < 1.0)]
-    bins = [("0", int((found == 0.0).sum()))]
-    bins += [
-        (f"{low:.1f} to {low + 0.1:.1f}", int(count))
-        for low, count in zip(edges, np.histogram(inside, edges)[0], strict=False)
-    ]
-    bins.append(("1", int((found == 1.0).sum())))
-    most = max(1, *(count for _, count in bins))
+    bins = {f"{low:.1f} to {low + 0.1:.1f}": 0 for low in edges[:-1]}
+    bins = dict(zip(bins, np.histogram(inside, edges)[0].tolist(), strict=True))
+    bins = {"0": int((found == 0.0).sum()), **bins, "1": int((found == 1.0).sum())}
+    most = max(1, *bins.values())
     lines = [
         f"{name:>12} {count:>7} {'█' * round(_BAR * count / most)}\n"
-        for name, count in bins
+        for name, count in bins.items()
     ]
     for name, (low, high) in {"easy": EASY, "hard": HARD}.items():
         count = int(((found >= low) & (found <= high)).sum())

@@ -1,16 +1,22 @@
-"""The policy of a checkpoint, ready to be sampled and judged."""
+"""The policy of a checkpoint that flags name, ready to be sampled."""
 
 import contextlib
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from absl import flags
 from jax.sharding import Mesh
+from ml_collections import config_flags
 
+from scalerl_jax import config as config_lib
 from scalerl_jax.build.learning import check_kv_heads, make_architecture
 from scalerl_jax.build.loading import load_model, run_settings
 from scalerl_jax.build.sampling import (
@@ -20,22 +26,25 @@ from scalerl_jax.build.sampling import (
 )
 from scalerl_jax.build.verifying import make_verifier
 from scalerl_jax.config import Config, ModelConfig, to_json
+from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.evals.evaluate import Evaluator
-from scalerl_jax.evaluate.options import Options
+from scalerl_jax.evaluate.evaluation import Evaluator, Judged
+from scalerl_jax.evaluate.metrics import MAX_SAMPLES
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.shardings import sampler_shardings
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.parallel.publication import checksums
-from scalerl_jax.types import PyTree
+from scalerl_jax.types import Prompt, PyTree
 from scalerl_jax.utils.device_memory import explained
+from scalerl_jax.utils.failures import answer
 from scalerl_jax.utils.programs import keep_programs
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
 
 _log = logging.getLogger(__name__)
-# A policy sampled with others than it was trained with is another one.
+_PLAIN_S = 10.0  # between two lines of progress where there is no terminal
+# Settings that are the policy's own: sampled with others it is another policy.
 _OF_THE_POLICY = (
     "data.template",
     "data.system_prompt",
@@ -46,16 +55,168 @@ _OF_THE_POLICY = (
     "interruption.phrase",
     "reward.math_answer",
 )
+_DEFINE = {
+    "string": flags.DEFINE_string,
+    "list": flags.DEFINE_list,
+    "integer": flags.DEFINE_integer,
+    "float": flags.DEFINE_float,
+}
+Flag = tuple[str, str, str]  # kind, name and meaning; without it the value is None
+_SHARED: tuple[Flag, ...] = (
+    (
+        "string",
+        "checkpoint",
+        "A Hugging Face directory or id, a GGUF file, a run directory (its newest "
+        "checkpoint) or one checkpoint of a run; without it, model.checkpoint.",
+    ),
+    ("integer", "samples", "Of each prompt; without it, eval.samples_per_prompt."),
+    ("integer", "num_prompts", "Spread evenly over those there are; else all."),
+    ("float", "temperature", "Of sampling, 0: greedy; without it, eval.temperature."),
+)
+
+_MORE_HELP = (
+    "--config.NAME=VALUE changes any setting; python -m scalerl_jax.main --help lists "
+    "them."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """A command line: settings with what the flags change, and the flags."""
+
+    config: Config
+    checkpoint: str  # a directory or a file
+    flags: flags.FlagValues
+
+
+def run_command(
+    argv: Sequence[str],
+    own: Sequence[Flag],
+    act: Callable[[Options], int],
+    *,
+    view: Callable[[flags.FlagValues], int] | None = None,
+) -> int:
+    """Run a command with flags of its `own`, and return the exit status.
+
+    `view` acts in place of `act` where --rollouts is given, and needs no checkpoint.
+    """
+
+    def run() -> int:
+        values = flags.FlagValues()
+        config_flag = config_flags.DEFINE_config_file(
+            "config",
+            None,
+            "Settings, a Python file.",
+            flag_values=values,
+            sys_argv=list(argv),
+        )
+        for kind, name, meaning in (*_SHARED, *own):
+            _DEFINE[kind](name, None, meaning, flag_values=values)
+        flags.DEFINE_bool("help", False, "Say what the flags are.", flag_values=values)
+        if extra := read_flags(values, argv, settings=Config)[1:]:
+            raise ValueError(f"unknown arguments {extra}")
+        if values["help"].value:
+            sys.stdout.write(f"{values.get_help()}\n{_MORE_HELP}\n")
+            return 0
+        if view is not None and values["rollouts"].value:
+            return view(values)
+        if values["config"].value is None:
+            raise ValueError("--config is missing: --config=configs/tiny.py")
+        return act(_resolved(config_flag.value, values))
+
+    return answer(run)
+
+
+def _resolved(given: Any, values: flags.FlagValues) -> Options:
+    """Return the checked settings with what the flags change."""
+    checkpoint = values["checkpoint"].value
+    if checkpoint:  # what the config names need not be there
+        given.model.checkpoint = checkpoint
+    if values["samples"].value is not None:
+        given.eval.samples_per_prompt = values["samples"].value
+    if "seed" in values and values["seed"].value is not None:
+        given.seed = values["seed"].value
+    config_lib.check(given)
+    given.objective.allow_sampling_filters = True  # nothing is trained
+    config = config_lib.resolve(given)
+    samples, temperature = config.eval.samples_per_prompt, values["temperature"].value
+    if samples > MAX_SAMPLES:
+        raise ValueError(f"--samples={samples} must be {MAX_SAMPLES} at most")
+    if (count := values["num_prompts"].value) is not None:
+        limits = config_lib.SETTINGS["eval.num_prompts"]
+        limits.check(count, given=f"--num_prompts={count}")
+    if temperature is not None:
+        if not 0.0 <= temperature < math.inf:
+            raise ValueError(f"--temperature={temperature} must be 0 or more")
+        own = dataclasses.replace(config.eval, temperature=temperature)
+        config = dataclasses.replace(config, eval=own)
+    checkpoint = checkpoint or config.model.checkpoint
+    if not checkpoint:
+        raise ValueError(
+            "--checkpoint is missing, and model.checkpoint of the config is empty; "
+            "name a Hugging Face directory, a GGUF file or a run directory"
+        )
+    return Options(config=config, checkpoint=checkpoint, flags=values)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Described:
-    """What is known of a checkpoint before its weights are read."""
+    """A checkpoint before its weights are read."""
 
     config: Config  # the command's, with the checkpoint's tokenizer
     checkpoint: str
     arch: Architecture
     tokenizer: Tokenizer
+
+
+def describe(config: Config, checkpoint: str) -> Described:
+    """Return the checkpoint's architecture and tokenizer; log what its run had else."""
+    own = run_settings(checkpoint)
+    if own is None:
+        own = Config(model=ModelConfig(checkpoint=checkpoint))
+    else:
+        was, now = flatten(to_json(own)), flatten(to_json(config))
+        for name in _OF_THE_POLICY:
+            if was[name] != now[name]:
+                _log.warning(
+                    "warning: %s = %r, and the run of the checkpoint had %r",
+                    *(name, now[name], was[name]),
+                )
+    model = dataclasses.replace(
+        config.model,
+        architecture=own.model.architecture,
+        checkpoint=own.model.checkpoint,
+    )
+    tokenizer = config.data.tokenizer or own.data.tokenizer
+    data = dataclasses.replace(config.data, tokenizer=tokenizer)
+    config = dataclasses.replace(config, model=model, data=data)
+    arch = make_architecture(config)
+    return Described(
+        config=config,
+        checkpoint=checkpoint,
+        arch=arch,
+        tokenizer=make_checked_tokenizer(config, arch),
+    )
+
+
+class Meter:
+    """Counts prompts and tokens for the newest bar of a display."""
+
+    def __init__(self, progress: Progress, done: int) -> None:
+        """Start with `done` prompts before."""
+        self._progress, self._done = progress, done
+        self._started_s = time.monotonic()
+        self.tokens = 0
+
+    def listen(self, sample: int, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+        """Count tokens of a sample that have come; a `requests.Listener`."""
+        self.tokens += len(tokens)
+
+    def done(self) -> None:
+        """Count one more prompt, which is judged."""
+        self._done += 1
+        rate = self.tokens / max(time.monotonic() - self._started_s, 1e-9)
+        self._progress.show({"tokens/s": f"{rate:,.0f}"}, done=self._done)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,40 +228,31 @@ class Policy:
     identity: dict[str, Any]  # of the checkpoint, JSON values
     evaluator: Evaluator
 
+    @contextlib.contextmanager
+    def metered(self, total: int, *, done: int = 0) -> Iterator[Meter]:
+        """Open a bar for `total` prompts, `done` of them before."""
+        progress = self.evaluator.progress
+        with progress.bar("prompt", total=total, done=done, every_s=_PLAIN_S):
+            yield Meter(progress, done)
 
-def describe(options: Options) -> Described:
-    """Architecture and tokenizer of the checkpoint; says what its run did otherwise."""
-    config = options.config
-    own = run_settings(options.checkpoint)
-    if own is None:
-        own = Config(model=ModelConfig(checkpoint=options.checkpoint))
-    else:
-        _compare(own, config)
-    config = dataclasses.replace(
-        config,
-        model=dataclasses.replace(
-            config.model,
-            architecture=own.model.architecture,
-            checkpoint=own.model.checkpoint,
-        ),
-        data=dataclasses.replace(
-            config.data, tokenizer=config.data.tokenizer or own.data.tokenizer
-        ),
-    )
-    arch = make_architecture(config)
-    return Described(
-        config=config,
-        checkpoint=options.checkpoint,
-        arch=arch,
-        tokenizer=make_checked_tokenizer(config, arch),
-    )
+    def judged(self, prompts: Sequence[Prompt], meter: Meter) -> Iterator[Judged]:
+        """Yield the prompts, sampled and judged, in the order in which verdicts come.
+
+        A prompt is counted once the caller has dealt with it.
+        """
+        evaluator = dataclasses.replace(self.evaluator, prompts=prompts)
+        for group in evaluator.judged(
+            self.params, policy_version=self.policy_version, listener=meter.listen
+        ):
+            yield group
+            meter.done()
 
 
 @contextlib.contextmanager
 def open_policy(described: Described) -> Iterator[Policy]:
-    """The policy loaded, its verifiers started until the end of the block.
+    """Load the policy, and have its verifiers until the end of the block.
 
-    On the first device, or over as many as mesh.sampler_devices says.
+    It is on the first device, or over as many as mesh.sampler_devices says.
     """
     config, arch = described.config, described.arch
     keep_programs(config.compile_cache)
@@ -141,30 +293,19 @@ def open_policy(described: Described) -> Iterator[Policy]:
 
 
 def spread(prompts: Sequence[Any], count: int | None) -> Sequence[Any]:
-    """`count` of the prompts, evenly over their order; all if None or more."""
+    """Return `count` prompts, evenly over their order; all if None or more."""
     if count is None or count >= len(prompts):
         return prompts
     places = np.linspace(0, len(prompts) - 1, count).round().astype(int)
     return [prompts[place] for place in places.tolist()]
 
 
-def _compare(own: Config, given: Config) -> None:
-    """Log what a run was trained with and is not evaluated with."""
-    was, now = flatten(to_json(own)), flatten(to_json(given))
-    for name in _OF_THE_POLICY:
-        if was[name] != now[name]:
-            _log.warning(
-                "warning: %s = %r, and the run of the checkpoint had %r",
-                *(name, now[name], was[name]),
-            )
-
-
 def _placed(params: PyTree, arch: Architecture, mesh: Mesh) -> PyTree:
-    """The params as `learner.publish` gives them, and hence the same programs."""
+    """Return the params as `learner.publish` gives them: for the same programs."""
     return jax.device_put(unstack_layers(params, arch), sampler_shardings(arch, mesh))
 
 
 def _fingerprint(params: PyTree) -> str:
-    """16 digits of SHA-256 over the checksums of the params: equal bits, equal text."""
+    """Return 16 digits of SHA-256 over the checksums of the params, by their bits."""
     sums = np.asarray(checksums(params, np.int32(0)))
     return hashlib.sha256(sums.tobytes()).hexdigest()[:16]

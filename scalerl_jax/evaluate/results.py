@@ -1,107 +1,145 @@
-"""The directory of an evaluation: written under another name until it is whole."""
+"""The directory of an evaluation, and the page in it: it opens offline by itself.
 
+The page's template is `assets/viewer/viewer.html`.  Each prompt is a JSON text of its
+own, which the page reads when it is looked at or searched; everything that a model
+wrote reaches the page as text nodes alone.
+"""
+
+import contextlib
+import html
 import json
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
-from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.evals.evaluate import Judged
-from scalerl_jax.evaluate.viewer import read_rows, write_page
+import scalerl_jax
+from scalerl_jax.config import MathAnswer
+from scalerl_jax.evaluate.evaluation import Judged
+from scalerl_jax.evaluate.policy import Described
+from scalerl_jax.rewards.code import extract_code
+from scalerl_jax.utils.reading import check_regular, parse_json
 
 SUMMARY_FILE, SAMPLES_FILE, PAGE_FILE = "summary.json", "samples.jsonl", "viewer.html"
 _PARTIAL = ".partial"  # what a killed evaluation leaves behind ends so
+_TEMPLATE = Path(scalerl_jax.__file__).parent / "assets" / "viewer" / "viewer.html"
+_DATA = "<!-- data -->"  # in the template, where the prompts go
+_SNIPPET = 160  # letters of a prompt in the list
+
+
+@contextlib.contextmanager
+def open_results(out: Path) -> Iterator["Results"]:
+    """Open a directory, which has another name until it is whole.
+
+    Raises:
+        ValueError: there is something already, or it cannot be written.
+    """
+    partial = out.with_name(out.name + _PARTIAL)
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"--out={out} is there already; name another")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+        file = open(partial / SAMPLES_FILE, "w", encoding="utf-8", buffering=1)
+    except FileExistsError as error:
+        raise ValueError(
+            f"{partial} is there: an evaluation is running or was killed; remove it, "
+            f"or name another --out"
+        ) from error
+    except OSError as error:
+        raise ValueError(f"--out={out} cannot be written: {error}") from error
+    results = Results(out, partial, file)
+    try:
+        yield results
+    finally:
+        file.close()
+        if partial.exists() and results.empty:
+            shutil.rmtree(partial)
 
 
 class Results:
     """Rows as prompts finish, in the order of the sets; `finish` makes the rest."""
 
-    def __init__(self, out: Path) -> None:
-        """Make the directory in which it is written.
-
-        Raises:
-            ValueError: there is something already, or it cannot be written.
-        """
-        self._out = out
-        self._partial = out.with_name(out.name + _PARTIAL)
+    def __init__(self, out: Path, partial: Path, file: TextIO) -> None:
+        """Begin with no row in the file, which is in the directory `partial`."""
+        self._out, self._partial, self._file = out, partial, file
         self._held: dict[int, str] = {}  # lines whose predecessors are not done
         self._next = 0
-        try:
-            if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise ValueError(f"--out={out} is there already; name another")
-            out.parent.mkdir(parents=True, exist_ok=True)
-            self._partial.mkdir()
-            file = self._partial / SAMPLES_FILE
-            self._file = open(file, "w", encoding="utf-8", buffering=1)  # by line
-        except FileExistsError as error:
-            raise ValueError(
-                f"{self._partial} is there: an evaluation is running or was killed; "
-                f"remove it, or name another --out"
-            ) from error
-        except OSError as error:
-            raise ValueError(f"--out={out} cannot be written: {error}") from error
 
-    def __enter__(self) -> "Results":
-        """Itself: the file of rows is open."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the file of rows; an evaluation without any leaves nothing."""
-        self._file.close()
-        if self._partial.exists() and not self._next and not self._held:
-            shutil.rmtree(self._partial)
+    @property
+    def empty(self) -> bool:
+        """Say whether no row has come."""
+        return not self._next and not self._held
 
     def add(self, number: int, row: dict[str, Any]) -> None:
-        """The row of a prompt, numbered over all sets; written after those before."""
+        """Write the row of a prompt, numbered over all sets, after those before."""
         self._held[number] = json.dumps(row, allow_nan=False)
         while self._next in self._held:
             self._file.write(self._held.pop(self._next) + "\n")
             self._next += 1
 
     def finish(self, summary: dict[str, Any], *, title: str, note: str) -> None:
-        """The summary and the page; then the directory gets its name."""
+        """Write the summary and the page, and give the directory its name."""
         for number in sorted(self._held):  # of an evaluation that was interrupted
             self._file.write(self._held[number] + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        write_page(
-            self._partial / PAGE_FILE,
-            read_rows(self._partial / SAMPLES_FILE),
-            title=title,
-            note=note,
-        )
-        with open(self._partial / SUMMARY_FILE, "w", encoding="utf-8") as file:
-            json.dump(summary, file, indent=2, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
+        _close(self._file)
+        rows = read_rows(self._partial / SAMPLES_FILE)
+        write_page(self._partial / PAGE_FILE, rows, title=title, note=note)
+        file = open(self._partial / SUMMARY_FILE, "w", encoding="utf-8")
+        json.dump(summary, file, indent=2, allow_nan=False)
+        file.write("\n")
+        _close(file)
         self._partial.rename(self._out)
 
 
+def _close(file: TextIO) -> None:
+    """Close a file that is then on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
+def final_answer(
+    given: str | None, reference: dict[str, Any], *, math_answer: MathAnswer
+) -> tuple[str | None, str | None]:
+    r"""Return the answer in what a verifier was given, and what it votes for.
+
+    Of maths it is what stands in the last \boxed{} or the last number, as
+    reward.math_answer says, and votes are equal that differ in spaces and delimiters
+    only: "1/2" and "0.5" are two, whatever their verdicts, because the verifier
+    compares with the reference alone.  Programs have no vote.  None: there is none.
+    """
+    if given is None:
+        return None, None
+    verifier = reference.get("verifier")
+    if verifier == "code":
+        return extract_code(given), None
+    if verifier != "math":
+        return given, " ".join(given.split()) or None
+    # Here and not above: math-verify takes a second to import.
+    from scalerl_jax.rewards import maths
+
+    found = maths.find_answer(given, math_answer)
+    return found, maths.normalized(found) or None if found else None
+
+
 def row_of(
-    group: Judged,
-    answers: list[str | None],
-    *,
-    name: str,
-    tokenizer: Tokenizer,
-    answer_after: str,
-) -> dict[str, Any]:
-    """A prompt and its samples as JSON values; `answers` are what a reader looks for.
+    group: Judged, described: Described, *, name: str
+) -> tuple[dict[str, Any], list[str | None] | None]:
+    """Return a prompt of the set `name` and its samples as JSON values, and the votes.
 
     `logprobs` are nats, at the temperature of sampling and without top-k, top-p and
     min-p; null where a token was forced.  `answer_start` is where in the completion
-    the last end of thinking is over; null if it never ends.
+    the last end of thinking is over; null if it never ends.  Programs have no votes.
     """
-    prompt, samples = group.prompt, []
-    for completion, answer, status in zip(
+    config, tokenizer, prompt = described.config, described.tokenizer, group.prompt
+    answers = [
+        final_answer(each, prompt.reference, math_answer=config.reward.math_answer)
+        for each in group.answers
+    ]
+    samples = []
+    for completion, (answer, _), status in zip(
         group.completions, answers, group.statuses, strict=True
     ):
         tokens = completion.tokens.tolist()
@@ -115,7 +153,7 @@ def row_of(
                 "cut_off": completion.cut_off,
                 "interrupted": completion.interrupted,
                 "answer_start": tokenizer.answer_start(
-                    tokens, answer_after=answer_after
+                    tokens, answer_after=config.data.answer_after
                 ),
                 "token_texts": texts,
                 "logprobs": [
@@ -126,7 +164,7 @@ def row_of(
                 ],
             }
         )
-    return {
+    row = {
         "id": f"{name}/{prompt.prompt_id}",
         "set": name,
         "task": prompt.task,
@@ -136,3 +174,113 @@ def row_of(
         "detail": group.detail,
         "samples": samples,
     }
+    program = prompt.reference.get("verifier") == "code"
+    return row, None if program else [vote for _, vote in answers]
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the prompts of a samples.jsonl or of a run's rollouts.jsonl.
+
+    Raises:
+        ValueError: the file cannot be read, or a line of it is neither.
+    """
+    check_regular(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            rows = (parse_json(line) for line in file if line.strip())
+            first = next(rows, None)
+            if first is None:
+                raise ValueError("it is empty")
+            if "samples" in first:
+                yield first
+                yield from rows
+            else:
+                yield from _by_prompt([first, *rows])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} holds no rollouts: {said}") from error
+
+
+def _by_prompt(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the rollouts of a run, those of a prompt together, step by step."""
+    prompts: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        prompts.setdefault((row["task"], row["prompt"]), []).append(row)
+    for number, ((task, prompt), group) in enumerate(prompts.items()):
+        yield {
+            "id": f"{task}/{number}",
+            "set": task,
+            "task": task,
+            "prompt": prompt,
+            "reference": group[0]["reference"],
+            "samples": [_sample_of(row) for row in group],
+        }
+
+
+def _sample_of(row: dict[str, Any]) -> dict[str, Any]:
+    text = row["completion"]
+    start = row.get("answer_start", 0)  # runs of before do not say: show all of it
+    return {
+        "label": f"step {row['step']}",
+        "completion": text,
+        "answer": None if start is None else text[start:],
+        "verdict": row["status"],
+        "answer_start": start,
+        **{name: row[name] for name in ("tokens", "cut_off", "interrupted")},
+    }
+
+
+def write_page(
+    path: Path, rows: Iterable[dict[str, Any]], *, title: str, note: str
+) -> int:
+    """Write the page, row by row, and return the number of prompts."""
+    before, after = _TEMPLATE.read_text(encoding="utf-8").split(_DATA)
+    entries: list[dict[str, Any]] = []
+    # A lone surrogate, which UTF-8 lacks, is written as JSON's own escape.
+    with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(before.replace("{{title}}", html.escape(title)))
+        for number, row in enumerate(rows):
+            file.write(_data(f"p{number}", _compact(row)))
+            entry = {name: row[name] for name in ("id", "set", "task")}
+            verdicts = [sample["verdict"] for sample in row["samples"]]
+            entries.append(
+                entry | {"snippet": _end_of(row["prompt"]), "verdicts": verdicts}
+            )
+        file.write(_data("index", {"note": note, "prompts": entries}))
+        file.write(after)
+    return len(entries)
+
+
+def _data(name: str, value: Any) -> str:
+    # Without "<" no text can end the element or begin a comment in it.
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = text.replace("<", "\\u003c")
+    return f'<script type="application/json" id="{name}">{text}</script>\n'
+
+
+def _end_of(prompt: str) -> str:
+    """Return the last words: what comes first is often the same in all."""
+    end = prompt[-_SNIPPET:]
+    return end if end == prompt else "… " + end.partition(" ")[2]
+
+
+def _compact(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row with numbers for tokens: UTF-16 units, and thousandths of nats."""
+    samples = []
+    for sample in row["samples"]:
+        short = dict(sample)
+        start = short.pop("answer_start")
+        texts, logprobs = short.pop("token_texts", []), short.pop("logprobs", None)
+        short["start"] = None if start is None else _units(sample["completion"][:start])
+        if logprobs is not None:
+            short["lengths"] = [_units(text) for text in texts]
+            short["nats"] = [
+                None if value is None else round(-1000 * value) for value in logprobs
+            ]
+        samples.append(short)
+    return {**row, "samples": samples}
+
+
+def _units(text: str) -> int:
+    """Return the length of a text as JavaScript counts."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2

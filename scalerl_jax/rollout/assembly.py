@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from scalerl_jax.algo import filters
+from scalerl_jax.algo.rewards import has_reward_variance
 from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.rollout.batching import (
     TrainSequence,
@@ -129,7 +129,7 @@ class Assembler:
         """Rollouts [B] that enter normalisation and loss."""
         kept = batch.judged
         if self.zero_variance_filter:
-            varied = filters.has_reward_variance(
+            varied = has_reward_variance(
                 jnp.asarray(batch.rewards),
                 jnp.asarray(batch.judged),
                 group_size=self.group_size,

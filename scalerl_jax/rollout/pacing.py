@@ -70,7 +70,7 @@ class Pacing:
     num_steps: int | None = None  # no group starts for a step past it
 
     def __post_init__(self) -> None:
-        """Refuse what `config.validation` keeps from users."""
+        """Refuse what `config.checks` keeps from users."""
         assert self.num_prompts >= 1 and self.epochs >= 1, self
         assert self.max_waiting >= 0, self
         assert self.max_staleness >= self.epochs - 1, "the last epoch is past the bound"

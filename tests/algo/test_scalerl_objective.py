@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as hnp
 from small_tokens import make_tokens
 
 from scalerl_jax.algo.advantages import group_advantages, normalize_by_batch
-from scalerl_jax.algo.filters import has_reward_variance
 from scalerl_jax.algo.losses import cispo_loss
+from scalerl_jax.algo.rewards import has_reward_variance
 from scalerl_jax.algo.weights import prompt_weights
 
 torch = pytest.importorskip("torch")
@@ -67,7 +67,7 @@ def torch_objective(logprobs, behavior_logprobs, rewards, lengths, judged, ended
 
 @jax.jit
 def objective(logprobs, behavior_logprobs, rewards, mask, judged, ended):
-    """The same from `algo`, as the assembler and the step put it together."""
+    """Return it from `algo`, as the assembler and the step put it together."""
     kept = has_reward_variance(rewards, judged, group_size=G) & judged & ended
     advantages = group_advantages(rewards, judged, group_size=G)
     advantages = normalize_by_batch(advantages, kept, eps=EPS)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from small_tokens import make_tokens
 
-from scalerl_jax.algo import gspo, losses, weights
+from scalerl_jax.algo import losses, weights
 from scalerl_jax.algo.regularizers import entropy_bonus, kl_k3
 
 torch = pytest.importorskip("torch")
@@ -110,7 +110,7 @@ def trl_loss(batch, *, kl=0.0, entropy=0.0, tis_cap=None, **settings):
 
 
 def our_loss(batch, token_loss, weigh, *, kl=0.0, entropy=0.0):
-    """The same of ours; its ratios are over the old policy's log-probabilities."""
+    """Return that of ours; its ratios are over the old policy's log-probabilities."""
 
     def loss(logprobs, entropies):
         tokens = make_tokens(
@@ -191,7 +191,7 @@ def test_cispo_is_that_of_trl_whose_epsilon_high_is_the_cap_and_weights_are_of_t
 def test_gspo_is_that_of_trl_at_the_level_of_sequences(batch, kl):
     @losses.anchored
     def of_sequences(tokens):
-        return gspo.gspo_loss(tokens, **CLIP)
+        return losses.gspo_loss(tokens, **CLIP)
 
     theirs = trl_loss(batch, level="sequence", kl=kl)
     assert_equal(our_loss(batch, of_sequences, weights.sample_weights, kl=kl), theirs)

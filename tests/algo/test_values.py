@@ -1,4 +1,4 @@
-"""What a critic learns from, and its loss, by hand and against torch."""
+"""A critic's rewards, advantages and loss, by hand and against torch."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What a token counts for, by hand and as properties of all weightings."""
+"""Weights of tokens by hand, and as properties of all weightings."""
 
 import functools
 

@@ -12,10 +12,9 @@ import pytest
 from small_evaluation import BASE, FLAGS, SETS, command_line
 
 from scalerl_jax.data.tokenizer import load_tokenizer
-from scalerl_jax.evaluate import command
-from scalerl_jax.evaluate.answers import final_answer
-from scalerl_jax.evaluate.meter import Meter
-from scalerl_jax.evaluate.results import SAMPLES_FILE
+from scalerl_jax.evaluate import __main__ as command
+from scalerl_jax.evaluate.policy import Meter
+from scalerl_jax.evaluate.results import SAMPLES_FILE, final_answer
 
 # ml_collections loads config files in a way that Python means to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from scalerl_jax.evaluate.figures import Outcome, figures, table
+from scalerl_jax.evaluate.metrics import Outcome, figures, table
 
 EASY = Outcome(
     statuses=["correct", "correct"],

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from scalerl_jax.algo import advantages, weights
 from scalerl_jax.algo.advantages import group_advantages
-from scalerl_jax.algo.lengths import add_overlong_penalty
 from scalerl_jax.algo.regularizers import easy_prompts
+from scalerl_jax.algo.rewards import add_overlong_penalty
 from scalerl_jax.rollout.assembly import Assembler, group_metrics
 from scalerl_jax.rollout.batching import pack
 from scalerl_jax.rollout.running import RunningNormalization

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.evals.metrics import standard_error
+from scalerl_jax.evaluate.metrics import Outcome, standard_error
 from scalerl_jax.generation.episodes import Episode, Episodes, Judging
 from scalerl_jax.generation.listed import Abandoned, completing, never
 from scalerl_jax.rewards.verdict import UNJUDGED, Status
@@ -62,19 +62,30 @@ class Judged:
 
     @property
     def passed(self) -> list[bool]:
-        """Whether each sample is correct."""
+        """Say for each sample whether it is correct."""
         return [status == "correct" for status in self.statuses]
 
     @property
     def judged(self) -> list[bool]:
-        """Whether each sample counts: it has a verdict."""
+        """Say for each sample whether it counts, which one with a verdict does."""
         return [
             self.unjudged_is_wrong or status not in UNJUDGED for status in self.statuses
         ]
 
+    def outcome(self, votes: Sequence[str | None] | None) -> Outcome:
+        """Return what the figures need, without the tokens, with the answers' votes."""
+        return Outcome(
+            statuses=self.statuses,
+            judged=self.judged,
+            votes=votes,
+            tokens=[len(each.tokens) for each in self.completions],
+            cut_off=[each.cut_off for each in self.completions],
+            interrupted=[each.interrupted for each in self.completions],
+        )
+
     @property
     def pass_rate(self) -> float:
-        """Share of the judged samples that are correct; NaN without any."""
+        """Return the share of the judged samples that are correct; NaN without any."""
         judged = sum(self.judged)
         return sum(self.passed) / judged if judged else math.nan
 
@@ -151,9 +162,9 @@ class Evaluator:
         listener: Listener | None = None,
         stopped: Callable[[], bool] = never,
     ) -> Iterator[Judged]:
-        """Every prompt with these params, in the order in which verdicts come.
+        """Yield every prompt with these params, in the order in which verdicts come.
 
-        Verifiers work while the sampler does.  `listener` hears of tokens as they come.
+        Verifiers work while the sampler does.  `listener` gets tokens as they come.
         """
         episodes = Episodes(self.verifier, self.judging.answer)
         for ended in completing(
@@ -192,7 +203,7 @@ class Evaluator:
     def _readable(
         self, groups: Sequence[Judged], policy_version: int
     ) -> list[dict[str, Any]]:
-        """The first sample of prompts spread evenly over the set."""
+        """Return the first sample of prompts spread evenly over the set."""
         count = min(self.logged_rollouts, len(groups))
         places = np.linspace(0, len(groups) - 1, count).astype(int).tolist()
         rows = []

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from scalerl_jax.evaluate.viewer import read_rows, write_page
+from scalerl_jax.evaluate.results import read_rows, write_page
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from scalerl_jax.evals.metrics import (
+from scalerl_jax.evaluate.metrics import (
     counts_up_to,
     majority_at_k,
     pass_at_k,
@@ -55,7 +55,7 @@ def test_pass_at_k_of_many_samples_does_not_overflow():
 
 
 def majority_of_subsets(votes, correct, k):
-    """The same by writing down every subset, ties shared, in exact fractions."""
+    """Return maj@k by writing down every subset, ties shared, in exact fractions."""
     total = Fraction(0)
     subsets = list(itertools.combinations(range(len(votes)), k))
     for subset in subsets:

@@ -1,0 +1,177 @@
+"""Declaration of a setting: a field of a dataclass that says all about itself.
+
+    max_prompt_tokens: Tokens = setting(2048, "longest prompt", "ScaleRL")
+
+The annotation has the type, and of a number the `Limits` and unit; `setting` has the
+default, what the setting is and where the default is from.  Checks of single settings,
+`--help` and docs/settings.md come from there.
+"""
+
+import dataclasses
+import math
+import operator
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, Literal, TypeVar
+
+T = TypeVar("T")
+_ENDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "above": ("above {:,}", operator.gt),
+    "at_least": ("{:,} or more", operator.ge),
+    "below": ("below {:,}", operator.lt),
+    "at_most": ("{:,} at most", operator.le),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The unit and the range of a number; an end that is None is open.
+
+    Upper ends of counts are more than any run has: past them is a slip of the hand,
+    which would be found out after hours.
+    """
+
+    unit: str = ""
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+
+    def ends(self) -> Iterator[tuple[str, Callable[[float], bool]]]:
+        """Yield each end in words, and whether a value is on its right side."""
+        for name, (words, inside) in _ENDS.items():
+            if (end := getattr(self, name)) is not None:
+                yield words.format(end), lambda value, f=inside, end=end: f(value, end)
+
+
+class With:
+    """A condition under which alone a setting is read: what another setting must be."""
+
+    def __init__(self, setting: str, *values: Any) -> None:
+        """Take the values, one of which it must be; none: anything but 0, its "off"."""
+        self.setting, self.values = setting, values
+
+    def __str__(self) -> str:
+        """Return the condition in words."""
+        if not self.values:
+            return f"{self.setting} above 0"
+        return f"{self.setting} = {' or '.join(map(repr, self.values))}"
+
+    def holds(self, actual: Any) -> bool:
+        """Return whether the other setting is so."""
+        return actual in self.values if self.values else bool(actual)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """All that is known of a setting."""
+
+    name: str = ""  # with its section
+    kind: Any = None  # the type; a Literal for a choice
+    default: Any = None
+    limits: Limits = Limits()
+    text: str = ""
+    source: str = ""  # of the default, or of what may be set
+    needs: With | None = None
+
+    def check(self, value: Any, *, given: str = "") -> None:
+        """Refuse a number outside of the limits; `given` is what the user wrote.
+
+        Raises:
+            ValueError: names the setting, its value and the limit.
+        """
+        for words, inside in self.limits.ends():
+            if not inside(value):
+                raise ValueError(f"{given or f'{self.name} = {value}'} must be {words}")
+
+
+def setting(
+    default: T,
+    text: str = "",
+    source: str = "",
+    *,
+    choices: Iterable[str] = (),
+    needs: With | None = None,
+) -> T:
+    """Return a field: its default, what it is, and where the default is from.
+
+    `choices` are those of a name that no Literal has.  With `needs` the setting must
+    keep its default where the condition does not hold, for nothing would read it.
+    """
+    kind = Literal[tuple(choices)] if choices else None
+    said = Setting(kind=kind, text=text, source=source, needs=needs)
+    return dataclasses.field(default=default, metadata={"said": said})
+
+
+def settings_of(
+    cls: type, *, prefix: str = "", needs: With | None = None
+) -> dict[str, Setting]:
+    """Return the settings of a dataclass and of its sections, by dotted name."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    found: dict[str, Setting] = {}
+    for field in dataclasses.fields(cls):
+        name, kind, limits = prefix + field.name, hints[field.name], Limits()
+        if typing.get_origin(kind) is Annotated:
+            kind, limits = typing.get_args(kind)
+        said: Setting = field.metadata.get("said", Setting())
+        needed = said.needs or needs
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            found |= settings_of(kind, prefix=f"{name}.", needs=needed)
+        else:
+            found[name] = dataclasses.replace(
+                said,
+                name=name,
+                kind=said.kind or kind,
+                default=field.default,
+                limits=limits,
+                needs=needed,
+            )
+    return found
+
+
+def build(cls: type, values: dict[str, Any], *, prefix: str = "") -> Any:
+    """Return a dataclass of settings from nested values; names and types are checked.
+
+    Raises:
+        ValueError: names the setting, its value and what it must be.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for name in values:
+        if name not in fields:
+            raise ValueError(
+                f"{prefix}{name} is not a setting; choose from "
+                f"{[prefix + known for known in fields]}"
+            )
+    hints, known = typing.get_type_hints(cls), settings_of(cls)
+    made = {}
+    for name, value in values.items():
+        if name in known:
+            made[name] = _typed(known[name].kind, value, setting=f"{prefix}{name}")
+        elif isinstance(value, dict):
+            made[name] = build(hints[name], value, prefix=f"{prefix}{name}.")
+        else:
+            raise ValueError(f"{prefix}{name} = {value!r} must be a section")
+    return cls(**made)
+
+
+def _typed(kind: Any, value: Any, *, setting: str) -> Any:
+    """Return the value as what the setting's type says."""
+    inner = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        if value not in inner:
+            raise ValueError(f"{setting} = {value!r}; choose from {sorted(inner)}")
+        return value
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{setting} = {value!r} must be a tuple")
+        return tuple(_typed(inner[0], part, setting=f"{setting}[]") for part in value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is float and isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{setting} = {value} must be a finite number")
+    if type(value) is not kind:
+        raise ValueError(
+            f"{setting} = {value!r} is of type {type(value).__name__}; "
+            f"it must be of type {kind.__name__}"
+        )
+    return value

@@ -1,1 +1,0 @@
-"""Pass rate on fixed held-out prompts at a pinned version."""

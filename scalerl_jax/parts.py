@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from scalerl_jax.data.mixture import Stream
+from scalerl_jax.data.streams import Stream
 from scalerl_jax.evals.evaluate import Evaluator
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.critic import PairedStep

@@ -36,7 +36,7 @@ from scalerl_jax.build.tables import DTYPES
 from scalerl_jax.build.thinking import answer_after
 from scalerl_jax.build.verifying import check_verifiers, make_verifier
 from scalerl_jax.config import Config, to_json
-from scalerl_jax.data.mixture import Stream
+from scalerl_jax.data.streams import Stream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.freezing import frozen_params

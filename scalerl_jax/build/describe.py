@@ -23,7 +23,7 @@ from scalerl_jax.build.tables import (
 )
 from scalerl_jax.config import Config, InterruptionConfig
 from scalerl_jax.config.objective import LOSS_SETTINGS
-from scalerl_jax.data.prompts import PromptStream
+from scalerl_jax.data.streams import PromptStream
 from scalerl_jax.model.transformer import head_logits
 from scalerl_jax.rollout.annotation import KlPenalty
 from scalerl_jax.rollout.running import RunningNormalization

@@ -63,7 +63,7 @@ class DataConfig:
     """Prompts: which tasks, how many, how they are shown to the policy."""
 
     # Names in `data.tasks.TASKS`, and of data sets, "@SPLIT" after them or not;
-    # data/datasets.py
+    # data/preparing.py
     tasks: tuple[str, ...] = ("chain_sum",)
     directory: str = ""  # of prepared data sets; empty: ~/.cache/scalerl_jax/data
     train_prompts: int = 8192  # in equal parts per task; 0: all that data sets hold
@@ -84,7 +84,7 @@ class DataConfig:
     max_history_pass_rate: float = 0.9  # from here on a prompt is not sampled again
     no_positive_resampling: bool = True  # ScaleRL section 3.2
     # easy_to_hard: sorted, no shuffle (Tan et al., https://arxiv.org/abs/2509.25300);
-    # progressive: evenly among the easiest, ever more of them; data/curriculum.py
+    # progressive: evenly among the easiest, ever more of them; data/streams.py
     order: Order = "shuffled"
     # JSON lines of pass rates, which `python -m scalerl_jax.data difficulty` makes;
     # "measured": the run's own, after a first epoch that is shuffled and open.

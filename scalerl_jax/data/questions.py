@@ -1,4 +1,4 @@
-"""What a task or a data set asks.
+"""Questions of tasks and data sets.
 
 The verifier's process and the data commands import this module: no JAX here.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked, and what a verifier needs to judge an answer.
+    """A question, and what a verifier needs to judge an answer.
 
     `reference` holds JSON values only.  That of a data set names its "verifier"
     ("math" or "code"), has the "answer" or the "tests" that this verifier wants, and
@@ -25,6 +25,6 @@ class Question:
 
 
 def take(questions: Sequence[Question], places: list[int]) -> list[Question]:
-    """Those at some places; in one read where the sequence can, ten times as fast."""
+    """Return those at some places; by one read if possible, ten times as fast."""
     read = getattr(questions, "__getitems__", None)
     return read(places) if read else [questions[place] for place in places]

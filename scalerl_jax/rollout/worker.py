@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from scalerl_jax.data.mixture import Stream
+from scalerl_jax.data.streams import Stream
 from scalerl_jax.data.thinking import extract_answer
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.publish import Published, receive

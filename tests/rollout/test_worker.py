@@ -16,7 +16,8 @@ import pytest
 
 from scalerl_jax import warmstart
 from scalerl_jax.data import tasks
-from scalerl_jax.data.prompts import PromptStream, build_prompts
+from scalerl_jax.data.prompts import build_prompts
+from scalerl_jax.data.streams import PromptStream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.publish import Published, checksums
 from scalerl_jax.rewards.verifier import VerifierPool

@@ -140,16 +140,16 @@ class HubSplit:
                 be reached.
         """
         owner, name, *subset = self.name.split("/")
-        found: dict[Path, tuple[Path, str]] = {}  # file and split by path
-        for path, file in _files_of(f"{owner}/{name}", _DATA_FILES).items():
+        splits: dict[Path, str] = {}  # of files, by their path; "" where none is named
+        files = _files_of(f"{owner}/{name}", _DATA_FILES)
+        for path in files:
             named = [each for each in _SPLITS if re.search(rf"\b{each}", str(path))]
-            wanted = not subset or subset[0] in path.parts
             known = any(path.match(pattern) for pattern in _DATA_FILES)
-            if wanted and known and path.name not in _NO_DATA:
-                found[path] = file, named[0] if named else ""
-        paths = [path for path, (_, split) in found.items() if split == self.split]
-        if self.split == _SPLITS[0] and not any(split for _, split in found.values()):
-            paths = list(found)
+            if known and path.name not in _NO_DATA and {*subset} <= {*path.parts}:
+                splits[path] = named[0] if named else ""
+        if not any(splits.values()):
+            splits = dict.fromkeys(splits, _SPLITS[0])
+        paths = [path for path, split in splits.items() if split == self.split]
         subsets = sorted({str(path.parent) for path in paths})
         if len(subsets) > 1:
             raise ValueError(
@@ -159,9 +159,9 @@ class HubSplit:
         if not paths:
             raise ValueError(
                 f"{self.name} has no file of a split {self.split!r} among its JSON and "
-                f"Parquet files: {list(map(str, found))}"
+                f"Parquet files: {list(map(str, splits))}"
             )
-        return [_of_cache(found[path][0], f"{owner}/{name}") for path in paths]
+        return [_of_cache(files[path], f"{owner}/{name}") for path in paths]
 
 
 def _files_of(repository: str, patterns: tuple[str, ...]) -> dict[Path, Path]:
@@ -214,10 +214,7 @@ _MBPP = Web(
 )
 _MATH_CITATION = "Hendrycks et al. 2021, https://arxiv.org/abs/2103.03874"
 _RLLM = "Luo et al. 2025, https://github.com/agentica-project/rllm"
-_MAA = {
-    "citation": "Mathematical Association of America, https://maa.org",
-    "license": "the texts are the MAA's",
-}
+_MAA = "Mathematical Association of America, https://maa.org"
 
 _KNOWN = (
     DataSet(
@@ -282,17 +279,19 @@ _KNOWN = (
         name="aime24",
         title="AIME 2024, both papers",
         homepage=f"{_HUB}/HuggingFaceH4/aime_2024",
+        citation=_MAA,
+        license="the texts are the MAA's",
         read=rows.read_maths,
         sources={"test": Hub("HuggingFaceH4/aime_2024", "data/train-*.parquet")},
-        **_MAA,
     ),
     DataSet(
         name="aime25",
         title="AIME 2025, both papers",
         homepage=f"{_HUB}/math-ai/aime25",
+        citation=_MAA,
+        license="the texts are the MAA's",
         read=rows.read_maths,
         sources={"test": Hub("math-ai/aime25", "test.jsonl")},
-        **_MAA,
     ),
     DataSet(
         name="deepcoder",

@@ -3,22 +3,18 @@
 Their order is that of `streams`; a file of their pass rates is read here.
 """
 
-import abc
 import bisect
 import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 
-from scalerl_jax.data.questions import Question, take
+from scalerl_jax.data.questions import LazySequence, Question, take
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.reading import check_regular, parse_json
-
-_READ_TOGETHER = 256  # questions
 
 Render = Callable[[Question], str]  # the text of a question's prompt
 Encode = Callable[[str], list[int]]
@@ -72,28 +68,12 @@ def _prompt(
     )
 
 
-class _Prompts(Sequence[Prompt]):
-    """Prompts that are made when they are indexed; prompt_id is the index."""
-
-    @abc.abstractmethod
-    def _made(self, prompt_id: int) -> Prompt:
-        """The prompt with this id, from 0."""
-
-    @overload
-    def __getitem__(self, index: int) -> Prompt: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Prompt]: ...
-    def __getitem__(self, index: int | slice) -> Prompt | Sequence[Prompt]:
-        """Return the prompt with this id, or those of a range of ids."""
-        ids = range(len(self))[index]
-        if isinstance(ids, range):
-            return [self._made(prompt_id) for prompt_id in ids]
-        return self._made(ids)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class LazyPrompts(_Prompts):
-    """Prompts of a data set, each read, rendered and tokenised when it is indexed."""
+class LazyPrompts(LazySequence[Prompt]):
+    """Prompts of a data set, each read, rendered and tokenised when it is indexed.
+
+    prompt_id is the index.
+    """
 
     questions: Sequence[Question]
     places: np.ndarray  # [num_prompts] of questions whose lengths have been checked
@@ -106,22 +86,21 @@ class LazyPrompts(_Prompts):
         """Return how many there are."""
         return len(self.places)
 
-    def __iter__(self) -> Iterator[Prompt]:
-        """Yield all of them in order, several read together."""
-        for start in range(0, len(self), _READ_TOGETHER):
-            places = self.places[start : start + _READ_TOGETHER].tolist()
-            for prompt_id, question in enumerate(take(self.questions, places), start):
-                yield self._prompt(question, prompt_id)
+    def read(self, places: list[int]) -> list[Prompt]:
+        """Return the prompts with these ids."""
+        found = take(self.questions, self.places[places].tolist())
+        return [
+            _prompt(
+                dataclasses.replace(question, task=self.task),
+                prompt_id,
+                encode=self.encode,
+                render=self.render,
+            )
+            for prompt_id, question in zip(places, found, strict=True)
+        ]
 
-    def _made(self, prompt_id: int) -> Prompt:
-        return self._prompt(self.questions[int(self.places[prompt_id])], prompt_id)
 
-    def _prompt(self, question: Question, prompt_id: int) -> Prompt:
-        question = dataclasses.replace(question, task=self.task)
-        return _prompt(question, prompt_id, encode=self.encode, render=self.render)
-
-
-class JoinedPrompts(_Prompts):
+class JoinedPrompts(LazySequence[Prompt]):
     """Prompts of several tasks laid end to end; prompt_id is the place in the whole."""
 
     def __init__(self, parts: Sequence[Sequence[Prompt]]) -> None:
@@ -134,10 +113,14 @@ class JoinedPrompts(_Prompts):
         return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[Prompt]:
-        """Yield all of them in order."""
+        """Yield all of them in order, those of a part read together."""
         every = itertools.chain.from_iterable(self.parts)
         for prompt_id, prompt in enumerate(every):
             yield dataclasses.replace(prompt, prompt_id=prompt_id)
+
+    def read(self, places: list[int]) -> list[Prompt]:
+        """Return the prompts with these ids."""
+        return [self._made(prompt_id) for prompt_id in places]
 
     def _made(self, prompt_id: int) -> Prompt:
         part = bisect.bisect_right(self._ends, prompt_id)

@@ -7,16 +7,15 @@ written in their order, and read by their place.
 import dataclasses
 import itertools
 import json
-import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, SupportsIndex, overload
+from typing import Any
 
 from scalerl_jax.data.catalog import VERSION, DataSet
-from scalerl_jax.data.questions import Question
+from scalerl_jax.data.questions import LazySequence, Question
 
 _SHARD = 2**17  # records in a file
-_CHUNK = 64  # questions handled together, each perhaps with megabytes of tests
+_CHUNK = 64  # questions written together
 _FEATURES = ("id", "text", "system", "reference")  # texts; the reference as JSON
 _REPORT = "report.json"
 _LEAST_BAD_ROWS, _BAD_SHARE = 10, 0.01  # that are skipped where no limit is given
@@ -121,9 +120,10 @@ def write_records(
     them, and beyond a gigabyte it needs TensorFlow.
     """
     import tensorflow_datasets as tfds  # a second to import
+    from tensorflow_datasets.core.dataset_info import DatasetIdentity
 
     directory.mkdir(parents=True)
-    identity = tfds.core.dataset_info.DatasetIdentity(
+    identity = DatasetIdentity(
         name=data_set.name.partition(":")[0].replace("/", "__"),
         version=tfds.core.Version(VERSION),
         data_dir=str(directory),
@@ -159,7 +159,7 @@ def _as_record(question: Question) -> dict[str, str]:
     }
 
 
-class QuestionSource(Sequence[Question]):
+class QuestionSource(LazySequence[Question]):
     """The questions of a prepared data set; only those that are asked for are read."""
 
     def __init__(self, name: str, prepared: Path) -> None:
@@ -184,36 +184,9 @@ class QuestionSource(Sequence[Question]):
         """Return how many questions there are."""
         return len(self._records)
 
-    @overload
-    def __getitem__(self, place: SupportsIndex) -> Question: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Question]: ...
-    def __getitem__(self, place: SupportsIndex | slice) -> Question | list[Question]:
-        """Return the question in a place, or those of a slice; negative: from the end.
-
-        Raises:
-            IndexError: there is no such place.
-        """
-        if isinstance(place, slice):
-            return self.__getitems__(range(*place.indices(len(self))))
-        (question,) = self.__getitems__([place])
-        return question
-
-    def __getitems__(self, places: Iterable[SupportsIndex]) -> list[Question]:
-        """Return several questions, which are read together."""
-        wanted = [self._checked(place) for place in places]
-        return [self._question(each) for each in self._records.__getitems__(wanted)]
-
-    def __iter__(self) -> Iterator[Question]:
-        """Yield all of them in order."""
-        for start in range(0, len(self), _CHUNK):
-            yield from self[start : start + _CHUNK]
-
-    def _checked(self, place: SupportsIndex) -> int:
-        index = operator.index(place)
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"{self.name} has no question {index} of {len(self)}")
-        return index % len(self)
+    def read(self, places: list[int]) -> list[Question]:
+        """Return the questions at some places."""
+        return [self._question(each) for each in self._records.__getitems__(places)]
 
     def _question(self, record: dict[str, Any]) -> Question:
         text, system, reference = (

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from perturbing import PERTURBATIONS
 from rewriting import REWRITINGS, Rule, number_of
 
-from scalerl_jax.data import catalog, datasets, files, preparing, rows
+from scalerl_jax.data import catalog, files, preparing, records, rows
 from scalerl_jax.rewards import algebra, maths, sandbox
 from scalerl_jax.rewards.serving import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
@@ -118,8 +118,8 @@ def prepared_answers() -> dict[str, list[str]]:
     for name, data_set in catalog.DATA_SETS.items():
         for split in data_set.splits:
             place = preparing.prepared_path(name, split, preparing.DEFAULT_DIRECTORY)
-            if preparing.is_prepared(place):
-                questions = datasets.open_dataset(
+            if records.is_prepared(place):
+                questions = preparing.open_dataset(
                     name, split=split, directory=preparing.DEFAULT_DIRECTORY
                 )
                 found[f"{name}, {split}"] = [

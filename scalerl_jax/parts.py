@@ -6,7 +6,7 @@ from typing import Any
 
 from scalerl_jax.contract import State
 from scalerl_jax.coordination.desk import OrderDesk
-from scalerl_jax.data.mixture import Stream
+from scalerl_jax.data.streams import Stream
 from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.learner.flops import LearnerFlops
 from scalerl_jax.learner.local import LocalLearner

@@ -10,8 +10,7 @@ import small_run
 from scalerl_jax.build.prompts import evaluation_set, load_prompts
 from scalerl_jax.build.sampling import make_stream
 from scalerl_jax.data import tasks
-from scalerl_jax.data.mixture import MixtureStream
-from scalerl_jax.data.prompts import PromptStream
+from scalerl_jax.data.streams import MixtureStream, PromptStream
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.utils.run_directory import keep_data_report
 

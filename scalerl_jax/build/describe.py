@@ -22,7 +22,7 @@ from scalerl_jax.build.tables import (
     NORMALIZATIONS,
 )
 from scalerl_jax.config import Config, InterruptionConfig, losses
-from scalerl_jax.data.prompts import PromptStream
+from scalerl_jax.data.streams import PromptStream
 from scalerl_jax.model.transformer import head_logits
 from scalerl_jax.rollout.annotation import KlPenalty
 from scalerl_jax.rollout.running import RunningNormalization

@@ -1,6 +1,7 @@
-"""From a Config to its prompts: generated tasks, data sets, and both together."""
+"""Prompts of a Config: from generated tasks, data sets, and both together."""
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +13,10 @@ from scalerl_jax.build.tables import naming
 from scalerl_jax.build.thinking import make_render
 from scalerl_jax.config import Config
 from scalerl_jax.data import catalog, tasks
-from scalerl_jax.data.datasets import QuestionSource, open_dataset
-from scalerl_jax.data.preparing import DEFAULT_DIRECTORY
-from scalerl_jax.data.prompts import (
-    JoinedPrompts,
-    LazyPrompts,
-    Render,
-    build_prompts,
-)
+from scalerl_jax.data.preparing import DEFAULT_DIRECTORY, open_dataset
+from scalerl_jax.data.prompts import JoinedPrompts, LazyPrompts, build_prompts
 from scalerl_jax.data.questions import Question, take
+from scalerl_jax.data.records import QuestionSource
 from scalerl_jax.data.splits import (
     HELD_OUT,
     TRAIN,
@@ -43,7 +39,7 @@ _HELD_OUT_SEED = 0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedPrompts:
-    """What a run trains on and is judged on, and how that was chosen."""
+    """Prompts that a run trains on and is judged on, and how they were chosen."""
 
     train: JoinedPrompts  # a part per task that has any
     held_out: tuple[Prompt, ...]
@@ -54,7 +50,7 @@ class LoadedPrompts:
 def evaluation_set(
     config: Config, tokenizer: Tokenizer, name: str
 ) -> tuple[Prompt, ...]:
-    """All prompts of a data set; of a generated task, eval.num_prompts held-out ones.
+    """Return all prompts of a data set, or eval.num_prompts of a generated task.
 
     Raises:
         ValueError: there is no such set, or it gives no prompts.
@@ -66,7 +62,7 @@ def evaluation_set(
 def load_prompts(
     config: Config, tokenizer: Tokenizer, progress: Progress | None = None
 ) -> LoadedPrompts:
-    """The prompts to train on and those held out, no text in both.
+    """Return the prompts to train on and those held out, no text in both.
 
     Those held out are the sets of eval.sets, or drawn from data.tasks themselves in
     equal parts, the same for every seed.  Those of data sets to train on are all, or
@@ -79,16 +75,9 @@ def load_prompts(
     maker = _Maker(config, tokenizer, progress)
     shares = tasks.equal_shares(config.data.tasks, config.data.train_prompts)
     maker.check_tasks(shares)
-    if config.eval.sets:
-        held_out = [
-            question
-            for name in config.eval.sets
-            for question in maker.evaluation_questions(name)
-        ]
-    else:
-        held_out = maker.hold_out()
-    parts = maker.training_parts(shares, held_out)
-    train = JoinedPrompts(list(parts.values()))
+    named = [maker.evaluation_questions(name) for name in config.eval.sets]
+    held_out = list(itertools.chain(*named)) if named else maker.hold_out()
+    train = JoinedPrompts(maker.training_parts(shares, held_out))
     if len(train) < config.batch.num_prompts:
         raise ValueError(
             f"batch.num_prompts = {config.batch.num_prompts} is more than the "
@@ -108,20 +97,24 @@ class _Maker:
     def __init__(
         self, config: Config, tokenizer: Tokenizer, progress: Progress | None = None
     ) -> None:
-        """With the renderer that the Config asks for."""
-        self._progress = progress or Progress()
-        self._config = config
+        """Read the template that the Config asks for."""
+        self._config, self._data = config, config.data
         self._tokenizer = tokenizer
         self._max_tokens = config.sampler.max_prompt_tokens
-        self._render: Render = make_render(config)
+        self._render = make_render(config)
+        self._sieve = Sieve(
+            count_tokens=self._count_tokens,
+            max_tokens=self._max_tokens,
+            progress=progress or Progress(),
+        )
         self._sources: dict[tuple[str, str], tuple[QuestionSource, Wording]] = {}
-        self._wordings: dict[str, Wording] = {}  # of what is held out, by its name
+        self._wordings: dict[str, Wording] = {}  # of what was opened last, by its name
         self._taken: dict[str, np.ndarray] = {}  # places held out, by task
         self.examples: list[Prompt] = []
         self.report: dict[str, dict[str, Any]] = {"training": {}, "evaluation": {}}
 
     def prompts(self, questions: Sequence[Question]) -> tuple[Prompt, ...]:
-        """Of questions whose lengths have been seen to, or must not be too long."""
+        """Make prompts whose lengths have been seen to, or must not be too long."""
         return build_prompts(
             questions,
             encode=self._tokenizer.encode,
@@ -130,12 +123,14 @@ class _Maker:
         )
 
     def check_tasks(self, shares: dict[str, int]) -> None:
-        """Before anything is read: the tasks exist and each has something to do."""
-        data = self._config.data
-        for name in shares:
-            _check_name(name, "data.tasks")
-        for name in self._config.eval.sets:
-            _check_name(name, "eval.sets")
+        """Check, before anything is read, that tasks exist and have something to do."""
+        data = self._data
+        for setting, names in (
+            ("data.tasks", shares),
+            ("eval.sets", self._config.eval.sets),
+        ):
+            for name in names:
+                _check_name(name, setting)
         generated = [name for name in shares if name in tasks.TASKS]
         if generated and not data.train_prompts:
             raise ValueError(
@@ -150,40 +145,32 @@ class _Maker:
             )
 
     def evaluation_questions(self, name: str) -> list[Question]:
-        """Those of a set to be judged on: all, or so many of a generated task."""
+        """Return the questions of a set: all, or so many of a generated task."""
         _check_name(name, "eval.sets")
         if name in tasks.TASKS:
             count = self._config.eval.num_prompts
-            questions = tasks.make_held_out({name: count}, used=set())
             self.report["evaluation"][name] = {"kept": count}
-            return questions
-        source, wording = self._open(name, "test", setting="eval.sets")
-        self._wordings[name] = wording
-        chosen = self._sieve().select(
-            source, np.arange(len(source)), count=None, wording=wording
-        )
-        self._check(name, chosen)
-        self._note("evaluation", name, source, chosen)
+            return tasks.draw_questions({name: count}, used=set())
+        source = self._open(name, "test", setting="eval.sets")
+        order = np.arange(len(source))
+        chosen = self._choose("evaluation", name, source, self._sieve, order)
         return _questions(source, chosen, name)
 
     def hold_out(self) -> list[Question]:
-        """Prompts of the tasks themselves, in equal parts, for evaluation alone."""
+        """Return questions of the tasks themselves, in equal parts, for evaluation."""
         count = self._config.eval.num_prompts
-        shares = tasks.equal_shares(self._config.data.tasks, count)
-        generated = {name: shares[name] for name in shares if name in tasks.TASKS}
-        made = tasks.make_held_out(generated, used=set())
-        sieve = self._sieve(seen=set())
+        shares = tasks.equal_shares(self._data.tasks, count)
+        made = tasks.draw_questions(_generated(shares), used=set())
+        sieve = dataclasses.replace(self._sieve, seen=set())
         questions: list[Question] = []
         for name, share in shares.items():
             if name in tasks.TASKS:
                 questions += [each for each in made if each.task == name]
                 self.report["evaluation"][name] = {"kept": share}
                 continue
-            source, wording = self._open(name, "train", setting="data.tasks")
-            self._wordings[name] = wording
+            source = self._open(name, "train", setting="data.tasks")
             order = draw_order(len(source), seed=_HELD_OUT_SEED, purpose=HELD_OUT)
-            chosen = sieve.select(source, order, count=share, wording=wording)
-            self._check(name, chosen)
+            chosen = self._choose("evaluation", name, source, sieve, order, share)
             if len(chosen.places) < share:
                 raise ValueError(
                     f"eval.num_prompts = {count} asks for {share} prompts of {name!r}, "
@@ -191,51 +178,45 @@ class _Maker:
                     f"{_dropped(chosen)}; lower it, or name eval.sets"
                 )
             self._taken[name] = chosen.places
-            self._note("evaluation", name, source, chosen)
             questions += _questions(source, chosen, name)
         return questions
 
     def training_parts(
         self, shares: dict[str, int], held_out: list[Question]
-    ) -> dict[str, Sequence[Prompt]]:
-        """The prompts to train on, by task, those held out and their like left out."""
-        texts = [question.text for question in held_out]
-        generated = {name: shares[name] for name in shares if name in tasks.TASKS}
-        made = tasks.make_training(generated, seed=self._config.seed, used=set(texts))
-        wordings = self._wordings
+    ) -> list[Sequence[Prompt]]:
+        """Return the prompts of each task, those held out and their like left out."""
+        texts = {question.text for question in held_out}
+        made = tasks.draw_questions(
+            _generated(shares), seed=self._config.seed, used=texts
+        )
         asked = [
-            wordings.get(question.task, Wording()).read(question.text)
+            self._wordings.get(question.task, Wording()).read(question.text)
             for question in held_out
         ]
-        overlap = Overlap(asked, ngram=self._config.data.overlap_ngram)
-        sieve = self._sieve(seen=set(), overlap=overlap)
-        parts: dict[str, Sequence[Prompt]] = {}
+        overlap = Overlap(asked, ngram=self._data.overlap_ngram)
+        sieve = dataclasses.replace(self._sieve, seen=set(), overlap=overlap)
+        parts: list[Sequence[Prompt]] = []
         for name, share in shares.items():
-            if self._config.data.train_prompts and not share:
+            if self._data.train_prompts and not share:
                 continue
             if name not in tasks.TASKS:
-                parts[name] = self._training_part(name, sieve, share)
+                parts.append(self._training_part(name, sieve, share))
             else:
-                own = [question for question in made if question.task == name]
-                parts[name] = self.prompts(own)
-                self.examples.append(parts[name][0])
+                parts.append(self.prompts([each for each in made if each.task == name]))
+                self.examples.append(parts[-1][0])
                 self.report["training"][name] = {"kept": share}
         return parts
 
     def _training_part(self, name: str, sieve: Sieve, share: int) -> LazyPrompts:
-        config = self._config
-        source, wording = self._open(name, "train", setting="data.tasks")
+        config, source = self._config, self._open(name, "train", setting="data.tasks")
         taken = self._taken.get(name, np.array([], np.int64))
         order, wanted = np.arange(len(source)), None
         if config.data.train_prompts:
-            order, wanted = (
-                draw_order(len(source), seed=config.seed, purpose=TRAIN),
-                share,
-            )
+            order = draw_order(len(source), seed=config.seed, purpose=TRAIN)
+            wanted = share
         order = order[~np.isin(order, taken)]
-        chosen = sieve.select(source, order, count=wanted, wording=wording)
-        self._check(name, chosen)
-        if not len(order) or len(chosen.places) < (wanted or 1):
+        chosen = self._choose("training", name, source, sieve, order, wanted)
+        if len(chosen.places) < (wanted or 1):
             raise ValueError(
                 f"data.train_prompts = {config.data.train_prompts} asks for "
                 f"{wanted or 'all'} prompts of {name!r}, which has "
@@ -244,7 +225,6 @@ class _Maker:
                 f"{config.eval.num_prompts}{_dropped(chosen)}; lower one of the two, "
                 f"or set data.train_prompts = 0 for all"
             )
-        self._note("training", name, source, chosen)
         prompts = LazyPrompts(
             source,
             chosen.places,
@@ -256,48 +236,60 @@ class _Maker:
         self.examples += [prompts[prompt_id] for prompt_id in ids]
         return prompts
 
-    def _open(
-        self, name: str, split: str, *, setting: str
-    ) -> tuple[QuestionSource, Wording]:
+    def _choose(
+        self,
+        kind: str,
+        name: str,
+        source: QuestionSource,
+        sieve: Sieve,
+        order: np.ndarray,
+        count: int | None = None,
+    ) -> Selection:
+        """Select questions of a data set along an order, so many or all; report it."""
+        wording = self._wordings[name]
+        chosen = sieve.select(source, order, count=count, wording=wording)
+        self._check(name, chosen)
+        self.report[kind][name] = {
+            "split": source.report.split,
+            "questions": len(source),
+            "prepared": dataclasses.asdict(source.report),
+            **chosen.counts(),
+        }
+        _log.info(
+            "%s: %d prompts for %s, of %d looked at%s",
+            name,
+            len(chosen.places),
+            kind,
+            chosen.looked_at,
+            _dropped(chosen),
+        )
+        return chosen
+
+    def _open(self, name: str, split: str, *, setting: str) -> QuestionSource:
         """A data set, at the split that its name gives or at `split`, if there is."""
         base, named = _split_of(name)
         splits = catalog.find(base).splits
         chosen = named or (split if split in splits else splits[0])
         if (base, chosen) not in self._sources:
-            directory = self._config.data.directory or DEFAULT_DIRECTORY
+            directory = self._data.directory or DEFAULT_DIRECTORY
             with naming(f"{setting} holds {name!r}"):
                 source = open_dataset(base, split=chosen, directory=Path(directory))
             self._sources[base, chosen] = source, Wording.of(source)
-        return self._sources[base, chosen]
-
-    def _sieve(
-        self, *, seen: set[int] | None = None, overlap: Overlap | None = None
-    ) -> Sieve:
-        return Sieve(
-            count_tokens=self._count_tokens,
-            max_tokens=self._max_tokens,
-            progress=self._progress,
-            overlap=overlap,
-            seen=seen,
-        )
+        source, self._wordings[name] = self._sources[base, chosen]
+        return source
 
     def _count_tokens(self, questions: list[Question]) -> list[int]:
-        """Of their prompts; of a short one its characters, which are no fewer.
+        """Tokens of their prompts; of a short one its characters, which are no fewer.
 
         Tokenising is most of a pass's time.  No token is less than an ASCII character;
         others may be several, as bytes or once they are normalised.
         """
         texts = [self._render(question) for question in questions]
-        counts = [len(text) for text in texts]
         unsure = [
-            place
-            for place, text in enumerate(texts)
-            if not text.isascii() or len(text) > self._max_tokens
+            text for text in texts if not text.isascii() or len(text) > self._max_tokens
         ]
-        exact = self._tokenizer.count_tokens([texts[place] for place in unsure])
-        for place, count in zip(unsure, exact, strict=True):
-            counts[place] = count
-        return counts
+        exact = dict(zip(unsure, self._tokenizer.count_tokens(unsure), strict=True))
+        return [exact.get(text, len(text)) for text in texts]
 
     def _check(self, name: str, chosen: Selection) -> None:
         """Refuse what left most of a data set out: a setting is wrong, not the data."""
@@ -312,28 +304,15 @@ class _Maker:
         if 2 * shared > chosen.looked_at:
             raise ValueError(
                 f"{shared} of {chosen.looked_at} prompts of {name!r} share "
-                f"data.overlap_ngram = {self._config.data.overlap_ngram} words in a "
-                f"row with an evaluation prompt: most of its wording is always the "
-                f"same; raise it, or set it to 0 for equal prompts alone"
+                f"data.overlap_ngram = {self._data.overlap_ngram} words in a row with "
+                f"an evaluation prompt: most of its wording is always the same; raise "
+                f"it, or set it to 0 for equal prompts alone"
             )
 
-    def _note(
-        self, kind: str, name: str, source: QuestionSource, chosen: Selection
-    ) -> None:
-        self.report[kind][name] = {
-            "split": source.split,
-            "questions": len(source),
-            "prepared": dataclasses.asdict(source.report),
-            **chosen.counts(),
-        }
-        _log.info(
-            "%s: %d prompts for %s, of %d looked at%s",
-            name,
-            len(chosen.places),
-            kind,
-            chosen.looked_at,
-            _dropped(chosen),
-        )
+
+def _generated(shares: dict[str, int]) -> dict[str, int]:
+    """The shares of tasks that are no data sets."""
+    return {name: share for name, share in shares.items() if name in tasks.TASKS}
 
 
 def _dropped(chosen: Selection) -> str:

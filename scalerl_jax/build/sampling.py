@@ -10,9 +10,8 @@ from jax.sharding import Mesh
 from scalerl_jax.build.tables import DTYPES, naming
 from scalerl_jax.build.thinking import answer_after, check_thinking
 from scalerl_jax.config import Config
-from scalerl_jax.data.curriculum import Curriculum, read_pass_rates
-from scalerl_jax.data.mixture import MixtureStream, Stream
-from scalerl_jax.data.prompts import JoinedPrompts, PromptStream
+from scalerl_jax.data.prompts import JoinedPrompts, read_pass_rates
+from scalerl_jax.data.streams import Curriculum, MixtureStream, PromptStream, Stream
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
 from scalerl_jax.evaluate.evaluation import Evaluator
 from scalerl_jax.generation.episodes import Judging

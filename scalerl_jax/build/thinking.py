@@ -1,4 +1,4 @@
-"""How prompts are written, and where the answer stands in a completion of one."""
+"""Writing of prompts, and the place of the answer in a completion of one."""
 
 import logging
 
@@ -12,22 +12,15 @@ _AUTO = "auto"
 
 
 def make_render(config: Config) -> Renderer:
-    """What writes the prompts."""
-    data = config.data
-    return make_renderer(
-        template=data.template,
-        system_prompt=data.system_prompt,
-        user_template=data.user_template,
-        enable_thinking=data.enable_thinking,
-        tokenizer_directory=data.tokenizer or config.model.checkpoint,
-    )
+    """Return what writes the prompts."""
+    return make_renderer(config.data, config.data.tokenizer or config.model.checkpoint)
 
 
 def answer_after(config: Config) -> str:
-    """What stands before the answer; "" where all of a completion is the answer.
+    """Return what stands before the answer; "" where all of a completion is it.
 
-    data.answer_after; "auto" is the tag that ends the thinking after a prompt, if the
-    prompt opens one or is written by the chat template of a family that thinks.
+    It is data.answer_after; "auto" is the tag that ends the thinking after a prompt, if
+    the prompt opens one or is written by the chat template of a family that thinks.
     """
     after = config.data.answer_after
     return make_render(config).end_of_thinking if after == _AUTO else after
@@ -36,7 +29,7 @@ def answer_after(config: Config) -> str:
 def check_thinking(config: Config) -> None:
     """Refuse answers and interruptions that do not fit how the policy thinks.
 
-    Warns of what may be meant so: a tag that nothing asks for, a prompt with a date.
+    A tag that nothing asks for and a prompt with a date may be meant so: a warning.
 
     Raises:
         ValueError: the prompt itself closes the thinking that an answer should

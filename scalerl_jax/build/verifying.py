@@ -5,26 +5,20 @@ from collections.abc import Iterable
 
 from scalerl_jax.config import Config
 from scalerl_jax.data import tasks
-from scalerl_jax.rewards.named import check_programs, named_verifiers, num_processes
+from scalerl_jax.rewards.named import check_programs, make_pool, named_verifiers
 from scalerl_jax.rewards.verifier import VerifierPool, verifier_of
 from scalerl_jax.types import Prompt
 
 
 def make_verifier(config: Config, opened: contextlib.ExitStack) -> VerifierPool:
-    """A pool of processes that judge, closed with `opened`."""
-    pool = VerifierPool(
-        score=tasks.score,
-        named=named_verifiers(config.reward),
-        timeout_s=config.reward.timeout_s,
-        num_workers=num_processes(config.reward.num_workers),
-        memory_mib=config.reward.memory_mib,
-    )
+    """Make a pool of processes that judge, closed with `opened`."""
+    pool = make_pool(config.reward, tasks.score)
     opened.callback(pool.close)
     return pool
 
 
 def check_verifiers(config: Config, prompts: Iterable[Prompt]) -> None:
-    """Before a run: every verifier that a prompt names is there and can work.
+    """Check, before a run, that every verifier which a prompt names can work.
 
     Raises:
         ValueError: there is none of that name, or reward.code_packages is not there.

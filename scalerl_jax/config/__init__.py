@@ -98,7 +98,7 @@ class DataConfig:
     tasks: tuple[str, ...] = setting(
         ("chain_sum",),
         "names in `data.tasks.TASKS`, and of data sets, with @SPLIT or without; "
-        "data/datasets.py",
+        "data/preparing.py",
     )
     directory: str = setting("", "prepared data sets; empty: ~/.cache/scalerl_jax/data")
     train_prompts: PromptsOr0 = setting(8192, "in equal parts per task; 0: all")
@@ -136,7 +136,7 @@ class DataConfig:
     order: Literal["shuffled", "easy_to_hard", "progressive"] = setting(
         "shuffled",
         "easy_to_hard: sorted, no shuffle; progressive: evenly among the easiest, ever "
-        "more of them; data/curriculum.py",
+        "more of them; data/streams.py",
         "easy_to_hard: Tan et al., https://arxiv.org/abs/2509.25300",
     )
     difficulty: str = setting(

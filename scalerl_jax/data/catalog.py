@@ -1,39 +1,203 @@
 """The data sets that can be prepared: where they come from, and how they are read."""
 
 import dataclasses
+import fnmatch
+import re
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from scalerl_jax.data import rows
-from scalerl_jax.data.downloads import SPLITS, Fixed, Hub, HubSplit, Remote, Source
-from scalerl_jax.data.files import Row
-from scalerl_jax.utils.hub import is_hub_id
+from scalerl_jax.data.files import Row, sha256_of
+from scalerl_jax.utils.hub import fetch, is_hub_id
 
 VERSION = "1.0.0"  # of the prepared form; part of its path
+OWN_FORMS = ("jsonl", "parquet")  # the kinds of FILE in "jsonl:FILE"
 
-_GITHUB = "https://raw.githubusercontent.com"
-_GSM8K = f"{_GITHUB}/openai/grade-school-math/master/grade_school_math/data"
-_MBPP = Fixed(
-    (
-        Remote(
-            f"{_GITHUB}/google-research/google-research/master/mbpp/sanitized-mbpp.json"
-        ),
-    )
-)
-_MATH_CITATION = "Hendrycks et al. 2021, https://arxiv.org/abs/2103.03874"
+_TIMEOUT_S = 60.0  # without a byte
+_SPLITS = ("train", "test", "validation")  # of a data set that is known by name alone
+_DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.jsonl.gz", "*.json.gz")
+_NO_DATA = ("dataset_infos.json", "dataset_info.json")
+_ELSEWHERE = "fetch the data set's files elsewhere and name them with --path"
+
+
+class File(NamedTuple):
+    """A file of a data set on this machine, where it is from, and its checksum."""
+
+    path: Path
+    origin: str
+    sha256: str
+
+
+def describe_file(path: Path, origin: str, known: str = "") -> File:
+    """Return a file with its SHA-256, which must be the `known` one if there is one.
+
+    Raises:
+        ValueError: it is another.
+    """
+    found = sha256_of(path)
+    if known and found != known:
+        raise ValueError(
+            f"{origin} has the SHA-256 {found}, and not {known}: it is damaged, or has "
+            f"been changed since; look at it, and if it is what you want, name your "
+            f"copy of it by --path"
+        )
+    return File(path, origin, found)
+
+
+class Source(Protocol):
+    """A place that the files of a split come from."""
+
+    def fetch(self, folder: Path) -> list[File]:
+        """Return the files in the order of their rows, perhaps put into `folder`.
+
+        Raises:
+            OSError: one cannot be fetched.
+            ValueError: there are none, or they are not what they should be.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """A file of this machine."""
+
+    path: Path
+
+    def fetch(self, folder: Path) -> list[File]:
+        """See `Source`."""
+        if not self.path.is_file():
+            raise ValueError(f"--path={self.path}: there is no such file")
+        return [describe_file(self.path, str(self.path))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Web:
+    """A small file at a known address, and its SHA-256 where that is known."""
+
+    url: str
+    sha256: str = ""
+
+    def fetch(self, folder: Path) -> list[File]:
+        """See `Source`."""
+        request = urllib.request.Request(
+            self.url, headers={"User-Agent": "scalerl_jax"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+                content = response.read()
+        except (OSError, HTTPException) as error:
+            raise OSError(
+                f"{self.url} cannot be fetched: {error!r}; {_ELSEWHERE}"
+            ) from error
+        path = folder / Path(urllib.parse.urlparse(self.url).path).name
+        path.write_bytes(content)
+        return [describe_file(path, self.url, self.sha256)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hub:
+    """Files of a repository on the Hugging Face hub, by a pattern of their paths.
+
+    They come through the hub's own library and its cache, and hence also offline.
+    """
+
+    repository: str
+    pattern: str  # as the shell's; * also stands for /
+
+    def fetch(self, folder: Path) -> list[File]:
+        """See `Source`; sorted by path."""
+        files = [
+            file
+            for path, file in _files_of(self.repository, (self.pattern,)).items()
+            if fnmatch.fnmatch(str(path), self.pattern)
+        ]
+        if not files:
+            raise ValueError(
+                f"no file of {self.repository} matches {self.pattern!r}; {_ELSEWHERE}"
+            )
+        return [_of_cache(file, self.repository) for file in files]
+
+
+@dataclasses.dataclass(frozen=True)
+class HubSplit:
+    """The files of one split of any data set of the hub: "OWNER/NAME[/SUBSET]".
+
+    Those whose path has the split's name; where none has any split's, all are "train".
+    """
+
+    name: str
+    split: str
+
+    def fetch(self, folder: Path) -> list[File]:
+        """See `Source`; sorted by path.
+
+        Raises:
+            ValueError: there are none, they are of several subsets, or the hub cannot
+                be reached.
+        """
+        owner, name, *subset = self.name.split("/")
+        splits: dict[Path, str] = {}  # of files, by their path; "" where none is named
+        files = _files_of(f"{owner}/{name}", _DATA_FILES)
+        for path in files:
+            named = [each for each in _SPLITS if re.search(rf"\b{each}", str(path))]
+            known = any(path.match(pattern) for pattern in _DATA_FILES)
+            if known and path.name not in _NO_DATA and {*subset} <= {*path.parts}:
+                splits[path] = named[0] if named else ""
+        if not any(splits.values()):
+            splits = dict.fromkeys(splits, _SPLITS[0])
+        paths = [path for path, split in splits.items() if split == self.split]
+        subsets = sorted({str(path.parent) for path in paths})
+        if len(subsets) > 1:
+            raise ValueError(
+                f"{self.name} has several subsets with a split {self.split!r}; name "
+                f"one, as {owner}/{name}/{subsets[0]}: {', '.join(subsets)}"
+            )
+        if not paths:
+            raise ValueError(
+                f"{self.name} has no file of a split {self.split!r} among its JSON and "
+                f"Parquet files: {list(map(str, splits))}"
+            )
+        return [_of_cache(files[path], f"{owner}/{name}") for path in paths]
+
+
+def _files_of(repository: str, patterns: tuple[str, ...]) -> dict[Path, Path]:
+    """The files of a repository in the cache by their path there, sorted by it."""
+    try:
+        folder = fetch(repository, patterns, kind="dataset")
+    except ValueError as error:
+        raise ValueError(f"{error}; or {_ELSEWHERE}") from error
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return {file.relative_to(folder): file for file in files}
+
+
+def _of_cache(file: Path, repository: str) -> File:
+    """A file of the hub's cache, in which a large one is called by its SHA-256."""
+    blob = file.resolve().name
+    known = blob if re.fullmatch("[0-9a-f]{64}", blob) else ""
+    _, _, inside = str(file).rpartition("/snapshots/")
+    commit, _, path = inside.partition("/")
+    return describe_file(file, f"hf://datasets/{repository}@{commit}/{path}", known)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """What is known of a data set."""
+    """A data set: what it is, where it is from, and how its rows are read.
+
+    One of which nobody says more is in the project's own form, or verl's.
+    """
 
     name: str
     title: str
-    homepage: str
-    citation: str
-    license: str  # as its publisher states it
-    read: rows.Reader
     sources: Mapping[str, Source]  # by split; the first is the one meant by default
-    # Of files that hold all splits: which one a row is of.
+    homepage: str = ""
+    citation: str = ""
+    license: str = "not stated"  # as its publisher states it
+    read: rows.Reader = rows.read_own
+    # Where a file holds all splits: which one a row is of.
     split_of: Callable[[Row], str] | None = None
 
     @property
@@ -42,11 +206,21 @@ class DataSet:
         return tuple(self.sources)
 
 
+_HUB = "https://huggingface.co/datasets"
+_GITHUB = "https://raw.githubusercontent.com"
+_GSM8K = f"{_GITHUB}/openai/grade-school-math/master/grade_school_math/data"
+_MBPP = Web(
+    f"{_GITHUB}/google-research/google-research/master/mbpp/sanitized-mbpp.json"
+)
+_MATH_CITATION = "Hendrycks et al. 2021, https://arxiv.org/abs/2103.03874"
+_RLLM = "Luo et al. 2025, https://github.com/agentica-project/rllm"
+_MAA = "Mathematical Association of America, https://maa.org"
+
 _KNOWN = (
     DataSet(
         name="polaris_53k",
         title="Polaris-53K: competition mathematics, chosen by difficulty",
-        homepage="https://huggingface.co/datasets/POLARIS-Project/Polaris-Dataset-53K",
+        homepage=f"{_HUB}/POLARIS-Project/Polaris-Dataset-53K",
         citation="An et al. 2025, https://hkunlp.github.io/blog/2025/Polaris",
         license="Apache-2.0",
         read=rows.read_maths,
@@ -55,10 +229,8 @@ _KNOWN = (
     DataSet(
         name="deepscaler",
         title="DeepScaleR-Preview: AIME, AMC, Omni-MATH and STILL",
-        homepage=(
-            "https://huggingface.co/datasets/agentica-org/DeepScaleR-Preview-Dataset"
-        ),
-        citation="Luo et al. 2025, https://github.com/agentica-project/rllm",
+        homepage=f"{_HUB}/agentica-org/DeepScaleR-Preview-Dataset",
+        citation=_RLLM,
         license="MIT",
         read=rows.read_maths,
         sources={"train": Hub("agentica-org/DeepScaleR-Preview-Dataset", "*.json")},
@@ -71,21 +243,20 @@ _KNOWN = (
         license="MIT",
         read=rows.read_gsm8k,
         sources={
-            split: Fixed((Remote(f"{_GSM8K}/{split}.jsonl", sha256),))
-            for split, sha256 in {
-                "train": (
-                    "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465"
-                ),
-                "test": (
-                    "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14"
-                ),
-            }.items()
+            "train": Web(
+                f"{_GSM8K}/train.jsonl",
+                "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465",
+            ),
+            "test": Web(
+                f"{_GSM8K}/test.jsonl",
+                "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
+            ),
         },
     ),
     DataSet(
         name="math",
         title="MATH: 12,500 problems of mathematics competitions",
-        homepage="https://huggingface.co/datasets/EleutherAI/hendrycks_math",
+        homepage=f"{_HUB}/EleutherAI/hendrycks_math",
         citation=_MATH_CITATION,
         license="MIT",
         read=rows.read_maths,
@@ -97,7 +268,7 @@ _KNOWN = (
     DataSet(
         name="math500",
         title="MATH-500: 500 of MATH's test problems",
-        homepage="https://huggingface.co/datasets/HuggingFaceH4/MATH-500",
+        homepage=f"{_HUB}/HuggingFaceH4/MATH-500",
         citation=f"Lightman et al. 2023, https://arxiv.org/abs/2305.20050; "
         f"{_MATH_CITATION}",
         license="MIT",
@@ -107,8 +278,8 @@ _KNOWN = (
     DataSet(
         name="aime24",
         title="AIME 2024, both papers",
-        homepage="https://huggingface.co/datasets/HuggingFaceH4/aime_2024",
-        citation="Mathematical Association of America, https://maa.org",
+        homepage=f"{_HUB}/HuggingFaceH4/aime_2024",
+        citation=_MAA,
         license="the texts are the MAA's",
         read=rows.read_maths,
         sources={"test": Hub("HuggingFaceH4/aime_2024", "data/train-*.parquet")},
@@ -116,8 +287,8 @@ _KNOWN = (
     DataSet(
         name="aime25",
         title="AIME 2025, both papers",
-        homepage="https://huggingface.co/datasets/math-ai/aime25",
-        citation="Mathematical Association of America, https://maa.org",
+        homepage=f"{_HUB}/math-ai/aime25",
+        citation=_MAA,
         license="the texts are the MAA's",
         read=rows.read_maths,
         sources={"test": Hub("math-ai/aime25", "test.jsonl")},
@@ -125,10 +296,8 @@ _KNOWN = (
     DataSet(
         name="deepcoder",
         title="DeepCoder-Preview: TACO, PrimeIntellect, LiveCodeBench, Codeforces",
-        homepage=(
-            "https://huggingface.co/datasets/agentica-org/DeepCoder-Preview-Dataset"
-        ),
-        citation="Luo et al. 2025, https://github.com/agentica-project/rllm",
+        homepage=f"{_HUB}/agentica-org/DeepCoder-Preview-Dataset",
+        citation=_RLLM,
         license="MIT",
         read=rows.read_deepcoder,
         sources={
@@ -154,34 +323,14 @@ _KNOWN = (
         license="MIT",
         read=rows.read_humaneval,
         sources={
-            "test": Fixed(
-                (
-                    Remote(
-                        f"{_GITHUB}/openai/human-eval/master/data/HumanEval.jsonl.gz",
-                        "b796127e635a67f93fb35c04f4cb03cf"
-                        "06f38c8072ee7cee8833d7bee06979ef",
-                    ),
-                )
+            "test": Web(
+                f"{_GITHUB}/openai/human-eval/master/data/HumanEval.jsonl.gz",
+                "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
             )
         },
     ),
 )
 DATA_SETS: dict[str, DataSet] = {each.name: each for each in _KNOWN}
-
-OWN_FORMS = ("jsonl", "parquet")  # the kinds of FILE in "jsonl:FILE"
-
-
-def own_file(name: str) -> DataSet:
-    """The data set that a file in the project's own form, or verl's, is."""
-    return DataSet(
-        name=name,
-        title="questions of a file",
-        homepage="",
-        citation="",
-        license="not stated",
-        read=rows.read_own,
-        sources={"train": Fixed(())},
-    )
 
 
 def is_on_hub(name: str) -> bool:
@@ -190,34 +339,35 @@ def is_on_hub(name: str) -> bool:
     return "@" not in name and is_hub_id(f"{owner}/{rest.replace('/', '.')}")
 
 
-def _hub_set(name: str) -> DataSet:
-    """A data set of the hub that is known by its name alone."""
-    return dataclasses.replace(
-        own_file(name),
-        title="a data set of the Hugging Face hub",
-        homepage=f"https://huggingface.co/datasets/{name}",
-        sources={split: HubSplit(name, split) for split in SPLITS},
-    )
+def is_own_file(name: str) -> bool:
+    """Whether a name is "jsonl:FILE" or "parquet:FILE"."""
+    kind, _, path = name.partition(":")
+    return kind in OWN_FORMS and bool(path)
 
 
 def find(name: str) -> DataSet:
-    """A data set by its name, a file by "jsonl:FILE", or a set of the hub by its id.
+    """Return a data set by its name, its id on the hub, or as a file "jsonl:FILE".
 
     Raises:
         ValueError: there is none of this name.
     """
-    kind, colon, path = name.partition(":")
-    if kind in OWN_FORMS and colon and path:
-        return own_file(name)
+    if name in DATA_SETS:
+        return DATA_SETS[name]
+    if is_own_file(name):
+        file = Local(Path(name.partition(":")[2]).expanduser())
+        return DataSet(name=name, title="questions of a file", sources={"train": file})
     if is_on_hub(name):
-        return _hub_set(name)
-    if name not in DATA_SETS:
-        base, _, split = name.partition("@")
-        if base in DATA_SETS or is_on_hub(base):
-            raise ValueError(f"name the split of {base!r} apart: --split={split}")
-        raise ValueError(
-            f"no data set is called {name!r}; choose from {', '.join(DATA_SETS)}, or "
-            f"name a file: jsonl:FILE or parquet:FILE; or one of the Hugging Face hub: "
-            f"OWNER/NAME"
+        return DataSet(
+            name=name,
+            title="a data set of the Hugging Face hub",
+            sources={split: HubSplit(name, split) for split in _SPLITS},
+            homepage=f"{_HUB}/{name}",
         )
-    return DATA_SETS[name]
+    base, _, split = name.partition("@")
+    if base in DATA_SETS or is_on_hub(base):
+        raise ValueError(f"name the split of {base!r} apart: --split={split}")
+    raise ValueError(
+        f"no data set is called {name!r}; choose from {', '.join(DATA_SETS)}, or name "
+        f"a file: jsonl:FILE or parquet:FILE; or one of the Hugging Face hub: "
+        f"OWNER/NAME"
+    )

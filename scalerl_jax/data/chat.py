@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from scalerl_jax.config import DataConfig
 from scalerl_jax.data.chat_process import TemplateProcess
 from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
 from scalerl_jax.data.questions import Question
@@ -46,7 +47,7 @@ class ChatTemplate:
         options: Mapping[str, Any],
         tools: list[dict[str, Any]] | None = None,
     ) -> str:
-        """The text of messages {"role", "content"} and of the beginning of a reply.
+        """Return the text of messages {"role", "content"} and of how a reply begins.
 
         Equals `apply_chat_template(messages, add_generation_prompt=True, tokenize=
         False, tools=tools, **options)` of `transformers`.  What nobody defines is
@@ -80,6 +81,25 @@ class ChatTemplate:
             raise ValueError(f"{self.origin} fails: {found['failed']}")
         return found["text"]
 
+    def ask(self, question: Question, data: DataConfig) -> str:
+        """Return the text of a question's prompt under these settings.
+
+        Raises:
+            ValueError: the template refuses the messages, or fails.
+        """
+        user = data.user_template.replace(_PLACE, question.text)
+        messages = [{"role": "user", "content": user}]
+        if system := data.system_prompt or question.system:
+            messages.insert(0, {"role": "system", "content": system})
+        options = {"enable_thinking": data.enable_thinking}
+        try:
+            return self.render(messages, options=options)
+        except Refused as error:
+            raise ValueError(
+                f"{error}; change data.system_prompt or data.user_template, or the "
+                f"template"
+            ) from error
+
 
 @dataclasses.dataclass(frozen=True)
 class Renderer:
@@ -91,7 +111,7 @@ class Renderer:
     dated: bool = False  # whether the template asks for today's date
 
     def __call__(self, question: Question) -> str:
-        """The prompt's text.
+        """Return the prompt's text.
 
         Raises:
             ValueError: the template refuses the question, or has no place for it.
@@ -99,32 +119,24 @@ class Renderer:
         return self.write(question)
 
 
-def make_renderer(
-    *,
-    template: str,
-    system_prompt: str,
-    user_template: str,
-    enable_thinking: bool,
-    tokenizer_directory: str | Path,
-) -> Renderer:
-    """What writes prompts under these settings of `data`.
+def make_renderer(data: DataConfig, source: str | Path) -> Renderer:
+    """Return what writes prompts under these settings.
 
-    With template = "chat", the user's message is `user_template` with the question in
-    place of "{question}".  Before it comes a system message, if there is one:
-    `system_prompt`, else the question's own.  The directory, which may be a file as
-    `read_chat_template` takes it, is read for this alone.
+    With data.template = "chat", the user's message is data.user_template with the
+    question in place of "{question}".  Before it comes a system message, if there is
+    one: data.system_prompt, else the question's own.  `source` is a directory or file
+    as `read_chat_template` takes it, and is read for this alone.
 
     Raises:
         ValueError: a template is missing or malformed, refuses a question with these
             settings, or shows none.
     """
-    if template == CHAT:
-        return _chat_renderer(
-            read_chat_template(tokenizer_directory),
-            system_prompt=system_prompt,
-            user_template=user_template,
-            enable_thinking=enable_thinking,
-        )
+    if data.template == CHAT:
+        _check_place("data.user_template", data.user_template)
+        chat = read_chat_template(source)
+        dated = "strftime_now" in chat.source
+        return _tried(lambda question: chat.ask(question, data), chat.source, dated)
+    template = data.template
     _check_place("data.template", template, f", or be {CHAT!r}")
 
     def write(question: Question) -> str:
@@ -139,30 +151,20 @@ def make_renderer(
     return _tried(write, template)
 
 
-def _chat_renderer(
-    chat: ChatTemplate,
-    *,
-    system_prompt: str,
-    user_template: str,
-    enable_thinking: bool,
+def _tried(
+    write: Callable[[Question], str], template: str, dated: bool = False
 ) -> Renderer:
-    _check_place("data.user_template", user_template)
+    """The renderer, after a question: what is wrong with a template shows here."""
+    example = write(Question(task="", text="1 + 1 = ?", reference={}))
+    return Renderer(write, example, end_of_thinking(example, template), dated)
 
-    def write(question: Question) -> str:
-        user = user_template.replace(_PLACE, question.text)
-        messages = [{"role": "user", "content": user}]
-        if system := system_prompt or question.system:
-            messages.insert(0, {"role": "system", "content": system})
-        try:
-            return chat.render(messages, options={"enable_thinking": enable_thinking})
-        except Refused as error:
-            raise ValueError(
-                f"{error}; change data.system_prompt or data.user_template, or the "
-                f"template"
-            ) from error
 
-    dated = "strftime_now" in chat.source
-    return dataclasses.replace(_tried(write, chat.source), dated=dated)
+def _check_place(setting: str, template: str, otherwise: str = "") -> None:
+    if _PLACE not in template:
+        raise ValueError(
+            f"{setting} = {template!r} must hold {_PLACE!r}, where the question "
+            f"goes{otherwise}"
+        )
 
 
 def read_chat_template(path: str | Path) -> ChatTemplate:
@@ -230,17 +232,3 @@ def _default_of(named: list[Any], file: Path) -> Any:
             f"write the one to use to {_FILE} beside it"
         )
     return templates["default"]
-
-
-def _tried(write: Callable[[Question], str], template: str) -> Renderer:
-    """The renderer, after a question: what is wrong with a template shows here."""
-    example = write(Question(task="", text="1 + 1 = ?", reference={}))
-    return Renderer(write, example, end_of_thinking(example, template))
-
-
-def _check_place(setting: str, template: str, otherwise: str = "") -> None:
-    if _PLACE not in template:
-        raise ValueError(
-            f"{setting} = {template!r} must hold {_PLACE!r}, where the question "
-            f"goes{otherwise}"
-        )

@@ -1,11 +1,15 @@
-"""Chat templates in a process of their own, with little memory and little time.
+"""Chat templates in a process of their own, in a sandbox, with little memory and time.
 
-jinja's sandbox keeps a template from files and from Python, but not from a loop without
-end or a text without end.  One process serves every template; one that takes too long
-is killed, and the next template gets another.
+A template comes from a stranger: it may read what it is given and write text, and
+nothing else.  jinja's sandbox, set up as `transformers.utils.chat_template_utils` does,
+keeps it from files and from Python, but not from a loop without end or a text without
+end.  One process serves every template; one that takes too long is killed, and the next
+template gets another.
 """
 
 import atexit
+import datetime
+import functools
 import json
 import os
 import select
@@ -13,7 +17,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.utils
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 TIMEOUT_S = 10.0  # of one text
 MEMORY_MIB = 1024
@@ -25,13 +38,13 @@ class TemplateProcess:
     """Asks the process; several threads may."""
 
     def __init__(self) -> None:
-        """Starts nothing before there is something to render."""
+        """Start nothing before there is something to render."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self.close)
 
     def render(self, source: str, values: dict[str, Any]) -> dict[str, Any]:
-        """{"text": ...} of a template, or {"refused" | "syntax" | "failed": reason}."""
+        """Return {"text": ...}, or {"refused" | "syntax" | "failed": reason}."""
         if len(source) > MAX_CHARACTERS:
             return {"failed": f"it has more than {MAX_CHARACTERS:,} characters"}
         with self._lock:
@@ -90,22 +103,7 @@ def _line_of(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
     return bytes(found)
 
 
-def _answer(source: str, values: dict[str, Any]) -> dict[str, Any]:
-    import jinja2
-
-    from scalerl_jax.data.chat_environment import RefusedMessages, compiled
-
-    try:
-        text = compiled(source).render(values)
-    except RefusedMessages as error:
-        return {"refused": error.message}
-    except jinja2.TemplateSyntaxError as error:
-        return {"syntax": f"line {error.lineno}: {error.message}"}
-    except Exception as error:  # noqa: BLE001  whatever a program can do wrong
-        return {"failed": f"{type(error).__name__}: {error}"}
-    if len(text) > MAX_CHARACTERS:
-        return {"failed": f"it writes more than {MAX_CHARACTERS:,} characters"}
-    return {"text": text}
+# In the process.
 
 
 def _serve() -> None:
@@ -117,6 +115,112 @@ def _serve() -> None:
     replies.write(b"ready\n")
     for line in sys.stdin.buffer:
         replies.write(json.dumps(_answer(*json.loads(line))).encode() + b"\n")
+
+
+def _answer(source: str, values: dict[str, Any]) -> dict[str, Any]:
+    try:
+        text = _compiled(source).render(values)
+    except _RefusedMessages as error:
+        return {"refused": error.message}
+    except jinja2.TemplateSyntaxError as error:
+        return {"syntax": f"line {error.lineno}: {error.message}"}
+    except Exception as error:  # noqa: BLE001  whatever a program can do wrong
+        return {"failed": f"{type(error).__name__}: {error}"}
+    if len(text) > MAX_CHARACTERS:
+        return {"failed": f"it writes more than {MAX_CHARACTERS:,} characters"}
+    return {"text": text}
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(source: str) -> jinja2.Template:
+    return _sandbox().from_string(source)
+
+
+@functools.cache
+def _sandbox() -> ImmutableSandboxedEnvironment:
+    """The sandbox, with the names that templates are written for."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda pattern: datetime.datetime.now().strftime(pattern),
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return environment
+
+
+class _RefusedMessages(jinja2.TemplateError):
+    """The template itself called `raise_exception`."""
+
+
+def _refuse(message: str) -> None:
+    raise _RefusedMessages(message)
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %}: around what the model says, to train on; here just text."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Dict:
+    """`dict`, less the type, whose methods could change what a template is given."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace`, less the names with which Python reaches its own workings."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args  # so that an attribute may be called "self"
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _check(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check(name)
+        super().__setitem__(name, value)
+
+
+def _check(name: str) -> None:
+    if name.startswith("_"):
+        raise SecurityError(f"a namespace may not hold {name!r}")
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON; jinja's own filter escapes HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 if __name__ == "__main__":

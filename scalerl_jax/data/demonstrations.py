@@ -1,4 +1,4 @@
-"""Worked solutions for the small policy's base checkpoint: careful and careless ones.
+"""Worked solutions for the small policy's base checkpoint, careful and careless.
 
 A base model knows how to do better than it does: its samples mix sound methods with
 slips and guesses.  So do these texts.  Each is what follows `<think>`: a scratchpad,
@@ -17,7 +17,7 @@ END_OF_THINKING = "</think>"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Styles:
-    """How often a demonstration does what; shares in [0, 1]."""
+    """Shares of demonstrations by how they go about it, in [0, 1]."""
 
     careful: float  # every step right
     careless: float  # each step goes wrong with probability `slip`
@@ -35,7 +35,7 @@ def demonstrate(
     interruption: Callable[[np.random.Generator], str],
     rng: np.random.Generator,
 ) -> str:
-    """A completion of the prompt of `text`, in a style drawn from `styles`.
+    """Write a completion of the prompt of `text`, in a style drawn from `styles`.
 
     `interruption` gives the text of a thinking that was cut short, which now and then
     precedes a guess: the policy must be able to answer after one.

@@ -30,14 +30,14 @@ class Found(NamedTuple):
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal; it is never held whole."""
+    """Return the SHA-256 of a file, in hexadecimal; it is never held whole."""
     check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_rows(path: Path) -> Iterator[Found]:
-    """The rows of a file in their order, broken ones with the reason.
+    """Yield the rows of a file in their order, broken ones with the reason.
 
     Raises:
         ValueError: the file as a whole cannot be read.
@@ -56,21 +56,18 @@ def read_rows(path: Path) -> Iterator[Found]:
 
 
 def _read_json(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[Found]:
-    numbered = enumerate(iter(lambda: _line(path, file), b""), start=1)
-    for number, line in numbered:
+    before = True  # any row
+    for number, line in enumerate(iter(lambda: _line(path, file), b""), start=1):
         if number == 1:
             line = line.removeprefix(_BYTE_ORDER_MARK)
         if not line.strip():
             continue
         # Rows are objects: a bracket before any of them opens an array of them.
-        if line.lstrip().startswith(b"["):
+        if before and line.lstrip().startswith(b"["):
             yield from _read_array(path, line + file.read(_ARRAY + 1))
             return
+        before = False
         yield _parse(f"{path.name}, line {number}", line)
-        break
-    for number, line in numbered:
-        if line.strip():
-            yield _parse(f"{path.name}, line {number}", line)
 
 
 def _line(path: Path, file: IO[bytes] | gzip.GzipFile) -> bytes:

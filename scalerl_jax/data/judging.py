@@ -6,6 +6,7 @@ verdicts are those of a run with the same settings.
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import json
 import sys
@@ -18,9 +19,8 @@ from scalerl_jax.data.files import read_rows
 from scalerl_jax.data.rows import Malformed, maths, read_answer, read_tests
 from scalerl_jax.data.thinking import extract_answer
 from scalerl_jax.rewards import code
-from scalerl_jax.rewards.named import check_programs, named_verifiers, num_processes
+from scalerl_jax.rewards.named import check_programs, make_pool, named_verifiers
 from scalerl_jax.rewards.verdict import Status
-from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.utils.failures import Parser, answer
 
 _AHEAD = 64  # rows submitted and not judged, for each process
@@ -43,7 +43,7 @@ class _Judged(NamedTuple):
 
 
 def make_parser() -> Parser:
-    """The flags; those of the settings have their names and defaults."""
+    """Make the flags; those of the settings have their names and defaults."""
     parser = Parser(
         prog="python -m scalerl_jax.rewards",
         description="Judge completions. Status 2: the input cannot be used; the "
@@ -158,17 +158,9 @@ def _judged(
     rows: Sequence[_Row], reward: RewardConfig, *, answer_after: str
 ) -> Iterator[_Judged]:
     """The verdicts on rows, in their order."""
-    named = named_verifiers(reward)
-    pool = VerifierPool(
-        score=named["math"].function,
-        named=named,
-        timeout_s=reward.timeout_s,
-        num_workers=num_processes(reward.num_workers),
-        memory_mib=reward.memory_mib,
-    )
-    try:
-        found: dict[int, _Judged] = {}
-        submitted = 0
+    found: dict[int, _Judged] = {}
+    submitted, score = 0, named_verifiers(reward)["math"].function
+    with contextlib.closing(make_pool(reward, score)) as pool:
         for number in range(len(rows)):
             while number not in found:
                 while submitted < len(rows) and pool.pending < _AHEAD:
@@ -180,5 +172,3 @@ def _judged(
                 for key, (status,), detail in pool.poll():
                     found[key] = _Judged(rows[key].place, status, detail)
             yield found.pop(number)
-    finally:
-        pool.close()

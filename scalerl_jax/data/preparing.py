@@ -1,109 +1,35 @@
-"""From public or local files to records on disk, and what became of each row.
+"""Preparing of data sets: from public or local files to records on disk.
 
 A prepared data set lies in DIRECTORY/NAME/SPLIT/VERSION, that of a file "jsonl:FILE" in
 DIRECTORY/jsonl/SHA-256/VERSION: records in the form of `tensorflow-datasets`, and a
 report.json.  It is made beside, and moved there when it is whole.
 """
 
-import dataclasses
+import contextlib
 import json
 import tempfile
-import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
-from scalerl_jax.data import downloads, files
-from scalerl_jax.data.catalog import OWN_FORMS, VERSION, DataSet, find
-from scalerl_jax.data.doubts import doubts
+from scalerl_jax.data import files
+from scalerl_jax.data.catalog import VERSION, DataSet, Local, find, is_own_file
 from scalerl_jax.data.questions import Question
+from scalerl_jax.data.records import QuestionSource, Report, is_prepared, write_records
 from scalerl_jax.data.rows import Draft, Malformed, Unusable
+from scalerl_jax.data.screening import Screen, doubts
 
 DEFAULT_DIRECTORY = Path("~/.cache/scalerl_jax/data")
-_REPORT = "report.json"
 _UNFINISHED = "unfinished-"  # begins the directory that is being filled
-_LEAST_BAD_ROWS, _BAD_SHARE = 10, 0.01  # that are skipped where no limit is given
 
 
 class AlreadyPrepared(ValueError):
     """The data set is there, and was not to be overwritten."""
 
 
-class Tally(dict[str, dict[str, Any]]):
-    """How many rows there were by reason, and where the first was."""
-
-    def add(self, reason: str, place: str) -> None:
-        """Count one more."""
-        self.setdefault(reason, {"count": 0, "first": place})["count"] += 1
-
-    @property
-    def total(self) -> int:
-        """Rows of all reasons."""
-        return sum(each["count"] for each in self.values())
-
-
-@dataclasses.dataclass(kw_only=True)
-class Report:
-    """What a preparation kept and dropped, and why."""
-
-    name: str
-    split: str
-    rows: int = 0  # of this split, broken ones too
-    kept: int = 0
-    # Rows that are well formed and cannot be asked or judged, and broken ones: by
-    # reason, {"count": ..., "first": where}.
-    dropped: Tally = dataclasses.field(default_factory=Tally)
-    bad: Tally = dataclasses.field(default_factory=Tally)
-    # Rows that were kept and whose verdicts are to be doubted, each by every reason.
-    doubtful: Tally = dataclasses.field(default_factory=Tally)
-    files: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-
-    def _tallies(self) -> dict[str, Tally]:
-        return {
-            "dropped": self.dropped,
-            "bad": self.bad,
-            "kept, doubtful": self.doubtful,
-        }
-
-    def lines(self) -> list[str]:
-        """As a table."""
-        counts = [("rows", self.rows, ""), ("kept", self.kept, "")]
-        counts += [
-            (f"{kind}: {reason}", each["count"], f"first: {each['first']}")
-            for kind, tally in self._tallies().items()
-            for reason, each in tally.items()
-        ]
-        width = max(len(label) for label, _, _ in counts)
-        return [f"{self.name}, {self.split}"] + [
-            f"  {label:<{width}} {count:>9,}  {first}".rstrip()
-            for label, count, first in counts
-        ]
-
-
-def read_report(prepared: Path) -> Report:
-    """The report of a prepared data set.
-
-    Raises:
-        ValueError: it is not one.
-    """
-    try:
-        values: dict[str, Any] = json.loads((prepared / _REPORT).read_bytes())
-        for kind in ("dropped", "bad", "doubtful"):
-            values[kind] = Tally(values.get(kind, {}))  # older ones lack some
-        return Report(**values)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{prepared} is no prepared data set: {error}") from error
-
-
-def is_prepared(prepared: Path) -> bool:
-    """Whether a whole data set lies there."""
-    return (prepared / _REPORT).is_file()
-
-
 def choose_split(data_set: DataSet, split: str | None) -> str:
-    """A split of the data set; its first, "train" if it has that, where none is said.
+    """Return a split of the data set; its first, "train" perhaps, where none is said.
 
     Raises:
         ValueError: it has no such split.
@@ -119,19 +45,44 @@ def choose_split(data_set: DataSet, split: str | None) -> str:
 
 
 def prepared_path(name: str, split: str, directory: Path) -> Path:
-    """Where a data set lies when it is prepared.
+    """Return where a data set lies when it is prepared.
 
     Raises:
         ValueError: a file "jsonl:FILE" cannot be read.
     """
-    kind, _, file = name.partition(":")
-    if kind not in OWN_FORMS:
+    if not is_own_file(name):
         return directory.expanduser() / name / split / VERSION
+    kind, _, file = name.partition(":")
     try:
         digest = files.sha256_of(Path(file).expanduser())
     except (OSError, ValueError) as error:
         raise ValueError(f"data set {name!r} cannot be read: {error}") from error
     return directory.expanduser() / kind / digest / VERSION
+
+
+def open_dataset(name: str, *, split: str | None, directory: Path) -> QuestionSource:
+    """Return the questions of a data set that was prepared in `directory`.
+
+    Without a split it is the first one.  A file, "jsonl:FILE" or "parquet:FILE", is
+    prepared here when it is opened for the first time, and again when its content has
+    changed.
+
+    Raises:
+        ValueError: there is no such data set or split, or it is not prepared, or it is
+            damaged.
+    """
+    split = choose_split(find(name), split)
+    prepared = prepared_path(name, split, directory)
+    if not is_prepared(prepared):
+        if not is_own_file(name):
+            raise ValueError(
+                f"data set {name!r}, split {split!r}, is not prepared in {directory}; "
+                f"run python -m scalerl_jax.data prepare --dataset={name} "
+                f"--split={split} --directory={directory}"
+            )
+        with contextlib.suppress(AlreadyPrepared):  # by another process, just now
+            prepare(name, split=split, directory=directory)
+    return QuestionSource(name, prepared)
 
 
 def prepare(
@@ -162,88 +113,41 @@ def prepare(
         raise AlreadyPrepared(f"{name}, split {split!r}, is there already: {target}")
     directory = directory.expanduser()
     directory.mkdir(parents=True, exist_ok=True)
+    report = Report(name=name, split=split)
+    local = [Local(path.expanduser()) for path in paths]
+    sources = local or [data_set.sources[split]]
     with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=directory) as made:
-        work = Path(made)
-        report = Report(name=name, split=split)
-        if not paths and name.partition(":")[0] in OWN_FORMS:
-            paths = [Path(name.partition(":")[2])]
-        paths = [path.expanduser() for path in paths]
-        paths = _known(paths, report) or _fetched(data_set, split, work, report)
-        filled = _fill(data_set, paths, work, report, max_bad_rows, try_tests)
-        (filled / _REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=1))
+        work, filled = Path(made), Path(made) / "records"
+        found = [file for each in sources for file in each.fetch(work)]
+        report.files = [
+            {
+                "origin": each.origin,
+                "sha256": each.sha256,
+                "bytes": each.path.stat().st_size,
+            }
+            for each in found
+        ]
+        rows = (row for each in found for row in files.read_rows(each.path))
+        with contextlib.closing(Screen(try_tests=try_tests)) as screen:
+            drafts = screen.sift(_drafts(data_set, rows, report, max_bad_rows))
+            write_records(data_set, split, _questions(drafts, report), filled)
+        report.write(filled)
         _move(filled, target, aside=work / "replaced" if overwrite else None)
     return report
 
 
-def _known(paths: Sequence[Path], report: Report) -> Sequence[Path]:
-    """Local files, with their checksums in the report."""
-    for path in paths:
-        if not path.is_file():
-            raise ValueError(f"--path={path}: there is no such file")
-        report.files.append(_described(path, origin=str(path)))
-    return paths
-
-
-def _described(path: Path, *, origin: str) -> dict[str, Any]:
-    return {
-        "origin": origin,
-        "sha256": files.sha256_of(path),
-        "bytes": path.stat().st_size,
-    }
-
-
-def _fetched(
-    data_set: DataSet, split: str, work: Path, report: Report
-) -> Sequence[Path]:
-    """The public files of a split, downloaded, with their checksums in the report."""
-    paths = []
-    for remote in data_set.sources[split].locate():
-        # The path in the URL tells files of one name in several folders apart.
-        place = work / "downloads" / str(len(paths))
-        place.mkdir(parents=True)
-        name = urllib.parse.unquote(urllib.parse.urlparse(remote.url).path)
-        paths.append(place / Path(name).name)
-        downloads.download(remote, paths[-1])
-        report.files.append(_described(paths[-1], origin=remote.url))
-    return paths
-
-
-def _fill(
-    data_set: DataSet,
-    paths: Sequence[Path],
-    work: Path,
-    report: Report,
-    max_bad_rows: int | None,
-    try_tests: bool,
-) -> Path:
-    """Write the questions of files as records; where they lie."""
-    from scalerl_jax.data import builders  # a second to import
-    from scalerl_jax.data.screening import Screen
-
-    with Screen(try_tests=try_tests) as screen:
-        drafts = screen.sift(_drafts(data_set, paths, report, max_bad_rows))
-        builder = builders.make_builder(
-            data_set,
-            split=report.split,
-            questions=_questions(data_set.name, drafts, report),
-            directory=work,
-        )
-        return builder.write()
-
-
 def _drafts(
     data_set: DataSet,
-    paths: Sequence[Path],
+    rows: Iterable[files.Found],
     report: Report,
     max_bad_rows: int | None,
 ) -> Iterator[tuple[str, Draft]]:
-    """The drafts of files with their places; counts rows that give none.
+    """The drafts of rows with their places; counts rows that give none.
 
     Raises:
         ValueError: too many of them are bad.
     """
-    found = (each for path in paths for each in files.read_rows(path))
-    for each in tqdm(found, desc=data_set.name, unit=" rows", disable=None):
+    for each in tqdm(rows, desc=data_set.name, unit=" rows", disable=None):
         reason = each.reason
         try:
             if each.row is not None:
@@ -258,29 +162,13 @@ def _drafts(
         if reason:
             report.bad.add(reason, each.place)
             if max_bad_rows is not None:
-                _refuse_over(max_bad_rows, report)
+                report.refuse_over(max_bad_rows)
     if max_bad_rows is None:
-        _refuse_over(usual_limit(report), report)
-
-
-def usual_limit(report: Report) -> int:
-    """How many bad rows are skipped where nothing else is said."""
-    return max(_LEAST_BAD_ROWS, int(_BAD_SHARE * report.rows))
-
-
-def _refuse_over(limit: int, report: Report) -> None:
-    if report.bad.total <= limit:
-        return
-    reason, first = next(iter(report.bad.items()))
-    raise ValueError(
-        f"{report.bad.total} of the first {report.rows} rows are broken or not in the "
-        f"form of {report.name!r}, more than --max-bad-rows={limit}; the first is "
-        f"{first['first']}: {reason}"
-    )
+        report.refuse_over(report.usual_limit)
 
 
 def _questions(
-    name: str, drafts: Iterable[tuple[str, Draft, str]], report: Report
+    drafts: Iterable[tuple[str, Draft, str]], report: Report
 ) -> Iterator[Question]:
     """The questions that can be judged, each with an id of its own."""
     identities: set[str] = set()
@@ -299,7 +187,7 @@ def _questions(
         for doubt in (*doubts(draft), *_again(draft, seen)):
             report.doubtful.add(doubt, place)
         yield Question(
-            task=name,
+            task=report.name,
             text=draft.text,
             reference={**draft.reference, "id": identity},
             system=draft.system,

@@ -1,4 +1,4 @@
-"""One row of each data set's own form, read as a question.
+"""Readers of rows: each makes a question of one row in a data set's own form.
 
 A reader gives a `Draft`, or says why there is none: `Malformed` of a row that is not
 in the form, which hints at a wrong file, `Unusable` of one that is and cannot be judged
@@ -28,76 +28,55 @@ class Draft(NamedTuple):
 
 
 class Unusable(ValueError):
-    """Why a row in the right form cannot become a question."""
+    """A reason for which a row in the right form cannot become a question."""
 
 
 class Malformed(ValueError):
-    """Why a row is not in the data set's form."""
+    """A reason for which a row is not in the data set's form."""
 
 
 Reader = Callable[[Row], Draft]
 
 
-def _field(row: Row, *names: str, kind: type = str) -> Any:
+def _first(row: Row, *names: str) -> Any:
     """The first of these fields that is there; None counts as missing."""
-    name = next((name for name in names if row.get(name) is not None), None)
-    if name is None:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _field(row: Row, *names: str, kind: type = str) -> Any:
+    found = _first(row, *names)
+    if found is None:
         raise Malformed(f"field {' or '.join(map(repr, names))} is missing")
-    if not isinstance(row[name], kind):
+    if not isinstance(found, kind):
+        name = next(name for name in names if row.get(name) is not None)
         raise Malformed(
-            f"field {name!r} is of type {type(row[name]).__name__}, not {kind.__name__}"
+            f"field {name!r} is of type {type(found).__name__}, not {kind.__name__}"
         )
-    return row[name]
+    return found
 
 
 def _identity(row: Row, *names: str) -> str:
-    found = next((row[name] for name in names if row.get(name) is not None), "")
+    found = _first(row, *names)
     return str(found) if isinstance(found, str | int) else ""
 
 
 def maths(text: str, answer: Any, **more: str) -> Draft:
-    """A question with an answer: a text, a number, or a list of right ones."""
+    """Make a question with an answer: a text, a number, or a list of right ones."""
     if not text.strip():
         raise Unusable("the question is empty")
-    answers = answer if isinstance(answer, list) else [answer]
-    for each in answers:
+    written = []
+    for each in answer if isinstance(answer, list) else [answer]:
         if isinstance(each, bool) or not isinstance(each, str | int | float):
             raise Malformed(f"the answer is of type {type(each).__name__}")
         if isinstance(each, float) and not math.isfinite(each):
             raise Malformed("the answer is no finite number")
-    # 142.0 is how tables write 142.
-    written = [
-        str(int(each) if isinstance(each, float) and each.is_integer() else each)
-        for each in answers
-    ]
+        # 142.0 is how tables write 142.
+        whole = isinstance(each, float) and each.is_integer()
+        written.append(str(int(each) if whole else each))
     if not written or not all(each.strip() for each in written):
         raise Unusable("the answer is empty")
     kept = written if isinstance(answer, list) else written[0].strip()
     return Draft(text, {"verifier": "math", "answer": kept}, **more)
-
-
-def read_gsm8k(row: Row) -> Draft:
-    """`question`, and `answer`: a worked solution that ends in "#### 1,234"."""
-    _, found, answer = _field(row, "answer").rpartition("####")
-    if not found:
-        raise Unusable("the answer has no '####'")
-    return maths(_field(row, "question"), _THOUSANDS.sub("", answer))
-
-
-def read_maths(row: Row) -> Draft:
-    r"""`problem`, and `answer`, or a `solution` whose last \boxed{} is the answer."""
-    text = _field(row, "problem", "Problem", "question")
-    identity = _identity(row, "unique_id", "id", "ID")
-    answer = next(
-        (row[name] for name in ("answer", "Answer") if row.get(name) is not None), None
-    )
-    if answer is None:
-        from scalerl_jax.rewards.maths import last_boxed  # with it SymPy: a second
-
-        answer = last_boxed(_field(row, "solution", "answer"))
-        if answer is None:
-            raise Unusable("the solution has no \\boxed{} answer")
-    return maths(text, answer, identity=identity)
 
 
 def _code(text: str, tests: dict[str, Any], **more: str) -> Draft:
@@ -106,8 +85,41 @@ def _code(text: str, tests: dict[str, Any], **more: str) -> Draft:
     return Draft(text, {"verifier": "code", "tests": tests}, **more)
 
 
+def _worked_answer(worked: str) -> str | None:
+    r"""The answer behind a worked solution's last "####", else in its last \boxed{}."""
+    _, found, answer = worked.rpartition("####")
+    if found:
+        return _THOUSANDS.sub("", answer)
+    return _last_boxed(worked) if "\\boxed" in worked else None
+
+
+def _last_boxed(worked: str) -> str | None:
+    from scalerl_jax.rewards.maths import last_boxed  # with it SymPy: a second
+
+    return last_boxed(worked)
+
+
+def read_gsm8k(row: Row) -> Draft:
+    """Read `question`, and `answer`: a worked solution that ends in "#### 1,234"."""
+    worked = _field(row, "answer")
+    if "####" not in worked:
+        raise Unusable("the answer has no '####'")
+    return maths(_field(row, "question"), _worked_answer(worked))
+
+
+def read_maths(row: Row) -> Draft:
+    r"""Read `problem`, and `answer`, or a `solution` whose last \boxed{} it is."""
+    text = _field(row, "problem", "Problem", "question")
+    answer = _first(row, "answer", "Answer")
+    if answer is None:
+        answer = _last_boxed(_field(row, "solution", "answer"))
+        if answer is None:
+            raise Unusable("the solution has no \\boxed{} answer")
+    return maths(text, answer, identity=_identity(row, "unique_id", "id", "ID"))
+
+
 def read_humaneval(row: Row) -> Draft:
-    """`prompt`, the head of a function; `test` defines check(candidate)."""
+    """Read `prompt`, the head of a function; `test` defines check(candidate)."""
     prompt, entry_point = _field(row, "prompt"), _field(row, "entry_point")
     text = (
         "Complete the function below. Answer with one block of Python code that holds "
@@ -122,7 +134,7 @@ def read_humaneval(row: Row) -> Draft:
 
 
 def read_mbpp(row: Row) -> Draft:
-    """`prompt`, or `text` of the set that is not sanitized, and asserts.
+    """Read `prompt`, or `text` of the set that is not sanitized, and asserts.
 
     The asserts are shown, as in the paper (https://arxiv.org/abs/2108.07732): without
     them nothing says what the function is called.
@@ -146,47 +158,37 @@ def read_mbpp(row: Row) -> Draft:
 def _tested_function(code: str, asserts: str) -> str:
     """The function of a solution that its asserts call; the last one, if several."""
     try:
-        parts = ast.parse(code), ast.parse(asserts)
+        solution, tests = ast.walk(ast.parse(code)), ast.walk(ast.parse(asserts))
     except (SyntaxError, ValueError) as error:
         raise Unusable("the code or its tests are not Python 3") from error
-    defined, called = (
-        [node for node in ast.walk(tree) if isinstance(node, kind)]
-        for tree, kind in zip(parts, (ast.FunctionDef, ast.Call), strict=True)
-    )
-    names = {
-        node.func.id
-        for node in called
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
-    found = [
-        node.name
-        for node in defined
-        if isinstance(node, ast.FunctionDef) and node.name in names
-    ]
+    calls = [node.func for node in tests if isinstance(node, ast.Call)]
+    called = {each.id for each in calls if isinstance(each, ast.Name)}
+    defined = [node.name for node in solution if isinstance(node, ast.FunctionDef)]
+    found = [name for name in defined if name in called]
     if not found:
         raise Unusable("the tests call no function of the code")
     return found[-1]
 
 
 def mbpp_split(row: Row) -> str:
-    """The split of a task, by its number (the paper's section 2.1)."""
+    """Return the split of a task, by its number (the paper's section 2.1)."""
     number = _field(row, "task_id", kind=int)
     limits = (("prompt", 10), ("test", 510), ("validation", 600))
     return next((split for split, last in limits if number <= last), "train")
 
 
 def read_deepcoder(row: Row) -> Draft:
-    """`problem` and `tests`, JSON of several forms; perhaps `starter_code`.
+    """Read `problem` and `tests`, JSON of several forms; perhaps `starter_code`.
 
     The instruction says whether a program or a function is asked for, as that of
     LiveCodeBench, which DeepCoder's own training appends.
     """
-    problem, starter = _field(row, "problem"), row.get("starter_code") or ""
+    problem, starter = _field(row, "problem"), str(row.get("starter_code") or "")
     metadata = row.get("metadata")
     if isinstance(metadata, str):
         metadata = _from_json(metadata or "null", "the metadata are not JSON")
     function = (metadata or {}).get("func_name") or ""
-    tests = read_tests(row.get("tests"), starter=str(starter), function=function)
+    tests = read_tests(row.get("tests"), starter=starter, function=function)
     if tests["kind"] == "stdin":
         asked = (
             "Write a program that reads the input from stdin and writes the answer to "
@@ -195,7 +197,8 @@ def read_deepcoder(row: Row) -> Draft:
         start = "# YOUR CODE HERE"
     else:
         asked = "Write your solution by completing this code."
-        start = str(starter).rstrip() or f"def {_name_of(tests)}(...):"
+        name = tests.get("entry_point", "solve").rpartition(" ")[2].rpartition(".")[2]
+        start = starter.rstrip() or f"def {name}(...):"
     text = (
         f"{problem.strip()}\n\n{asked} Answer with one block of Python code:"
         f"\n\n```python\n{start}\n```"
@@ -203,12 +206,8 @@ def read_deepcoder(row: Row) -> Draft:
     return _code(text, tests, identity=_identity(row, "id", "question_id"))
 
 
-def _name_of(tests: dict[str, Any]) -> str:
-    return tests.get("entry_point", "solve").rpartition(" ")[2].rpartition(".")[2]
-
-
 def read_tests(given: Any, *, starter: str = "", function: str = "") -> dict[str, Any]:
-    """Tests of several published forms, as `rewards.code` wants them.
+    """Read tests of several published forms, as `rewards.code` wants them.
 
     Its own (with "kind"); {"functional": Python}, rllm's LeetCode; {"inputs": [...],
     "outputs": [...], "fn_name"?}, that of APPS and TACO; [{"input": ..., "output": ...,
@@ -239,11 +238,8 @@ def read_tests(given: Any, *, starter: str = "", function: str = "") -> dict[str
         raise Unusable("the tests have no inputs, or other than outputs")
     if function:
         return _calls(function, inputs, outputs, starter=starter)
-    return {
-        "kind": "stdin",
-        "inputs": [_joined(each) for each in inputs],
-        "outputs": [_joined(each) for each in outputs],
-    }
+    inputs, outputs = ([_joined(each) for each in part] for part in (inputs, outputs))
+    return {"kind": "stdin", "inputs": inputs, "outputs": outputs}
 
 
 def _function_of(tests: Sequence[dict[str, Any]], function: str) -> str:
@@ -287,7 +283,7 @@ def _calls(
 
 
 def _joined(given: Any) -> str:
-    """What a program reads or writes; APPS also has it as a list of lines."""
+    """Input or output of a program; APPS also has it as a list of lines."""
     if isinstance(given, list) and all(isinstance(each, str) for each in given):
         return "\n".join(given)
     if not isinstance(given, str):
@@ -303,7 +299,7 @@ def _from_json(text: Any, reason: str) -> Any:
 
 
 def read_own(row: Row) -> Draft:
-    r"""This project's form or a usual one, verl's where a row has a `reward_model`.
+    r"""Read this project's form or a usual one; verl's where it has a `reward_model`.
 
         {"question" | "problem" | "prompt" | "messages",
          "answer" | "ground_truth" | "completion" | "solution" | "tests",
@@ -323,46 +319,35 @@ def read_own(row: Row) -> Draft:
         system = row.get("system") or ""
         if not isinstance(system, str):
             raise Malformed("field 'system' is no text")
-    identity = _identity(row, "id", "unique_id")
+    more = {"identity": _identity(row, "id", "unique_id"), "system": system}
     verifier = row.get("verifier", "math" if row.get("tests") is None else "code")
     if verifier == "code":
-        return _code(
-            text, read_tests(row.get("tests")), identity=identity, system=system
-        )
+        return _code(text, read_tests(row.get("tests")), **more)
     if verifier != "math":
         raise Malformed("field 'verifier' is neither 'math' nor 'code'")
-    return maths(text, read_answer(row), identity=identity, system=system)
+    return maths(text, read_answer(row), **more)
 
 
 def read_answer(row: Row) -> Any:
-    """The right answer, or several, under any of the names that it usually has."""
-    for name in ("answer", "ground_truth"):
-        if (answer := row.get(name)) is not None:
-            worked = isinstance(answer, str) and "####" in answer
-            return _last_answer(answer) if worked else answer
+    """Return the right answer, or several, under any of its usual names."""
+    answer = _first(row, "answer", "ground_truth")
+    if isinstance(answer, str) and "####" in answer:
+        return _worked_answer(answer)
+    if answer is not None:
+        return answer
     for name in ("completion", "solution"):
         if (worked := row.get(name)) is not None:
             if isinstance(worked, list):  # turns
                 worked, _ = _single_turn(worked, role="assistant")
             if not isinstance(worked, str):
                 raise Malformed(f"field {name!r} is no text")
-            return _last_answer(worked)
+            found = _worked_answer(worked)
+            return worked if found is None else found
     raise Malformed("field 'answer' or 'tests' is missing")
 
 
-def _last_answer(worked: str) -> str:
-    """The answer at the end of a worked solution."""
-    _, found, answer = worked.rpartition("####")
-    if found:
-        return _THOUSANDS.sub("", answer)
-    from scalerl_jax.rewards.maths import last_boxed  # with it SymPy: a second
-
-    boxed = last_boxed(worked) if "\\boxed" in worked else None
-    return worked if boxed is None else boxed
-
-
 def read_verl(row: Row) -> Draft:
-    """verl's form: `prompt` of turns, `reward_model.ground_truth`, `ability`.
+    """Read verl's form: `prompt` of turns, `reward_model.ground_truth`, `ability`.
 
     https://verl.readthedocs.io/en/latest/preparation/prepare_data.html
     """

@@ -1,21 +1,20 @@
-"""Whether the references of drafts can be judged by, as their verifiers say.
+"""Screening of drafts: whether their references can be judged by, or are doubtful.
 
 Tests of programs must fail without a solution: those that only define functions would
-be a constant reward.
+be a constant reward.  Doubtful ones are kept and counted.
 """
 
 import ast
 import builtins
 import itertools
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Any, TypeVar
 
 from scalerl_jax.data.rows import Draft
 from scalerl_jax.rewards import code, sandbox
-from scalerl_jax.rewards.outputs import same_output
 from scalerl_jax.rewards.sandbox import SandboxError
 from scalerl_jax.rewards.serving import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
@@ -90,21 +89,12 @@ class Screen:
     """
 
     def __init__(self, *, try_tests: bool = True) -> None:
-        """Starts no process before there is an answer that needs one."""
+        """Start no process before there is an answer that needs one."""
         self._try_tests = try_tests
         self._pool: VerifierPool | None = None
         self._sandboxed = False
 
-    def __enter__(self) -> "Screen":
-        """Itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """End the processes."""
         if self._pool:
             self._pool.close()
@@ -112,7 +102,7 @@ class Screen:
     def sift(
         self, drafts: Iterable[tuple[Place, Draft]]
     ) -> Iterator[tuple[Place, Draft, str]]:
-        """Each draft in its order, with why it cannot be judged, or ""."""
+        """Yield each draft in its order, with why it cannot be judged, or ""."""
         iterator = iter(drafts)
         while chunk := list(itertools.islice(iterator, _CHUNK)):
             reasons = self._reasons([draft for _, draft in chunk])
@@ -137,7 +127,7 @@ class Screen:
         return reasons
 
     def _why_no_tests(self, number: int, draft: Draft) -> str:
-        """Why tests cannot be judged by, or ""; or has them tried in a sandbox."""
+        """Return why tests cannot be judged by, or "", and perhaps have them tried."""
         try:
             tests = code.read_tests(draft.reference)
         except ValueError:
@@ -146,29 +136,29 @@ class Screen:
             return ""
         if tests.kind == "asserts":
             answer, reference = _without_solution(tests)
-            self._started(programs=True).submit(number, "", [answer], reference)
+            self._check_sandbox()
+            self._started().submit(number, "", [answer], reference)
             return ""
         if tests.kind == "stdin":
-            vacuous = all(same_output("", expected) for expected in tests.outputs)
+            vacuous = all(code.same_output("", expected) for expected in tests.outputs)
         else:
             vacuous = all(expected is None for expected in tests.outputs)
         return _VACUOUS if vacuous else ""
 
-    def _started(self, *, programs: bool = False) -> VerifierPool:
-        """The processes.
+    def _check_sandbox(self) -> None:
+        """Make sure, once, that programs can be run."""
+        if self._sandboxed:
+            return
+        try:
+            sandbox.check()
+        except SandboxError as error:
+            raise ValueError(
+                f"tests are tried without a solution, which they must refuse: {error}; "
+                f"or prepare them untried, by --no-check"
+            ) from error
+        self._sandboxed = True
 
-        Raises:
-            ValueError: they are to run programs and have no sandbox for them.
-        """
-        if programs and not self._sandboxed:
-            try:
-                sandbox.check()
-            except SandboxError as error:
-                raise ValueError(
-                    f"tests are tried without a solution, which they must refuse: "
-                    f"{error}; or prepare them untried, by --no-check"
-                ) from error
-            self._sandboxed = True
+    def _started(self) -> VerifierPool:
         if self._pool is None:
             self._pool = VerifierPool(
                 score=_CHECK,
@@ -200,3 +190,101 @@ def _without_solution(tests: code.Tests) -> tuple[str, dict[str, Any]]:
     wrapped = tests._replace(tests=pass_without)._asdict()
     reference = {"verifier": "code", "tests": wrapped}
     return f"```python\n{_NO_SOLUTION}{defined}\n```", reference
+
+
+# Doubts.
+
+ONE_TEST = "code with one test"
+SHOWN = "code whose first test is in the statement"
+SEVERAL = "code with several right outputs, by its wording"
+INTERACTIVE = "code with an interactive judge, by its wording"
+
+_SEVERAL = re.compile(
+    r"\bif there (?:are|is|exist) (?:multiple|several|many|more than one)"
+    r"|\b(?:in|return|print|output) (?:\w+ ){0,4}any order\b|\bany order\b"
+    r"|\b(?:print|output|return|find) any\b"
+    r"|\bany (?:one )?of them\b"
+    r"|\bany (?:valid|correct|such|possible) (?:answer|solution)"
+    r"|\b(?:multiple|several) (?:\w+ )?(?:answers|solutions)\b",
+    re.IGNORECASE,
+)
+_INTERACTIVE = re.compile(
+    r"\binteractive (?:problem|task|judge|version)|\binteractor\b"
+    r"|\bflush (?:the )?(?:output|stdout|standard output)|\bfflush\b"
+    r"|\bthis (?:problem|task) is interactive",
+    re.IGNORECASE,
+)
+_SHORT = 6  # characters of arguments that stand in many a statement by chance
+
+
+def doubts(draft: Draft) -> list[str]:
+    """Return the reasons that a question of code gives to doubt its verdicts."""
+    tests = draft.reference.get("tests")
+    if draft.reference["verifier"] != "code" or not isinstance(tests, dict):
+        return []
+    asserts = _asserts(str(tests.get("tests", "")))
+    inputs = tests.get("inputs") or []
+    found = {
+        ONE_TEST: len(asserts if tests["kind"] == "asserts" else inputs) == 1,
+        SHOWN: _first_is_shown(draft.text, tests, asserts),
+        SEVERAL: _SEVERAL.search(draft.text),
+        INTERACTIVE: _INTERACTIVE.search(draft.text),
+    }
+    return [reason for reason, holds in found.items() if holds]
+
+
+def _asserts(tests: str) -> list[ast.Assert]:
+    return [node for node in ast.walk(ast.parse(tests)) if isinstance(node, ast.Assert)]
+
+
+def _first_is_shown(
+    statement: str, tests: dict[str, Any], asserts: list[ast.Assert]
+) -> bool:
+    """Whether the statement has the first test's input, and after it its output."""
+    if tests["kind"] == "stdin":
+        lines = [line.strip() for line in statement.splitlines() if line.strip()]
+        after = _behind(lines, tests["inputs"][0])
+        return bool(after) and bool(_behind(after, tests["outputs"][0]))
+    if tests["kind"] == "calls":
+        return _stand_in(statement, [json.dumps(each) for each in tests["inputs"][0]])
+    for call in ast.walk(asserts[0]) if asserts else ():
+        if isinstance(call, ast.Call) and (values := _values(call)):
+            return _stand_in(statement, values)
+    return False
+
+
+def _values(call: ast.Call) -> list[str]:
+    """The arguments of a call, without their names."""
+    given = list(call.args)
+    for keyword in call.keywords:
+        value = keyword.value
+        if isinstance(value, ast.Dict) and keyword.arg is None:  # **{...}
+            given += value.values
+        else:
+            given.append(value)
+    return [ast.unparse(each) for each in given]
+
+
+def _behind(lines: list[str], text: str) -> list[str]:
+    """The lines behind those of a text among others, and a last one; else none."""
+    wanted = [line.strip() for line in text.splitlines() if line.strip()]
+    for start in range(len(lines) - len(wanted) + 1 if wanted else 0):
+        if lines[start : start + len(wanted)] == wanted:
+            return [*lines[start + len(wanted) :], ""]
+    return []
+
+
+def _stand_in(statement: str, values: list[str]) -> bool:
+    """Whether values stand in a statement, one after the other."""
+    rest, wanted = _bare(statement), [_bare(value) for value in values]
+    if sum(map(len, wanted)) < _SHORT:
+        wanted = [f"({','.join(wanted)})"]
+    for value in wanted:
+        _, found, rest = rest.partition(value)
+        if not found:
+            return False
+    return True
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split()).replace('"', "'")

@@ -1,4 +1,4 @@
-"""What each token adds to a text, in bytes: the one source of every text of tokens.
+"""Bytes that each token adds to a text: the one source of every text of tokens.
 
 The text of tokens is the UTF-8 of their bytes laid end to end, with U+FFFD where these
 are none.  It depends on how the tokens are written and not on which they are, so that
@@ -26,14 +26,14 @@ class Spelling:
     first: Sequence[bytes]  # where a text begins
 
     def without(self, ids: Iterable[int]) -> "Spelling":
-        """The spelling in which these ids add nothing to a text."""
+        """Return the spelling in which these ids add nothing to a text."""
         later, first = list(self.later), list(self.first)
         for each in ids:
             later[each] = first[each] = b""
         return Spelling(later=later, first=first)
 
     def text(self, ids: Iterable[int]) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
         known = [each for each in ids if each < len(self.later)]
         spelled = (at for at, each in enumerate(known, 1) if self.later[each])
         begin = next(spelled, 0)
@@ -42,7 +42,7 @@ class Spelling:
         return b"".join(pieces).decode(errors="replace")
 
     def texts(self, ids: Iterable[int]) -> list[str]:
-        """The text that each id adds.
+        """Return the text that each id adds.
 
         An id that ends inside of a character adds "", and the one that completes it
         all of it; what is left open in the end is the last one's.
@@ -58,13 +58,13 @@ class TextStream:
     """The text of tokens as they come, in whole characters."""
 
     def __init__(self, spelling: Spelling) -> None:
-        """A text without tokens yet."""
+        """Begin a text without tokens."""
         self._spelling = spelling
         self._pieces = spelling.first
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token: int) -> str:
-        """The characters that this token completes."""
+        """Return the characters that this token completes."""
         if token >= len(self._pieces):
             return ""
         piece = self._pieces[token]
@@ -74,12 +74,12 @@ class TextStream:
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """U+FFFD for a character that no token completes."""
+        """Return U+FFFD for a character that no token completes, else nothing."""
         return self._decoder.decode(b"", final=True)
 
 
 def read_spelling(backend: Backend) -> Spelling:
-    """What the decoder of a `tokenizers` tokenizer makes of each id.
+    """Read what the decoder of a `tokenizers` tokenizer makes of each id.
 
     Raises:
         ValueError: it does not decode token by token.
@@ -96,7 +96,7 @@ def read_spelling(backend: Backend) -> Spelling:
 
 
 def read_decoder(backend: Backend) -> list[dict[str, Any]]:
-    """The steps of a tokenizer's decoder, which `read_spelling` takes.
+    """Return the steps of a tokenizer's decoder, which `read_spelling` takes.
 
     Raises:
         ValueError: it does not decode token by token.

@@ -1,4 +1,4 @@
-"""Which questions of a data set are trained on, and which are held out.
+"""Choice of a data set's questions: to train on, or held out.
 
 One pass over a data set, in the order that is asked for: what is in it twice, what
 evaluation prompts hold too and what is too long is left out, and counted.  Questions
@@ -34,7 +34,7 @@ _TOKEN = re.compile(r"[^\W_]+|[^\w\s.,;:!?'\"`“”‘’«»…–—$\\{}\[\]
 
 
 def normalized(text: str) -> str:
-    """What makes a question the same one, however it is typeset.
+    """Return the text by which a question is the same one, however it is typeset.
 
     Unicode's NFKC, lower case; words, operators and round brackets with one space
     between them, other punctuation left out: "3 + 4" and "3 - 4" stay two questions.
@@ -58,7 +58,7 @@ class Asked(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Wording:
-    """What a data set says before and after every question: instructions to solve it.
+    """Words of a data set before and after every question: instructions to solve it.
 
     Without it a question may equal one of a data set that says nothing.
     """
@@ -68,7 +68,7 @@ class Wording:
 
     @classmethod
     def of(cls, questions: Sequence[Question]) -> "Wording":
-        """What up to 1000 questions, evenly spread, begin and end with alike."""
+        """Find what up to 1000 questions, evenly spread, begin and end with alike."""
         count = min(len(questions), _WORDING_SAMPLE)
         if count < _LEAST_SAMPLE:
             return cls()
@@ -82,14 +82,14 @@ class Wording:
         )
 
     def read(self, text: str) -> Asked:
-        """A question of the data set."""
+        """Return a question of the data set as it is compared."""
         whole = normalized(text)
         core = whole.removeprefix(self.before).removesuffix(self.after)
         return Asked(whole, core or whole)
 
 
 class Overlap:
-    """What evaluation prompts hold, so that training prompts can be kept apart.
+    """Texts of evaluation prompts, from which training prompts are kept apart.
 
     A training prompt overlaps if it equals an evaluation prompt, one of the two perhaps
     less the wording of its data set (what both ask less their wordings may be "3", of
@@ -99,7 +99,7 @@ class Overlap:
     """
 
     def __init__(self, asked: Iterable[Asked], *, ngram: int) -> None:
-        """Of the questions to evaluate on; `ngram` = 0: equal ones alone."""
+        """Take the questions to evaluate on; `ngram` = 0: equal ones alone."""
         evaluation = set(asked)
         self._ngram = ngram
         self._wholes = {_hash(each.whole) for each in evaluation}
@@ -118,7 +118,7 @@ class Overlap:
                     self._ngrams.add(each)
 
     def reason(self, asked: Asked) -> str:
-        """Why a training prompt is dropped; "" if it is not."""
+        """Return why a training prompt is dropped; "" if it is not."""
         whole = _hash(asked.whole)
         if {whole, _hash(asked.core)} & self._wholes or whole in self._cores:
             return "equals_evaluation"
@@ -155,7 +155,7 @@ class Selection:
     sha256: str  # of what was kept
 
     def counts(self) -> dict[str, Any]:
-        """For the report of a run, as JSON values."""
+        """Return what the report of a run says of it, as JSON values."""
         return {
             "looked_at": self.looked_at,
             "kept": len(self.places),
@@ -165,16 +165,16 @@ class Selection:
 
 
 def draw_order(count: int, *, seed: int, purpose: int) -> np.ndarray:
-    """The places 0 to `count` - 1 of a data set, shuffled."""
+    """Return the places 0 to `count` - 1 of a data set, shuffled."""
     random = np.random.PCG64([seed, purpose])
     return np.random.Generator(random).permutation(count)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sieve:
-    """What is asked of a question before it becomes a prompt."""
+    """Demands on a question before it becomes a prompt."""
 
-    # Of their prompts; where that is no more than `max_tokens`, a bound will do.
+    # Tokens of their prompts; where there are at most `max_tokens`, a bound will do.
     count_tokens: Callable[[list[Question]], list[int]]
     max_tokens: int
     progress: Progress = dataclasses.field(default_factory=Progress)
@@ -183,7 +183,7 @@ class Sieve:
     seen: set[int] | None = None
 
     def reason(self, asked: Asked, tokens: int) -> str:
-        """Why a question is dropped; "" if it is not."""
+        """Return why a question is dropped; "" if it is not."""
         if tokens > self.max_tokens:
             return "over_long"
         if not tokens:
@@ -200,7 +200,7 @@ class Sieve:
         count: int | None,
         wording: Wording,
     ) -> Selection:
-        """The first `count` along `order` that pass; None: all of them."""
+        """Select the first `count` along `order` that pass; None: all of them."""
         hashes: dict[int, int] = {}  # of what is kept, by place
         examples: dict[str, int] = {}
         dropped: collections.Counter[str] = collections.Counter()

@@ -33,7 +33,7 @@ def has_known_characters(text: str) -> bool:
 
 
 def has_lower_case_words(text: str) -> bool:
-    """The same, and no capital in what follows the last ": ", the words asked about.
+    """Whether it also has no capital behind its last ": ", in the words asked about.
 
     Words come from book texts: "Wilson" would be asked to be reversed as "nosliW",
     and "aërial" holds a letter that the small tokenizer does not have.
@@ -50,13 +50,10 @@ class TaskSpec:
     keep: Callable[[str], bool] = has_known_characters
 
 
+_DIGITS = {"min_digits": 1, "max_digits": 2}
 TASKS: dict[str, TaskSpec] = {
-    "chain_sum": TaskSpec(
-        "chain_sum", dict(min_terms=2, max_terms=3, min_digits=1, max_digits=2)
-    ),
-    "chain_sum_long": TaskSpec(
-        "chain_sum", dict(min_terms=3, max_terms=4, min_digits=1, max_digits=2)
-    ),
+    "chain_sum": TaskSpec("chain_sum", _DIGITS | {"min_terms": 2, "max_terms": 3}),
+    "chain_sum_long": TaskSpec("chain_sum", _DIGITS | {"min_terms": 3, "max_terms": 4}),
     # With words of 9 letters, reasoning_gym scores the answer plus anything above 1.
     "spell_backward": TaskSpec(
         "spell_backward",
@@ -66,9 +63,7 @@ TASKS: dict[str, TaskSpec] = {
     "letter_counting": TaskSpec(
         "letter_counting", dict(min_words=1, max_words=3), keep=has_lower_case_words
     ),
-    "products": TaskSpec(
-        "products", dict(min_terms=2, max_terms=2, min_digits=1, max_digits=2)
-    ),
+    "products": TaskSpec("products", _DIGITS | {"min_terms": 2, "max_terms": 2}),
 }
 
 
@@ -80,7 +75,7 @@ def make_questions(
     exclude: set[str],
     setting: str = "data.train_prompts",
 ) -> list[Question]:
-    """`count` questions with different texts, none of them in `exclude`.
+    """Make `count` questions with different texts, none of them in `exclude`.
 
     Raises:
         ValueError: if the task does not hold so many; `setting` asked for them.
@@ -112,33 +107,36 @@ def make_questions(
 
 
 def equal_shares(names: Sequence[str], count: int) -> dict[str, int]:
-    """`count` in equal parts by name; what does not divide goes to the first ones."""
+    """Divide `count` into equal parts by name; the first ones get the rest."""
     if not names or len(set(names)) < len(names):
         raise ValueError(f"data.tasks = {names} must hold tasks, each of them once")
     share, rest = divmod(count, len(names))
     return {name: share + (place < rest) for place, name in enumerate(names)}
 
 
-def make_held_out(shares: Mapping[str, int], *, used: set[str]) -> list[Question]:
-    """So many questions of each task, the same for every run; `used` gets the texts."""
-    return _draw(shares, _EVAL_SEED, _EVAL, used, setting="eval.num_prompts")
-
-
-def make_training(
-    shares: Mapping[str, int], *, seed: int, used: set[str]
+def draw_questions(
+    shares: Mapping[str, int], *, used: set[str], seed: int | None = None
 ) -> list[Question]:
-    """So many questions of each task, none of them `used` before."""
-    return _draw(shares, seed, _TRAIN, used, setting="data.train_prompts")
+    """Draw so many questions of each task, none of them `used`, which gets the texts.
 
+    Without a seed they are those held out from every run.
 
-def _draw(
-    shares: Mapping[str, int], seed: int, purpose: int, used: set[str], *, setting: str
-) -> list[Question]:
+    Raises:
+        ValueError: a task does not hold so many.
+    """
+    purpose, setting = _TRAIN, "data.train_prompts"
+    if seed is None:
+        seed, purpose, setting = _EVAL_SEED, _EVAL, "eval.num_prompts"
     drawn = []
     for task, share in shares.items():
-        task_seed = _seed(seed, purpose, task)
+        # Of reasoning_gym, which draws index i from Random(seed + i).
+        sequence = np.random.SeedSequence([seed, purpose, zlib.crc32(task.encode())])
         questions = make_questions(
-            task, count=share, seed=task_seed, exclude=used, setting=setting
+            task,
+            count=share,
+            seed=int(sequence.generate_state(1)[0]),
+            exclude=used,
+            setting=setting,
         )
         used.update(question.text for question in questions)
         drawn.extend(questions)
@@ -148,18 +146,18 @@ def _draw(
 def make_splits(
     tasks: tuple[str, ...], *, train_prompts: int, eval_prompts: int, seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """Training and held-out questions, in equal parts per task, no text in both.
+    """Make training and held-out questions, in equal parts per task, no text in both.
 
     Task after task.  `seed` chooses the training questions only.
     """
     used: set[str] = set()
-    held_out = make_held_out(equal_shares(tasks, eval_prompts), used=used)
+    held_out = draw_questions(equal_shares(tasks, eval_prompts), used=used)
     shares = equal_shares(tasks, train_prompts)
-    return make_training(shares, seed=seed, used=used), held_out
+    return draw_questions(shares, seed=seed, used=used), held_out
 
 
 def score(task: str, answer: str, reference: dict[str, Any]) -> float:
-    """reasoning_gym's own score of an answer; 1 is right, less is partial credit."""
+    """Return reasoning_gym's score of an answer; 1 is right, less is partial credit."""
     return float(_scorer(task).score_answer(answer, entry=reference))
 
 
@@ -173,9 +171,3 @@ def _spec(task: str) -> TaskSpec:
     if task not in TASKS:
         raise ValueError(f"data.tasks holds {task!r}; choose from {sorted(TASKS)}")
     return TASKS[task]
-
-
-def _seed(seed: int, purpose: int, task: str) -> int:
-    """A seed for reasoning_gym, which draws index i from Random(seed + i)."""
-    sequence = np.random.SeedSequence([seed, purpose, zlib.crc32(task.encode())])
-    return int(sequence.generate_state(1)[0])

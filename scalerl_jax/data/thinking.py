@@ -1,10 +1,10 @@
-"""How families of models mark their thinking, and where an answer begins after it."""
+"""Tags of families of models around their thinking, and the answer after it."""
 
 from typing import NamedTuple
 
 
 class ThinkingTags(NamedTuple):
-    """What a family of models writes around its thinking."""
+    """Texts that a family of models writes around its thinking."""
 
     begin: str
     end: str
@@ -22,7 +22,7 @@ THINKING_TAGS = (
 
 
 def end_of_thinking(prompt: str, template: str) -> str:
-    """The tag that ends the thinking after a prompt; "" where the answer comes at once.
+    """Return the tag that ends the thinking after a prompt; "" where there is none.
 
     The prompt may leave a thinking open, or close an empty one and so switch it off.
     Where it does neither, a template that names a family's tags is that of a model
@@ -38,7 +38,7 @@ def end_of_thinking(prompt: str, template: str) -> str:
 
 
 def find_answer(text: str, *, answer_after: str) -> int | None:
-    """Where in a completion's text the answer begins: behind the last `answer_after`.
+    """Return where an answer begins in a completion: behind the last `answer_after`.
 
     None where the text does not hold it; an empty `answer_after` is before the text.
     """
@@ -47,6 +47,6 @@ def find_answer(text: str, *, answer_after: str) -> int | None:
 
 
 def extract_answer(text: str, *, answer_after: str) -> str | None:
-    """The answer in a completion's text, without spaces around; None: it has none."""
+    """Return the answer in a completion, without spaces around; None without one."""
     start = find_answer(text, answer_after=answer_after)
     return None if start is None else text[start:].strip()

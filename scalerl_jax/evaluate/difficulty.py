@@ -22,7 +22,7 @@ from scalerl_jax.build.prompts import load_prompts
 from scalerl_jax.build.verifying import check_verifiers
 from scalerl_jax.config import Config
 from scalerl_jax.data import tasks
-from scalerl_jax.data.curriculum import text_digest
+from scalerl_jax.data.prompts import text_digest
 from scalerl_jax.evaluate.policy import (
     Flag,
     Options,

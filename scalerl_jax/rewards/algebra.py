@@ -1,4 +1,4 @@
-"""What a computer algebra system says of two answers: `math-verify`, over SymPy.
+"""A computer algebra system's word on two answers: `math-verify`, over SymPy.
 
 It reads by a LaTeX grammar, and never as Python: of its ways to read, the one that
 ends in SymPy's `parse_expr`, which evaluates, is left out.  It has no bounds in time
@@ -28,7 +28,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 @functools.lru_cache(maxsize=64)  # a group's answers often agree, its reference always
 def read(answer: str) -> Basic | MatrixBase | None:
-    """An answer as SymPy's expression, not simplified; None if it is none."""
+    """Read an answer as SymPy's expression, not simplified; None if it is none."""
     if not is_bounded(answer):
         return None
     try:

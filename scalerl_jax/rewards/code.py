@@ -12,16 +12,20 @@ sandbox and asserts in another (see `harness`); the outputs of calls and program
 compared here, and what is expected of them enters no sandbox.
 """
 
+import ast
 import contextlib
+import decimal
+import functools
 import json
+import math
 import re
+import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
 from scalerl_jax.rewards import harness
-from scalerl_jax.rewards.modules import missing_of_program, missing_of_tests
-from scalerl_jax.rewards.outputs import same_output, same_value
 from scalerl_jax.rewards.sandbox import Channel, Limits, OutOfTime, Sandbox
 from scalerl_jax.rewards.verdict import Verdict
 
@@ -35,7 +39,7 @@ _WRONG, _CORRECT = Verdict("wrong"), Verdict("correct")
 
 
 class Tests(NamedTuple):
-    """What a reference asks of a solution."""
+    """Demands of a reference on a solution."""
 
     kind: Kind
     entry_point: str = ""
@@ -46,7 +50,7 @@ class Tests(NamedTuple):
 
 
 def extract_code(text: str) -> str | None:
-    """The last closed Markdown block of Python in a text; None without one."""
+    """Return the last closed Markdown block of Python in a text; None without one."""
     blocks = [
         block.group(2)
         for block in _BLOCK.finditer(text)
@@ -56,7 +60,7 @@ def extract_code(text: str) -> str | None:
 
 
 def read_tests(reference: dict[str, Any]) -> Tests:
-    """The tests of a reference.
+    """Read the tests of a reference.
 
     Raises:
         ValueError: they are missing, empty or of another form.
@@ -99,16 +103,6 @@ def _check_asserts(tests: Tests) -> None:
         raise ValueError("tests of kind 'asserts' are empty, and any solution passes")
 
 
-def check(task: str, answer: str, reference: dict[str, Any]) -> float:
-    """1 if a prompt's reference holds tests; for a pool, as `judge` is.
-
-    Raises:
-        ValueError: it does not.
-    """
-    read_tests(reference)
-    return 1.0
-
-
 def judge(
     task: str,
     answer: str,
@@ -123,11 +117,11 @@ def judge(
     """Whether a completion's last block of code passes all tests of the reference.
 
     A solution is wrong that takes more than `wall_s` for all tests, or `cpu_s` or
-    `memory_mib`, which a program may take for each input.  Beside
-    Python's own modules it can import those of the directory `packages`; where a
-    module of `modules.WELL_KNOWN`, or one that the tests import, is missing, the
-    verifier has failed and not the solution.  Outputs and returned values are compared
-    within the `float_tolerance` (see `outputs`); asserts compare for themselves.
+    `memory_mib`, which a program may take for each input.  Beside Python's own modules
+    it can import those of the directory `packages`; where a module of `WELL_KNOWN`, or
+    one that the tests import, is missing, the verifier has failed and not the solution.
+    Outputs and returned values are compared within the `float_tolerance` (see
+    `same_value`); asserts compare for themselves.
 
     Raises:
         ValueError: the reference holds no tests that can be run.
@@ -142,22 +136,17 @@ def judge(
             return _lacking("the tests import", missing)
     limits = Limits(cpu_s=cpu_s, memory_mib=memory_mib, packages=packages)
     with contextlib.ExitStack() as opened:
-        solution = _open(opened, Sandbox("solution", limits))
-        tester = None
+        solution, tester = Sandbox("solution", limits), None
+        opened.callback(solution.close)
         if tests.kind == "asserts":
-            tester = _open(opened, Sandbox("tests", limits, solution=solution.channel))
+            tester = Sandbox("tests", limits, solution=solution.channel)
+            opened.callback(tester.close)
         for sandbox in filter(None, (solution, tester)):
             sandbox.await_ready()
         deadline = time.monotonic() + wall_s
+        trial = _Trial(tests, solution.channel, deadline, float_tolerance)
         try:
-            return _judge(
-                source,
-                tests,
-                solution.channel,
-                tester,
-                deadline=deadline,
-                float_tolerance=float_tolerance,
-            )
+            return trial.judge(source, tester)
         except (OutOfTime, EOFError):
             return _WRONG
         except _Failed:
@@ -177,67 +166,59 @@ def _lacking(who: str, module: str) -> Verdict:
     )
 
 
-def _open(opened: contextlib.ExitStack, sandbox: Sandbox) -> Sandbox:
-    opened.callback(sandbox.close)
-    return sandbox
+class _Trial(NamedTuple):
+    """A solution in its sandbox, and what it is judged by."""
 
+    tests: Tests
+    solution: Channel
+    deadline: float  # time.monotonic()
+    tolerance: float
 
-def _judge(
-    source: str,
-    tests: Tests,
-    solution: Channel,
-    tester: Sandbox | None,
-    *,
-    deadline: float,
-    float_tolerance: float,
-) -> Verdict:
-    if "unreadable" in solution.ask({"source": source}, deadline=deadline):
-        return Verdict("unparsable")
-    if tests.kind == "stdin":
-        return _run_programs(tests, solution, deadline, float_tolerance)
-    if "raised" in solution.ask({"do": "define"}, deadline=deadline):
-        raise _Failed
-    if tester is None:
-        return _call(tests, solution, deadline, float_tolerance)
-    solution.hand_over()
-    job = {name: getattr(tests, name) for name in ("setup", "tests", "entry_point")}
-    verdict = tester.channel.ask(job, deadline=deadline)
-    return _WRONG if verdict["why"] else _CORRECT
+    def judge(self, source: str, tester: Sandbox | None) -> Verdict:
+        """Run the solution, against asserts in the tester's sandbox."""
+        tests, ask = self.tests, self.solution.ask
+        if "unreadable" in ask({"source": source}, deadline=self.deadline):
+            return Verdict("unparsable")
+        if tests.kind == "stdin":
+            return self._run_programs()
+        if "raised" in ask({"do": "define"}, deadline=self.deadline):
+            raise _Failed
+        if tester is None:
+            return self._call()
+        self.solution.hand_over()
+        job = {name: getattr(tests, name) for name in ("setup", "tests", "entry_point")}
+        verdict = tester.channel.ask(job, deadline=self.deadline)
+        return _WRONG if verdict["why"] else _CORRECT
 
+    def _run_programs(self) -> Verdict:
+        for stdin, expected in zip(self.tests.inputs, self.tests.outputs, strict=True):
+            request = {"do": "run", "stdin": stdin}
+            reply = self.solution.ask(request, deadline=self.deadline, most=_MAX_OUTPUT)
+            match reply.get("value"):
+                case [0, str(output)]:
+                    if not same_output(output, expected, self.tolerance):
+                        return _WRONG
+                case _:
+                    raise _Failed
+        return _CORRECT
 
-def _run_programs(
-    tests: Tests, solution: Channel, deadline: float, tolerance: float
-) -> Verdict:
-    for stdin, expected in zip(tests.inputs, tests.outputs, strict=True):
-        request = {"do": "run", "stdin": stdin}
-        reply = solution.ask(request, deadline=deadline, most=_MAX_OUTPUT)
-        match reply.get("value"):
-            case [0, str(output)]:
-                if not same_output(output, expected, tolerance):
-                    return _WRONG
-            case _:
-                raise _Failed
-    return _CORRECT
-
-
-def _call(
-    tests: Tests, solution: Channel, deadline: float, tolerance: float
-) -> Verdict:
-    target = {"expression": tests.entry_point}
-    for arguments, expected in zip(tests.inputs, tests.outputs, strict=True):
-        request = {
-            "do": "perform",
-            "operation": "call",
-            "arguments": {"list": [target, *(_encoded(each) for each in arguments)]},
-            "named": {"dict": []},
-            "changes": False,
-        }
-        # An equal value is written in at most 64 times as much: 1e300 and its digits.
-        most = 2**16 + 64 * len(json.dumps(_encoded(expected)))
-        reply = solution.ask(request, deadline=deadline, most=most)
-        if "value" not in reply or not _holds(reply["value"], expected, tolerance):
-            return _WRONG
-    return _CORRECT
+    def _call(self) -> Verdict:
+        target = {"expression": self.tests.entry_point}
+        for given, expected in zip(self.tests.inputs, self.tests.outputs, strict=True):
+            request = {
+                "do": "perform",
+                "operation": "call",
+                "arguments": {"list": [target, *map(_encoded, given)]},
+                "named": {"dict": []},
+                "changes": False,
+            }
+            # An equal value is written in at most 64 times as much: 1e300, its digits.
+            most = 2**16 + 64 * len(json.dumps(_encoded(expected)))
+            reply = self.solution.ask(request, deadline=self.deadline, most=most)
+            value, tolerance = reply.get("value"), self.tolerance
+            if "value" not in reply or not _holds(value, expected, tolerance):
+                return _WRONG
+        return _CORRECT
 
 
 def _encoded(value: Any) -> Any:
@@ -273,3 +254,132 @@ def _plain(tree: Any) -> Any:
         case dict():
             raise ValueError("neither a list nor a dictionary")
     return tree
+
+
+# Whether what a program gives is what was expected, exactly or within a tolerance.
+
+_WHOLE = re.compile(r"[-+]?\d+")
+
+
+def same_output(output: str, expected: str, tolerance: float = 0.0) -> bool:
+    """Whether outputs agree word by word and line by line, numbers by their value.
+
+    Spaces around and between words, and empty lines at both ends, do not count.
+    With a tolerance, numbers are as `same_value` takes them.
+    """
+    lines, wanted = (
+        [line.split() for line in text.strip().splitlines()]
+        for text in (output, expected)
+    )
+    return len(lines) == len(wanted) and all(
+        len(words) == len(others)
+        and all(
+            _same_word(*pair, tolerance) for pair in zip(words, others, strict=True)
+        )
+        for words, others in zip(lines, wanted, strict=True)
+    )
+
+
+def _same_word(word: str, expected: str, tolerance: float) -> bool:
+    if word == expected:
+        return True
+    try:
+        if decimal.Decimal(word) == decimal.Decimal(expected):
+            return True
+        both_whole = _WHOLE.fullmatch(word) and _WHOLE.fullmatch(expected)
+        return not both_whole and _is_close(float(word), float(expected), tolerance)
+    except (decimal.InvalidOperation, ValueError):
+        return False
+
+
+def _is_close(number: float, expected: float, tolerance: float) -> bool:
+    try:
+        finite = math.isfinite(number) and math.isfinite(expected)
+        close = abs(number - expected) <= tolerance * max(1.0, abs(expected))
+    except OverflowError:  # a whole number beyond floats
+        return False
+    return bool(tolerance) and finite and close
+
+
+def same_value(value: Any, expected: Any, tolerance: float = 0.0) -> bool:
+    """Whether a value is the expected JSON value; tuples count as lists.
+
+    Keys of dictionaries are texts, as in JSON.  With a tolerance t > 0, a number with
+    a decimal point or an exponent may differ from the expected y by t * max(1, |y|),
+    as in programming contests; whole numbers may not.
+    """
+    if isinstance(value, list | tuple) and isinstance(expected, list):
+        return len(value) == len(expected) and all(
+            same_value(*pair, tolerance) for pair in zip(value, expected, strict=True)
+        )
+    if isinstance(value, dict) and isinstance(expected, dict):
+        named = {str(key): each for key, each in value.items()}
+        return named.keys() == expected.keys() and all(
+            same_value(named[key], expected[key], tolerance) for key in expected
+        )
+    if value == expected:
+        return True
+    if not (_is_number(value) and _is_number(expected)):
+        return False
+    if isinstance(value, int) and isinstance(expected, int):
+        return False
+    return _is_close(value, expected, tolerance)
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# Modules that a program or its tests import and a sandbox does not have.  That is a
+# fault of the sandbox, not of the program.  But a failure that is not judged is not
+# punished either, and `import anything` must be no way out: of a program only the
+# modules of a short list count, which it can expect of a Python in use, and which a
+# user can install.
+
+WELL_KNOWN = frozenset(
+    "bitarray bs4 cv2 gmpy2 jax lxml matplotlib mpmath networkx nltk numba numpy "
+    "pandas PIL plotly pydantic pytest regex requests scipy seaborn skimage sklearn "
+    "sortedcontainers statsmodels sympy tensorflow torch yaml".split()
+)
+# At the beginning of a line: what stands there ends the program if it is missing.  By
+# pattern: nothing that a policy wrote is parsed in the verifier's own process.
+_IMPORT = re.compile(
+    r"^(?:import[ \t]+(?P<names>\w[\w., \t]*)"
+    r"|from[ \t]+(?P<name>\w+)[\w.]*[ \t]+import\b)",
+    re.MULTILINE,
+)
+
+
+def missing_of_program(source: str, packages: str) -> str:
+    """Return the first well-known module that a program imports and misses, or ""."""
+    for found in _IMPORT.finditer(source):
+        names = [found["name"]] if found["name"] else found["names"].split(",")
+        for each in names:
+            name = re.match(r"\s*(\w*)", each)
+            if name and name[1] in WELL_KNOWN and not _is_there(name[1], packages):
+                return name[1]
+    return ""
+
+
+@functools.lru_cache(maxsize=64)
+def missing_of_tests(code: str, packages: str) -> str:
+    """Return the first module of any name that tests import and miss, or ""."""
+    for node in ast.parse(code).body:
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        for name in names:
+            if not _is_there(name.partition(".")[0], packages):
+                return name
+    return ""
+
+
+def _is_there(name: str, packages: str) -> bool:
+    """Whether Python itself has a module, or the directory of packages."""
+    if name in sys.stdlib_module_names:
+        return True
+    return bool(packages) and any(
+        path.name.partition(".")[0] == name for path in Path(packages).glob(f"{name}*")
+    )

@@ -1,4 +1,4 @@
-r"""Whether two answers are the same one, in whatever way they are written.
+r"""Comparing of answers: whether two are the same, in whatever way they are written.
 
 Answers are taken apart: lists and sets, points and intervals, equations and
 inequalities, matrices.  Their parts are compared as words or by `values`.  What these
@@ -247,14 +247,14 @@ def _as_matrices(expected: str, found: str) -> bool | None:
 
 
 class _Relation(NamedTuple):
-    """Sides, and what stands between them."""
+    """Sides, and the signs between them."""
 
     sides: list[str]
     signs: list[str]
 
     @property
     def name(self) -> str:
-        """What an assignment gives a value to, without spaces; "" of others."""
+        """The name that an assignment gives a value to, without spaces; else ""."""
         left = self.sides[0]
         value = evaluate(left)
         named = not left or _words(left) or value and value.is_named

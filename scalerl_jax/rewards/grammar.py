@@ -45,7 +45,7 @@ _ZERO, _ONE = ("number", Fraction(0)), ("number", Fraction(1))
 
 
 class Unreadable(ValueError):
-    """What is written is no expression, or one beyond this grammar."""
+    """A text that is no expression, or one beyond this grammar."""
 
 
 class Token(str):
@@ -54,7 +54,7 @@ class Token(str):
     value: Fraction | None = None
 
     def __new__(cls, text: str, value: Fraction | None = None) -> "Token":
-        """A symbol where no value is given."""
+        """Make a number, or a symbol where no value is given."""
         made = super().__new__(cls, text)
         made.value = value
         return made
@@ -108,7 +108,7 @@ class Reader:
         return [Token(written)]
 
     def read(self) -> Tree:
-        """The tree of the whole text.
+        """Return the tree of the whole text.
 
         Raises:
             Unreadable: it has none.
@@ -248,7 +248,7 @@ class Reader:
         return "_" + self._written_group() if self._accept("_") else ""
 
     def _written_group(self) -> str:
-        """What a group or one token is written as, without spaces."""
+        """Take a group or one token, as it is written without spaces."""
         token = self._take() if self._peek() else _END
         if token != "{":
             return token
@@ -283,7 +283,7 @@ class Reader:
         return self._named(f"\\{name} {written}{self._subscript()}")
 
     def _argument(self) -> Tree:
-        """What a command takes: a group, or one digit, letter or command."""
+        """Take what a command takes: a group, or one digit, letter or command."""
         token = self._peek()
         if opening := self._accept("{", "("):
             return self._within(opening)
@@ -293,7 +293,7 @@ class Reader:
         return self._base()
 
     def _function(self, name: str) -> Tree:
-        r"""A function with its base, its power and its argument: \log_2 8."""
+        r"""Read a function with its base, its power and its argument: \log_2 8."""
         base = self._argument() if self._accept("_") else None
         power = self._argument() if self._accept("^") else None
         if power == ("-", _ZERO, _ONE):

@@ -1,4 +1,4 @@
-"""What runs inside the sandbox: a solution, or the tests of one.
+"""Program that runs inside the sandbox: a solution, or the tests of one.
 
 They never share a process or a sandbox.  The solution's side answers requests and
 holds no secret: no test, no expected value, no verdict.  The tests' side holds those,
@@ -70,7 +70,7 @@ class Frames:
 
 
 def encode(value: Any, handle: Callable[[Any], Any]) -> Any:
-    """A value as JSON: plain ones by content, others as what `handle` says."""
+    """Return a value as JSON: plain ones by content, others as what `handle` says."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -93,7 +93,7 @@ def encode(value: Any, handle: Callable[[Any], Any]) -> Any:
 
 
 def decode(tree: Any, resolve: Callable[[dict[str, Any]], Any]) -> Any:
-    """The value that `encode` wrote; `resolve` finds what a handle stands for."""
+    """Return the value that `encode` wrote; `resolve` finds those of handles."""
     if not isinstance(tree, dict):
         return tree
     ((name, content),) = tree.items()
@@ -114,7 +114,7 @@ _CONTAINERS: dict[str, Any] = {
     "set": set,
     "frozenset": frozenset,
 }
-# What the tests' side may ask of a value on the solution's side.
+# Operations that the tests' side may ask of a value on the solution's side.
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "value": lambda value: value,
     "call": lambda function, *arguments, **named: function(*arguments, **named),
@@ -258,7 +258,7 @@ class Remote:
     """
 
     def __init__(self, frames: Frames, tree: dict[str, Any]) -> None:
-        """What `encode` wrote for it."""
+        """Stand for what `encode` wrote as `tree`."""
         object.__setattr__(self, "_frames", frames)
         object.__setattr__(self, "_tree", tree)
 
@@ -348,7 +348,7 @@ def _update(given: tuple[Any, ...], after: list[Any]) -> None:
 
 
 def run_tests(job: dict[str, Any], solution: Frames) -> str:
-    """Run tests; why they failed, empty if they passed.
+    """Run tests; return why they failed, "" if they passed.
 
     Names that neither Python nor `job["setup"]` knows are the solution's, and so are
     `candidate` and its own name, which `job["entry_point"]` is.  Tests are a program,
@@ -398,7 +398,7 @@ def refuse_processes(program: bytes) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """`harness.py SIDE OPTIONS`: what the other side of stdin and stdout asks for."""
+    """Run as `harness.py SIDE OPTIONS`, and do what stdin asks for."""
     side, options = arguments[1], json.loads(arguments[2])
     alone = bytes.fromhex(options["filter"])
     del sys.argv[1:]  # of the harness, and of no program

@@ -29,7 +29,7 @@ _NUMBER = re.compile(
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last \boxed{...} with balanced braces holds; None without one.
+    r"""Return what the last \boxed{...} with balanced braces holds; None without one.
 
     Of boxes in each other it is the inner one.
     """
@@ -47,13 +47,13 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number, fraction or percentage of a text; None without one."""
+    """Return the last number, fraction or percentage of a text; None without one."""
     numbers = collections.deque(_NUMBER.finditer(text), maxlen=1)
     return numbers[0].group() if numbers else None
 
 
 def find_answer(text: str, answer_from: AnswerFrom) -> str | None:
-    """The final answer of a completion, as it stands there; None without one."""
+    """Return the final answer of a completion, as it stands there; None without one."""
     answer = last_boxed(text) if answer_from != "last_number" else None
     if answer is None and answer_from != "boxed":
         answer = last_number(text)
@@ -65,7 +65,7 @@ def judge(
 ) -> Verdict:
     """Whether a completion's final answer equals the reference's "answer".
 
-    That is a LaTeX expression, a number, or a list of them, any of which is right.
+    The latter is a LaTeX expression, a number, or a list, any of which is right.
     Spaces, typesetting and units do not count, nor the order of a list or a set; in a
     list it counts how often something is there.  Numbers are equal as `values` says, a
     percentage is a number or its hundredth, an assignment its right side.  A pair in
@@ -95,7 +95,7 @@ def judge(
 
 
 def check(task: str, answer: str, reference: dict[str, Any]) -> float:
-    """1 if a prompt's reference can be judged by; for a pool, as `judge` is.
+    """Return 1 if a prompt's reference can be judged by; for a pool, as `judge` is.
 
     Raises:
         ValueError: it holds no answer, or one that cannot be read.
@@ -111,7 +111,7 @@ def _check_readable(expected: str) -> None:
 
 
 def expected_answers(reference: dict[str, Any]) -> list[str]:
-    r"""The right answers, without a \boxed{} around them.
+    r"""Return the right answers, without a \boxed{} around them.
 
     Raises:
         ValueError: there is none.
@@ -133,5 +133,5 @@ def expected_answers(reference: dict[str, Any]) -> list[str]:
 
 
 def normalized(answer: str) -> str:
-    """A final answer without spaces and delimiters: equal texts are one answer."""
+    """Return an answer without spaces and delimiters: equal texts are one answer."""
     return squeezed(tidy(answer))

@@ -1,4 +1,4 @@
-"""The verifiers that a reference may name, with the settings of a run."""
+"""The verifiers that a reference may name, and their pool, with a run's settings."""
 
 import os
 from pathlib import Path
@@ -6,15 +6,17 @@ from pathlib import Path
 from scalerl_jax.config import RewardConfig
 from scalerl_jax.rewards import sandbox
 from scalerl_jax.rewards.serving import Verifier
+from scalerl_jax.rewards.verdict import ScoreFunction
+from scalerl_jax.rewards.verifier import VerifierPool
 
 _MAX_PROCESSES = 32  # of a machine; SymPy takes 100 MB in each
 _SOLUTION_SHARE = 0.8  # of reward.timeout_s; the rest is for setting up sandboxes
 
 
 def named_verifiers(reward: RewardConfig) -> dict[str, Verifier]:
-    """What a reference's "verifier" may be.
+    """Return the verifiers by the name that a reference has for them.
 
-    By name: only processes that judge such prompts import what these need.
+    Only processes that judge such prompts import what these need.
     """
     return {
         "code": Verifier(
@@ -35,7 +37,7 @@ def named_verifiers(reward: RewardConfig) -> dict[str, Verifier]:
 
 
 def num_processes(num_workers: int) -> int:
-    """The verifier processes that reward.num_workers asks for; of 0 the machine says.
+    """Return how many processes reward.num_workers asks for; of 0 the machine says.
 
     Two cores are left to the run itself.
     """
@@ -44,8 +46,24 @@ def num_processes(num_workers: int) -> int:
     return num_workers or min(max(1, len(own) - 2), _MAX_PROCESSES)
 
 
+def make_pool(reward: RewardConfig, score: str | ScoreFunction) -> VerifierPool:
+    """Make a pool of processes under these settings.
+
+    Args:
+        reward: the settings.
+        score: as `VerifierPool` takes it, for references that name no verifier.
+    """
+    return VerifierPool(
+        score=score,
+        named=named_verifiers(reward),
+        timeout_s=reward.timeout_s,
+        num_workers=num_processes(reward.num_workers),
+        memory_mib=reward.memory_mib,
+    )
+
+
 def check_programs(reward: RewardConfig) -> None:
-    """Before programs are judged: there are packages, if they are set, and a sandbox.
+    """Check, before programs are judged, the packages that are set and the sandbox.
 
     Raises:
         ValueError: reward.code_packages is not there.

@@ -1,4 +1,4 @@
-r"""How answers are written: the same thing in one way, and the parts it has.
+r"""Notation of answers: one way to write the same thing, and the parts it has.
 
 `plain` takes away what says nothing of a value (\left, \dfrac, \mathbf, spaces,
 delimiters, "the answer is") and gives one spelling to what has several.  Nothing is
@@ -75,7 +75,7 @@ _ABOUT = re.compile(
 
 @functools.lru_cache(maxsize=4096)
 def plain(answer: str) -> str:
-    """An answer in the one way that is compared; texts keep their \\text{}."""
+    """Write an answer in the one way that is compared; texts keep their \\text{}."""
     text = tidy(answer.translate(_UNICODE))
     for pattern, replacement in _REWRITTEN:
         text = pattern.sub(replacement, text)
@@ -86,7 +86,7 @@ def plain(answer: str) -> str:
 
 
 def tidy(answer: str) -> str:
-    """An answer without delimiters of mathematics and spaces and stops around it."""
+    """Return an answer less mathematical delimiters, spaces and stops around it."""
     answer = answer.strip()
     for opening, closing in _DELIMITERS:
         inside = answer[len(opening) : -len(closing)]
@@ -104,7 +104,7 @@ def _without_introduction(text: str) -> str:
 
 
 def squeezed(text: str) -> str:
-    """A text without spaces."""
+    """Return a text without spaces."""
     return "".join(text.split())
 
 
@@ -114,7 +114,7 @@ _CLOSING = {")", "]", "}", r"\}", r"\rangle"}
 
 
 def split(text: str, separators: Container[str]) -> tuple[list[str], list[str]]:
-    """A text cut at what separates outside of all brackets, and those separators."""
+    """Cut a text at separators outside of all brackets; return those, too."""
     parts, between, depth = [""], [], 0
     for token in _TOKEN.findall(text):
         depth += (token in _OPENING) - (token in _CLOSING)
@@ -140,7 +140,7 @@ class Bracketed(NamedTuple):
 
 
 def bracketed(text: str) -> Bracketed | None:
-    """The brackets around all of a text; None without them."""
+    """Return the brackets around all of a text; None without them."""
     tokens, depth = _TOKEN.findall(text), 0
     if not tokens or tokens[0] not in _OPENING or tokens[-1] not in _CLOSING:
         return None
@@ -159,7 +159,7 @@ _MATRIX = re.compile(
 
 
 def cells(text: str) -> list[list[str]] | None:
-    """The cells of a matrix, row by row; None of other texts."""
+    """Return the cells of a matrix, row by row; None of other texts."""
     around = bracketed(text)
     found = _MATRIX.fullmatch(around.inside if around else text)
     if not found:
@@ -172,7 +172,7 @@ _GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?!,?\d)")
 
 
 def ungrouped(text: str) -> str:
-    """A text without the commas that group digits; in brackets they separate."""
+    """Return a text without commas that group digits; in brackets they separate."""
     if any(bracket in text for bracket in ("(", "[", r"\{")):
         return text
     return _GROUPED.sub(lambda found: found.group().replace(",", ""), text)
@@ -202,7 +202,7 @@ _NO_UNIT = re.compile(
 
 
 def without_unit(text: str) -> tuple[str, bool]:
-    """A text without the words behind it, and whether these must be units.
+    """Return a text without the words behind it, and whether these must be units.
 
     Where they need not be, as the words in "5 apples", they are units after a number.
     """

@@ -1,4 +1,4 @@
-"""Running untrusted Python, by bubblewrap: `bwrap`, of the package "bubblewrap".
+"""Sandboxes for untrusted Python, by bubblewrap: `bwrap`, of the package "bubblewrap".
 
 In the sandbox are a read-only system and Python, a small /tmp, no network, no other
 process, no environment, an unprivileged user and few resources.  A solution has threads
@@ -63,7 +63,7 @@ class OutOfTime(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one side of a sandbox may use."""
+    """Resources that one side of a sandbox may use."""
 
     cpu_s: int
     memory_mib: int = 1024  # of address space; beside it the harness and /tmp
@@ -73,7 +73,7 @@ class Limits:
     packages: str = ""  # directory to import from, readable by everyone
 
     def rlimits(self) -> dict[str, int]:
-        """For the harness, which sets them for itself and its children."""
+        """Return what the harness sets for itself and its children."""
         return {
             "RLIMIT_CPU": self.cpu_s,
             "RLIMIT_AS": self.memory_mib * _MIB,
@@ -88,7 +88,7 @@ class Channel:
     """Frames to and from a sandbox, none waited for beyond a deadline."""
 
     def __init__(self, reading: int, writing: int) -> None:
-        """Both descriptors are closed with it."""
+        """Own both descriptors."""
         self.reading, self.writing = reading, writing
         os.set_blocking(writing, False)
 
@@ -168,7 +168,7 @@ class Sandbox:
     def __init__(
         self, side: str, limits: Limits, *, solution: Channel | None = None
     ) -> None:
-        """Starts it and does not wait; `close` it.
+        """Start it and do not wait; `close` it.
 
         Raises:
             SandboxError: there is no bubblewrap.
@@ -297,7 +297,7 @@ def _filter() -> int | None:
 
 
 def _command(limits: Limits) -> list[str]:
-    """What makes the sandbox and starts the harness, less the filter and its options.
+    """Command that makes the sandbox and starts the harness, less its last options.
 
     Raises:
         SandboxError: there is no bubblewrap.

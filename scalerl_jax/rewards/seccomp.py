@@ -55,7 +55,7 @@ _BY_MACHINE = {
 
 
 def program() -> bytes | None:
-    """The filter for this machine, as bwrap's --seccomp reads it; None elsewhere."""
+    """Return the filter for this machine, as bwrap's --seccomp reads it, or None."""
     calls = _BY_MACHINE.get(platform.machine())
     if calls is None:
         return None
@@ -79,7 +79,7 @@ def program() -> bytes | None:
 
 
 def one_process() -> bytes | None:
-    """The filter that leaves a process its threads and no child; None elsewhere."""
+    """Return the filter that leaves a process its threads and no child, or None."""
     calls = _BY_MACHINE.get(platform.machine())
     if calls is None:
         return None

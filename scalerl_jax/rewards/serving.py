@@ -1,4 +1,4 @@
-"""The verifier's process: it judges one answer after the other until the pipe ends.
+"""A verifier's process, which judges one answer after the other: both its sides.
 
 It is started by name, not through multiprocessing, whose spawned children import the
 main module again, and with it JAX.  For the same reason nothing here imports JAX, and
@@ -6,19 +6,30 @@ neither should a score function's module.
 """
 
 import contextlib
+import dataclasses
 import faulthandler
 import functools
 import importlib
 import os
 import resource
+import signal
+import socket
+import struct
+import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from multiprocessing import connection as pipes
 from typing import Any, NamedTuple
 
-from scalerl_jax.rewards.verdict import ScoreFunction, Verdict
+from scalerl_jax.rewards.verdict import ScoreFunction, Status, Verdict
 
 _MAX_DETAIL = 500  # characters
+MAX_START_S = 120.0  # imports included; does not count for a verdict's timeout
+_MAX_SEND_S = 10.0  # to a process that is free, and has stopped if it does not read
+_CHILD = "import sys; from scalerl_jax.rewards import serving; " + (
+    "serving.serve(int(sys.argv[1]))"
+)
 
 
 class Verifier(NamedTuple):
@@ -29,7 +40,7 @@ class Verifier(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What a process is told first."""
+    """The first message to a process."""
 
     verifiers: Mapping[str, Verifier]
     preload: str  # the name of the one to import at once
@@ -60,10 +71,16 @@ class Judged(NamedTuple):
     verdict: Verdict
 
 
+# In the process.
+
+
 def serve(descriptor: int) -> None:
     """Judge what comes through the pipe of this number, until it ends."""
     pipe = pipes.Connection(descriptor)
-    with contextlib.suppress(EOFError, ConnectionError), _nowhere() as nowhere:
+    with (
+        contextlib.suppress(EOFError, ConnectionError),
+        open(os.devnull, "w") as nowhere,
+    ):
         setup: Setup = pipe.recv()
         # The pool kills first.  Only if it has died itself does this end a hanging
         # call.
@@ -79,10 +96,6 @@ def serve(descriptor: int) -> None:
                 verdict = _judge(score, work.task, answer, work.reference)
                 faulthandler.cancel_dump_traceback_later()
                 pipe.send(Judged(place, verdict))
-
-
-def _nowhere() -> Any:
-    return open(os.devnull, "w")
 
 
 def _load(pipe: pipes.Connection, setup: Setup, name: str) -> ScoreFunction:
@@ -115,12 +128,112 @@ def _judge(
     try:
         found = score(task, answer, reference)
     except Exception as error:  # noqa: BLE001  becomes this rollout's status
-        return Verdict("verifier_error", _short(error))
+        reason = f"{type(error).__name__}: {error}"
+        return Verdict("verifier_error", reason[:_MAX_DETAIL])
     if isinstance(found, Verdict):
         return found._replace(detail=found.detail[:_MAX_DETAIL])
     # Partial credit, anything below 1, is not a pass.
     return Verdict("correct" if found >= 1.0 else "wrong")
 
 
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
+# On the pool's side.
+
+
+@dataclasses.dataclass(kw_only=True)
+class Job:
+    """A group, and what is known of it."""
+
+    key: Any
+    verifier: str
+    task: str
+    answers: list[str | None]
+    reference: dict[str, Any]
+    statuses: list[Status | None]  # None: not judged yet
+    details: list[str]
+
+    def settle(self, place: int, verdict: Verdict) -> None:
+        """Write down the verdict on one answer."""
+        self.statuses[place] = verdict.status
+        if verdict.detail:
+            self.details.append(verdict.detail)
+
+    def unjudged(self, places: Iterable[int]) -> list[int]:
+        """Return those of `places` without a verdict, in order."""
+        return [place for place in places if self.statuses[place] is None]
+
+
+class Share(NamedTuple):
+    """The answers of a group that one process is given."""
+
+    job: Job
+    places: list[int]
+
+    def work(self) -> Work:
+        """Return the message for the process."""
+        job = self.job
+        answers = [(place, job.answers[place] or "") for place in self.places]
+        return Work(job.verifier, job.task, answers, job.reference)
+
+
+class VerifierProcess:
+    """A verifier process, the pipe to it, and what it is doing until when."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Start the process, and do not wait for it.
+
+        Raises:
+            OSError: the system does not start one.
+        """
+        self.pipe, child_end = pipes.Pipe()
+        with socket.socket(fileno=os.dup(self.pipe.fileno())) as end:
+            limit = struct.pack("ll", int(_MAX_SEND_S), 0)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        number = child_end.fileno()
+        places = map(os.path.abspath, sys.path)  # "" is the current directory
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(number)],
+            pass_fds=[number],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+            # Its own group: Ctrl-C does not reach it, and what it starts dies with it.
+            start_new_session=True,
+        )
+        child_end.close()
+        with contextlib.suppress(BrokenPipeError):  # found again when it is read
+            self.pipe.send(setup)
+        self.loaded: set[str] = set()
+        self.loading: str | None = setup.preload
+        self.share: Share | None = None
+        self.deadline = time.monotonic() + MAX_START_S
+
+    @property
+    def free(self) -> bool:
+        """Whether it waits for work."""
+        return self.share is None and self.loading is None
+
+    def give(self, share: Share, *, timeout_s: float) -> None:
+        """Send it answers to judge.
+
+        Raises:
+            OSError: it has ended, or was stopped and does not read.
+        """
+        self.pipe.send(share.work())
+        self.share = share
+        if share.job.verifier not in self.loaded:
+            self.loading, timeout_s = share.job.verifier, MAX_START_S
+        self.deadline = time.monotonic() + timeout_s
+
+    def kill(self) -> None:
+        """End the process and all that it started; nothing can ignore this."""
+        if self.pipe.closed:
+            return  # killed before; its number may be another process's by now
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.pipe.close()
+
+    def exit_code(self) -> int | None:
+        """Return that of a process which has closed its pipe or was killed."""
+        try:
+            return self.process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return None

@@ -56,7 +56,7 @@ Number = Any  # Fraction, or mpmath's mpf or mpc, which have no types
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """What an expression is equal to."""
+    """The value of an expression."""
 
     tree: Tree
     points: tuple[Number, ...]  # one number, or one for each point with variables
@@ -82,7 +82,7 @@ def _is_named(tree: Tree) -> bool:
 
 
 def evaluate(text: str) -> Value | None:
-    """The value of an expression; None without one."""
+    """Compute the value of an expression; None without one."""
     found = _evaluated(text)
     return found if isinstance(found, Value) else None
 
@@ -90,7 +90,7 @@ def evaluate(text: str) -> Value | None:
 def is_bounded(text: str) -> bool:
     """Whether a computer algebra system can be given a text, by the size of its parts.
 
-    That is: no expression in brackets is too large to compute, and no exponent, bound
+    Then no expression in brackets is too large to compute, and no exponent, bound
     of a sum or product, or operand of a factorial is above `_MAX_OPERAND`.
     """
     parts, opened = [text], []
@@ -157,7 +157,7 @@ def is_about(one: Value, other: Value) -> bool:
 
 
 def _limits(one: Value, other: Value) -> tuple[Fraction, Fraction | None]:
-    """How far two values may be apart: of the larger one, and at most."""
+    """Largest distance of two values: relative to the larger one, and absolute."""
     if one.scientific and other.scientific:
         return _SIGNIFICANT, None
     whole = all(_is_whole(each.points[0]) for each in (one, other))
@@ -213,7 +213,7 @@ class _Point:
         self._end = time.process_time() + _MAX_CPU_S
 
     def value(self, tree: Tree) -> Number:
-        """The value of a tree."""
+        """Compute the value of a tree."""
         kind, *parts = tree
         if time.process_time() > self._end:
             raise TooLarge("too much to compute")

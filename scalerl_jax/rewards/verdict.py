@@ -1,4 +1,4 @@
-"""What a verifier says of one answer; the reward that it is worth is set elsewhere."""
+"""A verifier's word on one answer; the reward that it is worth is set elsewhere."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ UNJUDGED: tuple[Status, ...] = ("verifier_timeout", "verifier_error")
 
 
 class Verdict(NamedTuple):
-    """How one answer was judged."""
+    """The judgement of one answer."""
 
     status: Status
     detail: str = ""  # the reason of a verifier_error

@@ -1,4 +1,4 @@
-"""Judging completions in processes of their own, which can be killed when they hang.
+"""A pool of processes that judge completions, and can be killed when they hang.
 
 The pool never blocks its caller: `submit` and `poll` are called between two calls
 of the sampler, and a thread gives each process work as soon as it is free.  What the
@@ -15,8 +15,16 @@ from multiprocessing import connection as pipes
 from typing import Any, NamedTuple
 
 from scalerl_jax.rewards import sandbox
-from scalerl_jax.rewards.process import MAX_START_S, Job, Share, VerifierProcess
-from scalerl_jax.rewards.serving import Judged, Loaded, Setup, Verifier
+from scalerl_jax.rewards.serving import (
+    MAX_START_S,
+    Job,
+    Judged,
+    Loaded,
+    Setup,
+    Share,
+    Verifier,
+    VerifierProcess,
+)
 from scalerl_jax.rewards.verdict import ScoreFunction, Status, Verdict
 
 _MAX_STARTS = 8  # per process, in a row that fail: over half a minute
@@ -28,7 +36,7 @@ _UNNAMED = ""
 
 
 def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
-    """The name of the verifier that a reference asks for; "" where it names none.
+    """Return the verifier that a reference asks for; "" where it names none.
 
     Raises:
         ValueError: it is not among the `known`.
@@ -47,7 +55,7 @@ class NoVerifierError(RuntimeError):
 
 
 class Verdicts(NamedTuple):
-    """How the answers of one group were judged, in their order."""
+    """The judgements of one group's answers, in their order."""
 
     key: Any  # as submitted
     statuses: list[Status]
@@ -82,7 +90,7 @@ class VerifierPool:
         num_workers: int = 1,
         memory_mib: int = 4096,
     ) -> None:
-        """Starts the processes, and does not wait for them."""
+        """Start the processes, and do not wait for them."""
         assert num_workers >= 1 and timeout_s > 0, (num_workers, timeout_s)
         function = score if isinstance(score, str) else _name_of(score)
         self._setup = Setup(
@@ -145,7 +153,7 @@ class VerifierPool:
         self._wake.send_bytes(b"work")
 
     def poll(self) -> list[Verdicts]:
-        """The verdicts that have come since the last call.
+        """Return the verdicts that have come since the last call.
 
         Raises:
             NoVerifierError: no verifier process can be started.
@@ -242,7 +250,7 @@ class VerifierPool:
             worker for worker in self._killed if worker.process.poll() is None
         ]
         for worker in list(self._workers):
-            # What was judged in time counts, even if the deadline has passed since.
+            # A verdict that came in time counts, even if the deadline has passed since.
             if not self._read(worker):
                 self._replace_dead(worker)
             elif not worker.free and time.monotonic() > worker.deadline:
@@ -295,15 +303,14 @@ class VerifierPool:
             self._judged.put(Verdicts(job.key, statuses, detail))
 
     def _replace_dead(self, worker: VerifierProcess) -> None:
-        """Another process for one that has ended, which is its answer's error."""
+        """Replace a process that has ended, which is its answer's error."""
         self._kill(worker)
-        code = worker.exit_code()
-        reason = f"the verifier process ended with exit code {code}"
-        how = f"it ended with exit code {code} while it imported"
-        self._replace(worker, Verdict("verifier_error", reason), how)
+        ended = f"ended with exit code {worker.exit_code()}"
+        verdict = Verdict("verifier_error", f"the verifier process {ended}")
+        self._replace(worker, verdict, f"it {ended} while it imported")
 
     def _replace_late(self, worker: VerifierProcess) -> None:
-        """Another process for one past its deadline, which is killed."""
+        """Replace a process past its deadline, which is killed."""
         self._kill(worker)
         reason = f"no verdict within reward.timeout_s = {self._timeout_s}"
         how = f"it took more than {MAX_START_S} s to import"

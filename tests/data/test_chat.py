@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from small_chat import GEMMA_2, MAGISTRAL, SMOLLM2, TEMPLATES, make_directory
 from small_model import small_architecture
 
+from scalerl_jax.config import DataConfig
 from scalerl_jax.data import chat_process
 from scalerl_jax.data.chat import make_renderer
 from scalerl_jax.data.questions import Question
@@ -41,9 +42,8 @@ def renderer(directory, **changes):
         "system_prompt": "",
         "user_template": "{question}",
         "enable_thinking": True,
-        "tokenizer_directory": directory,
     }
-    return make_renderer(**(values | changes))
+    return make_renderer(DataConfig(**(values | changes)), directory)
 
 
 def ask(text, **changes):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.data.curriculum import Curriculum, difficulty_ranks, read_pass_rates
-from scalerl_jax.data.prompts import PromptStream, build_prompts
+from scalerl_jax.data.prompts import build_prompts, read_pass_rates
 from scalerl_jax.data.questions import Question
+from scalerl_jax.data.streams import Curriculum, PromptStream, difficulty_ranks
 
 RATES = np.array([0.5, 1.0, 0.0, 0.25, 0.75, 0.5])
 EASY_TO_HARD = [1, 4, 0, 5, 3, 2]  # by hand; 0 and 5 are equal

@@ -1,6 +1,7 @@
 """Data sets prepared from small files, and opened again."""
 
 import concurrent.futures
+import dataclasses
 import gzip
 import hashlib
 import http.server
@@ -12,10 +13,10 @@ import pyarrow.parquet
 import pytest
 from small_sandbox import sandboxed
 
-from scalerl_jax.data import builders, catalog, datasets, downloads, files, preparing
+from scalerl_jax.data import catalog, files, preparing, records
 from scalerl_jax.data.__main__ import main
-from scalerl_jax.data.datasets import open_dataset
-from scalerl_jax.data.preparing import prepare
+from scalerl_jax.data.catalog import Web
+from scalerl_jax.data.preparing import open_dataset, prepare
 
 SUMS = [{"id": f"sum-{n}", "question": f"{n} + 1?", "answer": n + 1} for n in range(9)]
 
@@ -74,7 +75,7 @@ def test_a_source_is_indexed_as_a_sequence(sums):
 
 
 def test_records_in_several_files_are_one_sequence(tmp_path, directory, monkeypatch):
-    monkeypatch.setattr(builders, "_SHARD", 4)  # records in a file
+    monkeypatch.setattr(records, "_SHARD", 4)  # records in a file
     name = as_file(write_lines(tmp_path / "sums.jsonl", SUMS))
     source = open_dataset(name, split=None, directory=directory)
     assert len(list(directory.rglob("*.array_record-*"))) == 3
@@ -386,44 +387,15 @@ def url_of(server, path=""):
     return f"http://127.0.0.1:{server.server_port}{path}"
 
 
-def test_a_data_set_is_fetched_from_the_hub(server, directory, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", url_of(server))
-    repository = "EleutherAI/hendrycks_math"
-    entries, contents = [{"type": "directory", "path": "algebra"}], {}
-    for number, subject in enumerate(("algebra", "geometry")):
-        for split in ("test", "train"):
-            path = f"{subject}/{split}-00000-of-00001.parquet"
-            sink = pyarrow.BufferOutputStream()
-            row = {"problem": f"{subject}, {split}?", "solution": r"\boxed{1}"}
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), sink)
-            content = sink.getvalue().to_pybytes()
-            # The hub knows the checksums of large files, and not those of small ones.
-            known = {"lfs": {"oid": hashlib.sha256(content).hexdigest()}}
-            entries.append({"type": "file", "path": path} | (known if number else {}))
-            contents[f"/datasets/{repository}/resolve/main/{path}"] = content
-    tree = f"/api/datasets/{repository}/tree/main?recursive=true"
-    server.contents = {tree: json.dumps(entries).encode(), **contents}
-    prepare("math", split="test", directory=directory)
-    source = open_dataset("math", split="test", directory=directory)
-    assert [question.text for question in source] == [
-        "algebra, test?",
-        "geometry, test?",
-    ]
-    assert [file["origin"].rpartition("main/")[2] for file in source.report.files] == [
-        f"{subject}/test-00000-of-00001.parquet" for subject in ("algebra", "geometry")
-    ]
-    assert "downloads" not in left_in(directory)
-
-
-def test_a_name_that_the_hub_does_not_have_is_said(server, directory, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", url_of(server))
-    tree = "/api/datasets/math-ai/aime25/tree/main?recursive=true"
-    server.contents = {tree: json.dumps([{"type": "file", "path": "a.txt"}]).encode()}
-    with pytest.raises(ValueError, match="matches 'test.jsonl'; .*--path"):
-        prepare("aime25", split=None, directory=directory)
-    with pytest.raises(OSError, match="404"):
-        prepare("math500", split=None, directory=directory)
-    assert left_in(directory) == []
+def test_a_download_that_fails_leaves_nothing(server, directory, monkeypatch):
+    source = Web(url_of(server, "/train.jsonl"), "0" * 64)
+    data_set = dataclasses.replace(catalog.find("gsm8k"), sources={"train": source})
+    monkeypatch.setitem(catalog.DATA_SETS, "gsm8k", data_set)
+    for content, error in ((None, OSError), (b"{}", ValueError)):
+        server.contents = {"/train.jsonl": content}
+        with pytest.raises(error, match="--path"):
+            prepare("gsm8k", split=None, directory=directory)
+        assert left_in(directory) == []
 
 
 @pytest.mark.parametrize(
@@ -434,34 +406,30 @@ def test_a_name_that_the_hub_does_not_have_is_said(server, directory, monkeypatc
         (None, "", OSError, "404"),
     ],
 )
-def test_a_damaged_download_leaves_no_file(
-    server, tmp_path, content, sha256, error, why
-):
+def test_a_damaged_download_is_refused(server, tmp_path, content, sha256, error, why):
     server.contents = {"/file": content}
     with pytest.raises(error, match=why):
-        downloads.download(
-            downloads.Remote(url_of(server, "/file"), sha256), tmp_path / "file"
-        )
-    assert left_in(tmp_path) == []
+        Web(url_of(server, "/file"), sha256).fetch(tmp_path)
 
 
 def test_a_whole_download_has_the_known_checksum(server, tmp_path):
     server.contents = {"/file": b"hello"}
     sha256 = hashlib.sha256(b"hello").hexdigest()
-    remote = downloads.Remote(url_of(server, "/file"), sha256)
-    downloads.download(remote, tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == b"hello"
+    (file,) = Web(url_of(server, "/file"), sha256).fetch(tmp_path)
+    assert file == (tmp_path / "file", url_of(server, "/file"), sha256)
+    assert file.path.read_bytes() == b"hello"
 
 
 def test_a_server_that_cannot_be_reached_is_said(tmp_path):
     with http.server.HTTPServer(("127.0.0.1", 0), _Files) as closed:
         url = url_of(closed, "/file")
     with pytest.raises(OSError, match="cannot be fetched"):
-        downloads.download(downloads.Remote(url), tmp_path / "file")
+        Web(url).fetch(tmp_path)
 
 
 def test_every_data_set_has_a_source_for_each_split():
     for name in catalog.DATA_SETS:
-        assert datasets.split_names(name)
-        for split in datasets.split_names(name):
-            assert preparing.choose_split(catalog.find(name), split) == split
+        data_set = catalog.find(name)
+        assert data_set.splits
+        for split in data_set.splits:
+            assert preparing.choose_split(data_set, split) == split

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from scalerl_jax.data import doubts
+from scalerl_jax.data import screening
 from scalerl_jax.data.__main__ import main
-from scalerl_jax.data.preparing import prepared_path, read_report
+from scalerl_jax.data.preparing import prepared_path
+from scalerl_jax.data.records import read_report
 from scalerl_jax.data.rows import Draft
 
 TWO = {"kind": "stdin", "inputs": ["1 2\n", "4 4"], "outputs": ["3\n", "8"]}
@@ -26,11 +27,11 @@ def asserts(text):
     "text, tests, expected",
     [
         ("Add two numbers.", TWO, []),
-        ("Add.\nInput:\n 1 2\n\nOutput:\n3\n", TWO, [doubts.SHOWN]),
+        ("Add.\nInput:\n 1 2\n\nOutput:\n3\n", TWO, [screening.SHOWN]),
         ("Add 1 2 and print 3.", TWO, []),  # no lines of their own
         ("3\n1 2", TWO, []),  # the output stands before
-        ("Add.", TWO | {"inputs": ["1"], "outputs": ["2"]}, [doubts.ONE_TEST]),
-        ("Add, as nums = [1, 2], s = 'ab' gives 3", CALLS, [doubts.SHOWN]),
+        ("Add.", TWO | {"inputs": ["1"], "outputs": ["2"]}, [screening.ONE_TEST]),
+        ("Add, as nums = [1, 2], s = 'ab' gives 3", CALLS, [screening.SHOWN]),
         ("Add, as nums = [1, 3], s = 'ab'", CALLS, []),
         ("add(1, 2) is 3", asserts("assert add(1, 2) == 3"), None),
         ("Add: 1, 2", asserts("assert add(1, 2) == 3\nassert add(1, 1) == 2"), []),
@@ -40,25 +41,25 @@ def asserts(text):
                 "def check(f):\n  assert f(x=[1,2,3]) == 6\n  assert f([]) == 0\n"
                 "check(add)"
             ),
-            [doubts.SHOWN],
+            [screening.SHOWN],
         ),
-        ("If there are multiple answers, print any.", TWO, [doubts.SEVERAL]),
-        ("You may return the pairs in any order.", TWO, [doubts.SEVERAL]),
-        ("This is an interactive problem.", TWO, [doubts.INTERACTIVE]),
-        ("Remember to flush the output.", TWO, [doubts.INTERACTIVE]),
+        ("If there are multiple answers, print any.", TWO, [screening.SEVERAL]),
+        ("You may return the pairs in any order.", TWO, [screening.SEVERAL]),
+        ("This is an interactive problem.", TWO, [screening.INTERACTIVE]),
+        ("Remember to flush the output.", TWO, [screening.INTERACTIVE]),
         ("Sort the words in order; there are multiple words.", TWO, []),
     ],
 )
 def test_what_is_doubted(text, tests, expected):
-    found = doubts.doubts(Draft(text, {"verifier": "code", "tests": tests}))
+    found = screening.doubts(Draft(text, {"verifier": "code", "tests": tests}))
     if expected is None:
-        expected = [doubts.ONE_TEST, doubts.SHOWN]
+        expected = [screening.ONE_TEST, screening.SHOWN]
     assert found == expected
 
 
 def test_answers_are_not_doubted():
     reference = {"verifier": "math", "answer": "7"}
-    assert doubts.doubts(Draft("Print any.", reference)) == []
+    assert screening.doubts(Draft("Print any.", reference)) == []
 
 
 def test_prepare_counts_them_and_says_so(capsys, tmp_path):
@@ -80,6 +81,6 @@ def test_prepare_counts_them_and_says_so(capsys, tmp_path):
     report = read_report(prepared_path(f"jsonl:{path}", "train", where))
     assert report.kept == 3
     assert report.doubtful == {
-        doubts.SEVERAL: {"count": 2, "first": "rows.jsonl, line 1"},
-        doubts.ONE_TEST: {"count": 1, "first": "rows.jsonl, line 2"},
+        screening.SEVERAL: {"count": 2, "first": "rows.jsonl, line 1"},
+        screening.ONE_TEST: {"count": 1, "first": "rows.jsonl, line 2"},
     }

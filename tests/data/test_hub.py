@@ -1,16 +1,20 @@
 """Names on the Hugging Face hub: out of its cache alone, as where no network is."""
 
+import hashlib
 import json
 import shutil
 
 import huggingface_hub.constants
 import jax
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import small_run
 
 from scalerl_jax.build.loading import load_model
 from scalerl_jax.data.__main__ import main
+from scalerl_jax.data.preparing import open_dataset, prepare
 from scalerl_jax.utils.hub import fetch, is_hub_id, local_path
 
 BASE = small_run.make_config().model.checkpoint
@@ -81,6 +85,47 @@ def test_a_data_set_of_the_cache_is_prepared_by_its_id(cache, tmp_path, capsys):
     assert "1 + 1 = ?" in capsys.readouterr().out
     assert main(["prepare", "--dataset=owner/sums", "--split=validation", where]) == 2
     assert "no file of a split 'validation'" in capsys.readouterr().err
+
+
+def add_maths(cache, *, known):
+    """MATH as the hub's cache has it: large files are links to what they are called."""
+    folder = add(cache, "datasets--EleutherAI--hendrycks_math", COMMIT)
+    for subject in ("geometry", "algebra"):
+        (folder / subject).mkdir()
+        for split in ("test", "train"):
+            row = {"problem": f"{subject}, {split}?", "solution": r"\boxed{1}"}
+            sink = pyarrow.BufferOutputStream()
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), sink)
+            content = sink.getvalue().to_pybytes()
+            blob = cache / (known or hashlib.sha256(content).hexdigest())
+            blob.write_bytes(content)
+            (folder / subject / f"{split}-00000-of-00001.parquet").symlink_to(blob)
+
+
+def test_a_known_data_set_comes_from_the_hub(cache, tmp_path):
+    add_maths(cache, known="")
+    prepare("math", split="test", directory=tmp_path / "prepared")
+    source = open_dataset("math", split="test", directory=tmp_path / "prepared")
+    assert [each.text for each in source] == ["algebra, test?", "geometry, test?"]
+    assert [file["origin"] for file in source.report.files] == [
+        f"hf://datasets/EleutherAI/hendrycks_math@{COMMIT}/{subject}/"
+        "test-00000-of-00001.parquet"
+        for subject in ("algebra", "geometry")
+    ]
+
+
+def test_a_damaged_file_of_the_hub_is_refused(cache, tmp_path):
+    add_maths(cache, known="0" * 64)
+    with pytest.raises(ValueError, match="has the SHA-256 .* and not 0{64}: it is dam"):
+        prepare("math", split="test", directory=tmp_path / "prepared")
+    assert list((tmp_path / "prepared").iterdir()) == []
+
+
+def test_what_the_hub_does_not_have_is_said_with_the_way_out(cache, tmp_path):
+    add(cache, "datasets--math-ai--aime25", COMMIT)
+    for name, why in (("aime25", "matches 'test.jsonl'"), ("math500", "cannot be r")):
+        with pytest.raises(ValueError, match=f"{why}.*; .*--path"):
+            prepare(name, split=None, directory=tmp_path / "prepared")
 
 
 def test_subsets_of_a_data_set_are_told_apart(cache, tmp_path, capsys):

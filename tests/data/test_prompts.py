@@ -8,13 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.data.prompts import (
-    JoinedPrompts,
-    LazyPrompts,
-    PromptStream,
-    build_prompts,
-)
+from scalerl_jax.data.prompts import JoinedPrompts, LazyPrompts, build_prompts
 from scalerl_jax.data.questions import Question
+from scalerl_jax.data.streams import PromptStream
 
 
 def encode(text):

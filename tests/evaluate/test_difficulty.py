@@ -10,7 +10,7 @@ import small_run
 from scalerl_jax.build.learning import make_architecture
 from scalerl_jax.build.prompts import load_prompts
 from scalerl_jax.build.sampling import make_tokenizer
-from scalerl_jax.data.curriculum import read_pass_rates
+from scalerl_jax.data.prompts import read_pass_rates
 from scalerl_jax.evaluate.difficulty import histogram
 
 # ml_collections loads config files in a way that Python means to drop.

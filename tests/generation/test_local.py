@@ -17,7 +17,8 @@ import pytest
 from scalerl_jax import warmstart
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.data import tasks
-from scalerl_jax.data.prompts import PromptStream, build_prompts
+from scalerl_jax.data.prompts import build_prompts
+from scalerl_jax.data.streams import PromptStream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.generation.episodes import Episodes, Judging
 from scalerl_jax.generation.local import LocalGenerators

@@ -5,7 +5,7 @@ import time
 import pytest
 from small_sandbox import sandboxed
 
-from scalerl_jax.rewards import code, outputs
+from scalerl_jax.rewards import code
 from scalerl_jax.rewards.serving import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
 
@@ -455,8 +455,8 @@ def test_a_tolerance_is_for_numbers_with_a_decimal_point(output, expected, same)
     ],
 )
 def test_a_tolerance_is_for_returned_floats(value, expected, same):
-    assert outputs.same_value(value, expected, 1e-6) is same
-    assert not outputs.same_value(value, expected)
+    assert code.same_value(value, expected, 1e-6) is same
+    assert not code.same_value(value, expected)
 
 
 @sandboxed

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from scalerl_jax.data import tasks
-from scalerl_jax.rewards import process, verifier
+from scalerl_jax.rewards import serving, verifier
 from scalerl_jax.rewards.serving import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
 
@@ -256,7 +256,7 @@ def test_only_so_many_starts_in_a_row_may_fail(hostile, dying, name):
 
 def test_a_process_that_is_stopped_is_replaced(make_pool, hostile, monkeypatch):
     """Before it is given more than fits, before it is given a little, and at work."""
-    monkeypatch.setattr(process, "_MAX_SEND_S", 1)
+    monkeypatch.setattr(serving, "_MAX_SEND_S", 1)
     pool = make_pool(hostile, timeout_s=1.0)
     for key, answer in enumerate([" " * 2**22 + "1", "1", "nap"]):
         pool.submit("warm", "any", ["1"], {})

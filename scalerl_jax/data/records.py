@@ -1,0 +1,197 @@
+"""Prepared questions on disk: records, and a report on what became of the rows.
+
+The records have the form of `tensorflow-datasets`, without TensorFlow.  They are
+written in their order, and read by their place.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from scalerl_jax.data.catalog import VERSION, DataSet
+from scalerl_jax.data.questions import LazySequence, Question
+
+_SHARD = 2**17  # records in a file
+_CHUNK = 64  # questions written together
+_FEATURES = ("id", "text", "system", "reference")  # texts; the reference as JSON
+_REPORT = "report.json"
+_LEAST_BAD_ROWS, _BAD_SHARE = 10, 0.01  # that are skipped where no limit is given
+
+
+class Tally(dict[str, dict[str, Any]]):
+    """Counts of rows by reason, and the place of the first."""
+
+    def add(self, reason: str, place: str) -> None:
+        """Count one more."""
+        self.setdefault(reason, {"count": 0, "first": place})["count"] += 1
+
+    @property
+    def total(self) -> int:
+        """Rows of all reasons."""
+        return sum(each["count"] for each in self.values())
+
+
+@dataclasses.dataclass(kw_only=True)
+class Report:
+    """Account of what a preparation kept and dropped, and why."""
+
+    name: str
+    split: str
+    rows: int = 0  # of this split, broken ones too
+    kept: int = 0
+    # By reason, {"count": ..., "first": where}: rows that are well formed and cannot be
+    # asked or judged; broken ones; kept ones whose verdicts are to be doubted.
+    dropped: Tally = dataclasses.field(default_factory=Tally)
+    bad: Tally = dataclasses.field(default_factory=Tally)
+    doubtful: Tally = dataclasses.field(default_factory=Tally)
+    files: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """Return it as a table."""
+        counts = [("rows", self.rows, ""), ("kept", self.kept, "")]
+        for kind, tally in (
+            ("dropped", self.dropped),
+            ("bad", self.bad),
+            ("kept, doubtful", self.doubtful),
+        ):
+            for reason, each in tally.items():
+                first = f"first: {each['first']}"
+                counts.append((f"{kind}: {reason}", each["count"], first))
+        width = max(len(label) for label, _, _ in counts)
+        return [f"{self.name}, {self.split}"] + [
+            f"  {label:<{width}} {count:>9,}  {first}".rstrip()
+            for label, count, first in counts
+        ]
+
+    def write(self, prepared: Path) -> None:
+        """Write it beside the records: they are whole now."""
+        (prepared / _REPORT).write_text(json.dumps(dataclasses.asdict(self), indent=1))
+
+    @property
+    def usual_limit(self) -> int:
+        """Number of bad rows that are skipped where nothing else is said."""
+        return max(_LEAST_BAD_ROWS, int(_BAD_SHARE * self.rows))
+
+    def refuse_over(self, limit: int) -> None:
+        """Refuse more bad rows than the limit.
+
+        Raises:
+            ValueError: with the first of them.
+        """
+        if self.bad.total <= limit:
+            return
+        reason, first = next(iter(self.bad.items()))
+        raise ValueError(
+            f"{self.bad.total} of the first {self.rows} rows are broken or not in the "
+            f"form of {self.name!r}, more than --max-bad-rows={limit}; the first is "
+            f"{first['first']}: {reason}"
+        )
+
+
+def read_report(prepared: Path) -> Report:
+    """Return the report of a prepared data set.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    try:
+        values: dict[str, Any] = json.loads((prepared / _REPORT).read_bytes())
+        for kind in ("dropped", "bad", "doubtful"):
+            values[kind] = Tally(values.get(kind, {}))  # older ones lack some
+        return Report(**values)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{prepared} is no prepared data set: {error}") from error
+
+
+def is_prepared(prepared: Path) -> bool:
+    """Whether a whole data set lies there."""
+    return (prepared / _REPORT).is_file()
+
+
+def write_records(
+    data_set: DataSet, split: str, questions: Iterable[Question], directory: Path
+) -> None:
+    """Write the questions of a split one by one into a directory, which is made.
+
+    A builder's `download_and_prepare` would hold all of them in memory, to shuffle
+    them, and beyond a gigabyte it needs TensorFlow.
+    """
+    import tensorflow_datasets as tfds  # a second to import
+    from tensorflow_datasets.core.dataset_info import DatasetIdentity
+
+    directory.mkdir(parents=True)
+    identity = DatasetIdentity(
+        name=data_set.name.partition(":")[0].replace("/", "__"),
+        version=tfds.core.Version(VERSION),
+        data_dir=str(directory),
+        module_name=__name__,
+    )
+    info = tfds.core.DatasetInfo(
+        builder=identity,
+        description=data_set.title,
+        features=tfds.features.FeaturesDict(
+            {name: tfds.features.Text() for name in _FEATURES}
+        ),
+        homepage=data_set.homepage or None,
+        citation=data_set.citation or None,
+        license=data_set.license,
+        disable_shuffling=True,  # runs draw their own order
+    )
+    writer = tfds.core.SequentialWriter(
+        info, max_examples_per_shard=_SHARD, file_format="array_record"
+    )
+    writer.initialize_splits([split])
+    examples = map(_as_record, questions)
+    while chunk := list(itertools.islice(examples, _CHUNK)):
+        writer.add_examples({split: chunk})
+    writer.close_all()
+
+
+def _as_record(question: Question) -> dict[str, str]:
+    return {
+        "id": question.reference["id"],
+        "text": question.text,
+        "system": question.system,
+        "reference": json.dumps(question.reference),
+    }
+
+
+class QuestionSource(LazySequence[Question]):
+    """The questions of a prepared data set; only those that are asked for are read."""
+
+    def __init__(self, name: str, prepared: Path) -> None:
+        """Open the records that were written in a directory.
+
+        Raises:
+            ValueError: there are none, or they are damaged.
+        """
+        import tensorflow_datasets as tfds  # a second to import
+
+        self.report = read_report(prepared)
+        self.name = name
+        builder: Any = tfds.builder_from_directory(prepared)
+        self._records = builder.as_data_source(split=self.report.split)
+        if len(self._records) != self.report.kept:
+            raise ValueError(
+                f"{prepared} holds {len(self._records)} records, and its report says "
+                f"{self.report.kept}; prepare it again with --overwrite"
+            )
+
+    def __len__(self) -> int:
+        """Return how many questions there are."""
+        return len(self._records)
+
+    def read(self, places: list[int]) -> list[Question]:
+        """Return the questions at some places."""
+        return [self._question(each) for each in self._records.__getitems__(places)]
+
+    def _question(self, record: dict[str, Any]) -> Question:
+        text, system, reference = (
+            record[name].decode() for name in ("text", "system", "reference")
+        )
+        return Question(
+            task=self.name, text=text, reference=json.loads(reference), system=system
+        )

@@ -32,9 +32,10 @@ from scalerl_jax.learner.step import (
 )
 from scalerl_jax.model.architecture import ARCHITECTURES, Architecture
 from scalerl_jax.model.attention_kernels import choose_attention
+from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import abstract_params, init_params
-from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
 from scalerl_jax.rollout.assembly import Assembler, Pack
 from scalerl_jax.rollout.batching import abstract_microbatch, pack

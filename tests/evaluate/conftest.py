@@ -13,7 +13,8 @@ from scalerl_jax.build.learning import make_adamw
 from scalerl_jax.evaluate import command, difficulty
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.step import init_state
-from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.weights import load_params
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
-"""Tokenizers of GGUF files: cut as their rules say, merged as they were before."""
+"""What a GGUF file says of texts: the tokenizer, its ends, the chat template."""
 
 import pytest
 import tokenizers
 from small_model import small_architecture
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
+from scalerl_jax.data.chat import read_chat_template
 from scalerl_jax.data.tokenizer import load_tokenizer
 
 pytest.importorskip("gguf")
@@ -69,8 +69,8 @@ def test_a_rebuilt_tokenizer_gives_the_ids_of_the_one_before(write, trained):
 
 
 def test_special_tokens_and_the_chat_template_are_found(write):
-    found = read_gguf_tokenizer(write())
-    assert found.chat_template == TEMPLATE
+    found = read_chat_template(write())
+    assert found.source == TEMPLATE
     assert found.special_tokens == {
         "bos_token": "<|im_start|>",
         "eos_token": "<|im_end|>",
@@ -86,7 +86,7 @@ def test_special_tokens_and_the_chat_template_are_found(write):
     ],
 )
 def test_each_rule_cuts_a_text_by_hand(write, rule, pieces):
-    cut = read_gguf_tokenizer(write(pre=rule)).backend.pre_tokenizer
+    cut = load_tokenizer(write(pre=rule)).backend.pre_tokenizer
     found = [piece for piece, _ in cut.pre_tokenize_str("I'm 12345 x\n\n y")]
     assert found == [piece.replace(" ", "Ġ").replace("\n", "Ċ") for piece in pieces]
 
@@ -97,9 +97,11 @@ def test_each_rule_cuts_a_text_by_hand(write, rule, pieces):
         ({"model": "llama"}, r"tokenizer\.ggml\.model = 'llama' is not supported"),
         ({"pre": "gpt-9"}, r"tokenizer\.ggml\.pre = 'gpt-9' .*'qwen2', 'smollm'"),
         ({"merges": None}, r"lacks tokenizer\.ggml\.merges"),
+        ({"eos_token_id": 320}, r"eos_token_id = 320 is no token's place"),
         (
-            {"eos_token_id": None, "eot_token_id": None},
-            r"has no tokenizer\.ggml\.eos_token_id",
+            {"eos_token_id": None, "eot_token_id": None, "bos_token_id": None}
+            | {"tokens": ["a", "b"], "token_type": [1, 1], "merges": []},
+            r".*a completion could never end",
         ),
     ],
 )

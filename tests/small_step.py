@@ -194,7 +194,7 @@ def sampled_logprobs(params):
     tokens = np.zeros((len(sequences), LONGEST + 1), np.int32)
     for row, sequence in zip(tokens, sequences, strict=True):
         row[: len(sequence.tokens)] = sequence.tokens
-    hidden = hidden_states(
+    hidden, _ = hidden_states(
         params,
         ARCH,
         tokens,

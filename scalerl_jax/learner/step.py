@@ -86,7 +86,7 @@ class Forward:
         sharing: Sharing | None = None,
     ) -> Float[Array, "R S D"]:
         """Final hidden states, where the targets are predicted."""
-        hidden = hidden_states(
+        hidden, _ = hidden_states(
             params,
             self.arch,
             tokens,

@@ -27,7 +27,7 @@ from scalerl_jax.learner.step import (
     make_update,
 )
 from scalerl_jax.model.shardings import batch_sharding, param_shardings
-from scalerl_jax.model.sharing import collect, spread
+from scalerl_jax.model.prompt_sharing import collect, spread
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.rollout.batching import TrainSequence, pack

@@ -25,9 +25,9 @@ from scalerl_jax.build.tables import (
 )
 from scalerl_jax.config import Config
 from scalerl_jax.config.objective import CLIPPING_LOSSES, LOSS_SETTINGS, ObjectiveConfig
+from scalerl_jax.learner.forward import Forward, Scorer, make_logprobs
 from scalerl_jax.learner.objective import Objective
-from scalerl_jax.learner.scoring import Scorer, make_logprobs
-from scalerl_jax.learner.step import Forward, TrainState
+from scalerl_jax.learner.step import TrainState
 from scalerl_jax.rollout.annotation import Annotator, KlPenalty
 from scalerl_jax.rollout.assembly import (
     Advantages,
@@ -70,7 +70,7 @@ def make_token_loss(objective: ObjectiveConfig) -> TokenLoss:
 
 
 def make_regularizers(objective: ObjectiveConfig) -> Sequence[TokenLoss]:
-    """What is added to the loss of a token."""
+    """Make the terms that are added to the loss of a token."""
     found: list[TokenLoss] = []
     if objective.kl_coefficient and objective.kl_in == "loss":
         found.append(
@@ -171,7 +171,7 @@ def make_advantages(config: Config, running: RunningNormalization | None) -> Adv
 
 
 def make_weigh(config: Config) -> Weigh:
-    """What a token counts for."""
+    """Make the weights of tokens, by the aggregation that is set."""
     options = {
         "prompt": {"group_size": config.batch.group_size},
         "constant": {"max_tokens": config.sampler.max_completion_tokens},
@@ -250,7 +250,7 @@ def make_annotator(
     batch: PackedBatch,
     assemble: Assembler,
 ) -> Annotator | None:
-    """What fills in a window's batches; None where nothing is asked for.
+    """Make what fills in a window's batches; None where nothing is asked for.
 
     `state` and `batch`, a microbatch, may be abstract.
     """

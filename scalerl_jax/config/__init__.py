@@ -54,7 +54,7 @@ class ModelConfig:
     head_chunk_tokens: int = 1024  # of a device, whose logits exist at one time
     head_chunk_vocab: int = 16384  # logits of each that exist at one time
     # Patterns of whole names ("embedding", "layers/.*norm"): not trained;
-    # learner/freezing.py
+    # learner/optimizer.py
     frozen: tuple[str, ...] = ()
 
 

@@ -41,8 +41,8 @@ from scalerl_jax.learner.critic import (
     minibatches,
     token_values,
 )
+from scalerl_jax.learner.forward import Scorer
 from scalerl_jax.learner.nonfinite import Diagnosis
-from scalerl_jax.learner.scoring import Scorer
 from scalerl_jax.learner.step import (
     Accumulated,
     TrainStep,

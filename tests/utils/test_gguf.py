@@ -97,10 +97,14 @@ def test_each_rule_cuts_a_text_by_hand(write, rule, pieces):
         ({"model": "llama"}, r"tokenizer\.ggml\.model = 'llama' is not supported"),
         ({"pre": "gpt-9"}, r"tokenizer\.ggml\.pre = 'gpt-9' .*'qwen2', 'smollm'"),
         ({"merges": None}, r"lacks tokenizer\.ggml\.merges"),
-        ({"eos_token_id": 320}, r"eos_token_id = 320 is no token's place"),
+        ({"eos_token_id": 320}, r"the tokenizer has no token 320"),
+        (
+            {"bos_token_id": 320},
+            r"tokenizer\.ggml\.bos_token_id = 320 is no token's place",
+        ),
         (
             {"eos_token_id": None, "eot_token_id": None, "bos_token_id": None}
-            | {"tokens": ["a", "b"], "token_type": [1, 1], "merges": []},
+            | {"tokens": ["a", "b", "ab"], "token_type": [1] * 3, "merges": ["a b"]},
             r".*a completion could never end",
         ),
     ],

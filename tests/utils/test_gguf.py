@@ -1,5 +1,6 @@
 """What a GGUF file says of texts: the tokenizer, its ends, the chat template."""
 
+import numpy as np
 import pytest
 import tokenizers
 from small_model import small_architecture
@@ -45,13 +46,14 @@ def trained():
 
 @pytest.fixture
 def write(tmp_path, trained):
-    """Writes that tokenizer into a file without tensors; None drops a field."""
+    """Writes that tokenizer into a file without layers; None drops a field."""
 
     def write(**changes):
         metadata = tokenizer_fields(trained, SPECIAL, **changes)
         metadata["tokenizer.chat_template"] = TEMPLATE
         path = tmp_path / "model.gguf"
-        write_gguf(path, small_architecture(), {}, metadata=metadata)
+        tensors = {"token_embd.weight": np.zeros((320, 16), np.float32)}
+        write_gguf(path, small_architecture(), tensors, metadata=metadata)
         return path
 
     return write

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
 from scalerl_jax.data.spelling import Spelling, read_spelling
+from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_mesh
@@ -30,7 +30,6 @@ from scalerl_jax.sampler.decoding import NEVER, empty_rows
 from scalerl_jax.sampler.engine import Engine, EngineSettings
 from scalerl_jax.sampler.marking import make_marker
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.gguf import is_gguf
 
 END = "</think>"
 BEFORE = ("", " ", "\n", ".", "so", "12", ")")
@@ -41,8 +40,8 @@ STEPS, ROUNDS = 1024, 21
 
 def read(path: Path) -> tokenizers.Tokenizer:
     """The library's tokenizer in a file."""
-    if is_gguf(path):
-        return read_gguf_tokenizer(path).backend
+    if path.suffix == ".gguf":
+        return load_tokenizer(path).backend
     data = path.read_bytes()
     if path.suffix == ".gz":
         data = gzip.decompress(data)

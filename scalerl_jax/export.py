@@ -17,12 +17,10 @@ import jax.numpy as jnp
 
 from scalerl_jax.build.loading import load_model, run_settings
 from scalerl_jax.build.tables import DTYPES
-from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.model.export import TOKENIZER_FILES, save_params
+from scalerl_jax.model.weights import TOKENIZER_FILES, save_params
 from scalerl_jax.utils.failures import Parser, answer
-from scalerl_jax.utils.gguf import is_gguf
-from scalerl_jax.utils.hub import local_path
+from scalerl_jax.utils.hub import local_directory, local_path
 
 
 def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
@@ -58,30 +56,21 @@ def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
 
 def tokenizer_files(source: str | Path, tokenizer: Tokenizer) -> dict[str, bytes]:
     """What transformers reads a tokenizer from; copies, where there is a directory."""
-    path = local_path(source)
-    if is_gguf(path):
-        found = read_gguf_tokenizer(path)
-        special = found.special_tokens
-        files = {"tokenizer.json": found.backend.to_str(pretty=True).encode()}
-        if found.chat_template is not None:
-            files["chat_template.jinja"] = found.chat_template.encode()
-    else:
-        directory = path if path.is_dir() else path.parent
-        special = {"eos_token": tokenizer.decode_all([tokenizer.eos_ids[0]])}
-        files = {
-            name: (directory / name).read_bytes()
-            for name in TOKENIZER_FILES
-            if (directory / name).is_file()
-        }
-        if path.is_file():
-            files["tokenizer.json"] = path.read_bytes()
+    path, directory = local_path(source), local_directory(source)
+    files = {
+        name: file.read_bytes()
+        for name in TOKENIZER_FILES
+        if (file := directory / name).is_file()
+    }
+    if isinstance(path, Path) and path.is_file():
+        files["tokenizer.json"] = path.read_bytes()
     # Without a class transformers takes that of the model's family, which rebuilds
     # the tokenizer by rules of its own.
     made: dict[str, dict[str, Any]] = {
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
-            **special,
+            "eos_token": tokenizer.decode_all([tokenizer.eos_ids[0]]),
         },
         "generation_config.json": {"eos_token_id": list(tokenizer.eos_ids)},
     }

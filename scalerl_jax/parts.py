@@ -8,7 +8,7 @@ from scalerl_jax.contract import State
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.data.streams import Stream
 from scalerl_jax.generation.local import LocalGenerators
-from scalerl_jax.learner.flops import LearnerFlops
+from scalerl_jax.learner.forward import LearnerFlops
 from scalerl_jax.learner.local import LocalLearner
 from scalerl_jax.rollout.agreement import AgreementCheck
 from scalerl_jax.rollout.assembly import Assembler

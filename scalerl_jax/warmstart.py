@@ -30,10 +30,10 @@ from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.data import tasks
 from scalerl_jax.data.demonstrations import Styles, demonstrate
 from scalerl_jax.data.questions import Question
+from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.objective import Objective
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
 from scalerl_jax.learner.step import (
-    Forward,
     TrainState,
     TrainStep,
     init_state,
@@ -41,8 +41,8 @@ from scalerl_jax.learner.step import (
     make_update,
 )
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.export import save_params
 from scalerl_jax.model.transformer import init_params
+from scalerl_jax.model.weights import save_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.rollout.batching import TrainSequence, abstract_microbatch, pack
 from scalerl_jax.utils.failures import answer

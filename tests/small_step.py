@@ -11,16 +11,16 @@ from small_model import SMALL
 
 from scalerl_jax.algo import weights
 from scalerl_jax.algo.losses import cispo_loss
+from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.objective import Objective
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
 from scalerl_jax.learner.step import (
-    Forward,
     TrainStep,
     init_state,
     make_accumulate,
     make_update,
-    state_shardings,
+    state_layout,
 )
 from scalerl_jax.model.attention import BlockwiseAttention
 from scalerl_jax.model.shardings import param_shardings
@@ -132,7 +132,8 @@ class Bench:
         mesh = mesh_of(self.shape)
         params = jax.device_put(start_params(), param_shardings(ARCH, mesh))
         everywhere = jax.NamedSharding(mesh, jax.P())
-        return state_shardings(params, self.optimizer, everywhere=everywhere)
+        layout = state_layout(params, self.optimizer, everywhere=everywhere)
+        return jax.tree.map(lambda leaf: leaf.sharding, layout)
 
     def batch(self, aggregation="prompt", *, packing=True, sequences=None):
         """The rollouts in this layout."""
@@ -194,7 +195,7 @@ def sampled_logprobs(params):
     tokens = np.zeros((len(sequences), LONGEST + 1), np.int32)
     for row, sequence in zip(tokens, sequences, strict=True):
         row[: len(sequence.tokens)] = sequence.tokens
-    hidden = hidden_states(
+    hidden, _ = hidden_states(
         params,
         ARCH,
         tokens,

@@ -13,7 +13,8 @@ import small_run
 from scalerl_jax import config as config_lib
 from scalerl_jax import export
 from scalerl_jax.data.tokenizer import load_tokenizer
-from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.weights import load_params
 
 BASE = small_run.ROOT / "scalerl_jax" / "assets" / "tiny_base"
 TEXT = "Spell this word backward (example: sun -> nus): mediacy<think>"

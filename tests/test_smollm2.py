@@ -14,8 +14,9 @@ import small_run
 from scalerl_jax.data.chat import read_chat_template
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.export import export
+from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.transformer import head_logits, head_weights, hidden_states
-from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.model.weights import load_params
 
 CONFIG = small_run.ROOT / "configs" / "smollm2.py"
 QUESTIONS = {
@@ -40,7 +41,7 @@ def logits_of(params, arch, ids):
 
     @jax.jit
     def compute(params, row):
-        hidden = hidden_states(
+        hidden, _ = hidden_states(
             params,
             arch,
             row,

@@ -11,7 +11,8 @@ from scalerl_jax.data import tasks
 from scalerl_jax.data.demonstrations import END_OF_THINKING, Styles, demonstrate
 from scalerl_jax.data.thinking import extract_answer
 from scalerl_jax.data.tokenizer import load_tokenizer
-from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.weights import load_params
 
 TASKS = sorted(tasks.TASKS)
 CAREFUL = Styles(careful=1.0, careless=0.0, slip=0.0, hesitation=0.3)

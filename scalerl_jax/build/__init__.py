@@ -44,11 +44,11 @@ from scalerl_jax.generation.episodes import Episodes
 from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.critic import PairedStep
-from scalerl_jax.learner.freezing import frozen_params
+from scalerl_jax.learner.forward import Forward, plain_scorer
 from scalerl_jax.learner.local import LocalLearner
+from scalerl_jax.learner.optimizer import frozen_params
 from scalerl_jax.learner.publish import make_publish
-from scalerl_jax.learner.scoring import plain_scorer
-from scalerl_jax.learner.step import Forward, TrainState, TrainStep
+from scalerl_jax.learner.step import TrainState, TrainStep
 from scalerl_jax.model.architecture import parameter_table
 from scalerl_jax.parts import Parts
 from scalerl_jax.rewards.named import num_processes

@@ -12,13 +12,12 @@ from scalerl_jax.config import Config
 from scalerl_jax.learner.critic import (
     CriticAdvantages,
     critic_params,
-    init_critic,
     make_critic_accumulate,
     make_critic_update,
     token_values,
 )
-from scalerl_jax.learner.scoring import Scorer
-from scalerl_jax.learner.step import Forward, TrainState, TrainStep, state_shardings
+from scalerl_jax.learner.forward import Forward, Scorer
+from scalerl_jax.learner.step import TrainState, TrainStep, init_state, state_layout
 from scalerl_jax.types import PackedBatch, PyTree
 
 
@@ -38,21 +37,21 @@ def abstract_critic(
         else shapes.update(sharding=everywhere)
         for name, shapes in jax.eval_shape(critic_params, params).items()
     }
-    return jax.tree.map(
-        lambda leaf, sharding: leaf.update(sharding=sharding),
-        jax.eval_shape(functools.partial(init_critic, optimizer=optimizer), params),
-        state_shardings(own, optimizer, everywhere=everywhere),
-    )
+    return state_layout(own, optimizer, everywhere=everywhere)
 
 
 def make_critic(
     params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """The critic of a policy that starts with these `params`, on its mesh."""
+    """The critic of a policy that starts with these `params`, on its mesh.
+
+    Its `policy_version` counts its own steps.
+    """
     layout = abstract_critic(params, optimizer, mesh)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, layout)
-    start = functools.partial(init_critic, optimizer=optimizer)
-    return jax.jit(start, out_shardings=shardings)(params)
+    return jax.jit(
+        lambda params: init_state(critic_params(params), optimizer),
+        out_shardings=jax.tree.map(lambda leaf: leaf.sharding, layout),
+    )(params)
 
 
 def make_critic_step(
@@ -85,7 +84,7 @@ def make_critic_advantages(
     mesh: Mesh,
     penalties: Callable[[PackedBatch], np.ndarray] | None = None,
 ) -> CriticAdvantages:
-    """What turns the rewards of a window into advantages, its program compiled."""
+    """Make what turns the rewards of a window into advantages, its program compiled."""
     objective = config.objective
     values = Scorer(
         functools.partial(token_values, forward=forward),

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import optax
@@ -15,26 +14,30 @@ from scalerl_jax.build.objective import make_annotator, make_objective, with_ann
 from scalerl_jax.build.tables import DTYPES, choose, naming
 from scalerl_jax.config import Config
 from scalerl_jax.learner.critic import PairedStep, held
-from scalerl_jax.learner.flops import LearnerFlops
-from scalerl_jax.learner.freezing import freeze, freeze_gradient
+from scalerl_jax.learner.forward import Forward, LearnerFlops
 from scalerl_jax.learner.local import Annotate
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.nonfinite import Diagnosis
-from scalerl_jax.learner.optimizer import make_optimizer, make_schedule, scaled_rate
+from scalerl_jax.learner.optimizer import (
+    freeze,
+    make_optimizer,
+    make_schedule,
+    scaled_rate,
+)
 from scalerl_jax.learner.step import (
-    Forward,
     TrainState,
     TrainStep,
     init_state,
     make_accumulate,
     make_update,
-    state_shardings,
+    state_layout,
 )
 from scalerl_jax.model.architecture import ARCHITECTURES, Architecture
 from scalerl_jax.model.attention_kernels import choose_attention
+from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import abstract_params, init_params
-from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
 from scalerl_jax.rollout.assembly import Assembler, Pack
 from scalerl_jax.rollout.batching import abstract_microbatch, pack
@@ -232,16 +235,11 @@ def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState
         abstract_params(arch, dtype=DTYPES[config.model.param_dtype]),
         param_shardings(arch, mesh),
     )
-    parts: dict[str, Any] = {
-        "optimizer": make_adamw(config),
-        "with_reference": bool(config.objective.kl_coefficient),
-    }
-    state = jax.tree.map(
-        lambda leaf, sharding: leaf.update(sharding=sharding),
-        jax.eval_shape(functools.partial(init_state, **parts), params),
-        state_shardings(
-            params, **parts, everywhere=NamedSharding(mesh, PartitionSpec())
-        ),
+    state = state_layout(
+        params,
+        make_adamw(config),
+        everywhere=NamedSharding(mesh, PartitionSpec()),
+        with_reference=bool(config.objective.kl_coefficient),
     )
     if config.objective.advantage != "critic":
         return state
@@ -281,9 +279,7 @@ def make_train_step(
     if config.critic.pretrain_steps:
         update = held(update, steps=config.critic.pretrain_steps)
     step = TrainStep(
-        freeze_gradient(
-            make_accumulate(forward, make_objective(config)), config.model.frozen
-        ),
+        make_accumulate(forward, make_objective(config), frozen=config.model.frozen),
         update,
         state=dataclasses.replace(state, critic=None),
         batch=batch,

@@ -19,9 +19,8 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.gguf import is_gguf
 from scalerl_jax.utils.hub import local_path
-from scalerl_jax.utils.reading import read_json
+from scalerl_jax.utils.reading import Directory, read_json
 
 _CHECKPOINTS = "checkpoints"  # of a run directory
 # A sharding per parameter of an architecture; None: the first device.
@@ -46,8 +45,7 @@ def run_settings(directory: str | Path) -> Config | None:
     Raises:
         ValueError: they cannot be read.
     """
-    path = local_path(directory).absolute()
-    run = _run_of(path) if path.is_dir() else None
+    run = _run_of(local_path(directory).absolute())
     if run is None:
         return None
     try:
@@ -74,21 +72,24 @@ def load_model(
     """
     try:
         path = local_path(directory, weights=True).absolute()
-        if not path.is_dir() and not is_gguf(path):
+        if isinstance(path, Path) and not path.is_dir():
             raise ValueError(
                 "there is no such directory; name a Hugging Face directory, a GGUF "
                 "file, a run directory, or a checkpoint of a run"
             )
-        run = _run_of(path) if path.is_dir() else None
+        run = _run_of(path)
         if run is None:
             return _load_other(path, dtype, placement, require_finite)
+        assert isinstance(path, Path), "a run is a directory"
         return _load_run(run, path, dtype, placement)
     except (ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"--checkpoint={directory}: {error}") from error
 
 
-def _run_of(path: Path) -> Path | None:
+def _run_of(path: Directory) -> Path | None:
     """The run that a directory belongs to."""
+    if not isinstance(path, Path) or not path.is_dir():
+        return None
     for run in (path.parent, path.parent.parent):
         if path.relative_to(run).parts[0] == _CHECKPOINTS and _holds_settings(run):
             return run
@@ -106,14 +107,12 @@ def _holds_settings(path: Path) -> bool:
 
 
 def _load_other(
-    path: Path, dtype: str, placement: Placement, require_finite: bool
+    path: Directory, dtype: str, placement: Placement, require_finite: bool
 ) -> Model:
-    """A Hugging Face directory, or a GGUF file, whose blocks make float32."""
+    """A Hugging Face directory; one that names no dtype makes float32."""
     config = Config(model=ModelConfig(checkpoint=str(path)))
     arch = make_architecture(config)
-    values: dict[str, Any] = {}
-    if not is_gguf(path):
-        values = read_json(path / "config.json")
+    values = read_json(path / "config.json")
     saved = values.get("dtype", values.get("torch_dtype"))
     if not isinstance(saved, str) or saved not in DTYPES:
         saved = "float32"
@@ -123,7 +122,7 @@ def _load_other(
         tokenizer=make_tokenizer(config, arch),
         config=config,
         params=load_params(
-            path,
+            str(path),
             arch,
             dtype=kind,
             shardings=placement and placement(arch),

@@ -24,9 +24,9 @@ from scalerl_jax.build.tables import (
     with_keywords,
 )
 from scalerl_jax.config import Config, ObjectiveConfig, losses
+from scalerl_jax.learner.forward import Forward, Scorer, make_logprobs
 from scalerl_jax.learner.objective import Objective
-from scalerl_jax.learner.scoring import Scorer, make_logprobs
-from scalerl_jax.learner.step import Forward, TrainState
+from scalerl_jax.learner.step import TrainState
 from scalerl_jax.rollout.annotation import Annotator, KlPenalty
 from scalerl_jax.rollout.assembly import (
     Advantages,

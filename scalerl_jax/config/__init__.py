@@ -84,7 +84,7 @@ class ModelConfig:
     frozen: tuple[str, ...] = setting(
         (),
         'patterns of whole names ("embedding", "layers/.*norm") that are not trained; '
-        "learner/freezing.py",
+        "learner/optimizer.py",
     )
 
 

@@ -11,12 +11,10 @@ from typing import Any
 
 from scalerl_jax.config import DataConfig
 from scalerl_jax.data.chat_process import TemplateProcess
-from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
 from scalerl_jax.data.questions import Question
 from scalerl_jax.data.thinking import end_of_thinking
 from scalerl_jax.data.tokenizer import read_json, read_special_tokens
-from scalerl_jax.utils.gguf import is_gguf
-from scalerl_jax.utils.hub import local_path
+from scalerl_jax.utils.hub import local_directory
 
 CHAT = "chat"  # the value of data.template that asks for the model's own
 _PLACE = "{question}"
@@ -177,10 +175,7 @@ def read_chat_template(path: str | Path) -> ChatTemplate:
         NoTemplate: there is none.
         ValueError: a file is malformed.
     """
-    path = local_path(path)
-    if is_gguf(path):
-        return _read_gguf_template(path)
-    directory = path if path.is_dir() else path.parent
+    directory = local_directory(path)
     file, config_file = directory / _FILE, directory / _CONFIG
     origin = f"the chat template {file}"
     if file.is_file():
@@ -189,7 +184,7 @@ def read_chat_template(path: str | Path) -> ChatTemplate:
         except UnicodeDecodeError as error:
             raise ValueError(f"{origin} is not UTF-8") from error
     else:
-        source = read_json(config_file).get("chat_template")
+        source = read_json(directory, _CONFIG).get("chat_template")
         origin = f"the chat template in {config_file}"
         if isinstance(source, list):
             source = _default_of(source, config_file)
@@ -207,18 +202,7 @@ def read_chat_template(path: str | Path) -> ChatTemplate:
     return ChatTemplate(source, read_special_tokens(directory), origin)
 
 
-def _read_gguf_template(path: str | Path) -> ChatTemplate:
-    found = read_gguf_tokenizer(path)
-    if found.chat_template is None:
-        raise NoTemplate(
-            f"data.template = {CHAT!r}, and {path} has no tokenizer.chat_template; set "
-            f"data.template to a text that holds {_PLACE!r}"
-        )
-    origin = f"the chat template in {path}"
-    return ChatTemplate(found.chat_template, found.special_tokens, origin=origin)
-
-
-def _default_of(named: list[Any], file: Path) -> Any:
+def _default_of(named: list[Any], file: object) -> Any:
     try:
         templates = {each["name"]: each["template"] for each in named}
     except (TypeError, KeyError) as error:

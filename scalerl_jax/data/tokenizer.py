@@ -7,12 +7,11 @@ from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
 from scalerl_jax.data.spelling import Spelling, read_decoder, read_spelling
 from scalerl_jax.data.thinking import THINKING_TAGS, find_answer
 from scalerl_jax.utils import reading
-from scalerl_jax.utils.gguf import is_gguf
 from scalerl_jax.utils.hub import local_path
+from scalerl_jax.utils.reading import Directory
 
 # What ends a text for models whose files do not say so: of Llama 2, 3 and chat models.
 _USUAL_ENDS = (
@@ -121,40 +120,34 @@ def load_tokenizer(path: str | Path, *, must_end: bool = True) -> Tokenizer:
         ValueError: a file is missing or malformed, no id ends a sequence or one is of
             no token, or texts are not decoded token by token.
     """
-    path = local_path(path)
-    if is_gguf(path):
-        found = read_gguf_tokenizer(path)
-        if must_end and not found.eos_ids:
-            raise ValueError(
-                f"data.tokenizer: {path} has no tokenizer.ggml.eos_token_id; a "
-                f"completion could never end"
-            )
-        return Tokenizer(backend=found.backend, eos_ids=found.eos_ids)
-    file = path / "tokenizer.json" if path.is_dir() else path
+    directory = local_path(path)
+    file = directory / "tokenizer.json"
+    if isinstance(directory, Path) and not directory.is_dir():
+        file, directory = directory, directory.parent
     if not file.is_file():
         raise ValueError(
             f"data.tokenizer: no file {file}; name a tokenizer.json, or a Hugging Face "
             f"directory that holds one"
         )
     try:
-        backend = _Tokenizer.from_file(str(file))
+        backend = _Tokenizer.from_buffer(file.read_bytes())
     except Exception as error:  # the library raises bare Exception
         raise ValueError(
             f"data.tokenizer: {file} is not a `tokenizers` file: {error}"
         ) from error
     read_decoder(backend)
-    eos_ids = _read_eos_ids(file.parent, backend)
+    eos_ids = _read_eos_ids(directory, backend)
     if must_end and not eos_ids:
         raise ValueError(
             f"data.tokenizer: no eos_token_id in generation_config.json or config.json "
-            f"of {file.parent}, no eos_token in tokenizer_config.json that the "
+            f"of {directory}, no eos_token in tokenizer_config.json that the "
             f"tokenizer knows, and none of {', '.join(_USUAL_ENDS)} in it; a "
             f"completion could never end: write one of these files"
         )
     return Tokenizer(backend=backend, eos_ids=eos_ids)
 
 
-def read_special_tokens(directory: Path) -> dict[str, str]:
+def read_special_tokens(directory: Directory) -> dict[str, str]:
     """The tokens that a directory names, such as "eos_token", by these names.
 
     Of `tokenizer_config.json`; older directories have them in
@@ -163,9 +156,9 @@ def read_special_tokens(directory: Path) -> dict[str, str]:
     Raises:
         ValueError: a file is malformed.
     """
-    values = read_json(directory / "tokenizer_config.json")
+    values = read_json(directory, "tokenizer_config.json")
     if "added_tokens_decoder" not in values:
-        values |= read_json(directory / "special_tokens_map.json")
+        values |= read_json(directory, "special_tokens_map.json")
     named = {name: values[name] for name in values if name.endswith("_token")}
     extra = values.get("extra_special_tokens")
     if isinstance(extra, dict):  # else a list of tokens without names
@@ -179,12 +172,13 @@ def read_special_tokens(directory: Path) -> dict[str, str]:
     return tokens
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one without the file.
+def read_json(directory: Directory, name: str) -> dict[str, Any]:
+    """The object in a JSON file of a directory; an empty one without the file.
 
     Raises:
         ValueError: it holds something else.
     """
+    file = directory / name
     if not file.exists():
         return {}
     try:
@@ -193,7 +187,7 @@ def read_json(file: Path) -> dict[str, Any]:
         raise ValueError(f"data.tokenizer: {error}") from error
 
 
-def _read_eos_ids(directory: Path, backend: _Tokenizer) -> tuple[int, ...]:
+def _read_eos_ids(directory: Directory, backend: _Tokenizer) -> tuple[int, ...]:
     ids = _configured_eos_ids(directory, backend)
     token = read_special_tokens(directory).get("eos_token")
     if token is not None:
@@ -203,9 +197,9 @@ def _read_eos_ids(directory: Path, backend: _Tokenizer) -> tuple[int, ...]:
     return tuple(dict.fromkeys(each for each in ids if each is not None))
 
 
-def _configured_eos_ids(directory: Path, backend: _Tokenizer) -> list[int | None]:
+def _configured_eos_ids(directory: Directory, backend: _Tokenizer) -> list[int | None]:
     for name in ("generation_config.json", "config.json"):
-        value = read_json(directory / name).get("eos_token_id")
+        value = read_json(directory, name).get("eos_token_id")
         if value is None or value == []:
             continue
         ids: list[Any] = value if isinstance(value, list) else [value]

@@ -23,16 +23,15 @@ from jaxtyping import Array, Float
 
 from scalerl_jax.algo.advantages import gae
 from scalerl_jax.algo.values import clipped_value_loss, final_rewards, whiten
+from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.objective import Scalars
 from scalerl_jax.learner.step import (
     Accumulate,
     Accumulated,
-    Forward,
     TrainState,
     TrainStep,
     Update,
     accumulating,
-    init_state,
     make_update,
 )
 from scalerl_jax.types import PackedBatch, PyTree
@@ -48,26 +47,13 @@ def critic_params(params: PyTree) -> PyTree:
     return jax.tree.map(jnp.copy, trunk) | {_HEAD: head}
 
 
-def init_critic(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
-    """A critic for a policy that starts; its `policy_version` counts its own steps."""
-    return init_state(critic_params(params), optimizer)
-
-
 def token_values(
     params: PyTree, batch: PackedBatch, *, forward: Forward
 ) -> Float[Array, "R S"]:
     """value = hidden . head, in float32, where a sampled token is predicted; or 0."""
-    hidden = forward.hidden(
-        params,
-        batch.tokens,
-        positions=batch.positions,
-        segment_ids=batch.segment_ids,
-        targets=batch.targets,
-        sharing=batch.sharing,
-    )
     values = jnp.einsum(
         "rsd,d->rs",
-        hidden.astype(jnp.float32),
+        forward.hidden(params, batch).astype(jnp.float32),
         params[_HEAD],
         precision=jax.lax.Precision.HIGHEST,
     )
@@ -148,7 +134,7 @@ def _summary(sums: Scalars, _: Scalars) -> Scalars:
 
 
 def held(update: Update, *, steps: int) -> Update:
-    """The same, but the first so many steps change the version alone."""
+    """Make an update whose first `steps` calls change the version alone."""
 
     def update_later(
         state: TrainState, accumulated: Accumulated

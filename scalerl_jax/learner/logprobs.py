@@ -48,7 +48,7 @@ class Head:
             return slab
         return jax.lax.all_gather(slab, "fsdp", axis=1, tiled=True)
 
-    def scatter(self, of_slab: Float[Array, "v D"]) -> Float[Array, "v D/f"]:
+    def scatter(self, of_slab: Float[Array, "v D"]) -> Float[Array, "v columns"]:
         """This device's columns, summed over the fsdp axis."""
         if self.mesh is None or self.mesh.shape["fsdp"] == 1:
             return of_slab
@@ -63,7 +63,7 @@ class Head:
         return jax.lax.axis_index("tensor") * head.shape[0]
 
     def logits(self, hidden: Array, slab: Array) -> Float[Array, "c v"]:
-        """Of a tile, divided by the temperature."""
+        """Logits of a tile, divided by the temperature."""
         logits = head_logits(hidden, slab, float32_head=self.float32_head)
         return logits / self.temperature
 
@@ -209,7 +209,7 @@ def _backward_tiles(
     # transposes left operands that are contracted over their rows.
     def one_slab(
         of_rows: Array, numbered: tuple[Array, Array]
-    ) -> tuple[Array, Float[Array, "v D/f"]]:
+    ) -> tuple[Array, Float[Array, "v columns"]]:
         number, part = numbered
         slab = head.gather(part, hidden.dtype)
         columns = jax.lax.optimization_barrier(slab.T)

@@ -1,6 +1,6 @@
-"""Where the first number that is not finite came from, once a step had to be skipped.
+"""Finds the first number that was not finite, once a step had to be skipped.
 
-Nothing of it runs or is compiled before that.  The step leaves its state as it was,
+Nothing here runs or is compiled before that.  The step leaves its state as it was,
 so that the batch can be computed again, in parts: params, inputs, the output of each
 layer, log-probabilities, loss, gradient; the first part that is not finite is named.
 """
@@ -15,8 +15,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Int
 
+from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.objective import Objective, tokens_of
-from scalerl_jax.learner.step import Forward, TrainStep
+from scalerl_jax.learner.step import TrainStep
 from scalerl_jax.model.transformer import head_weights
 from scalerl_jax.types import PackedBatch, PyTree
 
@@ -36,7 +37,7 @@ class Diagnosis:
     objective: Objective
 
     def __call__(self, params: PyTree, batch: PackedBatch) -> str:
-        """What is not finite first, as the end of a sentence; `batch` is [M, R, S]."""
+        """Name what is not finite, to end a sentence with; `batch` is [M, R, S]."""
         parts = (
             self._in_params(params),
             _in_inputs(batch),
@@ -106,10 +107,11 @@ class Diagnosis:
         if not np.isfinite(float(sums.loss)):
             yield "the sum over the microbatches is not; the loss of each of them is"
         if not np.isfinite(float(_norm(sums.grads))):
-            name, largest = _largest(sums.grads)
+            peaks = _named_peaks(sums.grads)
+            largest = max(peaks, key=lambda place: peaks[place])
             yield (
                 f"the gradient's norm overflows, each of its entries is finite: the "
-                f"largest, {largest:.3g}, is of {name}"
+                f"largest, {peaks[largest]:.3g}, is of {_describe(*largest)}"
             )
 
     @functools.cached_property
@@ -134,7 +136,7 @@ class Diagnosis:
                 "final_norm": jnp.where(normed, norm, jnp.ones_like(norm)),
                 "head": jnp.zeros_like(head_weights(params)),
             }
-            return jnp.isfinite(self.forward.of_batch(params | idle, batch)[0]).all()
+            return jnp.isfinite(self.forward.logprobs(params | idle, batch)[0]).all()
 
         return finite
 
@@ -144,7 +146,7 @@ class Diagnosis:
 
         @jax.jit
         def finite(params: PyTree, batch: PackedBatch) -> tuple[Array, Array, Array]:
-            logprobs, entropy = self.forward.of_batch(params, batch)
+            logprobs, entropy = self.forward.logprobs(params, batch)
             losses = self.objective(tokens_of(batch, logprobs, entropy))
             losses = jnp.where(batch.mask, losses, 0.0)
             loss = (batch.weights * losses).sum()
@@ -167,7 +169,7 @@ def _first_bad(finite: Callable[[int], object], most: int) -> int:
 
 
 def _in_inputs(batch: PackedBatch) -> Iterator[str]:
-    """Of the batch, on the host.  A masked behavior log-probability is not read."""
+    """Fields of the batch; a masked behavior log-probability is not read."""
     checked = {
         "weights": batch.weights,
         "advantages": batch.advantages,
@@ -201,45 +203,42 @@ def _peaks(tree: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(peak, tree)
 
 
-def _named_peaks(tree: PyTree) -> list[tuple[str, int, float]]:
-    """Leaf, layer (-1: none) and largest absolute value."""
+def _named_peaks(tree: PyTree) -> dict[tuple[str, int], float]:
+    """Largest absolute values by leaf and layer, which is -1 outside of the layers."""
     peaks, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(_peaks(tree)))
-    return [
-        (str(path[-1].key), layer if np.ndim(values) else -1, float(value))
+    return {
+        (str(path[-1].key), layer if np.ndim(values) else -1): float(value)
         for path, values in peaks
         for layer, value in enumerate(np.atleast_1d(values))
-    ]
+    }
 
 
 def _describe(leaf: str, layer: int) -> str:
     return leaf if layer < 0 else f"{leaf} of layer {layer}"
 
 
-def _forward_order(leaf: str, layer: int) -> tuple[int, int]:
-    return ({"embedding": -2}.get(leaf, layer if layer >= 0 else 1 << 30), 0)
+def _forward_order(place: tuple[str, int]) -> tuple[int, ...]:
+    """Embedding, the layers from the first to the last, what follows them."""
+    leaf, layer = place
+    return {"embedding": 0}.get(leaf, 1 if layer >= 0 else 2), layer
 
 
-def _backward_order(leaf: str, layer: int) -> tuple[int, int]:
+def _backward_order(place: tuple[str, int]) -> tuple[int, ...]:
     """Head, final norm, the layers from the last to the first, embedding."""
-    outside = {"head": (-2, 0), "final_norm": (-1, 0), "embedding": (1 << 30, 0)}
-    return outside[leaf] if layer < 0 else ((1 << 20) - layer, _BACKWARD.index(leaf))
+    leaf, layer = place
+    within = _BACKWARD.index(leaf) if layer >= 0 else 0
+    return {"head": 0, "final_norm": 1, "embedding": 3}.get(leaf, 2), -layer, within
 
 
 def _not_finite(
-    tree: PyTree, *, order: Callable[[str, int], tuple[int, int]] = _forward_order
+    tree: PyTree,
+    *,
+    order: Callable[[tuple[str, int]], tuple[int, ...]] = _forward_order,
 ) -> list[str]:
     """The leaves, layer by layer, that hold what is not finite; the first first."""
-    bad = [
-        (leaf, layer)
-        for leaf, layer, peak in _named_peaks(tree)
-        if not np.isfinite(peak)
-    ]
-    return [_describe(*each) for each in sorted(bad, key=lambda each: order(*each))]
-
-
-def _largest(tree: PyTree) -> tuple[str, float]:
-    leaf, layer, peak = max(_named_peaks(tree), key=lambda each: each[2])
-    return _describe(leaf, layer), peak
+    peaks = _named_peaks(tree)
+    bad = sorted((each for each in peaks if not np.isfinite(peaks[each])), key=order)
+    return [_describe(*each) for each in bad]
 
 
 _norm = jax.jit(optax.tree.norm)

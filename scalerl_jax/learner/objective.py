@@ -1,4 +1,4 @@
-"""What a train step minimises, token by token, and what it says of its tokens."""
+"""The loss that a train step minimises, token by token, and metrics of its tokens."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class Objective:
     def weighted(
         self, logprobs: Array, entropy: Array, batch: PackedBatch
     ) -> Float[Array, "..."]:
-        """What each token adds to the loss; zero where it is masked."""
+        """Loss of each token times its weight; zero where it is masked."""
         losses = self(tokens_of(batch, logprobs, entropy))
         return batch.weights * jnp.where(batch.mask, losses, 0.0)
 
@@ -77,7 +77,7 @@ def summarize(sums: Scalars, maxima: Scalars) -> Scalars:
 
 
 def tokens_of(batch: PackedBatch, logprobs: Array, entropy: Array) -> Tokens:
-    """What a loss sees of a microbatch [R, S]: every entry finite, where masked too."""
+    """Make the fields that a loss reads; every entry is finite, where masked too."""
     own = jax.lax.stop_gradient(logprobs)
 
     def known(values: Array | None, masked: Array | float) -> Any:

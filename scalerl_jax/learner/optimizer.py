@@ -1,12 +1,25 @@
-"""AdamW with global-norm clipping, and the learning rate from step to step."""
+"""AdamW with global-norm clipping: its rate, what it leaves alone, how it rounds.
+
+A frozen parameter has no update, no weight decay and no moments, and its gradient is
+zeros: it counts for no norm, and the compiler drops what would compute it.
+"""
 
 import math
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Int
+
+from scalerl_jax.types import PyTree
 
 
 def scaled_rate(learning_rate: float, *, rollouts: int, base_rollouts: int) -> float:
-    """The learning rate for a batch of another size than it was chosen for.
+    """Learning rate for a batch of another size than the one that it was chosen for.
 
         learning_rate * sqrt(rollouts / base_rollouts)
 
@@ -23,7 +36,7 @@ def make_schedule(
     decay_steps: int = 0,
     final_share: float = 0.0,
 ) -> optax.Schedule:
-    """Optimizer steps applied -> learning rate of the next one.
+    """Make a function from optimizer steps applied to the rate of the next one.
 
         warm(n) = min(1, (n + 1) / warmup_steps)
         fall(n) = f + (1 - f) * (1 + cos(pi * min(1, n / decay_steps))) / 2
@@ -63,3 +76,91 @@ def make_optimizer(
     if max_grad_norm == 0.0:
         return adamw
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), adamw)
+
+
+def freeze(
+    optimizer: optax.GradientTransformation, patterns: Sequence[str]
+) -> optax.GradientTransformation:
+    """The optimizer for the parameters that no pattern freezes (`frozen_params`)."""
+    if not patterns:
+        return optimizer
+
+    def frozen(params: PyTree) -> PyTree:
+        return frozen_params(params, patterns)
+
+    def trained(params: PyTree) -> PyTree:
+        return jax.tree.map(lambda held: not held, frozen(params))
+
+    return optax.chain(
+        optax.masked(optimizer, trained), optax.masked(optax.set_to_zero(), frozen)
+    )
+
+
+def frozen_params(params: PyTree, patterns: Sequence[str]) -> PyTree:
+    """True per frozen leaf: a pattern matches the whole of its name (`re.fullmatch`).
+
+    Names are paths in the tree: "embedding", "layers/query".  Layers are stacked, so
+    that a name is of all of them.
+
+    Raises:
+        ValueError: a pattern is no regular expression or matches nothing, or all of
+            them together leave nothing to train.
+    """
+    paths, treedef = jax.tree_util.tree_flatten_with_path(params)
+    names = [
+        jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths
+    ]
+    frozen: set[str] = set()
+    for pattern in patterns:
+        try:
+            matches = {name for name in names if re.fullmatch(pattern, name)}
+        except re.error as error:
+            raise ValueError(
+                f"model.frozen holds {pattern!r}, which is no regular expression: "
+                f"{error}"
+            ) from error
+        if not matches:
+            raise ValueError(
+                f"model.frozen holds {pattern!r}, which matches the whole name of no "
+                f"parameter; there are {names}"
+            )
+        frozen |= matches
+    if len(frozen) == len(names):
+        raise ValueError(
+            f"model.frozen = {tuple(patterns)} matches every parameter, and leaves "
+            f"nothing to train: {names}"
+        )
+    return jax.tree.unflatten(treedef, [name in frozen for name in names])
+
+
+def is_absent(moment: Any) -> bool:
+    """Whether a leaf stands where a frozen parameter would have a moment."""
+    return isinstance(moment, optax.MaskedNode)
+
+
+def round_stochastically(tree: PyTree, *, like: PyTree, seed: Int[Array, ""]) -> PyTree:
+    """The float32 leaves, each a value of the dtype that its leaf in `like` has.
+
+        P(up) = (x - down) / (up - down)
+
+    A bfloat16 weight of 1 ignores every update below 1/256, however often it comes;
+    rounded so, it moves by the update on average.  Leaves stay float32; bfloat16 is the
+    only narrower dtype.  The draws depend on `seed` and on the leaf's path.
+    https://arxiv.org/abs/2010.06192, section 3.
+    """
+    key = jax.random.fold_in(jax.random.key(0x5EED), seed)
+
+    def leaf(path: tuple, x: Array, target: Array) -> Array:
+        if target.dtype == x.dtype:
+            return x
+        name = zlib.crc32(jax.tree_util.keystr(path).encode())
+        noise = jax.random.bits(jax.random.fold_in(key, name), x.shape, jnp.uint16)
+        # bfloat16 is the upper half of a float32: noise in the lower half carries
+        # into it with the odds that are wanted.  An infinity keeps its empty half.
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+        noisy = (bits + noise.astype(jnp.uint32)) & jnp.uint32(0xFFFF0000)
+        return jnp.where(
+            jnp.isfinite(x), jax.lax.bitcast_convert_type(noisy, jnp.float32), x
+        )
+
+    return jax.tree_util.tree_map_with_path(leaf, tree, like)

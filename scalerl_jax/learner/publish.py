@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from scalerl_jax.model.architecture import Architecture, layered_table, map_specs
+from scalerl_jax.model.architecture import Architecture, layered_table
 from scalerl_jax.model.shardings import sampler_shardings
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import AXES
@@ -102,7 +102,7 @@ def _make_stage(
 
     everywhere: Any = NamedSharding(mesh, PartitionSpec())
     layout = Published(
-        params=map_specs(shard, layered_table(arch), destination),
+        params=jax.tree.map(shard, layered_table(arch), destination),
         policy_version=everywhere,
         checksums=everywhere,
     )

@@ -7,7 +7,7 @@ Two pure programs without a mesh, `make_accumulate` for each microbatch and
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,26 +17,20 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Float, Int
 
-from scalerl_jax.learner.freezing import is_absent
-from scalerl_jax.learner.logprobs import (
-    Head,
-    Pointwise,
-    pointwise_loss,
-    token_logprobs,
-)
+from scalerl_jax.learner.forward import Forward, abstract, microbatches
 from scalerl_jax.learner.objective import Objective, Scalars, summarize
-from scalerl_jax.learner.rounding import round_stochastically
-from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.attention import SegmentAttention
+from scalerl_jax.learner.optimizer import (
+    frozen_params,
+    is_absent,
+    round_stochastically,
+)
 from scalerl_jax.model.shardings import batch_sharding
-from scalerl_jax.model.transformer import head_weights, hidden_states
-from scalerl_jax.parallel.multihost import put_global
-from scalerl_jax.types import PackedBatch, PyTree, Sharing
+from scalerl_jax.types import PackedBatch, PyTree
 
 
 @struct.dataclass(kw_only=True)
 class TrainState:
-    """What an optimizer step changes."""
+    """The state that an optimizer step changes."""
 
     params: PyTree
     opt_state: PyTree  # float32, whatever the dtype of the params
@@ -47,7 +41,7 @@ class TrainState:
 
 @struct.dataclass(kw_only=True)
 class Accumulated:
-    """What the microbatches of a step add up to."""
+    """Sums over the microbatches of a step."""
 
     loss: Float[Array, ""]
     grads: PyTree  # float32, in the tree of the params
@@ -55,87 +49,11 @@ class Accumulated:
     maxima: Scalars
 
 
-# Params, what has been accumulated, a microbatch [R, S] -> the same with it.
+# Params, what has been accumulated, a microbatch [R, S] -> the sums with it.
 Accumulate = Callable[[PyTree, Accumulated | None, PackedBatch], Accumulated]
 Update = Callable[[TrainState, Accumulated], tuple[TrainState, dict[str, Array]]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Forward:
-    """How hidden states and log-probabilities are computed; static.
-
-    `mesh` None: on one device; `attention` None: in plain XLA.
-    """
-
-    arch: Architecture
-    dtype: Any  # of activations and matmuls, the head apart
-    head: Head = Head()
-    attention: SegmentAttention | None = None
-    remat: str = "none"
-    mesh: Mesh | None = None
-    scan_layers: bool = True
-
-    def hidden(
-        self,
-        params: PyTree,
-        tokens: Int[Array, "R U"],
-        *,
-        positions: Int[Array, "R U"],
-        segment_ids: Int[Array, "R S"],
-        targets: Int[Array, "R S"],
-        sharing: Sharing | None = None,
-    ) -> Float[Array, "R S D"]:
-        """Final hidden states, where the targets are predicted."""
-        hidden = hidden_states(
-            params,
-            self.arch,
-            tokens,
-            positions=positions,
-            segment_ids=segment_ids,
-            dtype=self.dtype,
-            attention=self.attention,
-            remat=self.remat,
-            mesh=self.mesh,
-            sharing=sharing,
-            scan_layers=self.scan_layers,
-        )
-        return hidden[:, hidden.shape[1] - targets.shape[1] :]
-
-    def logprobs(
-        self, params: PyTree, tokens: Int[Array, "R U"], **where: Any
-    ) -> tuple[Float[Array, "R S"], Float[Array, "R S"]]:
-        """Log-probability of every target and the entropies, in nats.
-
-        As `hidden`.
-        """
-        hidden = self.hidden(params, tokens, **where)
-        return token_logprobs(hidden, head_weights(params), where["targets"], self.head)
-
-    def of_batch(self, params: PyTree, batch: PackedBatch) -> tuple[Array, Array]:
-        """Log-probabilities and entropies of a microbatch's targets."""
-        return self.logprobs(params, batch.tokens, **_places(batch))
-
-    def loss_of_batch(
-        self, params: PyTree, batch: PackedBatch, pointwise: Pointwise
-    ) -> tuple[Array, Array, Array]:
-        """Sum of a loss that each token has for itself, and as `of_batch`."""
-        hidden = self.hidden(params, batch.tokens, **_places(batch))
-        return pointwise_loss(
-            hidden,
-            head_weights(params),
-            batch.targets,
-            # All that there is one of for each target.
-            dataclasses.replace(
-                batch, tokens=None, positions=None, segment_ids=None, sharing=None
-            ),
-            pointwise,
-            self.head,
-        )
-
-
-def _places(batch: PackedBatch) -> dict[str, Any]:
-    names = ("positions", "segment_ids", "targets", "sharing")
-    return {name: getattr(batch, name) for name in names}
+# Params and a microbatch -> its loss; sums and maxima of its tokens.
+MicrobatchLoss = Callable[[PyTree, PackedBatch], tuple[Array, tuple[Scalars, Scalars]]]
 
 
 def init_state(
@@ -158,80 +76,86 @@ def _float32(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
 
 
-def state_shardings(
+def state_layout(
     params: PyTree,
     optimizer: optax.GradientTransformation,
     *,
     everywhere: Sharding,
     with_reference: bool = False,
 ) -> TrainState:
-    """A sharding per leaf of the state: moments as their params, counters everywhere.
+    """Shapes, dtypes and shardings of `init_state`: moments lie as their params.
 
     It has to be said.  Moments start as zeros, which depend on no param: left to
-    itself, the compiler puts the whole of them on every device.
+    itself, the compiler puts the whole of them on every device.  `params` may be
+    abstract; all else of the state is `everywhere`.
     """
-    state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params)
+    init = functools.partial(
+        init_state, optimizer=optimizer, with_reference=with_reference
+    )
+    state = jax.tree.map(
+        lambda leaf: leaf.update(sharding=everywhere), jax.eval_shape(init, params)
+    )
+
+    def as_param(leaf: Any, param: Any) -> Any:
+        return leaf if is_absent(leaf) else leaf.update(sharding=param.sharding)
+
     moments = optax.tree.map_params(
-        optimizer,
-        lambda moment, param: moment if is_absent(moment) else param.sharding,
-        state.opt_state,
-        params,
-        transform_non_params=lambda _: everywhere,
-        is_leaf=is_absent,
+        optimizer, as_param, state.opt_state, params, is_leaf=is_absent
     )
-    of_params = jax.tree.map(lambda param: param.sharding, params)
-    return jax.tree.map(lambda _: everywhere, state).replace(
-        params=of_params,
-        opt_state=moments,
-        reference=of_params if with_reference else None,
-    )
+    copies = jax.tree.map(as_param, state.params, params)
+    reference = copies if with_reference else None
+    return state.replace(params=copies, opt_state=moments, reference=reference)
 
 
-def make_accumulate(forward: Forward, objective: Objective) -> Accumulate:
-    """Adds a microbatch [R, S] to what its step has accumulated.
+def make_accumulate(
+    forward: Forward, objective: Objective, *, frozen: Sequence[str] = ()
+) -> Accumulate:
+    """Make what adds a microbatch [R, S] to what its step has accumulated.
 
         loss = sum over all tokens of weights * objective
 
     The weights are those of the global batch, so the sum over microbatches is the
-    loss itself, however the batch was cut.
+    loss itself, however the batch was cut.  `frozen` are patterns of `frozen_params`.
     """
 
     def microbatch_loss(
         params: PyTree, batch: PackedBatch
     ) -> tuple[Array, tuple[Scalars, Scalars]]:
         if objective.elementwise:
-            loss, logprobs, entropy = forward.loss_of_batch(
-                params, batch, objective.weighted
-            )
+            loss, logprobs, entropy = forward.loss(params, batch, objective.weighted)
         else:
-            logprobs, entropy = forward.of_batch(params, batch)
+            logprobs, entropy = forward.logprobs(params, batch)
             loss = objective.weighted(logprobs, entropy, batch).sum()
         return loss, objective.measured(logprobs, entropy, batch)
 
-    return accumulating(microbatch_loss)
+    return accumulating(microbatch_loss, frozen=frozen)
 
 
 def accumulating(
-    microbatch_loss: Callable[
-        [PyTree, PackedBatch], tuple[Array, tuple[Scalars, Scalars]]
-    ],
+    microbatch_loss: MicrobatchLoss, *, frozen: Sequence[str] = ()
 ) -> Accumulate:
-    """Adds a microbatch's loss and its gradient, sums and maxima to those before."""
+    """Make what adds a microbatch's loss, gradient, sums and maxima to those before.
+
+    The gradient of what is `frozen` is zeros.
+    """
     gradient = jax.value_and_grad(microbatch_loss, has_aux=True)
 
     def accumulate(
         params: PyTree, so_far: Accumulated | None, batch: PackedBatch
     ) -> Accumulated:
         (loss, (sums, maxima)), grads = gradient(params, batch)
-        new = Accumulated(loss=loss, grads=_float32(grads), sums=sums, maxima=maxima)
-        if so_far is None:
-            return new
-        return Accumulated(
-            loss=so_far.loss + new.loss,
-            grads=jax.tree.map(jnp.add, so_far.grads, new.grads),
-            sums=jax.tree.map(jnp.add, so_far.sums, new.sums),
-            maxima=jax.tree.map(jnp.maximum, so_far.maxima, new.maxima),
-        )
+        grads = _float32(grads)
+        if so_far is not None:
+            loss = so_far.loss + loss
+            grads = jax.tree.map(jnp.add, so_far.grads, grads)
+            sums = jax.tree.map(jnp.add, so_far.sums, sums)
+            maxima = jax.tree.map(jnp.maximum, so_far.maxima, maxima)
+        if frozen:
+            held = frozen_params(params, frozen)
+            grads = jax.tree.map(
+                lambda held, leaf: jnp.zeros_like(leaf) if held else leaf, held, grads
+            )
+        return Accumulated(loss=loss, grads=grads, sums=sums, maxima=maxima)
 
     return accumulate
 
@@ -243,7 +167,7 @@ def make_update(
     reference_every: int = 0,
     summarize: Callable[[Scalars, Scalars], Scalars] = summarize,
 ) -> Update:
-    """The optimizer's part: a new state and the metrics of the step.
+    """Make the optimizer's part: a new state and the metrics of the step.
 
     A step whose loss or gradient is not finite leaves the state as it was; the metric
     "skipped" is then 1.  The update itself is float32; params of a narrower dtype are
@@ -317,15 +241,15 @@ class TrainStep:
         """
         everywhere = NamedSharding(mesh, PartitionSpec())
         self._put_to = batch_sharding(mesh)
-        state = jax.tree.map(_abstract, state)
+        state = jax.tree.map(abstract, state)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-        batch = jax.tree.map(lambda leaf: _abstract(leaf, self._put_to), batch)
+        batch = jax.tree.map(lambda leaf: abstract(leaf, self._put_to), batch)
         sums = jax.eval_shape(
             lambda params, batch: accumulate(params, None, batch), state.params, batch
         )
         layout = jax.tree.map(lambda _: everywhere, sums)
         layout = layout.replace(grads=shardings.params)
-        sums = jax.tree.map(_abstract, sums, layout)
+        sums = jax.tree.map(abstract, sums, layout)
 
         def start() -> Accumulated:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
@@ -368,7 +292,7 @@ class TrainStep:
         return self.apply(state, self.total(state.params, batch))
 
     def total(self, params: PyTree, batch: PackedBatch) -> Accumulated:
-        """What the microbatches of a batch [M, R, S] add up to."""
+        """Sums over the microbatches of a batch [M, R, S]."""
         return collections.deque(self.accumulated(params, batch), maxlen=1).pop()
 
     def apply(
@@ -389,12 +313,4 @@ class TrainStep:
 
     def microbatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
         """The parts of a batch [M, R, S], each on the devices."""
-        for index in range(len(batch.tokens)):
-            microbatch = jax.tree.map(lambda leaf, at=index: leaf[at], batch)
-            yield put_global(microbatch, self._put_to)
-
-
-def _abstract(leaf: Any, sharding: Sharding | None = None) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=sharding or leaf.sharding
-    )
+        return microbatches(batch, self._put_to)

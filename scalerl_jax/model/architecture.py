@@ -1,11 +1,11 @@
-"""What a decoder looks like, and the one table that describes its parameters.
+"""The description of a decoder, and the one table of its parameters.
 
 Shapes, logical axes and initialisers come from `parameter_table` alone: weights,
 shardings and random starts are all made from it.  No array is computed here.
 """
 
 import dataclasses
-from collections.abc import Callable
+import math
 from typing import Any, Literal
 
 import jax
@@ -25,7 +25,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """A dense decoder of the Llama 3, Qwen2.5 or Qwen3 family."""
+    """A decoder of the Llama 3, Qwen2.5 or Qwen3 family."""
 
     family: Literal["llama", "qwen2", "qwen3"]
     vocab_size: int
@@ -52,10 +52,14 @@ class Architecture:
         return self.family == "qwen3"
 
     @property
+    def feed_forward(self) -> str:
+        """The feed-forward of its layers, a name in `transformer.FEED_FORWARDS`."""
+        return "gated"
+
+    @property
     def num_params(self) -> int:
         """Number of parameters, embeddings included."""
-        specs = jax.tree.leaves(parameter_table(self), is_leaf=_is_spec)
-        return sum(spec.size for spec in specs)
+        return sum(spec.size for spec in jax.tree.leaves(parameter_table(self)))
 
     def flops_per_token(self, context: float, *, head: bool = True) -> float:
         """Forward FLOPs of one token that attends to `context` tokens.
@@ -73,97 +77,106 @@ class Architecture:
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
-    """One parameter: shape, a logical axis per dimension, and how it starts."""
+    """One parameter: shape, a logical axis per dimension, and how it starts.
+
+    To `jax.tree` it is a leaf.
+    """
 
     shape: tuple[int, ...]
-    axes: tuple[str | None, ...]
+    axes: tuple[str, ...]
     init: Literal["normal", "ones", "zeros"] = "normal"
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        return size
+        return math.prod(self.shape)
 
 
-def _is_spec(value: object) -> bool:
-    return isinstance(value, ParamSpec)
-
-
-def map_specs(function: Callable[..., Any], table: PyTree, *rest: PyTree) -> PyTree:
-    """`jax.tree.map` with a `ParamSpec` as the leaf."""
-    return jax.tree.map(function, table, *rest, is_leaf=_is_spec)
+# Parameters of the parts of a layer, with the axis that each dimension lies along.
+_ATTENTION = {
+    "attention_norm": "width",
+    "query": "hidden heads",
+    "key": "hidden kv_heads",
+    "value": "hidden kv_heads",
+    "output": "heads hidden",
+}
+_QKV_BIAS = {"query_bias": "heads", "key_bias": "kv_heads", "value_bias": "kv_heads"}
+_QK_NORM = {"query_norm": "head_dim", "key_norm": "head_dim"}
+# By `Architecture.feed_forward`; `transformer.FEED_FORWARDS` computes with them.
+_FEED_FORWARDS = {
+    "gated": {
+        "ffn_norm": "width",
+        "gate": "hidden ffn",
+        "up": "hidden ffn",
+        "down": "ffn hidden",
+    }
+}
 
 
 def parameter_table(arch: Architecture) -> PyTree:
     """Every parameter of the decoder; layers are stacked on a leading axis."""
-    width, layers = arch.hidden_size, arch.num_layers
-    queries, keys = (
-        arch.num_heads * arch.head_dim,
-        arch.num_kv_heads * arch.head_dim,
-    )
-
-    def stacked(*dims: tuple[int, str | None], init: str = "normal") -> ParamSpec:
-        shape, axes = zip((layers, "layers"), *dims, strict=True)
-        return ParamSpec(shape, axes, init)  # type: ignore[arg-type]
-
-    hidden = (width, "hidden")
-    layer = {
-        "attention_norm": stacked((width, None), init="ones"),
-        "query": stacked(hidden, (queries, "heads")),
-        "key": stacked(hidden, (keys, "kv_heads")),
-        "value": stacked(hidden, (keys, "kv_heads")),
-        "output": stacked((queries, "heads"), hidden),
-        "ffn_norm": stacked((width, None), init="ones"),
-        "gate": stacked(hidden, (arch.ffn_size, "ffn")),
-        "up": stacked(hidden, (arch.ffn_size, "ffn")),
-        "down": stacked((arch.ffn_size, "ffn"), hidden),
+    extents = {
+        "vocab": arch.vocab_size,
+        "layers": arch.num_layers,
+        "hidden": arch.hidden_size,
+        "width": arch.hidden_size,  # of a vector, which is cut over no devices
+        "heads": arch.num_heads * arch.head_dim,
+        "kv_heads": arch.num_kv_heads * arch.head_dim,
+        "head_dim": arch.head_dim,
+        "ffn": arch.ffn_size,
     }
-    if arch.qkv_bias:
-        layer |= {
-            "query_bias": stacked((queries, "heads"), init="zeros"),
-            "key_bias": stacked((keys, "kv_heads"), init="zeros"),
-            "value_bias": stacked((keys, "kv_heads"), init="zeros"),
-        }
-    if arch.qk_norm:
-        layer |= {
-            "query_norm": stacked((arch.head_dim, None), init="ones"),
-            "key_norm": stacked((arch.head_dim, None), init="ones"),
-        }
+
+    def spec(name: str, axes: str) -> ParamSpec:
+        names = tuple(axes.split())
+        starts = {"norm": "ones", "bias": "zeros"}
+        init: Any = starts.get(name.rpartition("_")[2], "normal")
+        return ParamSpec(tuple(extents[axis] for axis in names), names, init)
+
+    layer = _ATTENTION | _FEED_FORWARDS[arch.feed_forward]
+    layer |= _QKV_BIAS if arch.qkv_bias else {}
+    layer |= _QK_NORM if arch.qk_norm else {}
     table = {
-        "embedding": ParamSpec((arch.vocab_size, width), ("vocab", "hidden")),
-        "layers": layer,
-        "final_norm": ParamSpec((width,), (None,), "ones"),
+        "embedding": spec("embedding", "vocab hidden"),
+        "layers": {name: spec(name, f"layers {axes}") for name, axes in layer.items()},
+        "final_norm": spec("final_norm", "width"),
     }
-    if not arch.tied_embeddings:
-        table["head"] = ParamSpec((arch.vocab_size, width), ("vocab", "hidden"))
-    return table
+    return (
+        table
+        if arch.tied_embeddings
+        else table | {"head": spec("head", "vocab hidden")}
+    )
 
 
 def layered_table(arch: Architecture) -> PyTree:
-    """The same parameters with an array per layer: `layers` is a tuple.
+    """`parameter_table` with an array per layer: `layers` is a tuple.
 
     A program that unrolls the layers takes them so; a slice of a stack would be a copy
     of the weights wherever the compiler does not fuse it.
     """
     table = parameter_table(arch)
-    layer = map_specs(
-        lambda spec: ParamSpec(spec.shape[1:], spec.axes[1:], spec.init),
-        table["layers"],
-    )
+    layer = {
+        name: ParamSpec(spec.shape[1:], spec.axes[1:], spec.init)
+        for name, spec in table["layers"].items()
+    }
     return table | {"layers": (layer,) * arch.num_layers}
 
 
-_LLAMA3_1_ROPE = RopeScaling(
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_positions=8192,
+_QWEN3_8B = Architecture(
+    family="qwen3",
+    vocab_size=151_936,
+    hidden_size=4096,
+    ffn_size=12_288,
+    num_layers=36,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rope_theta=1_000_000.0,
+    rms_eps=1e-6,
+    tied_embeddings=False,
+    max_positions=40_960,
 )
 
-# Shapes that a config can name; a checkpoint brings its own (`model.weights`).
+# Shapes that a config can name; a checkpoint brings its own.
 ARCHITECTURES: dict[str, Architecture] = {
     # meta-llama/Llama-3.1-8B, config.json
     "llama3.1-8b": Architecture(
@@ -179,37 +192,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         rms_eps=1e-5,
         tied_embeddings=False,
         max_positions=131_072,
-        rope_scaling=_LLAMA3_1_ROPE,
+        rope_scaling=RopeScaling(
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_positions=8192,
+        ),
     ),
-    # Qwen/Qwen3-8B, config.json
-    "qwen3-8b": Architecture(
-        family="qwen3",
-        vocab_size=151_936,
-        hidden_size=4096,
-        ffn_size=12_288,
-        num_layers=36,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        rope_theta=1_000_000.0,
-        rms_eps=1e-6,
-        tied_embeddings=False,
-        max_positions=40_960,
-    ),
-    # Qwen/Qwen3-32B, config.json
-    "qwen3-32b": Architecture(
-        family="qwen3",
-        vocab_size=151_936,
-        hidden_size=5120,
-        ffn_size=25_600,
-        num_layers=64,
-        num_heads=64,
-        num_kv_heads=8,
-        head_dim=128,
-        rope_theta=1_000_000.0,
-        rms_eps=1e-6,
-        tied_embeddings=False,
-        max_positions=40_960,
+    # Qwen/Qwen3-8B and Qwen/Qwen3-32B, config.json
+    "qwen3-8b": _QWEN3_8B,
+    "qwen3-32b": dataclasses.replace(
+        _QWEN3_8B, hidden_size=5120, ffn_size=25_600, num_layers=64, num_heads=64
     ),
     # The laptop policy: about 0.8 million parameters.
     "tiny": Architecture(

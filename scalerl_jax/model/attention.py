@@ -10,7 +10,7 @@ costs what the segments cost.  `attention_kernels` has the same for TPUs and GPU
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,18 +35,9 @@ QUERIES = PartitionSpec(ROWS, "context", "tensor", None)
 KEYS = PartitionSpec(ROWS, None, "tensor", None)
 
 
-class SegmentAttention(Protocol):
-    """Queries, keys and values of whole rows -> what each query finds."""
-
-    def __call__(
-        self,
-        q: Float[Array, "R S heads dim"],
-        k: Float[Array, "R S kv dim"],
-        v: Float[Array, "R S kv dim"],
-        segment_ids: Int[Array, "R S"],
-    ) -> Float[Array, "R S heads dim"]:
-        """Causal attention within each segment; 0 is a segment of its own."""
-        ...
+# Queries [R, S, heads, dim], keys and values [R, S, kv heads, dim] of whole rows and
+# their segment ids [R, S] -> what each query finds; 0 is a segment of its own.
+SegmentAttention = Callable[[Array, Array, Array, Array], Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +117,7 @@ def _by_tokens(x: Float[Array, "R kv group S dim"]) -> Float[Array, "R S heads d
 
 
 class _Blocks:
-    """Which keys a block of queries needs, and what it may see of them.
+    """The keys that each block of queries needs, and those that it may see.
 
     A row of few blocks is unrolled: a block of queries meets all keys up to its own
     end in one product.  In longer rows it meets one block of keys after the other, from
@@ -197,7 +188,7 @@ def _forward_blocks(
     v: Array,
     segment_ids: Array,
 ) -> tuple[Array, Float[Array, "R kv group S"]]:
-    """What the queries find, and the logarithms of their sums of exponentials."""
+    """Mixed values of the queries, and logarithms of their sums of exponentials."""
     blocks = _Blocks(place, block, q.shape[1], segment_ids)
     kv_heads, size = k.shape[2], blocks.size
     queries = _by_heads(q, kv_heads)

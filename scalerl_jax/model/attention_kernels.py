@@ -1,7 +1,6 @@
 """Segment attention by kernels that JAX ships, and which one a machine gets."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +26,8 @@ from scalerl_jax.model.attention import (
     BlockwiseAttention,
     SegmentAttention,
 )
+from scalerl_jax.parallel.mesh import over_mesh
+from scalerl_jax.utils.divisors import largest_divisor
 
 _LANES = 128  # of a TPU's vector; what the kernel's blocks are multiples of
 _MOST_BLOCK = 512
@@ -51,20 +52,12 @@ class SplashAttention:
     ) -> Float[Array, "R S heads dim"]:
         """Causal attention within each segment."""
         length, shards = q.shape[1], self.mesh.shape["context"]
-        block = _block_of(length // shards)
-        sizes = splash.BlockSizes(
-            block_q=block,
-            block_kv=block,
-            block_kv_compute=block,
-            block_q_dkv=block,
-            block_kv_dkv=block,
-            block_kv_dkv_compute=block,
-            block_q_dq=block,
-            block_kv_dq=block,
-        )
+        # The largest multiple of a vector's lanes that cuts a shard evenly.
+        vectors = largest_divisor(length // shards // _LANES, _MOST_BLOCK // _LANES)
+        blocks: Any = (vectors * _LANES,) * 8  # of queries and of keys, in every pass
         kernel = splash.make_splash_mha(
             masks.MultiHeadMask([masks.CausalMask((length, length))] * self.heads),
-            block_sizes=sizes,
+            block_sizes=splash.BlockSizes(*blocks),
             head_shards=self.mesh.shape["tensor"],
             q_seq_shards=shards,
             residual_checkpoint_name=SAVED,
@@ -72,20 +65,6 @@ class SplashAttention:
         )
         over = NamedSharding(self.mesh, PartitionSpec("tensor", "context"))
 
-        @functools.partial(
-            jax.shard_map,
-            mesh=self.mesh,
-            in_specs=(
-                kernel.manual_sharding_spec(over),
-                QUERIES,
-                KEYS,
-                KEYS,
-                PartitionSpec(ROWS, "context"),
-                PartitionSpec(ROWS, None),
-            ),
-            out_specs=QUERIES,
-            check_vma=False,
-        )
         def local(
             kernel: splash.SplashAttentionKernel,
             q: Array,
@@ -99,15 +78,10 @@ class SplashAttention:
             found: Any = jax.vmap(kernel)(q, k, v, segments)
             return found.swapaxes(1, 2)
 
-        return local(kernel, q, k, v, segment_ids, segment_ids)
-
-
-def _block_of(length: int) -> int:
-    """The largest multiple of `_LANES` that divides `length`, to a limit."""
-    return max(
-        (n for n in range(_LANES, _MOST_BLOCK + 1, _LANES) if length % n == 0),
-        default=0,
-    )
+        segments = (PartitionSpec(ROWS, "context"), PartitionSpec(ROWS, None))
+        specs = (kernel.manual_sharding_spec(over), QUERIES, KEYS, KEYS, *segments)
+        run = over_mesh(self.mesh, local, in_specs=specs, out_specs=QUERIES)
+        return run(kernel, q, k, v, segment_ids, segment_ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +99,6 @@ class CudnnAttention:
     ) -> Float[Array, "R S heads dim"]:
         """Causal attention within each segment; 0 on padding."""
 
-        @functools.partial(
-            jax.shard_map,
-            mesh=self.mesh,
-            in_specs=(QUERIES, KEYS, KEYS, PartitionSpec(ROWS, None)),
-            out_specs=QUERIES,
-            check_vma=False,
-        )
         def local(q: Array, k: Array, v: Array, segment_ids: Array) -> Array:
             lengths, offsets = segment_places(segment_ids)
             # The public jax.nn.dot_product_attention takes no segments.
@@ -149,7 +116,8 @@ class CudnnAttention:
             # Past the last segment cuDNN writes nothing.
             return jnp.where((segment_ids > 0)[..., None, None], found, 0)
 
-        return local(q, k, v, segment_ids)
+        specs = (QUERIES, KEYS, KEYS, PartitionSpec(ROWS, None))
+        return over_mesh(self.mesh, local, specs, QUERIES)(q, k, v, segment_ids)
 
 
 def segment_places(
@@ -168,6 +136,48 @@ def segment_places(
     return lengths.astype(jnp.int32), jnp.where(exists, starts, -1).astype(jnp.int32)
 
 
+_OF_PLATFORM = {"tpu": "splash", "gpu": "cudnn"}  # what "auto" tries
+
+
+def why_not(
+    name: str, *, arch: Architecture, mesh: Mesh, dtype: DTypeLike, row_tokens: int
+) -> str | None:
+    """The setting that an attention does not take, its limit, and the way out; or None.
+
+    The arguments are those of `choose_attention`; `name` is not "auto".
+    """
+    platform, dim = mesh.devices.flat[0].platform, arch.head_dim
+    shards, kind = mesh.shape["context"], jnp.dtype(dtype)
+    limits: dict[str, list[tuple[bool, str]]] = {
+        "blockwise": [],
+        "splash": [
+            (platform != "tpu", f"{platform} devices: it needs TPUs"),
+            (
+                bool(dim % _LANES),
+                f"a model of head_dim = {dim}: it must be a multiple of {_LANES}",
+            ),
+            (
+                bool(row_tokens % (_LANES * shards)),
+                f"batch.row_tokens = {row_tokens} over mesh.context = {shards}: a "
+                f"shard must be a multiple of {_LANES} tokens; change batch.row_tokens",
+            ),
+        ],
+        "cudnn": [
+            (platform != "gpu", f"{platform} devices: it needs GPUs"),
+            (
+                kind not in (jnp.bfloat16, jnp.float16),
+                f"model.compute_dtype = {kind}: set it to 'bfloat16'",
+            ),
+            (
+                dim % 8 > 0 or dim > 128,
+                f"a model of head_dim = {dim}: a multiple of 8 up to 128",
+            ),
+            (shards > 1, f"mesh.context = {shards}: set it to 1"),
+        ],
+    }
+    return next((reason for refused, reason in limits[name] if refused), None)
+
+
 def choose_attention(
     name: str,
     *,
@@ -179,74 +189,34 @@ def choose_attention(
 ) -> SegmentAttention:
     """The attention that model.attention names, for the machine of `mesh`.
 
+    "auto" is the machine's kernel if that takes these shapes, else blockwise.
+
+    Args:
+        name: the setting.
+        arch: the decoder, for its heads.
+        mesh: of the learner.
+        dtype: of queries, keys and values.
+        row_tokens: tokens of a row.
+        block: tokens that blockwise attention looks at together.
+
     Raises:
         ValueError: there is none of that name, or it does not take these shapes.
     """
-    if name not in (*ATTENTION, "auto"):
+    made: dict[str, Callable[[], SegmentAttention]] = {
+        "blockwise": lambda: BlockwiseAttention(mesh, block=block),
+        "splash": lambda: SplashAttention(mesh, arch.num_heads),
+        "cudnn": lambda: CudnnAttention(mesh),
+    }
+    if name not in (*made, "auto"):
         raise ValueError(
-            f"model.attention = {name!r}; choose from {sorted((*ATTENTION, 'auto'))}"
+            f"model.attention = {name!r}; choose from {sorted((*made, 'auto'))}"
         )
     platform = mesh.devices.flat[0].platform
-    plain = BlockwiseAttention(mesh, block=block)
-    if name == "auto":
-        name = {"tpu": "splash", "gpu": "cudnn"}.get(platform, "blockwise")
-        refused = WHY_NOT[name](arch, mesh, dtype, row_tokens)
-        return plain if refused else ATTENTION[name](arch, mesh, plain)
-    refused = WHY_NOT[name](arch, mesh, dtype, row_tokens)
-    if refused:
+    found = _OF_PLATFORM.get(platform, "blockwise") if name == "auto" else name
+    refused = why_not(found, arch=arch, mesh=mesh, dtype=dtype, row_tokens=row_tokens)
+    if refused and name != "auto":
         raise ValueError(
             f"model.attention = {name!r} does not take {refused}; or set "
             f"model.attention = 'auto'"
         )
-    return ATTENTION[name](arch, mesh, plain)
-
-
-def _why_not_splash(
-    arch: Architecture, mesh: Mesh, dtype: DTypeLike, row_tokens: int
-) -> str | None:
-    """The setting that the TPU kernel does not take, its limit, and the way out."""
-    del dtype
-    platform, shards = mesh.devices.flat[0].platform, mesh.shape["context"]
-    if platform != "tpu":
-        return f"{platform} devices: it needs TPUs"
-    if arch.head_dim % _LANES:
-        return f"a model of head_dim = {arch.head_dim}: it must be a multiple of 128"
-    if row_tokens % (_LANES * shards):
-        return (
-            f"batch.row_tokens = {row_tokens} over mesh.context = {shards}: a shard "
-            f"must be a multiple of {_LANES} tokens; change batch.row_tokens"
-        )
-    return None
-
-
-def _why_not_cudnn(
-    arch: Architecture, mesh: Mesh, dtype: DTypeLike, row_tokens: int
-) -> str | None:
-    """The setting that cuDNN does not take, its limit, and the way out."""
-    del row_tokens
-    platform, shards = mesh.devices.flat[0].platform, mesh.shape["context"]
-    if platform != "gpu":
-        return f"{platform} devices: it needs GPUs"
-    if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
-        return f"model.compute_dtype = {jnp.dtype(dtype)}: set it to 'bfloat16'"
-    if arch.head_dim % 8 or arch.head_dim > 128:
-        return f"a model of head_dim = {arch.head_dim}: a multiple of 8 up to 128"
-    if shards > 1:
-        return f"mesh.context = {shards}: set it to 1"
-    return None
-
-
-Refusal = Callable[[Architecture, Mesh, DTypeLike, int], str | None]
-Maker = Callable[[Architecture, Mesh, BlockwiseAttention], SegmentAttention]
-
-# By the value of model.attention.
-WHY_NOT: dict[str, Refusal] = {
-    "blockwise": lambda arch, mesh, dtype, row_tokens: None,
-    "splash": _why_not_splash,
-    "cudnn": _why_not_cudnn,
-}
-ATTENTION: dict[str, Maker] = {
-    "blockwise": lambda arch, mesh, plain: plain,
-    "splash": lambda arch, mesh, plain: SplashAttention(mesh, arch.num_heads),
-    "cudnn": lambda arch, mesh, plain: CudnnAttention(mesh),
-}
+    return made["blockwise" if refused else found]()

@@ -1,4 +1,4 @@
-"""What a decoder layer is made of; for the backward pass each keeps only its inputs.
+"""Parts of a decoder, each of which keeps only its inputs for the backward pass.
 
 Gradients of weights are summed in the weights' own dtype: with float32 weights and a
 bfloat16 forward pass nothing of a gradient is rounded before it reaches the optimizer.
@@ -8,10 +8,19 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
+
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.parallel.mesh import over_mesh
 
 # Under a scan nothing is merged across the two passes: a barrier would only cost.
 _remember_inputs = functools.partial(jax.checkpoint, prevent_cse=False)
+# How the embedding's table, tokens and the rows that they find are cut over a mesh.
+_TABLE = PartitionSpec("tensor", "fsdp")
+_TOKENS = PartitionSpec(("data", "fsdp"), "context")
+_FOUND = PartitionSpec(("data", "fsdp"), "context", None)
 
 
 @jax.custom_vjp
@@ -58,6 +67,24 @@ def gated(gate: Float[Array, "... F"], up: Float[Array, "... F"]) -> Array:
     return jax.nn.silu(gate) * up
 
 
+def rope_frequencies(arch: Architecture) -> Float[Array, " half"]:
+    """Rotary frequencies, radians per position; Llama 3 stretches the low ones.
+
+        frequency[i] = theta ^ (-2 i / head_dim)
+
+    https://arxiv.org/abs/2104.09864, section 3.2.2.
+    """
+    half = jnp.arange(arch.head_dim // 2, dtype=jnp.float32)
+    frequencies = arch.rope_theta ** (-2.0 * half / arch.head_dim)
+    scaling = arch.rope_scaling
+    if scaling is None:
+        return frequencies
+    turns = scaling.original_max_positions * frequencies / (2.0 * jnp.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    share_kept = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+    return frequencies * (share_kept + (1.0 - share_kept) / scaling.factor)
+
+
 def rotations(
     positions: Int[Array, "..."], frequencies: Float[Array, " half"]
 ) -> tuple[Float[Array, "... 1 half"], Float[Array, "... 1 half"]]:
@@ -75,3 +102,71 @@ def rotate(
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = (first * cos - second * sin, second * cos + first * sin)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def embed(
+    table: Float[Array, "V D"],
+    tokens: Int[Array, "R S"],
+    *,
+    mesh: Mesh | None,
+    dtype: DTypeLike,
+) -> Float[Array, "R S D"]:
+    """Rows table[tokens] in `dtype`; the gradient is summed in the table's own dtype.
+
+    Over a mesh the table is cut over vocabulary (tensor) and hidden units (fsdp), the
+    tokens over rows (data, fsdp) and along them (context).  Each device looks its own
+    columns up for the tokens of its whole fsdp group, and the group exchanges columns
+    for rows: the table itself never travels, and neither does its gradient before it
+    is summed.
+    """
+    if mesh is None:
+        return table[tokens].astype(dtype)
+    return _embed(mesh, jnp.dtype(dtype), table, tokens)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _embed(mesh: Mesh, dtype: DTypeLike, table: Array, tokens: Array) -> Array:
+    def local(table: Array, tokens: Array) -> Array:
+        tokens = jax.lax.all_gather(tokens, "fsdp", tiled=True)
+        places, here = _places(table, tokens)
+        found = jnp.where(here[..., None], table[places].astype(dtype), 0)
+        # The token's row is on one device of the tensor axis: the sum is exact.
+        found = jax.lax.psum(found, "tensor")
+        return jax.lax.all_to_all(found, "fsdp", 0, 2, tiled=True)
+
+    return over_mesh(mesh, local, (_TABLE, _TOKENS), _FOUND)(table, tokens)
+
+
+def _places(table: Array, tokens: Array) -> tuple[Array, Array]:
+    """Rows of the local table, and which of the tokens have theirs there."""
+    places = tokens - jax.lax.axis_index("tensor") * table.shape[0]
+    here = (places >= 0) & (places < table.shape[0])
+    return jnp.where(here, places, 0), here
+
+
+def _embed_forward(
+    mesh: Mesh, dtype: DTypeLike, table: Array, tokens: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    return _embed(mesh, dtype, table, tokens), (table, tokens)
+
+
+def _embed_backward(
+    mesh: Mesh, dtype: DTypeLike, saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, None]:
+    del dtype
+
+    def local(table: Array, tokens: Array, cotangent: Array) -> Array:
+        tokens = jax.lax.all_gather(tokens, "fsdp", tiled=True)
+        columns = jax.lax.all_to_all(cotangent, "fsdp", 2, 0, tiled=True)
+        places, here = _places(table, tokens)
+        columns = jnp.where(here[..., None], columns.astype(table.dtype), 0)
+        summed = jnp.zeros_like(table).at[places].add(columns)
+        return jax.lax.psum(summed, ("data", "context"))
+
+    gradient = over_mesh(mesh, local, (_TABLE, _TOKENS, _FOUND), _TABLE)(
+        *saved, cotangent
+    )
+    return gradient, None
+
+
+_embed.defvjp(_embed_forward, _embed_backward)

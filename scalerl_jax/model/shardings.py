@@ -11,20 +11,20 @@ from scalerl_jax.model.architecture import (
     Architecture,
     ParamSpec,
     layered_table,
-    map_specs,
     parameter_table,
 )
 from scalerl_jax.types import PyTree
 
 # Logical axis of a `ParamSpec` -> mesh axis that cuts it; None: not cut.
-MESH_AXES: dict[str | None, str | None] = {
+MESH_AXES: dict[str, str | None] = {
     "vocab": "tensor",
     "hidden": "fsdp",
     "heads": "tensor",
     "kv_heads": "tensor",
     "ffn": "tensor",
     "layers": None,
-    None: None,
+    "width": None,
+    "head_dim": None,
 }
 
 
@@ -44,7 +44,7 @@ def param_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
             mesh_axis = MESH_AXES[axis]
             if mesh_axis is None:
                 continue
-            shards, count = mesh.shape[mesh_axis], pieces.get(axis or "", extent)
+            shards, count = mesh.shape[mesh_axis], pieces.get(axis, extent)
             if count % shards:
                 name = jax.tree_util.keystr(path, simple=True, separator="/")
                 raise ValueError(
@@ -56,9 +56,7 @@ def param_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
             mesh, PartitionSpec(*(MESH_AXES[axis] for axis in spec.axes))
         )
 
-    return jax.tree_util.tree_map_with_path(
-        shard, parameter_table(arch), is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
-    )
+    return jax.tree_util.tree_map_with_path(shard, parameter_table(arch))
 
 
 def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
@@ -69,9 +67,9 @@ def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
         names = (axis if axis == "tensor" else None for axis in axes)
         return NamedSharding(mesh, PartitionSpec(*names))
 
-    return map_specs(shard, layered_table(arch))
+    return jax.tree.map(shard, layered_table(arch))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Of each field of a microbatch [R, S]: rows over data and fsdp, S over context."""
+    """How a microbatch [R, S] is cut: rows over data and fsdp, S over context."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "context"))

@@ -22,13 +22,19 @@ from jaxtyping import Array, Float, Int
 from scalerl_jax.model.architecture import (
     Architecture,
     ParamSpec,
-    map_specs,
     parameter_table,
 )
 from scalerl_jax.model.attention import SAVED, BlockwiseAttention, SegmentAttention
-from scalerl_jax.model.embedding import embed
-from scalerl_jax.model.layers import gated, linear, rms_norm, rotate, rotations
-from scalerl_jax.model.sharing import collect, spread
+from scalerl_jax.model.layers import (
+    embed,
+    gated,
+    linear,
+    rms_norm,
+    rope_frequencies,
+    rotate,
+    rotations,
+)
+from scalerl_jax.model.prompt_sharing import collect, spread
 from scalerl_jax.types import PyTree, Sharing
 
 _INIT_STD = 0.02
@@ -48,10 +54,7 @@ REMAT: dict[str, Callable[..., Any] | None] = {
 
 def init_params(arch: Architecture, key: Array, *, dtype: DTypeLike) -> PyTree:
     """Random weights: normal with std 0.02, norms at 1, biases at 0."""
-    table = parameter_table(arch)
-    leaves, treedef = jax.tree.flatten(
-        table, is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
-    )
+    leaves, treedef = jax.tree.flatten(parameter_table(arch))
 
     def start(spec: ParamSpec, key: Array) -> Array:
         if spec.init == "ones":
@@ -66,7 +69,7 @@ def init_params(arch: Architecture, key: Array, *, dtype: DTypeLike) -> PyTree:
 
 def abstract_params(arch: Architecture, *, dtype: DTypeLike) -> PyTree:
     """Shapes and dtypes of the parameters, without any memory."""
-    return map_specs(
+    return jax.tree.map(
         lambda spec: jax.ShapeDtypeStruct(spec.shape, dtype), parameter_table(arch)
     )
 
@@ -80,28 +83,17 @@ def unstack_layers(params: PyTree, arch: Architecture) -> PyTree:
     return params | {"layers": layers}
 
 
-def rope_frequencies(arch: Architecture) -> Float[Array, " half"]:
-    """Rotary frequencies, radians per position; Llama 3 stretches the low ones."""
-    half = jnp.arange(arch.head_dim // 2, dtype=jnp.float32)
-    frequencies = arch.rope_theta ** (-2.0 * half / arch.head_dim)
-    scaling = arch.rope_scaling
-    if scaling is None:
-        return frequencies
-    turns = scaling.original_max_positions * frequencies / (2.0 * jnp.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    share_kept = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
-    return frequencies * (share_kept + (1.0 - share_kept) / scaling.factor)
-
-
 # Queries, keys and values of a layer's new tokens -> what attention returns.
 Attend = Callable[[Array, Array, Array], Array]
 Turns = tuple[Array, Array]  # of `layers.rotations`
+# What a layer has to say besides its output, by name: nothing, of those that there are.
+Said = dict[str, Array]
 
 
-def _block(
+def _attention(
     layer: PyTree, arch: Architecture, x: Array, turns: Turns, attend: Attend
 ) -> Array:
-    """One layer: attention and a gated feed-forward, each added to its input."""
+    """Attention, without the input that it is added to."""
     dtype = x.dtype
     h = rms_norm(x, layer["attention_norm"], arch.rms_eps)
     q, k, v = (linear(h, layer[name]) for name in ("query", "key", "value"))
@@ -116,19 +108,42 @@ def _block(
         q = rms_norm(q, layer["query_norm"], arch.rms_eps)
         k = rms_norm(k, layer["key_norm"], arch.rms_eps)
     mixed = attend(rotate(q, turns), rotate(k, turns), v)
-    x = x + linear(mixed.reshape(*x.shape[:-1], -1), layer["output"])
+    return linear(mixed.reshape(*x.shape[:-1], -1), layer["output"])
 
+
+def _gated_feed_forward(
+    layer: PyTree, arch: Architecture, x: Array
+) -> tuple[Array, Said]:
+    """A gated feed-forward (SwiGLU), without the input that it is added to.
+
+    https://arxiv.org/abs/2002.05202, equation 6.
+    """
     h = rms_norm(x, layer["ffn_norm"], arch.rms_eps)
     h = gated(linear(h, layer["gate"]), linear(h, layer["up"]))
-    return x + linear(h, layer["down"])
+    return linear(h, layer["down"]), {}
+
+
+# By `Architecture.feed_forward`; `architecture.parameter_table` has their parameters.
+FEED_FORWARDS: dict[
+    str, Callable[[PyTree, Architecture, Array], tuple[Array, Said]]
+] = {"gated": _gated_feed_forward}
+
+
+def _block(
+    layer: PyTree, arch: Architecture, x: Array, turns: Turns, attend: Attend
+) -> tuple[Array, Said]:
+    """One layer: attention and a feed-forward, each added to its input."""
+    x = x + _attention(layer, arch, x, turns, attend)
+    more, said = FEED_FORWARDS[arch.feed_forward](layer, arch, x)
+    return x + more, said
 
 
 def hidden_states(
     params: PyTree,
     arch: Architecture,
-    tokens: Int[Array, "R S"],
+    tokens: Int[Array, "rows tokens"],
     *,
-    positions: Int[Array, "R S"],
+    positions: Int[Array, "rows tokens"],
     segment_ids: Int[Array, "R S"],
     dtype: DTypeLike,
     attention: SegmentAttention | None = None,
@@ -136,43 +151,48 @@ def hidden_states(
     mesh: Mesh | None = None,
     sharing: Sharing | None = None,
     scan_layers: bool = True,
-) -> Float[Array, "R S D"]:
-    """Final hidden states of whole rows; tokens see earlier ones of their segment.
+) -> tuple[Float[Array, "rows tokens D"], Said]:
+    """Final hidden states of whole rows, and what their layers have to say, stacked.
 
-    With `sharing` tokens and positions are of streams, and so are the hidden states.
-    Without a `mesh` it is a program for one device, without `attention` a plain one.
-    `remat` is a name in `REMAT`: what of a layer the backward pass computes again.
-    Unscanned layers take longer to compile and save the copies in and out of a stack.
+    Tokens see earlier ones of their segment.  With `sharing` tokens and positions are
+    of streams, and so are the hidden states.  Without a `mesh` it is a program for one
+    device, without `attention` a plain one.  `remat` is a name in `REMAT`: what of a
+    layer the backward pass computes again.  Unscanned layers take longer to compile and
+    save the copies in and out of a stack.
     """
     attention = attention or BlockwiseAttention(mesh)
     turns = rotations(positions, rope_frequencies(arch))
 
-    def step(x: Array, layer: PyTree) -> tuple[Array, None]:
+    def step(x: Array, layer: PyTree) -> tuple[Array, Said]:
         def attend(q: Array, k: Array, v: Array) -> Array:
             if sharing is None:
                 return attention(q, k, v, segment_ids)
             q, k, v = (spread(x, sharing) for x in (q, k, v))
             return collect(attention(q, k, v, segment_ids), sharing)
 
-        return cut_rows(_block(layer, arch, x, turns, attend), mesh), None
+        x, said = _block(layer, arch, x, turns, attend)
+        return cut_rows(x, mesh), said
 
     if REMAT[remat] is not None:
         step = jax.checkpoint(step, policy=REMAT[remat])
     x = embed(params["embedding"], tokens, mesh=mesh, dtype=dtype)
     x = cut_rows(x, mesh)
     if scan_layers:
-        x, _ = jax.lax.scan(step, x, params["layers"])
-        return rms_norm(x, params["final_norm"], arch.rms_eps)
+        x, said = jax.lax.scan(step, x, params["layers"])
+        return rms_norm(x, params["final_norm"], arch.rms_eps), said
     leaves, treedef = jax.tree.flatten(params["layers"])
     # Not slices: their gradients would be padded to stacks, and these added up.
     parts = [jax.lax.split(leaf, (1,) * arch.num_layers) for leaf in leaves]
+    each = []
     for layer in zip(*parts, strict=True):
-        x, _ = step(x, jax.tree.unflatten(treedef, [leaf[0] for leaf in layer]))
-    return rms_norm(x, params["final_norm"], arch.rms_eps)
+        x, said = step(x, jax.tree.unflatten(treedef, [leaf[0] for leaf in layer]))
+        each.append(said)
+    said = jax.tree.map(lambda *layers: jnp.stack(layers), *each)
+    return rms_norm(x, params["final_norm"], arch.rms_eps), said
 
 
 def cut_rows(x: Float[Array, "R S D"], mesh: Mesh | None) -> Float[Array, "R S D"]:
-    """The same, laid out as a batch is: rows over data and fsdp, tokens over context.
+    """Hidden states, cut as a batch is: rows over data and fsdp, tokens over context.
 
     Said between two layers, it keeps the compiler from cutting hidden units instead.
     """
@@ -201,7 +221,7 @@ def cached_hidden(
     turns = rotations(positions, rope_frequencies(arch))
     x = params["embedding"][tokens].astype(dtype)
     for index, layer in enumerate(params["layers"]):
-        x = _block(layer, arch, x, turns, functools.partial(attend, index))
+        x, _ = _block(layer, arch, x, turns, functools.partial(attend, index))
     return rms_norm(x, params["final_norm"], arch.rms_eps)
 
 

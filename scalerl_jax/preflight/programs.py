@@ -26,7 +26,7 @@ from scalerl_jax.data.spelling import Spelling
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import SegmentAttention
-from scalerl_jax.model.attention_kernels import WHY_NOT
+from scalerl_jax.model.attention_kernels import why_not
 from scalerl_jax.parallel.mesh import AXES, split_devices
 from scalerl_jax.preflight import hlo
 from scalerl_jax.preflight.chips import Chip, Topology, part_of
@@ -167,11 +167,12 @@ def attention_names(parts: Parts) -> dict[str, str]:
     """Which attention each side got, and why not the kernel."""
     config, mesh = parts.config, parts.learner_mesh
     learner = type(parts.attention).__name__.removesuffix("Attention").lower()
-    refused = WHY_NOT["splash"](
-        parts.arch,
-        mesh,
-        jnp.dtype(config.model.compute_dtype),
-        config.batch.row_tokens,
+    refused = why_not(
+        "splash",
+        arch=parts.arch,
+        mesh=mesh,
+        dtype=jnp.dtype(config.model.compute_dtype),
+        row_tokens=config.batch.row_tokens,
     )
     if learner != "splash" and config.model.attention == "auto" and refused:
         learner += f" (the TPU kernel does not take {refused})"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Array, Float
 
-from scalerl_jax.learner.scoring import Scorer
+from scalerl_jax.learner.forward import Scorer
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.rollout.assembly import Advantages
 from scalerl_jax.types import PackedBatch, PyTree

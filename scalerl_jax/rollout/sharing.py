@@ -1,8 +1,8 @@
 """Rollouts into streams in which the prompt of a group stands once.
 
-A batch of `rollout.batching.pack` with `Sharing`: see `model.sharing` for what the
-device does with it.  The last token of a prompt is not shared: each completion's first
-token is predicted there, and a place has one target.
+A batch of `rollout.batching.pack` with `Sharing`: see `model.prompt_sharing` for what
+the device does with it.  The last token of a prompt is not shared: each completion's
+first token is predicted there, and a place has one target.
 """
 
 import dataclasses

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalerl_jax.model.architecture import ParamSpec, layered_table
+from scalerl_jax.model.architecture import layered_table
 from scalerl_jax.model.shardings import sampler_shardings
 from scalerl_jax.sampler.decoding import DecodeState
 from scalerl_jax.sampler.engine import Engine, _empty_chunk
@@ -26,7 +26,6 @@ def sampler_params(engine: Engine) -> PyTree:
         ),
         layered_table(settings.arch),
         sampler_shardings(settings.arch, engine.mesh),
-        is_leaf=lambda leaf: isinstance(leaf, ParamSpec),
     )
 
 

@@ -89,7 +89,7 @@ def _next_token_logits(
     params: PyTree, settings: EngineSettings, padded: Array, length: Array
 ) -> Array:
     places = jnp.arange(padded.shape[0])[None]
-    hidden = hidden_states(
+    hidden, _ = hidden_states(
         params,
         settings.arch,
         padded[None],

@@ -1,58 +1,292 @@
-"""GGUF files: their metadata, and where their tensors lie.
+"""GGUF files as the Hugging Face directories that they were made from.
 
-Parsed by the `gguf` package, https://github.com/ggml-org/llama.cpp (gguf-py), an extra
-of this one: pip install "scalerl_jax[gguf]".
+`GGUFModel` makes the files of such a directory when they are asked for, and names the
+tensors as one does: no reader of checkpoints or tokenizers knows the format.  Parsed by
+the `gguf` package, https://github.com/ggml-org/llama.cpp (gguf-py), an extra of this
+one: pip install "scalerl_jax[gguf]".  The format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 import dataclasses
 import functools
-import os
+import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scalerl_jax.utils.gguf_tokenizer import make_tokenizer
+
+_ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, a factor per frequency
+
+# Field of config.json -> field of the metadata, after the family's name.
+_CONFIG = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rope_theta": "rope.freq_base",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length",
+}
+# Tensor here -> tensor of Hugging Face, without the layer and ".weight" or ".bias".
+_TENSORS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+# Special token of tokenizer_config.json -> its name here, as it spells.
+_SPECIAL = {name: name for name in ("bos", "eos", "cls", "mask")} | {
+    "unk": "unknown",
+    "sep": "seperator",
+    "pad": "padding",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GGUFTensor:
-    """Where a tensor's blocks lie."""
+    """A tensor of blocks of numbers, each block within a row."""
 
+    file: Path
+    name: str  # in the file
     kind: str  # name in `gguf.GGMLQuantizationType`
     shape: tuple[int, ...]  # rows first
     start: int  # bytes from the beginning of the file
+    interleaved: int = 0  # dimensions of each head whose rows lie in pairs; 0: none do
+
+    def read(self, region: tuple[tuple[int, int], ...]) -> np.ndarray:
+        """A part (from, to per dimension) in float32; of a row, whole blocks are read.
+
+        The rows come in the order of Hugging Face.
+        """
+        import gguf
+
+        kind = gguf.GGMLQuantizationType[self.kind]
+        length, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+        *outer, columns = self.shape
+        blocks = np.memmap(
+            self.file,
+            np.uint8,
+            mode="r",
+            offset=self.start,
+            shape=(*outer, columns // length * num_bytes),
+        )
+        first, end = region[-1]
+        start, stop = first // length, -(-end // length)
+        part = blocks[..., start * num_bytes : stop * num_bytes]
+        if outer:
+            part = part[self._rows(*region[0])]
+        values = gguf.dequantize(np.ascontiguousarray(part), kind)
+        return values[..., first - start * length : end - start * length]
+
+    def _rows(self, start: int, stop: int) -> np.ndarray | slice:
+        """Places of these rows of Hugging Face's.
+
+        llama.cpp turns neighbouring pairs of a head's dimensions, Hugging Face halves:
+        row j * dim / 2 + i of a head there is row 2 i + j here, for Llama's queries
+        and keys.
+        """
+        if not self.interleaved:
+            return slice(start, stop)
+        head, row = np.divmod(np.arange(start, stop), self.interleaved)
+        half, pair = np.divmod(row, self.interleaved // 2)
+        return head * self.interleaved + 2 * pair + half
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GGUFFile:
-    """What a file says of itself, the tensors' data apart."""
+@dataclasses.dataclass(frozen=True)
+class GGUFModel:
+    """A GGUF file, which stands where the `Path` of a directory may stand."""
 
     path: Path
-    metadata: dict[str, Any]  # numbers, booleans, strings and lists of them
-    tensors: dict[str, GGUFTensor]
+
+    def __str__(self) -> str:
+        """The file's own path."""
+        return str(self.path)
+
+    def absolute(self) -> "GGUFModel":
+        """This file by its absolute path."""
+        return GGUFModel(self.path.absolute())
+
+    def __truediv__(self, name: str) -> "_Part":
+        """A file of the directory; it is made when it is read."""
+        return _Part(self, name)
+
+    @property
+    def _file(self) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
+        """The metadata and the tensors.
+
+        Raises:
+            ValueError: there is no such file, it is no GGUF, cut short or part of a
+                larger one, or the `gguf` package is not installed.
+        """
+        if not self.path.is_file():
+            raise ValueError(f"{self.path} does not exist; name a GGUF file")
+        state = self.path.stat()
+        return _open(self.path, state.st_mtime_ns, state.st_size)
+
+    def tensors(self) -> dict[str, GGUFTensor]:
+        """Every tensor by its name in Hugging Face's files, if it has one there.
+
+        Raises:
+            ValueError: a tensor has a kind of blocks that cannot be dequantised.
+        """
+        values, (_, tensors) = self.config(), self._file
+        _check_kinds(tensors)
+        dim = values.get("head_dim", 0) if values["model_type"] == "llama" else 0
+        in_pairs = ("attn_q.weight", "attn_k.weight")
+        return {
+            _hugging_face_name(name): dataclasses.replace(
+                tensor, interleaved=dim if name.endswith(in_pairs) else 0
+            )
+            for name, tensor in tensors.items()
+            if name != _ROPE_FACTORS
+        }
+
+    def config(self) -> dict[str, Any]:
+        """The values of config.json; whoever reads them checks them.
+
+        Raises:
+            ValueError: names the field that config.json has no word for.
+        """
+        metadata, tensors = self._file
+        family = metadata.get("general.architecture")
+        fields = {
+            name.removeprefix(f"{family}."): value for name, value in metadata.items()
+        }
+        values = {
+            name: fields[theirs] for name, theirs in _CONFIG.items() if theirs in fields
+        }
+        width, heads = values.get("hidden_size"), values.get("num_attention_heads")
+        if type(width) is int and type(heads) is int and heads > 0:
+            values.setdefault("head_dim", width // heads)
+        for name, allowed in {
+            "attention.value_length": values.get("head_dim"),
+            "rope.dimension_count": values.get("head_dim"),
+            "rope.scaling.type": "none",
+            "attention.sliding_window": 0,
+            "expert_count": 0,
+        }.items():
+            if fields.get(name, allowed) != allowed:
+                raise ValueError(
+                    f"{self}: {family}.{name} = {fields[name]!r} is not supported; "
+                    f"only {allowed!r} is"
+                )
+        if "token_embd.weight" not in tensors:
+            raise ValueError(f"{self} lacks tensor token_embd.weight")
+        return values | {
+            "model_type": family,
+            "vocab_size": tensors["token_embd.weight"].shape[0],
+            "tie_word_embeddings": "output.weight" not in tensors,
+            "rope_scaling": _llama3_scaling(values, tensors.get(_ROPE_FACTORS)),
+        }
+
+    def tokenizer(self) -> str:
+        """The text of tokenizer.json.
+
+        Raises:
+            ValueError: it has none, or one of another kind; names the field.
+        """
+        values = {
+            name.removeprefix("tokenizer.ggml."): value
+            for name, value in self._file[0].items()
+        }
+        return make_tokenizer(values, path=self.path).to_str(pretty=True)
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        """The values of tokenizer_config.json, the chat template apart."""
+        metadata, _ = self._file
+        tokens, special = metadata.get("tokenizer.ggml.tokens", []), {}
+        for name, theirs in _SPECIAL.items():
+            field = f"tokenizer.ggml.{theirs}_token_id"
+            place = metadata.get(field)
+            if place in range(len(tokens)):
+                special[f"{name}_token"] = tokens[place]
+            elif place is not None:
+                raise ValueError(f"{self}: {field} = {place!r} is no token's place")
+        return {
+            # Without a class transformers takes that of the model's family.
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        } | special
+
+    def generation_config(self) -> dict[str, Any] | None:
+        """The values of generation_config.json; None if nothing ends a text."""
+        metadata, _ = self._file
+        names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+        found = [metadata[name] for name in names if name in metadata]
+        return {"eos_token_id": list(dict.fromkeys(found))} if found else None
+
+    def chat_template(self) -> str | None:
+        """The text of chat_template.jinja; None if there is no template."""
+        return self._file[0].get("tokenizer.chat_template")
 
 
-def is_gguf(path: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint or a tokenizer is named as a GGUF file."""
-    return Path(path).suffix.lower() == ".gguf"
+# File of the directory -> its text or values; None: there is no such file.
+_FILES: dict[str, Callable[[GGUFModel], Any]] = {
+    "config.json": GGUFModel.config,
+    "tokenizer.json": GGUFModel.tokenizer,
+    "tokenizer_config.json": GGUFModel.tokenizer_config,
+    "generation_config.json": GGUFModel.generation_config,
+    "chat_template.jinja": GGUFModel.chat_template,
+}
 
 
-def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """The metadata and the places of the tensors; the last file is remembered.
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A file of the directory; a `Path` to its readers."""
 
-    Raises:
-        ValueError: there is no such file, it is no GGUF, cut short or part of a
-            larger one, or the `gguf` package is not installed.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist; name a GGUF file")
-    state = path.stat()
-    return _open(path, state.st_mtime_ns, state.st_size)
+    model: GGUFModel
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.model}"
+
+    @functools.cached_property
+    def _content(self) -> bytes | None:
+        make = _FILES.get(self.name)
+        content = make(self.model) if make else None
+        if isinstance(content, dict):
+            content = json.dumps(content, indent=2) + "\n"
+        return None if content is None else content.encode()
+
+    def is_file(self) -> bool:
+        return self._content is not None
+
+    exists = is_file
+
+    def read_bytes(self) -> bytes:
+        if self._content is None:
+            raise FileNotFoundError(f"{self.model} makes no {self.name}")
+        return self._content
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
 
 
 @functools.lru_cache(maxsize=1)
-def _open(path: Path, modified: int, size: int) -> GGUFFile:
-    """`modified` and `size` tell a file from one that replaces it."""
+def _open(
+    path: Path, modified: int, size: int
+) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
+    """Metadata (numbers, booleans, strings, lists of them) and tensors of a file.
+
+    The last file is remembered; `modified` and `size` tell it from a later one.
+    """
     try:
         import gguf
     except ModuleNotFoundError as error:
@@ -80,13 +314,15 @@ def _open(path: Path, modified: int, size: int) -> GGUFFile:
         )
     tensors = {
         tensor.name: GGUFTensor(
+            file=path,
+            name=tensor.name,
             kind=tensor.tensor_type.name,
             shape=tuple(map(int, reversed(tensor.shape))),
             start=int(tensor.data_offset),
         )
         for tensor in reader.tensors
     }
-    return GGUFFile(path=path, metadata=metadata, tensors=tensors)
+    return metadata, tensors
 
 
 def _plain(field: Any) -> Any:
@@ -95,3 +331,61 @@ def _plain(field: Any) -> Any:
     if field.types and field.types[0].name == "FLOAT32":
         return float(str(np.float32(value)))
     return value
+
+
+def _check_kinds(tensors: dict[str, GGUFTensor]) -> None:
+    """Refuse blocks that the gguf package cannot turn into numbers."""
+    import gguf
+
+    for tensor in {each.kind: each for each in reversed(tensors.values())}.values():
+        kind = gguf.GGMLQuantizationType[tensor.kind]
+        try:
+            gguf.dequantize(
+                np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind
+            )
+        except NotImplementedError as error:
+            raise ValueError(
+                f"{tensor.file}: tensor {tensor.name} is of kind {tensor.kind}, which "
+                f"the gguf package cannot dequantise; take a file in another "
+                f"quantisation, Q8_0 say"
+            ) from error
+
+
+def _hugging_face_name(name: str) -> str:
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(\w+)", name)
+    if not found or found[2] not in _TENSORS:
+        return name
+    layer = f"model.layers.{found[1]}." if found[1] else ""
+    return f"{layer}{_TENSORS[found[2]]}.{found[3]}"
+
+
+def _llama3_scaling(
+    values: dict[str, Any], stored: GGUFTensor | None
+) -> dict[str, Any] | None:
+    """Llama 3's scaling from its factors: the largest one is that of the scaling.
+
+    The other three numbers are those of every Llama 3; what does not give the factors
+    of the file is refused.
+    """
+    head_dim, theta = values.get("head_dim"), values.get("rope_theta")
+    # Else whoever reads the config refuses the two.
+    if stored is None or type(head_dim) is not int or type(theta) is not float:
+        return None
+    if stored.shape == (head_dim // 2,):
+        factors = stored.read(((0, head_dim // 2),))
+        factor = float(factors.max())
+        frequencies = theta ** (-2.0 * np.arange(head_dim // 2) / head_dim)
+        turns = 8192 * frequencies / (2.0 * np.pi)
+        kept = np.clip((turns - 1.0) / (4.0 - 1.0), 0.0, 1.0)
+        if np.allclose(1.0 / (kept + (1.0 - kept) / factor), factors, rtol=1e-3):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            }
+    raise ValueError(
+        f"{stored.file}: tensor {_ROPE_FACTORS} of shape {stored.shape} is not Llama "
+        f"3's scaling of {head_dim // 2} rotary frequencies; no other is supported"
+    )

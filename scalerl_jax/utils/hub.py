@@ -7,7 +7,10 @@ to the hub's other tools.
 import functools
 import re
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from scalerl_jax.utils.gguf import GGUFModel
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _DESCRIPTION = ("*.json", "*.jinja", "merges.txt")  # of a model, its weights apart
@@ -18,18 +21,30 @@ def is_hub_id(name: str | Path) -> bool:
     return bool(_ID.fullmatch(str(name))) and not Path(name).exists()
 
 
-def local_path(name: str | Path, *, weights: bool = False) -> Path:
+def local_path(name: str | Path, *, weights: bool = False) -> "Path | GGUFModel":
     """Where a checkpoint or a tokenizer lies: at its path, or in the hub's cache.
 
-    Of the hub's, weights are fetched only when they are asked for.
+    A GGUF file is read as the directory that it was made from.  Of the hub's, weights
+    are fetched only when they are asked for.
 
     Raises:
         ValueError: the hub does not have it, or cannot be reached.
     """
     if not is_hub_id(name):
-        return Path(name).expanduser()
+        path = Path(name).expanduser()
+        if path.suffix.lower() != ".gguf":
+            return path
+        from scalerl_jax.utils.gguf import GGUFModel  # its parser is optional
+
+        return GGUFModel(path)
     patterns = (*_DESCRIPTION, "*.safetensors") if weights else _DESCRIPTION
     return fetch(str(name), patterns, kind="model")
+
+
+def local_directory(name: str | Path) -> "Path | GGUFModel":
+    """The directory of `local_path`, which may name its tokenizer.json instead."""
+    path = local_path(name)
+    return path.parent if isinstance(path, Path) and not path.is_dir() else path
 
 
 @functools.cache

@@ -1,13 +1,27 @@
 """JSON from outside: whatever is wrong with it is a ValueError with a short reason."""
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 MAX_DEPTH = 100  # objects and lists inside of each other
 
 
-def check_regular(path: Path) -> None:
+class _File(Protocol):
+    def exists(self) -> bool: ...
+    def is_file(self) -> bool: ...
+    def read_bytes(self) -> bytes: ...
+    def read_text(self, encoding: str) -> str: ...
+
+
+class Directory(Protocol):
+    """A `Path` to its readers; `utils.gguf` makes the files on demand."""
+
+    def __truediv__(self, name: str, /) -> _File:
+        """A file in it, which may be missing."""
+        ...
+
+
+def check_regular(path: _File) -> None:
     """Refuse what may never end when it is read: devices, pipes, directories.
 
     Raises:
@@ -45,7 +59,7 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: _File) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:

@@ -293,5 +293,5 @@ def test_a_gguf_file_brings_its_template(tmp_path):
     source = "{{ messages[0].content }}{{ eos_token }}"
     path = write(**{"tokenizer.chat_template": source})
     assert renderer(path)(ask("1")) == "1<eos>"
-    with pytest.raises(ValueError, match=r"model\.gguf has no tokenizer\.chat_templ"):
+    with pytest.raises(ValueError, match=r"model\.gguf has no chat template"):
         renderer(write())

@@ -14,7 +14,8 @@ from scalerl_jax.evaluate import __main__ as command
 from scalerl_jax.evaluate import difficulty
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.step import init_state
-from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.weights import load_params
 
 
 @pytest.fixture

@@ -41,8 +41,8 @@ from scalerl_jax.learner.critic import (
     minibatches,
     token_values,
 )
+from scalerl_jax.learner.forward import Scorer
 from scalerl_jax.learner.nonfinite import Diagnosis
-from scalerl_jax.learner.scoring import Scorer
 from scalerl_jax.learner.step import (
     Accumulated,
     TrainStep,
@@ -169,7 +169,7 @@ def slow_values(params):
     tokens = np.zeros((len(sequences), LONGEST + 1), np.int32)
     for row, sequence in zip(tokens, sequences, strict=True):
         row[: len(sequence.tokens)] = sequence.tokens
-    hidden = hidden_states(
+    hidden, _ = hidden_states(
         params,
         ARCH,
         tokens,

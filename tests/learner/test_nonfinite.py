@@ -11,16 +11,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 from small_model import small_architecture
 
 from scalerl_jax.algo.losses import cispo_loss
+from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.nonfinite import Diagnosis
 from scalerl_jax.learner.objective import Objective
 from scalerl_jax.learner.step import (
-    Forward,
     TrainStep,
     init_state,
     make_accumulate,
     make_update,
-    state_shardings,
+    state_layout,
 )
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import abstract_params
@@ -79,11 +79,10 @@ def make_diagnosis(arch=ARCH, token_loss=None, **axes):
     )
     optimizer = optax.sgd(1.0)
     params = jax.device_put(make_params(arch), param_shardings(arch, mesh))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    layout = state_layout(params, optimizer, everywhere=everywhere)
     state = jax.device_put(
-        init_state(params, optimizer),
-        state_shardings(
-            params, optimizer, everywhere=NamedSharding(mesh, PartitionSpec())
-        ),
+        init_state(params, optimizer), jax.tree.map(lambda leaf: leaf.sharding, layout)
     )
     step = TrainStep(
         make_accumulate(forward, objective),

@@ -147,7 +147,7 @@ def test_a_rewarded_token_gets_likelier_and_a_punished_one_does_not(sign):
     after, _ = bench(**FEW_ROWS).run(sequences=[sequence])
 
     def logprob(params):
-        hidden = hidden_states(
+        hidden, _ = hidden_states(
             params,
             ARCH,
             np.array([[3, 7]]),

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from scalerl_jax.model.architecture import Architecture, RopeScaling
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.layers import rope_frequencies
 from scalerl_jax.model.shardings import param_shardings
-from scalerl_jax.model.transformer import rope_frequencies
-from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
 
 gguf = pytest.importorskip("gguf")
@@ -138,7 +139,7 @@ _, _Q8_1_BYTES = gguf.GGML_QUANT_SIZES[KIND.Q8_1]
     [
         pytest.param(
             {"family": "gpt2"},
-            r"general\.architecture = 'gpt2' is not supported; .*'llama'",
+            r"model_type = 'gpt2' is not supported; .*'llama'",
             id="another architecture",
         ),
         pytest.param(
@@ -178,7 +179,7 @@ def test_a_model_that_the_forward_pass_does_not_know_is_refused(
             {"blk.1.attn_q.weight": None},
             {},
             r"lacks 1 of the 20 tensors of this llama model, first "
-            r"blk\.1\.attn_q\.weight",
+            r"model\.layers\.1\.self_attn\.q_proj\.weight",
             id="missing",
         ),
         pytest.param(

@@ -13,7 +13,8 @@ from small_model import small_architecture
 
 from scalerl_jax.model.architecture import ARCHITECTURES, RopeScaling
 from scalerl_jax.model.attention import BlockwiseAttention
-from scalerl_jax.model.layers import rms_norm, rotate, rotations
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.layers import rms_norm, rope_frequencies, rotate, rotations
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import (
     REMAT,
@@ -23,10 +24,9 @@ from scalerl_jax.model.transformer import (
     head_weights,
     hidden_states,
     init_params,
-    rope_frequencies,
     unstack_layers,
 )
-from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import AXES, make_mesh
 
 ARCH = small_architecture(vocab_size=32)
@@ -35,7 +35,7 @@ LOOSE_ROWS = np.random.default_rng(0).integers(0, ARCH.vocab_size, (3, 9))
 
 @functools.partial(jax.jit, static_argnames=("arch", "remat"))
 def forward(params, arch, tokens, positions, segment_ids, remat="none"):
-    return hidden_states(
+    hidden, said = hidden_states(
         params,
         arch,
         tokens,
@@ -44,6 +44,8 @@ def forward(params, arch, tokens, positions, segment_ids, remat="none"):
         dtype=jnp.float32,
         remat=remat,
     )
+    assert not said
+    return hidden
 
 
 def forward_rows(params, arch, tokens, **options):
@@ -379,7 +381,7 @@ def test_eight_devices_compute_what_one_does(params, shape):
             dtype=jnp.float32,
             attention=BlockwiseAttention(mesh, block=2),
             mesh=mesh,
-        )
+        )[0]
 
     rows = jax.NamedSharding(mesh, jax.P(("data", "fsdp"), "context"))
     sharded = jax.jit(

@@ -8,7 +8,7 @@ import pytest
 import small_run
 
 from scalerl_jax.build.learning import make_forward
-from scalerl_jax.learner.scoring import plain_scorer
+from scalerl_jax.learner.forward import plain_scorer
 
 LIMIT = 0.05
 

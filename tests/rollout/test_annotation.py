@@ -11,7 +11,7 @@ from test_assembly import CUT, EQUAL, MIXED, ROWS, G, assembler, by_token
 
 from scalerl_jax.algo.advantages import group_advantages, unnormalized
 from scalerl_jax.algo.regularizers import kl_k1, kl_k2
-from scalerl_jax.learner.scoring import Scorer
+from scalerl_jax.learner.forward import Scorer
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.rollout.annotation import Annotator, KlPenalty

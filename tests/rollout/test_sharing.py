@@ -17,17 +17,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 from small_model import SMALL
 
 from scalerl_jax.algo.losses import cispo_loss
+from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.objective import Objective
 from scalerl_jax.learner.step import (
-    Forward,
     TrainStep,
     init_state,
     make_accumulate,
     make_update,
 )
+from scalerl_jax.model.prompt_sharing import collect, spread
 from scalerl_jax.model.shardings import batch_sharding, param_shardings
-from scalerl_jax.model.sharing import collect, spread
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.rollout.batching import TrainSequence, pack

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import pytest
 from small_server import BASE, FLAGS, POISON, TEMPLATE, running
 
-from scalerl_jax.model.export import save_params
-from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.weights import load_params, save_params
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ import pytest
 from small_server import BASE, FLAGS, POISON
 
 from scalerl_jax.data.tokenizer import load_tokenizer
-from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.engine import Engine, EngineSettings

@@ -15,7 +15,8 @@ from scalerl_jax.build.learning import make_adamw
 from scalerl_jax.build.loading import load_model
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.step import init_state
-from scalerl_jax.model.weights import load_params, read_architecture
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.weights import load_params
 
 
 @functools.cache

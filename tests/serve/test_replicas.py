@@ -11,8 +11,8 @@ from small_model import small_architecture
 from small_server import BASE
 
 from scalerl_jax.data.tokenizer import load_tokenizer
+from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.transformer import init_params, unstack_layers
-from scalerl_jax.model.weights import read_architecture
 from scalerl_jax.sampler.engine import EngineSettings
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.serve.orders import Limits, Order

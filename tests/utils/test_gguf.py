@@ -1,11 +1,12 @@
-"""Tokenizers of GGUF files: cut as their rules say, merged as they were before."""
+"""What a GGUF file says of texts: the tokenizer, its ends, the chat template."""
 
+import numpy as np
 import pytest
 import tokenizers
 from small_model import small_architecture
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
+from scalerl_jax.data.chat import read_chat_template
 from scalerl_jax.data.tokenizer import load_tokenizer
 
 pytest.importorskip("gguf")
@@ -45,13 +46,14 @@ def trained():
 
 @pytest.fixture
 def write(tmp_path, trained):
-    """Writes that tokenizer into a file without tensors; None drops a field."""
+    """Writes that tokenizer into a file without layers; None drops a field."""
 
     def write(**changes):
         metadata = tokenizer_fields(trained, SPECIAL, **changes)
         metadata["tokenizer.chat_template"] = TEMPLATE
         path = tmp_path / "model.gguf"
-        write_gguf(path, small_architecture(), {}, metadata=metadata)
+        tensors = {"token_embd.weight": np.zeros((320, 16), np.float32)}
+        write_gguf(path, small_architecture(), tensors, metadata=metadata)
         return path
 
     return write
@@ -69,8 +71,8 @@ def test_a_rebuilt_tokenizer_gives_the_ids_of_the_one_before(write, trained):
 
 
 def test_special_tokens_and_the_chat_template_are_found(write):
-    found = read_gguf_tokenizer(write())
-    assert found.chat_template == TEMPLATE
+    found = read_chat_template(write())
+    assert found.source == TEMPLATE
     assert found.special_tokens == {
         "bos_token": "<|im_start|>",
         "eos_token": "<|im_end|>",
@@ -86,7 +88,7 @@ def test_special_tokens_and_the_chat_template_are_found(write):
     ],
 )
 def test_each_rule_cuts_a_text_by_hand(write, rule, pieces):
-    cut = read_gguf_tokenizer(write(pre=rule)).backend.pre_tokenizer
+    cut = load_tokenizer(write(pre=rule)).backend.pre_tokenizer
     found = [piece for piece, _ in cut.pre_tokenize_str("I'm 12345 x\n\n y")]
     assert found == [piece.replace(" ", "Ġ").replace("\n", "Ċ") for piece in pieces]
 
@@ -97,9 +99,15 @@ def test_each_rule_cuts_a_text_by_hand(write, rule, pieces):
         ({"model": "llama"}, r"tokenizer\.ggml\.model = 'llama' is not supported"),
         ({"pre": "gpt-9"}, r"tokenizer\.ggml\.pre = 'gpt-9' .*'qwen2', 'smollm'"),
         ({"merges": None}, r"lacks tokenizer\.ggml\.merges"),
+        ({"eos_token_id": 320}, r"the tokenizer has no token 320"),
         (
-            {"eos_token_id": None, "eot_token_id": None},
-            r"has no tokenizer\.ggml\.eos_token_id",
+            {"bos_token_id": 320},
+            r"tokenizer\.ggml\.bos_token_id = 320 is no token's place",
+        ),
+        (
+            {"eos_token_id": None, "eot_token_id": None, "bos_token_id": None}
+            | {"tokens": ["a", "b", "ab"], "token_type": [1] * 3, "merges": ["a b"]},
+            r".*a completion could never end",
         ),
     ],
 )

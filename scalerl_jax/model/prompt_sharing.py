@@ -26,7 +26,7 @@ def _spread_forward(x: Array, sharing: Sharing) -> tuple[Array, Sharing]:
 
 
 def _spread_backward(sharing: Sharing, cotangent: Array) -> tuple[Array, None]:
-    """Of a token, the sum over the places it was spread to."""
+    """Sum, for each token, the cotangents of the places that it was spread to."""
     flat = _flat(cotangent, sharing)
     first = _take_or_zero(flat, sharing.place)
     count, others = sharing.copies.shape[1:]
@@ -40,7 +40,7 @@ spread.defvjp(_spread_forward, _spread_backward)
 
 @jax.custom_vjp
 def collect(rows: Float[Array, "R S ..."], sharing: Sharing) -> Float[Array, "D U ..."]:
-    """What was found at the first place of every token of the streams."""
+    """The entries of the rows at the first place of every token of the streams."""
     return _take_or_zero(_flat(rows, sharing), sharing.place)
 
 

@@ -4,22 +4,18 @@ import dataclasses
 import math
 from pathlib import Path
 
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
-from scalerl_jax.model.tensors import Region
 from scalerl_jax.utils.reading import parse_json, read_json
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHERS = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf")  # of weights
-
 # safetensors' names of number formats.
 DTYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
-    "BF16": np.dtype(jnp.bfloat16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 
 
@@ -28,19 +24,20 @@ class SafeTensor:
     """Where a tensor's bytes lie."""
 
     file: Path
+    name: str
     dtype: np.dtype
     shape: tuple[int, ...]
     start: int  # bytes from the beginning of the file
 
-    def read(self, region: Region) -> np.ndarray:
-        """A view of a part; nothing is in memory before it is used."""
+    def read(self, region: tuple[tuple[int, int], ...]) -> np.ndarray:
+        """A view of a part (from, to per dimension), read when it is used."""
         tensor = np.memmap(
             self.file, self.dtype, mode="r", offset=self.start, shape=self.shape
         )
         return tensor[tuple(slice(*bounds) for bounds in region)]
 
 
-def stored_tensors(directory: Path) -> dict[str, SafeTensor]:
+def read_tensors(directory: Path) -> dict[str, SafeTensor]:
     """Every tensor of the directory, from the headers of its files.
 
     Raises:
@@ -88,17 +85,15 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
             raise ValueError(f"{path} is cut short within its header ({size} bytes)")
         try:
             header = parse_json(file.read(data_start - 8))
-            header.pop("__metadata__", None)
-            tensors = []
-            for name, entry in header.items():
-                begin, end = entry["data_offsets"]
-                tensors.append(
-                    (name, entry["dtype"], tuple(entry["shape"]), begin, end)
-                )
+            tensors = {
+                name: (each["dtype"], tuple(each["shape"]), *each["data_offsets"])
+                for name, each in header.items()
+                if name != "__metadata__"
+            }
         except (ValueError, KeyError, TypeError, AttributeError) as failure:
             raise ValueError(f"{path} has a corrupt header: {failure}") from failure
     stored = {}
-    for name, dtype, shape, begin, end in tensors:
+    for name, (dtype, shape, begin, end) in tensors.items():
         if data_start + end > size:
             raise ValueError(
                 f"{path} is cut short: tensor {name} ends at byte {data_start + end}, "
@@ -113,5 +108,5 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
                 f"{path} has a corrupt header: tensor {name} of shape {shape} and "
                 f"dtype {dtype} has {end - begin} bytes"
             )
-        stored[name] = SafeTensor(path, DTYPES[dtype], shape, data_start + begin)
+        stored[name] = SafeTensor(path, name, DTYPES[dtype], shape, data_start + begin)
     return stored

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from scalerl_jax.model.architecture import ARCHITECTURES, Architecture
-from scalerl_jax.model.hf_config import config_values, read_architecture
+from scalerl_jax.model.hugging_face import config_values, read_architecture
 
 LLAMA = ARCHITECTURES["llama3.1-8b"]
 QWEN2 = Architecture(

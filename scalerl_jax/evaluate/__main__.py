@@ -11,16 +11,11 @@ Exit status: 0 done, 1 a failure on the way, 2 a mistake in a setting or a flag,
 interrupted; what was finished is kept then.
 """
 
-import logging
 import sys
 
 from scalerl_jax.evaluate.command import run
-from scalerl_jax.utils.progress import Stderr
+from scalerl_jax.utils.progress import log_to_stderr
 
 if __name__ == "__main__":
-    # Other libraries have set up logging when they were imported: `force`.
-    logging.basicConfig(
-        format="%(message)s", level=logging.WARNING, stream=Stderr(), force=True
-    )
-    logging.getLogger("scalerl_jax").setLevel(logging.INFO)
+    log_to_stderr()
     sys.exit(run(sys.argv))

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from scalerl_jax.config import Config
+from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.preflight import flops
 from scalerl_jax.preflight.chips import Topology
 from scalerl_jax.preflight.collectives import (
@@ -35,7 +36,6 @@ from scalerl_jax.sampler.lowering import (
     sampler_params,
 )
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.divisors import largest_divisor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

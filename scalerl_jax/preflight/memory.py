@@ -11,8 +11,8 @@ import jax
 
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.divisors import largest_divisor
 
 
 def device_bytes(tree: PyTree) -> int:

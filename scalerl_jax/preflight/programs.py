@@ -33,8 +33,8 @@ from scalerl_jax.preflight.chips import Chip, Topology, part_of
 from scalerl_jax.preflight.memory import ProgramMemory, program_memory
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.kernels import why_not_pallas
-from scalerl_jax.utils.device_memory import is_full
 from scalerl_jax.utils.hub import is_hub_id
+from scalerl_jax.utils.xla import is_full
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ from scalerl_jax.serve.flags import read_flags
 from scalerl_jax.serve.orders import MAX_LOGPROBS, Limits
 from scalerl_jax.serve.replicas import Replica, make_meshes, make_replicas
 from scalerl_jax.utils.failures import tell
-from scalerl_jax.utils.programs import keep_programs
+from scalerl_jax.utils.xla import keep_programs
 
 if TYPE_CHECKING:  # without the extra, --help and mistakes need no server
     from scalerl_jax.serve.server import Access

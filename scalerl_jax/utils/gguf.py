@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GGUFTensor:
-    """Where a tensor's blocks lie."""
+    """A tensor's place in its file."""
 
     kind: str  # name in `gguf.GGMLQuantizationType`
     shape: tuple[int, ...]  # rows first
@@ -24,7 +24,7 @@ class GGUFTensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GGUFFile:
-    """What a file says of itself, the tensors' data apart."""
+    """A file's metadata, and the places of its tensors."""
 
     path: Path
     metadata: dict[str, Any]  # numbers, booleans, strings and lists of them
@@ -32,12 +32,12 @@ class GGUFFile:
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint or a tokenizer is named as a GGUF file."""
+    """Return whether a checkpoint or a tokenizer is named as a GGUF file."""
     return Path(path).suffix.lower() == ".gguf"
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """The metadata and the places of the tensors; the last file is remembered.
+    """Return metadata and places of tensors; the last file is remembered.
 
     Raises:
         ValueError: there is no such file, it is no GGUF, cut short or part of a
@@ -52,7 +52,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 @functools.lru_cache(maxsize=1)
 def _open(path: Path, modified: int, size: int) -> GGUFFile:
-    """`modified` and `size` tell a file from one that replaces it."""
+    """Open a file; `modified` and `size` tell it from one that replaces it."""
     try:
         import gguf
     except ModuleNotFoundError as error:
@@ -90,7 +90,7 @@ def _open(path: Path, modified: int, size: int) -> GGUFFile:
 
 
 def _plain(field: Any) -> Any:
-    """A field's value; float32 as its shortest decimal: 1e-05, not 9.99999974e-06."""
+    """Return a field's value; float32 as its shortest decimal: 1e-05."""
     value = field.contents()
     if field.types and field.types[0].name == "FLOAT32":
         return float(str(np.float32(value)))

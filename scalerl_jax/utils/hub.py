@@ -1,4 +1,4 @@
-"""Names on the Hugging Face hub as folders of this machine, by its own library's cache.
+"""Names on the Hugging Face hub as folders of this machine, in its library's cache.
 
 HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE in the environment mean what they mean
 to the hub's other tools.
@@ -14,14 +14,14 @@ _DESCRIPTION = ("*.json", "*.jinja", "merges.txt")  # of a model, its weights ap
 
 
 def is_hub_id(name: str | Path) -> bool:
-    """Whether a name is "OWNER/NAME" or "OWNER/NAME@REVISION", and no file here."""
+    """Return whether a name is "OWNER/NAME[@REVISION]", and no file here."""
     return bool(_ID.fullmatch(str(name))) and not Path(name).exists()
 
 
 def local_path(name: str | Path, *, weights: bool = False) -> Path:
-    """Where a checkpoint or a tokenizer lies: at its path, or in the hub's cache.
+    """Return the path of a checkpoint or a tokenizer, here or in the hub's cache.
 
-    Of the hub's, weights are fetched only when they are asked for.
+    From the hub, weights are fetched only when they are asked for.
 
     Raises:
         ValueError: the hub does not have it, or cannot be reached.
@@ -36,7 +36,7 @@ def local_path(name: str | Path, *, weights: bool = False) -> Path:
 def fetch(
     name: str, patterns: tuple[str, ...], *, kind: Literal["model", "dataset"]
 ) -> Path:
-    """The folder with those files of a repository that match; fetched, or cached.
+    """Return the folder of a repository's files that match; fetched, or cached.
 
     Raises:
         ValueError: the hub does not have it, or cannot be reached.

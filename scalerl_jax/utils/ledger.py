@@ -129,7 +129,7 @@ class Ledger:
             return self._charged_chip_hours()
 
     def report(self) -> dict[str, float]:
-        """Chip-seconds by category, charged chip-hours and counters, up to now.
+        """Return chip-seconds by category, charged chip-hours and counters, up to now.
 
             wasted = generate * wasted_tokens / generated_tokens
 
@@ -150,7 +150,7 @@ class Ledger:
             }
 
     def idle_shares(self) -> dict[str, float]:
-        """Idle share of each pool's time since the previous call, in [0, 1]."""
+        """Return each pool's idle share of the time since the last call, in [0, 1]."""
         with self._lock:
             self._advance()
             shares = {
@@ -162,7 +162,7 @@ class Ledger:
             return shares
 
     def state(self) -> dict[str, Any]:
-        """All that was counted, as JSON values."""
+        """Return all that was counted, as JSON values."""
         with self._lock:
             self._advance()
             return {
@@ -230,7 +230,7 @@ class Ledger:
 
 
 def _resumed(saved: Counter[str], latest: Counter[str]) -> Counter[str]:
-    """Amounts to go on from at a checkpoint; it may be newer than `latest`."""
+    """Return amounts to go on from at a checkpoint; it may be newer than `latest`."""
     past = saved.copy()
     for name in _NOT_UNDONE:
         past[name] = max(saved[name], latest[name])

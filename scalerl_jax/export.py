@@ -12,9 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from scalerl_jax.build.loading import load_model, run_settings
 from scalerl_jax.build.tables import DTYPES
 from scalerl_jax.data.gguf_tokenizer import read_gguf_tokenizer
@@ -35,13 +32,6 @@ def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
         RuntimeError: `out` cannot be written.
     """
     model = load_model(checkpoint, dtype=dtype, require_finite=True)
-    if not all(
-        bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(model.params)
-    ):
-        raise ValueError(
-            f"--checkpoint={checkpoint} holds numbers that are NaN or infinite; export "
-            f"an earlier one"
-        )
     settings = run_settings(checkpoint)
     source = checkpoint
     if settings is not None:
@@ -57,7 +47,7 @@ def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
 
 
 def tokenizer_files(source: str | Path, tokenizer: Tokenizer) -> dict[str, bytes]:
-    """What transformers reads a tokenizer from; copies, where there is a directory."""
+    """Return the files of a tokenizer as transformers reads it, by name."""
     path = local_path(source)
     if is_gguf(path):
         found = read_gguf_tokenizer(path)
@@ -91,7 +81,7 @@ def tokenizer_files(source: str | Path, tokenizer: Tokenizer) -> dict[str, bytes
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status of the command line."""
+    """Export as the command line says; the exit status."""
     parser = Parser(
         prog="python -m scalerl_jax.export",
         description="A policy as a Hugging Face directory.",

@@ -1,4 +1,4 @@
-"""A policy to sample from: of a Hugging Face directory, a GGUF file, or a run."""
+"""A policy to sample from: a Hugging Face directory, a GGUF file, or a run."""
 
 import dataclasses
 import tempfile
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.build.learning import make_architecture
@@ -41,7 +42,7 @@ class Model:
 
 
 def run_settings(directory: str | Path) -> Config | None:
-    """The settings of the run that a directory is of; None if it is of none.
+    """Return the settings of the run that a directory is of; None if of none.
 
     Raises:
         ValueError: they cannot be read.
@@ -63,14 +64,15 @@ def load_model(
     placement: Placement = None,
     require_finite: bool = False,
 ) -> Model:
-    """The policy in a directory; `dtype` is a name, empty: as it was sampled or saved.
+    """Return the policy in a directory, each device with its own shards.
 
     The directory is a Hugging Face one (or an id of its hub), a run's, the
-    `checkpoints` in it, or one of these checkpoints; a GGUF file will do, too.  Each
-    device gets its own shards.
+    `checkpoints` in it, or one of these checkpoints; a GGUF file will do, too.  `dtype`
+    is a name, empty: as the policy was sampled or saved.
 
     Raises:
-        ValueError: it is missing, broken, or none of these.
+        ValueError: it is missing, broken, or none of these; or, where finite numbers
+            are required, it holds others.
     """
     try:
         path = local_path(directory, weights=True).absolute()
@@ -79,16 +81,62 @@ def load_model(
                 "there is no such directory; name a Hugging Face directory, a GGUF "
                 "file, a run directory, or a checkpoint of a run"
             )
-        run = _run_of(path) if path.is_dir() else None
-        if run is None:
-            return _load_other(path, dtype, placement, require_finite)
-        return _load_run(run, path, dtype, placement)
+        model = _load(path, dtype, placement)
+        if require_finite:
+            _check_finite(model.params)
+        return model
     except (ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"--checkpoint={directory}: {error}") from error
 
 
+def _load(path: Path, dtype: str, placement: Placement) -> Model:
+    run = _run_of(path) if path.is_dir() else None
+    config = Config(model=ModelConfig(checkpoint=str(path)))
+    if run is not None:
+        config = read_settings(run / "config.json")
+    arch = make_architecture(config)
+    tokenizer = make_tokenizer(config, arch)
+    saved = config.model.sampler_dtype if run is not None else _saved_dtype(path)
+    kind = DTYPES[dtype or saved]
+    shardings = placement and placement(arch)
+    if run is None:
+        version = 0
+        params = load_params(
+            path, arch, dtype=kind, shardings=shardings, require_finite=False
+        )
+    else:
+        version, params = _restore(run, path, _abstract_params(config, arch))
+        params = jax.tree.map(lambda leaf: leaf.astype(kind), params)
+        params = jax.device_put(params, shardings or jax.devices()[0])
+    return Model(
+        arch=arch,
+        tokenizer=tokenizer,
+        config=config,
+        params=params,
+        policy_version=version,
+        dtype=kind,
+    )
+
+
+def _check_finite(params: PyTree) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not bool(jnp.isfinite(leaf).all()):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise ValueError(
+                f"parameter {name} holds numbers that are NaN or infinite; take "
+                f"another checkpoint"
+            )
+
+
+def _saved_dtype(path: Path) -> str:
+    """Return the dtype of a Hugging Face directory; blocks of a GGUF make float32."""
+    values = {} if is_gguf(path) else read_json(path / "config.json")
+    saved = values.get("dtype", values.get("torch_dtype"))
+    return saved if isinstance(saved, str) and saved in DTYPES else "float32"
+
+
 def _run_of(path: Path) -> Path | None:
-    """The run that a directory belongs to."""
+    """Return the run that a directory belongs to."""
     for run in (path.parent, path.parent.parent):
         if path.relative_to(run).parts[0] == _CHECKPOINTS and _holds_settings(run):
             return run
@@ -98,61 +146,15 @@ def _run_of(path: Path) -> Path | None:
 
 
 def _holds_settings(path: Path) -> bool:
-    """Whether its config.json is a run's, which may have no checkpoint yet."""
+    """Return whether its config.json is a run's; there may be no checkpoint yet."""
     try:
         return "config" in read_json(path / "config.json")
     except (OSError, ValueError):  # none, or no JSON
         return False
 
 
-def _load_other(
-    path: Path, dtype: str, placement: Placement, require_finite: bool
-) -> Model:
-    """A Hugging Face directory, or a GGUF file, whose blocks make float32."""
-    config = Config(model=ModelConfig(checkpoint=str(path)))
-    arch = make_architecture(config)
-    values: dict[str, Any] = {}
-    if not is_gguf(path):
-        values = read_json(path / "config.json")
-    saved = values.get("dtype", values.get("torch_dtype"))
-    if not isinstance(saved, str) or saved not in DTYPES:
-        saved = "float32"
-    kind = DTYPES[dtype or saved]
-    return Model(
-        arch=arch,
-        tokenizer=make_tokenizer(config, arch),
-        config=config,
-        params=load_params(
-            path,
-            arch,
-            dtype=kind,
-            shardings=placement and placement(arch),
-            require_finite=require_finite,
-        ),
-        policy_version=0,
-        dtype=kind,
-    )
-
-
-def _load_run(run: Path, path: Path, dtype: str, placement: Placement) -> Model:
-    config = read_settings(run / "config.json")
-    arch = make_architecture(config)
-    tokenizer = make_tokenizer(config, arch)
-    version, params = _restore(run, path, _abstract_params(config, arch))
-    kind = DTYPES[dtype or config.model.sampler_dtype]
-    cast = jax.tree.map(lambda leaf: leaf.astype(kind), params)
-    return Model(
-        arch=arch,
-        tokenizer=tokenizer,
-        config=config,
-        params=jax.device_put(cast, placement(arch) if placement else jax.devices()[0]),
-        policy_version=version,
-        dtype=kind,
-    )
-
-
 def read_settings(file: Path) -> Config:
-    """The resolved settings of a run; those it does not name have their defaults."""
+    """Return the settings of a run; those it does not name have their defaults."""
     try:
         return config_lib.build(Config, read_json(file)["config"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -163,7 +165,7 @@ def read_settings(file: Path) -> Config:
 
 
 def _abstract_params(config: Config, arch: Architecture) -> PyTree:
-    """The params of a run, on the host: they are cast before they go elsewhere."""
+    """Return shapes of a run's params on the host, where they are cast."""
     params = abstract_params(arch, dtype=DTYPES[config.model.param_dtype])
     try:
         device = jax.local_devices(backend="cpu")[0]
@@ -177,7 +179,7 @@ def _abstract_params(config: Config, arch: Architecture) -> PyTree:
 
 
 def _restore(run: Path, path: Path, abstract: PyTree) -> tuple[int, PyTree]:
-    """Step and params: of the checkpoint that `path` names, or the run's newest."""
+    """Return step and params of the checkpoint at `path`, or the run's newest."""
     with tempfile.TemporaryDirectory() as alone:
         directory = run / _CHECKPOINTS
         if path.parent == directory:

@@ -8,7 +8,6 @@ answer what has begun, and then end with status 0.
 """
 
 import argparse
-import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -20,17 +19,16 @@ from scalerl_jax.utils.progress import log_to_stderr
 _EXTRA = ("uvicorn", "starlette", "pydantic", "prometheus_client")
 
 
-def _number(kind: type, text: str, *, least: float, end: float, must: str) -> float:
-    if not least <= (value := kind(text)) < end:  # NaN is in no range
-        raise argparse.ArgumentTypeError(f"{value} must be {must}")
-    return value
-
-
 def _between(kind: type, least: float, end: float, must: str) -> Callable[[str], float]:
     """Return the type of a flag that holds a number from `least` to below `end`."""
-    found = functools.partial(_number, kind, least=least, end=end, must=must)
-    found.__name__ = kind.__name__  # as argparse names it  # type: ignore[attr-defined]
-    return found
+
+    def number(text: str) -> float:
+        if not least <= (value := kind(text)) < end:  # NaN is in no range
+            raise argparse.ArgumentTypeError(f"{value} must be {must}")
+        return value
+
+    number.__name__ = kind.__name__  # as argparse names it
+    return number
 
 
 _positive = _between(int, 1, float("inf"), "above 0")

@@ -175,9 +175,7 @@ def find_key(given: str | None, file: str | None, variables: Mapping[str, str]) 
     Raises:
         ValueError: there are several, or it is no key; a key is never shown.
     """
-    found: dict[str, str] = {}
-    if given is not None:
-        found["--api_key"] = given
+    found = {"--api_key": given, KEY_VARIABLE: variables.get(KEY_VARIABLE)}
     if file is not None:
         try:
             with open(file, encoding="utf-8") as opened:
@@ -187,17 +185,15 @@ def find_key(given: str | None, file: str | None, variables: Mapping[str, str]) 
             raise ValueError(
                 f"--api_key_file={file} cannot be read: {reason}"
             ) from None  # the error of a text would show it
-    if KEY_VARIABLE in variables:
-        found[KEY_VARIABLE] = variables[KEY_VARIABLE]
-    if len(found) > 1:
-        raise ValueError(f"{' and '.join(found)} give a key each; leave one of them")
-    for name, key in found.items():
-        if not _KEY.fullmatch(key.strip()):
+    keys = {name: key.strip() for name, key in found.items() if key is not None}
+    if len(keys) > 1:
+        raise ValueError(f"{' and '.join(keys)} give a key each; leave one of them")
+    for name, key in keys.items():
+        if not _KEY.fullmatch(key):
             raise ValueError(
                 f"{name} holds no key; it must be one word of printable ASCII"
             )
-        return key.strip()
-    return ""
+    return "".join(keys.values())
 
 
 def known_hosts(address: str, allowed: str) -> frozenset[str] | None:

@@ -1,6 +1,7 @@
 """The HTTP side: bodies in, JSON or server-sent events out, and counts of both."""
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -196,6 +197,10 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that leaves takes its samples with it."""
+        with contextlib.suppress(ClientDisconnect):
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         order = await self.api.read(Request(scope, receive), self.read)
         service, gone = self.api.service, ClientDisconnect()
         with service.answering():
@@ -278,9 +283,12 @@ class Metrics:
         }
         counters = {
             "prompt_tokens": ("Tokens of prompts taken", service.prompt_tokens),
-            "completion_tokens": ("Tokens completed", service.completion_tokens),
+            "completion_tokens": (
+                "Tokens of finished completions",
+                service.completion_tokens,
+            ),
             "wasted_tokens": ("Tokens sampled and given up", count("wasted_tokens")),
-            "suspended": ("Pages given back for a while", count("suspended")),
+            "suspended": ("Completions that gave pages back", count("suspended")),
             "failed": ("Completions with logits not finite", count("failed")),
         }
         for name, (text, value) in gauges.items():

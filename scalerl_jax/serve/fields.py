@@ -129,6 +129,7 @@ class Sampled(Fields):
 
 
 def _check_max_tokens(value: int | None, info: ValidationInfo) -> int | None:
+    assert info.context is not None, "read_fields gives the limits"
     most = info.context.max_completion_tokens
     if value is not None and value > most:
         raise ValueError(f"it must be from 1 to --max_completion_tokens = {most}")
@@ -140,6 +141,7 @@ _MaxTokens = Annotated[int | None, Field(ge=1), AfterValidator(_check_max_tokens
 
 def _as_prompts(value: Any, info: ValidationInfo) -> Any:
     """Return the list of prompts, where one may stand for itself."""
+    assert info.context is not None, "read_fields gives the limits"
     if isinstance(value, str) or (
         isinstance(value, list) and value and type(value[0]) is int
     ):

@@ -142,10 +142,7 @@ class Service:
                         stop=tuple(order.fields.stop),
                     )
                     first = place * samples + start
-                    # Called in the sampler's thread.
-                    deliver = functools.partial(
-                        self._loop.call_soon_threadsafe, self._take, placed, first
-                    )
+                    deliver = functools.partial(self._deliver, placed, first)
                     sampler = min(self.samplers, key=lambda each: each.samples)
                     if not sampler.submit(request, deliver, stream=order.fields.stream):
                         raise ApiError("the sampler died", status=500)
@@ -156,8 +153,11 @@ class Service:
             for sampler, request_id in held:
                 sampler.cancel(request_id)
 
+    def _deliver(self, placed: Placed, first: int, event: Event) -> None:
+        """Hand an event to the loop; `first` is the place of the sample numbered 0."""
+        self._loop.call_soon_threadsafe(self._take, placed, first, event)
+
     def _take(self, placed: Placed, first: int, event: Event) -> None:
-        """Take an event of a request; `first` is the place of its first sample."""
         if isinstance(event, Completion):
             self.completion_tokens += len(event.tokens)
         placed.events.put_nowait((first, event))

@@ -98,7 +98,7 @@ bench-scaling: install
 
 # Which configs fit which TPUs, by libtpu's compiler: 20 minutes on two idle cores.
 preflight: $(TPU_VENV)/installed
-	$(TPU_VENV)/bin/python -m scalerl_jax.preflight.table
+	$(TPU_VENV)/bin/python -m scalerl_jax.preflight.report
 
 # How large the package is, and what a run loads of it.
 measures: install-dev

@@ -28,8 +28,8 @@ from scalerl_jax.model.transformer import REMAT, head_logits
 from scalerl_jax.rollout.assembly import Assembler
 from scalerl_jax.rollout.batching import TrainSequence, pack
 from scalerl_jax.types import Group, PackedBatch, Prompt, Rollout
-from scalerl_jax.utils.allocator import keep_freed_memory
 from scalerl_jax.utils.progress import Progress
+from scalerl_jax.utils.xla import keep_freed_memory
 
 SEGMENT = 512  # tokens of the short segments of `tokens`
 HEAD_WORKLOAD, HEAD_TOKENS = "W2", (2304, 4608)  # of 8 and of 16 rows

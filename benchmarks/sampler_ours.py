@@ -37,7 +37,7 @@ from scalerl_jax.sampler.requests import Request, Samples  # noqa: E402
 from scalerl_jax.sampler.sampling import sample_keys  # noqa: E402
 from scalerl_jax.sampler.scheduler import Scheduler  # noqa: E402
 from scalerl_jax.types import PyTree  # noqa: E402
-from scalerl_jax.utils.allocator import keep_freed_memory  # noqa: E402
+from scalerl_jax.utils.xla import keep_freed_memory  # noqa: E402
 
 HEAD_NEW_TOKENS = 64  # of each sequence in `head`; four engines take their turns
 HEAD_WORKLOAD = "W2"  # the larger vocabulary: the head is a third of the matmuls

@@ -12,9 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from scalerl_jax.build.loading import load_model, run_settings
 from scalerl_jax.build.tables import DTYPES
 from scalerl_jax.data.tokenizer import Tokenizer
@@ -33,13 +30,6 @@ def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
         RuntimeError: `out` cannot be written.
     """
     model = load_model(checkpoint, dtype=dtype, require_finite=True)
-    if not all(
-        bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(model.params)
-    ):
-        raise ValueError(
-            f"--checkpoint={checkpoint} holds numbers that are NaN or infinite; export "
-            f"an earlier one"
-        )
     settings = run_settings(checkpoint)
     source = checkpoint
     if settings is not None:
@@ -80,7 +70,7 @@ def tokenizer_files(source: str | Path, tokenizer: Tokenizer) -> dict[str, bytes
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status of the command line."""
+    """Export as the command line says; the exit status."""
     parser = Parser(
         prog="python -m scalerl_jax.export",
         description="A policy as a Hugging Face directory.",

@@ -30,9 +30,9 @@ from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.failures import tell
 from scalerl_jax.utils.metrics import EVALS_FILE
 from scalerl_jax.utils.preemption import end_at_sigterm
-from scalerl_jax.utils.programs import keep_programs
 from scalerl_jax.utils.progress import Progress, Stderr
 from scalerl_jax.utils.run_directory import open_run_directory
+from scalerl_jax.utils.xla import keep_programs
 
 # What may differ between a run and its resumption.
 FREE_SETTINGS = (

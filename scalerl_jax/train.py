@@ -14,12 +14,12 @@ from scalerl_jax.contract import State
 from scalerl_jax.learner.manifest import UnsavedError
 from scalerl_jax.parts import Parts
 from scalerl_jax.scaling.live import LiveFit, live_fit
-from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.failures import is_explained
-from scalerl_jax.utils.ledger_file import kept_on_disk, read_ledger
+from scalerl_jax.utils.ledger import kept_on_disk, read_ledger
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.run_directory import flatten
+from scalerl_jax.utils.xla import explained
 from scalerl_jax.watch import Watch
 
 _log = logging.getLogger(__name__)

@@ -16,11 +16,10 @@ from scalerl_jax.rollout.assembly import Assembled, group_histograms, group_metr
 from scalerl_jax.rollout.unjudged import UnjudgedWatch
 from scalerl_jax.rollout.window import Pass, Window, open_window
 from scalerl_jax.types import Group
-from scalerl_jax.utils.device_memory import explained
-from scalerl_jax.utils.metrics import MetricsWriter
+from scalerl_jax.utils.metrics import MetricsWriter, StepProfile
 from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.run_directory import flatten
-from scalerl_jax.utils.tracking import StepProfile
+from scalerl_jax.utils.xla import explained
 
 _POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
 

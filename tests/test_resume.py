@@ -169,9 +169,9 @@ import json, sys
 import small_run
 from pathlib import Path
 from scalerl_jax.train import train
-from scalerl_jax.utils import ledger_file
+from scalerl_jax.utils import ledger
 
-ledger_file.WRITE_EVERY_S = 0.02
+ledger.WRITE_EVERY_S = 0.02
 directory = Path(sys.argv[1])
 config = small_run.make_config(json.loads(sys.argv[2]))
 with small_run.built(config, directory) as parts, open(sys.argv[3], "w") as file:

@@ -59,11 +59,10 @@ from scalerl_jax.rollout.queue import RolloutQueue
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.allocator import keep_freed_memory
-from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten, keep_data_report
+from scalerl_jax.utils.xla import explained, keep_freed_memory
 
 __all__ = [
     "build",

@@ -39,7 +39,7 @@ class Ingredient:
 
 
 def describe(config: Config) -> str:
-    """Return one formula for all, every ingredient that is on, and what is off."""
+    """Return the text: a formula for all, every ingredient that is on, what is off."""
     parts = list(ingredients(config))
     text = ["The objective", "", *_indented(_whole(config)), ""]
     for part in parts:
@@ -68,7 +68,7 @@ def value_of(config: Config, setting: str) -> Any:
 
 
 def _whole(config: Config) -> str:
-    """Return in one formula what an optimizer step minimises."""
+    """Return what an optimizer step minimises, in one formula."""
     objective, batch = config.objective, config.batch
     token = "loss[t]"
     factor = "regularization[t] * " if objective.regularize == "easy" else ""
@@ -89,152 +89,132 @@ def _whole(config: Config) -> str:
     return "\n".join(lines)
 
 
-def _objective(*names: str) -> tuple[str, ...]:
-    return tuple(f"objective.{name}" for name in names)
-
-
 def ingredients(config: Config) -> Iterator[Ingredient]:
-    """Every part that there is, on or off, in the order in which a batch meets them."""
-    yield from _of_prompts(config)
-    yield from _of_rewards(config)
-    yield from _of_advantages(config)
+    """Yield every part that there is, on or off, in the order that a batch meets them.
+
+    The first setting of a part that can be off is its switch.
+    """
+    yield from _of_rollouts(config)
+    if config.objective.advantage == "critic":
+        yield from _of_critic()
+    else:
+        yield from _of_groups(config)
     yield from _of_tokens(config)
 
 
-def _of_prompts(config: Config) -> Iterator[Ingredient]:
+def _part(
+    name: str, explained_by: Callable[..., Any], settings: str, on: bool = True
+) -> Ingredient:
+    """Return an ingredient; settings without a section are the objective's."""
+    names = (each if "." in each else f"objective.{each}" for each in settings.split())
+    return Ingredient(
+        name=name, explained_by=explained_by, settings=tuple(names), on=on
+    )
+
+
+def _of_rollouts(config: Config) -> Iterator[Ingredient]:
     objective = config.objective
-    yield Ingredient(
-        name="No-positive-resampling",
-        explained_by=PromptStream,
-        settings=("data.no_positive_resampling", "data.max_history_pass_rate"),
-        on=config.data.no_positive_resampling,
+    yield _part(
+        "No-positive-resampling",
+        PromptStream,
+        "data.no_positive_resampling data.max_history_pass_rate",
+        config.data.no_positive_resampling,
     )
-    yield Ingredient(
-        name="Zero-variance filter",
-        explained_by=rewards.has_reward_variance,
-        settings=(
-            *_objective("zero_variance_filter"),
-            "batch.dynamic_sampling",
-            "batch.max_refills",
-        ),
-        on=objective.zero_variance_filter,
+    yield _part(
+        "Zero-variance filter",
+        rewards.has_reward_variance,
+        "zero_variance_filter batch.dynamic_sampling batch.max_refills",
+        objective.zero_variance_filter,
+    )
+    yield _part(
+        "Interruption",
+        InterruptionConfig,
+        "interruption.enabled interruption.min_tokens interruption.max_tokens "
+        "interruption.phrase",
+        config.interruption.enabled,
+    )
+    yield _part(
+        "Overlong punishment",
+        rewards.overlong_penalty,
+        "overlong_cache_tokens overlong_max_tokens overlong_on",
+        objective.overlong_cache_tokens > 0,
+    )
+    yield _part(
+        "KL in the reward",
+        KlPenalty,
+        "kl_in kl_coefficient kl_estimator",
+        objective.kl_in == "reward",
     )
 
 
-def _of_rewards(config: Config) -> Iterator[Ingredient]:
+def _of_critic() -> Iterator[Ingredient]:
+    yield _part(
+        "Advantages of a critic",
+        gae,
+        "advantage advantage_normalization critic.gamma critic.gae_lambda",
+    )
+    yield _part(
+        "The critic's loss",
+        clipped_value_loss,
+        "critic.value_clip critic.learning_rate critic.minibatches",
+    )
+
+
+def _of_groups(config: Config) -> Iterator[Ingredient]:
     objective = config.objective
-    yield Ingredient(
-        name="Interruption",
-        explained_by=InterruptionConfig,
-        settings=(
-            "interruption.enabled",
-            "interruption.min_tokens",
-            "interruption.max_tokens",
-            "interruption.phrase",
-        ),
-        on=config.interruption.enabled,
-    )
-    yield Ingredient(
-        name="Overlong punishment",
-        explained_by=rewards.overlong_penalty,
-        settings=_objective(
-            "overlong_cache_tokens", "overlong_max_tokens", "overlong_on"
-        ),
-        on=objective.overlong_cache_tokens > 0,
-    )
-    yield Ingredient(
-        name="KL in the reward",
-        explained_by=KlPenalty,
-        settings=_objective("kl_in", "kl_coefficient", "kl_estimator"),
-        on=objective.kl_in == "reward",
-    )
-
-
-def _of_advantages(config: Config) -> Iterator[Ingredient]:
-    objective = config.objective
-    if objective.advantage == "critic":
-        yield Ingredient(
-            name="Advantages of a critic",
-            explained_by=gae,
-            settings=(
-                *_objective("advantage", "advantage_normalization"),
-                "critic.gamma",
-                "critic.gae_lambda",
-            ),
-        )
-        yield Ingredient(
-            name="The critic's loss",
-            explained_by=clipped_value_loss,
-            settings=(
-                "critic.value_clip",
-                "critic.learning_rate",
-                "critic.minibatches",
-            ),
-        )
-        return
-    yield Ingredient(
-        name="Advantages",
-        explained_by=BASELINES[objective.advantage],
-        settings=_objective("advantage"),
-    )
-    normalization = objective.advantage_normalization
-    yield Ingredient(
-        name="Their scale",
-        explained_by=RunningNormalization
-        if normalization == "running"
-        else NORMALIZATIONS[normalization],
-        settings=_objective("advantage_normalization", "advantage_eps"),
+    yield _part("Advantages", BASELINES[objective.advantage], "advantage")
+    normalizations = NORMALIZATIONS | {"running": RunningNormalization}
+    yield _part(
+        "Their scale",
+        normalizations[objective.advantage_normalization],
+        "advantage_normalization advantage_eps",
     )
 
 
 def _of_tokens(config: Config) -> Iterator[Ingredient]:
     objective = config.objective
-    yield Ingredient(
-        name="Float32 head",
-        explained_by=head_logits,
-        settings=("model.float32_head", "model.compute_dtype", "model.sampler_dtype"),
-        on=config.model.float32_head,
+    yield _part(
+        "Float32 head",
+        head_logits,
+        "model.float32_head model.compute_dtype model.sampler_dtype",
+        config.model.float32_head,
     )
-    yield Ingredient(
-        name="Weights",
-        explained_by=AGGREGATIONS[objective.aggregation],
-        settings=_objective("aggregation", "cut_off_completions"),
+    yield _part(
+        "Weights",
+        AGGREGATIONS[objective.aggregation],
+        "aggregation cut_off_completions",
     )
-    yield Ingredient(
-        name="Token loss",
-        explained_by=LOSSES[objective.loss],
-        settings=_objective(
-            "loss", *losses.LOSSES[objective.loss].settings, "allow_sampling_filters"
+    yield _part(
+        "Token loss",
+        LOSSES[objective.loss],
+        " ".join(
+            ["loss", *losses.LOSSES[objective.loss].settings, "allow_sampling_filters"]
         ),
     )
-    yield Ingredient(
-        name="Recomputed anchor",
-        explained_by=anchored,
-        settings=_objective("anchor"),
-        on=objective.anchor == "recomputed",
+    yield _part(
+        "Recomputed anchor", anchored, "anchor", objective.anchor == "recomputed"
     )
-    yield Ingredient(
-        name="Correction for the sampler",
-        explained_by=corrected,
-        settings=_objective("correction_cap"),
-        on=objective.correction_cap > 0,
+    yield _part(
+        "Correction for the sampler",
+        corrected,
+        "correction_cap",
+        objective.correction_cap > 0,
     )
-    estimator = objective.kl_estimator
-    yield Ingredient(
-        name="KL to the reference",
-        explained_by=KL_ESTIMATORS.get(estimator, KL_ESTIMATORS["k3"]),
-        settings=_objective("kl_coefficient", "kl_estimator", "reference_every"),
-        on=objective.kl_coefficient > 0,
+    yield _part(
+        "KL to the reference",
+        KL_ESTIMATORS.get(objective.kl_estimator, KL_ESTIMATORS["k3"]),
+        "kl_coefficient kl_estimator reference_every",
+        objective.kl_coefficient > 0,
     )
-    yield Ingredient(
-        name="Entropy bonus",
-        explained_by=regularizers.entropy_bonus,
-        settings=_objective("entropy_coefficient"),
-        on=objective.entropy_coefficient > 0,
+    yield _part(
+        "Entropy bonus",
+        regularizers.entropy_bonus,
+        "entropy_coefficient",
+        objective.entropy_coefficient > 0,
     )
-    yield Ingredient(
-        name="Regularisers on easy prompts alone",
-        explained_by=regularizers.easy_prompts,
-        settings=_objective("regularize", "regularize_from_pass_rate"),
-        on=objective.regularize == "easy",
+    yield _part(
+        "Regularisers on easy prompts alone",
+        regularizers.easy_prompts,
+        "regularize regularize_from_pass_rate",
+        objective.regularize == "easy",
     )

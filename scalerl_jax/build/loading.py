@@ -1,4 +1,4 @@
-"""A policy to sample from: of a Hugging Face directory, a GGUF file, or a run."""
+"""A policy to sample from: a Hugging Face directory, a GGUF file, or a run."""
 
 import dataclasses
 import tempfile
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.build.learning import make_architecture
@@ -40,7 +41,7 @@ class Model:
 
 
 def run_settings(directory: str | Path) -> Config | None:
-    """The settings of the run that a directory is of; None if it is of none.
+    """Return the settings of the run that a directory is of; None if of none.
 
     Raises:
         ValueError: they cannot be read.
@@ -61,14 +62,15 @@ def load_model(
     placement: Placement = None,
     require_finite: bool = False,
 ) -> Model:
-    """The policy in a directory; `dtype` is a name, empty: as it was sampled or saved.
+    """Return the policy in a directory, each device with its own shards.
 
     The directory is a Hugging Face one (or an id of its hub), a run's, the
-    `checkpoints` in it, or one of these checkpoints; a GGUF file will do, too.  Each
-    device gets its own shards.
+    `checkpoints` in it, or one of these checkpoints; a GGUF file will do, too.  `dtype`
+    is a name, empty: as the policy was sampled or saved.
 
     Raises:
-        ValueError: it is missing, broken, or none of these.
+        ValueError: it is missing, broken, or none of these; or, where finite numbers
+            are required, it holds others.
     """
     try:
         path = local_path(directory, weights=True).absolute()
@@ -77,17 +79,63 @@ def load_model(
                 "there is no such directory; name a Hugging Face directory, a GGUF "
                 "file, a run directory, or a checkpoint of a run"
             )
-        run = _run_of(path)
-        if run is None:
-            return _load_other(path, dtype, placement, require_finite)
-        assert isinstance(path, Path), "a run is a directory"
-        return _load_run(run, path, dtype, placement)
+        model = _load(path, dtype, placement)
+        if require_finite:
+            _check_finite(model.params)
+        return model
     except (ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"--checkpoint={directory}: {error}") from error
 
 
+def _load(path: Directory, dtype: str, placement: Placement) -> Model:
+    run = _run_of(path)
+    config = Config(model=ModelConfig(checkpoint=str(path)))
+    if run is not None:
+        config = read_settings(run / "config.json")
+    arch = make_architecture(config)
+    tokenizer = make_tokenizer(config, arch)
+    saved = config.model.sampler_dtype if run is not None else _saved_dtype(path)
+    kind = DTYPES[dtype or saved]
+    shardings = placement and placement(arch)
+    if run is None:
+        version = 0
+        params = load_params(
+            str(path), arch, dtype=kind, shardings=shardings, require_finite=False
+        )
+    else:
+        assert isinstance(path, Path), "a run is a directory"
+        version, params = _restore(run, path, _abstract_params(config, arch))
+        params = jax.tree.map(lambda leaf: leaf.astype(kind), params)
+        params = jax.device_put(params, shardings or jax.devices()[0])
+    return Model(
+        arch=arch,
+        tokenizer=tokenizer,
+        config=config,
+        params=params,
+        policy_version=version,
+        dtype=kind,
+    )
+
+
+def _check_finite(params: PyTree) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not bool(jnp.isfinite(leaf).all()):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise ValueError(
+                f"parameter {name} holds numbers that are NaN or infinite; take "
+                f"another checkpoint"
+            )
+
+
+def _saved_dtype(path: Directory) -> str:
+    """Return the dtype of a Hugging Face directory; one that names none: float32."""
+    values = read_json(path / "config.json")
+    saved = values.get("dtype", values.get("torch_dtype"))
+    return saved if isinstance(saved, str) and saved in DTYPES else "float32"
+
+
 def _run_of(path: Directory) -> Path | None:
-    """The run that a directory belongs to."""
+    """Return the run that a directory belongs to."""
     if not isinstance(path, Path) or not path.is_dir():
         return None
     for run in (path.parent, path.parent.parent):
@@ -99,7 +147,7 @@ def _run_of(path: Directory) -> Path | None:
 
 
 def _holds_settings(path: Path) -> bool:
-    """Whether its config.json is a run's, which may have no checkpoint yet."""
+    """Return whether its config.json is a run's; there may be no checkpoint yet."""
     try:
         return "config" in read_json(path / "config.json")
     except (OSError, ValueError):  # none, or no JSON
@@ -151,7 +199,7 @@ def _load_run(run: Path, path: Path, dtype: str, placement: Placement) -> Model:
 
 
 def read_settings(file: Path) -> Config:
-    """The resolved settings of a run; those it does not name have their defaults."""
+    """Return the settings of a run; those it does not name have their defaults."""
     try:
         return config_lib.build(Config, read_json(file)["config"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -162,7 +210,7 @@ def read_settings(file: Path) -> Config:
 
 
 def _abstract_params(config: Config, arch: Architecture) -> PyTree:
-    """The params of a run, on the host: they are cast before they go elsewhere."""
+    """Return shapes of a run's params on the host, where they are cast."""
     params = abstract_params(arch, dtype=DTYPES[config.model.param_dtype])
     try:
         device = jax.local_devices(backend="cpu")[0]
@@ -176,7 +224,7 @@ def _abstract_params(config: Config, arch: Architecture) -> PyTree:
 
 
 def _restore(run: Path, path: Path, abstract: PyTree) -> tuple[int, PyTree]:
-    """Step and params: of the checkpoint that `path` names, or the run's newest."""
+    """Return step and params of the checkpoint at `path`, or the run's newest."""
     with tempfile.TemporaryDirectory() as alone:
         directory = run / _CHECKPOINTS
         if path.parent == directory:

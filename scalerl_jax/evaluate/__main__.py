@@ -44,7 +44,7 @@ from scalerl_jax.evaluate.results import (
     write_page,
 )
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.progress import Stderr
+from scalerl_jax.utils.progress import log_to_stderr
 from scalerl_jax.utils.run_directory import git_revision, versions
 
 _INTERRUPTED = 130  # exit status
@@ -185,9 +185,5 @@ def _note(summary: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    # Other libraries have set up logging when they were imported: `force`.
-    logging.basicConfig(
-        format="%(message)s", level=logging.WARNING, stream=Stderr(), force=True
-    )
-    logging.getLogger("scalerl_jax").setLevel(logging.INFO)
+    log_to_stderr()
     sys.exit(run(sys.argv))

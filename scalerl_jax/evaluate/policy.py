@@ -36,11 +36,10 @@ from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.parallel.publication import checksums
 from scalerl_jax.types import Prompt, PyTree
-from scalerl_jax.utils.device_memory import explained
 from scalerl_jax.utils.failures import answer
-from scalerl_jax.utils.programs import keep_programs
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
+from scalerl_jax.utils.xla import explained, keep_programs
 
 _log = logging.getLogger(__name__)
 _PLAIN_S = 10.0  # between two lines of progress where there is no terminal

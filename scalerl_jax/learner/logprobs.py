@@ -17,9 +17,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.model.transformer import head_logits
-from scalerl_jax.parallel.mesh import over_mesh
+from scalerl_jax.parallel.mesh import largest_divisor, over_mesh
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.divisors import largest_divisor
 
 # logprobs, entropies, further arrays of a token each -> what each adds to the loss
 Pointwise = Callable[[Array, Array, PyTree], Array]

@@ -21,7 +21,7 @@ from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import AXES
 from scalerl_jax.parallel.publication import Published, checksums
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.device_memory import is_full
+from scalerl_jax.utils.xla import is_full
 
 _log = logging.getLogger(__name__)
 # What carries the cut over heads, in this order: the learner's own cut comes first.

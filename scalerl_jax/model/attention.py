@@ -18,8 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from scalerl_jax.parallel.mesh import over_mesh
-from scalerl_jax.utils.divisors import largest_divisor
+from scalerl_jax.parallel.mesh import largest_divisor, over_mesh
 
 MASKED = -1e30  # finite: a row without any key must not make a NaN
 # Names of what a forward pass saves for the backward one, for remat policies.

@@ -26,8 +26,7 @@ from scalerl_jax.model.attention import (
     BlockwiseAttention,
     SegmentAttention,
 )
-from scalerl_jax.parallel.mesh import over_mesh
-from scalerl_jax.utils.divisors import largest_divisor
+from scalerl_jax.parallel.mesh import largest_divisor, over_mesh
 
 _LANES = 128  # of a TPU's vector; what the kernel's blocks are multiples of
 _MOST_BLOCK = 512

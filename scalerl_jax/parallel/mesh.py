@@ -95,3 +95,8 @@ def split_devices(
     if sampler_count == 0:
         return learner, learner
     return learner, list(devices[len(devices) - sampler_count :])
+
+
+def largest_divisor(length: int, most: int) -> int:
+    """Return the largest divisor of `length` that is at most `most`."""
+    return max(n for n in range(1, min(length, most) + 1) if length % n == 0)

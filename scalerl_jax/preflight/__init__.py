@@ -1,1 +1,1 @@
-"""Whether a config fits a TPU topology, found by compiling for it without one."""
+"""Compile a config for a TPU topology that is not here, and say whether it fits."""

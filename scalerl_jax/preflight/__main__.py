@@ -1,4 +1,4 @@
-"""What fits a TPU topology, found on a machine without one:
+"""Say what fits a TPU topology, on a machine without one:
 
     python -m scalerl_jax.preflight --config=configs/8b.py --topology=v5p:4x4x4
 

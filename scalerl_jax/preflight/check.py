@@ -1,33 +1,31 @@
-"""The check of a config on a topology: compile, add up, compare with the limit."""
+"""The check of a config on a topology: compile, add up, compare with the limit.
+
+What lives on a device is computed from shapes and shardings, part by part; the peak of
+a program's temporaries is the compiler's own.  Bytes are of the fullest device.
+"""
 
 import dataclasses
 import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from scalerl_jax.config import Config
-from scalerl_jax.preflight import flops
-from scalerl_jax.preflight.chips import Topology
-from scalerl_jax.preflight.collectives import (
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.parallel.mesh import largest_divisor
+from scalerl_jax.preflight import chips
+from scalerl_jax.preflight.chips import Roofline, Topology, Work
+from scalerl_jax.preflight.hlo import (
+    Compiled,
     HeadMatmuls,
     Traffic,
+    compile_program,
     head_matmuls,
+    memory_limit,
     traffic,
 )
-from scalerl_jax.preflight.memory import (
-    device_bytes,
-    learner_parts,
-)
-from scalerl_jax.preflight.programs import (
-    Compiled,
-    Parts,
-    attention_names,
-    compile_program,
-    make_parts,
-    memory_limit,
-)
-from scalerl_jax.preflight.roofline import Roofline, roofline
+from scalerl_jax.preflight.programs import Parts, attention_names, make_parts
 from scalerl_jax.sampler.lowering import (
     decode_state,
     lower_generate,
@@ -35,7 +33,8 @@ from scalerl_jax.sampler.lowering import (
     sampler_params,
 )
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.divisors import largest_divisor
+
+_SAMPLING = ("prefill", "decode")  # programs on the sampler's devices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,18 +42,22 @@ class Checked:
     """One program: its need and its cost."""
 
     parts: dict[str, int]  # bytes of a device while it runs, by what they are for
-    peak_bytes: int
-    too_large: str
-    traffic: dict[str, Traffic]
-    work: flops.Work
-    roofline: Roofline
-    head: HeadMatmuls | None
+    too_large: str = ""
+    traffic: dict[str, Traffic] = dataclasses.field(default_factory=dict)
+    work: Work = Work()
+    roofline: Roofline = Roofline()
+    head: HeadMatmuls | None = None
     calls: int = 1  # in an optimizer step
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What is to be reported."""
+    """The answer, before it is written down."""
 
     parts: Parts
     topology: Topology
@@ -79,33 +82,27 @@ def check(config: Config, topology: Topology) -> Result:
         ValueError: a setting cannot be used on this topology.
     """
     parts, step = make_parts(config, topology)
-    limit = memory_limit(parts.placement.devices[0], topology.chip)
-    microbatches = count_microbatches(parts.config)
-    lowered = step.lower()
-    compiled = {
-        name: compile_program(name, lambda one=one: one)
-        for name, one in lowered.items()
+    limit = memory_limit(parts.placement.devices[0], topology.chip.hbm_bytes)
+    lowered = step.lower() | {
+        "prefill": lower_prefill(parts.engine),
+        "decode": lower_generate(parts.engine),
     }
-    compiled["prefill"] = compile_program(
-        "prefill", lambda: lower_prefill(parts.engine)
-    )
-    compiled["decode"] = compile_program("decode", lambda: lower_generate(parts.engine))
+    programs = {
+        name: _checked(name, compile_program(name, each), parts, topology)
+        for name, each in lowered.items()
+    }
     return Result(
         parts=parts,
         topology=topology,
         limit=limit,
-        programs={
-            name: _checked(name, each, parts, topology, microbatches)
-            for name, each in compiled.items()
-        }
-        | {"publish": _publish(parts, topology)},
+        programs=programs | {"publish": Checked(parts=_publish_memory(parts))},
         attention=attention_names(parts),
-        microbatches=microbatches,
+        microbatches=count_microbatches(parts.config),
     )
 
 
 def count_microbatches(config: Config) -> int:
-    """Of a step in which every rollout has the greatest length."""
+    """Return those of a step in which every rollout has the greatest length."""
     batch, sampler = config.batch, config.sampler
     # The last token of a rollout predicts nothing.
     longest = sampler.max_prompt_tokens + sampler.max_completion_tokens - 1
@@ -114,8 +111,108 @@ def count_microbatches(config: Config) -> int:
     return -(-rows // batch.rows_per_microbatch)
 
 
-def sampler_parts(parts: Parts) -> dict[str, int]:
-    """Bytes of a device of the sampler, whatever it runs."""
+def _checked(
+    name: str, compiled: Compiled, parts: Parts, topology: Topology
+) -> Checked:
+    mesh = parts.sampler_mesh if name in _SAMPLING else parts.learner_mesh
+    work, found = _work(name, parts), {}
+    if compiled.program is not None:
+        found = traffic(compiled.program, num_devices=mesh.size)
+    return Checked(
+        parts=_memory(name, compiled, parts),
+        too_large=compiled.too_large,
+        traffic=found,
+        work=work,
+        roofline=chips.roofline(
+            topology.chip,
+            work,
+            found,
+            devices=mesh.size,
+            float32_head=parts.config.model.float32_head,
+        ),
+        head=_head(name, compiled, parts),
+        calls=count_microbatches(parts.config) if name.endswith("accumulate") else 1,
+    )
+
+
+# -- memory ---------------------------------------------------------------------------
+
+
+def device_bytes(tree: PyTree) -> int:
+    """Return the bytes of one device, of arrays or of shapes that have shardings."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _gradient_bytes(params: PyTree) -> int:
+    return device_bytes(jax.tree.map(lambda x: x.update(dtype=jnp.float32), params))
+
+
+def _device_tokens(config: Config) -> int:
+    """Return the tokens of a microbatch on one device."""
+    mesh, batch = config.mesh, config.batch
+    rows = batch.rows_per_microbatch // (mesh.data * mesh.fsdp)
+    return rows * batch.row_tokens // mesh.context
+
+
+def saved_activations(config: Config, arch: Architecture) -> int:
+    """Return the bytes that a microbatch's forward pass keeps for the backward one.
+
+    Per token and layer, in the compute dtype, by `model.remat`: the layer's input;
+    with "attention" what attention found and its float32 normalisers; with "dots"
+    the results of all matmuls too; with "none" also what lies between them.
+    """
+    tensor, remat = config.mesh.tensor, config.model.remat
+    heads, width = arch.num_heads // tensor, arch.hidden_size
+    queries, keys = heads * arch.head_dim, arch.num_kv_heads // tensor * arch.head_dim
+    ffn = arch.ffn_size // tensor
+    matmuls = queries + 2 * keys + 2 * width + 2 * ffn
+    values = {
+        "full": 0,
+        "attention": queries,
+        "dots": queries + matmuls,
+        "none": queries + matmuls + queries + keys + 2 * width + ffn,
+    }[remat]
+    itemsize = 2 if config.model.compute_dtype == "bfloat16" else 4
+    normalisers = 0 if remat == "full" else 4 * heads
+    per_token = (width + values) * itemsize + normalisers
+    return arch.num_layers * _device_tokens(config) * per_token
+
+
+def logits_tile(config: Config, arch: Architecture) -> dict[str, int]:
+    """Return the bytes of the head's tile of logits and of the slab gathered for it."""
+    vocabulary = arch.vocab_size // config.mesh.tensor
+    slab = largest_divisor(vocabulary, config.model.head_chunk_vocab)
+    chunk = largest_divisor(_device_tokens(config), config.model.head_chunk_tokens)
+    itemsize = 4 if config.model.float32_head else 2
+    return {
+        "logits tile": chunk * slab * 4,
+        "slab of the head": slab * arch.hidden_size * itemsize,
+    }
+
+
+def learner_parts(
+    config: Config, arch: Architecture, state: PyTree, temporaries: int
+) -> dict[str, int]:
+    """Return the bytes of a device while a microbatch is computed."""
+    params, gradients = device_bytes(state.params), _gradient_bytes(state.params)
+    lasting = {
+        "params": params,
+        "optimizer": device_bytes(state) - params,
+        "gradients so far": gradients,
+    }
+    passing = {
+        "gradients of the microbatch": gradients,
+        "saved activations": saved_activations(config, arch),
+    } | logits_tile(config, arch)
+    others = max(0, temporaries - sum(passing.values()))
+    return lasting | passing | {"other temporaries": others}
+
+
+def _sampler_parts(parts: Parts) -> dict[str, int]:
+    """Return the bytes of a device of the sampler, whatever it runs."""
     params = device_bytes(sampler_params(parts.engine))
     cache = device_bytes(decode_state(parts.engine))
     return {
@@ -126,146 +223,96 @@ def sampler_parts(parts: Parts) -> dict[str, int]:
     }
 
 
-def _shared(parts: Parts) -> bool:
-    return not parts.config.mesh.sampler_devices
+def _beside_learner(parts: Parts) -> dict[str, int]:
+    """Return what the sampler holds on the learner's devices."""
+    return {} if parts.config.mesh.sampler_devices else _sampler_parts(parts)
 
 
-def _resident(parts: Parts, name: str) -> dict[str, int]:
-    """What is on the devices of a program beside its arguments."""
-    state, sampler = parts.state, sampler_parts(parts)
-    params = device_bytes(state.params)
-    if name in ("prefill", "decode"):
-        everything = {"learner's state": device_bytes(state)} if _shared(parts) else {}
-        return everything
-    others = sampler if _shared(parts) else {}
+def _memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int]:
+    """Return all bytes while a program runs: its own, and what it does not touch."""
+    state, engine, code = parts.state, parts.engine, compiled.code
+    whole, params = device_bytes(state), device_bytes(state.params)
+    if name in _SAMPLING:
+        shared = not parts.config.mesh.sampler_devices
+        sizes = len(engine.row_counts) * len(engine.table_widths)
+        return ({"learner's state": whole} if shared else {}) | {
+            **_sampler_parts(parts),
+            "temporaries": compiled.temporaries,
+            "code of all programs": code * (len(engine.chunk_sizes) + sizes),
+        }
+    others = _beside_learner(parts)
     if name == "accumulate":
-        return {"optimizer": device_bytes(state) - params} | others
+        own = learner_parts(parts.config, parts.arch, state, compiled.temporaries)
+        return others | own | {"code": code}
     if name == "start":
-        return {"params": params, "optimizer": device_bytes(state) - params} | others
-    if state.critic is None:
-        return others
-    critic = device_bytes(state.critic)
-    if name == "update":
-        gradients = _gradient_bytes(state.critic.params)
-        return {"critic": critic, "critic's gradients": gradients} | others
-    own = {"critic_update": critic, "critic_start": 0}
-    read = own.get(name, device_bytes(state.critic.params))
+        others |= {"params": params, "optimizer": whole - params}
+    elif state.critic is not None:
+        critic = device_bytes(state.critic)
+        if name == "update":
+            gradients = _gradient_bytes(state.critic.params)
+            others |= {"critic": critic, "critic's gradients": gradients}
+        else:
+            own = {"critic_update": critic, "critic_start": 0}
+            read = own.get(name, device_bytes(state.critic.params))
+            others |= {
+                "policy's state": whole - critic,
+                "policy's gradients": _gradient_bytes(state.params),
+                "rest of the critic": critic - read,
+            }
+    return others | {
+        "arguments and results": compiled.kept,
+        "temporaries": compiled.temporaries,
+        "code": code,
+    }
+
+
+def _publish_memory(parts: Parts) -> dict[str, int]:
+    """Return the state between two steps, and the params in the sampler's cut."""
+    shards, devices = parts.engine.mesh.size, parts.learner_mesh.size
+    copy = device_bytes(sampler_params(parts.engine)) * shards
     return {
-        "policy's state": device_bytes(state) - critic,
-        "policy's gradients": _gradient_bytes(state.params),
-        "rest of the critic": critic - read,
-    } | others
+        "learner's state": device_bytes(parts.state),
+        "copy to publish": copy // math.gcd(shards, devices),
+    } | _beside_learner(parts)
 
 
-def _gradient_bytes(params: PyTree) -> int:
-    return device_bytes(
-        jax.tree.map(lambda leaf: leaf.update(dtype=jax.numpy.float32), params)
-    )
+# -- cost -----------------------------------------------------------------------------
 
 
-def _checked(
-    name: str, compiled: Compiled, parts: Parts, topology: Topology, microbatches: int
-) -> Checked:
-    memory, config = compiled.memory, parts.config
-    temporaries = memory.temporaries if memory else 0
-    code = memory.code if memory else 0
-    if name in ("prefill", "decode"):
-        engine = parts.engine
-        programs = len(engine.chunk_sizes) + len(engine.row_counts) * len(
-            engine.table_widths
-        )
-        own = sampler_parts(parts) | {
-            "temporaries": temporaries,
-            "code of all programs": code * programs,
-        }
-    elif name == "accumulate":
-        own = learner_parts(config, parts.arch, parts.state, temporaries) | {
-            "code": code
-        }
-    else:
-        kept = memory.arguments + memory.outputs - memory.aliased if memory else 0
-        own = {"arguments and results": kept, "temporaries": temporaries, "code": code}
-    everything = _resident(parts, name) | own
-    devices = _devices(parts, name)
-    found = traffic(compiled.program, num_devices=devices) if compiled.program else {}
-    work = _work(name, parts)
-    return Checked(
-        parts=everything,
-        peak_bytes=sum(everything.values()),
-        too_large=compiled.too_large,
-        traffic=found,
-        work=work,
-        roofline=roofline(
-            topology.chip,
-            work,
-            found,
-            devices=devices,
-            float32_head=config.model.float32_head,
-        ),
-        head=_head(name, compiled, parts),
-        calls=microbatches if name.endswith("accumulate") else 1,
-    )
-
-
-def _publish(parts: Parts, topology: Topology) -> Checked:
-    """Between two steps: the state, and a copy of the params in the sampler's cut."""
-    engine = parts.engine
-    shards, devices = engine.mesh.size, parts.learner_mesh.size
-    copy = device_bytes(sampler_params(engine)) * shards // math.gcd(shards, devices)
-    own = {"learner's state": device_bytes(parts.state), "copy to publish": copy}
-    own |= sampler_parts(parts) if _shared(parts) else {}
-    return Checked(
-        parts=own,
-        peak_bytes=sum(own.values()),
-        too_large="",
-        traffic={},
-        work=flops.Work(),
-        roofline=roofline(
-            topology.chip, flops.Work(), {}, devices=devices, float32_head=False
-        ),
-        head=None,
-    )
-
-
-def _devices(parts: Parts, name: str) -> int:
-    if name in ("prefill", "decode"):
-        return parts.sampler_mesh.size
-    return parts.learner_mesh.size
-
-
-def _work(name: str, parts: Parts) -> flops.Work:
-    """Of one call, on all of its devices; decoding is of full sequences.
+def _work(name: str, parts: Parts) -> Work:
+    """Return the work of one call on all of its devices; decoding of full sequences.
 
     A critic is taken for a policy: its head is next to nothing, and not the output's.
     """
-    name = name.removeprefix("critic_")
     config, arch, engine = parts.config, parts.arch, parts.engine
     param_bytes = 4 if config.model.param_dtype == "float32" else 2
     itemsize = 4 if config.model.sampler_dtype == "float32" else 2
-    if name == "accumulate":
-        return flops.microbatch(
-            arch,
-            rows=config.batch.rows_per_microbatch,
-            row_tokens=config.batch.row_tokens,
-            devices=parts.learner_mesh.size,
-            tensor=config.mesh.tensor,
-            remat=config.model.remat,
-            attention=type(parts.attention).__name__.removesuffix("Attention").lower(),
-            float32_head=config.model.float32_head,
-            param_bytes=param_bytes,
-        )
-    if name == "update":
-        return flops.optimizer_update(arch, param_bytes=param_bytes)
-    if name == "start":
-        return flops.Work(bytes=4.0 * arch.num_params)
-    if name == "prefill":
-        return flops.prefill(
-            arch,
-            tokens=engine.chunk_sizes[-1],
-            context=engine.settings.max_prompt_tokens,
-            itemsize=itemsize,
-        )
-    return flops.decode(
+    match name.removeprefix("critic_"):
+        case "accumulate":
+            attention = type(parts.attention).__name__.removesuffix("Attention")
+            return chips.microbatch(
+                arch,
+                rows=config.batch.rows_per_microbatch,
+                row_tokens=config.batch.row_tokens,
+                devices=parts.learner_mesh.size,
+                tensor=config.mesh.tensor,
+                remat=config.model.remat,
+                attention=attention.lower(),
+                float32_head=config.model.float32_head,
+                param_bytes=param_bytes,
+            )
+        case "update":
+            return chips.optimizer_update(arch, param_bytes=param_bytes)
+        case "start":
+            return Work(bytes=4.0 * arch.num_params)
+        case "prefill":
+            return chips.prefill(
+                arch,
+                tokens=engine.chunk_sizes[-1],
+                context=engine.settings.max_prompt_tokens,
+                itemsize=itemsize,
+            )
+    return chips.decode(
         arch,
         rows=engine.row_counts[-1],
         context=decode_context(parts),
@@ -276,29 +323,25 @@ def _work(name: str, parts: Parts) -> flops.Work:
 
 
 def decode_context(parts: Parts) -> float:
-    """Tokens that each slot holds when the cache is full, at most a whole sequence."""
+    """Return the tokens of a slot when the cache is full, at most a whole sequence."""
     settings = parts.engine.settings
     held = settings.num_pages * settings.page_size / settings.slots
     return min(float(settings.max_tokens), held)
 
 
 def _head(name: str, compiled: Compiled, parts: Parts) -> HeadMatmuls | None:
-    """The head's matmuls, if it is a program with tokens."""
-    if compiled.program is None or name.startswith("critic_"):
+    """Return the head's matmuls, if it is a program with tokens."""
+    if compiled.program is None or name not in ("accumulate", *_SAMPLING):
         return None
-    if name in ("start", "update"):
-        return None
-    config, arch = parts.config, parts.arch
-    if name == "accumulate":
-        local = arch.vocab_size // config.mesh.tensor
-        sides = {local, largest_divisor(local, config.model.head_chunk_vocab)}
-    else:
-        sides = {arch.vocab_size // parts.engine.mesh.shape["tensor"]}
+    local = parts.arch.vocab_size // parts.config.mesh.tensor
+    sides = {local, largest_divisor(local, parts.config.model.head_chunk_vocab)}
+    if name in _SAMPLING:
+        sides = {parts.arch.vocab_size // parts.engine.mesh.shape["tensor"]}
     return head_matmuls(compiled.program, vocabulary=sides)
 
 
 def head_is_float32(name: str, head: HeadMatmuls | None) -> bool:
-    """Whether a program's head was found, and all of it is float32.
+    """Return whether a program's head was found, and all of it is float32.
 
     `prefill` has none: it draws no token.  The last prompt token is decoded.
     """
@@ -307,46 +350,40 @@ def head_is_float32(name: str, head: HeadMatmuls | None) -> bool:
     return head.float32 and (head.highest > 0 or name == "prefill")
 
 
+# -- what would fit -------------------------------------------------------------------
+
+
 def estimate_largest(result: Result) -> dict[str, Any]:
-    """Rows and tokens that would fit, with temporaries in proportion to tokens."""
+    """Return rows and tokens that would fit, temporaries in proportion to tokens."""
     parts, checked = result.parts, result.programs["accumulate"]
     if checked.too_large:
         return {}
-    fixed = sum(
-        size
-        for name, size in checked.parts.items()
-        if name not in ("saved activations", "other temporaries")
-    )
-    config = parts.config
-    growing = checked.peak_bytes - fixed
-    times = max(0.0, (result.limit - fixed) / growing) if growing else 1.0
-    batch, mesh = config.batch, config.mesh
-    shards = mesh.data * mesh.fsdp
-    rows = int(times * batch.rows_per_microbatch / shards) * shards
-    unit = 128 * mesh.context
+    names = ("saved activations", "other temporaries")
+    growing = sum(checked.parts.get(name, 0) for name in names)
+    left = result.limit - (checked.peak_bytes - growing)
+    times = max(0.0, left / growing) if growing else 1.0
+    batch, mesh = parts.config.batch, parts.config.mesh
+    shards, unit = mesh.data * mesh.fsdp, 128 * mesh.context
     return {
-        "rows_per_microbatch": rows,
+        "rows_per_microbatch": int(times * batch.rows_per_microbatch / shards) * shards,
         "row_tokens": int(times * batch.row_tokens / unit) * unit,
     }
 
 
 def search_rows(config: Config, topology: Topology, result: Result) -> int:
-    """The most rows of a microbatch whose train step fits, found by compiling.
+    """Return the most rows of a microbatch whose train step fits, found by compiling.
 
     It begins at the estimate and goes down; 0 if no shard has room for one row.
     """
-    mesh = result.parts.config.mesh
-    shards = mesh.data * mesh.fsdp
-    estimate = estimate_largest(result)
-    rows = estimate["rows_per_microbatch"] if estimate else 0
-    rows = max(rows, result.parts.config.batch.rows_per_microbatch)
+    mesh, batch = result.parts.config.mesh, result.parts.config.batch
+    estimate = estimate_largest(result).get("rows_per_microbatch", 0)
+    rows = max(estimate, batch.rows_per_microbatch)
     while rows:
         batch = dataclasses.replace(config.batch, rows_per_microbatch=rows)
         parts, step = make_parts(dataclasses.replace(config, batch=batch), topology)
-        lowered = step.lower()["accumulate"]
-        compiled = compile_program(f"{rows} rows", lambda one=lowered: one)
-        found = _checked("accumulate", compiled, parts, topology, 1)
-        if not compiled.too_large and found.peak_bytes <= result.limit:
+        compiled = compile_program(f"{rows} rows", step.lower()["accumulate"])
+        size = sum(_memory("accumulate", compiled, parts).values())
+        if not compiled.too_large and size <= result.limit:
             break
-        rows -= shards
+        rows -= mesh.data * mesh.fsdp
     return rows

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -13,14 +12,22 @@ from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.preflight.check import check, search_rows
 from scalerl_jax.preflight.chips import parse_topology
 from scalerl_jax.preflight.report import to_json, to_text
-from scalerl_jax.utils.failures import is_explained
+from scalerl_jax.utils.failures import tell
 
-_FITS, _TOO_LARGE, _MISTAKE = 0, 1, 2
+_FITS, _TOO_LARGE = 0, 1
 
 
-def _flags(argv: list[str]) -> tuple[flags.FlagValues, Any]:
+def run(argv: Sequence[str]) -> int:
+    """Check what the flags name, print the answer, and return the exit status."""
+    try:
+        return _run(list(argv))
+    except ValueError as error:
+        return tell(error)
+
+
+def _run(argv: list[str]) -> int:
     values = flags.FlagValues()
-    config = config_flags.DEFINE_config_file(
+    given = config_flags.DEFINE_config_file(
         "config", None, "Settings, a Python file.", flag_values=values, sys_argv=argv
     )
     flags.DEFINE_string(
@@ -34,51 +41,29 @@ def _flags(argv: list[str]) -> tuple[flags.FlagValues, Any]:
         "search": "Compile for the most rows of a microbatch that fit.",
     }.items():
         flags.DEFINE_bool(name, False, meaning, flag_values=values)
-    return values, config
-
-
-def run(argv: Sequence[str]) -> int:
-    """Check what the flags name, print the answer, and return the exit status."""
-    values, config_flag = _flags(list(argv))
-    try:
-        extra = read_flags(values, argv, settings=config_lib.Config)[1:]
-        missing = [name for name in ("config", "topology") if not values[name].value]
-        if extra or missing:
-            return _mistake(
-                f"unknown arguments {extra}"
-                if extra
-                else f"--{missing[0]} is missing: --config=configs/8b.py "
-                f"--topology=v5p:4x4x4"
+    if extra := read_flags(values, argv, settings=config_lib.Config)[1:]:
+        raise ValueError(f"unknown arguments {extra}")
+    for name in ("config", "topology"):
+        if not values[name].value:
+            raise ValueError(
+                f"--{name} is missing: --config=configs/8b.py --topology=v5p:4x4x4"
             )
-        topology = parse_topology(str(values["topology"].value))
-        config = config_lib.resolve(config_flag.value)
-    except ValueError as error:
-        return _mistake(str(error))
+    topology = parse_topology(str(values["topology"].value))
+    config = config_lib.resolve(given.value)
+    result = check(config, topology)
+    found = search_rows(config, topology, result) if values["search"].value else None
     file = config_flags.get_config_filename(values["config"])
-    try:
-        result = check(config, topology)
-        found = (
-            search_rows(config, topology, result) if values["search"].value else None
-        )
-    except ValueError as error:
-        if not is_explained(error):
-            raise
-        return _mistake(str(error))
+    text = to_text(result, config_file=file)
     if values["json"].value:
         answer = to_json(result, config_file=file)
         answer |= {"largest_compiled": found} if found is not None else {}
         sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stderr.write(to_text(result, config_file=file))
+        sys.stderr.write(text)
     else:
-        sys.stdout.write(to_text(result, config_file=file))
+        sys.stdout.write(text)
         if found is not None:
             sys.stdout.write(
                 f"compiled: the train step fits with batch.rows_per_microbatch = "
                 f"{found}\n"
             )
     return _FITS if result.fits else _TOO_LARGE
-
-
-def _mistake(message: str) -> int:
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
-    return _MISTAKE

@@ -1,12 +1,25 @@
-"""Compiled programs as XLA prints them: their instructions, and how often each runs."""
+"""Compiled programs read: their memory, loops, collectives, and head's precision.
+
+Instructions come from the text that XLA prints, sizes from the compiler's statistics.
+"""
 
 import dataclasses
 import math
 import re
+import sys
 from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from scalerl_jax.utils.xla import is_full
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
-_SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?")
+_DIGITS = re.compile(r"\d+")
+_SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
+_BEGINNING = re.compile(r"\s+(ROOT )?%?[\w.\-]+ = |[%\w.\-]+ .*\{$|ENTRY |\}$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(
     r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$"
@@ -35,26 +48,26 @@ class Instruction:
 
     @property
     def called(self) -> list[str]:
-        """Computations that it runs."""
+        """Names of the computations that it runs."""
         branches = _BRANCHES.search(self.rest)
         names = re.findall(r"%?([\w.\-]+)", branches[1]) if branches else []
         return [*_CALLED.findall(self.rest), *names]
 
     def attribute(self, name: str) -> str | None:
-        """A word after `name=`."""
+        """Return the word after `name=`."""
         found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
         return found[1] if found else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Computations by name, and the one that runs first."""
+    """Computations by name, instructions of each by theirs, and what runs first."""
 
-    computations: dict[str, list[Instruction]]
+    computations: dict[str, dict[str, Instruction]]
     entry: str
 
     def runs(self) -> Iterator[tuple[Instruction, str, int]]:
-        """Every instruction, its computation, and how often it runs in one call.
+        """Yield each instruction, its computation, and how often it runs in one call.
 
         A loop whose bound depends on data is counted at the greatest bound that its
         condition names; one without any runs once.
@@ -62,7 +75,7 @@ class Program:
         yield from self._runs(self.entry, 1)
 
     def _runs(self, name: str, times: int) -> Iterator[tuple[Instruction, str, int]]:
-        for instruction in self.computations[name]:
+        for instruction in self.computations[name].values():
             yield instruction, name, times
             inside = times
             if instruction.op == "while":
@@ -72,35 +85,39 @@ class Program:
                     yield from self._runs(called, inside)
 
     def _trips(self, loop: Instruction, within: str) -> int:
-        known = _KNOWN.search(loop.rest)
-        if known:
+        if known := _KNOWN.search(loop.rest):
             return int(known[1])
-        condition = loop.attribute("condition")
-        bounds = list(self._bounds(condition)) if condition else []
+        bounds = list(self._bounds(loop.attribute("condition") or ""))
         if not bounds:
             return 1
         place, bound = max(bounds, key=lambda each: each[1])
-        length = bound - self._start(loop, within, place)
+        start = self._element(within, next(iter(loop.operands), ""), place)
+        length = bound - ((_constant(start) or 0) if start else 0)
         return max(1, -(-length // self._stride(loop, place)))
 
     def _stride(self, loop: Instruction, place: int | None) -> int:
-        """What a turn adds to the counter; 1 where that cannot be read."""
-        inside = self._in(loop.attribute("body") or "")
-        by_name = {each.name: each for each in inside}
-        if place is None or not inside or inside[-1].op != "tuple":
-            return 1
-        after = by_name.get(inside[-1].operands[place])
+        """Return what a turn adds to the counter; 1 where that cannot be read."""
+        body = loop.attribute("body") or ""
+        inside = self.computations.get(body, {})
+        after = self._element(body, next(reversed(inside), ""), place)
         if after is None or after.op != "add":
             return 1
-        added = (by_name[name] for name in after.operands if name in by_name)
+        added = (inside[name] for name in after.operands if name in inside)
         return next((step for step in map(_constant, added) if step), 1)
 
+    def _element(self, within: str, name: str, place: int | None) -> Instruction | None:
+        """Return what makes an element of the tuple `name`, where that can be read."""
+        inside = self.computations.get(within, {})
+        packed = inside.get(name)
+        if place is None or packed is None or packed.op != "tuple":
+            return None
+        return inside.get(dict(enumerate(packed.operands)).get(place, ""))
+
     def _bounds(self, condition: str) -> Iterator[tuple[int | None, int]]:
-        """(place of the counter in the loop's tuple, bound) of `counter < bound`."""
-        inside = self.computations.get(condition, [])
-        by_name = {each.name: each for each in inside}
-        for each in inside:
-            compared = [by_name[name] for name in each.operands if name in by_name]
+        """Yield (the counter's place in the tuple, bound) of each `counter < bound`."""
+        inside = self.computations.get(condition, {})
+        for each in inside.values():
+            compared = [inside[name] for name in each.operands if name in inside]
             constants = [found for found in map(_constant, compared) if found]
             if each.op == "compare" and "direction=LT" in each.rest and constants:
                 counters = (one for one in compared if one.op == "get-tuple-element")
@@ -109,24 +126,10 @@ class Program:
             elif each.op == "fusion":
                 # The comparison is inside, its bound may be outside.
                 for called in each.called:
-                    for place, bound in self._bounds(called):
-                        yield None if place is not None else place, bound
-                    if any("direction=LT" in one.rest for one in self._in(called)):
+                    yield from ((None, bound) for _, bound in self._bounds(called))
+                    theirs = self.computations.get(called, {}).values()
+                    if any("direction=LT" in one.rest for one in theirs):
                         yield from ((None, bound) for bound in constants)
-
-    def _in(self, name: str) -> list[Instruction]:
-        return self.computations.get(name, [])
-
-    def _start(self, loop: Instruction, within: str, place: int | None) -> int:
-        """Where the counter begins; 0 where that cannot be read."""
-        by_name = {each.name: each for each in self._in(within)}
-        packed = by_name.get(loop.operands[0]) if loop.operands else None
-        if place is None or packed is None or packed.op != "tuple":
-            return 0
-        if place >= len(packed.operands):
-            return 0
-        first = by_name.get(packed.operands[place])
-        return (_constant(first) or 0) if first else 0
 
 
 def _constant(instruction: Instruction) -> int | None:
@@ -135,28 +138,26 @@ def _constant(instruction: Instruction) -> int | None:
 
 
 def parse(text: str) -> Program:
-    """The program that XLA has printed."""
-    computations: dict[str, list[Instruction]] = {}
+    """Return the program that XLA has printed."""
+    computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
     for line in _whole_lines(text):
         begins = _COMPUTATION.match(line)
         if begins:
-            current = computations.setdefault(begins[2], [])
+            current = computations.setdefault(begins[2], {})
             entry = begins[2] if begins[1] else entry
         elif line == "}":
             current = None
         elif current is not None and (found := _INSTRUCTION.match(line)):
-            current.append(Instruction(*found.groups()))
+            current[found[1]] = Instruction(*found.groups())
     return Program(computations, entry)
 
 
 def _whole_lines(text: str) -> Iterator[str]:
-    """Lines of instructions and computations; some attributes contain line ends."""
+    """Yield lines of instructions and computations; some attributes have line ends."""
     held = ""
     for line in text.splitlines():
-        if held and re.match(
-            r"\s+(ROOT )?%?[\w.\-]+ = |[%\w.\-]+ .*\{$|ENTRY |\}$", line
-        ):
+        if held and _BEGINNING.match(line):
             yield held
             held = line
         else:
@@ -165,16 +166,182 @@ def _whole_lines(text: str) -> Iterator[str]:
 
 
 def shape_bytes(shape: str) -> int:
-    """Of an array, or of all arrays of a tuple."""
+    """Return the bytes of an array, or of all arrays of a tuple."""
     return sum(
         math.prod(int(extent) for extent in extents.split(",") if extent)
-        * _bits(dtype)
+        * (_BITS[dtype] if dtype in _BITS else int(_DIGITS.findall(dtype)[0]))
         // 8
-        for dtype, extents, _ in _SHAPE.findall(shape)
+        for dtype, extents in _SHAPE.findall(shape)
     )
 
 
-def _bits(dtype: str) -> int:
-    if dtype in _BITS:
-        return _BITS[dtype]
-    return int(re.search(r"\d+", dtype)[0])  # type: ignore[index]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A compiled program and its bytes of a device, or why there is none."""
+
+    program: Program | None
+    kept: int = 0  # arguments and results, less results in an argument's place
+    temporaries: int = 0  # at the peak
+    code: int = 0
+    too_large: str = ""  # the compiler's words
+
+
+def compile_program(name: str, lowered: Any) -> Compiled:
+    """Compile what was lowered; a program that is too large is an answer too.
+
+    The total of all temporaries that the compiler reports counts arrays that a loop
+    updates in place twice, and is above what it allocates; its peak is not.
+
+    Raises:
+        ValueError: the compiler refuses the program for another reason.
+    """
+    sys.stderr.write(f"compiling {name}\n")
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        words = " ".join(str(error).split())[:400]
+        if not is_full(error):
+            raise ValueError(
+                f"the compiler refuses {name} on these devices: {words}; try other "
+                f"sizes of mesh.* or another --topology"
+            ) from error
+        return Compiled(program=None, too_large=words)
+    stats = compiled.memory_analysis()
+    kept = stats.argument_size_in_bytes + stats.output_size_in_bytes
+    kept -= stats.alias_size_in_bytes
+    peak = getattr(stats, "peak_memory_in_bytes", 0)
+    return Compiled(
+        program=parse(compiled.as_text()),
+        kept=kept,
+        temporaries=max(0, peak - kept) if peak else stats.temp_size_in_bytes,
+        code=stats.generated_code_size_in_bytes,
+    )
+
+
+def memory_limit(device: Any, otherwise: int) -> int:
+    """Return the bytes that programs may have on a device, as the compiler says it.
+
+    It is asked for a program that nothing holds, and names the limit in its refusal.
+    """
+    mesh = Mesh([device], ("alone",))
+    sharding = NamedSharding(mesh, PartitionSpec())
+    huge = jax.ShapeDtypeStruct((2**20, 2**18), jnp.float32, sharding=sharding)
+    try:
+        jax.jit(lambda x: x + 1).lower(huge).compile()
+    except jax.errors.JaxRuntimeError as error:
+        found = re.search(r"exceeds available HBM \(([\d.]+)([MGT])\)", str(error))
+        if found:
+            unit = {"M": 2**20, "G": 2**30, "T": 2**40}[found[2]]
+            return int(float(found[1]) * unit)
+    return otherwise
+
+
+# -- collectives and the head ----------------------------------------------------------
+
+# Kind -> bytes that a device sends, of n devices that exchange an array; the array is
+# the whole one: a reduce-scatter's operand, an all-gather's result.
+SENT = {
+    "all-gather": lambda size, n: size * (n - 1) / n,
+    "all-reduce": lambda size, n: 2 * size * (n - 1) / n,
+    "reduce-scatter": lambda size, n: size * (n - 1) / n,
+    "all-to-all": lambda size, n: size * (n - 1) / n,
+    "collective-permute": lambda size, n: size,
+}
+
+
+@dataclasses.dataclass
+class Traffic:
+    """Collectives of one kind, in one call of a program, on one device."""
+
+    count: int = 0
+    bytes: float = 0.0  # of the arrays that are exchanged
+    sent_bytes: float = 0.0
+
+
+def traffic(program: Program, *, num_devices: int) -> dict[str, Traffic]:
+    """Return the collectives of a program by kind.
+
+    An asynchronous one counts once, whether it is a start and a done or is spread
+    over several fusions (these share a channel).
+    """
+    found: dict[str, Traffic] = {}
+    pieces: dict[tuple[str, str], tuple[int, float, int]] = {}
+    for number, (each, within, times) in enumerate(program.runs()):
+        kind = each.op.removesuffix("-start")
+        if kind not in SENT:
+            continue
+        size, group = _whole_bytes(each.op, each.shape), _group(each.rest, num_devices)
+        if kind == "reduce-scatter":
+            size *= group
+        if kind == "all-reduce" and "all-reduce-scatter" in within:
+            kind = "reduce-scatter"  # as TPUs fuse it
+        channel = each.attribute("channel_id") or f"number {number}"
+        before = pieces.get((kind, channel), (0, 0.0, 1))
+        pieces[kind, channel] = max(before, (times, size, group))
+    for (kind, _), (times, size, group) in pieces.items():
+        if group == 1:
+            continue
+        sums = found.setdefault(kind, Traffic())
+        sums.count += times
+        sums.bytes += times * size
+        sums.sent_bytes += times * SENT[kind](size, group)
+    return found
+
+
+def _whole_bytes(op: str, shape: str) -> float:
+    """Return the size of what is exchanged; a start has operand and result."""
+    if not op.endswith("-start") or op == "all-reduce-start":
+        return shape_bytes(shape)
+    arrays = re.findall(r"\w+\[[\d,]*\]", shape)
+    return max(map(shape_bytes, arrays))
+
+
+def _group(attributes: str, num_devices: int) -> int:
+    """Return how many devices exchange with each other."""
+    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
+        return found[1].count(",") + 1
+    if found := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
+        return int(found[1])
+    if found := re.search(r"replica_groups=mesh\[(.*?)\] ?\{(.*?)\}", attributes):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
+        names = re.findall(r"'(\w+)'", found[2])
+        return math.prod(int(sizes[name]) for name in names)
+    return num_devices
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadMatmuls:
+    """The matmuls of a program's head, by how they are computed."""
+
+    highest: int  # a float32 result at the highest precision
+    lower: int
+
+    @property
+    def float32(self) -> bool:
+        """Whether none is computed with less; true of a program without a head."""
+        return self.lower == 0
+
+
+def head_matmuls(program: Program, *, vocabulary: set[int]) -> HeadMatmuls:
+    """Count matmuls of which an operand or the result has a side in `vocabulary`.
+
+    No other array has the sides of a part of the vocabulary.  At the highest
+    precision an operand may be bfloat16: the compiler then found that its float32
+    values are bfloat16 ones, and takes the cast away.
+    """
+    highest = lower = 0
+    for inside in program.computations.values():
+        for each in inside.values():
+            if each.op not in ("dot", "convolution"):
+                continue
+            operands = [inside[name].shape for name in each.operands if name in inside]
+            extents = _SHAPE.findall(" ".join([each.shape, *operands]))
+            sides = _DIGITS.findall(" ".join(each for _, each in extents))
+            if not vocabulary & set(map(int, sides)):
+                continue
+            exact = "operand_precision={highest,highest}" in each.rest
+            if exact and each.shape.startswith("f32["):
+                highest += 1
+            else:
+                lower += 1
+    return HeadMatmuls(highest, lower)

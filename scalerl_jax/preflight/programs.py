@@ -1,16 +1,12 @@
-"""A config's programs, made for the devices of a topology and compiled."""
+"""A config's learner and sampler, made for the devices of a topology."""
 
 import dataclasses
 import math
-import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from scalerl_jax.build.learning import (
     abstract_state,
@@ -28,18 +24,15 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import SegmentAttention
 from scalerl_jax.model.attention_kernels import why_not
 from scalerl_jax.parallel.mesh import AXES, split_devices
-from scalerl_jax.preflight import hlo
-from scalerl_jax.preflight.chips import Chip, Topology, part_of
-from scalerl_jax.preflight.memory import ProgramMemory, program_memory
+from scalerl_jax.preflight.chips import Topology, part_of
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.kernels import why_not_pallas
-from scalerl_jax.utils.device_memory import is_full
 from scalerl_jax.utils.hub import is_hub_id
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Placement:
-    """Who gets which devices."""
+    """Devices of the learner and of the sampler."""
 
     learner: Topology
     sampler: Topology
@@ -53,7 +46,7 @@ class Placement:
 
 
 def place(config: Config, topology: Topology) -> Placement:
-    """The devices of a config whose axes are numbers.
+    """Choose the devices of a config whose axes are numbers.
 
     On 3D tori both are parts of one slice.  On 2D tori, where the compiler takes whole
     slices, each is a rectangle of its own.
@@ -75,28 +68,21 @@ def place(config: Config, topology: Topology) -> Placement:
             f"far apart; set mesh.data = {topology.slices}"
         )
     unused = topology.num_devices - learner - mesh.sampler_devices
-    one = dataclasses.replace(topology, slices=1)
     if topology.chip.whole_slices:
         of_learner = part_of(topology, learner, setting="the mesh's product")
         of_sampler, devices = of_learner, of_learner.devices()
         if mesh.sampler_devices:
+            one = dataclasses.replace(topology, slices=1)
             of_sampler = part_of(
                 one, mesh.sampler_devices, setting="mesh.sampler_devices"
             )
             devices += of_sampler.devices()
-        return Placement(
-            learner=of_learner, sampler=of_sampler, devices=devices, unused=unused
-        )
+        return Placement(of_learner, of_sampler, devices, unused)
     devices = topology.devices()
     each, share = len(devices) // topology.slices, learner // topology.slices
-    first = [at for at in range(len(devices)) if at % each < share]
-    rest = [at for at in range(len(devices)) if at % each >= share]
-    return Placement(
-        learner=topology,
-        sampler=topology,
-        devices=[devices[at] for at in first + rest],
-        unused=unused,
-    )
+    # The first of each slice learn; `sorted` keeps the order of both halves.
+    order = sorted(range(len(devices)), key=lambda at: at % each >= share)
+    return Placement(topology, topology, [devices[at] for at in order], unused)
 
 
 class AssumedTokenizer:
@@ -107,13 +93,13 @@ class AssumedTokenizer:
     shown = Spelling(later=(), first=())  # of no token: the table has its size
 
     def encode(self, text: str) -> list[int]:
-        """As many ids as the text may have."""
+        """Return as many ids as the text may have."""
         return list(range(3, 3 + max(1, len(text) // self.characters_per_token)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What is compiled: a config's learner and sampler on a topology."""
+    """A config's learner and sampler on a topology, to be compiled."""
 
     config: Config
     arch: Architecture
@@ -127,7 +113,7 @@ class Parts:
 
 
 def make_parts(config: Config, topology: Topology) -> tuple[Parts, Any]:
-    """The parts, and the train step.
+    """Return the parts, and the train step.
 
     Raises:
         ValueError: a setting cannot be used on this topology.
@@ -164,68 +150,24 @@ def make_parts(config: Config, topology: Topology) -> tuple[Parts, Any]:
 
 
 def attention_names(parts: Parts) -> dict[str, str]:
-    """Which attention each side got, and why not the kernel."""
-    config, mesh = parts.config, parts.learner_mesh
+    """Return which attention each side got, and why not the TPU kernel."""
+    config, engine = parts.config, parts.engine
     learner = type(parts.attention).__name__.removesuffix("Attention").lower()
     refused = why_not(
         "splash",
         arch=parts.arch,
-        mesh=mesh,
+        mesh=parts.learner_mesh,
         dtype=jnp.dtype(config.model.compute_dtype),
         row_tokens=config.batch.row_tokens,
     )
-    if learner != "splash" and config.model.attention == "auto" and refused:
-        learner += f" (the TPU kernel does not take {refused})"
-    engine = parts.engine
-    why = why_not_pallas(engine.settings, tensor=engine.mesh.shape["tensor"])
-    sampler = config.sampler.attention
+    if learner == "splash" or config.model.attention != "auto":
+        refused = ""
+    why, sampler = "", config.sampler.attention
     if sampler == "auto":
+        why = why_not_pallas(engine.settings, tensor=engine.mesh.shape["tensor"])
         sampler = "paged" if why else "pallas"
-    if config.sampler.attention == "auto" and why:
-        sampler += f" (the TPU kernel does not take {why})"
-    return {"learner": learner, "sampler": sampler}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Compiled:
-    """One compiled program, or why there is none."""
-
-    memory: ProgramMemory | None
-    program: hlo.Program | None
-    too_large: str = ""  # the compiler's words
-
-
-def compile_program(name: str, lower: Callable[[], Any]) -> Compiled:
-    """Compile what `lower` returns; a program that is too large is an answer too."""
-    sys.stderr.write(f"compiling {name}\n")
-    try:
-        compiled = lower().compile()
-    except jax.errors.JaxRuntimeError as error:
-        words = " ".join(str(error).split())[:400]
-        if not is_full(error):
-            raise ValueError(
-                f"the compiler refuses {name} on these devices: {words}; try other "
-                f"sizes of mesh.* or another --topology"
-            ) from error
-        return Compiled(memory=None, program=None, too_large=words)
-    return Compiled(
-        memory=program_memory(compiled), program=hlo.parse(compiled.as_text())
-    )
-
-
-def memory_limit(device: Any, chip: Chip) -> int:
-    """Bytes that programs may have on a device, as the compiler says it.
-
-    It is asked for a program that nothing holds, and names the limit in its refusal.
-    """
-    mesh = Mesh([device], ("alone",))
-    sharding = NamedSharding(mesh, PartitionSpec())
-    huge = jax.ShapeDtypeStruct((2**20, 2**18), jnp.float32, sharding=sharding)
-    try:
-        jax.jit(lambda x: x + 1).lower(huge).compile()
-    except jax.errors.JaxRuntimeError as error:
-        found = re.search(r"exceeds available HBM \(([\d.]+)([MGT])\)", str(error))
-        if found:
-            unit = {"M": 2**20, "G": 2**30, "T": 2**40}[found[2]]
-            return int(float(found[1]) * unit)
-    return chip.hbm_bytes
+    names = {"learner": (learner, refused), "sampler": (sampler, why)}
+    return {
+        side: f"{name} (the TPU kernel does not take {reason})" if reason else name
+        for side, (name, reason) in names.items()
+    }

@@ -1,6 +1,14 @@
-"""The answer, as text to read and as one JSON object."""
+"""The answer, as text to read and as one JSON object; and many of them in a table:
+
+python -m scalerl_jax.preflight.report
+
+checks the shipped configs on the TPUs that they are for, and prints Markdown.
+"""
 
 import dataclasses
+import json
+import subprocess
+import sys
 from typing import Any
 
 from scalerl_jax import config as config_lib
@@ -11,7 +19,7 @@ from scalerl_jax.preflight.check import (
     estimate_largest,
     head_is_float32,
 )
-from scalerl_jax.preflight.collectives import Traffic
+from scalerl_jax.preflight.hlo import Traffic
 
 _OTHERS = ("prefill", "decode", "publish")  # what a train step does not run
 # Part of the memory -> the settings that make it smaller.
@@ -40,13 +48,36 @@ ADVICE = {
     "arguments and results": _SHARDS,
 }
 _GIB = 2**30
+# A config and a topology that it is for.
+_CASES = (
+    ("8b", "v5p:4x4x4"),
+    ("8b", "v5e:8x8"),
+    ("8b", "v5e:16x16"),
+    ("8b", "v6e:8x8"),
+    ("8b_32k", "v5p:4x4x4"),
+    ("8b_32k", "v6e:8x8"),
+    ("32b", "v5p:4x4x8"),
+)
+_HEADER = (
+    "| config | topology | learner + sampler devices | fits | limit | train step "
+    "| prefill | decode | step, at least | binds |\n"
+    "|---|---|---|---|---|---|---|---|---|---|\n"
+)
 
 
 def to_json(result: Result, *, config_file: str) -> dict[str, Any]:
-    """Everything that was found; bytes are of one device."""
+    """Return everything that was found; bytes are of one device."""
     parts = result.parts
     programs = {
         name: _program_json(name, each) for name, each in result.programs.items()
+    }
+    step = {name: programs.pop(name) for name in list(programs) if name not in _OTHERS}
+    programs["prefill"]["note"] = (
+        "prefill draws no token and has no head; the last token of a prompt is decoded"
+    )
+    programs["publish"] |= {
+        "float32_head": True,
+        "note": "a copy, by arithmetic: it has no head",
     }
     return {
         "fits": result.fits,
@@ -68,86 +99,66 @@ def to_json(result: Result, *, config_file: str) -> dict[str, Any]:
         "largest_estimated": estimate_largest(result),
         "advice": advice(result),
         "notes": notes(result),
-        "programs": {
-            "train_step": _step_json(result)
-            | {"programs": {name: programs[name] for name in train_step(result)}},
-            "prefill": programs["prefill"],
-            "decode": programs["decode"],
-            "publish": programs["publish"]
-            | {"float32_head": True, "note": "a copy, by arithmetic: it has no head"},
-        },
+        "programs": {"train_step": _step_json(result) | {"programs": step}} | programs,
     }
 
 
 def _program_json(name: str, each: Checked) -> dict[str, Any]:
-    found = {
+    roofline = dataclasses.asdict(each.roofline) | {"bound_by": each.roofline.bound_by}
+    return {
         "peak_bytes": each.peak_bytes,
         "memory": each.parts,
         "too_large": each.too_large,
-        "collectives": {
-            kind: dataclasses.asdict(sums) for kind, sums in each.traffic.items()
-        },
+        "collectives": _traffic_json(each.traffic),
         "flops": each.work.flops,
         "head_flops": each.work.head,
         "hbm_bytes": each.work.bytes,
         "roofline_seconds": each.roofline.seconds,
-        "roofline": dataclasses.asdict(each.roofline)
-        | {"bound_by": each.roofline.bound_by},
+        "roofline": roofline,
         "float32_head": head_is_float32(name, each.head),
     }
-    if name == "prefill":
-        found["note"] = (
-            "prefill draws no token and has no head; the last token of a prompt is "
-            "decoded"
-        )
-    return found
 
 
-def train_step(result: Result) -> list[str]:
-    """Names of the programs of an optimizer step."""
-    return [name for name in result.programs if name not in _OTHERS]
+def _traffic_json(traffic: dict[str, Traffic]) -> dict[str, dict[str, float]]:
+    return {kind: dataclasses.asdict(sums) for kind, sums in traffic.items()}
+
+
+def _of_step(result: Result) -> list[Checked]:
+    """Return the programs of an optimizer step."""
+    return [each for name, each in result.programs.items() if name not in _OTHERS]
 
 
 def _step_json(result: Result) -> dict[str, Any]:
-    """An optimizer step: its programs added up; the peak is the greatest."""
-    each = {name: result.programs[name] for name in train_step(result)}
-    fullest = max(each.values(), key=lambda one: one.peak_bytes)
+    """Return an optimizer step: its programs added up; the peak is the greatest."""
+    step = _of_step(result)
+    fullest = max(step, key=lambda one: one.peak_bytes)
+    sums: dict[str, Traffic] = {}
+    for one in step:
+        for kind, found in one.traffic.items():
+            total = sums.setdefault(kind, Traffic())
+            for name, value in vars(found).items():
+                setattr(total, name, getattr(total, name) + value * one.calls)
     return {
         "peak_bytes": fullest.peak_bytes,
         "memory": fullest.parts,
-        "too_large": " ".join(one.too_large for one in each.values()).strip(),
-        "collectives": {
-            kind: dataclasses.asdict(sums)
-            for kind, sums in step_traffic(result).items()
-        },
-        "flops": sum(one.work.flops * one.calls for one in each.values()),
-        "head_flops": sum(one.work.head * one.calls for one in each.values()),
-        "roofline_seconds": step_seconds(result),
-        "float32_head": head_is_float32("accumulate", each["accumulate"].head),
+        "too_large": " ".join(one.too_large for one in step).strip(),
+        "collectives": _traffic_json(sums),
+        "flops": sum(one.work.flops * one.calls for one in step),
+        "head_flops": sum(one.work.head * one.calls for one in step),
+        "roofline_seconds": _step_seconds(result),
+        "float32_head": head_is_float32(
+            "accumulate", result.programs["accumulate"].head
+        ),
     }
 
 
-def step_seconds(result: Result) -> float:
-    """Of an optimizer step, by the rooflines of its programs."""
-    programs = (result.programs[name] for name in train_step(result))
-    return sum(one.roofline.seconds * one.calls for one in programs)
-
-
-def step_traffic(result: Result) -> dict[str, Traffic]:
-    """Collectives of an optimizer step."""
-    sums: dict[str, Traffic] = {}
-    for name in train_step(result):
-        one = result.programs[name]
-        for kind, found in one.traffic.items():
-            each = sums.setdefault(kind, Traffic())
-            each.count += found.count * one.calls
-            each.bytes += found.bytes * one.calls
-            each.sent_bytes += found.sent_bytes * one.calls
-    return sums
+def _step_seconds(result: Result) -> float:
+    """Return the seconds of an optimizer step, by the rooflines of its programs."""
+    return sum(one.roofline.seconds * one.calls for one in _of_step(result))
 
 
 def advice(result: Result) -> list[str]:
-    """What to change, the largest part first; empty if everything fits."""
+    """Return what to change, the largest part first; empty if everything fits."""
     said: list[str] = []
     for name, each in result.programs.items():
         if each.peak_bytes <= result.limit and not each.too_large:
@@ -166,7 +177,7 @@ def advice(result: Result) -> list[str]:
 
 
 def notes(result: Result) -> list[str]:
-    """What a reader must know about how it was found."""
+    """Return what a reader must know about how it was found."""
     parts, placement = result.parts, result.parts.placement
     chip, said = result.topology.chip, list(parts.notes)
     if placement.separate or placement.learner.shape != result.topology.shape:
@@ -199,7 +210,7 @@ def notes(result: Result) -> list[str]:
 
 
 def to_text(result: Result, *, config_file: str) -> str:
-    """Tables to read."""
+    """Return tables to read."""
     parts, limit = result.parts, result.limit
     mesh = parts.config.mesh
     lines = [
@@ -279,7 +290,7 @@ def _cost_lines(result: Result) -> list[str]:
     rate = settings.slots * settings.tokens_per_call / tokens.roofline.seconds
     lines += [
         "",
-        f"optimizer step: {step_seconds(result):.2f} s or more "
+        f"optimizer step: {_step_seconds(result):.2f} s or more "
         f"({result.microbatches} microbatches if every rollout is as long as can be)",
         f"its head: {1 - work.layers / whole:.0%} of the matrix units' work",
         f"decoding: {rate:,.0f} tokens/s or less from a sampler with "
@@ -290,3 +301,43 @@ def _cost_lines(result: Result) -> list[str]:
 
 def _gib(size: float) -> str:
     return f"{size / _GIB:.2f} GiB"
+
+
+def row(config: str, answer: dict) -> str:
+    """Return one line of the table; memory in GiB of the fullest device."""
+    programs, devices = answer["programs"], answer["devices"]
+    memory = " | ".join(
+        f"{programs[name]['peak_bytes'] / 2**30:.1f}"
+        for name in ("train_step", "prefill", "decode")
+    )
+    step = programs["train_step"]
+    return (
+        f"| `{config}.py` | {answer['topology']} | {devices['learner']} + "
+        f"{devices['sampler']} | {'yes' if answer['fits'] else 'no'} | "
+        f"{answer['hbm_limit_bytes'] / 2**30:.2f} | {memory} | "
+        f"{step['roofline_seconds']:.0f} s | "
+        f"{step['programs']['accumulate']['roofline']['bound_by']} |\n"
+    )
+
+
+def main() -> int:
+    """Print the table; return 0 if everything fits."""
+    sys.stdout.write(_HEADER)
+    status = 0
+    for config, topology in _CASES:
+        command = [sys.executable, "-m", "scalerl_jax.preflight", "--json"]
+        done = subprocess.run(
+            [*command, f"--config=configs/{config}.py", f"--topology={topology}"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if done.stdout:
+            sys.stdout.write(row(config, json.loads(done.stdout)))
+            sys.stdout.flush()
+        status = max(status, done.returncode)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,37 +1,181 @@
-"""Who may ask: a key, and a `Host` that this server goes by.
+"""Bounds of who may ask, how often at once and how long: connections, hosts, a key.
+
+uvicorn waits for ever for a request's headers, and for a client to take an answer; and
+it accepts connections until the process has no file left.  Here the connection that
+has waited longest for its client gives way to a new one, so that clients who never
+send a whole request cannot keep others out.
 
 A page in a browser can send requests to a server on the same machine.  It cannot
 choose the `Host`, which is its own name even where that name was bent to another
 address (DNS rebinding); nor, unasked, the content type of JSON, which `app` checks.
 """
 
+import asyncio
+import dataclasses
 import hashlib
 import hmac
 import ipaddress
+import os
 import re
+import resource
 import socket
 from collections.abc import Mapping
+from typing import Any
 
+import h11
+import uvicorn
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from scalerl_jax.serve.errors import ApiError
+from scalerl_jax.serve.fields import ApiError
 
 KEY_VARIABLE = "SCALERL_API_KEY"
 _OPEN_TO_ALL = "/health"  # of a load balancer, which knows no key
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]*))(?::[0-9]*)?")
 _KEY = re.compile(r"[!-~]{1,4096}")  # what a header can hold, without spaces
 
+# Connections that the event loop accepts at a time.  They are files before they are
+# counted, and those that are turned away remain so for a moment.
+ACCEPTED_TOGETHER = 32
+# What is accepted in four turns of the loop, and files of the devices' libraries.
+_SPARE_FILES = 4 * ACCEPTED_TOGETHER + 256
+_FULL = ApiError(
+    "the server has --max_connections connections, all of them busy: try again later",
+    status=503,
+    code="too_many_connections",
+)
+
+
+def reserve_files(max_connections: int) -> None:
+    """Raise the process's limit of open files so far that the connections fit.
+
+    Raises:
+        ValueError: the hard limit does not allow it.
+    """
+    needed = len(os.listdir("/dev/fd")) + _SPARE_FILES + max_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ValueError(
+            f"--max_connections={max_connections} needs {needed} open files, and this "
+            f"process may have {hard} (ulimit -Hn); lower the first to "
+            f"{max_connections - needed + hard}, or raise the limit"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+@dataclasses.dataclass(kw_only=True)
+class Connections:
+    """Makes the protocol of each connection, and knows which wait for their client."""
+
+    max_connections: int
+    header_s: float  # from the last answer to the end of the next request's headers
+    body_s: float  # from there to the end of the body; and to take a part of an answer
+    waiting: dict["Connection", None] = dataclasses.field(default_factory=dict)
+    open: int = 0
+
+    def __call__(self, **options: Any) -> "Connection":
+        """Make one, as the class of a protocol does that uvicorn is given."""
+        return Connection(self, **options)
+
+
+class Connection(H11Protocol):
+    """uvicorn's, with an end to every wait for the client."""
+
+    def __init__(
+        self, connections: Connections, *, config: uvicorn.Config, **options: Any
+    ) -> None:
+        """Make a connection that is not connected yet."""
+        super().__init__(config, **options)
+        self._all = connections
+        self._reading: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, in place of one that waits if there are too many."""
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._all.open += 1
+        if self._all.open > self._all.max_connections:
+            if not self._all.waiting:
+                self._turn_away()
+                return
+            next(iter(self._all.waiting)).give_up()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._all.open -= 1
+        self._all.waiting.pop(self, None)
+        _cancel(self._reading)
+        _cancel(self._writing)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; a client that breaks off in nonsense behind its answer is left."""
+        try:
+            super().data_received(data)
+        except h11.LocalProtocolError:  # the answer to it cannot be said any more
+            self.give_up()
+
+    def handle_events(self) -> None:
+        """Stop waiting for the headers, or at the end of a request altogether."""
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            _cancel(self._reading)
+            if not self.cycle.more_body:
+                self._all.waiting.pop(self, None)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self._wait()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to take what is written."""
+        super().pause_writing()
+        self._writing = self.loop.call_later(self._all.body_s, self.give_up)
+
+    def resume_writing(self) -> None:
+        """Write on."""
+        _cancel(self._writing)
+        super().resume_writing()
+
+    def give_up(self) -> None:
+        """Leave the client at once, whatever it has not taken."""
+        self._all.waiting.pop(self, None)
+        self.transport.abort()
+
+    def _wait(self) -> None:
+        _cancel(self._reading)
+        self._all.waiting[self] = None
+        self._reading = self.loop.call_later(self._all.header_s, self.give_up)
+
+    def _turn_away(self) -> None:
+        body = bytes(_FULL.response().body)
+        self.transport.write(
+            b"HTTP/1.1 503 Service Unavailable\r\n"
+            b"Connection: close\r\n"
+            b"Retry-After: 1\r\n"
+            b"Content-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        self.transport.close()
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
 
 def find_key(given: str | None, file: str | None, variables: Mapping[str, str]) -> str:
-    """The API key of a flag, a file or a variable; empty without any.
+    """Return the API key of a flag, a file or a variable; empty without any.
 
     Raises:
         ValueError: there are several, or it is no key; a key is never shown.
     """
-    found: dict[str, str] = {}
-    if given is not None:
-        found["--api_key"] = given
+    found = {"--api_key": given, KEY_VARIABLE: variables.get(KEY_VARIABLE)}
     if file is not None:
         try:
             with open(file, encoding="utf-8") as opened:
@@ -41,21 +185,19 @@ def find_key(given: str | None, file: str | None, variables: Mapping[str, str]) 
             raise ValueError(
                 f"--api_key_file={file} cannot be read: {reason}"
             ) from None  # the error of a text would show it
-    if KEY_VARIABLE in variables:
-        found[KEY_VARIABLE] = variables[KEY_VARIABLE]
-    if len(found) > 1:
-        raise ValueError(f"{' and '.join(found)} give a key each; leave one of them")
-    for name, key in found.items():
-        if not _KEY.fullmatch(key.strip()):
+    keys = {name: key.strip() for name, key in found.items() if key is not None}
+    if len(keys) > 1:
+        raise ValueError(f"{' and '.join(keys)} give a key each; leave one of them")
+    for name, key in keys.items():
+        if not _KEY.fullmatch(key):
             raise ValueError(
                 f"{name} holds no key; it must be one word of printable ASCII"
             )
-        return key.strip()
-    return ""
+    return "".join(keys.values())
 
 
 def known_hosts(address: str, allowed: str) -> frozenset[str] | None:
-    """Names that a `Host` may have, beside addresses; None: any.
+    """Return the names that a `Host` may have, beside addresses; None: any.
 
     Args:
         address: that the server listens on, which may be a name.
@@ -68,63 +210,53 @@ def known_hosts(address: str, allowed: str) -> frozenset[str] | None:
     return frozenset({*names, *own} - {""})
 
 
-class Guard:
-    """Lets requests through that may ask."""
+def guarded(app: ASGIApp, *, key: str, hosts: frozenset[str] | None) -> ASGIApp:
+    """Return the application, for requests that may ask; without a key all may."""
+    digest = _digest(key) if key else None
 
-    def __init__(self, app: ASGIApp, *, key: str, hosts: frozenset[str] | None) -> None:
-        """Before an application; without a key everyone may ask."""
-        self._app = app
-        self._digest = _digest(key) if key else None
-        self._hosts = hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request, or refuse it."""
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
         try:
-            headers = Headers(scope=scope)
-            self._check_host(headers.get("host", ""))
-            if scope["path"] != _OPEN_TO_ALL:
-                self._check_key(headers.get("authorization", ""))
+            if hosts is not None:
+                _check_host(headers.get("host", ""), hosts)
+            if digest is not None and scope["path"] != _OPEN_TO_ALL:
+                _check_key(headers.get("authorization", ""), digest)
         except ApiError as error:
             await error.response()(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
 
-    def _check_host(self, given: str) -> None:
-        if self._hosts is None:
-            return
-        found = _HOST.fullmatch(given)
-        name = (found[1] or found[2]).lower().removesuffix(".") if found else ""
-        if name not in self._hosts and not _is_address(name):
-            raise ApiError(
-                f"Host: {given[:80]!r} is no name of this server; ask it by its "
-                f"address, or start it with --allowed_hosts=NAME",
-                status=421,
-                code="unknown_host",
-            )
+    return guard
 
-    def _check_key(self, given: str) -> None:
-        if self._digest is None:
-            return
-        scheme, _, key = given.partition(" ")
-        # Of digests, which are equally long: the time says nothing about the key.
-        same = hmac.compare_digest(_digest(key.strip()), self._digest)
-        if not same or scheme.lower() != "bearer":
-            raise ApiError(
-                "the API key is missing or wrong; send it as 'Authorization: Bearer "
-                "KEY'",
-                status=401,
-                code="invalid_api_key",
-            )
+
+def _check_host(given: str, hosts: frozenset[str]) -> None:
+    found = _HOST.fullmatch(given)
+    name = (found[1] or found[2]).lower().removesuffix(".") if found else ""
+    if name in hosts:
+        return
+    try:
+        ipaddress.ip_address(name)  # which no page can bend to another
+    except ValueError:
+        raise ApiError(
+            f"Host: {given[:80]!r} is no name of this server; ask it by its address, "
+            f"or start it with --allowed_hosts=NAME",
+            status=421,
+            code="unknown_host",
+        ) from None
+
+
+def _check_key(given: str, digest: bytes) -> None:
+    scheme, _, key = given.partition(" ")
+    # Digests are equally long: the time says nothing about the key.
+    if not hmac.compare_digest(_digest(key.strip()), digest) or (
+        scheme.lower() != "bearer"
+    ):
+        raise ApiError(
+            "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+            status=401,
+            code="invalid_api_key",
+        )
 
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("latin-1")).digest()  # as headers are decoded
-
-
-def _is_address(name: str) -> bool:
-    """Whether it is an IP address, which no page can bend to another."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -1,74 +1,109 @@
-"""The sampler's events as answers in OpenAI's forms, in one piece or in many."""
+"""The sampler's events as answers in OpenAI's forms, in one piece or in many.
+
+Streamed or not, a completion's text is made here, one token after another, so that
+both are the same: whole characters, cut before a stop string.
+"""
 
 import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from scalerl_jax.data.spelling import TextStream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.sampler.requests import Completion
-from scalerl_jax.serve.errors import ApiError
+from scalerl_jax.serve.fields import ApiError
+from scalerl_jax.serve.orders import Served
 from scalerl_jax.serve.service import Placed
-from scalerl_jax.serve.text import CompletionText, text_offsets
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's
 
 
+class CompletionText:
+    """The text of one completion: without its EOS, cut before the first stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        """Make a text without tokens yet."""
+        self._eos_ids = tokenizer.eos_ids
+        self._text = TextStream(tokenizer.shown)
+        self._stop = stop
+        self._held = ""  # it may begin a stop string
+        self.stopped = False  # by a stop string: no more text comes
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """Return the text that these tokens add for certain."""
+        texts = (self._text.add(each) for each in tokens if each not in self._eos_ids)
+        return "".join(map(self._add, texts))
+
+    def finish(self, tokens: Sequence[int] = ()) -> str:
+        """Return what these last tokens add, and what was held back."""
+        last = self.add(tokens) + self._add(self._text.finish())
+        held, self._held = self._held, ""
+        return last + held
+
+    def _add(self, piece: str) -> str:
+        if self.stopped:
+            return ""
+        text, self._held = self._held + piece, ""
+        ends = [place for stop in self._stop if (place := text.find(stop)) >= 0]
+        if ends:
+            self.stopped = True
+            return text[: min(ends)]
+        keep = len(text) - _begun(text, self._stop)
+        self._held = text[keep:]
+        return text[:keep]
+
+
+def _begun(text: str, stops: Sequence[str]) -> int:
+    """Return the length of the longest end of `text` that a stop string begins with."""
+    longest = min(len(text), max(map(len, stops), default=1) - 1)
+    for length in range(longest, 0, -1):
+        if any(stop.startswith(text[-length:]) for stop in stops):
+            return length
+    return 0
+
+
+def text_offsets(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
+    """Return the characters of the text before each token, were nothing cut."""
+    whole, offsets, length = CompletionText(tokenizer), [], 0
+    for token in tokens:
+        offsets.append(length)
+        length += len(whole.add([token]))
+    return offsets
+
+
 class Answer:
-    """What is said about one order; to be asked once.  The form of /v1/completions."""
+    """The answer to one order, to be asked for once, in the form of /v1/completions."""
 
     _PREFIX, _WHOLE, _PART = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, model: str, placed: Placed, tokenizer: Tokenizer) -> None:
-        """For an order that is with the sampler."""
+    def __init__(self, served: Served, placed: Placed) -> None:
+        """Make the answer to an order that is with the sampler."""
         self._order = placed.order
         self._placed = placed
-        self._tokenizer = tokenizer
+        self._tokenizer = served.tokenizer
+        self._tokens = 0  # of finished completions
         self._head = {
             "id": f"{self._PREFIX}-{secrets.token_hex(12)}",
             "created": int(time.time()),
-            "model": model,
+            "model": served.name,
         }
 
     async def whole(self) -> dict[str, Any]:
-        """All choices, once they are complete.
+        """Return all choices, once they are complete.
 
         Raises:
             ApiError: one of them failed.
         """
-        completions: dict[int, Completion] = {}
-        while len(completions) < self._order.num_choices:
-            place, event = await self._placed.next()
-            if isinstance(event, Completion):
-                completions[place] = event
-        # Texts may be long: other requests go on.
-        return await asyncio.to_thread(self._assemble, completions)
-
-    def _assemble(self, completions: dict[int, Completion]) -> dict[str, Any]:
-        choices = []
-        for place, completion in sorted(completions.items()):
-            text = CompletionText(self._tokenizer, self._order.stop)
-            shown = text.add(completion.tokens.tolist()) + text.finish()
-            choices.append(
-                {
-                    "index": place,
-                    **self._message(shown),
-                    "logprobs": self._logprobs(completion),
-                    "finish_reason": _reason(completion, text),
-                }
-            )
-        tokens = sum(len(each.tokens) for each in completions.values())
-        return {
-            **self._head,
-            "object": self._WHOLE,
-            "choices": choices,
-            "usage": self._usage(tokens),
-        }
+        choices = [choice async for choice in self._choices(streamed=False)]
+        choices.sort(key=lambda choice: choice["index"])
+        head = {**self._head, "object": self._WHOLE}
+        return {**head, "choices": choices, "usage": self._usage()}
 
     async def chunks(self) -> AsyncIterator[str]:
-        """Server-sent events, until `[DONE]`.
+        """Yield server-sent events, until `[DONE]`.
 
         With log-probabilities a choice is one event: the sampler reports them with
         the finished completion.
@@ -76,96 +111,95 @@ class Answer:
         Raises:
             ApiError: a completion failed before there was an event; later it is one.
         """
-        begun = False
+        head = {**self._head, "object": self._PART}
+        include_usage = self._order.fields.stream_options.include_usage
+        more, begun = {"usage": None} if include_usage else {}, False
         try:
-            async for chunk in self._chunks():
-                yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+            async for choice in self._choices(streamed=True):
+                yield _event({**head, "choices": [choice], **more})
                 begun = True
+            if include_usage:
+                yield _event({**head, "choices": [], "usage": self._usage()})
+            yield "data: [DONE]\n\n"
         except ApiError as error:
             if not begun:
                 raise
-            yield f"data: {json.dumps(error.body())}\n\n"
-        else:
-            yield "data: [DONE]\n\n"
+            yield f"data: {json.dumps(error.body())}\n\n"  # ASCII: maybe no text
 
-    async def _chunks(self) -> AsyncIterator[dict[str, Any]]:
-        texts = [
-            CompletionText(self._tokenizer, self._order.stop)
-            for _ in range(self._order.num_choices)
-        ]
-        head = {**self._head, "object": self._PART}
-        more = {"usage": None} if self._order.include_usage else {}
-        begun: set[int] = set()
-        tokens = 0
-        left = len(texts)
+    async def _choices(self, *, streamed: bool) -> AsyncIterator[dict[str, Any]]:
+        """Yield choices as they are complete, or pieces of them as they come."""
+        left = self._order.num_choices
+        stop = self._order.fields.stop
+        texts = [CompletionText(self._tokenizer, stop) for _ in range(left)]
+        added, begun = [0] * left, set[int]()  # tokens; places
         while left:
             place, event = await self._placed.next()
-            text, shown, completion = texts[place], "", None
+            text, end = texts[place], {"logprobs": None, "finish_reason": None}
             if isinstance(event, Completion):
-                completion = event
-                tokens, left = tokens + len(event.tokens), left - 1
-            # With log-probabilities the whole text comes with the completion.
-            if (completion is not None) == (self._order.logprobs is not None):
-                shown = text.add(event.tokens.tolist())
-            if completion is not None:
-                shown += text.finish()
-            if not shown and completion is None:
+                left, self._tokens = left - 1, self._tokens + len(event.tokens)
+                tokens = event.tokens.tolist()[added[place] :]
+                # Texts may be long: other requests go on.
+                piece = await asyncio.to_thread(text.finish, tokens)
+                end = await asyncio.to_thread(self._end, event, text)
+            elif self._order.logprobs is None:
+                added[place] += len(event.tokens)
+                piece = text.add(event.tokens.tolist())
+                if not piece:
+                    continue
+            else:  # the whole text comes with its log-probabilities
                 continue
-            choice = {
-                "index": place,
-                **self._delta(shown, first=place not in begun),
-                "logprobs": completion and self._logprobs(completion),
-                "finish_reason": completion and _reason(completion, text),
-            }
+            content = self._message(piece)
+            if streamed:
+                content = self._delta(piece, first=place not in begun)
             begun.add(place)
-            yield {**head, "choices": [choice], **more}
-        if more:
-            yield {**head, "choices": [], "usage": self._usage(tokens)}
+            yield {"index": place, **content, **end}
+
+    def _end(self, completion: Completion, text: CompletionText) -> dict[str, Any]:
+        """Return the fields that a choice has at its end."""
+        ended = text.stopped or not completion.cut_off
+        wanted = self._order.logprobs is not None
+        return {
+            "logprobs": self._logprobs(completion) if wanted else None,
+            "finish_reason": "stop" if ended else "length",
+        }
 
     def _message(self, text: str) -> dict[str, Any]:
-        """The text of a choice, as a field of it."""
+        """Return the field of a choice that holds its text."""
         return {"text": text}
 
     def _delta(self, text: str, *, first: bool) -> dict[str, Any]:
-        """A piece of a choice's text, as a field of a chunk."""
+        """Return the field of a chunk that holds a piece of a choice's text."""
         return {"text": text}
 
-    def _logprobs(self, completion: Completion) -> dict[str, Any] | None:
-        """Of every token that was sampled, EOS and stop strings included.
+    def _logprobs(self, completion: Completion) -> dict[str, Any]:
+        """Return those of every token that was sampled, EOS and stop strings included.
 
         They are of the distribution at the order's temperature before top-k, top-p
         and min-p; at temperature 0, of that at temperature 1.
         """
-        if self._order.logprobs is None:
-            return None
-        tokens = completion.tokens.tolist()
         rows = self._rows(completion)
         return {
             "tokens": [name for name, _, _ in rows],
             "token_logprobs": [own for _, own, _ in rows],
             "top_logprobs": [{**likeliest, name: own} for name, own, likeliest in rows],
-            "text_offset": text_offsets(self._tokenizer, tokens),
+            "text_offset": text_offsets(self._tokenizer, completion.tokens.tolist()),
         }
 
     def _rows(
         self, completion: Completion
     ) -> list[tuple[str, float, dict[str, float]]]:
-        """Name and log-probability of each token, and those of the likeliest ones."""
+        """Return name and log-probability of each token, and those of the likeliest."""
         count = self._order.logprobs
         rows = []
-        for place, (token, own) in enumerate(
-            zip(
-                completion.tokens.tolist(),
-                completion.full_logprobs.tolist(),
-                strict=True,
-            )
+        for token, own, others, logprobs in zip(
+            completion.tokens.tolist(),
+            completion.full_logprobs.tolist(),
+            completion.top_tokens[:, :count].tolist(),
+            completion.top_logprobs[:, :count].tolist(),
+            strict=True,
         ):
             likeliest: dict[str, float] = {}
-            for other, logprob in zip(
-                completion.top_tokens[place, :count].tolist(),
-                completion.top_logprobs[place, :count].tolist(),
-                strict=True,
-            ):
+            for other, logprob in zip(others, logprobs, strict=True):
                 likeliest.setdefault(self._name(other), _finite(logprob))
             rows.append((self._name(token), _finite(own), likeliest))
         return rows
@@ -173,17 +207,17 @@ class Answer:
     def _name(self, token: int) -> str:
         return self._tokenizer.decode_all([token])
 
-    def _usage(self, completion_tokens: int) -> dict[str, int]:
+    def _usage(self) -> dict[str, int]:
         prompt_tokens = sum(len(prompt) for prompt in self._order.prompts)
         return {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
+            "completion_tokens": self._tokens,
+            "total_tokens": prompt_tokens + self._tokens,
         }
 
 
 class ChatAnswer(Answer):
-    """The form of /v1/chat/completions."""
+    """The answer to one order in the form of /v1/chat/completions."""
 
     _PREFIX, _WHOLE, _PART = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -194,9 +228,7 @@ class ChatAnswer(Answer):
         role = {"role": "assistant"} if first else {}
         return {"delta": {**role, "content": text} if text or first else {}}
 
-    def _logprobs(self, completion: Completion) -> dict[str, Any] | None:
-        if self._order.logprobs is None:
-            return None
+    def _logprobs(self, completion: Completion) -> dict[str, Any]:
         content = [
             {
                 **_token(name, own),
@@ -207,19 +239,18 @@ class ChatAnswer(Answer):
         return {"content": content, "refusal": None}
 
 
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
 def _token(name: str, logprob: float) -> dict[str, Any]:
-    """A token in the log-probabilities of a chat; part of a character has no bytes."""
+    """Return a token of a chat's logprobs; part of a character has no bytes."""
     whole = "\N{REPLACEMENT CHARACTER}" not in name
     return {
         "token": name,
         "logprob": logprob,
         "bytes": list(name.encode()) if whole else None,
     }
-
-
-def _reason(completion: Completion, text: CompletionText) -> str:
-    """Why a completion ended."""
-    return "stop" if text.stopped or not completion.cut_off else "length"
 
 
 def _finite(logprob: float) -> float:

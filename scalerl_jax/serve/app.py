@@ -1,28 +1,31 @@
-"""The HTTP side: bodies in, JSON or server-sent events out."""
+"""The HTTP side: bodies in, JSON or server-sent events out, and counts of both."""
 
 import asyncio
+import contextlib
+import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scalerl_jax.serve.access import Guard
+from scalerl_jax.serve.access import Connections, guarded
 from scalerl_jax.serve.answers import Answer, ChatAnswer
-from scalerl_jax.serve.connections import Connections
-from scalerl_jax.serve.errors import ApiError
-from scalerl_jax.serve.metrics import Counted, Metrics
-from scalerl_jax.serve.orders import Order
-from scalerl_jax.serve.protocol import Reader
+from scalerl_jax.serve.fields import ApiError
+from scalerl_jax.serve.orders import Order, Reader
 from scalerl_jax.serve.service import Service
 
 _HELD_BODIES = 64  # of the largest size, that are held together
+_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 T = TypeVar("T")
 
@@ -34,66 +37,61 @@ def make_app(
     key: str,
     hosts: frozenset[str] | None,
 ) -> Starlette:
-    """The routes of a service, for those who send the key to one of its hosts."""
-    served = service.served
-    bodies = Bodies(service, connections.limits.body_s)
-    reader = Reader(
-        model=served.name,
-        limits=served.limits,
-        encode=served.tokenizer.encode_aside,
-        template=served.template,
-        enable_thinking=served.enable_thinking,
-    )
-
-    about = About(service, bodies, reader)
-    metrics = Metrics(service, connections)
+    """Return the routes of a service, for who sends the key to one of its hosts."""
+    reader = Reader(service.served)
+    api, metrics = Api(service, reader, connections), Metrics(service, connections)
+    completions = Completions(api, reader.completion, Answer)
+    chats = Completions(api, reader.chat, ChatAnswer)
     routes = [
-        Route(
-            "/v1/completions",
-            Completions(service, bodies, reader.completion, Answer),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/chat/completions",
-            Completions(service, bodies, reader.chat, ChatAnswer),
-            methods=["POST"],
-        ),
-        Route("/v1/models", about.models),
-        Route("/v1/models/{name:path}", about.model),
-        Route("/health", about.health),
-        Route("/tokenize", about.tokenize, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chats, methods=["POST"]),
+        Route("/v1/models", api.models),
+        Route("/v1/models/{name:path}", api.model),
+        Route("/health", api.health),
+        Route("/tokenize", api.tokenize, methods=["POST"]),
         Route("/metrics", metrics.page),
     ]
-    paths = frozenset(route.path for route in routes)
     app = Starlette(
         routes=routes,
-        exception_handlers={HTTPException: _other},
+        exception_handlers={
+            ApiError: _refuse,
+            HTTPException: _refuse,
+            ClientDisconnect: _refuse,
+        },
         middleware=[
-            Middleware(Counted, metrics=metrics, paths=paths),
-            Middleware(Guard, key=key, hosts=hosts),
+            Middleware(metrics.counted, paths=frozenset(each.path for each in routes)),
+            Middleware(guarded, key=key, hosts=hosts),
         ],
     )
     app.router.redirect_slashes = False
     return app
 
 
-async def _other(request: Request, error: Exception) -> Response:
-    """The refusal of a path or method that there is none of."""
-    assert isinstance(error, HTTPException), "registered for these alone"
-    message = f"{request.method} {request.scope['path']}: {error.detail}"
-    response = ApiError(message, status=error.status_code).response()
-    response.headers.update(error.headers or {})
-    return response
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Return the answer to a request that met with an error."""
+    match error:
+        case ApiError():
+            return error.response()
+        case HTTPException():  # a path or a method that there is none of
+            message = f"{request.method} {request.scope['path']}: {error.detail}"
+            response = ApiError(message, status=error.status_code).response()
+            response.headers.update(error.headers or {})
+            return response
+    return Response()  # to nobody: the client has left
 
 
-class About:
-    """What the server says of itself and its model."""
+class Api:
+    """Endpoints but those of completions, and the reading of all bodies."""
 
-    def __init__(self, service: Service, bodies: "Bodies", reader: Reader) -> None:
-        """Of this service."""
-        self._service = service
-        self._bodies = bodies
+    def __init__(
+        self, service: Service, reader: Reader, connections: Connections
+    ) -> None:
+        """Make the endpoints of a service."""
+        self.service = service
         self._reader = reader
+        self._timeout_s = connections.body_s
+        self._held = 0  # bytes of all bodies that are not orders yet
+        self._parsing = asyncio.Semaphore(4)  # JSON takes 30 times its size
         self._card = {
             "id": service.served.name,
             "object": "model",
@@ -102,59 +100,42 @@ class About:
         }
 
     async def models(self, request: Request) -> Response:
-        """The one model."""
+        """Return the one model."""
         return JSONResponse({"object": "list", "data": [self._card]})
 
     async def model(self, request: Request) -> Response:
-        """The model of this name."""
-        name, own = request.path_params["name"], self._service.served.name
+        """Return the model of this name."""
+        name, own = request.path_params["name"], self.service.served.name
         if name == own:
             return JSONResponse(self._card)
         message = f"model {name!r} is not served here; this server has {own!r}"
-        return ApiError(message, status=404, code="model_not_found").response()
+        raise ApiError(message, status=404, code="model_not_found")
 
     async def health(self, request: Request) -> Response:
-        """How the server is, and how much it has to do."""
-        service, load = self._service, self._service.load
+        """Return how the server is, and how much it has to do."""
+        service = self.service
         stopping = service.stopping.is_set()
         body = {
             "status": "stopping" if stopping else "ok",
             "policy_version": service.served.policy_version,
             "slots": service.slots,
-            "running": load.running,
-            "waiting": load.waiting,
-            "pages_in_use": sum(each.stats.pages_in_use for each in service.samplers),
+            "running": service.running,
+            "waiting": service.waiting,
+            "pages_in_use": service.count("pages_in_use"),
         }
         return JSONResponse(body, status_code=503 if stopping else 200)
 
     async def tokenize(self, request: Request) -> Response:
-        """The ids of a text or of a conversation."""
-        try:
-            tokens = await self._bodies.read(request, self._reader.tokens)
-        except ApiError as error:
-            return error.response()
-        except ClientDisconnect:
-            return Response()  # to nobody
-        limits = self._service.served.limits
-        most = limits.max_prompt_tokens + limits.max_completion_tokens
+        """Return the ids of a text or of a conversation."""
+        tokens = await self.read(request, self._reader.tokens)
+        served = self.service.served
+        most = served.max_prompt_tokens + served.max_completion_tokens
         return JSONResponse(
             {"count": len(tokens), "max_model_len": most, "tokens": tokens}
         )
 
-
-class Bodies:
-    """Reads the bodies of requests, of limited size, time and number."""
-
-    def __init__(self, service: Service, timeout_s: float) -> None:
-        """For the requests to a service."""
-        self._service = service
-        self._limit = service.served.limits.max_body_bytes
-        self._timeout_s = timeout_s
-        self._held = 0  # bytes of all bodies that are not orders yet
-        self._parsing = asyncio.Semaphore(4)  # JSON takes 30 times its size
-
     async def read(self, request: Request, parse: Callable[[bytes], T]) -> T:
-        """What `parse` makes of the body.
+        """Return what `parse` makes of the body.
 
         Raises:
             ApiError: it is not JSON, too large or too slow, or the server is stopping.
@@ -167,11 +148,13 @@ class Bodies:
                 status=415,
                 code="unsupported_media_type",
             )
-        stopped = ApiError("the server is stopping", status=503, code="stopping")
         body = bytearray()
         try:
-            receiving = self._receive(request, body)
-            await _unless(receiving, self._service.stopping.wait(), stopped)
+            await _unless(
+                self._receive(request, body),
+                self.service.stopping.wait(),
+                self.service.stopped(),
+            )
             async with self._parsing:
                 # Other requests go on while long texts are made into tokens.
                 return await asyncio.to_thread(parse, bytes(body))
@@ -179,100 +162,74 @@ class Bodies:
             self._held -= len(body)
 
     async def _receive(self, request: Request, body: bytearray) -> None:
-        """The whole body, no more of it held than the limit."""
-        if int(request.headers.get("content-length", 0)) > self._limit:
-            raise self._too_large()
+        """Add the whole body to `body`, no more of it than the limit."""
+        limit = self.service.served.max_body_bytes
+        too_large = ApiError(
+            f"the body has more than --max_body_bytes = {limit} bytes: send several "
+            f"requests",
+            status=413,
+            code="request_too_large",
+        )
+        if int(request.headers.get("content-length", 0)) > limit:
+            raise too_large
         try:
             async with asyncio.timeout(self._timeout_s):
                 async for piece in request.stream():
                     body += piece
                     self._held += len(piece)
-                    if len(body) > self._limit:
-                        raise self._too_large()
-                    if self._held > _HELD_BODIES * self._limit:
-                        raise ApiError(
-                            "too many bodies at once: try again later", status=503
-                        )
+                    if len(body) > limit:
+                        raise too_large
+                    if self._held > _HELD_BODIES * limit:
+                        message = "too many bodies at once: try again later"
+                        raise ApiError(message, status=503)
         except TimeoutError:
-            raise ApiError(
-                f"the body did not come within --body_s = {self._timeout_s}", status=408
-            ) from None
-
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            f"the body has more than --max_body_bytes = {self._limit} bytes: send "
-            f"several requests",
-            status=413,
-            code="request_too_large",
-        )
+            message = f"the body did not come within --body_s = {self._timeout_s}"
+            raise ApiError(message, status=408) from None
 
 
+@dataclasses.dataclass(frozen=True)
 class Completions:
     """The ASGI application behind a path that gives completions."""
 
-    def __init__(
-        self,
-        service: Service,
-        bodies: Bodies,
-        read: Callable[[bytes], Order],
-        form: type[Answer],
-    ) -> None:
-        """Answers from this service, to bodies that `read` takes, in this form."""
-        self._service = service
-        self._bodies = bodies
-        self._read = read
-        self._form = form
+    api: Api
+    read: Callable[[bytes], Order]
+    form: type[Answer]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that leaves takes its samples with it."""
-        try:
-            order = await self._bodies.read(Request(scope, receive), self._read)
-            with self._service.answering():
-                await self._answer(order, scope, receive, send)
-        except ApiError as error:
-            await error.response()(scope, receive, send)
-        except ClientDisconnect:
-            pass
+        with contextlib.suppress(ClientDisconnect):
+            await self._answer(scope, receive, send)
 
-    async def _answer(
-        self, order: Order, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        served = self._service.served
-        async with self._service.placed(order) as placed:
-            answer = self._form(served.name, placed, served.tokenizer)
-            if order.stream:
-                response = StreamingResponse(
-                    await _begun(answer.chunks(), receive),
-                    media_type="text/event-stream",
-                    headers={"Cache-Control": "no-cache"},
-                )
-            else:
-                whole = _unless(answer.whole(), _gone(receive), ClientDisconnect())
-                response = JSONResponse(await whole)
-            await response(scope, receive, send)
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        order = await self.api.read(Request(scope, receive), self.read)
+        service, gone = self.api.service, ClientDisconnect()
+        with service.answering():
+            async with service.placed(order) as placed:
+                answer = self.form(service.served, placed)
+                if order.fields.stream:
+                    chunks = answer.chunks()
+                    # Until the first one is there, all can be refused.
+                    first = await _unless(anext(chunks), _left(receive), gone)
+                    response = StreamingResponse(
+                        _chain(first, chunks),
+                        media_type="text/event-stream",
+                        headers={"Cache-Control": "no-cache"},
+                    )
+                else:
+                    whole = await _unless(answer.whole(), _left(receive), gone)
+                    response = JSONResponse(whole)
+                await response(scope, receive, send)
 
 
-async def _begun(chunks: AsyncIterator[str], receive: Receive) -> AsyncIterator[str]:
-    """The same chunks, the first of them there: until then all can be refused."""
-    first = await _unless(_next(chunks), _gone(receive), ClientDisconnect())
-
-    async def stream() -> AsyncIterator[str]:
-        yield first
-        async for chunk in chunks:
-            yield chunk
-
-    return stream()
+async def _chain(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
+    yield first
+    async for chunk in rest:
+        yield chunk
 
 
-async def _next(chunks: AsyncIterator[str]) -> str:
-    return await anext(chunks)
-
-
-async def _unless(
-    work: Coroutine[Any, Any, T], end: Coroutine[Any, Any, Any], error: Exception
-) -> T:
-    """What `work` returns, or else the error, once `end` has come before it."""
-    working, ending = asyncio.create_task(work), asyncio.create_task(end)
+async def _unless(work: Awaitable[T], end: Awaitable[Any], error: Exception) -> T:
+    """Return what `work` does, or raise the error, once `end` has come before it."""
+    working, ending = asyncio.ensure_future(work), asyncio.ensure_future(end)
     try:
         await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -283,6 +240,85 @@ async def _unless(
         ending.cancel()
 
 
-async def _gone(receive: Receive) -> None:
+async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class Metrics:
+    """Counts of requests, and at every look those of the sampler, for Prometheus."""
+
+    def __init__(self, service: Service, connections: Connections) -> None:
+        """Make the counts, all zero."""
+        self._service = service
+        self._connections = connections
+        self._registry = prometheus_client.CollectorRegistry()
+        self._requests = prometheus_client.Counter(
+            "scalerl_requests",
+            "Requests that were answered",
+            ("path", "status"),
+            registry=self._registry,
+        )
+        self._seconds = prometheus_client.Histogram(
+            "scalerl_request_seconds",
+            "From the headers of a request to the end of its answer",
+            ("path",),
+            buckets=_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._registry.register(self)
+        prometheus_client.ProcessCollector(registry=self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield how things stand now."""
+        service, count = self._service, self._service.count
+        gauges = {
+            "samples_running": ("Completions in slots", service.running),
+            "samples_waiting": ("Completions that wait for a slot", service.waiting),
+            "slots": ("Completions sampled together", service.slots),
+            "replicas": ("Copies of the model", len(service.samplers)),
+            "connections": ("Open connections", self._connections.open),
+            "policy_version": ("Optimizer steps", service.served.policy_version),
+            "pages_in_use": ("Pages of the KV cache", count("pages_in_use")),
+        }
+        counters = {
+            "prompt_tokens": ("Tokens of prompts taken", service.prompt_tokens),
+            "completion_tokens": (
+                "Tokens of finished completions",
+                service.completion_tokens,
+            ),
+            "wasted_tokens": ("Tokens sampled and given up", count("wasted_tokens")),
+            "suspended": ("Completions that gave pages back", count("suspended")),
+            "failed": ("Completions with logits not finite", count("failed")),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(f"scalerl_{name}", text, value=value)
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(f"scalerl_{name}", text, value=value)
+
+    async def page(self, request: Request) -> Response:
+        """Return the counts, as text."""
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self._registry), headers={"Content-Type": media_type})
+
+    def counted(self, app: ASGIApp, *, paths: frozenset[str]) -> ASGIApp:
+        """Return the application with its answers counted.
+
+        Other paths than these are counted together: clients may make up any.
+        """
+
+        async def count(scope: Scope, receive: Receive, send: Send) -> None:
+            path = scope["path"] if scope["path"] in paths else "other"
+            begun = time.monotonic()
+
+            async def sent(message: Message) -> None:
+                await send(message)
+                if message["type"] == "http.response.start":
+                    self._requests.labels(path, message["status"]).inc()
+
+            try:
+                await app(scope, receive, sent)
+            finally:
+                self._seconds.labels(path).observe(time.monotonic() - begun)
+
+        return count

@@ -1,6 +1,6 @@
-"""The bodies of requests, field by field: names, types and fixed bounds.
+"""The bodies of requests: names, types and fixed bounds of fields, or a refusal.
 
-What depends on the server's own limits is checked in `protocol`.
+Limits of what several fields ask for together are kept in `orders`.
 """
 
 import json
@@ -11,19 +11,54 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     FailFast,
     Field,
+    Tag,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+from starlette.responses import Response
 
-from scalerl_jax.serve.errors import ApiError
-from scalerl_jax.serve.orders import MAX_LOGPROBS
-
+MAX_LOGPROBS = 5  # likeliest tokens of a place: OpenAI's limit for completions
 _MAX_STOPS, _MAX_STOP_LENGTH = 4, 128  # OpenAI's limit; characters
 _SEEDS = 2**32
 _UNKNOWN = "unknown_field"
+
+
+class ApiError(Exception):
+    """A request that is not met, and why, in OpenAI's form."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        """Make the error; `param` names the field that is wrong."""
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON object that says it."""
+        default = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {
+            "message": str(self),
+            "type": "rate_limit_error" if self.status == 429 else default,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+    def response(self) -> Response:
+        """Return the answer, in ASCII: what a client sent may not be text."""
+        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else None
+        content = json.dumps(self.body())
+        return Response(content, self.status, headers, media_type="application/json")
 
 
 class Fields(BaseModel):
@@ -37,7 +72,7 @@ class Fields(BaseModel):
         if not isinstance(values, dict):
             return values  # refused with its type
         for name in values:
-            if name not in cls.model_fields:
+            if name not in cls.model_fields:  # the first: there may be thousands
                 raise PydanticCustomError(
                     _UNKNOWN,
                     "{shown} is not a field; choose from {known}",
@@ -51,7 +86,7 @@ class Fields(BaseModel):
 
 
 class StreamOptions(Fields):
-    """Of a stream."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
@@ -93,11 +128,54 @@ class Sampled(Fields):
     user: str = ""
 
 
-class CompletionFields(Sampled):
-    """Of /v1/completions."""
+def _check_max_tokens(value: int | None, info: ValidationInfo) -> int | None:
+    assert info.context is not None, "read_fields gives the limits"
+    most = info.context.max_completion_tokens
+    if value is not None and value > most:
+        raise ValueError(f"it must be from 1 to --max_completion_tokens = {most}")
+    return value
 
-    prompt: Any = None  # its four forms are told apart in `protocol`
-    max_tokens: int | None = Field(None, ge=1)
+
+_MaxTokens = Annotated[int | None, Field(ge=1), AfterValidator(_check_max_tokens)]
+
+
+def _as_prompts(value: Any, info: ValidationInfo) -> Any:
+    """Return the list of prompts, where one may stand for itself."""
+    assert info.context is not None, "read_fields gives the limits"
+    if isinstance(value, str) or (
+        isinstance(value, list) and value and type(value[0]) is int
+    ):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError(
+            "it must be a string, a list of strings, a list of token ids, or a list "
+            "of such lists, and not be empty"
+        )
+    if len({type(prompt) for prompt in value}) > 1:
+        raise ValueError("it holds both strings and token ids; use one of the two")
+    if len(value) > info.context.max_samples:
+        raise ValueError(
+            f"{len(value)} prompts; the limit is --max_samples = "
+            f"{info.context.max_samples} of one request: send several requests"
+        )
+    return value
+
+
+_TokenId = Annotated[int, Field(ge=0)]
+_Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[_TokenId], Field(min_length=1, fail_fast=True), Tag("ids")],
+    Discriminator(lambda value: "text" if isinstance(value, str) else "ids"),
+]
+
+
+class CompletionFields(Sampled):
+    """Fields of /v1/completions."""
+
+    prompt: Annotated[list[_Prompt], FailFast(), BeforeValidator(_as_prompts)] = Field(
+        None, validate_default=True
+    )
+    max_tokens: _MaxTokens = None
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = None
     echo: Literal[False] = False
@@ -105,7 +183,7 @@ class CompletionFields(Sampled):
 
 
 def _check_message(message: dict[str, Any]) -> dict[str, Any]:
-    """The message as templates take it: `content` a text, arguments of tools values."""
+    """Return the message as templates take it: `content` a text, arguments values."""
     if not isinstance(message.get("role"), str):
         raise ValueError("'role' must be a text")
     content, calls = message.get("content"), message.get("tool_calls") or []
@@ -147,7 +225,7 @@ Message = Annotated[dict[str, Any], AfterValidator(_check_message)]
 
 
 class Conversation(Fields):
-    """What a chat template is given."""
+    """Fields that a chat template is given."""
 
     messages: Annotated[list[Message], FailFast()] = []
     tools: Annotated[list[dict[str, Any]], FailFast()] = []
@@ -155,16 +233,16 @@ class Conversation(Fields):
 
 
 class TextFormat(Fields):
-    """Of a reply: no other than text."""
+    """Form of a reply: no other than text."""
 
     type: Literal["text"] = "text"
 
 
 class ChatFields(Sampled, Conversation):
-    """Of /v1/chat/completions."""
+    """Fields of /v1/chat/completions."""
 
-    max_completion_tokens: int | None = Field(None, ge=1)
-    max_tokens: int | None = Field(None, ge=1)  # its older name
+    max_completion_tokens: _MaxTokens = None
+    max_tokens: _MaxTokens = None  # its older name
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
     tool_choice: Literal["auto", "none"] = "auto"
@@ -175,17 +253,17 @@ class ChatFields(Sampled, Conversation):
 
 
 class TokenizeFields(Conversation):
-    """Of /tokenize: a prompt, or else a conversation."""
+    """Fields of /tokenize: a prompt, or else a conversation."""
 
     model: str = ""
     prompt: str | None = None
 
 
-F = TypeVar("F", bound=Fields)
+F = TypeVar("F", CompletionFields, ChatFields, TokenizeFields)
 
 
-def read_fields(kind: type[F], body: bytes) -> F:
-    """The fields in the body of a request.
+def read_fields(kind: type[F], body: bytes, limits: Any) -> F:
+    """Return the fields in a body; `limits` are those of an `orders.Served`.
 
     Raises:
         ApiError: it is not JSON, or a field is unknown, of a wrong type or value.
@@ -197,25 +275,20 @@ def read_fields(kind: type[F], body: bytes) -> F:
     if not isinstance(values, dict):
         raise ApiError("the body is JSON, but not an object")
     try:
-        return kind.model_validate(values)
+        return kind.model_validate(values, context=limits)
     except ValidationError as error:
-        raise _refusal(error) from error
-
-
-def _refusal(error: ValidationError) -> ApiError:
-    """The first of what is wrong."""
-    first = error.errors(include_url=False)[0]
-    place, message = list(first["loc"]), first["msg"]
-    if first["type"] == _UNKNOWN:
-        place.append(first.get("ctx", {})["name"])
-    else:
-        name = ".".join(map(str, place))
-        message = f"{name} = {show(first['input'])}: {message}"
-    return ApiError(message, param=".".join(map(str, place)))
+        first = error.errors(include_url=False)[0]
+        name, message = ".".join(map(str, first["loc"])), first["msg"]
+        if first["type"] == _UNKNOWN:
+            name = ".".join(filter(None, [name, first.get("ctx", {})["name"]]))
+        else:
+            said = message.removeprefix("Value error, ")
+            message = f"{name} = {show(first['input'])}: {said}"
+        raise ApiError(message, param=name) from error
 
 
 def show(value: Any) -> str:
-    """A value in an error, at most 80 characters of it."""
+    """Return a value as errors show it: at most 80 characters of it."""
     try:
         text = repr(value)
     except RecursionError:  # JSON may nest deeper than it can be written

@@ -1,26 +1,49 @@
-"""What a client orders, once it is checked, and how much one may order."""
+"""Orders: what the sampler is asked for, once all limits of the server are kept.
+
+Texts are measured before they are made into tokens, and messages before a template
+sees them: a text longer than the longest tokens could make cannot be a prompt.
+"""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
+from scalerl_jax.data.chat import ChatTemplate
+from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.sampler.sampling import Sampling
-
-MAX_LOGPROBS = (
-    5  # likeliest tokens beside the drawn one; OpenAI's limit for completions
+from scalerl_jax.serve.fields import (
+    ApiError,
+    ChatFields,
+    CompletionFields,
+    Conversation,
+    F,
+    Sampled,
+    TokenizeFields,
+    read_fields,
+    show,
 )
+
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's, of completions that are no chat
+_OURS = ("messages", "tools", "documents", "add_generation_prompt")  # of a template
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What one request may ask for."""
+class Served:
+    """The model of a server, and how much of it a request may have."""
 
+    name: str
+    policy_version: int
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    enable_thinking: bool  # in chats, unless a request says otherwise
+    vocab_size: int
     max_prompt_tokens: int
-    max_prompt_chars: int  # before they are made into tokens
     max_completion_tokens: int
     max_samples: int  # prompts times n
     max_body_bytes: int
-    vocab_size: int
+    slots: int  # completions sampled together, of each replica
+    max_waiting: int  # completions beyond those in slots
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,16 +51,201 @@ class Order:
     """A request for completions that can be met."""
 
     prompts: tuple[np.ndarray, ...]  # int32 [P] each
+    fields: Sampled
     sampling: Sampling
     max_tokens: int
-    num_samples: int  # of each prompt
-    seed: int | None
-    stop: tuple[str, ...]
     logprobs: int | None  # likeliest tokens beside the drawn one; None: no logprobs
-    stream: bool
-    include_usage: bool
 
     @property
     def num_choices(self) -> int:
         """Completions of all prompts."""
-        return len(self.prompts) * self.num_samples
+        return len(self.prompts) * self.fields.n
+
+
+class Reader:
+    """Reads bodies for one model; each method raises `ApiError` where it cannot."""
+
+    def __init__(self, served: Served) -> None:
+        """Make the reader of a server's bodies."""
+        self._served = served
+        self._max_prompt_chars = (
+            served.max_prompt_tokens * served.tokenizer.longest_token
+        )
+
+    def completion(self, body: bytes) -> Order:
+        """Return the order of a request to /v1/completions."""
+        fields = self._fields(CompletionFields, body)
+        if fields.best_of not in (None, fields.n):
+            raise ApiError(
+                f"best_of = {fields.best_of} is not supported; leave it out or set it "
+                f"to n = {fields.n}",
+                param="best_of",
+            )
+        default = min(_DEFAULT_MAX_TOKENS, self._served.max_completion_tokens)
+        return self._order(
+            fields,
+            tuple(
+                self._prompt(prompt, f"prompt {place}")
+                for place, prompt in enumerate(fields.prompt)
+            ),
+            max_tokens=fields.max_tokens or default,
+            logprobs=fields.logprobs,
+        )
+
+    def chat(self, body: bytes) -> Order:
+        """Return the order of a request to /v1/chat/completions."""
+        fields = self._fields(ChatFields, body)
+        if fields.top_logprobs and not fields.logprobs:
+            raise ApiError(
+                f"top_logprobs = {fields.top_logprobs} needs logprobs = true",
+                param="top_logprobs",
+            )
+        if fields.tool_choice == "none":
+            fields = fields.model_copy(update={"tools": []})
+        asked = fields.max_tokens or fields.max_completion_tokens
+        return self._order(
+            fields,
+            (self._prompt(self._write(fields), "messages"),),
+            max_tokens=asked or self._served.max_completion_tokens,
+            logprobs=fields.top_logprobs if fields.logprobs else None,
+        )
+
+    def tokens(self, body: bytes) -> list[int]:
+        """Return the ids of a text or a conversation, as completions would take them.
+
+        There may be more of them than a prompt may have.
+        """
+        fields = self._fields(TokenizeFields, body)
+        if (fields.prompt is None) == (not fields.messages):
+            raise ApiError("give a prompt or messages, and not both", param="prompt")
+        if fields.prompt is not None:
+            return self._encode(fields.prompt, "prompt")
+        return self._encode(self._write(fields), "messages")
+
+    def _fields(self, kind: type[F], body: bytes) -> F:
+        fields, own = read_fields(kind, body, self._served), self._served.name
+        if fields.model not in ("", own):
+            raise ApiError(
+                f"model = {fields.model!r} is not served here; this server has {own!r}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return fields
+
+    def _order(
+        self,
+        fields: Sampled,
+        prompts: tuple[np.ndarray, ...],
+        *,
+        max_tokens: int,
+        logprobs: int | None,
+    ) -> Order:
+        served = self._served
+        if len(prompts) * fields.n > served.max_samples:
+            raise ApiError(
+                f"{len(prompts)} prompts with n = {show(fields.n)} are more "
+                f"completions than --max_samples = {served.max_samples} of one "
+                f"request: send several requests",
+                param="n",
+            )
+        # The sampler's number formats are narrower; no completion is changed by it.
+        sampling = Sampling(
+            temperature=fields.temperature,
+            top_k=min(max(fields.top_k, 0), served.vocab_size),
+            top_p=max(fields.top_p, 1e-9),
+            min_p=fields.min_p,
+        )
+        return Order(
+            prompts=prompts,
+            fields=fields,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+        )
+
+    def _write(self, fields: Conversation) -> str:
+        """Return the prompt of a conversation, by the template of the model."""
+        served = self._served
+        if served.template is None:
+            raise ApiError(
+                "this model has no chat template: send a prompt to /v1/completions, or "
+                "put a chat_template.jinja into the directory of its tokenizer and "
+                "start the server again",
+                code="no_chat_template",
+            )
+        if not fields.messages:
+            raise ApiError(
+                "messages is missing; it must be a list of {'role', 'content'}, and "
+                "not be empty",
+                param="messages",
+            )
+        if len(fields.messages) > served.max_prompt_tokens:
+            raise self._too_long("messages", f"{len(fields.messages)} messages")
+        given = [fields.messages, fields.tools, fields.chat_template_kwargs]
+        self._check_length(_count_chars(given), "messages")
+        if taken := [name for name in _OURS if name in fields.chat_template_kwargs]:
+            raise ApiError(
+                f"chat_template_kwargs may not hold {taken[0]!r}",
+                param="chat_template_kwargs",
+            )
+        options = {"enable_thinking": served.enable_thinking}
+        try:
+            return served.template.render(
+                fields.messages,
+                tools=fields.tools or None,
+                options=options | fields.chat_template_kwargs,
+            )
+        except ValueError as error:
+            raise ApiError(str(error), param="messages") from error
+
+    def _prompt(self, prompt: str | list[int], name: str) -> np.ndarray:
+        """Return the token ids, int32 [P], of a text or of a list of ids."""
+        served, param = self._served, name.split()[0]
+        tokens = self._encode(prompt, name) if isinstance(prompt, str) else prompt
+        if len(tokens) > served.max_prompt_tokens:
+            raise self._too_long(name, f"{len(tokens)} tokens")
+        if not tokens:
+            raise ApiError(f"{name} has no tokens; it must have one", param=param)
+        if max(tokens) >= served.vocab_size:
+            raise ApiError(
+                f"{name} holds {show(max(tokens))}; a token id is an integer from 0 to "
+                f"{served.vocab_size - 1}",
+                param=param,
+            )
+        return np.array(tokens, np.int32)
+
+    def _encode(self, text: str, name: str) -> list[int]:
+        self._check_length(len(text), name)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            param = name.split()[0]
+            raise ApiError(f"{name} is not text: {error}", param=param) from error
+        return self._served.tokenizer.encode_aside(text)
+
+    def _check_length(self, chars: int, name: str) -> None:
+        if chars > self._max_prompt_chars:
+            raise self._too_long(name, f"{chars} characters")
+
+    def _too_long(self, name: str, length: str) -> ApiError:
+        return ApiError(
+            f"{name} has {length}, which are more than --max_prompt_tokens = "
+            f"{self._served.max_prompt_tokens} tokens",
+            param=name.split()[0],
+            code="context_length_exceeded",
+        )
+
+
+def _count_chars(value: Any) -> int:
+    """Return the characters of all texts in a JSON value; other values count as one."""
+    count, left = 0, [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            left += [*each, *each.values()]
+        elif isinstance(each, list):
+            left += each
+        else:
+            count += len(each) if isinstance(each, str) else 1
+    return count

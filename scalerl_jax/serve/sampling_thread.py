@@ -1,4 +1,4 @@
-"""The thread that owns the scheduler: requests in, tokens and completions out.
+"""The thread that owns a scheduler: requests in, tokens and completions out.
 
 Everything that the scheduler is told comes through one queue, and what it answers is
 handed to a function of the request, called in this thread.  When the thread dies,
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from scalerl_jax.generation.service import turns
-from scalerl_jax.sampler.requests import Completion, Request, SchedulerStats
+from scalerl_jax.sampler.requests import Completion, Request
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import PyTree
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """What a sample of a request has grown by."""
+    """Tokens that a sample of a request has grown by."""
 
     sample: int
     tokens: np.ndarray  # int32 [n]
@@ -42,19 +42,6 @@ class Failed:
 Event = Tokens | Completion | Failed
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Load:
-    """How much there is to do."""
-
-    running: int  # samples in slots, or about to be
-    waiting: int  # samples that no slot is free for
-
-    @property
-    def samples(self) -> int:
-        """All that are not finished."""
-        return self.running + self.waiting
-
-
 @dataclasses.dataclass(kw_only=True)
 class _Open:
     deliver: Callable[[Event], None]
@@ -62,7 +49,11 @@ class _Open:
 
 
 class SamplingThread:
-    """Runs a scheduler on params of one version."""
+    """Runs a scheduler on params of one version.
+
+    `samples` (of open requests, not finished), `stats` (the scheduler's counts, as of
+    its last step) and `failure` (what the thread died of) may be read in any thread.
+    """
 
     def __init__(
         self,
@@ -70,39 +61,20 @@ class SamplingThread:
         params: PyTree,
         *,
         version: int,
-        slots: int,
         on_death: Callable[[], None],
     ) -> None:
-        """Not started; `on_death` is called in the thread, once everyone knows."""
+        """Make, not start; `on_death` is called in the thread, once everyone knows."""
         self._scheduler = scheduler
         self._params = params
         self._version = version
-        self._slots = slots
         self._on_death = on_death
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # of the three below
+        self._lock = threading.Lock()  # of the next three
         self._open: dict[int, _Open] = {}
-        self._samples = 0  # of open requests, not finished
-        self._failure: BaseException | None = None
-        self._stats = dataclasses.replace(scheduler.stats)
+        self.samples = 0
+        self.failure: BaseException | None = None
+        self.stats = dataclasses.replace(scheduler.stats)
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What the thread died of."""
-        return self._failure
-
-    @property
-    def load(self) -> Load:
-        """At this moment, but for what is still in the queue."""
-        samples = self._samples
-        running = min(samples, self._slots)
-        return Load(running=running, waiting=samples - running)
-
-    @property
-    def stats(self) -> SchedulerStats:
-        """The scheduler's counts, as of its last step."""
-        return self._stats
 
     def start(self) -> None:
         """Begin."""
@@ -123,12 +95,12 @@ class SamplingThread:
         With `stream` it hears of tokens too, not of completions alone.
         """
         with self._lock:
-            if self._failure is not None:
+            if self.failure is not None:
                 return False
             self._open[request.request_id] = _Open(
                 deliver=deliver, samples_left=request.num_samples
             )
-            self._samples += request.num_samples
+            self.samples += request.num_samples
         self._inbox.put(functools.partial(self._submit, request, stream))
         return True
 
@@ -151,10 +123,10 @@ class SamplingThread:
         except BaseException as failure:  # noqa: BLE001  handed to all who wait
             _log.error("the sampler died", exc_info=failure)
             with self._lock:
-                self._failure = failure
+                self.failure = failure
                 abandoned = list(self._open.values())
                 self._open.clear()
-                self._samples = 0
+                self.samples = 0
             for each in abandoned:
                 each.deliver(Failed(f"the sampler died: {failure!r}", status=500))
             self._on_death()
@@ -182,11 +154,11 @@ class SamplingThread:
                 if request is None:
                     continue
                 request.samples_left -= 1
-                self._samples -= 1
+                self.samples -= 1
                 if not request.samples_left:
                     del self._open[completion.request_id]
             request.deliver(completion)
-        self._keep_stats()
+        self.stats = dataclasses.replace(self._scheduler.stats)
 
     def rest(self, *, sampled: bool) -> None:
         """Go on at once: `fill` waits."""
@@ -207,21 +179,18 @@ class SamplingThread:
             opened.deliver(Failed(str(error), status=400))
 
     def _cancel(self, request_id: int) -> None:
-        if self._close(request_id) is not None:
+        if self._close(request_id):
             self._scheduler.cancel(request_id)
-            self._keep_stats()
-
-    def _keep_stats(self) -> None:
-        self._stats = dataclasses.replace(self._scheduler.stats)
+            self.stats = dataclasses.replace(self._scheduler.stats)
 
     def _fail_all(self, failed: Failed) -> None:
         for request_id, opened in list(self._open.items()):
             self._cancel(request_id)
             opened.deliver(failed)
 
-    def _close(self, request_id: int) -> _Open | None:
+    def _close(self, request_id: int) -> bool:
         with self._lock:
             closed = self._open.pop(request_id, None)
             if closed is not None:
-                self._samples -= closed.samples_left
-            return closed
+                self.samples -= closed.samples_left
+            return closed is not None

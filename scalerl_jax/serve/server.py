@@ -1,37 +1,251 @@
-"""A service on a socket, from the first request to an orderly end."""
+"""A server from its flags to an orderly end: load, compile, listen, answer, drain."""
 
+import argparse
 import asyncio
+import concurrent.futures
+import contextlib
 import dataclasses
+import ipaddress
 import logging
+import math
+import os
+import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 
+import jax
 import uvicorn
+from jax.sharding import Mesh
 
-from scalerl_jax.serve.app import make_app
-from scalerl_jax.serve.connections import (
+from scalerl_jax.build.loading import Model, load_model
+from scalerl_jax.data.chat import ChatTemplate, NoTemplate, read_chat_template
+from scalerl_jax.data.spelling import Spelling
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.shardings import param_shardings, sampler_shardings
+from scalerl_jax.model.transformer import unstack_layers
+from scalerl_jax.parallel.mesh import Device, make_mesh
+from scalerl_jax.sampler.engine import Engine, EngineSettings
+from scalerl_jax.sampler.scheduler import Scheduler
+from scalerl_jax.serve.access import (
     ACCEPTED_TOGETHER,
-    ConnectionLimits,
+    KEY_VARIABLE,
     Connections,
-    widen,
+    find_key,
+    known_hosts,
+    reserve_files,
 )
-from scalerl_jax.serve.replicas import Replica
+from scalerl_jax.serve.app import make_app
+from scalerl_jax.serve.fields import MAX_LOGPROBS
+from scalerl_jax.serve.orders import Served
 from scalerl_jax.serve.sampling_thread import SamplingThread
-from scalerl_jax.serve.service import Served, Service
+from scalerl_jax.serve.service import Service
+from scalerl_jax.types import PyTree
+from scalerl_jax.utils.xla import keep_programs
 
+_LONGEST = 2048  # tokens; of prompts and of completions, unless flags say otherwise
 _CLOSE_S = 5  # for clients to take what is written, once nothing is sampled
+_QUEUE = 1024  # connections that wait in the kernel, where they cost no file
 
 _log = logging.getLogger(__name__)
 
+Replica = tuple[Scheduler, PyTree]  # and the params that it samples from
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Access:
-    """Who may ask, how often at once, and for how long."""
 
-    key: str = dataclasses.field(repr=False)  # empty: everyone
-    hosts: frozenset[str] | None  # names beside addresses; None: any
-    connections: ConnectionLimits
+def serve(flags: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status, 1 if a sampler died.
+
+    Raises:
+        ValueError: a flag or the checkpoint cannot be used.
+    """
+    with contextlib.ExitStack() as held:
+        keep_programs(flags.compile_cache)
+        held.enter_context(_signals_end_the_process())
+        listener = _bind(flags.host, flags.port, held)
+        key = find_key(flags.api_key, flags.api_key_file, os.environ)
+        address = listener.getsockname()[0]
+        if not key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            _log.warning(
+                "warning: %s can be reached from other machines, and without an API "
+                "key everyone there may use this server; set --api_key_file or %s",
+                *(address, KEY_VARIABLE),
+            )
+        reserve_files(flags.max_connections)
+        connections = Connections(
+            max_connections=flags.max_connections,
+            header_s=flags.header_s,
+            body_s=flags.body_s,
+        )
+        served, replicas = _load(flags)
+        in_order = answer_requests(
+            served,
+            replicas,
+            connections,
+            listener,
+            key=key,
+            hosts=known_hosts(flags.host, flags.allowed_hosts),
+            drain_s=flags.drain_s,
+        )
+        return 0 if asyncio.run(in_order) else 1
+
+
+@contextlib.contextmanager
+def _signals_end_the_process() -> Iterator[None]:
+    """Let signals end the process at once, until the server has its own handlers."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    # Threads that compile would be waited for.
+    before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _bind(host: str, port: int, held: contextlib.ExitStack) -> socket.socket:
+    """Return a socket that listens only once the server is ready."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = held.enter_context(socket.socket(family, kind, protocol))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ValueError(
+            f"--host={host} --port={port} cannot be listened on ({error}); choose "
+            f"others, 0 is a free port"
+        ) from error
+    return listener
+
+
+# -- the model ------------------------------------------------------------------------
+
+
+def _load(flags: argparse.Namespace) -> tuple[Served, list[Replica]]:
+    """Load the model, and compile a replica of it for every few devices."""
+
+    def meshes(arch: Architecture) -> list[Mesh]:
+        return make_meshes(arch, jax.devices(), flags.tensor)
+
+    model = load_model(
+        flags.checkpoint,
+        dtype=flags.dtype,
+        placement=lambda arch: param_shardings(arch, meshes(arch)[0]),
+    )
+    settings = _settings(flags, model)
+    params = unstack_layers(model.params, model.arch)
+    model = dataclasses.replace(model, params=None)  # its layers are a second copy
+    found = meshes(model.arch)
+    _log.info(
+        "compiling, for devices of %s times %s", len(found), found[0].devices.size
+    )
+    replicas = make_replicas(settings, params, found, model.tokenizer.shown)
+    served = Served(
+        name=flags.name or Path(flags.checkpoint).absolute().name,
+        policy_version=model.policy_version,
+        tokenizer=model.tokenizer,
+        template=_template(model),
+        enable_thinking=model.config.data.enable_thinking,
+        vocab_size=model.arch.vocab_size,
+        max_prompt_tokens=settings.max_prompt_tokens,
+        max_completion_tokens=settings.max_completion_tokens,
+        max_samples=flags.max_samples,
+        max_body_bytes=flags.max_body_bytes,
+        slots=settings.slots,
+        max_waiting=flags.max_waiting,
+    )
+    return served, replicas
+
+
+def _settings(flags: argparse.Namespace, model: Model) -> EngineSettings:
+    """Return what the engine is compiled for.
+
+    Raises:
+        ValueError: the model has too few positions.
+    """
+    positions = model.arch.max_positions
+    half = min(_LONGEST, positions // 2)
+    settings = EngineSettings(
+        arch=model.arch,
+        slots=flags.slots,
+        max_prompt_tokens=flags.max_prompt_tokens or half,
+        max_completion_tokens=flags.max_completion_tokens or half,
+        tokens_per_call=flags.tokens_per_call,
+        dtype=model.dtype,
+        eos_ids=model.tokenizer.eos_ids,
+        float32_head=model.config.model.float32_head,
+        cache_tokens=flags.cache_tokens,
+        top_logprobs=MAX_LOGPROBS,
+    )
+    if settings.max_tokens > positions:
+        raise ValueError(
+            f"--max_prompt_tokens + --max_completion_tokens = {settings.max_tokens} is "
+            f"more than the {positions} positions of the model; lower one of them"
+        )
+    return settings
+
+
+def _template(model: Model) -> ChatTemplate | None:
+    """Return the tokenizer's chat template, if it has one; warn where it is broken."""
+    config = model.config
+    try:
+        found = read_chat_template(config.data.tokenizer or config.model.checkpoint)
+        found.render([{"role": "user", "content": "Hello"}], options={})
+    except NoTemplate:
+        return None
+    except ValueError as error:
+        _log.warning("warning: there are no chats: %s", error)
+        return None
+    # Clients hear of it, and not where it is from.
+    return dataclasses.replace(found, origin="the model's chat template")
+
+
+def make_meshes(
+    arch: Architecture, devices: Sequence[Device], tensor: int
+) -> list[Mesh]:
+    """Return a mesh per replica, of `tensor` devices; 0: as many as can share it.
+
+    Raises:
+        ValueError: so many cannot, or do not divide the devices.
+    """
+    pieces = (arch.num_kv_heads, arch.num_heads, arch.ffn_size, arch.vocab_size)
+    most = math.gcd(len(devices), *pieces)
+    size = tensor or most
+    if most % size:
+        raise ValueError(
+            f"--tensor={tensor} must divide the {len(devices)} devices and, in the "
+            f"model, {arch.num_kv_heads} kv heads, {arch.num_heads} heads, "
+            f"{arch.ffn_size} of a layer and {arch.vocab_size} tokens; choose a "
+            f"divisor of {most}"
+        )
+    return [
+        make_mesh(devices[start : start + size], tensor=size)
+        for start in range(0, len(devices), size)
+    ]
+
+
+def make_replicas(
+    settings: EngineSettings,
+    params: PyTree,
+    meshes: Sequence[Mesh],
+    spelling: Spelling,
+) -> list[Replica]:
+    """Return, per mesh, a compiled scheduler and its params (as `layered_table`)."""
+
+    def make(mesh: Mesh) -> Replica:
+        own = jax.device_put(params, sampler_shardings(settings.arch, mesh))
+        engine = Engine(settings, mesh=mesh)
+        engine.warm_up(own)
+        return Scheduler(engine, spelling=spelling), own
+
+    # A program is compiled for its devices: one after another would take long.
+    with concurrent.futures.ThreadPoolExecutor(len(meshes)) as pool:
+        return list(pool.map(make, meshes))
+
+
+# -- the server -----------------------------------------------------------------------
 
 
 class _Server(uvicorn.Server):
@@ -40,58 +254,49 @@ class _Server(uvicorn.Server):
     uvicorn would refuse connections at once, and raise the signal again at the end.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, where: str) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
-        self._where = where
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for each in sockets or ():
-            widen(each)
-        name = self._service.served.name
-        _log.info("serving %s on %s", name, self._where)
+            # asyncio takes one number for what it accepts together and for the queue.
+            each.listen(_QUEUE)
+            host, port = each.getsockname()[:2]
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            _log.info("serving %s on http://%s", self._service.served.name, where)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._service.stop()
 
 
-def serve(
+async def answer_requests(
     served: Served,
     replicas: Sequence[Replica],
+    connections: Connections,
     listener: socket.socket,
     *,
-    access: Access,
+    key: str,
+    hosts: frozenset[str] | None,
     drain_s: float,
 ) -> bool:
     """Answer requests until SIGTERM or SIGINT, and then those that have begun.
 
     False: a sampler died, which is logged, and requests were answered with 500.
     """
-    return asyncio.run(_serve(served, replicas, listener, access, drain_s))
-
-
-async def _serve(
-    served: Served,
-    replicas: Sequence[Replica],
-    listener: socket.socket,
-    access: Access,
-    drain_s: float,
-) -> bool:
     samplers = [
         SamplingThread(
             scheduler,
             params,
             version=served.policy_version,
-            slots=served.slots,
             on_death=lambda: service.stop(),
         )
         for scheduler, params in replicas
     ]
     service = Service(served, samplers)
-    connections = Connections(access.connections)
     config = uvicorn.Config(
-        make_app(service, connections, key=access.key, hosts=access.hosts),
+        make_app(service, connections, key=key, hosts=hosts),
         loop="asyncio",
         http=connections,  # type: ignore[arg-type]  makes protocols, as their class
         ws="none",
@@ -103,26 +308,18 @@ async def _serve(
         backlog=ACCEPTED_TOGETHER,
         timeout_graceful_shutdown=_CLOSE_S,
     )
-    host, port = listener.getsockname()[:2]
-    where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    server = _Server(config, service, where)
+    server = _Server(config, service)
     for sampler in samplers:
         sampler.start()
     try:
-        await _run(server, service, listener, drain_s)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        stopping = asyncio.create_task(service.stopping.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await service.drain(drain_s)
+        server.should_exit = True
+        await serving
     finally:
         for sampler in samplers:
             await asyncio.to_thread(sampler.stop)
     return all(sampler.failure is None for sampler in samplers)
-
-
-async def _run(
-    server: _Server, service: Service, listener: socket.socket, drain_s: float
-) -> None:
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    stopping = asyncio.create_task(service.stopping.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    await service.drain(drain_s)
-    server.should_exit = True
-    await serving

@@ -1,11 +1,10 @@
-"""Orders into requests of the sampler, and their events into choices.
+"""Orders shared out to replicas of the sampler, and their events given back.
 
-Lives on the event loop; the sampler's events reach it there.
+A `Service` lives on the event loop; the events of sampling threads reach it there.
 """
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import itertools
 import secrets
@@ -13,43 +12,43 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import numpy as np
 
-from scalerl_jax.data.chat import ChatTemplate
-from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.requests import Completion, Request, Samples
 from scalerl_jax.sampler.sampling import sample_keys
-from scalerl_jax.serve.errors import ApiError
-from scalerl_jax.serve.orders import Limits, Order
-from scalerl_jax.serve.sampling_thread import (
-    Event,
-    Failed,
-    Load,
-    SamplingThread,
-    Tokens,
-)
+from scalerl_jax.serve.fields import ApiError
+from scalerl_jax.serve.orders import Order, Served
+from scalerl_jax.serve.sampling_thread import Event, Failed, SamplingThread, Tokens
 
 _LAST_WORDS_S = 2.0  # to write answers that are already known
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Served:
-    """What this server says about itself."""
+class Placed:
+    """An order on its way: events of its samples, by the place of the first of them."""
 
-    name: str  # of the model
-    policy_version: int
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    enable_thinking: bool  # in chats, unless a request says otherwise
-    limits: Limits
-    slots: int  # of each replica
-    max_waiting: int  # samples beyond those in slots
+    def __init__(self, order: Order) -> None:
+        """Make the order's queue of events, empty."""
+        self.order = order
+        self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+
+    async def next(self) -> tuple[int, Tokens | Completion]:
+        """Return the place of a choice and the next event of it.
+
+        Raises:
+            ApiError: a completion failed, or can no longer come.
+        """
+        first, event = await self.events.get()
+        if isinstance(event, Failed):
+            raise ApiError(event.message, status=event.status)
+        if isinstance(event, Completion) and event.failure:
+            raise ApiError(event.failure, status=500, code="sampling_failed")
+        return first + event.sample, event
 
 
 class Service:
     """Admits orders, as long as the server is not stopping."""
 
     def __init__(self, served: Served, samplers: Sequence[SamplingThread]) -> None:
-        """Made on the event loop that it will live on; a sampler for each replica."""
+        """Make it on the event loop that it will live on; a sampler per replica."""
         self.served = served
         self.samplers = samplers
         self.stopping = asyncio.Event()
@@ -62,18 +61,27 @@ class Service:
         self._ids = itertools.count()
 
     @property
-    def slots(self) -> int:
-        """Of all replicas."""
-        return self.served.slots * len(self.samplers)
+    def running(self) -> int:
+        """Completions in slots, or about to be, of all replicas."""
+        return sum(min(each.samples, self.served.slots) for each in self.samplers)
 
     @property
-    def load(self) -> Load:
-        """Of all replicas."""
-        loads = [each.load for each in self.samplers]
-        return Load(
-            running=sum(each.running for each in loads),
-            waiting=sum(each.waiting for each in loads),
-        )
+    def waiting(self) -> int:
+        """Completions that no slot is free for, of all replicas."""
+        return sum(max(0, each.samples - self.served.slots) for each in self.samplers)
+
+    @property
+    def slots(self) -> int:
+        """Completions that all replicas sample together."""
+        return self.served.slots * len(self.samplers)
+
+    def count(self, name: str) -> int:
+        """Return the sum of a count of the replicas' schedulers."""
+        return sum(getattr(each.stats, name) for each in self.samplers)
+
+    def stopped(self) -> ApiError:
+        """Return the refusal of who comes while the server is stopping."""
+        return ApiError("the server is stopping", status=503, code="stopping")
 
     def stop(self) -> None:
         """Admit no more orders; from any thread, or a signal handler."""
@@ -93,13 +101,13 @@ class Service:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """While a client waits for completions; the server does not stop before.
+        """Keep the server from stopping while a client waits for completions.
 
         Raises:
             ApiError: the server is stopping.
         """
         if self.stopping.is_set():
-            raise ApiError("the server is stopping", status=503, code="stopping")
+            raise self.stopped()
         self._answering += 1
         self._idle.clear()
         try:
@@ -110,99 +118,70 @@ class Service:
                 self._idle.set()
 
     @contextlib.asynccontextmanager
-    async def placed(self, order: Order) -> AsyncIterator["Placed"]:
-        """The order with the samplers; on leaving, what is not finished is given up.
+    async def placed(self, order: Order) -> AsyncIterator[Placed]:
+        """Give the order to the samplers; on leaving, give up what is not finished.
 
         Raises:
             ApiError: too many wait already, or a sampler is dead.
         """
         self._check_room(order.num_choices)
-        placed = Placed(order)
+        placed, samples = Placed(order), order.fields.n
         # One prompt may have more samples than a replica has slots: they are shared.
-        share = order.num_samples if len(self.samplers) == 1 else self.served.slots
+        share = samples if len(self.samplers) == 1 else self.served.slots
         held: list[tuple[SamplingThread, int]] = []
         try:
             for place, tokens in enumerate(order.prompts):
-                samples = _samples(order)
-                for start in range(0, order.num_samples, share):
-                    sampler, request_id = self._freest(), next(self._ids)
+                values = _samples(order)
+                for start in range(0, samples, share):
+                    part = slice(start, start + share)
                     request = Request(
-                        request_id=request_id,
+                        request_id=next(self._ids),
                         tokens=tokens,
-                        samples=_part(samples, slice(start, start + share)),
+                        samples=Samples(**{k: v[part] for k, v in values.items()}),
                         sampling=order.sampling,
-                        stop=order.stop,
+                        stop=tuple(order.fields.stop),
                     )
-                    first = place * order.num_samples + start
+                    first = place * samples + start
                     deliver = functools.partial(self._deliver, placed, first)
-                    if not sampler.submit(request, deliver, stream=order.stream):
+                    sampler = min(self.samplers, key=lambda each: each.samples)
+                    if not sampler.submit(request, deliver, stream=order.fields.stream):
                         raise ApiError("the sampler died", status=500)
-                    held.append((sampler, request_id))
+                    held.append((sampler, request.request_id))
             self.prompt_tokens += sum(map(len, order.prompts))
             yield placed
         finally:
             for sampler, request_id in held:
                 sampler.cancel(request_id)
 
-    def _freest(self) -> SamplingThread:
-        """The replica with the least to do."""
-        return min(self.samplers, key=lambda each: each.load.samples)
-
-    def _deliver(self, placed: "Placed", first: int, event: Event) -> None:
+    def _deliver(self, placed: Placed, first: int, event: Event) -> None:
         """Hand an event to the loop; `first` is the place of the sample numbered 0."""
         self._loop.call_soon_threadsafe(self._take, placed, first, event)
 
-    def _take(self, placed: "Placed", first: int, event: Event) -> None:
+    def _take(self, placed: Placed, first: int, event: Event) -> None:
         if isinstance(event, Completion):
             self.completion_tokens += len(event.tokens)
         placed.events.put_nowait((first, event))
 
     def _check_room(self, samples: int) -> None:
-        load, served = self.load, self.served
-        room = self.slots + served.max_waiting - load.running - load.waiting
-        if samples > room:
+        most = self.served.max_waiting
+        if self.running + self.waiting + samples > self.slots + most:
             raise ApiError(
-                f"{load.waiting} completions wait for a slot and these are {samples} "
-                f"more; the limit is --max_waiting = {served.max_waiting}: try again "
-                f"later",
+                f"{self.waiting} completions wait for a slot and these are {samples} "
+                f"more; the limit is --max_waiting = {most}: try again later",
                 status=429,
                 code="too_many_requests",
             )
 
 
-class Placed:
-    """An order on its way: events of its samples, by the place of the first of them."""
+def _samples(order: Order) -> dict[str, np.ndarray]:
+    """Return the fields of a prompt's `Samples`.
 
-    def __init__(self, order: Order) -> None:
-        """Nothing has come yet."""
-        self.order = order
-        self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-
-    async def next(self) -> tuple[int, Tokens | Completion]:
-        """The next event, with the place of its choice.
-
-        Raises:
-            ApiError: a completion failed, or can no longer come.
-        """
-        first, event = await self.events.get()
-        if isinstance(event, Failed):
-            raise ApiError(event.message, status=event.status)
-        if isinstance(event, Completion) and event.failure:
-            raise ApiError(event.failure, status=500, code="sampling_failed")
-        return first + event.sample, event
-
-
-def _samples(order: Order) -> Samples:
-    """The same seed and prompt give the same keys, whatever else is asked for."""
-    count = order.num_samples
-    seed = secrets.randbits(32) if order.seed is None else order.seed
-    return Samples(
-        keys=sample_keys(seed, "serve", prompt_id=0, epoch=0, num_samples=count),
-        thinking_limits=np.full(count, NEVER, np.int32),
-        max_tokens=np.full(count, order.max_tokens, np.int32),
-    )
-
-
-def _part(samples: Samples, part: slice) -> Samples:
-    """Some of the samples."""
-    return Samples(**{name: value[part] for name, value in vars(samples).items()})
+    The same seed and prompt give the same keys, whatever else is asked for.
+    """
+    count, seed = order.fields.n, order.fields.seed
+    seed = secrets.randbits(32) if seed is None else seed
+    return {
+        "keys": sample_keys(seed, "serve", prompt_id=0, epoch=0, num_samples=count),
+        "thinking_limits": np.full(count, NEVER, np.int32),
+        "max_tokens": np.full(count, order.max_tokens, np.int32),
+    }

@@ -1,4 +1,4 @@
-"""Which failures are answers to the user, told in a line, and which are faults."""
+"""Failures that are answers to the user, told in a line, apart from faults."""
 
 import argparse
 import os
@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def is_explained(error: BaseException) -> bool:
-    """Whether this package raised it, with a message for the user."""
+    """Return whether this package raised it, with a message for the user."""
     if type(error).__name__ == "JaxRuntimeError":  # its own frames are not there
         return False
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
@@ -29,7 +29,7 @@ def is_explained(error: BaseException) -> bool:
 
 
 def tell(error: Exception) -> int:
-    """Write an explained error to stderr as one line; the command's exit status.
+    """Write an explained error to stderr as one line; return the exit status.
 
     2 for a mistake in what was asked for, 1 for a failure on the way.  An error of the
     system's that names a file is a mistake.
@@ -45,7 +45,7 @@ def tell(error: Exception) -> int:
 
 
 def answer(command: Callable[[], int | None]) -> int:
-    """The exit status of a command, whose explained failures are one line each."""
+    """Return the exit status of a command; explained failures are one line each."""
     try:
         return command() or 0
     except BrokenPipeError:  # whoever reads, `head` perhaps, has seen enough

@@ -326,7 +326,7 @@ def _open(
 
 
 def _plain(field: Any) -> Any:
-    """A field's value; float32 as its shortest decimal: 1e-05, not 9.99999974e-06."""
+    """Return a field's value; float32 as its shortest decimal: 1e-05."""
     value = field.contents()
     if field.types and field.types[0].name == "FLOAT32":
         return float(str(np.float32(value)))

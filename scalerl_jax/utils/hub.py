@@ -1,4 +1,4 @@
-"""Names on the Hugging Face hub as folders of this machine, by its own library's cache.
+"""Names on the Hugging Face hub as folders of this machine, in its library's cache.
 
 HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE in the environment mean what they mean
 to the hub's other tools.
@@ -17,7 +17,7 @@ _DESCRIPTION = ("*.json", "*.jinja", "merges.txt")  # of a model, its weights ap
 
 
 def is_hub_id(name: str | Path) -> bool:
-    """Whether a name is "OWNER/NAME" or "OWNER/NAME@REVISION", and no file here."""
+    """Return whether a name is "OWNER/NAME[@REVISION]", and no file here."""
     return bool(_ID.fullmatch(str(name))) and not Path(name).exists()
 
 
@@ -51,7 +51,7 @@ def local_directory(name: str | Path) -> "Path | GGUFModel":
 def fetch(
     name: str, patterns: tuple[str, ...], *, kind: Literal["model", "dataset"]
 ) -> Path:
-    """The folder with those files of a repository that match; fetched, or cached.
+    """Return the folder of a repository's files that match; fetched, or cached.
 
     Raises:
         ValueError: the hub does not have it, or cannot be reached.

@@ -17,11 +17,20 @@ told apart: `lost_tokens` (generated) and `lost_flops` (of sampler and learner).
 """
 
 import contextlib
+import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.run_directory import write_json
+
+LEDGER_FILE = "ledger.json"
+WRITE_EVERY_S = 5.0  # so much before a kill, at most, is in no ledger
+_LAST_WRITE_S = 60.0  # for a slow disk, at the end of a run
 
 # What a chip can be doing.  `verify` is a pool's wait for verdicts, not CPU seconds:
 # it counts only while nothing else runs there.
@@ -45,6 +54,8 @@ _LOST = {
     "lost_flops": ("train_flops", "generate_flops", "lost_flops"),
 }
 _SECONDS_PER_HOUR = 3600.0
+
+_log = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -129,7 +140,7 @@ class Ledger:
             return self._charged_chip_hours()
 
     def report(self) -> dict[str, float]:
-        """Chip-seconds by category, charged chip-hours and counters, up to now.
+        """Return chip-seconds by category, charged chip-hours and counters, up to now.
 
             wasted = generate * wasted_tokens / generated_tokens
 
@@ -150,7 +161,7 @@ class Ledger:
             }
 
     def idle_shares(self) -> dict[str, float]:
-        """Idle share of each pool's time since the previous call, in [0, 1]."""
+        """Return each pool's idle share of the time since the last call, in [0, 1]."""
         with self._lock:
             self._advance()
             shares = {
@@ -162,7 +173,7 @@ class Ledger:
             return shares
 
     def state(self) -> dict[str, Any]:
-        """All that was counted, as JSON values."""
+        """Return all that was counted, as JSON values."""
         with self._lock:
             self._advance()
             return {
@@ -230,10 +241,67 @@ class Ledger:
 
 
 def _resumed(saved: Counter[str], latest: Counter[str]) -> Counter[str]:
-    """Amounts to go on from at a checkpoint; it may be newer than `latest`."""
+    """Return amounts to go on from at a checkpoint; it may be newer than `latest`."""
     past = saved.copy()
     for name in _NOT_UNDONE:
         past[name] = max(saved[name], latest[name])
     for name, parts in _LOST.items():
         past[name] += max(0, sum(latest[part] - saved[part] for part in parts))
     return past
+
+
+def read_ledger(directory: Path) -> dict[str, Any] | None:
+    """Return the state last written in the directory of a run, if any was.
+
+    Raises:
+        ValueError: the file is no ledger's.
+    """
+    path = directory / LEDGER_FILE
+    if not path.exists():
+        return None
+    try:
+        state = parse_json(path.read_bytes())
+        if state.keys() != {"chip", "chip_s", "counts"}:
+            raise KeyError(f"it holds {sorted(state)}")
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is broken ({error!r}), so what the run has cost since its last "
+            f"checkpoint is unknown; remove it to go on without that"
+        ) from error
+    return state
+
+
+@contextlib.contextmanager
+def kept_on_disk(ledger: Ledger, directory: Path) -> Iterator[None]:
+    """Write the ledger's state while the block runs, and once more at its end.
+
+    A thread of its own replaces the file in one go.  A file that cannot be written is
+    reported once; the run goes on.
+    """
+    path, ended = directory / LEDGER_FILE, threading.Event()
+
+    def keep() -> None:
+        told = last = False
+        while True:
+            try:
+                write_json(path, ledger.state())
+            except OSError as error:
+                if not told:
+                    _log.warning(
+                        "cannot write %s (%s): what is lost if this process is killed "
+                        "will be in no ledger",
+                        path,
+                        error.strerror or error,
+                    )
+                told = True
+            if last:
+                return
+            last = ended.wait(WRITE_EVERY_S)
+
+    thread = threading.Thread(target=keep, name="ledger", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_LAST_WRITE_S)

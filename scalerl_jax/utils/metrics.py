@@ -1,10 +1,13 @@
-"""Files that a run appends to: metrics.jsonl, evals.jsonl, rollouts.jsonl, TensorBoard.
+"""Numbers of a run: files that it appends to, TensorBoard, W&B, a profiler's trace.
 
-One JSON object per line, each written by one system call, so that a killed run
-leaves at most one torn line, at the end.  Floats are written so that they read back
-bit for bit; NaN and infinities, which JSON lacks, become null.
+metrics.jsonl, evals.jsonl and rollouts.jsonl hold one JSON object per line, each
+written by one system call, so that a killed run leaves at most one torn line, at the
+end.  Floats are written so that they read back bit for bit; NaN and infinities, which
+JSON lacks, become null.
 """
 
+import contextlib
+import importlib
 import json
 import math
 import os
@@ -12,7 +15,6 @@ import textwrap
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from scalerl_jax.utils.reading import parse_json
-from scalerl_jax.utils.tracking import Wandb
+from scalerl_jax.utils.run_directory import replace_file
 
 # Message classes are made at import, where a type checker cannot see them.
 Event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
@@ -35,11 +37,8 @@ EVALS_FILE = "evals.jsonl"
 ROLLOUTS_FILE = "rollouts.jsonl"
 TENSORBOARD_DIRECTORY = "tensorboard"
 
-# What a row may hold on its way to a file: JSON values, NumPy and JAX scalars.
-RowValue = Any
 
-
-class MetricsWriter:
+class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
     """Writes the numbers of a run; on a resume, `rewind` first."""
 
     def __init__(
@@ -54,17 +53,16 @@ class MetricsWriter:
         `settings`, by dotted name, are what TensorBoard and W&B call hyper-parameters.
         """
         self._directory = Path(directory)
-        self._wandb: Wandb | None = None
+        self._wandb: _Wandb | None = None
         self._files: dict[str, _Appender] = {}
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._close_files)
             for name in (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE):
                 self._open(name)
             self._tensorboard = _TensorBoard(self.tensorboard, settings or {})
             if wandb_project:
-                self._wandb = Wandb(wandb_project, self._directory, settings or {})
-        except BaseException:
-            self._close_files()
-            raise
+                self._wandb = _Wandb(wandb_project, self._directory, settings or {})
+            opened.pop_all()
 
     @property
     def tensorboard(self) -> Path:
@@ -78,16 +76,14 @@ class MetricsWriter:
         histograms: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Append the metrics of one optimizer step; histograms are for TensorBoard."""
-        row = _json_values({"step": step, **values})
-        self._files[METRICS_FILE].write(_line(row))
+        self._write(METRICS_FILE, {"step": step, **values})
         self._show(step, values)
         for tag, numbers in (histograms or {}).items():
-            self._tensorboard.write(step, histogram_pb(tag, numbers))
+            self._tensorboard.write(step=step, summary=histogram_pb(tag, numbers))
 
     def write_eval(self, row: dict[str, Any]) -> None:
         """Append one evaluation; its numbers go to TensorBoard under `eval/`."""
-        row = _json_values({"step": row["step"], **row})
-        self._files[EVALS_FILE].write(_line(row))
+        row = self._write(EVALS_FILE, {"step": row["step"], **row})
         numbers = {
             f"eval/{name}": value
             for name, value in row.items()
@@ -96,21 +92,30 @@ class MetricsWriter:
         self._show(row["step"], numbers)
 
     def has_eval(self, step: int) -> bool:
-        """Whether the evaluation at a step is on file."""
+        """Return whether the evaluation at a step is on file."""
         rows = (self._directory / EVALS_FILE).read_bytes().splitlines()
         return any(json.loads(row)["step"] == step for row in rows)
 
     def write_rollouts(self, rows: Iterable[dict[str, Any]]) -> None:
         """Append readable rollouts; each row has a "step"."""
         for number, row in enumerate(rows):
-            row = _json_values({"step": row["step"], **row})
-            self._files[ROLLOUTS_FILE].write(_line(row))
+            row = self._write(ROLLOUTS_FILE, {"step": row["step"], **row})
             text = text_pb(f"rollouts/{number}", _markdown(row))
-            self._tensorboard.write(row["step"], text)
+            self._tensorboard.write(step=row["step"], summary=text)
+
+    def _write(self, name: str, row: dict[str, Any]) -> dict[str, Any]:
+        row = _json_values(row)
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        self._files[name].write(line)
+        return row
 
     def _show(self, step: int, values: dict[str, Any]) -> None:
-        """Numbers for TensorBoard, and for W&B where it is on."""
-        self._tensorboard.write_scalars(step, values)
+        """Give numbers to TensorBoard, and to W&B where it is on."""
+        scalars = [
+            Summary.Value(tag=tag, simple_value=float(value))
+            for tag, value in values.items()
+        ]
+        self._tensorboard.write(step=step, summary=Summary(value=scalars))
         if self._wandb is not None:
             self._wandb.log(step, values)
 
@@ -120,7 +125,7 @@ class MetricsWriter:
             file.close()
             _drop_after(self._directory / name, step)
             self._open(name)
-        self._tensorboard.purge_after(step)
+        self._tensorboard.start(step + 1)  # readers drop what has this step or a later
 
     def close(self) -> None:
         """Close the files."""
@@ -129,16 +134,7 @@ class MetricsWriter:
         if self._wandb is not None:
             self._wandb.close()
 
-    def __enter__(self) -> "MetricsWriter":
-        """Itself: the files are open."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the files."""
         self.close()
 
@@ -162,6 +158,7 @@ class _Appender:
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise _unwritable(path, error) from error
+        self.close = self._file.close
 
     def write(self, data: bytes) -> None:
         """Append `data`, in one call unless the system takes only a part of it."""
@@ -172,16 +169,9 @@ class _Appender:
         except OSError as error:
             raise _unwritable(self._path, error) from error
 
-    def flush(self) -> None:
-        """Nothing to do: nothing is held back."""
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
 
 class _TensorBoard:
-    """Scalars for TensorBoard, in its own record format, without TensorFlow.
+    """Events for TensorBoard, in its own record format, without TensorFlow.
 
     TensorBoard's `EventFileWriter` hands events to a thread that keeps them for up to
     two minutes and whose errors come late; here each event is on disk on return.
@@ -196,44 +186,80 @@ class _TensorBoard:
         path = directory / f"events.out.tfevents.{seconds:010d}.{os.getpid()}"
         self._file = _Appender(path)
         self._records = RecordWriter(self._file)
-        self._write(file_version="brain.Event:2")
-        if not names:
-            # The first START that a reader meets purges nothing; later ones do.
-            self._start(step=0)
-            if settings:
-                plain = bool | int | float | str
-                self.write(
-                    0,
-                    hparams_pb(
-                        {
-                            name: value if isinstance(value, plain) else str(value)
-                            for name, value in settings.items()
-                        }
-                    ),
-                )
+        self.close = self._file.close
+        self.write(file_version="brain.Event:2")
+        if names:
+            return
+        self.start(0)  # the first that a reader meets purges nothing; later ones do
+        plain = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in settings.items()
+        }
+        if plain:
+            self.write(step=0, summary=hparams_pb(plain))
 
-    def write(self, step: int, summary: Any) -> None:
-        self._write(step=step, summary=summary)
+    def start(self, step: int) -> None:
+        self.write(step=step, session_log=SessionLog(status=SessionLog.START))
 
-    def write_scalars(self, step: int, values: dict[str, Any]) -> None:
-        scalars = [
-            Summary.Value(tag=tag, simple_value=float(value))
-            for tag, value in values.items()
-        ]
-        self.write(step, Summary(value=scalars))
-
-    def purge_after(self, step: int) -> None:
-        self._start(step=step + 1)  # readers drop what has this step or a later one
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _start(self, *, step: int) -> None:
-        self._write(step=step, session_log=SessionLog(status=SessionLog.START))
-
-    def _write(self, **fields: object) -> None:
+    def write(self, **fields: object) -> None:
         event = Event(wall_time=time.time(), **fields)
         self._records.write(event.SerializeToString())
+
+
+class _Wandb:
+    """A run at Weights & Biases, which goes on when the run does.
+
+    WANDB_MODE=offline keeps it in the run directory.
+    """
+
+    def __init__(
+        self, project: str, directory: Path, settings: Mapping[str, Any]
+    ) -> None:
+        wandb = importlib.import_module("wandb")  # of an extra
+        begun = json.loads((directory / "config.json").read_bytes())["started"]
+        self._run = wandb.init(
+            project=project,
+            dir=directory,
+            name=directory.name,
+            id="".join(filter(str.isalnum, f"{directory.name}{begun}")),
+            resume="allow",
+            config=dict(settings),
+            settings=wandb.Settings(console="off"),
+        )
+        # A step of its own does not come twice: what a kill undid would be missing.
+        self._run.define_metric("*", step_metric="step")
+        self.close = self._run.finish
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self._run.log({**values, "step": step})
+
+
+class StepProfile:
+    """A profiler's trace of the optimizer steps from the first to the last of two."""
+
+    def __init__(self, steps: tuple[int, ...], directory: Path) -> None:
+        """Trace nothing without steps; TensorBoard finds the trace in `directory`."""
+        self._first, self._last = steps or (0, 0)
+        self._directory = directory
+        self._running = False
+
+    def reached(self, version: int) -> None:
+        """Begin, or end, before the step that follows on a version."""
+        if self._running and version >= self._last:
+            self.close()
+        elif self._first and version == self._first - 1 and not self._running:
+            import jax
+
+            jax.profiler.start_trace(self._directory)
+            self._running = True
+
+    def close(self) -> None:
+        """End and write the trace, if there is one under way."""
+        if self._running:
+            import jax
+
+            self._running = False
+            jax.profiler.stop_trace()
 
 
 def _unwritable(path: Path, error: OSError) -> RuntimeError:
@@ -243,20 +269,20 @@ def _unwritable(path: Path, error: OSError) -> RuntimeError:
     )
 
 
-def _json_values(value: RowValue) -> RowValue:
-    """`value` as plain JSON values; numbers that JSON lacks become None."""
+def _json_values(value: Any) -> Any:
+    """Return JSON values for them, NumPy and JAX scalars; what JSON lacks is None."""
     if isinstance(value, dict):
         return {str(name): _json_values(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [_json_values(part) for part in value]
     if value is None or isinstance(value, str | bool | int):
         return value
-    number = float(value)  # NumPy and JAX scalars too
+    number = float(value)
     return number if math.isfinite(number) else None
 
 
 def _markdown(row: dict[str, Any]) -> str:
-    """A row to be read: what is no number as it stands, line by line."""
+    """Return a row to be read: texts as they stand, line by line."""
     parts = [
         f"{name}: {value}\n"
         if not isinstance(value, str)
@@ -267,18 +293,12 @@ def _markdown(row: dict[str, Any]) -> str:
     return "\n".join(parts).encode(errors="replace").decode()
 
 
-def _line(row: dict[str, Any]) -> bytes:
-    return json.dumps(row, allow_nan=False).encode() + b"\n"
-
-
 def _cut_torn_line(path: Path) -> None:
     """Cut off what follows the last line end: a kill came in the middle of a line."""
-    if not path.is_file():
-        return
     try:
+        if not path.is_file() or not path.stat().st_size:
+            return
         with open(path, "rb+") as file:
-            if file.seek(0, os.SEEK_END) == 0:
-                return
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
                 file.seek(0)
@@ -294,23 +314,15 @@ def _drop_after(path: Path, step: int) -> None:
         kept = []
         for number, line in enumerate(lines, start=1):
             try:
-                row_step = parse_json(line)["step"]
+                if parse_json(line)["step"] <= step:
+                    kept.append(line)
             except (ValueError, KeyError, TypeError) as error:
-                if number == len(lines):
-                    break
-                raise ValueError(
-                    f"line {number} of {path} is not a row of a run ({error!r}); "
-                    f"remove it, or move the file away to lose its rows"
-                ) from error
-            if row_step <= step:
-                kept.append(line)
-        if len(kept) == len(lines):
-            return
-        temporary = path.with_name(f".{path.name}.tmp")
-        with open(temporary, "wb") as file:
-            file.writelines(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+                if number < len(lines):
+                    raise ValueError(
+                        f"line {number} of {path} is not a row of a run ({error!r}); "
+                        f"remove it, or move the file away to lose its rows"
+                    ) from error
+        if len(kept) < len(lines):
+            replace_file(path, b"".join(kept))
     except OSError as error:
         raise _unwritable(path, error) from error

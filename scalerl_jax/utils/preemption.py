@@ -1,19 +1,20 @@
-"""Whether this machine is about to be taken away: SIGTERM, asked once per step.
+"""Notice that this machine is about to be taken away: SIGTERM, asked once per step.
 
 A program calls `end_at_sigterm` first: as long as there is nothing to save, SIGTERM
-ends it at once, with status 0.  While a `Preemption` is installed, it is only noticed.
+ends it at once, with status 0.  While a `Preemption` is entered, it is only noticed.
 
 Where `jax.distributed` has joined several processes, JAX catches SIGTERM itself and
 agrees with the others on one step to stop at; a handler of our own would replace that
 one, so none is installed.  Every process must then ask at every step, or others wait.
 """
 
+import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
-from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 _ENDED = b"stopped by SIGTERM with nothing to save\n"
 
@@ -37,32 +38,44 @@ def end_at_sigterm() -> None:
     threading.Thread(target=end, name="sigterm", daemon=True).start()
 
 
-class Preemption:
+class Preemption(contextlib.AbstractContextManager["Preemption"]):
     """Notices that SIGTERM came; the run then saves its state and ends."""
 
     def __init__(self) -> None:
-        """Notices nothing before `install`."""
+        """Notice nothing before it is entered."""
         self._came = threading.Event()
-        self._installed = False
         self._distributed = False
-        self._previous: Any = signal.SIG_DFL
-        self._previous_fd = -1
+        self._previous: tuple[Any, int] | None = None  # handler and file to wake up
 
-    def install(self) -> None:
-        """Begin to notice SIGTERM; called from the main thread."""
-        self._distributed = _has_others()
-        if self._distributed or self._installed:
-            return
+    def __enter__(self) -> Self:
+        """Begin to notice SIGTERM, in the main thread.
+
+        Raises:
+            RuntimeError: it is another thread.
+        """
+        jax = sys.modules.get("jax")
+        self._distributed = bool(
+            jax and jax.distributed.is_initialized() and jax.process_count() > 1
+        )
+        if self._distributed:
+            return self
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
-                "Preemption.install was called in a thread; Python delivers signals "
-                "to the main thread only, so call it there"
+                "a Preemption was entered in a thread; Python delivers signals to the "
+                "main thread only, so enter it there"
             )
-        previous = signal.signal(signal.SIGTERM, self._on_signal)
+        previous = signal.signal(signal.SIGTERM, lambda *_: self._came.set())
         # None is a handler that C code put there, which Python cannot put back.
-        self._previous = signal.SIG_DFL if previous is None else previous
-        self._previous_fd = signal.set_wakeup_fd(-1)
-        self._installed = True
+        handler = signal.SIG_DFL if previous is None else previous
+        self._previous = handler, signal.set_wakeup_fd(-1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give SIGTERM back to whoever had it."""
+        if self._previous is not None:
+            handler, descriptor = self._previous
+            signal.set_wakeup_fd(descriptor)
+            signal.signal(signal.SIGTERM, handler)
 
     @property
     def requested(self) -> bool:
@@ -70,40 +83,10 @@ class Preemption:
         return self._came.is_set()
 
     def reached(self, step: int) -> bool:
-        """Whether the run must save and end after optimizer step `step`."""
+        """Return whether the run must save and end after optimizer step `step`."""
         if self._distributed:
             from jax.experimental import multihost_utils
 
             if multihost_utils.reached_preemption_sync_point(step):
                 self._came.set()
         return self.requested
-
-    def close(self) -> None:
-        """Give SIGTERM back to whoever had it."""
-        if self._installed:
-            signal.set_wakeup_fd(self._previous_fd)
-            signal.signal(signal.SIGTERM, self._previous)
-            self._installed = False
-
-    def __enter__(self) -> "Preemption":
-        """Install."""
-        self.install()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Give SIGTERM back."""
-        self.close()
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._came.set()
-
-
-def _has_others() -> bool:
-    import jax
-
-    return jax.distributed.is_initialized() and jax.process_count() > 1

@@ -1,7 +1,8 @@
-"""Where a command is: one line at the foot of a terminal, plain lines elsewhere."""
+"""Progress of a command: a line at the foot of a terminal, plain lines elsewhere."""
 
 import contextlib
 import io
+import logging
 import sys
 from collections.abc import Iterator
 
@@ -27,7 +28,7 @@ class Progress(progress.Progress):
     """Shows the newest bar of a command, and notes above it."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """On standard error, unless another console is given."""
+        """Draw on standard error, unless another console is given."""
         # Variables of the environment that ask for colours make no terminal of a file.
         interactive = None if sys.stderr.isatty() else False
         console = console or Console(stderr=True, force_interactive=interactive)
@@ -63,7 +64,7 @@ class Progress(progress.Progress):
         done: int = 0,
         every_s: float = 0.0,
     ) -> Iterator[progress.TaskID]:
-        """Something that lasts as long as the block; a plain line, if not counted.
+        """Show something that lasts as long as the block; a plain line, if not counted.
 
         Plain lines of `show` come after `every_s` seconds at the earliest.
         """
@@ -122,8 +123,17 @@ class Stderr(io.TextIOBase):
         return sys.stderr.write(text)
 
 
+def log_to_stderr() -> None:
+    """Log this package's messages and other libraries' warnings, one line each."""
+    # Other libraries have set up logging when they were imported: `force`.
+    logging.basicConfig(
+        format="%(message)s", level=logging.WARNING, stream=Stderr(), force=True
+    )
+    logging.getLogger("scalerl_jax").setLevel(logging.INFO)
+
+
 def _line(task: progress.Task) -> str:
-    """All that is known of a bar."""
+    """Return all that is known of a bar."""
     count = f" {task.completed:.0f}/{task.total:.0f}" if task.total else ""
     time = _duration(task.elapsed or 0.0)
     if task.time_remaining is not None:  # it can be told

@@ -34,7 +34,7 @@ def check_regular(path: _File) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
         ValueError: it is no UTF-8 or no JSON, nests too deep, or has a number that is
@@ -76,7 +76,7 @@ def read_json(path: _File) -> dict[str, Any]:
 
 
 def _is_deep(value: dict[str, Any] | list[Any]) -> bool:
-    """Whether containers nest deeper than the limit; looked through level by level."""
+    """Return whether containers nest deeper than the limit, level by level."""
     level = [value]
     for _ in range(MAX_DEPTH):
         inner = (each.values() if isinstance(each, dict) else each for each in level)

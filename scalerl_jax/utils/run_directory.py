@@ -15,8 +15,8 @@ import os
 import platform
 import subprocess
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 import scalerl_jax
@@ -38,7 +38,7 @@ _ABSENT = "absent"
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class RunDirectory:
+class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """An open and locked run directory; `close` or a dead process unlocks it."""
 
     path: Path
@@ -49,16 +49,7 @@ class RunDirectory:
         """Let another process have the directory."""
         self.lock.close()
 
-    def __enter__(self) -> "RunDirectory":
-        """Itself: the lock is already held."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Unlock."""
         self.close()
 
@@ -81,11 +72,11 @@ def open_run_directory(
         RuntimeError: it cannot be written, or another process is using it.
     """
     path = _make_directory(workdir)
-    lock = _lock(path)
-    try:
+    with contextlib.ExitStack() as held:
+        lock = held.enter_context(_lock(path))
         settings = json.loads(json.dumps(settings))
         config_file = path / "config.json"
-        try:
+        with _usable(config_file):
             resumed = config_file.exists()
             if resumed:
                 record = _check_record(config_file, settings, free_settings)
@@ -94,12 +85,20 @@ def open_run_directory(
                 record = _new_record(settings)
             if record is not None:
                 write_json(config_file, record)
-        except OSError as error:
-            raise _unusable(config_file, error) from error
-    except BaseException:
-        lock.close()
-        raise
+        held.pop_all()
     return RunDirectory(path=path, resumed=resumed, lock=lock)
+
+
+@contextlib.contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    """Name a path that the system does not let us use."""
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(
+            f"cannot use {path} ({error.strerror or error}); free space or rights "
+            f"there, or choose another --workdir"
+        ) from error
 
 
 def _make_directory(workdir: str | os.PathLike[str]) -> Path:
@@ -109,50 +108,35 @@ def _make_directory(workdir: str | os.PathLike[str]) -> Path:
             f"mounted one (gcsfuse mounts a bucket)"
         )
     path = Path(workdir).expanduser().absolute()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ValueError(
-            f"--workdir={path} is or lies under a file; name a directory"
-        ) from error
-    except OSError as error:
-        raise _unusable(path, error) from error
+    with _usable(path):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ValueError(
+                f"--workdir={path} is or lies under a file; name a directory"
+            ) from error
     return path
-
-
-def _unusable(path: Path, error: OSError) -> RuntimeError:
-    return RuntimeError(
-        f"cannot use {path} ({error.strerror or error}); free space or rights there, "
-        f"or choose another --workdir"
-    )
 
 
 def _lock(path: Path) -> TextIO:
     """Take the lock of the directory; the kernel gives it back when we die."""
-    try:
-        lock = open(path / ".lock", "a+")  # noqa: SIM115  held as long as the run
-    except OSError as error:
-        raise _unusable(path / ".lock", error) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with _usable(path / ".lock"), contextlib.ExitStack() as held:
+        lock = held.enter_context(open(path / ".lock", "a+"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise RuntimeError(
+                f"another process ({lock.read() or 'unknown'}) is using "
+                f"--workdir={path}; stop it first or choose another --workdir"
+            ) from error
         # A forked child (a verifier, say) shares the lock and may outlive us.
         child_copy: weakref.ref[TextIO] = weakref.ref(lock)
         os.register_at_fork(after_in_child=lambda: _close_if_alive(child_copy))
         lock.truncate(0)
         lock.write(f"{os.getpid()} on {platform.node()}")
         lock.flush()
-    except BlockingIOError as error:
-        lock.seek(0)
-        owner = lock.read() or "unknown"
-        lock.close()
-        raise RuntimeError(
-            f"another process ({owner}) is using --workdir={path}; stop it first or "
-            f"choose another --workdir"
-        ) from error
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            lock.close()
-        raise _unusable(path / ".lock", error) from error
+        held.pop_all()
     return lock
 
 
@@ -188,7 +172,7 @@ def _new_record(settings: dict[str, Any]) -> dict[str, Any]:
 def _check_record(
     config_file: Path, settings: dict[str, Any], free_settings: tuple[str, ...]
 ) -> dict[str, Any] | None:
-    """The record brought up to date, or None if it need not be written again."""
+    """Return the record brought up to date; None: it need not be written again."""
     record = _read_record(config_file)
     was, now = flatten(record["config"]), flatten(settings)
     changed = {
@@ -244,24 +228,24 @@ def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None
         RuntimeError: it cannot be written.
     """
     file = directory / "data.json"
-    try:
+    with _usable(file):
         if not (file.exists() and _run_files(directory)):
             write_json(file, report)
             return
-        before = parse_json(file.read_bytes())
-        changed = [
-            name
-            for kind, sets in report.items()
-            for name, now in sets.items()
-            if now.get("sha256") != before[kind][name].get("sha256")
-        ]
-    except OSError as error:
-        raise _unusable(file, error) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{file} is broken ({error!r}), so whether this run's prompts are still "
-            f"the same is unknown; put the file right, or choose another --workdir"
-        ) from error
+        try:
+            before = parse_json(file.read_bytes())
+            changed = [
+                name
+                for kind, sets in report.items()
+                for name, now in sets.items()
+                if now.get("sha256") != before[kind][name].get("sha256")
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{file} is broken ({error!r}), so whether this run's prompts are "
+                f"still the same is unknown; put the file right, or choose another "
+                f"--workdir"
+            ) from error
     if changed:
         raise ValueError(
             f"the prompts of {', '.join(map(repr, changed))} are not those that the "
@@ -271,7 +255,7 @@ def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None
 
 
 def flatten(settings: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted name: {"train": {"seed": 3}} becomes {"train.seed": 3}."""
+    """Return settings by dotted name: {"train": {"seed": 3}} as {"train.seed": 3}."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict):
@@ -282,7 +266,7 @@ def flatten(settings: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python, of this package and of what it computes with."""
+    """Return versions of Python, of this package and of what it computes with."""
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "scalerl_jax": scalerl_jax.__version__,
@@ -296,7 +280,7 @@ def versions() -> dict[str, str | None]:
 
 
 def git_revision() -> str | None:
-    """Commit of the source tree, "+dirty" with changes; None if it is no checkout."""
+    """Return the source tree's commit, "+dirty" with changes; None: no checkout."""
     root = Path(scalerl_jax.__file__).resolve().parent.parent
     if not (root / ".git").exists():  # an install, perhaps inside somebody's checkout
         return None
@@ -326,10 +310,15 @@ def _now() -> str:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Replace the file by a JSON object, in one go."""
+    replace_file(path, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
     """Replace the file in one go: a reader sees the old one or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w") as file:
-        file.write(json.dumps(values, indent=2) + "\n")
+    with open(temporary, "wb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

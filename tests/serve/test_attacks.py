@@ -19,14 +19,8 @@ import uvicorn
 from small_server import JSON
 from uvicorn.server import ServerState
 
-from scalerl_jax.serve.__main__ import main
-from scalerl_jax.serve.access import find_key, known_hosts
-from scalerl_jax.serve.connections import (
-    ConnectionLimits,
-    Connections,
-    reserve_files,
-)
-from scalerl_jax.serve.flags import read_flags
+from scalerl_jax.serve.__main__ import main, read_flags
+from scalerl_jax.serve.access import Connections, find_key, known_hosts, reserve_files
 
 KEY = "sk-a/secret+of~hours"
 MAX_CONNECTIONS, HEADER_S, BODY_S = 48, 2.0, 2.0
@@ -134,8 +128,8 @@ def test_busy_connections_stay_and_are_the_most_there_are():
         await asyncio.Event().wait()
 
     async def attack():
-        limits = ConnectionLimits(max_connections=2, header_s=60.0, body_s=60.0)
-        connections, state = Connections(limits), ServerState()
+        connections = Connections(max_connections=2, header_s=60.0, body_s=60.0)
+        state = ServerState()
         config = uvicorn.Config(never, lifespan="off", ws="none", log_config=None)
         server = await asyncio.get_running_loop().create_server(
             lambda: connections(config=config, server_state=state, app_state={}),

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from small_server import BASE, TEMPLATE
 
 from scalerl_jax.data.chat import ChatTemplate
-from scalerl_jax.data.tokenizer import load_tokenizer
-from scalerl_jax.serve.errors import ApiError
-from scalerl_jax.serve.fields import ChatFields, CompletionFields
-from scalerl_jax.serve.orders import Limits
-from scalerl_jax.serve.protocol import Reader
+from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
+from scalerl_jax.serve.fields import ApiError, ChatFields, CompletionFields
+from scalerl_jax.serve.orders import Reader, Served
 
 WORD = [{"role": "user", "content": "hello"}]
 PROMPT = "Spell this word backward (example: sun -> nus): hello<think>"
@@ -169,31 +167,36 @@ WRITTEN = [
 ]
 
 
-def reader(template=TEMPLATE, encode=TOKENIZER.encode):
-    limits = Limits(
+def reader(template=TEMPLATE, tokenizer=TOKENIZER):
+    served = Served(
+        name="m",
+        policy_version=0,
+        tokenizer=tokenizer,
+        template=template and ChatTemplate(template, {}, "the template"),
+        enable_thinking=True,
+        vocab_size=72,
         max_prompt_tokens=32,
-        max_prompt_chars=32 * TOKENIZER.longest_token,
         max_completion_tokens=64,
         max_samples=4,
         max_body_bytes=1,  # is the server's affair
-        vocab_size=72,
+        slots=1,
+        max_waiting=0,
     )
-    return Reader(
-        model="m",
-        limits=limits,
-        encode=encode,
-        template=template and ChatTemplate(template, {}, "the template"),
-        enable_thinking=True,
-    )
+    return Reader(served)
 
 
 @pytest.mark.parametrize("body, text", WRITTEN)
 def test_a_template_is_given_what_was_sent(body, text):
-    def check(found):
-        assert found == text.replace("S: ", PROMPT.partition("hello")[0])
-        return [1]
+    texts = []
 
-    reader(encode=check).chat(json.dumps({"messages": WORD} | body).encode())
+    class Heard(Tokenizer):
+        def encode_aside(self, text):
+            texts.append(text)
+            return [1]
+
+    heard = Heard(backend=TOKENIZER.backend, eos_ids=TOKENIZER.eos_ids)
+    reader(tokenizer=heard).chat(json.dumps({"messages": WORD} | body).encode())
+    assert texts == [text.replace("S: ", PROMPT.partition("hello")[0])]
 
 
 MISTAKES = [

@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 import socket
+import sys
 import threading
 
 import pytest
@@ -75,17 +76,20 @@ import sys
 
 import jax
 
-from scalerl_jax.serve import __main__ as serve
-from scalerl_jax.serve.replicas import make_replicas
+from scalerl_jax.serve import server
+from scalerl_jax.serve.__main__ import main
+from scalerl_jax.utils.progress import log_to_stderr
+
+make_replicas = server.make_replicas
 
 
 def make_broken(*arguments):
     return [(scheduler, {}) for scheduler, _ in make_replicas(*arguments)]
 
 
-serve.make_replicas = make_broken
-serve.logging.basicConfig(level=serve.logging.INFO, force=True)
-sys.exit(serve.main())
+server.make_replicas = make_broken
+log_to_stderr()
+sys.exit(main())
 """
 
 
@@ -105,7 +109,8 @@ def test_a_dead_sampler_answers_everyone_and_ends_the_server(start_server, tmp_p
 
 def refused(capsys, *arguments, words):
     """Exit status 2 and one line that holds these words."""
-    assert main(arguments) == 2
+    with pytest.raises(SystemExit, match="^2$"):
+        sys.exit(main(arguments))
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     for word in words:

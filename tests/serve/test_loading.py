@@ -16,7 +16,7 @@ from scalerl_jax.build.loading import load_model
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.weights import load_params
+from scalerl_jax.model.weights import load_params, save_params
 
 
 @functools.cache
@@ -29,19 +29,24 @@ def params_of(step):
     return jax.tree.map(lambda leaf: leaf + step, base_params())
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run directory with two checkpoints."""
-    directory = tmp_path_factory.mktemp("runs") / "run"
+def save_run(directory, *params):
+    """A run's settings, and a checkpoint of each params from step 1 on."""
     settings = small_run.make_config()
     optimizer = make_adamw(settings)
-    checkpointer = Checkpointer(directory / "checkpoints", every=1, keep=2)
-    for step in (1, 2):
-        state = init_state(params_of(step), optimizer)
+    checkpointer = Checkpointer(directory / "checkpoints", every=1, keep=len(params))
+    for step, each in enumerate(params, start=1):
+        state = init_state(each, optimizer)
         checkpointer.save(step, state=state, host={}, groups=())
     checkpointer.close()
     record = {"config": config_lib.to_json(settings)}
     (directory / "config.json").write_text(json.dumps(record))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run directory with two checkpoints."""
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    save_run(directory, params_of(1), params_of(2))
     return directory
 
 
@@ -74,6 +79,28 @@ def test_params_are_cast_on_demand(run):
     for directory in (BASE, run):
         leaves = jax.tree.leaves(load_model(directory, dtype="bfloat16").params)
         assert {leaf.dtype for leaf in leaves} == {jnp.dtype("bfloat16")}
+
+
+@pytest.fixture(params=["a Hugging Face directory", "a run"])
+def poisoned(request, tmp_path):
+    """A checkpoint with one number that is NaN."""
+    params = jax.tree.map(lambda leaf: leaf, base_params())
+    params["final_norm"] = params["final_norm"].at[3].set(jnp.nan)
+    if request.param == "a run":
+        save_run(tmp_path, params)
+        return tmp_path
+    arch = read_architecture(BASE)
+    tokenizer = {"tokenizer.json": (BASE / "tokenizer.json").read_bytes()}
+    options = {"dtype": jnp.float32, "companions": tokenizer, "eos_token_id": 1}
+    save_params(tmp_path / "model", params, arch, **options)
+    return tmp_path / "model"
+
+
+def test_numbers_that_are_not_finite_are_refused_where_that_is_asked_for(poisoned):
+    assert load_model(poisoned).params is not None  # a server finds out by itself
+    words = f"--checkpoint={poisoned}: parameter final_norm holds numbers that are NaN"
+    with pytest.raises(ValueError, match=words):
+        load_model(poisoned, require_finite=True)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.transformer import init_params, unstack_layers
 from scalerl_jax.sampler.engine import EngineSettings
 from scalerl_jax.sampler.sampling import Sampling
-from scalerl_jax.serve.orders import Limits, Order
-from scalerl_jax.serve.replicas import make_meshes, make_replicas
+from scalerl_jax.serve.fields import Sampled
+from scalerl_jax.serve.orders import Order, Served
 from scalerl_jax.serve.sampling_thread import SamplingThread
-from scalerl_jax.serve.service import Served, Service
+from scalerl_jax.serve.server import make_meshes, make_replicas
+from scalerl_jax.serve.service import Service
 
 ARCH = read_architecture(BASE)  # 4 heads, 2 of keys and values
 
@@ -52,18 +53,17 @@ def sample(replicas, order):
         tokenizer=load_tokenizer(BASE),
         template=None,
         enable_thinking=True,
-        limits=Limits(
-            max_prompt_chars=1, max_samples=9, max_body_bytes=1, vocab_size=16, **LIMITS
-        ),
+        vocab_size=16,
+        max_samples=9,
+        max_body_bytes=1,
+        **LIMITS,
         slots=2,
         max_waiting=9,
     )
 
     async def run():
         samplers = [
-            SamplingThread(
-                *replica, version=0, slots=served.slots, on_death=lambda: None
-            )
+            SamplingThread(*replica, version=0, on_death=lambda: None)
             for replica in replicas
         ]
         service = Service(served, samplers)
@@ -76,7 +76,7 @@ def sample(replicas, order):
                 completions[place] = event.tokens.tolist()
         for sampler in samplers:
             sampler.stop()
-        assert service.load.samples == 0
+        assert service.running == service.waiting == 0
         calls = [sampler.stats.calls for sampler in samplers]
         return [tokens for _, tokens in sorted(completions.items())], calls
 
@@ -103,14 +103,10 @@ def test_replicas_share_the_samples_of_a_prompt():
     assert len(replicas) == 2
     order = Order(
         prompts=(np.array([3, 4, 5], np.int32), np.array([6, 7], np.int32)),
+        fields=Sampled(n=5, seed=3),
         sampling=Sampling(),
         max_tokens=8,
-        num_samples=5,
-        seed=3,
-        stop=(),
         logprobs=None,
-        stream=False,
-        include_usage=False,
     )
     both, calls = sample(replicas, order)
     assert all(calls)

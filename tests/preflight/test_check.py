@@ -17,8 +17,8 @@ from scalerl_jax.build.sampling import make_engine
 from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import init_params
-from scalerl_jax.preflight import memory
-from scalerl_jax.preflight.check import count_microbatches
+from scalerl_jax.preflight import check
+from scalerl_jax.preflight.hlo import compile_program
 from scalerl_jax.preflight.programs import AssumedTokenizer
 from scalerl_jax.sampler.lowering import decode_state
 
@@ -64,7 +64,7 @@ def learner():
 
 def test_params_and_optimizer_are_as_large_as_the_arrays(learner):
     config, arch, layout, state = learner
-    parts = memory.learner_parts(config, arch, layout, 0)
+    parts = check.learner_parts(config, arch, layout, 0)
     assert parts["params"] == on_device_0(state.params)
     others = (state.opt_state, state.policy_version)
     assert parts["optimizer"] == on_device_0(others)
@@ -77,7 +77,7 @@ def test_the_cache_is_as_large_as_its_arrays():
     _, mesh = make_meshes(config, arch, jax.devices()[:2])
     engine = make_engine(config, arch, AssumedTokenizer(), mesh)
     state = engine.init_decode_state()
-    assert memory.device_bytes(decode_state(engine)) == on_device_0(state)
+    assert check.device_bytes(decode_state(engine)) == on_device_0(state)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_saved_activations_by_hand(remat, values):
     config = dataclasses.replace(config, model=model)
     arch = make_architecture(config)
     # 8 rows of 512 tokens over 4 shards, 4 layers
-    assert memory.saved_activations(config, arch) == 4 * 2 * 512 * values
+    assert check.saved_activations(config, arch) == 4 * 2 * 512 * values
 
 
 def test_saved_activations_under_full_remat_are_the_scans_stack():
@@ -122,16 +122,18 @@ def test_the_heads_tile_is_cut_as_the_learner_cuts_it():
         config.model, head_chunk_tokens=100, head_chunk_vocab=50
     )
     config = dataclasses.replace(config, model=model)
-    found = memory.logits_tile(config, make_architecture(config))
+    found = check.logits_tile(config, make_architecture(config))
     # 1,024 tokens of a device in chunks of 64; 64 of 128 entries in slabs of 32
     assert found == {"logits tile": 64 * 32 * 4, "slab of the head": 32 * 128 * 4}
 
 
-def test_a_programs_peak_counts_what_it_was_given_once():
-    found = memory.ProgramMemory(
-        arguments=100, outputs=50, aliased=40, temporaries=30, code=7
-    )
-    assert found.peak == 100 + 50 - 40 + 30 + 7
+def test_what_a_program_keeps_counts_a_donated_array_once():
+    shapes = (jax.ShapeDtypeStruct((64,), jax.numpy.float32),) * 2
+    program = jax.jit(lambda one, other: one + other, donate_argnums=0).lower(*shapes)
+    found = compile_program("add", program)
+    # Two arrays; their sum takes the place of the first.
+    assert found.kept == 2 * 64 * 4
+    assert found.program is not None and not found.too_large
 
 
 @pytest.mark.parametrize(
@@ -151,4 +153,7 @@ def test_microbatches_of_a_step_of_the_longest_rollouts(
     batch = dataclasses.replace(
         config.batch, row_tokens=row_tokens, packing=packing, rows_per_microbatch=rows
     )
-    assert count_microbatches(dataclasses.replace(config, batch=batch)) == microbatches
+    assert (
+        check.count_microbatches(dataclasses.replace(config, batch=batch))
+        == microbatches
+    )

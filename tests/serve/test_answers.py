@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.serve.text import CompletionText, text_offsets
+from scalerl_jax.serve.answers import CompletionText, text_offsets
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 EOS = len(ALPHABET)

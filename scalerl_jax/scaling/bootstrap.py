@@ -11,10 +11,17 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl_jax.scaling.curves import Curve, CurveError, make_curve
 from scalerl_jax.scaling.fit import fit_curve
-from scalerl_jax.scaling.laws import Array, Bools
-from scalerl_jax.scaling.records import Interval, Record, quantile_interval
+from scalerl_jax.scaling.records import (
+    Array,
+    Bools,
+    Curve,
+    CurveError,
+    Interval,
+    Record,
+    make_curve,
+    quantile_interval,
+)
 from scalerl_jax.scaling.result import Fit, Settings
 from scalerl_jax.scaling.search import A, Problem, minimise_each
 from scalerl_jax.scaling.uncertainty import joint_region, region_quantile
@@ -54,7 +61,7 @@ class Bootstrap(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Region(Record):
-    """Where two parameters lie together, with the probability `level`."""
+    """Region of two parameters together, with the probability `level`."""
 
     names: tuple[str, str]
     level: float

@@ -13,7 +13,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from scalerl_jax.scaling import CurveError, load_curve, load_curves
 from scalerl_jax.scaling.__main__ import main
-from scalerl_jax.scaling.cells import to_number
+from scalerl_jax.scaling.tables import to_number
 
 
 def write_number(value, *, mark, grouped, percent):

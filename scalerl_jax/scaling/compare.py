@@ -8,7 +8,6 @@ One file above 400 lines, as the three share the refits that they compare by.
 """
 
 import dataclasses
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,12 +38,6 @@ from scalerl_jax.scaling.search import A
 from scalerl_jax.scaling.uncertainty import student_quantile
 
 NUM_RESAMPLES = 400
-PAIRS = {  # of both runs, in a comparison
-    "asymptotes": operator.attrgetter("asymptote"),
-    "exponents": operator.attrgetter("exponent"),
-    "midpoints": operator.attrgetter("midpoint"),
-    "identified": operator.attrgetter("identified"),
-}
 DIFFERENCES = ("asymptote_difference", "exponent_difference", "rate_difference")
 FIELDS_OF_FIT = (  # that a row of a table repeats
     *("asymptote", "asymptote_interval", "exponent", "exponent_interval"),
@@ -122,14 +115,11 @@ def compare(
     identified, that of the curves where both end; with a flat or falling run, none.
 
     Args:
-        a: a fit of the sigmoid.
-        b: another, on the same x.
-        names: of the runs.
+        a: a fit of the sigmoid, over the same x as b.
+        b: the other run.
         margin: between the asymptotes of equal recipes.
         prompt_rates: [n_a, P] and [n_b, P], or seeds in front; of the same P prompts
             at each fitted evaluation, with step 0 if it is one.
-        num_resamples: of the test.
-        seed: of its draws.
     """
     require_sigmoids({names[0]: a, names[1]: b})
     both = a.identified and b.identified
@@ -144,7 +134,10 @@ def compare(
     test_winner = _winner(considered if a.climbs and b.climbs else (), names)
     return Comparison(
         names=names,
-        **{name: (f(a), f(b)) for name, f in PAIRS.items()},
+        asymptotes=(a.asymptote, b.asymptote),
+        exponents=(a.exponent, b.exponent),
+        midpoints=(a.midpoint, b.midpoint),
+        identified=(a.identified, b.identified),
         margin=margin,
         equal_asymptotes=equal,
         shared_asymptote=shared,
@@ -165,7 +158,7 @@ def compare(
 def _differences(
     a: Fit, b: Fit, y: tuple[Array, Array], shared: float | None
 ) -> tuple[Interval, Interval | None, Interval]:
-    """Intervals of A, of B at a shared A, and of the curves where both end."""
+    """Return the intervals of A, of B at a shared A, and of the curves' common end."""
     theta = refit(a, y[0])[0], refit(b, y[1])[0]
     end, exponents = min(a.x_last, b.x_last), None
     if shared is not None:
@@ -202,7 +195,7 @@ def _resample(
     num_resamples: int,
     seed: int,
 ) -> tuple[tuple[Array, Array], str]:
-    """Resampled curves [K, n] of both runs, and what was resampled."""
+    """Return resampled curves [K, n] of both runs, and what was resampled."""
     if prompt_rates is None:
         y = (
             draw_residual_curves(a, num_resamples, seed=2 * seed),
@@ -244,7 +237,7 @@ def _winner(
 def _rule_text(
     a: Fit, b: Fit, names: tuple[str, str], margin: float, held: tuple[Fit, Fit] | None
 ) -> str:
-    """The paper's rule with its numbers."""
+    """Say the paper's rule with its numbers."""
     gap = abs(a.asymptote - b.asymptote)
     if not (a.identified and b.identified):
         pairs = list(zip(names, (a, b), strict=True))
@@ -272,7 +265,7 @@ def _verdict_text(
     winner: str | None,
     fits: tuple[Fit, Fit],
 ) -> str:
-    """The test with its numbers."""
+    """Say the test with its numbers."""
     a, end = fits[0], min(fit.x_last for fit in fits)
     labels = ("A", "B at the shared A", f"{a.y_name} at {a.x_name} = {end:.4g}")
     used = slice(0, 2) if both else slice(2, 3)
@@ -421,7 +414,7 @@ def _num_higher(fit: Fit, others: Mapping[str, Fit], margin: float) -> int:
 def _hold_shared(
     fits: Mapping[str, Fit], sure: Mapping[str, Fit]
 ) -> tuple[float | None, dict[str, Fit]]:
-    """The shared A, and the runs that it may be held for, fitted with it."""
+    """Return the shared A, and the runs that it may be held for, fitted with it."""
     if not sure:
         return None, {}
     best = max(sure.values(), key=lambda fit: fit.asymptote).asymptote_interval
@@ -431,7 +424,7 @@ def _hold_shared(
 
 
 def _row(name: str, fit: Fit, held: Fit | None, **place: Any) -> RunRow:
-    """One run of the table; `place` says where it stands in it."""
+    """Return one run of the table; `place` says where it stands in it."""
     return RunRow(
         name=name,
         **{field: getattr(fit, field) for field in FIELDS_OF_FIT},
@@ -559,7 +552,7 @@ def _fixes(fit: Fit, name: str) -> bool:
 
 
 def fit_together(fits: Sequence[Fit]) -> Fit:
-    """One fit of the points of all seeds, each counting alike.
+    """Fit the points of all seeds, each counting alike.
 
     R0 is the mean of those given; else it is observed once by each seed that has a
     step 0, if all have one.
@@ -573,7 +566,7 @@ def fit_together(fits: Sequence[Fit]) -> Fit:
 
 
 def pool_curves(curves: Sequence[Curve]) -> Curve:
-    """The points of all curves, in order of compute, and the mean of their R0."""
+    """Return the points of all curves by compute, and the mean of their R0."""
     x = np.concatenate([curve.x for curve in curves])
     order = np.argsort(x, kind="stable")
     errors = [curve.y_se for curve in curves if curve.y_se is not None]

@@ -34,6 +34,9 @@ from scalerl_jax.scaling.result import Fit, Settings
 LAST_VALUE = "last_value"
 DEFAULT_FRACTIONS = (0.25, 0.33, 0.5)
 LAST_POINTS = 3  # whose mean is the last value: one alone has all of its noise
+FARTHEST = 1e6  # times the data: beyond, "never"
+SEARCH_POINTS = 600
+STEP = 1e-4  # of log x, for derivatives
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,11 +227,6 @@ def _predict(curve: Curve, fraction: float, law: str, settings: Settings) -> Pre
         last_predicted=float(predicted[-1]),
         last_error=float(errors[-1]),
     )
-
-
-FARTHEST = 1e6  # times the data: beyond, "never"
-SEARCH_POINTS = 600
-STEP = 1e-4  # of log x, for derivatives
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,6 @@ collapse (a fall beyond the noise, measured against a constant curve, which of a
 curves that never fall noise makes fall most easily), a climb (isotonic regression
 against a constant), and residuals that go together as the noise of evaluations does
 not: noise wanders, or the law does not follow the curve.
-
-One file above 400 lines, as the verdict is what the tests are for.
 """
 
 import dataclasses
@@ -27,6 +25,30 @@ ASYMPTOTE_MARGIN = 0.02
 USUAL_REACH = 2.4
 # Neighbouring residuals of independent noise correlate by less than this many 1/sqrt n.
 AUTOCORRELATION_ERRORS = 2.0
+LONGEST_BLOCK = 32  # evaluations
+# A smaller share of the curve's range is a dent, even where it is significant.
+LEAST_SHARE = 0.25
+# Fewer points do not say how noisy they are; then this is taken for the most that an
+# evaluation's noise can be (25 completions at a pass rate of one half).
+FEW_POINTS = 12
+LARGEST_NOISE = 0.1
+# What the score of a constant curve with normal noise exceeds in 0.5 % of 20,000
+# draws, with the noise known, and estimated by `point_noise` (`benchmarks/scaling.py
+# --only=collapse` prints both).  Between these numbers of points it is interpolated.
+NUM_POINTS = (4, 5, 6, 8, 10, 12, 16, 24, 32, 50, 100, 200, 500, 1000)
+CRITICAL_KNOWN = (
+    *(1.76, 2.19, 2.33, 2.65, 2.95, 3.19, 3.39),
+    *(3.76, 3.96, 4.35, 4.91, 5.35, 5.84, 6.28),
+)
+CRITICAL_ESTIMATED = (
+    *(2.63, 4.39, 4.46, 5.14, 5.47, 5.07, 5.29),
+    *(5.26, 5.26, 5.32, 5.52, 5.73, 6.01, 6.34),
+)
+# Share of flat curves with independent normal noise that are said to climb.
+FALSE_CLIMBS = 0.05
+MOST_LEVELS = 64  # more distinct levels by chance alone: never
+FALSE_WARNINGS = 0.05  # share of curves of the law with independent noise
+LEAST_SLOPE = 1e-9  # of the steepest: the points do not feel the parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,27 +213,6 @@ def _doubtful_start(result: Fit, free: Fit) -> list[str]:
     ]
 
 
-LONGEST_BLOCK = 32  # evaluations
-# A smaller share of the curve's range is a dent, even where it is significant.
-LEAST_SHARE = 0.25
-# Fewer points do not say how noisy they are; then this is taken for the most that an
-# evaluation's noise can be (25 completions at a pass rate of one half).
-FEW_POINTS = 12
-LARGEST_NOISE = 0.1
-# What the score of a constant curve with normal noise exceeds in 0.5 % of 20,000
-# draws, with the noise known, and estimated by `point_noise` (`benchmarks/scaling.py
-# --only=collapse` prints both).  Between these numbers of points it is interpolated.
-NUM_POINTS = (4, 5, 6, 8, 10, 12, 16, 24, 32, 50, 100, 200, 500, 1000)
-CRITICAL_KNOWN = (
-    *(1.76, 2.19, 2.33, 2.65, 2.95, 3.19, 3.39),
-    *(3.76, 3.96, 4.35, 4.91, 5.35, 5.84, 6.28),
-)
-CRITICAL_ESTIMATED = (
-    *(2.63, 4.39, 4.46, 5.14, 5.47, 5.07, 5.29),
-    *(5.26, 5.26, 5.32, 5.52, 5.73, 6.01, 6.34),
-)
-
-
 def find_collapse(curve: Curve) -> str | None:
     """Say where a curve falls; None for one that climbs or stays.
 
@@ -295,11 +296,6 @@ def _threshold(curve: Curve) -> float:
     return estimated * shown
 
 
-# Share of flat curves with independent normal noise that are said to climb.
-FALSE_CLIMBS = 0.05
-MOST_LEVELS = 64  # more distinct levels by chance alone: never
-
-
 def climb_p_value(y: Array, weights: Array, start: float | None = None) -> float:
     """Chance that noise alone makes a constant curve climb as far as y [n] does.
 
@@ -350,10 +346,6 @@ def level_chances(count: int, step: float) -> Array:
         chances[1:] = (chances[:-1] + k * chances[1:]) / (1.0 + k)
         chances[0] *= k / (1.0 + k)
     return chances
-
-
-FALSE_WARNINGS = 0.05  # share of curves of the law with independent noise
-LEAST_SLOPE = 1e-9  # of the steepest: the points do not feel the parameter
 
 
 def durbin_watson(problem: Problem, best: Array) -> float:

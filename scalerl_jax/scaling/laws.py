@@ -175,10 +175,6 @@ def _power_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
     return slope, np.zeros_like(slope)
 
 
-def _power_limits(first: float) -> tuple[Ends, Ends]:
-    return (math.log(0.01), math.log(8.0)), (0.0, 0.0)
-
-
 def _error_public(theta: Array, log_x_last: float) -> tuple[Array, Array]:
     slope = np.exp(theta[2])
     error = np.log10(np.maximum(1.0 - theta[0], 1e-300))  # R0's column: at x_last
@@ -218,7 +214,7 @@ POWER = Law(
     ),
     share=_power_share,
     slopes=_power_slopes,
-    limits=_power_limits,
+    limits=lambda first: ((math.log(0.01), math.log(8.0)), (0.0, 0.0)),
     # R0's column is the rate at x_last.
     public=lambda p, end: (
         p[1],
@@ -269,7 +265,8 @@ EXPONENTIAL = Law(
     half_gain=lambda u, v: math.log(2.0) * np.exp(u),
     has_v=False,
 )
-ERROR_POWER = Law(
+ERROR_POWER = dataclasses.replace(
+    POWER,
     name="error_power",
     title="Tan et al.'s power law of the error",
     formula="log10(1 - R(x)) = E - k log10(x)",
@@ -278,13 +275,7 @@ ERROR_POWER = Law(
         ParameterKind("k", "slope of the log error", "", 2),
         ParameterKind("E", "log10 of the error at x = 1", "log10(1 - pass rate)", None),
     ),
-    share=_power_share,
-    slopes=_power_slopes,
-    limits=_power_limits,
     public=_error_public,
-    has_v=False,
-    starts_at_r0=False,
-    known_at_zero=False,
     held_asymptote=1.0,
 )
 LAWS: dict[str, Law] = {

@@ -43,6 +43,10 @@ AXIS_LABELS = {
     "step": "compute (optimizer steps)",
     "pass_rate": "pass rate on held-out prompts",
 }
+Corner = Literal["lower right", "upper left", "lower left", "upper right"]
+EXTRAPOLATION = 2.0  # the paper's forecasts reach 2 to 2.8 times the data
+LONGEST_TITLE = 95  # letters of a line
+MOST_NAMED = 10  # runs that get a line in the legend
 
 
 def axis_label(name: str) -> str:
@@ -133,14 +137,8 @@ def legend_below(axes: "Axes", handles: list[Any], **style: Any) -> None:
 
 
 def _plain(value: float) -> str:
-    """A tick: 20,000 and 0.005, but 2e+18."""
+    """Return a tick: 20,000 and 0.005, but 2e+18."""
     return f"{value:,.10g}" if 1e-4 <= abs(value) < 1e6 else f"{value:g}"
-
-
-Corner = Literal["lower right", "upper left", "lower left", "upper right"]
-EXTRAPOLATION = 2.0  # the paper's forecasts reach 2 to 2.8 times the data
-LONGEST_TITLE = 95  # letters of a line
-MOST_NAMED = 10  # runs that get a line in the legend
 
 
 def draw_fits(
@@ -237,7 +235,7 @@ def limit_height(axes: "Axes", fits: Sequence[Fit], right: float) -> None:
 
 
 def _levels(result: Fit) -> list[float]:
-    """R0 and the top of A's interval, where they have meaning."""
+    """Return R0 and the top of A's interval, where they have meaning."""
     levels = []
     if "R0" in result.parameters:
         levels.append(result.initial_reward)
@@ -247,7 +245,7 @@ def _levels(result: Fit) -> list[float]:
 
 
 def compute_grid(result: Fit, left: float, right: float) -> Array:
-    """Compute at which a curve is drawn; the end of the data is among it."""
+    """Return compute at which a curve is drawn, with the end of the data."""
     space = np.geomspace if left > 0 else np.linspace
     grid = space(max(left, 0.0), right, 240)
     return np.unique(np.append(grid, result.x_last))
@@ -261,7 +259,7 @@ def draw_errors(axes: "Axes", curve: Curve, colour: str) -> None:
 
 
 def _draw_points(axes: "Axes", result: Fit, colour: str, size: float) -> Any:
-    """The evaluations; those that were not fitted hollow."""
+    """Draw the evaluations, hollow where they were not fitted; returns a handle."""
     whole, used = result.whole_curve, result.curve
     draw_errors(axes, whole, colour)
     early = ~np.isin(whole.x, used.x)
@@ -301,7 +299,7 @@ def draw_alone(axes: "Axes", result: Fit, left: float, right: float) -> list[Any
 def _draw_line(
     axes: "Axes", result: Fit, x: Array, colour: str, width: float, name: str
 ) -> Any:
-    """The fitted curve, dashed outside of the points that were fitted."""
+    """Draw the fitted curve, dashed outside of the points that were fitted."""
     y = result.predict(x)
     first, last = float(result.curve.x[0]), result.x_last
     inside = (x >= first) & (x <= last)
@@ -313,7 +311,7 @@ def _draw_line(
 
 
 def _draw_levels(axes: "Axes", result: Fit, left: float, right: float) -> list[Any]:
-    """A with its interval, the midpoint, and R0: legend handles."""
+    """Draw A with its interval, the midpoint, and R0; returns legend handles."""
     handles: list[Any] = []
     if result.identified and "A" in result.parameters:
         interval = result.asymptote_interval
@@ -348,7 +346,7 @@ def _draw_levels(axes: "Axes", result: Fit, left: float, right: float) -> list[A
 def _draw_among(
     axes: "Axes", result: Fit, name: str, place: int, frame: tuple[float, float, float]
 ) -> Any:
-    """One run of several: its legend handle; frame: left, right, size of points."""
+    """Draw one run of several in a frame: left, right, size of points."""
     left, right, size = frame
     colour = COLOURS[place % len(COLOURS)]
     points = _draw_points(axes, result, colour, size)
@@ -371,7 +369,7 @@ def _draw_among(
 
 
 def finish(axes: "Axes", fits: Sequence[Fit], handles: list[Any], title: str) -> None:
-    """Legend, labels, title."""
+    """Draw legend, labels and title."""
     result = fits[0]
     style = {"fontsize": 8.5, "framealpha": 0.9, "edgecolor": "none"}
     corner = _empty_corner(axes, len(handles))
@@ -386,7 +384,7 @@ def finish(axes: "Axes", fits: Sequence[Fit], handles: list[Any], title: str) ->
 
 
 def _empty_corner(axes: "Axes", num_lines: int) -> Corner | None:
-    """The corner where a legend covers neither points nor curves; None: there is none.
+    """Return a corner where a legend covers neither points nor curves, if there is one.
 
     Levels (two ends each) run through the whole width and do not count.
     """
@@ -414,7 +412,7 @@ def _empty_corner(axes: "Axes", num_lines: int) -> Corner | None:
 
 
 def headline(result: Fit, title: str) -> str:
-    """The title, with what the figure cannot show: why there is no asymptote."""
+    """Return the title, with what the figure cannot show: why there is no asymptote."""
     if result.identified:
         return title
     reason = (result.reason or "").split(":")[0].split(", and")[0]
@@ -467,7 +465,7 @@ def draw_extrapolation(found: Extrapolation, *, title: str = "") -> "Figure":
 def _draw_prediction(
     axes: "Axes", prediction: Prediction, colour: str, x: Array, left: float
 ) -> None:
-    """One law's curve, dashed where it foretells."""
+    """Draw one law's curve, dashed where it foretells."""
     error = prediction.mean_absolute_error
     if error is None or prediction.last_predicted is None:
         return

@@ -33,6 +33,14 @@ SHARE_OF_MARGIN = 0.35
 FARTHEST_QUANTILE = 30.0  # standard errors; the normal's tail ends at 38
 Side = tuple[int, bool]  # a column of theta, and whether it is moved upwards
 RAY_STEPS = 12
+NUM_SHAPES = (24, 32)  # nodes of u and v
+# The range of shapes shrinks around those that have weight beside the heaviest one, and
+# the best fit's, until it shrinks by little.
+NO_WEIGHT = 1e-5
+NO_ZOOM = 0.6
+NUM_LEVELS = (11, 7)  # of A at each shape, and of R0 at each A
+REACH = 4.0  # standard errors of a level to either side
+TINY = 1e-12  # keeps what is divided by from being 0
 
 
 def noise_variance(
@@ -378,16 +386,6 @@ def joint_region(
     corners = best[list(columns)] + inner[:, None] * steps
     bounded = bool(np.all((corners > lower) & (corners < upper)))
     return np.clip(corners, lower, upper), bounded
-
-
-NUM_SHAPES = (24, 32)  # nodes of u and v
-# The range of shapes shrinks around those that have weight beside the heaviest one, and
-# the best fit's, until it shrinks by little.
-NO_WEIGHT = 1e-5
-NO_ZOOM = 0.6
-NUM_LEVELS = (11, 7)  # of A at each shape, and of R0 at each A
-REACH = 4.0  # standard errors of a level to either side
-TINY = 1e-12  # keeps what is divided by from being 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalerl_jax.scaling import extrapolate_curve, fit_curve, load_curve, sigmoid
-from scalerl_jax.scaling.__main__ import main
+from scalerl_jax.scaling.cli import main
 from scalerl_jax.scaling.plots import draw_extrapolation, draw_fits
 
 

@@ -38,7 +38,6 @@ from scalerl_jax.scaling.search import A
 from scalerl_jax.scaling.uncertainty import student_quantile
 
 NUM_RESAMPLES = 400
-DIFFERENCES = ("asymptote_difference", "exponent_difference", "rate_difference")
 FIELDS_OF_FIT = (  # that a row of a table repeats
     *("asymptote", "asymptote_interval", "exponent", "exponent_interval"),
     *("midpoint", "midpoint_interval", "identified", "reason"),
@@ -103,7 +102,7 @@ def compare(
     num_resamples: int = NUM_RESAMPLES,
     seed: int = 0,
 ) -> Comparison:
-    """Compare two runs, fitted with the sigmoid.
+    """Compare two runs, a and b, fitted with the sigmoid over the same x.
 
     The rule (https://arxiv.org/abs/2510.13786, appendix A.7): if |A_a - A_b| is within
     the margin, refit both with the mean A, and the higher B wins; else the higher A.
@@ -115,11 +114,8 @@ def compare(
     identified, that of the curves where both end; with a flat or falling run, none.
 
     Args:
-        a: a fit of the sigmoid, over the same x as b.
-        b: the other run.
         margin: between the asymptotes of equal recipes.
-        prompt_rates: [n_a, P] and [n_b, P], or seeds in front; of the same P prompts
-            at each fitted evaluation, with step 0 if it is one.
+        prompt_rates: [n_a, P] and [n_b, P], or seeds in front, at the fitted points.
     """
     require_sigmoids({names[0]: a, names[1]: b})
     both = a.identified and b.identified
@@ -130,6 +126,7 @@ def compare(
     pair = exponents if equal and exponents else (a.asymptote, b.asymptote)
     y, test = _resample(a, b, prompt_rates, num_resamples, seed)
     differences = _differences(a, b, y, shared if overlap else None)
+    by_asymptote, by_exponent, by_rate = differences
     considered = differences[:2] if both else differences[2:]
     test_winner = _winner(considered if a.climbs and b.climbs else (), names)
     return Comparison(
@@ -147,7 +144,9 @@ def compare(
         rule=_rule_text(a, b, names, margin, held),
         test=test,
         level=a.level,
-        **dict(zip(DIFFERENCES, differences, strict=True)),
+        asymptote_difference=by_asymptote,
+        exponent_difference=by_exponent,
+        rate_difference=by_rate,
         compared_at=min(a.x_last, b.x_last),
         test_winner=test_winner,
         verdict=_verdict_text(names, differences, both, test_winner, (a, b)),

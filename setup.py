@@ -34,7 +34,8 @@ setuptools.setup(
         "huggingface_hub>=0.30",  # checkpoints and data sets by their names on the hub
         "jax>=0.10,<0.13",
         "jaxtyping>=0.3,<0.4",  # shapes in signatures
-        "jinja2>=3.1.6,<4",  # chat templates; older sandboxes let templates out
+        # Chat templates and the report; older sandboxes let templates out.
+        "jinja2>=3.1.6,<4",
         "math-verify>=0.9,<0.10",  # equality of maths answers
         "matplotlib>=3.9,<4",  # the fit's picture
         "ml-collections>=1.0,<2",  # config files and their command line

@@ -25,10 +25,10 @@ import numpy as np  # noqa: E402
 import scaling_claims  # noqa: E402
 
 from scalerl_jax import scaling  # noqa: E402
-from scalerl_jax.scaling.falls import (  # noqa: E402
+from scalerl_jax.scaling.identifiability import (  # noqa: E402
     NUM_POINTS,
-    fall_score,
-    find_fall,
+    collapse_score,
+    find_collapse,
     point_noise,
 )
 
@@ -210,7 +210,7 @@ def windows(_):
 FALL_POINTS = (5, 8, 12, 20, 50)
 
 
-def falls(num_curves):
+def collapse(num_curves):
     """How often a curve is called a collapse, rightly and not."""
     count = 10 * num_curves
     print(f"### Called a collapse, {count} curves each, in %\n")
@@ -232,7 +232,7 @@ def falls(num_curves):
     generator, rows = np.random.default_rng(0), [("points", "known", "estimated")]
     for n in NUM_POINTS:
         curves = generator.normal(size=(count, n))
-        scores = np.array([fall_score(y) for y in curves])
+        scores = np.array([collapse_score(y) for y in curves])
         noises = np.array([point_noise(y) for y in curves])
         limits = np.quantile(scores, 0.995), np.quantile(scores / noises, 0.995)
         rows.append((str(n), *(f"{limit:.2f}" for limit in limits)))
@@ -269,7 +269,7 @@ def _fall_rates(
             if completions:
                 y = generator.binomial(completions, y) / completions
             errors = np.full(n, sigma) if known else None
-            called += find_fall(scaling.make_curve(x, y, y_se=errors)) is not None
+            called += find_collapse(scaling.make_curve(x, y, y_se=errors)) is not None
         cells.append(f"{100 * called / count:.1f}")
     return cells
 
@@ -332,7 +332,7 @@ def least(action, times):
 
 PARTS = {
     part.__name__: part
-    for part in (published, coverage, variants, identified, falls, windows, speed)
+    for part in (published, coverage, variants, identified, collapse, windows, speed)
 } | {
     name: functools.partial(part, table=table)
     for name, part in scaling_claims.PARTS.items()

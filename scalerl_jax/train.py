@@ -8,12 +8,12 @@ import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scalerl_jax.config import Config, to_json
 from scalerl_jax.contract import State
 from scalerl_jax.learner.manifest import UnsavedError
 from scalerl_jax.parts import Parts
-from scalerl_jax.scaling.live import LiveFit, live_fit
 from scalerl_jax.utils.failures import is_explained
 from scalerl_jax.utils.ledger import kept_on_disk, read_ledger
 from scalerl_jax.utils.metrics import MetricsWriter
@@ -21,6 +21,9 @@ from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained
 from scalerl_jax.watch import Watch
+
+if TYPE_CHECKING:
+    from scalerl_jax.scaling.live import LiveFit
 
 _log = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 600.0  # for the sampler's step that is under way
@@ -51,14 +54,13 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
             directory, settings=settings, wandb_project=config.tracking.wandb_project
         ) as writer,
         explained("the sampler", settings),
-        live_fit(config.scaling, directory) as live,
+        _live_fit(config, parts, directory) as live,
         contextlib.ExitStack() as opened,
     ):
         _resume(parts, writer, directory)
         opened.enter_context(kept_on_disk(parts.ledger, directory))
         opened.enter_context(parts.progress.bar("starting"))
         state, version = parts.state, parts.version
-        live.note = parts.progress.note
         watch = Watch(config, parts, writer)
         opened.callback(watch.close)
         published = watch.publish(state, version, activity="startup")
@@ -82,13 +84,38 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
         )
 
 
+class _NoFit:
+    """Stands where the fit beside the run would be."""
+
+    stop_reason: str | None = None
+
+    def __enter__(self) -> "_NoFit":
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+    def evaluated(self) -> None:
+        """Do nothing."""
+
+
+def _live_fit(config: Config, parts: Parts, directory: Path) -> "LiveFit | _NoFit":
+    """Return the fit beside the run; without `scaling.live` nothing of it is loaded."""
+    if not config.scaling.live:
+        return _NoFit()
+    from scalerl_jax.scaling.live import live_fit
+
+    return live_fit(config.scaling, directory, note=parts.progress.note)
+
+
 def _steps(
     config: Config,
     parts: Parts,
     watch: Watch,
     *,
     preemption: Preemption,
-    live: LiveFit,
+    live: "LiveFit | _NoFit",
 ) -> int:
     """The loop, window after window; the version at its end, whose state is saved."""
     queue, num_steps = parts.queue, config.train.num_steps

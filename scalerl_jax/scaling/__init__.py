@@ -26,6 +26,7 @@ of JSON values) and `to_json()`.
     fit_kaplan, fit_kaplan_one, fit_chinchilla, compute_optimal     pre-training loss
 """
 
+# ruff: noqa: F401  the names of the package
 from scalerl_jax.scaling.bootstrap import (
     Bootstrap,
     Region,
@@ -33,16 +34,27 @@ from scalerl_jax.scaling.bootstrap import (
     bootstrap_prompts,
     region,
 )
-from scalerl_jax.scaling.columns import Selection
-from scalerl_jax.scaling.compare import Comparison, compare
-from scalerl_jax.scaling.curves import Curve, CurveError, make_curve
-from scalerl_jax.scaling.extrapolate import (
-    Extrapolation,
-    Prediction,
-    extrapolate,
-    extrapolate_curve,
+from scalerl_jax.scaling.compare import (
+    Comparison,
+    Pooled,
+    RunRow,
+    RunTable,
+    compare,
+    compare_many,
+    linearise,
+    pool_seeds,
 )
 from scalerl_jax.scaling.fit import Cutoff, fit, fit_curve, sensitivity
+from scalerl_jax.scaling.forecasts import (
+    Estimate,
+    Extrapolation,
+    Plan,
+    Prediction,
+    Target,
+    extrapolate,
+    extrapolate_curve,
+    plan,
+)
 from scalerl_jax.scaling.isocompute import (
     Allocation,
     IsoCompute,
@@ -50,81 +62,25 @@ from scalerl_jax.scaling.isocompute import (
     fit_isocompute,
 )
 from scalerl_jax.scaling.laws import LAWS, Law, sigmoid
-from scalerl_jax.scaling.load import load_curve, load_curves
-from scalerl_jax.scaling.plan import Estimate, Plan, Target, plan
-from scalerl_jax.scaling.plateau import fit_plateau
-from scalerl_jax.scaling.pretraining import (
+from scalerl_jax.scaling.laws_over_sizes import (
+    SurfaceFit,
+    TanExtrapolation,
+    TanFit,
     compute_optimal,
+    extrapolate_inter,
+    extrapolate_intra,
     fit_chinchilla,
     fit_kaplan,
     fit_kaplan_one,
-)
-from scalerl_jax.scaling.ranking import RunRow, RunTable, compare_many, linearise
-from scalerl_jax.scaling.records import Interval
-from scalerl_jax.scaling.result import Fit, Forecast, Parameter, Settings
-from scalerl_jax.scaling.seeds import Pooled, pool_seeds
-from scalerl_jax.scaling.surfaces import SurfaceFit
-from scalerl_jax.scaling.tan import (
-    TanExtrapolation,
-    TanFit,
-    extrapolate_inter,
-    extrapolate_intra,
+    fit_plateau,
     fit_tan,
 )
-
-__all__ = [
-    "LAWS",
-    "Allocation",
-    "Bootstrap",
-    "Comparison",
-    "Curve",
-    "CurveError",
-    "Cutoff",
-    "Estimate",
-    "Extrapolation",
-    "Fit",
-    "Forecast",
-    "Interval",
-    "IsoCompute",
-    "Law",
-    "Parameter",
-    "Plan",
-    "Pooled",
-    "Prediction",
-    "Region",
-    "RunRow",
-    "RunTable",
-    "Selection",
-    "Settings",
-    "SurfaceFit",
-    "SweepRun",
-    "TanExtrapolation",
-    "TanFit",
-    "Target",
-    "bootstrap",
-    "bootstrap_prompts",
-    "compare",
-    "compare_many",
-    "compute_optimal",
-    "extrapolate",
-    "extrapolate_curve",
-    "extrapolate_inter",
-    "extrapolate_intra",
-    "fit",
-    "fit_chinchilla",
-    "fit_curve",
-    "fit_isocompute",
-    "fit_kaplan",
-    "fit_kaplan_one",
-    "fit_plateau",
-    "fit_tan",
-    "linearise",
-    "load_curve",
-    "load_curves",
-    "make_curve",
-    "plan",
-    "pool_seeds",
-    "region",
-    "sensitivity",
-    "sigmoid",
-]
+from scalerl_jax.scaling.load import Selection, load_curve, load_curves
+from scalerl_jax.scaling.records import (
+    Curve,
+    CurveError,
+    Interval,
+    Parameter,
+    make_curve,
+)
+from scalerl_jax.scaling.result import Fit, Forecast, Settings

@@ -11,10 +11,17 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl_jax.scaling.curves import Curve, CurveError, make_curve
 from scalerl_jax.scaling.fit import fit_curve
-from scalerl_jax.scaling.laws import Array, Bools
-from scalerl_jax.scaling.records import Interval, Record, quantile_interval
+from scalerl_jax.scaling.records import (
+    Array,
+    Bools,
+    Curve,
+    CurveError,
+    Interval,
+    Record,
+    make_curve,
+    quantile_interval,
+)
 from scalerl_jax.scaling.result import Fit, Settings
 from scalerl_jax.scaling.search import A, Problem, minimise_each
 from scalerl_jax.scaling.uncertainty import joint_region, region_quantile
@@ -41,7 +48,7 @@ class Bootstrap(Record):
     theta: Array = dataclasses.field(repr=False)  # [K, 4] as Fit.theta
 
     def draws(self, name: str) -> Array:
-        """The refitted values [K] of one parameter."""
+        """Return the refitted values [K] of one parameter."""
         return self.fit.public(self.theta)[name]
 
     def band(self, x: ArrayLike) -> tuple[Array, Array]:
@@ -54,7 +61,7 @@ class Bootstrap(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Region(Record):
-    """Where two parameters lie together, with the probability `level`."""
+    """Region of two parameters together, with the probability `level`."""
 
     names: tuple[str, str]
     level: float
@@ -69,7 +76,7 @@ def bootstrap(
     block_length: int | None = None,
     seed: int = 0,
 ) -> Bootstrap:
-    """Moving-block bootstrap on the residuals of a fit.
+    """Bootstrap a fit by moving blocks of its residuals.
 
         y*[i] = R(x[i]) + sqrt(n / (n - p)) (e*[i] - mean e) / sqrt(weight[i])
 
@@ -89,7 +96,7 @@ def bootstrap(
 
 
 def _block_length(fit: Fit, block_length: int | None) -> int:
-    """The length asked for, checked, or the default one."""
+    """Return the length asked for, checked, or the default one."""
     n = fit.num_points
     length = block_length or default_block_length(fit.autocorrelation, n)
     if not 1 <= length <= n:
@@ -102,7 +109,7 @@ def _block_length(fit: Fit, block_length: int | None) -> int:
 def draw_residual_curves(
     fit: Fit, num_resamples: int, block_length: int | None = None, *, seed: int
 ) -> Array:
-    """Curves of a fit with its residuals drawn again in moving blocks.
+    """Draw curves of a fit with its residuals again, in moving blocks.
 
     [K, n], as `fit.problem.y`: with step 0 first where it is an observation.
     """
@@ -143,7 +150,7 @@ def bootstrap_prompts(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> Bootstrap:
-    """Nested bootstrap over seeds, the evaluation's prompts, and samples.
+    """Bootstrap over seeds, the evaluation's prompts, and samples, nested.
 
     Seeds are drawn with replacement; the prompts too, the same ones at every
     evaluation and seed, as all are evaluated on one set; the samples of each prompt
@@ -187,7 +194,7 @@ def fitted_rates(curve: Curve, result: Fit) -> Array:
 
 
 def check_rates(x: ArrayLike, rates: ArrayLike) -> Array:
-    """Pass rates per prompt as [S, n, P], checked against x [n]."""
+    """Return pass rates per prompt as [S, n, P], checked against x [n]."""
     outcomes = np.asarray(rates, np.float64)
     outcomes = outcomes[None] if outcomes.ndim == 2 else outcomes
     if outcomes.ndim != 3 or outcomes.shape[1] != np.size(x):
@@ -206,7 +213,7 @@ def check_rates(x: ArrayLike, rates: ArrayLike) -> Array:
 def draw_curve(
     generator: np.random.Generator, rates: Array, num_samples: int | None
 ) -> Array:
-    """One resampled mean curve [n] of rates [S, n, P]."""
+    """Draw one resampled mean curve [n] of rates [S, n, P]."""
     num_seeds, _, num_prompts = rates.shape
     seeds = generator.integers(0, num_seeds, num_seeds)
     prompts = generator.integers(0, num_prompts, num_prompts)
@@ -241,7 +248,7 @@ def summarise(
     seed: int,
     length: int | None = None,
 ) -> Bootstrap:
-    """Percentile intervals of refits."""
+    """Return percentile intervals of refits."""
     theta, ended = refits
     kept = theta[ended]
     values = fit.public(kept)
@@ -270,7 +277,7 @@ def summarise(
 def region(
     fit: Fit, names: tuple[str, str] = ("A", "B"), *, level: float | None = None
 ) -> Region:
-    """Joint profile-likelihood region of two fitted parameters.
+    """Find the joint profile-likelihood region of two fitted parameters.
 
     The objective may exceed its minimum by 2 F(level; 2, n - p) s^2, with all other
     parameters fitted again: wider in each direction than the single intervals, and

@@ -1,20 +1,21 @@
 """A run held against its own forecast: has it left the band that it promised?
 
-The forecast is the paper's: the points up to half of the present compute foretell
-the rest.  It is made again as the run goes on, so a slow departure shows while it is
-in the second half; an alarm that was given stays given (`watch.py`, `live.py`).
+The forecast is the paper's: the points up to half of the present compute foretell the
+rest.  It is made again as the run goes on, so a slow departure shows while it is in the
+second half; an alarm that was given stays given (`live.py`).
 """
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
-from scalerl_jax.scaling.curves import Curve, CurveError
-from scalerl_jax.scaling.falls import find_fall
 from scalerl_jax.scaling.fit import fit_curve
-from scalerl_jax.scaling.records import Interval, Record
+from scalerl_jax.scaling.identifiability import find_collapse
+from scalerl_jax.scaling.records import OPEN, Curve, CurveError, Interval, Record
 from scalerl_jax.scaling.result import Fit
+from scalerl_jax.scaling.text import percent, show, table
 
 DEFAULT_PATIENCE = 3
 # All points are held against one curve, so one that lies off puts many outside: the
@@ -26,6 +27,7 @@ SPARE_POINTS = 2  # more than parameters that a forecast is made from
 # A fall is an alarm from this many evaluations on: an earlier one may be the start of
 # a run, before it has learned anything.
 FEWEST_FOR_A_FALL = 8
+SHOWN_CHECKS = 8  # in a terminal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class Check(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Status(Record):
-    """What is known of a run that is under way."""
+    """State of a run that is under way."""
 
     name: str
     x_name: str
@@ -52,11 +54,11 @@ class Status(Record):
     last_step: int | None
     level: float  # of the intervals and the forecast's band
     alarm_level: float  # of the bands in `checks`
-    waiting: str | None  # why there is no fit yet
+    waiting: str | None = None  # why there is no fit yet
     fit: Fit | None = None  # of all points so far
-    horizon: float | None = None  # compute that is forecast
-    forecast: float | None = None  # pass rate there
-    forecast_band: Interval | None = None  # of the curve there
+    horizon: float = math.nan  # compute that is forecast
+    forecast: float = math.nan  # pass rate there
+    forecast_band: Interval = OPEN  # of the curve there
     fitted_until: float | None = None  # compute up to which `checks` did the fitting
     holds: bool = False  # that fit bounded A, so leaving its band is an alarm
     checks: tuple[Check, ...] = ()
@@ -91,7 +93,6 @@ def assess(
         last_step=curve.last_step,
         level=level,
         alarm_level=alarm_level,
-        waiting=None,
     )
     try:
         result = fit_curve(curve, level=level)
@@ -105,76 +106,59 @@ def assess(
         horizon=horizon,
         forecast=float(result.forecast(horizon)),
         forecast_band=Interval(float(low), float(high)),
+        **_checked(curve, alarm_level),
     )
-    found = _check(curve, alarm_level)
-    if found is not None:
-        first, checks = found
-        holds = first.bounded and (first.r0_free is None or first.r0_free.bounded)
-        status = dataclasses.replace(
-            status, fitted_until=first.x_last, holds=holds, checks=checks
-        )
-    return _with_alarm(status, curve, patience)
+    alarm, falling = _alarm(status, curve, patience)
+    return dataclasses.replace(status, alarm=alarm, falling=falling)
 
 
-def _check(curve: Curve, level: float) -> tuple[Fit, tuple[Check, ...]] | None:
-    """A fit of the first half of the compute, and the points after it against that."""
+def _checked(curve: Curve, level: float) -> dict[str, Any]:
+    """Fit the first half of the compute, and hold the points after it against that."""
     needed = (4 if curve.r0 is None else 3) + SPARE_POINTS
     count = max(int((curve.x <= 0.5 * curve.x[-1]).sum()), needed)
     if count >= curve.x.size or np.ptp(curve.y[:count]) == 0:
-        return None
-    first = curve.part(np.arange(curve.x.size) < count)
-    result = fit_curve(first, level=level)
-    if not result.climbs:
-        return None
+        return {}
+    first = fit_curve(curve.part(np.arange(curve.x.size) < count), level=level)
+    if not first.climbs:
+        return {}
     x, y = curve.x[count:], curve.y[count:]
-    predicted = result.forecast(x)
-    low, high = result.prediction_band(x)
+    low, high = first.prediction_band(x)
     sides = np.where(y > high, 1, np.where(y < low, -1, 0))
-    return result, tuple(
-        Check(
-            x=float(x[i]),
-            actual=float(y[i]),
-            predicted=float(predicted[i]),
-            band=Interval(float(low[i]), float(high[i])),
-            side=int(sides[i]),
-        )
-        for i in range(x.size)
+    columns = (each.tolist() for each in (x, y, first.forecast(x), low, high, sides))
+    checks = tuple(
+        Check(x=at, actual=actual, predicted=foretold, band=Interval(*ends), side=side)
+        for at, actual, foretold, *ends, side in zip(*columns, strict=True)
     )
+    holds = first.bounded and (first.r0_free is None or first.r0_free.bounded)
+    return {"fitted_until": first.x_last, "holds": holds, "checks": checks}
 
 
-def _with_alarm(status: Status, curve: Curve, patience: int) -> Status:
-    """The status with its alarm, if there is cause for one."""
-    assert status.fit is not None, "asked by the caller"
-    fall = find_fall(curve) if curve.y.size >= FEWEST_FOR_A_FALL else None
+def _alarm(status: Status, curve: Curve, patience: int) -> tuple[str | None, bool]:
+    """Return the alarm, if there is cause for one, and whether it is of a fall."""
+    fall = find_collapse(curve) if curve.y.size >= FEWEST_FOR_A_FALL else None
     if fall is not None:
-        return dataclasses.replace(status, alarm=fall, falling=True)
-    last = status.checks[-patience:]
-    side = last[-1].side if last else 0
-    if not status.holds or len(last) < patience:
-        return status
-    if side == 0 or any(check.side != side for check in last):
-        return status
-    where = "above" if side > 0 else "below"
-    return dataclasses.replace(
-        status,
-        alarm=f"the last {patience} evaluations are {where} the "
-        f"{100 * status.alarm_level:g}"
-        f" % band that the run foretold up to {status.x_name} = "
-        f"{status.fitted_until:.4g}",
-        falling=side < 0,
+        return fall, True
+    sides = {check.side for check in status.checks[-patience:]}
+    if not status.holds or len(status.checks) < patience or sides not in ({1}, {-1}):
+        return None, False
+    where = "above" if sides == {1} else "below"
+    alarm = (
+        f"the last {patience} evaluations are {where} the "
+        f"{percent(status.alarm_level)} band that the run foretold up to "
+        f"{status.x_name} = {status.fitted_until:.4g}"
     )
+    return alarm, where == "below"
 
 
 def scalars(status: Status) -> dict[str, float]:
-    """The status as numbers for TensorBoard; what is not known is left out."""
+    """Return the status as numbers for TensorBoard, without what is not known."""
     found: dict[str, float | None] = {
         "actual": status.y_last,
         "alarm": float(status.alarm is not None),
         "forecast": status.forecast,
+        "forecast_low": status.forecast_band.low,
+        "forecast_high": status.forecast_band.high,
     }
-    for name, interval in (("forecast", status.forecast_band),):
-        if interval is not None:
-            found[f"{name}_low"], found[f"{name}_high"] = interval.low, interval.high
     if status.checks:
         last = status.checks[-1]
         found |= {
@@ -182,60 +166,58 @@ def scalars(status: Status) -> dict[str, float]:
             "predicted_low": last.band.low,
             "predicted_high": last.band.high,
         }
-    if status.fit is not None:
-        found |= {"identified": float(status.fit.identified)}
-        if status.fit.identified:
-            found |= {
-                "A": status.fit.asymptote,
-                "A_low": status.fit.asymptote_interval.low,
-                "A_high": status.fit.asymptote_interval.high,
-                "B": status.fit.exponent,
-                "C_mid": status.fit.midpoint,
-            }
-    return {
-        name: value
-        for name, value in found.items()
-        if value is not None and math.isfinite(value)
-    }
+    result = status.fit
+    if result is not None:
+        found["identified"] = float(result.identified)
+    if result is not None and result.identified:
+        found |= {
+            "A": result.asymptote,
+            "A_low": result.asymptote_interval.low,
+            "A_high": result.asymptote_interval.high,
+            "B": result.exponent,
+            "C_mid": result.midpoint,
+        }
+    return {n: v for n, v in found.items() if v is not None and math.isfinite(v)}
 
 
-def to_text(status: Status, *, shown: int = 8) -> str:
-    """The status as a table for a terminal."""
-    lines = [
+def to_text(status: Status) -> str:
+    """Return the status as a table for a terminal."""
+    said = (
         f"{status.name}: {status.num_points} evaluations, the last at {status.x_name} "
-        f"= {status.x_last:.4g} with {status.y_name} {status.y_last:.4f}"
-    ]
-    if status.fit is None:
-        return "\n".join([*lines, f"  no fit yet: {status.waiting}"]) + "\n"
-    assert status.forecast_band is not None and status.forecast is not None
-    level = f"{100 * status.level:g} %"
-    result, band = status.fit, status.forecast_band
+        f"= {status.x_last:.4g} with {status.y_name} {status.y_last:.4f}\n"
+    )
+    result = status.fit
+    if result is None:
+        return f"{said}  no fit yet: {status.waiting}\n"
     if result.identified:
-        interval = result.asymptote_interval
-        lines.append(
-            f"  A {result.asymptote:.4f} [{interval.low:.4f}, {interval.high:.4f}], "
-            f"B {result.exponent:.3g}, C_mid {result.midpoint:.4g}"
+        said += (
+            f"  A {result.asymptote:.4f} {show(result.asymptote_interval, '.4f')}, "
+            f"B {result.exponent:.3g}, C_mid {result.midpoint:.4g}\n"
         )
     else:
-        lines.append(f"  A not identified: {result.reason}")
+        said += f"  A not identified: {result.reason}\n"
     if result.climbs:
-        lines.append(
+        said += (
             f"  forecast at {status.x_name} = {status.horizon:.4g}: "
-            f"{status.forecast:.4f}, {level} band [{band.low:.4f}, {band.high:.4f}]"
+            f"{status.forecast:.4f}, {percent(status.level)} band "
+            f"{show(status.forecast_band, '.4f')}\n"
         )
     if status.checks:
-        lines += [
-            f"  foretold from {status.x_name} <= {status.fitted_until:.4g}:",
-            f"  {status.x_name:>20}  actual  predicted  "
-            f"{100 * status.alarm_level:g} % band",
-        ]
-    for check in status.checks[-shown:]:
-        mark = {1: "  above", -1: "  below", 0: ""}[check.side]
-        lines.append(
-            f"  {check.x:20.5g}  {check.actual:6.4f}  {check.predicted:9.4f}  "
-            f"[{check.band.low:.4f}, {check.band.high:.4f}]{mark}"
+        band = f"{percent(status.alarm_level)} band"
+        said += f"  foretold from {status.x_name} <= {status.fitted_until:.4g}:\n"
+        said += table(
+            (status.x_name, "actual", "predicted", band, ""),
+            [
+                (
+                    f"{check.x:.5g}",
+                    f"{check.actual:.4f}",
+                    f"{check.predicted:.4f}",
+                    show(check.band, ".4f"),
+                    {1: "above", -1: "below", 0: ""}[check.side],
+                )
+                for check in status.checks[-SHOWN_CHECKS:]
+            ],
         )
     if status.checks and not status.holds:
-        lines.append("  A had no upper limit then: leaving the band is no alarm")
-    lines.append(f"  ALARM: {status.alarm}" if status.alarm else "  no alarm")
-    return "\n".join(lines) + "\n"
+        said += "  A had no upper limit then: leaving the band is no alarm\n"
+    return said + (f"  ALARM: {status.alarm}\n" if status.alarm else "  no alarm\n")

@@ -1,7 +1,10 @@
-"""Comparing two recipes: the paper's rule, and beside it a test with intervals.
+"""Several runs beside each other: two recipes, many recipes, seeds of one recipe.
 
-The rule has no notion of noise; the test has none of seeds: two single runs can
-differ by their seeds alone (A by 0.015 in the paper).  Pool seeds with `pool_seeds`.
+Two recipes are compared by the paper's rule, and beside it by a test with intervals.
+The rule has no notion of noise; the test has none of seeds: two single runs can differ
+by their seeds alone (A by 0.015 in the paper), which `pool_seeds` measures.
+
+One file above 400 lines, as the three share the refits that they compare by.
 """
 
 import dataclasses
@@ -17,15 +20,28 @@ from scalerl_jax.scaling.bootstrap import (
     refit,
     refit_with_asymptote,
 )
-from scalerl_jax.scaling.curves import CurveError
 from scalerl_jax.scaling.estimate import estimate
-from scalerl_jax.scaling.judge import ASYMPTOTE_MARGIN
-from scalerl_jax.scaling.laws import Array
-from scalerl_jax.scaling.records import Interval, Record, quantile_interval
+from scalerl_jax.scaling.fit import fit_alone
+from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
+from scalerl_jax.scaling.laws import linearised
+from scalerl_jax.scaling.records import (
+    OPEN,
+    Array,
+    Curve,
+    CurveError,
+    Interval,
+    Record,
+    quantile_interval,
+)
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.search import A
+from scalerl_jax.scaling.uncertainty import student_quantile
 
 NUM_RESAMPLES = 400
+FIELDS_OF_FIT = (  # that a row of a table repeats
+    *("asymptote", "asymptote_interval", "exponent", "exponent_interval"),
+    *("midpoint", "midpoint_interval", "identified", "reason"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,14 +80,14 @@ class Comparison(Record):
 
 
 def hold_asymptote(fit: Fit, asymptote: float) -> Fit:
-    """The same curve fitted again with A held (the paper's fixed-A refit)."""
+    """Fit a curve again with A held (the paper's fixed-A refit)."""
     held = {**fit.problem.held, A: asymptote}
     source = fit.parameters["R0"].source
     return estimate(fit.curve, fit.settings, fit.definition, held, source)
 
 
 def _share(a: Fit, b: Fit) -> tuple[float, tuple[Fit, Fit]]:
-    """The mean A of two runs, and both fitted with it."""
+    """Return the mean A of two runs, and both fitted with it."""
     shared = 0.5 * (a.asymptote + b.asymptote)
     return shared, (hold_asymptote(a, shared), hold_asymptote(b, shared))
 
@@ -86,7 +102,7 @@ def compare(
     num_resamples: int = NUM_RESAMPLES,
     seed: int = 0,
 ) -> Comparison:
-    """Compare two runs, fitted with the sigmoid.
+    """Compare two runs, a and b, fitted with the sigmoid over the same x.
 
     The rule (https://arxiv.org/abs/2510.13786, appendix A.7): if |A_a - A_b| is within
     the margin, refit both with the mean A, and the higher B wins; else the higher A.
@@ -98,14 +114,8 @@ def compare(
     identified, that of the curves where both end; with a flat or falling run, none.
 
     Args:
-        a: a fit of the sigmoid.
-        b: another, on the same x.
-        names: of the runs.
         margin: between the asymptotes of equal recipes.
-        prompt_rates: [n_a, P] and [n_b, P], or seeds in front; of the same P prompts
-            at each fitted evaluation, with step 0 if it is one.
-        num_resamples: of the test.
-        seed: of its draws.
+        prompt_rates: [n_a, P] and [n_b, P], or seeds in front, at the fitted points.
     """
     require_sigmoids({names[0]: a, names[1]: b})
     both = a.identified and b.identified
@@ -116,11 +126,15 @@ def compare(
     pair = exponents if equal and exponents else (a.asymptote, b.asymptote)
     y, test = _resample(a, b, prompt_rates, num_resamples, seed)
     differences = _differences(a, b, y, shared if overlap else None)
+    by_asymptote, by_exponent, by_rate = differences
     considered = differences[:2] if both else differences[2:]
     test_winner = _winner(considered if a.climbs and b.climbs else (), names)
     return Comparison(
         names=names,
-        **_both(a, b),
+        asymptotes=(a.asymptote, b.asymptote),
+        exponents=(a.exponent, b.exponent),
+        midpoints=(a.midpoint, b.midpoint),
+        identified=(a.identified, b.identified),
         margin=margin,
         equal_asymptotes=equal,
         shared_asymptote=shared,
@@ -129,31 +143,21 @@ def compare(
         rule_winner=names[int(pair[0] <= pair[1])] if both else None,
         rule=_rule_text(a, b, names, margin, held),
         test=test,
-        asymptote_difference=differences[0],
-        exponent_difference=differences[1],
-        rate_difference=differences[2],
+        level=a.level,
+        asymptote_difference=by_asymptote,
+        exponent_difference=by_exponent,
+        rate_difference=by_rate,
+        compared_at=min(a.x_last, b.x_last),
         test_winner=test_winner,
         verdict=_verdict_text(names, differences, both, test_winner, (a, b)),
         warnings=_warnings(a, b, names),
     )
 
 
-def _both(a: Fit, b: Fit) -> dict[str, Any]:
-    """What a comparison repeats of the two fits, and where both still have data."""
-    return {
-        "asymptotes": (a.asymptote, b.asymptote),
-        "exponents": (a.exponent, b.exponent),
-        "midpoints": (a.midpoint, b.midpoint),
-        "identified": (a.identified, b.identified),
-        "level": a.level,
-        "compared_at": min(a.x_last, b.x_last),
-    }
-
-
 def _differences(
     a: Fit, b: Fit, y: tuple[Array, Array], shared: float | None
 ) -> tuple[Interval, Interval | None, Interval]:
-    """Intervals of A, of B at a shared A, and of the curves where both end."""
+    """Return the intervals of A, of B at a shared A, and of the curves' common end."""
     theta = refit(a, y[0])[0], refit(b, y[1])[0]
     end, exponents = min(a.x_last, b.x_last), None
     if shared is not None:
@@ -169,7 +173,7 @@ def _differences(
 
 
 def require_sigmoids(fits: Mapping[str, Fit]) -> None:
-    """All fits are of the sigmoid, over the same x."""
+    """Refuse fits of another law than the sigmoid, and over different x."""
     for name, fit in fits.items():
         if fit.law != "sigmoid":
             raise CurveError(
@@ -190,7 +194,7 @@ def _resample(
     num_resamples: int,
     seed: int,
 ) -> tuple[tuple[Array, Array], str]:
-    """Resampled curves [K, n] of both runs, and what was resampled."""
+    """Return resampled curves [K, n] of both runs, and what was resampled."""
     if prompt_rates is None:
         y = (
             draw_residual_curves(a, num_resamples, seed=2 * seed),
@@ -218,7 +222,7 @@ def _resample(
 def _winner(
     differences: Sequence[Interval | None], names: tuple[str, str]
 ) -> str | None:
-    """Who is better by the first interval of a - b that leaves out 0."""
+    """Return who is better by the first interval of a - b that leaves out 0."""
     for difference in differences:
         if difference is None:
             continue
@@ -230,13 +234,9 @@ def _winner(
 
 
 def _rule_text(
-    a: Fit,
-    b: Fit,
-    names: tuple[str, str],
-    margin: float,
-    held: tuple[Fit, Fit] | None,
+    a: Fit, b: Fit, names: tuple[str, str], margin: float, held: tuple[Fit, Fit] | None
 ) -> str:
-    """The paper's rule with its numbers."""
+    """Say the paper's rule with its numbers."""
     gap = abs(a.asymptote - b.asymptote)
     if not (a.identified and b.identified):
         pairs = list(zip(names, (a, b), strict=True))
@@ -264,7 +264,7 @@ def _verdict_text(
     winner: str | None,
     fits: tuple[Fit, Fit],
 ) -> str:
-    """The test with its numbers."""
+    """Say the test with its numbers."""
     a, end = fits[0], min(fit.x_last for fit in fits)
     labels = ("A", "B at the shared A", f"{a.y_name} at {a.x_name} = {end:.4g}")
     used = slice(0, 2) if both else slice(2, 3)
@@ -287,7 +287,7 @@ def _show(interval: Interval) -> str:
 
 
 def _warnings(a: Fit, b: Fit, names: tuple[str, str]) -> tuple[str, ...]:
-    """What limits the comparison."""
+    """Return what limits the comparison."""
     found = [
         "one run each: seeds alone moved A by up to 0.015 in the paper, which neither "
         "the rule's margin nor the test's intervals measure here"
@@ -303,3 +303,283 @@ def _warnings(a: Fit, b: Fit, names: tuple[str, str]) -> tuple[str, ...]:
             "windows differ more than fits of one"
         )
     return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunRow(Record):
+    """One run in a table of many (leave-one-out).
+
+    What is held at the shared A is None for a run whose interval of A does not
+    overlap that of the highest A: no A fits both.
+    """
+
+    name: str
+    asymptote: float
+    asymptote_interval: Interval
+    exponent: float
+    exponent_interval: Interval
+    midpoint: float
+    midpoint_interval: Interval
+    identified: bool
+    reason: str | None
+    within_margin: bool  # A at most the margin below the highest identified A
+    shared_exponent: float | None  # B and C_mid with A held at the shared value
+    shared_midpoint: float | None
+    rank: int | None  # 1 is best; None: A is not identified
+    tied: bool  # another run has the same rank
+    x: Array = dataclasses.field(repr=False)  # [n] compute
+    linearised: Array | None = dataclasses.field(repr=False)  # [n] F(R), shared A
+    fit: Fit = dataclasses.field(repr=False)
+    fit_at_shared: Fit | None = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunTable(Record):
+    """Many runs by rank; those of one rank by B at the shared A."""
+
+    x_name: str
+    y_name: str
+    margin: float
+    # Mean A of the runs whose intervals overlap that of the highest A; None: no A is
+    # identified.
+    shared_asymptote: float | None
+    rows: tuple[RunRow, ...]  # by rank
+    warnings: tuple[str, ...]
+
+
+def compare_many(
+    fits: Mapping[str, Fit], *, margin: float = ASYMPTOTE_MARGIN
+) -> RunTable:
+    """Rank many runs by A; runs whose A the data do not tell apart share a rank.
+
+        rank = 1 + number of runs with a higher A
+
+    where an A counts as higher if its interval lies above the other's and the two are
+    further apart than the margin.  Runs that share a rank are ordered as the paper's
+    leave-one-out table orders equal A: by B with A held at the shared value.  Runs
+    whose A is not identified have no rank and come last.
+
+    Args:
+        fits: of the sigmoid, by name of run.
+        margin: between the asymptotes of equal recipes.
+    """
+    if not fits:
+        raise CurveError("no runs to compare; give at least one fit")
+    require_sigmoids(fits)
+    sure = {name: fit for name, fit in fits.items() if fit.identified}
+    ranks = {name: 1 + _num_higher(fit, sure, margin) for name, fit in sure.items()}
+    shared, held = _hold_shared(fits, sure)
+    top = max((fit.asymptote for fit in sure.values()), default=1.0)
+
+    def order(name: str) -> tuple[bool, int, float, float]:
+        level = min(fits[name].asymptote, top - margin)  # equal within the margin
+        exponent = held[name].exponent if name in held else 0.0
+        return (name not in sure, ranks.get(name, 0), -level, -exponent)
+
+    places = list(ranks.values())
+    rows = tuple(
+        _row(
+            name,
+            fits[name],
+            held.get(name),
+            within_margin=name in sure and fits[name].asymptote >= top - margin,
+            rank=ranks.get(name),
+            tied=name in ranks and places.count(ranks[name]) > 1,
+        )
+        for name in sorted(fits, key=order)
+    )
+    unsure = [name for name in fits if name not in sure]
+    warnings = (f"A is not identified for {', '.join(unsure)}: no rank",)
+    first = next(iter(fits.values()))
+    return RunTable(
+        x_name=first.x_name,
+        y_name=first.y_name,
+        margin=margin,
+        shared_asymptote=shared,
+        rows=rows,
+        warnings=warnings if unsure else (),
+    )
+
+
+def _num_higher(fit: Fit, others: Mapping[str, Fit], margin: float) -> int:
+    """Return how many runs have an A that is higher for certain."""
+    return sum(
+        other.asymptote_interval.is_above(fit.asymptote_interval)
+        and other.asymptote > fit.asymptote + margin
+        for other in others.values()
+    )
+
+
+def _hold_shared(
+    fits: Mapping[str, Fit], sure: Mapping[str, Fit]
+) -> tuple[float | None, dict[str, Fit]]:
+    """Return the shared A, and the runs that it may be held for, fitted with it."""
+    if not sure:
+        return None, {}
+    best = max(sure.values(), key=lambda fit: fit.asymptote).asymptote_interval
+    near = {n: f for n, f in fits.items() if f.asymptote_interval.overlaps(best)}
+    shared = float(np.mean([f.asymptote for n, f in near.items() if n in sure]))
+    return shared, {name: hold_asymptote(fit, shared) for name, fit in near.items()}
+
+
+def _row(name: str, fit: Fit, held: Fit | None, **place: Any) -> RunRow:
+    """Return one run of the table; `place` says where it stands in it."""
+    return RunRow(
+        name=name,
+        **{field: getattr(fit, field) for field in FIELDS_OF_FIT},
+        shared_exponent=None if held is None else held.exponent,
+        shared_midpoint=None if held is None else held.midpoint,
+        x=fit.curve.x,
+        linearised=None if held is None else linearise(held),
+        fit=fit,
+        fit_at_shared=held,
+        **place,
+    )
+
+
+def linearise(fit: Fit) -> Array:
+    """F(R) [n] of the fitted points of a sigmoid: log F over log x has slope B.
+
+    NaN where a noisy point is not between R0 and A.
+    """
+    return linearised(
+        fit.curve.y,
+        initial_reward=fit.initial_reward,
+        asymptote=fit.asymptote,
+        midpoint_power=fit.midpoint**fit.exponent,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PooledParameter(Record):
+    """One parameter over seeds; no mean of what a seed does not fix."""
+
+    name: str
+    values: list[float]  # by seed
+    mean: float | None = None
+    standard_deviation: float | None = None  # between seeds; None for one seed
+    interval: Interval = OPEN  # of the mean, Student's t over the seeds
+    largest_deviation: float | None = None  # from the mean; 0.015 for A in the paper
+    reason: str | None = None  # why there is no mean
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pooled(Record):
+    """Seeds of one recipe.
+
+    The interval of `parameters` is that of the recipe: it holds what seeds change.
+    `fit` is of all points together, with intervals as if they had no seeds.
+    """
+
+    law: str
+    num_seeds: int
+    level: float
+    parameters: dict[str, PooledParameter]
+    identified: bool  # by every seed
+    fit: Fit
+    warnings: tuple[str, ...]
+
+
+def pool_seeds(fits: Sequence[Fit]) -> Pooled:
+    """Pool fits of several seeds of one recipe, all of the same law and x.
+
+        interval = mean +- t(S - 1) * sd / sqrt(S)
+
+    over the S seeds' parameters; B and C_mid are averaged as logarithms.
+    """
+    if not fits:
+        raise CurveError("no seeds to pool; give at least one fit")
+    if len({(fit.law, fit.x_name, fit.y_name) for fit in fits}) > 1:
+        raise CurveError("seeds to pool must be fits of one law over one x and y")
+    names = [
+        name
+        for name in fits[0].parameters
+        if all(fit.parameters[name].interval is not None for fit in fits)
+    ]
+    level = fits[0].level
+    warnings = []
+    if len(fits) == 1:
+        warnings.append("one seed: what seeds change is not measured")
+    unsure = sum(not fit.identified for fit in fits)
+    if unsure:
+        warnings.append(f"A is not identified for {unsure} of {len(fits)} seeds")
+    return Pooled(
+        law=fits[0].law,
+        num_seeds=len(fits),
+        level=level,
+        parameters={name: _pooled(name, fits, level) for name in names},
+        identified=not unsure,
+        fit=fit_together(fits),
+        warnings=tuple(warnings),
+    )
+
+
+def _pooled(name: str, fits: Sequence[Fit], level: float) -> PooledParameter:
+    """Return mean and spread of one parameter, of its logarithm if it is no rate."""
+    values = np.array([fit.value(name) for fit in fits])
+    found = PooledParameter(name=name, values=values.tolist())
+    unfixed = sum(not _fixes(fit, name) for fit in fits)
+    if unfixed:
+        reason = f"not fixed by {unfixed} of {len(fits)} seeds"
+        return dataclasses.replace(found, reason=reason)
+    is_rate = fits[0].parameters[name].unit == "pass rate"
+    logarithmic = not is_rate and np.all(values > 0)
+    scale = np.log(values) if logarithmic else values
+    back = np.exp if logarithmic else float
+    mean = float(scale.mean())
+    found = dataclasses.replace(
+        found,
+        mean=float(back(mean)),
+        largest_deviation=float(np.abs(values - back(mean)).max()),
+    )
+    if len(values) == 1:
+        return found
+    error = float(scale.std(ddof=1)) / np.sqrt(len(values))
+    reach = student_quantile(level, len(values) - 1) * error
+    limits = (0.0, 1.0) if is_rate else (-np.inf, np.inf)
+    ends = [float(np.clip(back(mean + side * reach), *limits)) for side in (-1, 1)]
+    return dataclasses.replace(
+        found, standard_deviation=float(values.std(ddof=1)), interval=Interval(*ends)
+    )
+
+
+def _fixes(fit: Fit, name: str) -> bool:
+    """Whether a seed's own interval of a parameter has both limits."""
+    interval = fit.interval(name)
+    known = fit.climbs and interval.low is not None and interval.high is not None
+    return known and (name != "A" or fit.identified)
+
+
+def fit_together(fits: Sequence[Fit]) -> Fit:
+    """Fit the points of all seeds, each counting alike.
+
+    R0 is the mean of those given; else it is observed once by each seed that has a
+    step 0, if all have one.
+    """
+    settings = fits[0].settings
+    given = [fit.settings.initial_reward for fit in fits]
+    known = [value for value in given if isinstance(value, int | float)]
+    if known:
+        settings = dataclasses.replace(settings, initial_reward=float(np.mean(known)))
+    return fit_alone(pool_curves([fit.curve for fit in fits]), settings)
+
+
+def pool_curves(curves: Sequence[Curve]) -> Curve:
+    """Return the points of all curves by compute, and the mean of their R0."""
+    x = np.concatenate([curve.x for curve in curves])
+    order = np.argsort(x, kind="stable")
+    errors = [curve.y_se for curve in curves if curve.y_se is not None]
+    starts = [curve.r0 for curve in curves if curve.r0 is not None]
+    start_errors = [curve.r0_se for curve in curves if curve.r0_se is not None]
+    count = len(curves)
+    return dataclasses.replace(
+        curves[0],
+        x=x[order],
+        y=np.concatenate([curve.y for curve in curves])[order],
+        y_se=np.concatenate(errors)[order] if len(errors) == count else None,
+        r0=float(np.mean(starts)) if len(starts) == count else None,
+        r0_se=float(np.linalg.norm(start_errors)) / count
+        if len(start_errors) == count
+        else None,
+        r0_evaluations=count,
+    )

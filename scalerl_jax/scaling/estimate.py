@@ -8,13 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.scaling.curves import Curve, CurveError
-from scalerl_jax.scaling.flat import climb_p_value
-from scalerl_jax.scaling.independence import durbin_watson
-from scalerl_jax.scaling.judge import Verdict, judge, significant_correlation
-from scalerl_jax.scaling.laws import Array, Law
-from scalerl_jax.scaling.records import Interval, envelope
-from scalerl_jax.scaling.result import Fit, Parameter, Settings, Source
+from scalerl_jax.scaling.identifiability import (
+    Verdict,
+    climb_p_value,
+    durbin_watson,
+    identify,
+    significant_correlation,
+)
+from scalerl_jax.scaling.laws import Law
+from scalerl_jax.scaling.records import (
+    OPEN,
+    Array,
+    Curve,
+    CurveError,
+    Interval,
+    Parameter,
+    Source,
+    envelope,
+    r_squared,
+)
+from scalerl_jax.scaling.result import Fit, Settings
 from scalerl_jax.scaling.search import (
     LOG_ZERO,
     R0,
@@ -55,7 +68,7 @@ def make_problem(
     weighted: bool,
     observed: bool = False,
 ) -> tuple[Problem, float]:
-    """The least-squares problem, and sigma of a point of weight 1 by curve.y_se.
+    """Return the least-squares problem, and sigma of a point of weight 1 by curve.y_se.
 
     Weights are 1 / y_se^2, scaled to mean 1; all are 1 without y_se, or unless they are
     asked for.  With `observed`, step 0 is the first point (`start_weight`).
@@ -100,7 +113,7 @@ def start_weight(curve: Curve, known: float) -> float:
 
 
 def usable_errors(curve: Curve) -> Array:
-    """Standard errors that can weigh points: finite, and zeros replaced.
+    """Return standard errors that can weigh points: finite, and zeros replaced.
 
     All samples right, or all wrong, give a binomial error of 0 and would count
     without limit: such a point gets the median of the others.
@@ -121,7 +134,7 @@ def usable_errors(curve: Curve) -> Array:
 def search_problem(
     problem: Problem, robust: bool
 ) -> tuple[Problem, Array, float, bool]:
-    """The best fit; with `robust`, of Huber's loss at a scale taken from the fit.
+    """Find the best fit; with `robust`, of Huber's loss at a scale taken from the fit.
 
     Returns:
         The problem with its loss, theta [4], the objective, and whether it converged.
@@ -143,7 +156,7 @@ def search_problem(
 def noise_of(
     problem: Problem, best: Array, known: float | None
 ) -> tuple[float, float, int | None]:
-    """How noisy the points are, and how much noise moves the objective.
+    """Measure how noisy the points are, and how much that moves the objective.
 
     A fit is acceptable if its objective exceeds the best one's by at most q^2 times
     the growth, with q Student's two-sided quantile at n - p degrees of freedom: the
@@ -180,7 +193,7 @@ def estimate(
     *,
     selected: bool = True,
 ) -> Fit:
-    """One search with its intervals, and the verdict by them.
+    """Search once, with intervals and the verdict by them.
 
     Args:
         curve: the points to fit.
@@ -205,7 +218,7 @@ def estimate(
     rays = surface(problem, best, cost=cost, excess=noise.excess)
     accepted = np.vstack([best, profiles.inside, rays])
     p_value = climb_chance(curve, settings, law)
-    verdict = judge(curve, law, best, profiles, noise.quantile, p_value=p_value)
+    verdict = identify(curve, law, best, profiles, noise.quantile, p_value=p_value)
     scattered = settings.errors_known and degrees is not None
     return Fit(
         **_subject(curve, law),
@@ -234,7 +247,7 @@ def estimate(
 
 
 def _subject(curve: Curve, law: Law) -> dict[str, Any]:
-    """What a fit repeats of its curve and law."""
+    """Return the fields that a fit repeats of its curve and law."""
     return {
         "law": law.name,
         "formula": law.formula,
@@ -250,20 +263,19 @@ def _subject(curve: Curve, law: Law) -> dict[str, Any]:
 
 
 def _quality(curve: Curve, problem: Problem, best: Array) -> dict[str, Any]:
-    """How close the points after step 0 are, and whether their residuals wander."""
+    """Measure how close the points after step 0 are, and if their residuals wander."""
     t = np.log(curve.x / curve.x[-1])
     share = problem.law.share(t, best[SHAPE_U], best[SHAPE_V])
     residuals = curve.y - best[R0] - (best[A] - best[R0]) * share
-    spread = float(((curve.y - curve.y.mean()) ** 2).sum())
     return {
-        "r_squared": 1.0 - float((residuals**2).sum()) / spread,
+        "r_squared": r_squared(curve.y, residuals),
         "autocorrelation": autocorrelation(residuals),
         "residual_p_value": durbin_watson(problem, best),
     }
 
 
 def climb_chance(curve: Curve, settings: Settings, law: Law) -> float:
-    """`climb_p_value` of a curve from step 0 on, which is known where R0 is given."""
+    """Return `climb_p_value` from step 0 on, which is known where R0 is given."""
     given = settings.initial_reward
     known = float(given) if isinstance(given, int | float) else None
     observed = known is None and curve.r0 is not None
@@ -281,9 +293,9 @@ def name_parameters(
     verdict: Verdict,
     r0_source: Source,
 ) -> dict[str, Parameter]:
-    """Every parameter of the law; theta is the best row and the accepted ones."""
+    """Return the law's parameters; theta is the best row and the accepted ones."""
     log_x_last = float(np.log(curve.x[-1]))
-    values = law.public(theta, log_x_last)
+    values = law.values(theta, log_x_last)
     parameters = {}
     for place, kind in enumerate(law.kinds):
         source: Source = r0_source if kind.column == R0 else "fitted"
@@ -291,7 +303,7 @@ def name_parameters(
             source = source if kind.column == R0 else "held"
             interval = None
         elif not verdict.climbs:
-            interval = Interval(None, None)
+            interval = OPEN
         elif kind.column == A:
             interval = verdict.asymptote_interval
         elif kind.column is None:
@@ -320,10 +332,10 @@ def name_parameters(
 def _moved(
     law: Law, best: Array, column: int, end: float, log_x_last: float
 ) -> list[float]:
-    """The law's parameters with one column of theta moved to an interval's end."""
+    """Law's parameters with one column of theta moved to an interval's end."""
     theta = best[None].copy()
     theta[0, column] = end
-    return law.public(theta, log_x_last)[0].tolist()
+    return law.values(theta, log_x_last)[0].tolist()
 
 
 def autocorrelation(residuals: Array) -> float:
@@ -333,7 +345,7 @@ def autocorrelation(residuals: Array) -> float:
 
 
 def correlation_growth(rho: float, num_points: int) -> float:
-    """By how much correlated noise widens variances: n over the effective n.
+    """Return by how much correlated noise widens variances: n over the effective n.
 
         (1 + r) / (1 - r),  r = rho + (1 + 3 rho) / n
 

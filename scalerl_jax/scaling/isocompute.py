@@ -18,11 +18,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl_jax.scaling.bootstrap import draw_residual_curves, refit
-from scalerl_jax.scaling.curves import CurveError, make_curve
 from scalerl_jax.scaling.fit import fit_curve
-from scalerl_jax.scaling.judge import USUAL_REACH
-from scalerl_jax.scaling.laws import SIGMOID, Array, Places
-from scalerl_jax.scaling.records import Interval, Record, quantile_interval
+from scalerl_jax.scaling.identifiability import USUAL_REACH
+from scalerl_jax.scaling.laws import SIGMOID
+from scalerl_jax.scaling.records import (
+    Array,
+    CurveError,
+    Interval,
+    Places,
+    Record,
+    make_curve,
+    quantile_interval,
+)
 from scalerl_jax.scaling.result import Fit, Settings
 from scalerl_jax.scaling.search import Grid, Problem, minimise, minimise_each
 
@@ -50,7 +57,7 @@ class SweepRun:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Allocation(Record):
-    """How to spend a budget of rollouts."""
+    """Split of a budget of rollouts."""
 
     budget: float  # rollouts
     rollouts_per_prompt: int  # n: n*(budget) to the nearest power of two
@@ -89,34 +96,26 @@ class IsoCompute(Record):
     draws: Array = dataclasses.field(repr=False)  # [K, 4] of its refits
 
     def optimal(self, compute: ArrayLike) -> Array:
-        """n*(C) at compute in rollouts."""
+        """Return n*(C) at compute in rollouts."""
         return self._optimal(self.theta[None], compute)[0].reshape(np.shape(compute))
 
     def band(self, compute: ArrayLike) -> tuple[Array, Array]:
-        """Where n*(C) lies, by refits of resampled runs."""
+        """Return the ends of n*(C), by refits of resampled runs."""
         values = self._optimal(self.draws, compute)
         tail = 0.5 * (1.0 - self.level)
         low, high = np.quantile(values, [tail, 1.0 - tail], axis=0)
         return low.reshape(np.shape(compute)), high.reshape(np.shape(compute))
 
-    def _interval(self, budget: float) -> Interval | None:
-        """Of n*(budget)."""
-        values = self._optimal(self.draws, budget)[:, 0]
-        return rollouts_interval(values, self.tested, self.level)
-
     def _optimal(self, theta: Array, compute: ArrayLike) -> Array:
-        """n* of sigmoids theta [K, 4] at compute: [K, points]."""
-        t = np.log(np.atleast_1d(np.asarray(compute, np.float64))) - np.log(
-            self.grid[-1]
-        )
-        share = SIGMOID.share(t, theta[:, 2, None], theta[:, 3, None])
-        height = theta[:, 0, None] + (theta[:, 1, None] - theta[:, 0, None]) * share
-        return _rollouts(height, self.tested)
+        """Return n* of sigmoids theta [K, 4] at compute: [K, points]."""
+        compute = np.atleast_1d(np.asarray(compute, np.float64))
+        t = np.log(compute) - np.log(self.grid[-1])
+        return _rollouts(SIGMOID.rates(theta, t), self.tested)
 
     def allocate(
         self, budget: float, *, prompts_per_step: int | None = None
     ) -> Allocation:
-        """n, B_p and M for a budget: n*(C), the smallest stable B_p, the rest in M.
+        """Split a budget: n by n*(C), the smallest stable B_p, the rest in M.
 
         Args:
             budget: rollouts.
@@ -140,7 +139,9 @@ class IsoCompute(Record):
             budget=float(budget),
             rollouts_per_prompt=n,
             optimal=best,
-            optimal_interval=self._interval(budget),
+            optimal_interval=rollouts_interval(
+                self._optimal(self.draws, budget)[:, 0], self.tested, self.level
+            ),
             prompts_per_step=prompts,
             steps=steps,
             reward=float(curves.max()),
@@ -224,7 +225,7 @@ def fit_isocompute(
 
 
 def _redraw(fits: Sequence[Fit], num_resamples: int, seed: int) -> list[Array]:
-    """Every run's refits [K, 4] of its curve with residuals drawn again."""
+    """Refit every run's curve with residuals drawn again: [K, 4] each."""
     return [
         refit(fit, draw_residual_curves(fit, num_resamples, seed=seed + i))[0]
         for i, fit in enumerate(fits)
@@ -232,7 +233,7 @@ def _redraw(fits: Sequence[Fit], num_resamples: int, seed: int) -> list[Array]:
 
 
 def _tested(runs: Sequence[SweepRun], warnings: list[str]) -> list[int]:
-    """The values of n, of which there must be two."""
+    """Return the values of n, of which there must be two."""
     tested = sorted({run.rollouts_per_prompt for run in runs})
     if len(tested) < 2:
         raise CurveError(
@@ -245,7 +246,7 @@ def _tested(runs: Sequence[SweepRun], warnings: list[str]) -> list[int]:
 def _fit_runs(
     runs: Sequence[SweepRun], bin_width: float, records_only: bool, level: float
 ) -> tuple[list[Fit], list[SweepRun], list[str]]:
-    """A monotone sigmoid per run; runs that cannot be fitted are named."""
+    """Fit a monotone sigmoid per run; runs that cannot be fitted are named."""
     fits, kept, warnings = [], [], []
     for run in runs:
         x, y = np.asarray(run.compute, np.float64), np.asarray(run.reward, np.float64)
@@ -321,7 +322,7 @@ def _rollouts(heights: Array, tested: list[int]) -> Array:
 
 
 def rollouts_interval(n: Array, tested: list[int], level: float) -> Interval | None:
-    """Of draws of n; a side at the end of what was tested is open: n may lie beyond."""
+    """Return the interval of draws of n; open at the end of what was tested."""
     found = quantile_interval(n, level)
     assert found.low is not None and found.high is not None, "n lies in what was tested"
     low = None if found.low <= tested[0] * (1 + AT_END) else found.low
@@ -332,7 +333,7 @@ def rollouts_interval(n: Array, tested: list[int], level: float) -> Interval | N
 def _intervals(
     draws: dict[str, Array], tested: list[int], level: float
 ) -> dict[str, Interval | None]:
-    """Of the parameters of n*(C)."""
+    """Return the intervals of the parameters of n*(C)."""
     return {
         name: rollouts_interval(values, tested, level)
         if name.startswith("n_")

@@ -9,7 +9,7 @@ Every law here can be written with two levels and a share between them,
 
 so that it is linear in R0 and A, and one search (`search.py`) serves all.  The
 shape parameters u and v are dimensionless; `Law.public` turns them into the law's
-own parameters.  Laws over model size too are in `tan.py` and `pretraining.py`.
+own parameters.  Laws over model size too are in `laws_over_sizes.py`.
 """
 
 import dataclasses
@@ -17,18 +17,21 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Places = NDArray[np.intp]
+from scalerl_jax.scaling.records import Array
+
 Number = Array | float
+Ends = tuple[float, float]
 
 LARGEST_EXPONENT = 700.0  # exp overflows past 709
+# Far outside the data nothing can be learned: C_mid from x_first / 30 to 30 x_last.
+REACH = math.log(30.0)
+SCALERL = "https://arxiv.org/abs/2510.13786"
 
 
 def gained_share(log_x: Number, exponent: Number, log_midpoint: Number) -> Array:
-    """The share of the gain A - R0 reached at x, in [0, 1].
+    """Return the share of the gain A - R0 reached at x, in [0, 1].
 
         share = 1 / (1 + (C_mid / x)^B)
 
@@ -46,7 +49,7 @@ def sigmoid(
     exponent: float,
     midpoint: float,
 ) -> Array:
-    """Pass rate after compute x, by ScaleRL's sigmoid.
+    """Return the pass rate after compute x, by ScaleRL's sigmoid.
 
         R(x) = R0 + (A - R0) / (1 + (C_mid / x)^B)
 
@@ -83,7 +86,7 @@ def linearised(
 
 
 def log_compute(x: ArrayLike) -> Array:
-    """Logarithm of compute, -inf at 0; negative compute is refused."""
+    """Return the logarithm of compute, -inf at 0; negative compute is refused."""
     compute = np.asarray(x, dtype=np.float64)
     if np.any(compute < 0):
         raise ValueError(
@@ -96,7 +99,7 @@ def log_compute(x: ArrayLike) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterKind:
-    """What a parameter of a law is called, means, and is measured in."""
+    """Name, meaning and unit of a parameter of a law."""
 
     name: str
     meaning: str
@@ -104,7 +107,7 @@ class ParameterKind:
     column: int | None  # of theta that it follows from monotonically; None: several
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Law:
     """One law, in the form that the search knows.
 
@@ -119,8 +122,8 @@ class Law:
     kinds: tuple[ParameterKind, ...]
     share: Callable[[Array, Number, Number], Array]
     slopes: Callable[[Array, Number, Number], tuple[Array, Array]]
-    limits: Callable[[float], tuple[tuple[float, float], tuple[float, float]]]
-    public: Callable[[Array, float], Array]  # theta [K, 4], log x_last -> [K, kinds]
+    limits: Callable[[float], tuple[Ends, Ends]]  # t of the first point -> of u and v
+    public: Callable[[Array, float], tuple[Array, ...]]  # see `values`
     # x over x_last where half of the gain is reached; None: the law has no such x
     half_gain: Callable[[Number, Number], Number] | None = None
     has_v: bool = True
@@ -128,9 +131,14 @@ class Law:
     known_at_zero: bool = True  # R(0) is a number, so that step 0 is an observation
     held_asymptote: float | None = None  # A is not a parameter of this law
 
+    def rates(self, theta: Array, t: Array) -> Array:
+        """Return the pass rates [K, n] of rows theta [K, 4] at t, [n] or [K, n]."""
+        r0, asymptote, u, v = theta.T[:, :, None]
+        return r0 + (asymptote - r0) * self.share(t, u, v)
 
-def _sigmoid_share(t: Array, u: Number, v: Number) -> Array:
-    return gained_share(t, np.exp(u), v)
+    def values(self, theta: Array, log_x_last: float) -> Array:
+        """Return the law's own parameters [K, kinds] of rows theta [K, 4]."""
+        return np.stack(self.public(theta.T, log_x_last), axis=1)
 
 
 def _sigmoid_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
@@ -152,10 +160,6 @@ def _logistic_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
     return steepness * (position - v), -steepness
 
 
-def _exponential_share(t: Array, u: Number, v: Number) -> Array:
-    return -np.expm1(-np.exp(t - u)) + 0.0 * v
-
-
 def _exponential_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
     ratio = np.exp(np.minimum(t - u, LARGEST_EXPONENT))
     return -ratio * np.exp(-ratio) + 0.0 * v, np.zeros_like(ratio)
@@ -171,61 +175,14 @@ def _power_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
     return slope, np.zeros_like(slope)
 
 
-# Far outside the data nothing can be learned: C_mid from x_first / 30 to 30 x_last.
-_REACH = math.log(30.0)
-
-Limits = tuple[tuple[float, float], tuple[float, float]]
-
-
-def _sigmoid_limits(first: float) -> Limits:
-    # B is 1.1 to 2.4 in the paper; 16 is a step.
-    return (math.log(0.1), math.log(16.0)), (first - _REACH, _REACH)
-
-
-def _logistic_limits(first: float) -> Limits:
-    return (math.log(0.3), math.log(300.0)), (-1.0, 4.0)
-
-
-def _exponential_limits(first: float) -> Limits:
-    return (first - _REACH, _REACH), (0.0, 0.0)
-
-
-def _power_limits(first: float) -> Limits:
-    return (math.log(0.01), math.log(8.0)), (0.0, 0.0)
-
-
-def _sigmoid_public(theta: Array, log_x_last: float) -> Array:
-    r0, a, u, v = theta.T
-    return np.stack([r0, a, np.exp(u), np.exp(v + log_x_last)], axis=1)
-
-
-def _logistic_public(theta: Array, log_x_last: float) -> Array:
-    r0, a, u, v = theta.T
-    scale = math.exp(log_x_last)
-    return np.stack([r0, a, np.exp(u) / scale, v * scale], axis=1)
-
-
-def _exponential_public(theta: Array, log_x_last: float) -> Array:
-    r0, a, u, _ = theta.T
-    return np.stack([r0, a, np.exp(u + log_x_last)], axis=1)
-
-
-def _power_public(theta: Array, log_x_last: float) -> Array:
-    end, a, u, _ = theta.T  # R0's column is the rate at x_last
-    exponent = np.exp(u)
-    return np.stack([a, (a - end) * np.exp(exponent * log_x_last), exponent], axis=1)
-
-
-def _error_public(theta: Array, log_x_last: float) -> Array:
-    end, _, u, _ = theta.T
-    slope = np.exp(u)
-    error = np.log10(np.maximum(1.0 - end, 1e-300))
-    return np.stack([slope, error + slope * log_x_last / math.log(10.0)], axis=1)
+def _error_public(theta: Array, log_x_last: float) -> tuple[Array, Array]:
+    slope = np.exp(theta[2])
+    error = np.log10(np.maximum(1.0 - theta[0], 1e-300))  # R0's column: at x_last
+    return slope, error + slope * log_x_last / math.log(10.0)
 
 
 _R0 = ParameterKind("R0", "pass rate at zero compute", "pass rate", 0)
 _A = ParameterKind("A", "asymptotic pass rate", "pass rate", 1)
-SCALERL = "https://arxiv.org/abs/2510.13786"
 
 SIGMOID = Law(
     name="sigmoid",
@@ -238,10 +195,11 @@ SIGMOID = Law(
         ParameterKind("B", "exponent: how fast A is approached", "", 2),
         ParameterKind("C_mid", "compute at half of the gain", "{x}", 3),
     ),
-    share=_sigmoid_share,
+    share=lambda t, u, v: gained_share(t, np.exp(u), v),
     slopes=_sigmoid_slopes,
-    limits=_sigmoid_limits,
-    public=_sigmoid_public,
+    # B is 1.1 to 2.4 in the paper; 16 is a step.
+    limits=lambda first: ((math.log(0.1), math.log(16.0)), (first - REACH, REACH)),
+    public=lambda p, end: (p[0], p[1], np.exp(p[2]), np.exp(p[3] + end)),
     half_gain=lambda u, v: np.exp(v),
 )
 POWER = Law(
@@ -256,8 +214,13 @@ POWER = Law(
     ),
     share=_power_share,
     slopes=_power_slopes,
-    limits=_power_limits,
-    public=_power_public,
+    limits=lambda first: ((math.log(0.01), math.log(8.0)), (0.0, 0.0)),
+    # R0's column is the rate at x_last.
+    public=lambda p, end: (
+        p[1],
+        (p[1] - p[0]) * np.exp(np.exp(p[2]) * end),
+        np.exp(p[2]),
+    ),
     has_v=False,
     starts_at_r0=False,
     known_at_zero=False,
@@ -275,8 +238,13 @@ LOGISTIC = Law(
     ),
     share=_logistic_share,
     slopes=_logistic_slopes,
-    limits=_logistic_limits,
-    public=_logistic_public,
+    limits=lambda first: ((math.log(0.3), math.log(300.0)), (-1.0, 4.0)),
+    public=lambda p, end: (
+        p[0],
+        p[1],
+        np.exp(p[2]) / math.exp(end),
+        p[3] * math.exp(end),
+    ),
     half_gain=lambda u, v: v,
     starts_at_r0=False,
 )
@@ -288,18 +256,17 @@ EXPONENTIAL = Law(
     kinds=(
         _R0,
         _A,
-        ParameterKind(
-            "tau", "compute in which the distance to A falls e-fold", "{x}", 2
-        ),
+        ParameterKind("tau", "compute in which the gap to A falls e-fold", "{x}", 2),
     ),
-    share=_exponential_share,
+    share=lambda t, u, v: -np.expm1(-np.exp(t - u)) + 0.0 * v,
     slopes=_exponential_slopes,
-    limits=_exponential_limits,
-    public=_exponential_public,
+    limits=lambda first: ((first - REACH, REACH), (0.0, 0.0)),
+    public=lambda p, end: (p[0], p[1], np.exp(p[2] + end)),
     half_gain=lambda u, v: math.log(2.0) * np.exp(u),
     has_v=False,
 )
-ERROR_POWER = Law(
+ERROR_POWER = dataclasses.replace(
+    POWER,
     name="error_power",
     title="Tan et al.'s power law of the error",
     formula="log10(1 - R(x)) = E - k log10(x)",
@@ -308,16 +275,9 @@ ERROR_POWER = Law(
         ParameterKind("k", "slope of the log error", "", 2),
         ParameterKind("E", "log10 of the error at x = 1", "log10(1 - pass rate)", None),
     ),
-    share=_power_share,
-    slopes=_power_slopes,
-    limits=_power_limits,
     public=_error_public,
-    has_v=False,
-    starts_at_r0=False,
-    known_at_zero=False,
     held_asymptote=1.0,
 )
-
 LAWS: dict[str, Law] = {
     law.name: law for law in (SIGMOID, POWER, LOGISTIC, EXPONENTIAL, ERROR_POWER)
 }

@@ -1,26 +1,187 @@
-"""The fit beside the training: `scaling.live`.
+"""A run under way, followed: its fit, its forecast, and an alarm (`checking.py`).
 
-A thread reads the run's own evals.jsonl after each evaluation, fits, and writes to
-TensorBoard and to the run's display.  The loop only wakes it: it never waits for a
-fit, and a fit that fails is reported and does not end the run.
+`watch` looks from outside: the run's files are read as they grow.  `LiveFit` is beside
+the training (`scaling.live`): a thread that the loop only wakes after an evaluation.
+The loop never waits for a fit, and a fit that fails is reported and does not end a run.
+Both write to TensorBoard.
 """
 
+import contextlib
+import dataclasses
 import logging
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
-from scalerl_jax.scaling.checking import Status
-from scalerl_jax.scaling.curves import CurveError
-from scalerl_jax.scaling.watch import BOARD_DIRECTORY, Watch
+from scalerl_jax.scaling.checking import (
+    DEFAULT_ALARM_LEVEL,
+    DEFAULT_PATIENCE,
+    Status,
+    assess,
+    scalars,
+    to_text,
+)
+from scalerl_jax.scaling.load import Selection, load_curve
+from scalerl_jax.scaling.plots import draw_status, to_png
+from scalerl_jax.scaling.records import CurveError
+from scalerl_jax.scaling.text import show
+from scalerl_jax.utils.reading import read_json
 
 if TYPE_CHECKING:
     from scalerl_jax.config import ScalingConfig
 
 _log = logging.getLogger(__name__)
+
+BOARD_DIRECTORY = Path("tensorboard") / "scaling"  # inside a run directory
 _END_TIMEOUT_S = 30.0  # for the fit of the last evaluation
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+class Board:
+    """Scalars and pictures under `scaling/`; each is on disk on return.
+
+    Written with TensorBoard's own writer, as a run beside the training's own.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Open an event file in `directory`."""
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer = EventFileWriter(str(directory))
+
+    def write(self, step: int, scalars: dict[str, float], png: bytes | None) -> None:
+        """Append numbers by their names, and a picture."""
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+
+        # Message classes are made at import, where a type checker cannot see them.
+        event, summary = event_pb2.Event, summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
+        values: list[Any] = [
+            summary.Value(tag=f"scaling/{name}", simple_value=value)
+            for name, value in scalars.items()
+        ]
+        if png is not None:
+            width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+            image = summary.Image(
+                encoded_image_string=png, width=width, height=height, colorspace=4
+            )
+            values.append(summary.Value(tag="scaling/fit", image=image))
+        written = summary(value=values)
+        self._writer.add_event(event(wall_time=time.time(), step=step, summary=written))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+@dataclasses.dataclass(kw_only=True)
+class Watch:
+    """One watched run: reads it, remembers its alarm, writes to TensorBoard."""
+
+    path: Path
+    selection: Selection = Selection()
+    horizon: float | None = None  # compute to forecast; None: to the run's end
+    patience: int = DEFAULT_PATIENCE
+    level: float = 0.9
+    alarm_level: float = DEFAULT_ALARM_LEVEL
+    logdir: Path | None = None  # of TensorBoard; None: nowhere
+    alarm: str | None = None  # the first that was given
+    falling: bool = False  # of any alarm so far
+    seen: int = 0  # points at the last look
+    at_end: bool = False  # the run has made its last step
+    board: Board | None = None  # opened by the first evaluation
+
+    def look(self) -> Status | None:
+        """Return the state of the run; None if it has no new evaluation.
+
+        Raises:
+            CurveError: there is no curve (yet).
+        """
+        curve = load_curve(self.path, selection=self.selection)
+        if curve.x.size == self.seen:
+            return None
+        self.seen = curve.x.size
+        end, last = _num_steps(self.path), curve.last_step
+        self.at_end = end is not None and last is not None and last >= end
+        horizon = self.horizon
+        if horizon is None and end and last and last < end:
+            horizon = float(curve.x[-1]) * end / last  # at the present compute per step
+        status = assess(
+            curve,
+            horizon=horizon,
+            patience=self.patience,
+            level=self.level,
+            alarm_level=self.alarm_level,
+        )
+        self.falling |= status.falling
+        self.alarm = self.alarm or status.alarm
+        status = dataclasses.replace(status, alarm=status.alarm or self.alarm)
+        if self.logdir is not None:
+            png = None if status.fit is None else to_png(draw_status(status))
+            self.board = self.board or Board(self.logdir)
+            step = self.seen if last is None else last
+            self.board.write(step, scalars(status), png)
+        return status
+
+    def close(self) -> None:
+        """Close the files."""
+        if self.board is not None:
+            self.board.close()
+
+
+def _num_steps(path: Path) -> int | None:
+    """Return how many optimizer steps a run of this package will make, if told."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        settings = read_json(path / "config.json")
+        return int(settings["config"]["train"]["num_steps"])
+    return None
+
+
+def watch(
+    run: Watch,
+    *,
+    every_s: float,
+    once: bool,
+    stream: TextIO | None = None,
+    clock: threading.Event | None = None,
+) -> int:
+    """Show a run until it ends; returns the exit status, 3 after an alarm.
+
+    With `once`, looks once and raises CurveError if there is nothing to fit; else
+    waits for what is not there yet.
+
+    Args:
+        run: what to watch.
+        every_s: seconds between two looks.
+        once: look once.
+        stream: where to show it; standard output by default.
+        clock: its `wait` passes the time between two looks.
+    """
+    shown, clock = stream or sys.stdout, clock or threading.Event()
+    waiting = ""
+    with contextlib.closing(run):
+        while True:
+            try:
+                status = run.look()
+            except CurveError as failure:
+                if once:
+                    raise
+                if str(failure) != waiting:
+                    waiting = str(failure)
+                    shown.write(f"waiting: {waiting}\n")
+            else:
+                if status is not None:
+                    shown.write(_CLEAR if shown.isatty() and not once else "")
+                    shown.write(to_text(status))
+                    if once and status.waiting is not None:
+                        raise CurveError(status.waiting)
+                if once or run.at_end:
+                    return 3 if run.alarm else 0
+            shown.flush()
+            clock.wait(every_s)
 
 
 class LiveFit:
@@ -30,17 +191,15 @@ class LiveFit:
         self,
         directory: Path,
         *,
-        enabled: bool = True,
         stop: Literal["never", "alarm", "plateau"],
         patience: int,
         min_gain: float,
         note: Callable[[str], None] = _log.info,
     ) -> None:
-        """Ready to be woken.
+        """Make what `__enter__` starts.
 
         Args:
             directory: of the run.
-            enabled: without it nothing is done, whatever is called.
             stop: "alarm": when evaluations fall out of the forecast's band, or the
                 curve falls; "plateau": when A is identified and twice the compute
                 promises less than `min_gain`; "never".
@@ -48,42 +207,29 @@ class LiveFit:
             min_gain: of pass rate, at the upper end of the forecast's band.
             note: shows a line to whoever follows the run; called from the thread.
         """
-        self._watch = Watch(
-            path=directory, patience=patience, logdir=directory / BOARD_DIRECTORY
-        )
-        self._enabled, self._stop, self._min_gain = enabled, stop, min_gain
+        logdir = directory / BOARD_DIRECTORY
+        self._watch = Watch(path=directory, patience=patience, logdir=logdir)
+        self._stop, self._min_gain = stop, min_gain
         self.note = note
         self._told: str | None = None  # the alarm or the obstacle that was shown
-        self._reason: str | None = None
+        self.stop_reason: str | None = None  # why the run should end now
         self._wake, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="scaling", daemon=True)
 
-    @property
-    def stop_reason(self) -> str | None:
-        """Why the run should end now; None: it should not."""
-        return self._reason
-
     def evaluated(self) -> None:
-        """An evaluation is in the file; returns at once."""
+        """Wake the thread: an evaluation is in the file.  Returns at once."""
         self._wake.set()
 
-    def __enter__(self) -> "LiveFit":
+    def __enter__(self) -> Self:
         """Start the thread."""
-        if self._enabled:
-            self._thread.start()
+        self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Let the thread finish the fit of the last evaluation."""
         self._ended = True
         self._wake.set()
-        if self._enabled:
-            self._thread.join(_END_TIMEOUT_S if kind is None else 0.0)
+        self._thread.join(_END_TIMEOUT_S if kind is None else 0.0)
 
     def _work(self) -> None:
         while not self._ended:
@@ -102,37 +248,39 @@ class LiveFit:
         self._watch.close()
 
     def _tell(self, status: Status) -> None:
-        """One line for the display, and the verdict."""
-        if status.fit is None or status.horizon is None or status.forecast_band is None:
+        """Say the fit in a line, and whether the run should end."""
+        result = status.fit
+        if result is None:
             return
-        band, result = status.forecast_band, status.fit
         asymptote = f"A {result.asymptote:.3f}" if result.identified else "A open"
         self.note(
             f"scaling: {asymptote}; forecast {status.forecast:.3f} "
-            f"[{band.low:.3f}, {band.high:.3f}] at {status.x_name} = "
+            f"{show(status.forecast_band, '.3f')} at {status.x_name} = "
             f"{status.horizon:.4g}"
         )
         if status.alarm is not None and status.alarm != self._told:
             self._told = status.alarm
             self.note(f"warning: scaling alarm: {status.alarm}")
         if self._stop == "alarm" and status.falling:
-            self._reason = status.alarm
+            self.stop_reason = status.alarm
         if self._stop == "plateau" and result.identified:
             _, high = result.band(2.0 * status.x_last)
             gain = float(high) - float(result.predict(status.x_last))
             if gain < self._min_gain:
-                self._reason = (
+                self.stop_reason = (
                     f"twice the compute promises at most {gain:.4f} more pass rate, "
                     f"less than scaling.min_gain = {self._min_gain:g}"
                 )
 
 
-def live_fit(settings: "ScalingConfig", directory: Path) -> LiveFit:
-    """The fit beside a run, by the run's settings (`config.ScalingConfig`)."""
+def live_fit(
+    settings: "ScalingConfig", directory: Path, *, note: Callable[[str], None]
+) -> LiveFit:
+    """Return the fit beside a run, by the run's settings."""
     return LiveFit(
         directory,
-        enabled=settings.live,
         stop=settings.stop,
         patience=settings.patience,
         min_gain=settings.min_gain,
+        note=note,
     )

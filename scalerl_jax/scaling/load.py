@@ -1,43 +1,269 @@
-"""From a file to curves: which rows, which run, on which scale.
+"""Curves of a table: which columns, which rows, which run, on which scale.
 
-What is left out, sorted, or read in a way that a reader should know of becomes a
-warning of the curve (`points.py`); all else that is in doubt is refused by
-`curves.make_curve`.
+A row without a number in x or y is left out, a step that comes again counts once, and
+unsorted rows are sorted; each with a note that becomes a warning of the curve.  All
+else that is in doubt is refused here or by `records.make_curve`.
+
+One file above 400 lines, as a curve is made in one pass over the rows of its run.
 """
 
+import collections
 import dataclasses
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from scalerl_jax.scaling.cells import is_number, to_number
-from scalerl_jax.scaling.columns import (
-    ERRORS_ENDING,
-    Columns,
-    Selection,
-    find_columns,
-    find_conditions,
-)
-from scalerl_jax.scaling.curves import (
+from scalerl_jax.scaling.records import (
+    DEFAULT_X,
     DEFAULT_Y,
+    Array,
     Curve,
     CurveError,
-    falls,
+    declines,
     make_curve,
 )
-from scalerl_jax.scaling.points import (
-    complete_rows,
-    numbers,
-    percent_cell,
-    settle,
-    with_mark,
+from scalerl_jax.scaling.tables import (
+    Row,
+    Table,
+    decimal_mark,
+    is_empty,
+    is_number,
+    is_percent,
+    is_step,
+    read_table,
+    starts_at_zero,
+    to_number,
 )
-from scalerl_jax.scaling.readers import read_table
-from scalerl_jax.scaling.tables import Row, Table, starts_at_zero
 
+ERRORS_ENDING = "_se"  # of the column of y's standard errors
 PROMPTS_COLUMN = "prompt_pass_rates"  # of evals.jsonl: a list
 SAMPLES_COLUMN = "samples_per_prompt"
+# Columns whose numbers are names of runs, as text is.
+RUN_NAMES = frozenset(["run", "run_id", "run_name", "seed", "trial"])
 _PLAIN_NAMES = ("evals", "trainer_state", "tensorboard")  # their folder's says more
+Notes = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Columns and rows that make a curve; None: what this kind of file usually has."""
+
+    x: str | None = None  # column of the compute
+    y: str | None = None  # column of the pass rate; "a,b": each is a run
+    wide: bool = False  # every column of numbers besides x is a run
+    group: str | None = None  # column, or columns "a,b", whose values tell runs apart
+    where: Sequence[tuple[str, str]] = ()  # (column, value): other rows do not count
+    se: str | None = None  # column of standard errors; by default `<y>_se`, if there
+    samples: str | None = None  # column of how many samples a rate is the mean of
+    reward_range: Sequence[float] | None = None  # y at no and at full success
+    one_minus: bool = False  # y is an error rate: the pass rate is 1 - y
+    x_scale: float = 1.0  # compute = x_scale * column: rollouts of a step, say
+    x_name: str | None = None  # what the scaled compute is called
+    constants: tuple[str, ...] = ()  # columns of settings, one value for each run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Columns:
+    """A selection's columns, by the names that a table has for them."""
+
+    x: str
+    ys: list[str]
+    group: list[str]
+    se: str | None
+    samples: str | None
+    constants: dict[str, str]  # asked name: column
+
+    @property
+    def numbers(self) -> list[str]:
+        """The columns that are read as numbers."""
+        named = [self.x, *self.ys, self.se, self.samples, *self.constants.values()]
+        return [column for column in named if column is not None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Rows of a table: those of one run, mostly."""
+
+    table: Table
+    rows: list[Row]
+    run: str = ""  # its name in notes; "" if it is alone
+
+    @property
+    def title(self) -> str:
+        """The file, and the run if there are several."""
+        return f"{self.table.path}{': ' + self.run if self.run else ''}"
+
+    def cells(self, column: str) -> list[object]:
+        """Return the cells of a column; None where a row has none."""
+        return [row.get(column) for _, row in self.rows]
+
+    def all_numbers(self, column: str) -> bool:
+        """Whether a number is in every row."""
+        return all(is_number(cell) for cell in self.cells(column))
+
+    def percent_cell(self, column: str) -> object:
+        """Return the first cell of a column that has a percent sign."""
+        return next((cell for cell in self.cells(column) if is_percent(cell)), None)
+
+    def numbers(self, column: str) -> Array:
+        """Return a column as numbers [n]; NaN where a cell is empty.
+
+        Raises:
+            CurveError: a cell is no number, or percent signs are in some cells only.
+        """
+        values = np.empty(len(self.rows))
+        for i, (place, row) in enumerate(self.rows):
+            try:
+                values[i] = to_number(row.get(column), self.table.mark)
+            except ValueError as failure:
+                raise CurveError(
+                    f"{place}: {column} = {row[column]!r} is not a number; mend the "
+                    "cell, or empty it to leave the row out"
+                ) from failure
+        signs = np.array([is_percent(cell) for cell in self.cells(column)], bool)
+        bare = np.flatnonzero(~signs & ~np.isnan(values) & (values != 0))
+        if signs.any() and bare.size:
+            place, row = self.rows[bare[0]]
+            raise CurveError(
+                f"{place}: {column} = {row[column]!r} has no percent sign, but others "
+                "have one; write the column in one way"
+            )
+        return values
+
+    def filled(self, column: str, y: str, flag: str) -> Array:
+        """Return a column of numbers [n] that has one wherever y has."""
+        values = self.numbers(column)
+        for i in np.flatnonzero(np.isnan(values)):
+            raise CurveError(
+                f"{self.rows[i][0]}: {column} is empty, and {y} is not; fill it in, or "
+                f"leave {flag} out"
+            )
+        return values
+
+    def constant(self, column: str) -> float:
+        """Return the one value of a setting in all rows of a run that have it."""
+        values = np.unique(self.numbers(column))
+        values = values[~np.isnan(values)]
+        name = self.run or self.table.path
+        if values.size == 0:
+            raise CurveError(f"{name}: {column} is empty in every row; fill it in")
+        if values.size > 1:
+            shown = ", ".join(f"{value:g}" for value in values[:5])
+            raise CurveError(
+                f"{name}: {column} is {shown} in one run, and a setting has one value; "
+                "tell the runs apart with --group"
+            )
+        return float(values[0])
+
+    def complete(self, columns: Sequence[str]) -> tuple["_Rows", Notes]:
+        """Return the rows with a number in each column, and how many have none.
+
+        Where a kind of file leaves cells empty as a rule, only a NaN is told.
+        """
+        gaps = {column: np.isnan(self.numbers(column)) for column in columns}
+        gap = np.logical_or.reduce(list(gaps.values()))
+        kept = [row for row, lacks in zip(self.rows, gap, strict=True) if not lacks]
+        if not kept:
+            have = [f"{c} in {int((~lacks).sum())}" for c, lacks in gaps.items()]
+            raise CurveError(
+                f"{self.title}: no row has a number in {' and '.join(columns)} (of "
+                f"{len(self.rows)}, {', '.join(have)}); fill them in, or choose other "
+                "columns"
+            )
+        lacking = [column for column, lacks in gaps.items() if lacks.any()]
+        told = sum(
+            any(
+                gaps[c][i] and not (self.table.sparse and _is_absent(row.get(c)))
+                for c in lacking
+            )
+            for i, (_, row) in enumerate(self.rows)
+        )
+        note = (
+            f"{self.title}: {told} of {len(self.rows)} rows left out: no number in "
+            f"{' or '.join(lacking)}"
+        )
+        return dataclasses.replace(self, rows=kept), (note,) if told else ()
+
+    def settle(self, key: str) -> tuple["_Rows", Notes]:
+        """Return the rows in order of the key, one for each of its values, and notes.
+
+        The last row of a key counts.  Rows that step back only to keys that were there
+        are the log of a run that was resumed: all that it wrote from that key on until
+        then is replaced.  Rows in another order are sorted.
+        """
+        keys = self.numbers(key).tolist()
+        if all(a < b for a, b in zip(keys, keys[1:], strict=False)):
+            return self, ()
+        if len(set(keys)) < len(keys):
+            self._refuse_several_runs(keys, key)
+        first = {value: i for i, value in reversed(list(enumerate(keys)))}
+        resumed = all(
+            keys[i] > keys[i - 1] or first[keys[i]] < i for i in range(1, len(keys))
+        )
+        kept = _rewound(keys) if resumed else {value: i for i, value in enumerate(keys)}
+        order = sorted(kept.values(), key=keys.__getitem__)
+        notes = []
+        if len(order) < len(keys):
+            why = f"their {key} comes again, and the last row counts"
+            if resumed:
+                why = f"a resumed run wrote their {key} again, and the last row counts"
+            left_out = len(keys) - len(order)
+            notes.append(f"{self.title}: {left_out} rows left out: {why}")
+        if not resumed:
+            notes.append(
+                f"{self.title}: rows were not in the order of {key}, and are sorted"
+            )
+        rows = [self.rows[i] for i in order]
+        return dataclasses.replace(self, rows=rows), tuple(notes)
+
+    def _refuse_several_runs(self, keys: list[float], key: str) -> None:
+        """Refuse keys that come again in rows which names of runs tell apart."""
+        told = [
+            column
+            for column in self.table.columns
+            if column != key and _names_runs(self.cells(column), column)
+        ]
+        names = {
+            (k, *(str(row[c]) for c in told))
+            for k, (_, row) in zip(keys, self.rows, strict=True)
+        }
+        if not told or len(names) < len(self.rows):
+            return
+        i = next(i for i, k in enumerate(keys) if k in keys[:i])
+        raise CurveError(
+            f"{self.rows[i][0]}: {key} = {keys[i]:g} is there twice (also at "
+            f"{self.rows[keys.index(keys[i])][0]}), of several runs: name the column "
+            "that tells them apart with --group, or choose one with --where; "
+            f"candidates: {', '.join(told)}"
+        )
+
+
+def _is_absent(cell: object) -> bool:
+    """Whether a row has no such cell, or an empty one; NaN is not empty."""
+    return cell is None or (isinstance(cell, str) and not cell.strip())
+
+
+def _rewound(keys: list[float]) -> dict[float, int]:
+    """Return the places, by key, of what stands after each resume."""
+    kept: dict[float, int] = {}
+    for i, key in enumerate(keys):
+        if key in kept:
+            since = kept[key]
+            while kept and next(reversed(kept.values())) >= since:
+                kept.popitem()
+        kept[key] = i
+    return kept
+
+
+def _names_runs(cells: list[object], column: str) -> bool:
+    """Whether a column looks like names of runs: a few words, each in several rows."""
+    words = all(isinstance(cell, str) and not is_number(cell) for cell in cells)
+    if any(map(is_empty, cells)) or not (words or column.casefold() in RUN_NAMES):
+        return False
+    counts = collections.Counter(str(cell) for cell in cells)
+    return len(counts) > 1 and min(counts.values()) > 1
 
 
 def load_curve(
@@ -68,7 +294,7 @@ def load_curves(
     once, with its last row.
 
     Args:
-        path: what `readers.read_table` reads.
+        path: what `tables.read_table` reads.
         selection: which columns and rows.
         columns: fields of `Selection` by name, instead of it: `x="gpu_hours"`.
 
@@ -81,15 +307,9 @@ def load_curves(
     table = read_table(path)
     if not table.rows:
         raise CurveError(f"{table.path}: no rows; has the run been evaluated yet?")
-    found = find_columns(table, chosen)
-    table, notes = with_mark(table, found.numbers)
-    runs = _split(table, found)
-    if table.sparse and len(runs) > 1:  # runs that log something else are no curves
-        runs = {
-            name: rows
-            for name, rows in runs.items()
-            if any(found.x in row and y in row for _, row in rows for y in found.ys)
-        } or runs
+    found = _find_columns(table, chosen)
+    table, notes = _with_mark(table, found.numbers)
+    runs = _split(table, _rows_asked(table, chosen), found)
     wide = chosen.wide or len(found.ys) > 1
     curves = []
     for run, rows in runs.items():
@@ -98,11 +318,10 @@ def load_curves(
             if wide:
                 name = f"{run}, {y}" if len(runs) > 1 else y
             several = len(runs) > 1 or wide
-            part = _Part(table, rows, y, found, run=name if several else "")
-            curve = dataclasses.replace(_make(part, chosen, wide=wide), name=name)
-            curves.append(
-                dataclasses.replace(curve, warnings=(*notes, *curve.warnings))
-            )
+            part = _Rows(table, rows, run=name if several else "")
+            curve = _make(part, y, found, chosen, wide=wide)
+            warnings = (*notes, *curve.warnings)
+            curves.append(dataclasses.replace(curve, name=name, warnings=warnings))
     return curves
 
 
@@ -111,17 +330,17 @@ class Points:
     """Rows of a table that are points, and not those of a curve."""
 
     names: tuple[str, ...]  # of the columns
-    values: list[np.ndarray]  # [n] each
-    notes: tuple[str, ...]
+    values: list[Array]  # [n] each
+    notes: Notes
 
 
 def load_columns(
     path: str | Path, named: dict[str, str | None], selection: Selection
 ) -> Points:
-    """Columns of a table as numbers; rows that lack one are left out.
+    """Read columns of a table as numbers; rows that lack one are left out.
 
     Args:
-        path: what `readers.read_table` reads.
+        path: what `tables.read_table` reads.
         named: column by the flag that names it; None: the x of this kind of file.
         selection: its `where` chooses the rows.
     """
@@ -129,15 +348,75 @@ def load_columns(
     if not table.rows:
         raise CurveError(f"{table.path}: no rows")
     columns = [table.require(f, c or table.default_x) for f, c in named.items()]
-    table, notes = with_mark(table, columns)
-    rows = _rows_asked(table, find_conditions(table, selection))
-    rows, left_out = complete_rows(table, rows, columns)
-    values = [numbers(table, rows, column) for column in columns]
+    table, notes = _with_mark(table, columns)
+    rows, left_out = _Rows(table, _rows_asked(table, selection)).complete(columns)
+    values = [rows.numbers(column) for column in columns]
     return Points(tuple(columns), values, (*notes, *left_out))
 
 
-def _rows_asked(table: Table, where: list[tuple[str, str]]) -> list[Row]:
-    """The rows that `where` leaves."""
+def _with_mark(table: Table, columns: Sequence[str]) -> tuple[Table, Notes]:
+    """Return the table with its decimal mark, by the cells of these columns; a note."""
+    mark, note = decimal_mark(
+        table.path,
+        ((place, c, row.get(c)) for place, row in table.rows for c in columns),
+        semicolons=table.delimiter == ";",
+    )
+    return dataclasses.replace(table, mark=mark), () if note is None else (note,)
+
+
+def _find_columns(table: Table, chosen: Selection) -> _Columns:
+    """Find the columns of a selection; what is not there is refused with what is."""
+
+    def named(flag: str, name: str | None) -> str | None:
+        return None if name is None else table.require(flag, name)
+
+    group = chosen.group or table.group
+    found = _Columns(
+        x=table.require("--x", chosen.x or table.default_x),
+        ys=[],
+        group=[] if group is None else table.require_all("--group", group),
+        se=named("--se", chosen.se),
+        samples=named("--samples", chosen.samples),
+        constants={c: table.require("the setting", c) for c in chosen.constants},
+    )
+    if chosen.wide:
+        return dataclasses.replace(found, ys=_wide_columns(table, chosen, found))
+    y = chosen.y or table.y
+    ys = [table.require("--y", y)] if y is None else table.require_all("--y", y)
+    return dataclasses.replace(found, ys=ys)
+
+
+def _wide_columns(table: Table, chosen: Selection, found: _Columns) -> list[str]:
+    """Return the columns that are runs: all of numbers that have no other use."""
+    if chosen.y is not None:
+        raise CurveError(
+            f"--wide takes every column of numbers as a run, and --y {chosen.y} names "
+            "them: give one of the two"
+        )
+    asked = (table.require("--where", column) for column, _ in chosen.where)
+    others = {*found.numbers, *found.group, *asked}
+    ys = [c for c in table.columns if c not in others and _holds_rates(table, c)]
+    if not ys:
+        raise CurveError(
+            f"{table.path}: --wide finds no column of numbers besides {found.x}; name "
+            f"the runs with --y, from: {', '.join(table.columns)}"
+        )
+    return ys
+
+
+def _holds_rates(table: Table, column: str) -> bool:
+    """Whether a column of a wide table is a run: numbers, no steps, no errors."""
+    rates = column.removesuffix(ERRORS_ENDING)
+    if is_step(column) or (rates != column and rates in table.columns):
+        return False
+    cells = [row.get(column) for _, row in table.rows]
+    filled = [cell for cell in cells if not is_empty(cell)]
+    return bool(filled) and all(is_number(cell) for cell in filled)
+
+
+def _rows_asked(table: Table, chosen: Selection) -> list[Row]:
+    """Return the rows that `where` leaves."""
+    where = [(table.require("--where", name), value) for name, value in chosen.where]
     rows = [
         (place, row)
         for place, row in table.rows
@@ -154,20 +433,6 @@ def _rows_asked(table: Table, where: list[tuple[str, str]]) -> list[Row]:
     return rows
 
 
-def _split(table: Table, columns: Columns) -> dict[str, list[Row]]:
-    """The rows of each run that are asked for."""
-    rows = _rows_asked(table, columns.where)
-    path = table.path
-    name = path.resolve().parent.name if path.stem in _PLAIN_NAMES else path.stem
-    if not columns.group:
-        return {name: rows}
-    runs: dict[str, list[Row]] = {}
-    for place, row in rows:
-        run = ", ".join(str(row.get(column)) for column in columns.group)
-        runs.setdefault(run, []).append((place, row))
-    return runs
-
-
 def _cell_is(table: Table, cell: object, value: str) -> bool:
     """Whether a cell is what was typed, as a number or as text."""
     try:
@@ -176,30 +441,34 @@ def _cell_is(table: Table, cell: object, value: str) -> bool:
         return str(cell) == value
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """The rows of one curve."""
+def _split(table: Table, rows: list[Row], columns: _Columns) -> dict[str, list[Row]]:
+    """Return the rows of each run that logs what is asked for."""
+    path = table.path
+    name = path.resolve().parent.name if path.stem in _PLAIN_NAMES else path.stem
+    if not columns.group:
+        return {name: rows}
+    runs: dict[str, list[Row]] = {}
+    for place, row in rows:
+        run = ", ".join(str(row.get(column)) for column in columns.group)
+        runs.setdefault(run, []).append((place, row))
+    if not table.sparse or len(runs) == 1:
+        return runs
+    x, ys = columns.x, columns.ys
+    logged = [
+        n for n, rs in runs.items() if any(x in r and y in r for _, r in rs for y in ys)
+    ]
+    return {name: runs[name] for name in logged} or runs
 
-    table: Table
-    rows: list[Row]
-    y: str
-    columns: Columns
-    run: str  # its name in notes; "" if it is alone
 
-    def numbers(self, column: str) -> np.ndarray:
-        """A column of its rows as numbers [n]."""
-        return numbers(self.table, self.rows, column)
-
-
-def _make(part: _Part, chosen: Selection, *, wide: bool) -> Curve:
-    """The checked curve of one run."""
-    table, x = part.table, part.columns.x
-    rows, gaps = complete_rows(table, part.rows, [x, part.y], run=part.run)
-    step = table.step
-    if step is None or not all(is_number(row.get(step)) for _, row in rows):
+def _make(
+    part: _Rows, y: str, columns: _Columns, chosen: Selection, *, wide: bool
+) -> Curve:
+    """Return the checked curve of one run."""
+    x, step = columns.x, part.table.step
+    part, gaps = part.complete([x, y])
+    if step is not None and not part.all_numbers(step):
         step = None
-    rows, order = settle(table, rows, step or x, run=part.run)
-    part = dataclasses.replace(part, rows=rows)
+    part, order = part.settle(step or x)
     compute = chosen.x_scale * part.numbers(x)
     last_step = None
     if step is not None:
@@ -210,67 +479,67 @@ def _make(part: _Part, chosen: Selection, *, wide: bool) -> Curve:
     asked = chosen.x or x
     if chosen.x_scale != 1:
         asked = f"{chosen.x_scale:g} {asked}"
-    rates, y_name, read = _rates(part, chosen)
+    rates, y_name, read = _rates(part, y, chosen)
     curve = make_curve(
         compute,
         rates,
-        y_se=_errors(part, rates, chosen),
+        y_se=_errors(part, y, rates, columns, chosen),
         names=(chosen.x_name or asked, y_name),
         name=part.run,
-        places=[place for place, _ in rows],
+        places=[place for place, _ in part.rows],
     )
-    by_prompt = _prompt_rates(part, y_name)
+    by_prompt = _prompt_rates(part) if y == y_name == DEFAULT_Y else None
     if by_prompt is not None:
-        r0_rates = None if curve.r0 is None else by_prompt[0]
-        by_prompt = by_prompt[-curve.x.size :]
         curve = dataclasses.replace(
-            curve, prompt_rates=by_prompt, r0_prompt_rates=r0_rates
+            curve,
+            prompt_rates=by_prompt[-curve.x.size :],
+            r0_prompt_rates=None if curve.r0 is None else by_prompt[0],
         )
     return dataclasses.replace(
         curve,
-        y_name=y_name.replace(part.y, DEFAULT_Y, 1) if wide else y_name,
+        y_name=y_name.replace(y, DEFAULT_Y, 1) if wide else y_name,
         warnings=(*gaps, *order, *read),
         last_step=last_step,
-        samples_per_prompt=rows[-1][1].get(SAMPLES_COLUMN),
-        constants={
-            name: _constant(part, column)
-            for name, column in part.columns.constants.items()
-        },
+        samples_per_prompt=part.rows[-1][1].get(SAMPLES_COLUMN),
+        constants={n: part.constant(c) for n, c in columns.constants.items()},
     )
 
 
-def _rates(part: _Part, chosen: Selection) -> tuple[np.ndarray, str, tuple[str, ...]]:
-    """Pass rates [n], what they are called, and notes on how they were read."""
-    where, y = part.table.path, part.y
+def _rates(part: _Rows, y: str, chosen: Selection) -> tuple[Array, str, Notes]:
+    """Return pass rates [n], what they are called, and notes on how they were read."""
+    what = f"{part.table.path}: {y}"
     values, name, notes = part.numbers(y), y, []
-    percent = percent_cell(part.rows, y)
+    percent = part.percent_cell(y)
     if percent is not None:
         if chosen.reward_range is not None:
             raise CurveError(
-                f"{where}: {y} = {percent!r} is read as hundredths, so it is not to be "
+                f"{what} = {percent!r} is read as hundredths, so it is not to be "
                 "mapped; leave --map-rewards out"
             )
         number = f"{to_number(percent, part.table.mark):.10g}"
-        notes.append(f"{where}: {y} has percent signs: {percent!r} is read as {number}")
+        notes.append(f"{what} has percent signs: {percent!r} is read as {number}")
     if chosen.reward_range is not None:
-        values = _mapped(values, chosen.reward_range, f"{where}: {y}")
         low, high = chosen.reward_range
+        values = _mapped(values, low, high, what)
         name = f"{name}, mapped from [{low:g}, {high:g}]"
     if chosen.one_minus:
-        return _complement(values, f"{where}: {y}"), f"1 - {name}", tuple(notes)
-    if y != DEFAULT_Y and falls(values):
+        if ((values < 0) | (values > 1)).any():
+            raise CurveError(
+                f"{what} reaches from {values.min():g} to {values.max():g}, outside "
+                "[0, 1] where error rates lie for --one-minus; give --map-rewards 0 "
+                "100 too for percent, and fit a loss by --law kaplan_one"
+            )
+        return 1.0 - values, f"1 - {name}", tuple(notes)
+    if y != DEFAULT_Y and declines(values):
         notes.append(
-            f"{where}: {y} falls, from {values[0]:g} to {values[-1]:g}: if it is an "
-            "error rate, give --one-minus; if it is a loss, fit --law kaplan_one"
+            f"{what} falls, from {values[0]:g} to {values[-1]:g}: if it is an error "
+            "rate, give --one-minus; if it is a loss, fit --law kaplan_one"
         )
     return values, name, tuple(notes)
 
 
-def _mapped(
-    rewards: np.ndarray, reward_range: tuple[float, float], what: str
-) -> np.ndarray:
-    """Rewards [n] on the scale of pass rates: (reward - low) / (high - low)."""
-    low, high = reward_range
+def _mapped(rewards: Array, low: float, high: float, what: str) -> Array:
+    """Return rewards [n] as pass rates: (reward - low) / (high - low)."""
     if not low < high:
         raise CurveError(
             f"--map-rewards {low:g} {high:g}: give the reward of no success, then the "
@@ -284,68 +553,38 @@ def _mapped(
     return (rewards - low) / (high - low)
 
 
-def _complement(errors: np.ndarray, what: str) -> np.ndarray:
-    """Pass rates [n] of error rates."""
-    if ((errors < 0) | (errors > 1)).any():
-        raise CurveError(
-            f"{what} reaches from {errors.min():g} to {errors.max():g}, outside [0, 1] "
-            "where error rates lie for --one-minus; give --map-rewards 0 100 too for "
-            "percent, and fit a loss by --law kaplan_one"
-        )
-    return 1.0 - errors
-
-
-def _prompt_rates(part: _Part, y_name: str) -> np.ndarray | None:
-    """Pass rates of each prompt [n, P], where every evaluation says them."""
-    rates = [row.get(PROMPTS_COLUMN) for _, row in part.rows]
-    if y_name != part.y or part.y != DEFAULT_Y:
+def _prompt_rates(part: _Rows) -> Array | None:
+    """Return pass rates of each prompt [n, P], where every evaluation says them."""
+    rates = [cell for cell in part.cells(PROMPTS_COLUMN) if isinstance(cell, list)]
+    if len(rates) < len(part.rows) or len({len(each) for each in rates}) != 1:
         return None
-    if not all(isinstance(each, list) for each in rates):
-        return None
-    if len({len(each) for each in rates if each is not None}) != 1:
-        return None
-    if any(each is not None and None in each for each in rates):
+    if any(None in each for each in rates):
         return None  # a prompt that was not judged pairs with nothing
     return np.array(rates, np.float64)
 
 
-def _constant(part: _Part, column: str) -> float:
-    """The one value of a setting in all rows of a run that have it."""
-    values = np.unique(part.numbers(column))
-    values = values[~np.isnan(values)]
-    name = part.run or part.table.path
-    if values.size == 0:
-        raise CurveError(f"{name}: {column} is empty in every row; fill it in")
-    if values.size > 1:
-        shown = ", ".join(f"{value:g}" for value in values[:5])
-        raise CurveError(
-            f"{name}: {column} is {shown} in one run, and a setting has one value; "
-            "tell the runs apart with --group"
-        )
-    return float(values[0])
-
-
-def _errors(part: _Part, rates: np.ndarray, chosen: Selection) -> np.ndarray | None:
-    """Standard errors of the rates [n]; None if not every row has one.
+def _errors(
+    part: _Rows, y: str, rates: Array, columns: _Columns, chosen: Selection
+) -> Array | None:
+    """Return standard errors of the rates [n]; None if not every row has one.
 
     From `samples` they are binomial, sqrt(p (1 - p) / n), with p = (successes + 1) /
     (n + 2), so that a rate of 0 or 1 is not taken for certain.
     """
-    columns = part.columns
     if columns.samples is not None:
-        count = _filled(part, columns.samples, "--samples")
+        count = part.filled(columns.samples, y, "--samples")
         if (count < 1).any():
             raise CurveError(f"--samples {columns.samples}: a rate is of at least 1")
         share = (rates * count + 1.0) / (count + 2.0)
         return np.sqrt(share * (1.0 - share) / count)
-    column = columns.se or part.y + ERRORS_ENDING
-    if columns.se is None and not all(is_number(r.get(column)) for _, r in part.rows):
+    column = columns.se or y + ERRORS_ENDING
+    if columns.se is None and not part.all_numbers(column):
         return None
-    errors = _filled(part, column, "--se")
-    percents = [percent_cell(part.rows, name) is not None for name in (part.y, column)]
-    if percents[0] != percents[1] and errors.any():
+    errors = part.filled(column, y, "--se")
+    one, other = (part.percent_cell(name) is None for name in (y, column))
+    if one != other and errors.any():
         raise CurveError(
-            f"{part.table.path}: only one of {part.y} and {column} has percent signs; "
+            f"{part.table.path}: only one of {y} and {column} has percent signs; "
             "write both in one way"
         )
     low, high = chosen.reward_range or (0.0, 1.0)
@@ -357,13 +596,33 @@ def _errors(part: _Part, rates: np.ndarray, chosen: Selection) -> np.ndarray | N
     return errors / (high - low)
 
 
-def _filled(part: _Part, column: str, flag: str) -> np.ndarray:
-    """A column of numbers [n] that has one wherever y has."""
-    values = part.numbers(column)
-    empty = np.flatnonzero(np.isnan(values))
-    if empty.size:
-        raise CurveError(
-            f"{part.rows[empty[0]][0]}: {column} is empty, and {part.y} is not; fill "
-            f"it in, or leave {flag} out"
-        )
-    return values
+def when_enough(folder: Path, missing: int) -> str:
+    """Say when a run will have so many more evaluations, as far as its files say."""
+    try:
+        rows = [row for _, row in read_table(folder / "metrics.jsonl").rows]
+        settings = json.loads((folder / "config.json").read_bytes())["config"]
+        every, last = settings["eval"]["every"], settings["train"]["num_steps"]
+        done, seconds = rows[-1]["step"], np.mean([row["time/step_s"] for row in rows])
+        enough = (done // every + missing) * every
+        minutes = (enough - done) * seconds / 60.0
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return ""  # no files of a run, or not of this version
+    more = "" if enough <= last else f": go on with --config.train.num_steps={enough}"
+    return (
+        f". That is step {enough} of {last}, {minutes:.1f} more minutes at "
+        f"{seconds:.1f} s a step{more}"
+    )
+
+
+def on_a_cpu(folder: Path, curve: Curve) -> str:
+    """Say what chip-hours are, where the run was on a CPU."""
+    try:
+        chip = json.loads((folder / "ledger.json").read_bytes())["chip"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    if chip != "cpu" or curve.x_name != DEFAULT_X:
+        return ""
+    return (
+        "  note      chip-hours of a CPU are its wall time, which moves with whatever "
+        "else it does; tokens do not: --x generated_tokens\n"
+    )

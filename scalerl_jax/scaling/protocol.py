@@ -18,13 +18,10 @@ import dataclasses
 
 import numpy as np
 
-from scalerl_jax.scaling.curves import Curve, CurveError
 from scalerl_jax.scaling.estimate import autocorrelation, name_parameters, noise_of
-from scalerl_jax.scaling.fit import fit_checked
-from scalerl_jax.scaling.independence import durbin_watson
-from scalerl_jax.scaling.judge import Verdict
-from scalerl_jax.scaling.laws import SIGMOID, Array, sigmoid
-from scalerl_jax.scaling.records import Interval
+from scalerl_jax.scaling.identifiability import Verdict, durbin_watson
+from scalerl_jax.scaling.laws import SIGMOID, sigmoid
+from scalerl_jax.scaling.records import Array, Curve, CurveError, Interval, r_squared
 from scalerl_jax.scaling.result import Fit, Forecast, Settings
 from scalerl_jax.scaling.search import R0, SHAPE_U, SHAPE_V, A, Problem, descend
 from scalerl_jax.scaling.uncertainty import student_quantile
@@ -42,7 +39,7 @@ NUM_PARAMETERS = 3
 
 
 def midpoint_grid() -> Array:
-    """The values of C_mid that are tried, in GPU-hours, increasing."""
+    """Return the values of C_mid that are tried, in GPU-hours, increasing."""
     pieces = [np.linspace(*ends, MIDPOINTS_PER_PIECE) for ends in MIDPOINT_PIECES]
     return np.unique(np.concatenate(pieces).astype(np.int64)).astype(np.float64)
 
@@ -61,12 +58,12 @@ class GridSearch:
     bends: Array  # [A, C_mid] second derivatives of the sum of squares by log B
 
 
-def fit_as_paper(whole: Curve, settings: Settings) -> Fit:
-    """Fit a curve over GPU-hours by the paper's procedure.
+def paper_settings(whole: Curve, settings: Settings) -> Settings:
+    """Return the settings of a fit by the paper's procedure: first 1.5k hours left out.
 
     Args:
         whole: the curve; its x in hours of a GPU or chip, as the grids are.
-        settings: `fit_from` is 1.5k hours unless it is given.
+        settings: as asked for; `fit_from` stays if it is given.
 
     Raises:
         CurveError: another law or loss, an R0 that is not known, or data that end
@@ -77,8 +74,6 @@ def fit_as_paper(whole: Curve, settings: Settings) -> Fit:
             "--protocol paper fits the sigmoid by plain squares; drop --law, --robust, "
             "--weighted and --errors-known, or take --protocol default"
         )
-    if settings.fit_from is None:
-        settings = dataclasses.replace(settings, fit_from=FIT_FROM)
     if whole.x[-1] < MIDPOINT_PIECES[0][0]:
         raise CurveError(
             f"--protocol paper looks for C_mid between {MIDPOINT_PIECES[0][0]:g} and "
@@ -90,12 +85,13 @@ def fit_as_paper(whole: Curve, settings: Settings) -> Fit:
         raise CurveError(
             "--protocol paper holds R0; give --r0, or a point at zero compute"
         )
-    usual = fit_checked(whole, settings)
-    return _as_found(usual, search_grids(usual.curve, usual.initial_reward))
+    if settings.fit_from is None:
+        return dataclasses.replace(settings, fit_from=FIT_FROM)
+    return settings
 
 
 def search_grids(curve: Curve, initial_reward: float) -> GridSearch:
-    """A, B and C_mid at the pair of grid values with the least sum of squares."""
+    """Find A, B and C_mid at the pair of grid values with the least sum of squares."""
     from scipy.optimize import curve_fit
 
     midpoints = midpoint_grid()
@@ -170,8 +166,9 @@ def _profile(
     return least, LOG_EXPONENTS[node[..., 0]] + step * moved, bend / step**2
 
 
-def _as_found(usual: Fit, found: GridSearch) -> Fit:
-    """The fit by the grids; what the procedure leaves open is as in the default fit."""
+def fit_on_grids(usual: Fit) -> Fit:
+    """Fit again by the grids; what the procedure leaves open is as in the usual fit."""
+    found = search_grids(usual.curve, usual.initial_reward)
     curve, theta, problem = usual.curve, found.theta, found.problem
     unit_growth, sigma, degrees = noise_of(problem, theta, None)
     cost = float(problem.cost(theta[None])[0])
@@ -179,7 +176,6 @@ def _as_found(usual: Fit, found: GridSearch) -> Fit:
     accepted, intervals = _accepted(found, curve, cost + excess)
     verdict = _verdict(usual, intervals[A])
     residuals = curve.y - usual.curves(theta[None], curve.x)[0]
-    spread = ((curve.y - curve.y.mean()) ** 2).sum()
     parameters = name_parameters(
         curve,
         SIGMOID,
@@ -198,7 +194,7 @@ def _as_found(usual: Fit, found: GridSearch) -> Fit:
         converged=True,
         identified=verdict.reason is None,
         reason=verdict.reason,
-        r_squared=1.0 - float((residuals**2).sum() / spread),
+        r_squared=r_squared(curve.y, residuals),
         sigma=sigma,
         autocorrelation=autocorrelation(residuals),
         residual_p_value=durbin_watson(problem, theta),
@@ -214,7 +210,7 @@ def _as_found(usual: Fit, found: GridSearch) -> Fit:
 
 
 def _verdict(usual: Fit, on_grid: Interval) -> Verdict:
-    """The default fit's verdict; the grid must have an end of its own for A too."""
+    """Usual fit's verdict; the grid must have an end of its own for A too."""
     reason, limits = usual.reason, usual.interval("A")
     if usual.climbs and on_grid.high is None:
         reason = (
@@ -230,7 +226,7 @@ def _verdict(usual: Fit, on_grid: Interval) -> Verdict:
 def _accepted(
     found: GridSearch, curve: Curve, limit: float
 ) -> tuple[Array, dict[int, Interval]]:
-    """Fits with a sum of squares up to the limit, [K, 4], and their intervals.
+    """Return fits [K, 4] with a sum of squares up to the limit, and their intervals.
 
     Each pair is accepted with all B up to where its parabola reaches the limit.
     """
@@ -248,7 +244,7 @@ def _accepted(
     theta[..., R0], theta[..., A] = found.problem.held[R0], ASYMPTOTES[rows]
     theta[..., SHAPE_U] = ends
     theta[..., SHAPE_V] = np.log(midpoints[columns] / curve.x[-1])
-    # Of each A the outermost C_mid, and of each C_mid the outermost A, span the rest.
+    # The outermost C_mid of each A, and the outermost A of each C_mid, span the rest.
     outer = np.zeros(rows.size, bool)
     for values, others in ((rows, columns), (columns, rows)):
         order = np.lexsort((others, values))
@@ -268,7 +264,7 @@ def _accepted(
 
 
 def _widened(grid: Array, places: np.ndarray) -> Interval:
-    """From the first to the last place of a grid, and half a step beyond both."""
+    """Return first to last place of a grid, and half a step beyond both."""
     first, last = int(places.min()), int(places.max())
     return Interval(
         None if first == 0 else float(grid[first - 1 : first + 1].mean()),
@@ -277,7 +273,7 @@ def _widened(grid: Array, places: np.ndarray) -> Interval:
 
 
 def _at_ends(found: GridSearch) -> tuple[str, ...]:
-    """Warns of a winner at the end of a grid."""
+    """Warn of a winner at the end of a grid."""
     warnings = []
     ends = midpoint_grid()[[0, -1]]
     if found.asymptote in ASYMPTOTES[[0, -1]]:
@@ -291,7 +287,7 @@ def _at_ends(found: GridSearch) -> tuple[str, ...]:
 
 
 def _forecast_from_half(curve: Curve, initial_reward: float) -> Forecast | None:
-    """The last point, by this procedure on the points up to half of its compute."""
+    """Last point by this procedure on the points up to half of its compute."""
     half = curve.x <= 0.5 * curve.x[-1]
     if half.sum() <= NUM_PARAMETERS or np.ptp(curve.y[half]) == 0:
         return None
@@ -304,10 +300,4 @@ def _forecast_from_half(curve: Curve, initial_reward: float) -> Forecast | None:
         exponent=found.exponent,
         midpoint=found.midpoint,
     )
-    actual = float(curve.y[-1])
-    return Forecast(
-        fit_until=float(first.x[-1]),
-        predicted=float(predicted),
-        actual=actual,
-        error=float(predicted) - actual,
-    )
+    return Forecast.of(first.x[-1], float(predicted), curve.y[-1])

@@ -1,18 +1,61 @@
-"""What every result of this package has: intervals, and a form for JSON.
+"""Data that go into a fit and come out: checked curves, intervals, JSON records.
 
-A number that is not finite, and a limit that the data do not set, is null in JSON.
+`make_curve` refuses whatever a fit could not be trusted on, with the place in the file,
+the limit and the way out; it sorts, rescales and guesses nothing (`load.py` reads).  In
+JSON a number that is not finite, and a limit that the data do not set, is null.
 """
 
 import dataclasses
 import json
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Places = NDArray[np.intp]
+
+DEFAULT_X = "compute_chip_hours"
+DEFAULT_Y = "pass_rate"
+FALLING_CORRELATION = 0.5  # of ranks, from which a curve is said to fall
+Source = Literal["fitted", "measured", "given", "held"]
+
+
+class CurveError(ValueError):
+    """Input that cannot be fitted; the message says how to mend it."""
+
+
+class TooFewPointsError(CurveError):
+    """A curve that more evaluations would mend."""
+
+    def __init__(self, message: str, *, missing: int) -> None:
+        """Keep how many evaluations are `missing`."""
+        super().__init__(message)
+        self.missing = missing
 
 
 @dataclasses.dataclass(frozen=True)
-class Interval:
+class Record:
+    """A result that can be written as JSON.
+
+    Fields with repr=False (arrays of draws, inputs) are left out.
+    """
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the result as a dict of JSON values."""
+        shown = [field.name for field in dataclasses.fields(self) if field.repr]
+        return {name: to_plain(getattr(self, name)) for name in shown}
+
+    def to_json(self) -> str:
+        """Return one JSON object, with a newline at its end."""
+        return json.dumps(self.to_record(), indent=2, allow_nan=False) + "\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval(Record):
     """Limits of a quantity; None where the data set no limit."""
 
     low: float | None
@@ -27,67 +70,220 @@ class Interval:
         return self.low is not None and other.high is not None and self.low > other.high
 
 
-class Record:
-    """A result that can be written as JSON; for dataclasses.
+OPEN = Interval(None, None)
 
-    Fields with repr=False (arrays of draws, inputs) are left out.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parameter(Record):
+    """One parameter of a law, with its unit and interval."""
+
+    name: str  # "A"
+    meaning: str  # "asymptotic pass rate"
+    unit: str  # "pass rate", "compute_chip_hours", "" for a plain number
+    value: float
+    interval: Interval | None  # None: not fitted
+    source: Source
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A checked curve, without its zero-compute point."""
+
+    x: Array  # [n] compute, > 0 and increasing, in the unit of x_name
+    y: Array  # [n] pass rates in [0, 1]
+    y_se: Array | None  # [n] standard errors of y
+    r0: float | None  # pass rate at zero compute; None when it was not measured
+    r0_se: float | None = None  # its standard error, where the points have theirs
+    r0_evaluations: int = 1  # how many r0 is the mean of: one of each pooled seed
+    num_left_out: int = 0  # early points that were taken away
+    x_name: str
+    y_name: str
+    name: str = ""  # of the run
+    last_step: int | None = None  # optimizer steps behind the last point, if known
+    constants: dict[str, float] = dataclasses.field(default_factory=dict)  # settings
+    prompt_rates: Array | None = None  # [n, P] of each prompt
+    r0_prompt_rates: Array | None = None  # [P] at zero compute
+    samples_per_prompt: int | None = None  # completions behind each of these
+    warnings: tuple[str, ...] = ()
+
+    def part(self, kept: Bools) -> "Curve":
+        """Return the curve with the points that are `kept` [n], and step 0."""
+        errors = None if self.y_se is None else self.y_se[kept]
+        return dataclasses.replace(self, x=self.x[kept], y=self.y[kept], y_se=errors)
+
+
+def make_curve(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    y_se: ArrayLike | None = None,
+    names: tuple[str, str] = (DEFAULT_X, DEFAULT_Y),
+    name: str = "",
+    places: Sequence[str] | None = None,
+) -> Curve:
+    """Check a curve and set its zero-compute point apart.
+
+    Args:
+        x: [n] compute, increasing; a first value of 0 gives R0.
+        y: [n] pass rates, as fractions.
+        y_se: [n] standard errors of y.
+        names: what x and y are called in messages and output, unit included.
+        name: what the run is called.
+        places: [n] where each point comes from; "point 3" by default.
+
+    Raises:
+        CurveError: a point, or the curve, that cannot be fitted.
     """
+    x_name, y_name = names
+    compute, rates = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if compute.ndim != 1 or compute.shape != rates.shape:
+        raise CurveError(
+            f"{x_name} has shape {compute.shape} and {y_name} {rates.shape}; "
+            "give two lists of the same length"
+        )
+    if compute.size == 0:
+        raise CurveError(f"no points: {x_name} and {y_name} are empty")
+    where = list(places or (f"point {i + 1}" for i in range(compute.size)))
+    _check_compute(compute, x_name, where)
+    _check_rates(rates, y_name, where)
+    errors = None if y_se is None else np.asarray(y_se, np.float64)
+    if errors is not None and errors.shape != rates.shape:
+        shapes = f"y_se has shape {errors.shape}, {y_name} {rates.shape}"
+        raise CurveError(f"{shapes}; give one standard error per point")
+    kept = compute > 0
+    if not kept.any():
+        raise CurveError(
+            f"the only point has {x_name} = 0; evaluate 4 times during training too"
+        )
+    if kept.sum() > 1 and np.ptp(rates[kept]) == 0:
+        raise CurveError(
+            f"{name + ': ' if name else ''}constant curve: {y_name} is "
+            f"{rates[kept][0]:g} at all {kept.sum()} points, so there is no "
+            "scaling to fit; check --y, or train for longer"
+        )
+    has_zero = not kept[0]
+    return Curve(
+        x=compute[kept],
+        y=rates[kept],
+        y_se=None if errors is None else errors[kept],
+        r0=float(rates[0]) if has_zero else None,
+        r0_se=float(errors[0]) if has_zero and errors is not None else None,
+        x_name=x_name,
+        y_name=y_name,
+        name=name,
+    )
 
-    def to_record(self) -> dict[str, Any]:
-        """The result as a dict of JSON values."""
-        return to_plain(self)
 
-    def to_json(self) -> str:
-        """One JSON object, with a newline at its end."""
-        return json.dumps(self.to_record(), indent=2, allow_nan=False) + "\n"
+def declines(y: Array) -> bool:
+    """Whether values [n] fall from first to last, by the correlation of their ranks."""
+    if y.size < 3 or not np.isfinite(y).all() or y[-1] >= y[0]:
+        return False
+    ranks = np.argsort(np.argsort(y, kind="stable"), kind="stable")
+    return bool(np.corrcoef(ranks, np.arange(y.size))[0, 1] < -FALLING_CORRELATION)
+
+
+def _check_finite(values: Array, name: str, where: list[str]) -> None:
+    """Refuse NaN and infinity."""
+    for i in np.flatnonzero(~np.isfinite(values)):
+        raise CurveError(f"{where[i]}: {name} = {values[i]}; remove or mend this point")
+
+
+def _check_compute(x: Array, name: str, where: list[str]) -> None:
+    """Refuse compute that is not finite, is negative, or does not increase."""
+    _check_finite(x, name, where)
+    for i in np.flatnonzero(x < 0):
+        raise CurveError(
+            f"{where[i]}: {name} = {x[i]:g} is negative; compute counts from 0, "
+            "the start of the run"
+        )
+    for i in np.flatnonzero(np.diff(x) <= 0):
+        if x[i + 1] == x[i]:
+            fault = f"is there twice (also at {where[i]}): duplicates"
+        else:
+            fault = f"does not increase after {x[i]:g} ({where[i]})"
+        raise CurveError(
+            f"{where[i + 1]}: {name} = {x[i + 1]:g} {fault}; it must grow from point "
+            "to point: keep the order of the steps and one point for each, and if "
+            "there are several runs, name the column that tells them apart with "
+            "--group"
+        )
+
+
+def _check_rates(y: Array, name: str, where: list[str]) -> None:
+    """Refuse rates that are not finite or outside [0, 1], and say how to map them."""
+    _check_finite(y, name, where)
+    outside = np.flatnonzero((y < 0) | (y > 1))
+    if not outside.size:
+        return
+    if y.min() >= 0 and declines(y):
+        advice = (
+            f"it falls, from {y[0]:g} to {y[-1]:g}: fit a loss by --law kaplan_one; "
+            "give --map-rewards 0 100 for percent, with --one-minus if they are error "
+            "rates"
+        )
+    elif y.min() >= 0 and y.max() <= 100:
+        advice = "if these are percent, give --map-rewards 0 100, or divide by 100"
+    elif y.min() >= -1 and y.max() <= 1:
+        advice = (
+            "if these are rewards in [-1, 1], give --map-rewards -1 1, or use "
+            "(reward + 1) / 2"
+        )
+    else:
+        advice = (
+            "give --map-rewards LOW HIGH with the least and the most that it can be, "
+            "or another column with --y; the mapping is (reward - LOW) / (HIGH - LOW)"
+        )
+    i = int(outside[0])
+    raise CurveError(
+        f"{where[i]}: {name} = {y[i]:g} is outside [0, 1], where pass rates "
+        f"lie; {advice}"
+    )
 
 
 def to_plain(value: Any) -> Any:
-    """Any result, array or container of them, as JSON values."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: _nested(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if field.repr
-        }
+    """Return any result, array or container of them as JSON values."""
+    if isinstance(value, Record):
+        return value.to_record()
     if isinstance(value, dict):
         return {
-            key if isinstance(key, str) else f"{key:g}": _nested(inner)
+            key if isinstance(key, str) else f"{key:g}": to_plain(inner)
             for key, inner in value.items()
         }
-    if isinstance(value, np.ndarray):
-        return _nested(value.tolist())
+    if isinstance(value, np.ndarray | np.generic):
+        return to_plain(value.tolist())
     if isinstance(value, list | tuple):
-        return [_nested(inner) for inner in value]
-    if isinstance(value, np.generic):
-        return _nested(value.item())
+        return [to_plain(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
-def _nested(value: Any) -> Any:
-    """A part of a result; one that writes itself does so."""
-    return value.to_record() if isinstance(value, Record) else to_plain(value)
+def r_squared(values: Array, residuals: Array) -> float:
+    """Return the share of the variance of values [n] that is explained; 0 of none."""
+    spread = float(((values - values.mean()) ** 2).sum())
+    return 1.0 - float((residuals**2).sum()) / spread if spread else 0.0
 
 
-def quantile_interval(draws: np.ndarray, level: float) -> Interval:
-    """The central share `level` of draws [K]; a side with infinite draws is open."""
+def finite_interval(low: float, high: float) -> Interval:
+    """Return an interval whose infinite ends are open."""
+    return Interval(
+        low if math.isfinite(low) else None, high if math.isfinite(high) else None
+    )
+
+
+def quantile_interval(draws: Array, level: float) -> Interval:
+    """Return the central share `level` of draws [K], without NaN; infinity is open."""
     finite = draws[~np.isnan(draws)]
     if finite.size == 0:
         return Interval(None, None)
     # "higher" and "lower" do not interpolate, which infinite draws would not survive.
     tail = 0.5 * (1.0 - level)
-    low = float(np.quantile(finite, tail, method="lower"))
-    high = float(np.quantile(finite, 1.0 - tail, method="higher"))
-    return Interval(
-        low if math.isfinite(low) else None, high if math.isfinite(high) else None
+    return finite_interval(
+        float(np.quantile(finite, tail, method="lower")),
+        float(np.quantile(finite, 1.0 - tail, method="higher")),
     )
 
 
-def envelope(values: np.ndarray) -> Interval:
-    """The smallest and largest of values [K]; a side with infinite values is open."""
-    low, high = float(np.min(values)), float(np.max(values))
-    return Interval(
-        low if math.isfinite(low) else None, high if math.isfinite(high) else None
-    )
+def envelope(values: Array) -> Interval:
+    """Return the smallest and largest of values [K]; a side with infinity is open."""
+    return finite_interval(float(np.min(values)), float(np.max(values)))

@@ -1,154 +1,126 @@
 """The report: one HTML page with every run's figures, tables, warnings and data.
 
 It computes what a reader of a paper would ask for beside the fit itself: the test of
-the forecast, other cut-offs, the gain of more compute, and the runs side by side.
+the forecast, other cut-offs, the gain of more compute, and the runs side by side.  The
+page is `assets/scaling/report.html`, a template that fetches nothing.
 """
 
+import base64
 import dataclasses
+import json
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from scalerl_jax.scaling import text
-from scalerl_jax.scaling.axes import to_svg
-from scalerl_jax.scaling.compare import compare
-from scalerl_jax.scaling.curves import CurveError
-from scalerl_jax.scaling.extrapolate import extrapolate_curve
-from scalerl_jax.scaling.figure import draw_fits, draw_linearised
+from scalerl_jax.scaling.compare import compare, compare_many
 from scalerl_jax.scaling.fit import sensitivity
-from scalerl_jax.scaling.forecast_figure import draw_extrapolation
-from scalerl_jax.scaling.page import Page
-from scalerl_jax.scaling.plan import plan
-from scalerl_jax.scaling.ranking import compare_many
+from scalerl_jax.scaling.forecasts import extrapolate_curve, plan
+from scalerl_jax.scaling.plots import (
+    draw_extrapolation,
+    draw_fits,
+    draw_linearised,
+    to_svg,
+)
+from scalerl_jax.scaling.records import CurveError
 from scalerl_jax.scaling.result import Fit
 
+TEMPLATE = Path(__file__).parents[1] / "assets" / "scaling" / "report.html"
 # Runs up to which each gets the extrapolation test with its picture and the table of
 # cut-offs: ten more fits each, which for 100 runs would take minutes.
 MOST_IN_DETAIL = 12
 MOST_TESTED = 6  # runs that the best one is tested against, half a second each
-METHOD = (
-    "Each curve is fitted by least squares: the law is linear in R0 and A once its "
-    "shape is known, so a grid over the shapes with the levels solved exactly finds "
-    "the basin of the global minimum, and a damped Gauss-Newton descent its floor. "
-    "Evaluations count alike unless the report was asked for weights.",
-    "Intervals are profile likelihoods: a parameter is held, all others are fitted "
-    "again, and the interval ends where the misfit has grown by more than noise "
-    "explains. The noise is the scatter of one run's own evaluations: a second seed, "
-    "or other prompts, would move the curve by more (ScaleRL: A by up to 0.015 "
-    "between seeds).",
-    "The asymptote A is called identified when the data bound it from above and have "
-    "passed the midpoint C_mid with certainty; more than 2.4 times C_mid is usually "
-    "needed. Otherwise no number is given for it.",
-    "Forecasts are tested on the run's own past: fitted to the first part of the "
-    "compute, compared with the rest. Laws are chosen by that error, never by R^2. "
-    "The paper has shown forecasts over 2 to 2.8 times the fitted compute.",
-    "Recipes are compared by the paper's rule: the higher A wins; within 0.02 of each "
-    "other, both are fitted again with the mean A, and the higher B wins. Beside it "
-    "stands a test by resampling the residuals.",
-)
+LONGEST_LINE = 40  # letters of a cell; longer ones wrap
 
 
 def make_report(
     fits: Mapping[str, Fit], *, title: str, most_in_detail: int = MOST_IN_DETAIL
 ) -> str:
-    """The page, ready to be written to a file.
+    """Return the page, ready to be written to a file.
 
     Args:
         fits: by the name of the run, all over the same x.
         title: of the page.
         most_in_detail: runs up to which each gets every test.
     """
-    page = Page(title)
-    first = next(iter(fits.values()))
-    page.text(
-        f"{len(fits)} run{'s' if len(fits) > 1 else ''}: {first.y_name} over "
-        f"{first.x_name}. Brackets hold {100 * first.level:g} % intervals.",
-        kind="note",
+    import jinja2
+
+    in_detail, several = len(fits) <= most_in_detail, len(fits) > 1
+    parts = ["Summary", *(["Comparison"] if several else [])]
+    parts += [*(fits if in_detail else ["Runs"]), "Method"]
+    data = {name: fit.to_record() for name, fit in fits.items()}
+    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    page.filters["base64"] = lambda svg: base64.b64encode(svg).decode()
+    page.tests |= {
+        "worded": lambda cell: any(map(str.isalpha, cell)),
+        "wordy": lambda cell: any(map(str.isalpha, cell)) and len(cell) > LONGEST_LINE,
+        "digital": lambda cell: any(map(str.isdigit, cell)),
+    }
+    drawn = draw_fits(list(fits.values()), list(fits), title=title) if several else None
+    return page.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        title=title,
+        parts=parts,
+        text=text,
+        first=next(iter(fits.values())),
+        summary=_summary(fits),
+        unsure=[name for name, fit in fits.items() if not fit.identified],
+        svg=drawn and to_svg(drawn),
+        compared=_compared(fits) if several else None,
+        most_tested=MOST_TESTED,
+        in_detail=in_detail,
+        runs=[_run(name, fit, in_detail=in_detail) for name, fit in fits.items()],
+        laws={fit.law: fit for fit in fits.values()}.values(),
+        data=json.dumps(data, allow_nan=False).replace("</", "<\\/"),
     )
-    page.heading("Summary")
-    rows = [_summary_row(name, fit) for name, fit in fits.items()]
-    header = [name.format(x=first.x_name) for name in SUMMARY_HEADER]
-    page.table(header, rows, stacked=True)
-    unsure = [name for name, fit in fits.items() if not fit.identified]
-    if unsure:
-        page.text(
-            f"No asymptote is identified for: {', '.join(unsure)}", kind="warning"
-        )
-    if len(fits) > 1:
-        page.picture(
-            to_svg(draw_fits(list(fits.values()), list(fits), title=title)),
-            says="pass rate over compute of all runs with their fits",
-        )
-        _add_comparison(page, fits)
-    in_detail = len(fits) <= most_in_detail
-    if not in_detail:
-        page.heading("Runs")
+
+
+def _summary(fits: Mapping[str, Fit]) -> text.Sheet:
+    """Return a row for each run."""
+    x_name = next(iter(fits.values())).x_name
+    shown = ("R0", "A", "B", "C_mid")
+    header = ("run", "points", f"last {x_name}", "last rate", *shown, "R²")
+    rows: list[text.Cells] = []
     for name, fit in fits.items():
-        _add_run(page, name, fit, in_detail=in_detail)
-    _add_method(page, fits, in_detail=in_detail)
-    page.data("fits", {name: fit.to_record() for name, fit in fits.items()})
-    return page.render()
+        parameters = [
+            text.parameter_text(fit, fit.parameters[key], short=True)
+            if key in fit.parameters
+            else "-"
+            for key in shown
+        ]
+        error = None if fit.half_forecast is None else fit.half_forecast.error
+        rows.append(
+            (
+                name,
+                str(fit.num_points),
+                f"{fit.x_last:.4g}",
+                f"{fit.curve.y[-1]:.4f}",
+                *parameters,
+                f"{fit.r_squared:.4f}" if fit.climbs else "-",
+                text.number(error, "+.4f"),
+            )
+        )
+    return (*header, "foretold from half"), rows
 
 
-SUMMARY_HEADER = (
-    "run",
-    "points",
-    "last {x}",
-    "last rate",
-    "R0",
-    "A",
-    "B",
-    "C_mid",
-    "R²",
-    "foretold from half",
-)
-
-
-def _summary_row(name: str, fit: Fit) -> tuple[str, ...]:
-    parameters = [
-        text.parameter_text(fit, fit.parameters[key], short=True)
-        if key in fit.parameters
-        else "-"
-        for key in ("R0", "A", "B", "C_mid")
-    ]
-    error = None if fit.half_forecast is None else fit.half_forecast.error
-    return (
-        name,
-        str(fit.num_points),
-        f"{fit.x_last:.4g}",
-        f"{fit.curve.y[-1]:.4f}",
-        *parameters,
-        f"{fit.r_squared:.4f}" if fit.climbs else "-",
-        text.number(error, "+.4f"),
-    )
-
-
-def _add_comparison(page: Page, fits: Mapping[str, Fit]) -> None:
-    """The ranked table, the linearised picture, and the best run against each other."""
-    page.heading("Comparison")
+def _compared(fits: Mapping[str, Fit]) -> dict[str, Any] | None:
+    """Return the ranked runs, their picture, and the best one against the next."""
     climbing = {name: fit for name, fit in fits.items() if fit.climbs}
     if len(climbing) < 2:
-        page.text("Fewer than two runs climb: there is nothing to compare.")
-        return
+        return None
     runs = compare_many(climbing)
-    page.text(f"The runs are {text.ranking_text(runs)}.")
-    page.table(text.COMPARE_HEADER, text.compare_rows(runs))
-    for warning in runs.warnings:
-        page.text(warning, kind="warning")
+    drawn = None
     if runs.shared_asymptote is not None:
-        page.picture(
-            to_svg(draw_linearised(runs, names=list(fits))),
-            says="linearised pass rate over compute; the slope is B",
-        )
+        drawn = draw_linearised(runs, names=list(fits))
     best = runs.rows[0].name
     rows, warnings = [], dict[str, None]()
     for row in runs.rows[1 : MOST_TESTED + 1]:
         found = compare(climbing[best], climbing[row.name], names=(best, row.name))
+        asymptotes = text.show(found.asymptote_difference, "+.4f")
         rows.append(
             (
                 f"{best} - {row.name}",
-                text.show(found.asymptote_difference, "+.4f")
-                if all(found.identified)
-                else "-",
-                text.show(found.exponent_difference, "+.3f") or "-",
+                asymptotes if all(found.identified) else "-",
+                text.show(found.exponent_difference, "+.3f", none="-"),
                 text.show(found.rate_difference, "+.4f"),
                 found.rule_winner or "not decided",
                 found.test_winner or "not decided",
@@ -156,92 +128,40 @@ def _add_comparison(page: Page, fits: Mapping[str, Fit]) -> None:
         )
         warnings |= dict.fromkeys(found.warnings)
     header = ("difference", "A", "B at shared A", "pass rate", "rule", "test")
-    page.table(header, rows)
-    if len(runs.rows) > MOST_TESTED + 1:
-        page.text(f"Tested: the {MOST_TESTED} runs ranked next.", kind="note")
-    for warning in warnings:
-        page.text(warning, kind="warning")
+    return {
+        "ranked": runs,
+        "svg": drawn and to_svg(drawn),
+        "tests": (header, rows),
+        "left": len(runs.rows) > MOST_TESTED + 1,
+        "warnings": warnings,
+    }
 
 
-def _add_run(page: Page, name: str, fit: Fit, *, in_detail: bool) -> None:
-    """One run: picture, parameters, warnings, plan, tests and data."""
-    if in_detail:
-        page.heading(name)
-    else:
-        page.fold(name)
-    page.picture(
-        to_svg(draw_fits([fit], [name], title=name)),
-        says=f"pass rate over compute of {name} with its fit",
-    )
-    if fit.reason is not None:
-        page.text(f"A is not identified: {fit.reason}", kind="warning")
-    for warning in fit.warnings:
-        page.text(warning, kind="warning")
-    page.table(
-        ("parameter", "value", "unit", "meaning"),
-        [
+def _run(name: str, fit: Fit, *, in_detail: bool) -> dict[str, Any]:
+    """Return one run: picture, parameters, plan, data, and in detail its tests."""
+    curve = fit.whole_curve
+    residuals = fit.residuals(curve.x, curve.y)
+    run: dict[str, Any] = {
+        "name": name,
+        "fit": fit,
+        "svg": to_svg(draw_fits([fit], [name], title=name)),
+        "parameters": [
             (p.name, text.parameter_text(fit, p, short=True), p.unit, p.meaning)
             for p in fit.parameters.values()
         ],
-    )
-    page.text(f"Forecast from the first half: {text.forecast_text(fit)}.")
-    if fit.climbs:
-        page.heading("Plan", level=3)
-        page.table(("quantity", "value"), text.plan_rows(plan(fit)))
-    if in_detail:
-        _add_tests(page, name, fit)
-    page.fold("data")
-    curve = fit.whole_curve
-    page.table(
-        (fit.x_name, fit.y_name, "fitted", "residual"),
-        [
+        "plan": plan(fit) if fit.climbs else None,
+        "points": [
             (f"{x:.6g}", f"{y:.4f}", f"{y - r:.4f}", f"{r:+.4f}")
-            for x, y, r in zip(
-                curve.x, curve.y, fit.residuals(curve.x, curve.y), strict=True
-            )
+            for x, y, r in zip(curve.x, curve.y, residuals, strict=True)
         ],
-    )
-    page.unfold()
+    }
     if not in_detail:
-        page.unfold()
-
-
-def _add_tests(page: Page, name: str, fit: Fit) -> None:
-    """The extrapolation test and the table of cut-offs."""
-    page.heading("Extrapolation test", level=3)
+        return run
+    run |= {"cutoffs": sensitivity(fit), "test": None, "untested": None}
     settings = dataclasses.replace(fit.settings, protocol="default")
     try:
-        found = extrapolate_curve(fit.whole_curve, settings=settings)
+        run["test"] = extrapolate_curve(curve, settings=settings)
+        run["test_svg"] = to_svg(draw_extrapolation(run["test"], title=name))
     except CurveError as failure:
-        page.text(str(failure), kind="warning")
-    else:
-        page.picture(
-            to_svg(draw_extrapolation(found, title=name)),
-            says=f"curves fitted to the first parts of {name}, over what came",
-            wide=True,
-        )
-        page.table(text.EXTRAPOLATE_HEADER, text.extrapolation_rows(found))
-        page.text(text.choice_text(found))
-        for reason in text.unfitted(found):
-            page.text(f"Not fitted: {reason}", kind="note")
-    page.heading("Other cut-offs", level=3)
-    rows = sensitivity(fit)
-    page.table(text.sensitivity_header(fit), text.sensitivity_rows(fit, rows))
-
-
-def _add_method(page: Page, fits: Mapping[str, Fit], *, in_detail: bool) -> None:
-    """How the numbers came about."""
-    page.heading("Method")
-    for fit in {fit.law: fit for fit in fits.values()}.values():
-        page.formula(fit.formula)
-        page.text(
-            f"{fit.definition.title}, {fit.definition.source}; x is {fit.x_name}, R is "
-            f"{fit.y_name}. Protocol: {fit.protocol}."
-        )
-    for paragraph in METHOD:
-        page.text(paragraph)
-    if not in_detail:
-        page.text(
-            "With so many runs the extrapolation test and other cut-offs are left out; "
-            "`extrapolate` and `fit --sensitivity` show them."
-        )
+        run["untested"] = str(failure)
+    return run

@@ -6,51 +6,41 @@ in JSON too.  How it came about is in `fit.py`.
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl_jax.scaling.curves import Curve
-from scalerl_jax.scaling.laws import LAWS, Array, Law, log_compute
-from scalerl_jax.scaling.records import Interval, Record, to_plain
+from scalerl_jax.scaling.laws import LAWS, Law, log_compute
+from scalerl_jax.scaling.records import Array, Curve, Interval, Parameter, Record
 from scalerl_jax.scaling.search import Problem
-
-if TYPE_CHECKING:
-    from scalerl_jax.scaling.averaging import MeanCurve
-
-Source = Literal["fitted", "measured", "given", "held"]
+from scalerl_jax.scaling.uncertainty import MeanCurve, mean_curve, student_quantile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to fit.  Limits and meanings: `scalerl_jax.scaling.fit`."""
+    """Choices of a fit."""
 
-    law: str = "sigmoid"
+    law: str = "sigmoid"  # one of `laws.LAWS`
+    # Pass rate at zero compute, exactly, or "free" to leave a point at x = 0 out.  By
+    # default it is fitted, and such a point observes it.
     initial_reward: float | Literal["free"] | None = None
-    fit_from: float | None = None
-    robust: bool = False
+    fit_from: float | None = None  # points with 0 < x < fit_from are left out
+    robust: bool = False  # Huber's loss, against single bad evaluations
+    # "paper" searches the paper's grid, unweighted (`protocol.py`).
     protocol: Literal["default", "paper"] = "default"
-    level: float = 0.9
+    level: float = 0.9  # of the profile-likelihood intervals, in (0, 1)
+    # Points weigh 1 / y_se^2.  Off by default: the errors that come with evaluations
+    # are mostly those of the choice of prompts, which moves all points together.
     weighted: bool = False
+    # Take the standard errors at their word; else only their ratios count, and the
+    # scatter around the fit says how large they are.
     errors_known: bool = False
 
     @property
     def weighs(self) -> bool:
-        """Points weigh 1 / y_se^2; known errors do too."""
+        """Whether points weigh 1 / y_se^2; known errors do too."""
         return self.weighted or self.errors_known
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Parameter(Record):
-    """One parameter of a law, with its unit and interval."""
-
-    name: str  # "A"
-    meaning: str  # "asymptotic pass rate"
-    unit: str  # "pass rate", "compute_chip_hours", "" for a plain number
-    value: float
-    interval: Interval | None  # None: not fitted
-    source: Source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +51,23 @@ class Forecast(Record):
     predicted: float  # pass rate
     actual: float  # pass rate
     error: float  # predicted - actual
+
+    @classmethod
+    def of(cls, fit_until: float, predicted: float, actual: float) -> "Forecast":
+        """Return the forecast with its error."""
+        until, actual = float(fit_until), float(actual)
+        error = predicted - actual
+        return cls(fit_until=until, predicted=predicted, actual=actual, error=error)
+
+
+def _named(name: str, says: str) -> property:
+    """Return a property of a fit: the value of one of its parameters."""
+    return property(lambda self: self.value(name), doc=f"{says}; float.")
+
+
+def _interval_of(name: str) -> property:
+    """Return a property of a fit: the interval of one of its parameters."""
+    return property(lambda self: self.interval(name), doc=f"Interval of {name}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,103 +115,23 @@ class Fit(Record):
     degrees: int | None = dataclasses.field(repr=False)  # n - p; None: errors known
     accepted: Array = dataclasses.field(repr=False)  # [K, 4] as likely as `level` asks
 
-    @property
-    def definition(self) -> Law:
-        """The law itself."""
-        return LAWS[self.law]
-
-    def curves(self, theta: Array, x: ArrayLike) -> Array:
-        """Pass rates at x [n] by the parameter rows theta [K, 4]: [K, n]."""
-        t = np.atleast_1d(log_compute(x)).ravel() - np.log(self.x_last)
-        share = self.definition.share(t, theta[:, 2, None], theta[:, 3, None])
-        return theta[:, 0, None] + (theta[:, 1, None] - theta[:, 0, None]) * share
-
-    def predict(self, x: ArrayLike) -> Array:
-        """Pass rate at compute x, in the shape of x."""
-        return self.curves(self.theta[None], x)[0].reshape(np.shape(x))
-
-    def forecast(self, x: ArrayLike) -> Array:
-        """Mean pass rate at x over all curves of the law, by their likelihood.
-
-        In the shape of x.  `predict` is the best curve, and the same where noise leaves
-        little choice; on few or noisy evaluations this is the better guess.  The
-        paper's protocol knows the best curve only.
-        """
-        if self.protocol == "paper":
-            return self.predict(x)
-        t = np.atleast_1d(log_compute(x)).ravel() - np.log(self.x_last)
-        return np.clip(self.mean_curve.rates(t), 0.0, 1.0).reshape(np.shape(x))
-
-    @functools.cached_property
-    def mean_curve(self) -> "MeanCurve":
-        """The mean of all curves of the law (`averaging.py`)."""
-        from scalerl_jax.scaling.averaging import mean_curve
-
-        return mean_curve(
-            self.problem,
-            self.theta,
-            known=self.sigma if self.degrees is None else None,
-            thinning=max(self.unit_growth / self.sigma**2, 1.0),
-        )
-
-    def residuals(self, x: ArrayLike, y: ArrayLike) -> Array:
-        """Measured minus predicted pass rate, in the shape of x."""
-        return np.asarray(y, np.float64) - self.predict(x)
-
-    def band(self, x: ArrayLike) -> tuple[Array, Array]:
-        """Lowest and highest pass rate at x, in [0, 1], among the accepted fits.
-
-        The profile-likelihood interval of the curve at each x, each in the shape of
-        x.  It bounds the curve; single noisy evaluations scatter around that by
-        `sigma` (`prediction_band`).
-        """
-        curves = np.clip(self.curves(self.accepted, x), 0.0, 1.0)
-        shape = np.shape(x)
-        return curves.min(axis=0).reshape(shape), curves.max(axis=0).reshape(shape)
-
-    def prediction_band(self, x: ArrayLike) -> tuple[Array, Array]:
-        """Where in [0, 1] an evaluation at x falls with probability `level`.
-
-        `band` and noise: the distances of the band's edges from the curve and the
-        noise's quantile add up in squares, as independent errors do.
-        """
-        from scalerl_jax.scaling.uncertainty import student_quantile
-
-        noise = self.sigma * student_quantile(self.level, self.degrees)
-        middle = self.predict(x)
-        low, high = self.band(x)
-        return (
-            np.maximum(middle - np.hypot(middle - low, noise), 0.0),
-            np.minimum(middle + np.hypot(high - middle, noise), 1.0),
-        )
-
-    def public(self, theta: Array) -> dict[str, Array]:
-        """The law's parameters of rows theta [K, 4], by name: [K] each."""
-        values = self.definition.public(theta, float(np.log(self.x_last)))
-        return dict(zip(self.parameters, values.T, strict=True))
-
-    def value(self, name: str) -> float:
-        """A parameter's value; a name that the law lacks is answered with its own."""
-        if name not in self.parameters:
-            raise ValueError(
-                f"the law {self.law!r} has no parameter {name!r}; it has "
-                f"{', '.join(self.parameters)}"
-            )
-        return self.parameters[name].value
-
-    def interval(self, name: str) -> Interval:
-        """A parameter's interval; its value twice when it was not fitted."""
-        value = self.value(name)
-        return self.parameters[name].interval or Interval(value, value)
+    # The sigmoid's parameters by words.
+    initial_reward = _named("R0", "R0, in [0, 1]")
+    asymptote = _named("A", "A, in [0, 1]")
+    exponent = _named("B", "B")
+    midpoint = _named("C_mid", "C_mid, in the unit of x")
+    asymptote_interval = _interval_of("A")  # its high is None if A is not identified
+    exponent_interval = _interval_of("B")
+    midpoint_interval = _interval_of("C_mid")
 
     @property
-    def initial_reward(self) -> float:
-        """R0."""
-        return self.value("R0")
+    def initial_reward_interval(self) -> Interval | None:
+        """Interval of R0; None unless it was fitted."""
+        return self.parameters["R0"].interval
 
     @property
     def initial_reward_source(self) -> str:
-        """measured, given, or free (fitted)."""
+        """Source of R0: measured, given, or free (fitted)."""
         source = self.parameters["R0"].source
         return "free" if source == "fitted" else source
 
@@ -214,53 +141,108 @@ class Fit(Record):
         return self.initial_reward_source == "free"
 
     @property
-    def initial_reward_interval(self) -> Interval | None:
-        """Of R0; None unless it was fitted."""
-        return self.parameters["R0"].interval
+    def definition(self) -> Law:
+        """The law itself."""
+        return LAWS[self.law]
 
-    @property
-    def asymptote(self) -> float:
-        """A, in [0, 1]."""
-        return self.value("A")
+    def value(self, name: str) -> float:
+        """Return a parameter's value.
 
-    @property
-    def asymptote_interval(self) -> Interval:
-        """Of A; its high is None when A is not identified."""
-        return self.interval("A")
+        Raises:
+            ValueError: the law has no such parameter; the message lists its own.
+        """
+        if name not in self.parameters:
+            raise ValueError(
+                f"the law {self.law!r} has no parameter {name!r}; it has "
+                f"{', '.join(self.parameters)}"
+            )
+        return self.parameters[name].value
 
-    @property
-    def exponent(self) -> float:
-        """B."""
-        return self.value("B")
+    def interval(self, name: str) -> Interval:
+        """Return a parameter's interval; its value twice when it was not fitted."""
+        value = self.value(name)
+        return self.parameters[name].interval or Interval(value, value)
 
-    @property
-    def exponent_interval(self) -> Interval:
-        """Of B."""
-        return self.interval("B")
+    def public(self, theta: Array) -> dict[str, Array]:
+        """Return the law's parameters [K] by name, of rows theta [K, 4]."""
+        values = self.definition.values(theta, float(np.log(self.x_last)))
+        return dict(zip(self.parameters, values.T, strict=True))
 
-    @property
-    def midpoint(self) -> float:
-        """C_mid, in the unit of x."""
-        return self.value("C_mid")
+    def _log_share(self, x: ArrayLike) -> Array:
+        """Return log(x / x_last) [n] of compute of any shape."""
+        return np.atleast_1d(log_compute(x)).ravel() - np.log(self.x_last)
 
-    @property
-    def midpoint_interval(self) -> Interval:
-        """Of C_mid, in the unit of x."""
-        return self.interval("C_mid")
+    def curves(self, theta: Array, x: ArrayLike) -> Array:
+        """Return the pass rates at x [n] by parameter rows theta [K, 4]: [K, n]."""
+        return self.definition.rates(theta, self._log_share(x))
+
+    def predict(self, x: ArrayLike) -> Array:
+        """Return the pass rate at compute x, in the shape of x."""
+        return self.curves(self.theta[None], x)[0].reshape(np.shape(x))
+
+    def residuals(self, x: ArrayLike, y: ArrayLike) -> Array:
+        """Return measured minus predicted pass rate, in the shape of x."""
+        return np.asarray(y, np.float64) - self.predict(x)
+
+    def forecast(self, x: ArrayLike) -> Array:
+        """Return the mean pass rate at x over all curves of the law, by likelihood.
+
+        In the shape of x.  `predict` is the best curve, and the same where noise leaves
+        little choice; on few or noisy evaluations this is the better guess.  The
+        paper's protocol knows the best curve only.
+        """
+        if self.protocol == "paper":
+            return self.predict(x)
+        rates = self.mean_curve.rates(self._log_share(x))
+        return np.clip(rates, 0.0, 1.0).reshape(np.shape(x))
+
+    @functools.cached_property
+    def mean_curve(self) -> MeanCurve:
+        """The mean of all curves of the law."""
+        return mean_curve(
+            self.problem,
+            self.theta,
+            known=self.sigma if self.degrees is None else None,
+            thinning=max(self.unit_growth / self.sigma**2, 1.0),
+        )
+
+    def band(self, x: ArrayLike) -> tuple[Array, Array]:
+        """Return the lowest and highest pass rate at x among the accepted fits.
+
+        The profile-likelihood interval of the curve at each x, in [0, 1] and in the
+        shape of x.  It bounds the curve; single noisy evaluations scatter around that
+        by `sigma` (`prediction_band`).
+        """
+        curves = np.clip(self.curves(self.accepted, x), 0.0, 1.0)
+        shape = np.shape(x)
+        return curves.min(axis=0).reshape(shape), curves.max(axis=0).reshape(shape)
+
+    def prediction_band(self, x: ArrayLike) -> tuple[Array, Array]:
+        """Return where in [0, 1] an evaluation at x falls with probability `level`.
+
+        `band` and noise: the distances of the band's edges from the curve and the
+        noise's quantile add up in squares, as independent errors do.
+        """
+        noise = self.sigma * student_quantile(self.level, self.degrees)
+        middle = self.predict(x)
+        low, high = self.band(x)
+        return (
+            np.maximum(middle - np.hypot(middle - low, noise), 0.0),
+            np.minimum(middle + np.hypot(high - middle, noise), 1.0),
+        )
 
     def to_record(self) -> dict[str, Any]:
-        """The fit as a dict of JSON values.
+        """Return the fit as a dict of JSON values.
 
         Besides `parameters`, every parameter stands at the top level as NAME,
         NAME_low and NAME_high; limits that the data do not set are None.
         """
-        record = to_plain(self)
-        flat: dict[str, Any] = {}
-        for name, parameter in self.parameters.items():
-            interval = parameter.interval or Interval(None, None)
-            flat[name] = parameter.value
-            flat[f"{name}_low"], flat[f"{name}_high"] = interval.low, interval.high
-        if "R0" in self.parameters:
-            flat["R0_source"] = self.initial_reward_source
+        record = super().to_record()
         record["n_points"] = record.pop("num_points")
-        return record | to_plain(flat)
+        for name, parameter in record["parameters"].items():
+            interval = parameter["interval"] or {"low": None, "high": None}
+            record[name] = parameter["value"]
+            record |= {f"{name}_{end}": limit for end, limit in interval.items()}
+        if "R0" in self.parameters:
+            record["R0_source"] = self.initial_reward_source
+        return record

@@ -11,7 +11,8 @@ import dataclasses
 
 import numpy as np
 
-from scalerl_jax.scaling.laws import Array, Bools, Law, Places
+from scalerl_jax.scaling.laws import Law
+from scalerl_jax.scaling.records import Array, Bools, Places
 
 # Columns of a parameter row theta; K rows are searched at once, on n points.
 R0, A, SHAPE_U, SHAPE_V = range(4)
@@ -44,7 +45,7 @@ class Problem:
 
     @property
     def free(self) -> list[int]:
-        """The columns of theta that are fitted."""
+        """Columns of theta that are fitted."""
         columns = [R0, A, SHAPE_U, SHAPE_V] if self.law.has_v else [R0, A, SHAPE_U]
         return [column for column in columns if column not in self.held]
 
@@ -63,7 +64,7 @@ class Problem:
 
     @property
     def observes_zero(self) -> bool:
-        """The first point is step 0, an observation of R0."""
+        """Whether the first point is step 0, an observation of R0."""
         return bool(self.t[0] == LOG_ZERO)
 
     def in_order(self, theta: Array, still: Bools) -> Array:
@@ -82,23 +83,23 @@ class Problem:
         return theta
 
     def curves(self, rows: Places) -> "Problem":
-        """The same problem for some of its curves."""
+        """Return the problem of some of its curves."""
         if len(self.y) == 1:
             return self
         return dataclasses.replace(self, y=self.y[rows])
 
     def share(self, theta: Array) -> Array:
-        """Share of the gain at each point: [K, 4] -> [K, n]."""
+        """Return the share of the gain at each point: [K, 4] -> [K, n]."""
         return self.law.share(self.t, theta[:, SHAPE_U, None], theta[:, SHAPE_V, None])
 
     def scaled_residuals(self, theta: Array, share: Array) -> Array:
-        """z, measured minus predicted in units of the weights: [K, n]."""
+        """Return z, measured minus predicted in units of the weights: [K, n]."""
         r0, asymptote = theta[:, R0, None], theta[:, A, None]
         predicted = r0 + (asymptote - r0) * share
         return (self.y - predicted) * np.sqrt(self.weights)
 
     def losses(self, z: Array) -> Array:
-        """The objective of each row: [K, n] -> [K]."""
+        """Return the objective of each row: [K, n] -> [K]."""
         if self.huber is None:
             return (z**2).sum(axis=1)
         size = np.abs(z)
@@ -106,7 +107,7 @@ class Problem:
         return np.where(size <= self.huber, z**2, beyond).sum(axis=1)
 
     def cost(self, theta: Array) -> Array:
-        """The objective at each row: [K, 4] -> [K]."""
+        """Return the objective at each row: [K, 4] -> [K]."""
         return self.losses(self.scaled_residuals(theta, self.share(theta)))
 
     def slopes(self, theta: Array, share: Array) -> Array:
@@ -177,7 +178,7 @@ class Grid:
         return r0, a, cost
 
     def starts(self) -> Array:
-        """Where a search for the global minimum starts: [S, 4], over all u.
+        """Return where a search for the global minimum starts: [S, 4], over all u.
 
         For the first curve only.
         """
@@ -193,7 +194,7 @@ class Grid:
         return starts
 
     def best(self) -> Array:
-        """The best node of every curve: [K, 4]."""
+        """Return the best node of every curve: [K, 4]."""
         r0, a, cost = (values.reshape(-1, values.shape[-1]) for values in self._solved)
         nodes = np.argmin(cost, axis=0)
         curves = np.arange(cost.shape[1])
@@ -201,7 +202,7 @@ class Grid:
         return np.stack([r0[nodes, curves], a[nodes, curves], u, v], axis=1)
 
     def start_with(self, column: int, value: float) -> Array:
-        """The best node when one more parameter is held at a value: [4]."""
+        """Return the best node when one more parameter is held at a value: [4]."""
         if column in (R0, A):
             solved = self.solve(self._held | {column: value})
         else:
@@ -222,11 +223,7 @@ class Grid:
 
 
 def descend(
-    problem: Problem,
-    start: Array,
-    *,
-    tolerance: float,
-    held: Bools | None = None,
+    problem: Problem, start: Array, *, tolerance: float, held: Bools | None = None
 ) -> tuple[Array, Array, Bools]:
     """Levenberg-Marquardt from every row of `start` at once, inside the limits.
 
@@ -271,7 +268,7 @@ def descend(
 
 
 def _step(problem: Problem, theta: Array, damping: Array, still: Bools) -> Array:
-    """One damped Gauss-Newton step of each row, cut at the limits: [K, 4]."""
+    """Take one damped Gauss-Newton step of each row, cut at the limits: [K, 4]."""
     share = problem.share(theta)
     slopes = problem.slopes(theta, share)
     z = problem.scaled_residuals(theta, share)
@@ -296,7 +293,7 @@ def _step(problem: Problem, theta: Array, damping: Array, still: Bools) -> Array
 
 
 def minimise(problem: Problem, grid: Grid) -> tuple[Array, float, bool]:
-    """The global minimum of one curve: parameters [4], objective, converged."""
+    """Find the global minimum of one curve: parameters [4], objective, converged."""
     starts = grid.starts()
     # Starts in poor basins crawl: go only so far that the best ones stand out.
     rough = 1e-5 * float(problem.cost(starts).min())
@@ -308,7 +305,7 @@ def minimise(problem: Problem, grid: Grid) -> tuple[Array, float, bool]:
 
 
 def minimise_each(problem: Problem, near: Array) -> tuple[Array, Array, Bools]:
-    """The minimum of every curve of a problem with K curves.
+    """Find the minimum of every curve of a problem with K curves.
 
     Starts at the better of the grid's best node and `near` [4].
 

@@ -1,24 +1,170 @@
-"""Tables: rows with named cells, and the place each came from.
+"""Files as tables: rows with named cells, and the place that each came from.
 
-Nothing is checked, mapped or guessed here; `readers.py` and `events.py` make tables of
-files, `cells.py` makes numbers of cells.
+Text with separators, JSONL, TRL's trainer_state.json, W&B's charts, TensorBoard's event
+files (read by the tensorboard package itself; TensorFlow is not needed).  A cell is
+empty, a number of JSON, or text as people and spreadsheets write it: "20,000,000",
+"0,53", "20.3%".  Whether "," or "." is the decimal mark is decided once for a whole
+file (`decimal_mark`): the program that wrote it had one of them.
+
+One file above 400 lines: every kind of file ends in the same table and cells.
 """
 
+import collections
+import csv
 import dataclasses
 import functools
+import logging
+import math
+import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from scalerl_jax.scaling.cells import Mark
-from scalerl_jax.scaling.curves import DEFAULT_X, DEFAULT_Y, CurveError
+from scalerl_jax.scaling.records import DEFAULT_X, DEFAULT_Y, CurveError
+from scalerl_jax.utils.reading import parse_json
 
+Mark = Literal[".", ","]
+MARKS: tuple[Mark, ...] = (".", ",")
+Cell = tuple[str, str, object]  # where it stands, its column, what it holds
+Row = tuple[str, dict[str, Any]]  # "file:line" and the cells there
+
+EMPTY = frozenset(["", "nan", "na", "n/a", "#n/a", "null", "none", "-", "--"])
+# Between thousands, besides the mark that is not the decimal one: spaces, apostrophe.
+_SPACES = " \u00a0\u2009\u202f'"
+_GROUPED = {
+    mark: re.compile(
+        rf"[+-]?\d{{1,3}}([{other}{_SPACES}])\d{{3}}(\1\d{{3}})*([{mark}]\d*)?"
+    )
+    for mark, other in ((".", ","), (",", "."))
+}
 STEP_COLUMN = "step"
 # What trainers call it, best first: W&B's _step counts what was logged, not steps.
 STEP_NAMES = (STEP_COLUMN, "global_step", "_step")
 RUN_COLUMN = "run"
+EVALS_NAME = "evals.jsonl"
+TRAINER_STATE_NAME = "trainer_state.json"
+DELIMITERS = (",", ";", "\t")
+SNIFFED_LINES = 40
+TENSORBOARD_HEADER = ["Wall time", "Step", "Value"]  # of a scalar that it exports
+WANDB_SEPARATOR = " - "  # "run name - metric"
+WANDB_ENVELOPES = ("__MIN", "__MAX")  # of the steps that one exported point stands for
+EVENTS_PATTERN = "events.out.tfevents.*"
+TIME_COLUMN = "wall_time_s"  # since the run's first event
+EVENTS_PREFIX = "eval/"  # of the tags of this package's own evaluations
 _SHOWN = 50  # columns that a message lists
+_KNOWN = (
+    f"give a run directory with {EVALS_NAME}, a .jsonl (one object per line), .csv or "
+    f".tsv (with a header) file, {TRAINER_STATE_NAME}, or TensorBoard event files"
+)
 
-Row = tuple[str, dict[str, Any]]  # "file:line" and the cells there
+
+def is_empty(cell: object) -> bool:
+    """Whether a cell holds nothing, or NaN."""
+    if isinstance(cell, str):
+        return cell.strip().casefold() in EMPTY
+    return cell is None or (isinstance(cell, float) and math.isnan(cell))
+
+
+def is_percent(cell: object) -> bool:
+    """Whether a cell is text with a percent sign."""
+    return isinstance(cell, str) and cell.rstrip().endswith("%")
+
+
+def to_number(cell: object, mark: Mark = ".") -> float:
+    """Return a cell as a number; NaN for an empty one, hundredths for a percent sign.
+
+    Raises:
+        ValueError: the cell is no number with this decimal mark.
+    """
+    if is_empty(cell):
+        return math.nan
+    if isinstance(cell, int | float):
+        try:
+            return float(cell)
+        except OverflowError as error:
+            raise ValueError("it is too large for a number") from error
+    if not isinstance(cell, str):
+        raise ValueError(f"{type(cell).__name__} is no number")
+    text = cell.strip().replace("\u2212", "-").removesuffix("%").rstrip()
+    if _GROUPED[mark].fullmatch(text):
+        text = re.sub(rf"[^\d+\-{mark}]", "", text)
+    if mark == ",":
+        if "." in text:
+            raise ValueError("a decimal point among decimal commas")
+        text = text.replace(",", ".")
+    return float(text) / (100.0 if is_percent(cell) else 1.0)
+
+
+def is_number(cell: object) -> bool:
+    """Whether a cell is a number, with either decimal mark."""
+    for mark in MARKS:
+        try:
+            return not math.isnan(to_number(cell, mark))
+        except ValueError:
+            continue
+    return False
+
+
+def decimal_mark(
+    path: object, cells: Iterable[Cell], *, semicolons: bool
+) -> tuple[Mark, str | None]:
+    """Return the decimal mark of a file, and a note where a reader should know of it.
+
+    "0,53" can only have a decimal comma and "20,000,000" only a point; "1,500" may be
+    either.  Where no cell decides, a comma is decimal in a file that ";" separates, as
+    spreadsheets write it where the comma is decimal; elsewhere it groups thousands.
+
+    Args:
+        path: of the file, for messages.
+        cells: that will be read as numbers; what is no text does not count.
+        semicolons: the file is separated by ";".
+
+    Raises:
+        CurveError: some cells have decimal commas and others decimal points.
+    """
+    decided: dict[Mark, Cell] = {}
+    open_comma: Cell | None = None
+    for place, column, cell in cells:
+        if not isinstance(cell, str) or not ("," in cell or "." in cell):
+            continue
+        found = _mark_of(cell)
+        if found is not None:
+            decided.setdefault(found, (place, column, cell))
+        elif "," in cell and is_number(cell):
+            open_comma = open_comma or (place, column, cell)
+    if len(decided) == 2:
+        (a, x, comma), (b, y, point) = decided[","], decided["."]
+        raise CurveError(
+            f"{a}: {x} = {comma!r} has a decimal comma, but {b}: {y} = {point!r} a "
+            "decimal point; write all numbers of the file in one way"
+        )
+    if "," in decided:
+        _, column, cell = decided[","]
+        return ",", f"{path}: read with decimal commas, as {column} = {cell!r} has one"
+    if "." in decided or open_comma is None:
+        return ".", None
+    mark: Mark = "," if semicolons else "."
+    _, column, cell = open_comma
+    number = f"{to_number(cell, mark):.12g}"
+    return mark, f"{path}: {column} = {cell!r} is read as {number}"
+
+
+def _mark_of(text: str) -> Mark | None:
+    """Return the decimal mark that a number must have; None: none, or either may be."""
+    body = re.sub(r"[eE][+-]?\d+$", "", text.strip().removesuffix("%").strip())
+    body = re.sub(rf"[{_SPACES}]", "", body).lstrip("+-\u2212")
+    if not re.fullmatch(r"[\d.,]*\d[\d.,]*", body):
+        return None
+    used: list[Mark] = [mark for mark in MARKS if mark in body]
+    if len(used) == 2:  # the last one, as the other groups the digits before it
+        return max(used, key=body.rfind)
+    (mark,) = used
+    if body.count(mark) > 1:
+        return "," if mark == "." else "."
+    before, after = body.split(mark)
+    if len(after) == 3 and 1 <= len(before) <= 3 and before[0] != "0":
+        return None
+    return mark
 
 
 def is_step(column: str) -> bool:
@@ -50,7 +196,7 @@ class Table:
 
     @functools.cached_property
     def columns(self) -> list[str]:
-        """Every column that occurs, in order of appearance."""
+        """Columns that occur, in order of appearance."""
         return list(dict.fromkeys(name for _, row in self.rows for name in row))
 
     @property
@@ -61,11 +207,11 @@ class Table:
 
     @property
     def default_x(self) -> str | None:
-        """What x is unless it is said: what the kind of file has, else the step."""
+        """Column of x unless it is said: that of the kind of file, else the step."""
         return self.x if self.x in self.columns else self.step or self.x
 
     def find(self, name: str) -> str | None:
-        """The column of a name, in any case; any column of steps for a step."""
+        """Return the column of a name, in any case; any column of steps for a step."""
         if name in self.columns:
             return name
         alike = [c for c in self.columns if c.casefold() == name.casefold()]
@@ -74,7 +220,7 @@ class Table:
         return self.step if is_step(name) else None
 
     def require(self, flag: str, name: str | None) -> str:
-        """A column that is there; else the list of those that are is the error."""
+        """Return a column that is there; else the list of those is the error."""
         column = None if name is None else self.find(name)
         if column is None:
             fault = "which column is wanted?" if name is None else f"no column {name!r}"
@@ -85,7 +231,271 @@ class Table:
         return column
 
     def require_all(self, flag: str, names: str) -> list[str]:
-        """The columns of a list "a,b"; a name with a comma in it is one column."""
+        """Return the columns of a list "a,b"; a name with a comma in it is one."""
         if self.find(names) is not None or "," not in names:
             return [self.require(flag, names)]
         return [self.require(flag, name.strip()) for name in names.split(",")]
+
+
+def read_table(path: str | Path) -> Table:
+    """Read whatever `path` is; directories are looked through for a file that is known.
+
+    A directory may be a run of this package (`evals.jsonl`), of Hugging Face's
+    trainers (`trainer_state.json`, or the newest checkpoint's), or hold TensorBoard
+    event files at any depth.
+
+    Raises:
+        CurveError: nothing there that can be read; the message lists what can.
+    """
+    given = Path(path)
+    file = _find_in(given) if given.is_dir() else given
+    if file.is_dir() or ".tfevents." in file.name:
+        return _read_events(file)
+    if not file.is_file():
+        raise CurveError(f"{file}: no such file; {_KNOWN}")
+    if file.suffix not in _READERS:
+        raise CurveError(f"{file}: unknown kind {file.suffix!r}; {_KNOWN}")
+    try:
+        return _READERS[file.suffix](file)
+    except UnicodeDecodeError as failure:
+        raise CurveError(
+            f"{file}: not UTF-8 text ({failure.reason}); save it as UTF-8, which "
+            "spreadsheets call CSV UTF-8"
+        ) from failure
+
+
+def _find_in(folder: Path) -> Path:
+    """Return the file of a directory that holds its curve; itself, for event files."""
+    for name in (EVALS_NAME, TRAINER_STATE_NAME):
+        if (folder / name).is_file():
+            return folder / name
+    saved = [
+        (int(state.parent.name.split("-")[1]), state)
+        for state in folder.glob(f"checkpoint-*/{TRAINER_STATE_NAME}")
+        if state.parent.name.split("-")[1].isdigit()
+    ]
+    if saved:
+        return max(saved)[1]
+    if next(folder.rglob(EVENTS_PATTERN), None) is not None:
+        return folder
+    raise CurveError(f"{folder}: nothing to read in this directory; {_KNOWN}")
+
+
+def _read_delimited(file: Path) -> Table:
+    """Text with a header, separated by commas, semicolons or tabs; cells stay text."""
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        lines = list(stream)
+    hint = re.fullmatch("sep=(.)", lines[0].rstrip("\r\n")) if lines else None
+    skipped = int(hint is not None)  # the line by which spreadsheets name it
+    delimiter = hint[1] if hint else _delimiter(lines[:SNIFFED_LINES])
+    reader = csv.reader(lines[skipped:], delimiter=delimiter, skipinitialspace=True)
+    try:
+        cells = [(reader.line_num + skipped, row) for row in reader]
+    except csv.Error as failure:
+        line = max(reader.line_num + skipped, 1)
+        raise CurveError(f"{file}:{line}: {failure}; mend the line") from failure
+    header = [name.strip() for name in cells[0][1]] if cells else []
+    for name, count in collections.Counter(filter(None, header)).items():
+        if count > 1:
+            raise CurveError(f"{file}: two columns are called {name!r}; rename one")
+    rows = [
+        (f"{file}:{line}", _by_column(f"{file}:{line}", header, row, delimiter))
+        for line, row in cells[1:]
+        if any(cell.strip() for cell in row)  # spreadsheets leave empty rows behind
+    ]
+    if _is_wandb(header):
+        return _wandb_table(file, header, rows)
+    if header == TENSORBOARD_HEADER:
+        _, x, y = header
+        return Table(path=file, rows=rows, x=x, y=y, delimiter=delimiter)
+    return Table(path=file, rows=rows, delimiter=delimiter)
+
+
+def _by_column(
+    place: str, header: list[str], row: list[str], delimiter: str
+) -> dict[str, str | None]:
+    """Return the cells of a row by their columns; None where the row is short."""
+    if any(cell.strip() for cell in row[len(header) :]):
+        raise CurveError(
+            f"{place}: more cells than the header's {len(header)} columns; quote cells "
+            f"that contain {delimiter!r}"
+        )
+    padded = [*row, *[None] * (len(header) - len(row))]
+    return {name: cell for name, cell in zip(header, padded, strict=False) if name}
+
+
+def _delimiter(lines: list[str]) -> str:
+    """Return what makes most numbers in rows as long as the header."""
+
+    def score(delimiter: str) -> tuple[int, int]:
+        try:
+            header, *rows = [*csv.reader(lines, delimiter=delimiter)] or [[]]
+        except csv.Error:  # a cell that is too long, which is told when it is read
+            return 0, 0
+        if len(header) < 2:
+            return 0, 0
+        full = [row for row in rows if len(row) == len(header)]
+        return sum(is_number(cell) for row in full for cell in row), len(header)
+
+    return max(DELIMITERS, key=score)
+
+
+def _is_wandb(header: list[str]) -> bool:
+    """Whether all columns but the first are "run - metric", or envelopes of those."""
+    if any(name.endswith(WANDB_ENVELOPES) for name in header):
+        return True
+    return len(header) > 1 and all(WANDB_SEPARATOR in name for name in header[1:])
+
+
+def _wandb_table(file: Path, header: list[str], rows: list[Row]) -> Table:
+    """A chart that Weights & Biases exported, one row per run and step.
+
+    Its header is the x axis, then "run name - metric", "run name - metric__MIN" and
+    "...__MAX" for every run; the envelopes are left out, and so is an empty cell: a
+    run has no value at the steps of others.
+    """
+    x, *others = header
+    series = {
+        name: name.rsplit(WANDB_SEPARATOR, 1)
+        for name in others
+        if WANDB_SEPARATOR in name and not name.endswith(WANDB_ENVELOPES)
+    }
+    long: dict[tuple[int, str], Row] = {}
+    for number, (place, row) in enumerate(rows):
+        for name, (run, metric) in series.items():
+            if row[name] not in (None, ""):
+                cells = {x: row[x], RUN_COLUMN: run}
+                _, found = long.setdefault((number, run), (place, cells))
+                found[metric] = row[name]
+    metrics = dict.fromkeys(m for _, m in series.values() if not m.startswith("_"))
+    return Table(
+        path=file,
+        rows=list(long.values()),
+        x=x,
+        y=next(iter(metrics)) if len(metrics) == 1 else None,
+        group=RUN_COLUMN,
+        sparse=True,
+    )
+
+
+def _read_jsonl(file: Path) -> Table:
+    """The objects of a JSONL file; blank lines are skipped."""
+    rows = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        place = f"{file}:{number}"
+        try:
+            row = parse_json(line)
+        except ValueError as failure:
+            raise CurveError(
+                f"{place}: not valid JSON ({failure}); remove the line "
+                "if a killed run left it half written"
+            ) from failure
+        if not isinstance(row, dict):
+            kind = type(row).__name__
+            raise CurveError(f"{place}: holds {kind}, not an object with named columns")
+        rows.append((place, row))
+    return Table(path=file, rows=rows)
+
+
+def _read_trainer_state(file: Path) -> Table:
+    """The log of a Hugging Face trainer (TRL's among them): `log_history`."""
+    try:
+        state = parse_json(file.read_bytes())
+    except ValueError as failure:
+        raise CurveError(f"{file}: not valid JSON ({failure})") from failure
+    history = state.get("log_history") if isinstance(state, dict) else None
+    if not isinstance(history, list) or not all(isinstance(r, dict) for r in history):
+        raise CurveError(
+            f"{file}: no list log_history of objects, as {TRAINER_STATE_NAME} has; "
+            f"{_KNOWN}"
+        )
+    rows = [(f"{file}: log_history[{i}]", row) for i, row in enumerate(history)]
+    evaluated = any("eval_reward" in row for row in history)
+    y = "eval_reward" if evaluated else "reward"
+    return Table(path=file, rows=rows, x=STEP_COLUMN, y=y, sparse=True)
+
+
+_READERS = {
+    ".csv": _read_delimited,
+    ".tsv": _read_delimited,
+    ".jsonl": _read_jsonl,
+    ".json": _read_trainer_state,
+}
+
+
+def _read_events(path: Path) -> Table:
+    """Scalars of one event file, or of all below a directory: a row per run and step.
+
+    A run is a directory with event files, named by its path below `path`.  Columns are
+    the tags, `step`, `wall_time_s` and `run`.
+    """
+    folders = [path]
+    if path.is_dir():
+        folders = sorted({file.parent for file in path.rglob(EVENTS_PATTERN)})
+    rows: list[Row] = []
+    for folder in folders:
+        run = str(folder.relative_to(path)) if folder != path else path.name
+        rows += _read_run(folder, run)
+    if not rows:
+        raise CurveError(
+            f"{path}: its event files hold no scalars, or are empty or damaged"
+        )
+    tags = dict.fromkeys(name for _, row in rows for name in row)
+    own_x, own_y = EVENTS_PREFIX + DEFAULT_X, EVENTS_PREFIX + DEFAULT_Y
+    return Table(
+        path=path,
+        rows=rows,
+        x=own_x if own_x in tags else STEP_COLUMN,
+        y=own_y if own_y in tags else None,
+        group=RUN_COLUMN if len(folders) > 1 else None,
+        sparse=True,
+    )
+
+
+def _read_run(path: Path, run: str) -> list[Row]:
+    """The scalars of one run, joined on their steps, in the order of time.
+
+    A step that was written again is a row of its own; what a restart has declared void
+    is dropped as TensorBoard drops it.  `tf.summary` stores scalars as tensors of no
+    dimension, others as plain values.
+    """
+    from tensorboard.backend.event_processing import event_accumulator as events
+    from tensorboard.util import tensor_util
+
+    # It reports every restart as a warning; purging is what is wanted here.
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    others = events.IMAGES, events.HISTOGRAMS, events.COMPRESSED_HISTOGRAMS
+    sizes = dict.fromkeys((*others, events.AUDIO), 1)
+    sizes |= {events.SCALARS: 0, events.TENSORS: 0}  # all of them
+    reader = events.EventAccumulator(str(path), size_guidance=sizes)
+    reader.Reload()
+    try:
+        started = reader.FirstEventTimestamp() or 0.0
+    except ValueError:  # empty, or no event in it is whole
+        return []
+    tags = reader.Tags()
+    scalars = [
+        (tag, event, event.value)
+        for tag in tags[events.SCALARS]
+        for event in reader.Scalars(tag)
+    ]
+    scalars += [
+        (tag, event, float(tensor_util.make_ndarray(event.tensor_proto).item()))
+        for tag in tags[events.TENSORS]
+        if reader.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"
+        for event in reader.Tensors(tag)
+    ]
+    found: dict[tuple[int, int], dict[str, Any]] = {}  # by occurrence and step
+    seen = collections.Counter[tuple[str, int]]()
+    for tag, event, value in scalars:
+        again = seen[tag, event.step]  # a run that was resumed writes steps again
+        seen[tag, event.step] += 1
+        row = {STEP_COLUMN: event.step, RUN_COLUMN: run}
+        row = found.setdefault((again, event.step), row)
+        row[TIME_COLUMN] = event.wall_time - started
+        row[tag] = value
+    return [
+        (f"{path} step {step}", found[again, step]) for again, step in sorted(found)
+    ]

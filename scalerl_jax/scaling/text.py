@@ -1,57 +1,84 @@
-"""Results as text for a terminal.
+"""Results as text for a terminal, and as the tables that the report shows too.
 
 Nothing is computed here that is not in the result; an unidentified parameter is never
 written as a bare number, and x is named in every table.
+
+One file above 400 lines: every kind of result has its lines here.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from scalerl_jax.scaling.bootstrap import Bootstrap
-from scalerl_jax.scaling.compare import Comparison
-from scalerl_jax.scaling.extrapolate import Extrapolation
+from scalerl_jax.scaling.compare import Comparison, Pooled, RunTable
 from scalerl_jax.scaling.fit import Cutoff
-from scalerl_jax.scaling.plan import Estimate, Plan
-from scalerl_jax.scaling.ranking import RunRow, RunTable
-from scalerl_jax.scaling.records import Interval
-from scalerl_jax.scaling.result import Fit, Parameter
-from scalerl_jax.scaling.seeds import Pooled
+from scalerl_jax.scaling.forecasts import Estimate, Extrapolation, Plan
+from scalerl_jax.scaling.isocompute import Allocation, IsoCompute
+from scalerl_jax.scaling.laws_over_sizes import SurfaceFit, TanExtrapolation
+from scalerl_jax.scaling.records import Interval, Parameter
+from scalerl_jax.scaling.result import Fit
+
+Cells = Sequence[str]
+Sheet = tuple[Cells, list[Cells]]  # header and rows
+PLAIN = {"pass rate": ".4f"}  # by unit; other numbers in four digits
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns: the first to the left, the others to the right."""
-    lines = [list(header), *(list(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+def table(header: Cells, rows: Sequence[Cells], *, words: bool = False) -> str:
+    """Return aligned columns: the first to the left, the others to the right.
+
+    With `words` all are to the left.  An empty header is left out.
+    """
+    lines = [header, *rows] if header else list(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = ["<", *["<" if words else ">"] * (len(widths) - 1)]
+    shapes = list(zip(sides, widths, strict=True))
     return "".join(
         "  "
         + "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            f"{c:{s}{w}}" for c, (s, w) in zip(line, shapes, strict=True)
         ).rstrip()
         + "\n"
         for line in lines
     )
 
 
-def show(interval: Interval | None, form: str = ".4g") -> str:
-    """[low, high]; an open side says so."""
+def warned(warnings: Sequence[str]) -> str:
+    """Return a line for each warning."""
+    return "".join(f"warning: {warning}\n" for warning in warnings)
+
+
+def _block(
+    said: str, header: Cells, rows: Sequence[Cells], warnings: Sequence[str] = ()
+) -> str:
+    """Return a line, a table and warnings."""
+    return f"{said}\n{table(header, rows)}{warned(warnings)}"
+
+
+def percent(level: float) -> str:
+    """Return a share as 90 %."""
+    return f"{100 * level:g} %"
+
+
+def number(value: float | None, form: str = ".4f") -> str:
+    """Return a number, or a dash for what there is none of."""
+    return "-" if value is None else f"{value:{form}}"
+
+
+def show(interval: Interval | None, form: str = ".4g", *, none: str = "") -> str:
+    """Return [low, high]; an open side says so."""
     if interval is None:
-        return ""
+        return none
     low = "no limit" if interval.low is None else f"{interval.low:{form}}"
     high = "no limit" if interval.high is None else f"{interval.high:{form}}"
     return f"[{low}, {high}]"
 
 
-def number(value: float | None, form: str = ".4f") -> str:
-    """A number, or a dash for what there is none of."""
-    return "-" if value is None else f"{value:{form}}"
-
-
 def parameter_text(result: Fit, parameter: Parameter, *, short: bool = False) -> str:
-    """A parameter with its interval, or why it has none (not so when `short`)."""
+    """Return a parameter with its interval, or why it has none (not if `short`)."""
     reason = "" if short else f": {result.reason}"
     if not result.climbs and parameter.interval is not None:
         return f"without meaning{reason}"
-    form = ".4f" if parameter.unit == "pass rate" else ".4g"
+    form = PLAIN.get(parameter.unit, ".4g")
     if parameter.name == "A" and not result.identified:
         return f"not identified{reason}"
     value = f"{parameter.value:{form}}"
@@ -66,7 +93,7 @@ def parameter_text(result: Fit, parameter: Parameter, *, short: bool = False) ->
 
 
 def fit_text(result: Fit, name: str) -> str:
-    """One fit as a short table."""
+    """Return one fit as a short table."""
     curve = result.curve
     left_out = f", {result.num_left_out} left out" if result.num_left_out else ""
     rows = [
@@ -88,20 +115,17 @@ def fit_text(result: Fit, name: str) -> str:
     rows.append(("forecast", forecast_text(result)))
     if not result.converged:
         rows.insert(0, ("search", "did not converge: no number below is to be used"))
-    width = max(len(name) for name, _ in rows)
-    lines = [
+    return (
         f"{name}: {result.definition.title} of {result.y_name} over {result.x_name}, "
-        f"{result.formula}",
-        f"  brackets: {100 * result.level:g} % profile intervals; "
-        f"protocol: {result.protocol}",
-        *(f"  {label:<{width}}  {text}" for label, text in rows),
-        *(f"warning: {warning}" for warning in result.warnings),
-    ]
-    return "\n".join(lines) + "\n"
+        f"{result.formula}\n  brackets: {percent(result.level)} profile intervals; "
+        f"protocol: {result.protocol}\n"
+        + table((), rows, words=True)
+        + warned(result.warnings)
+    )
 
 
 def _free_text(result: Fit) -> str:
-    """What changes when R0 is fitted as well."""
+    """Say what changes when R0 is fitted as well."""
     if result.initial_reward_free:
         return "as above"
     free = result.r0_free
@@ -118,7 +142,7 @@ def _free_text(result: Fit) -> str:
 
 
 def forecast_text(result: Fit) -> str:
-    """How well the first half of the compute foretells the last evaluation."""
+    """Say how well the first half of the compute foretells the last evaluation."""
     half = result.half_forecast
     if half is None:
         return "none: the first half of the compute has too few points, or falls"
@@ -128,41 +152,26 @@ def forecast_text(result: Fit) -> str:
     )
 
 
-def sensitivity_rows(result: Fit, rows: Sequence[Cutoff]) -> list[tuple[str, ...]]:
-    """One row per cut-off: its points, then every fitted parameter."""
+def sensitivity_sheet(result: Fit, cutoffs: Sequence[Cutoff]) -> Sheet:
+    """Return a row per cut-off: its points, then every fitted parameter."""
     names = [p.name for p in result.parameters.values() if p.interval is not None]
-    return [
-        (
-            f"{row.fit_from:.4g}",
-            str(row.num_points),
-            *(_cutoff_cell(row, name) for name in names),
-        )
-        for row in rows
+
+    def cell(row: Cutoff, name: str) -> str:
+        if name not in row.values:
+            return "-"
+        if name == "A" and not row.identified:
+            return "not identified"
+        return f"{row.values[name]:.4g} {show(row.intervals.get(name))}"
+
+    return (f"fitted from {result.x_name}", "points", *names), [
+        (f"{row.fit_from:.4g}", str(row.num_points), *(cell(row, n) for n in names))
+        for row in cutoffs
     ]
 
 
-def sensitivity_header(result: Fit) -> tuple[str, ...]:
-    """Of `sensitivity_rows`."""
-    names = [p.name for p in result.parameters.values() if p.interval is not None]
-    return (f"fitted from {result.x_name}", "points", *names)
-
-
-def _cutoff_cell(row: Cutoff, name: str) -> str:
-    if name not in row.values:
-        return "-"
-    if name == "A" and not row.identified:
-        return "not identified"
-    return f"{row.values[name]:.4g} {show(row.intervals.get(name))}"
-
-
-def sensitivity_text(result: Fit, rows: Sequence[Cutoff]) -> str:
-    """The fit over early cut-offs."""
-    return table(sensitivity_header(result), sensitivity_rows(result, rows))
-
-
 def pooled_text(found: Pooled) -> str:
-    """Several seeds of one recipe."""
-    header = ("", "mean", "sd over seeds", f"{100 * found.level:g} % interval")
+    """Return several seeds of one recipe."""
+    header = ("", "mean", "sd over seeds", f"{percent(found.level)} interval")
     rows = [
         (
             p.name,
@@ -172,112 +181,83 @@ def pooled_text(found: Pooled) -> str:
         )
         for p in found.parameters.values()
     ]
-    return (
-        f"{found.num_seeds} seeds of one recipe, pooled\n"
-        + table(header, rows)
-        + "".join(f"warning: {warning}\n" for warning in found.warnings)
+    return _block(
+        f"{found.num_seeds} seeds of one recipe, pooled", header, rows, found.warnings
     )
 
 
+def bootstrap_text(found: Bootstrap) -> str:
+    """Return intervals from resampling."""
+    rows = [
+        (name, show(interval, ".4f" if name in ("R0", "A") else ".4g"))
+        for name, interval in found.intervals.items()
+    ]
+    refits = f"{found.num_resamples} refits ({found.num_failed} failed)"
+    said = f"  bootstrap: {found.method}, {refits}, {percent(found.level)}"
+    return _block(said, ("", "interval"), rows)
+
+
 def estimate_text(estimate: Estimate | None, form: str = ".4g") -> str:
-    """A planned quantity; what is not reached says so."""
+    """Return a planned quantity; what is not reached says so."""
     if estimate is None:
         return "-"
     value = "never" if estimate.value is None else f"{estimate.value:{form}}"
     return f"{value} {show(estimate.interval, form)}"
 
 
-def plan_rows(found: Plan) -> list[tuple[str, str]]:
-    """Quantity and value, unit included."""
+def plan_rows(found: Plan) -> list[Cells]:
+    """Return quantity and value, unit included."""
     per = f"per unit of {found.x_name}"
-    rows = [
-        ("gain of twice the compute", estimate_text(found.doubled, ".4f")),
-        (f"gain {per} now", estimate_text(found.marginal_gain)),
+    rows: list[Cells] = [
+        ("gain of twice the compute", estimate_text(found.doubled, ".4f"))
     ]
     if found.doubled_cost is not None:
-        rows.insert(1, ("cost of that", f"{found.doubled_cost:.4g}"))
+        rows.append(("cost of that", f"{found.doubled_cost:.4g}"))
+    rows.append((f"gain {per} now", estimate_text(found.marginal_gain)))
     for target in found.targets:
         name = f"{found.x_name} to reach {target.pass_rate:g}"
         rows.append((name, estimate_text(target.compute)))
         rows.append(("  beyond the data", estimate_text(target.further_compute)))
         if target.cost is not None:
             rows.append(("  cost of all", estimate_text(target.cost)))
-        rows.append(
-            ("  accepted fits that reach it", f"{100 * target.reached_by:.0f} %")
-        )
+        share = f"{100 * target.reached_by:.0f} %"
+        rows.append(("  accepted fits that reach it", share))
     if found.stop_at is not None:
         rows.append((f"worth having {per}", f"{found.stop_below:.4g}"))
         rows.append((f"stop at {found.x_name}", estimate_text(found.stop_at)))
-    rows.append(("advice", found.advice))
-    return rows
+    return [*rows, ("advice", found.advice)]
 
 
 def plan_text(found: Plan, name: str) -> str:
-    """What more compute would bring."""
-    rows = plan_rows(found)
-    width = max(len(label) for label, _ in rows)
+    """Say what more compute would bring."""
     return (
         f"{name}: plan from {found.y_name} up to {found.x_name} = {found.x_last:.4g}; "
-        f"brackets: {100 * found.level:g} %\n"
-        + "".join(f"  {label:<{width}}  {value}\n" for label, value in rows)
-        + "".join(f"warning: {warning}\n" for warning in found.warnings)
+        f"brackets: {percent(found.level)}\n"
+        + table((), plan_rows(found), words=True)
+        + warned(found.warnings)
     )
 
 
-def bootstrap_text(found: Bootstrap) -> str:
-    """Intervals from resampling."""
-    rows = [
-        (name, show(interval, ".4f" if name in ("R0", "A") else ".4g"))
-        for name, interval in found.intervals.items()
-    ]
-    return (
-        f"  bootstrap: {found.method}, {found.num_resamples} refits "
-        f"({found.num_failed} failed), {100 * found.level:g} %\n"
-        + table(("", "interval"), rows)
-    )
-
-
-COMPARE_HEADER = (
-    "rank",
-    "run",
-    "A",
-    "A interval",
-    "B",
-    "C_mid",
-    "B at shared A",
-    "C_mid at shared A",
-)
-
-
-def compare_rows(runs: RunTable) -> list[tuple[str, ...]]:
-    """The rows of many runs under COMPARE_HEADER."""
-    return [
-        (
-            _rank_text(row),
-            row.name,
-            f"{row.asymptote:.4f}" if row.identified else "not identified",
-            show(row.asymptote_interval, ".4f"),
-            *(
-                number(value if row.fit.climbs else None, ".4g")
-                for value in (
-                    row.exponent,
-                    row.midpoint,
-                    row.shared_exponent,
-                    row.shared_midpoint,
-                )
-            ),
+def runs_sheet(runs: RunTable) -> Sheet:
+    """Return the runs by rank; "=" where another run has it too."""
+    header = "rank,run,A,A interval,B,C_mid,B at shared A,C_mid at shared A".split(",")
+    rows: list[Cells] = []
+    for row in runs.rows:
+        shapes = row.exponent, row.midpoint, row.shared_exponent, row.shared_midpoint
+        rows.append(
+            (
+                "-" if row.rank is None else f"{row.rank}{'=' if row.tied else ''}",
+                row.name,
+                f"{row.asymptote:.4f}" if row.identified else "not identified",
+                show(row.asymptote_interval, ".4f"),
+                *(number(v if row.fit.climbs else None, ".4g") for v in shapes),
+            )
         )
-        for row in runs.rows
-    ]
-
-
-def _rank_text(row: RunRow) -> str:
-    """The rank; "=" where another run has it too."""
-    return "-" if row.rank is None else f"{row.rank}{'=' if row.tied else ''}"
+    return header, rows
 
 
 def ranking_text(runs: RunTable) -> str:
-    """How the runs of a table were ranked."""
+    """Say how the runs of a table were ranked."""
     if runs.shared_asymptote is None:
         return "not ranked: A is identified for none"
     return (
@@ -288,40 +268,29 @@ def ranking_text(runs: RunTable) -> str:
 
 
 def runs_text(runs: RunTable) -> str:
-    """Many runs, ranked."""
-    return (
-        f"{runs.y_name} over {runs.x_name}, {ranking_text(runs)}\n"
-        + table(COMPARE_HEADER, compare_rows(runs))
-        + "".join(f"warning: {warning}\n" for warning in runs.warnings)
-    )
+    """Return many runs, ranked."""
+    said = f"{runs.y_name} over {runs.x_name}, {ranking_text(runs)}"
+    return _block(said, *runs_sheet(runs), runs.warnings)
 
 
 def comparison_text(found: Comparison) -> str:
-    """Two runs."""
+    """Return two runs by rule and by test."""
     first, second = found.names
     return (
         f"{first} against {second}\n"
         f"  the paper's rule: {found.rule_winner or 'not decided'}; {found.rule}\n"
-        f"  test ({found.test}, {100 * found.level:g} %): "
+        f"  test ({found.test}, {percent(found.level)}): "
         f"{found.test_winner or 'not decided'}; {found.verdict}\n"
-        + "".join(f"warning: {warning}\n" for warning in found.warnings)
+        + warned(found.warnings)
     )
 
 
-EXTRAPOLATE_HEADER = (
-    "law",
-    "fitted on",
-    "points",
-    "mean |error|",
-    "mean error",
-    "last error",
-    "in band",
-)
-
-
-def extrapolation_rows(found: Extrapolation) -> list[tuple[str, ...]]:
-    """The rows of the test under EXTRAPOLATE_HEADER."""
-    return [
+def extrapolation_sheet(found: Extrapolation) -> Sheet:
+    """Return the extrapolation test, a row per law and fraction."""
+    header = "law,fitted on,points,mean |error|,mean error,last error,in band".split(
+        ","
+    )
+    return header, [
         (
             p.law,
             f"{100 * p.fraction:.0f} %",
@@ -336,7 +305,7 @@ def extrapolation_rows(found: Extrapolation) -> list[tuple[str, ...]]:
 
 
 def choice_text(found: Extrapolation) -> str:
-    """Which law the held-out error chooses, and on which fractions."""
+    """Say which law the held-out error chooses, and on which fractions."""
     if found.best_law is None:
         return "no law is chosen: there is no fraction that all could be fitted to"
     against = "better" if found.beats_last_value else "not better"
@@ -352,24 +321,99 @@ def choice_text(found: Extrapolation) -> str:
 
 
 def unfitted(found: Extrapolation) -> list[str]:
-    """Which laws could not be fitted to which part, and why."""
+    """Say which laws could not be fitted to which part, and why."""
     laws: dict[str, list[str]] = {}
     for p in found.predictions:
         if p.reason and p.fit is None:
-            few = "cannot fix" in p.reason
             points = f"{p.num_fitted} point{'s' if p.num_fitted != 1 else ''}"
+            few = "cannot fix" in p.reason
             reason = f"{points} are too few" if few else p.reason
-            part = f"on {100 * p.fraction:.0f} %: {reason}"
-            laws.setdefault(part, []).append(p.law)
+            laws.setdefault(f"on {100 * p.fraction:.0f} %: {reason}", []).append(p.law)
     return [f"{', '.join(names)} {reason}" for reason, names in laws.items()]
 
 
 def extrapolation_text(found: Extrapolation, name: str) -> str:
-    """The extrapolation test of one run."""
-    return (
+    """Return the extrapolation test of one run."""
+    said = (
         f"{name}: {found.y_name} over {found.x_name}; errors are predicted minus "
-        "measured, of points that the fit has not seen\n"
-        + table(EXTRAPOLATE_HEADER, extrapolation_rows(found))
-        + f"  {choice_text(found)}\n"
-        + "".join(f"not fitted: {reason}\n" for reason in unfitted(found))
+        "measured, of points that the fit has not seen"
     )
+    said = _block(said, *extrapolation_sheet(found)) + f"  {choice_text(found)}\n"
+    return said + "".join(f"not fitted: {reason}\n" for reason in unfitted(found))
+
+
+def surface_text(found: SurfaceFit, what: str) -> str:
+    """Return the parameters of a law over several inputs."""
+    rows = [
+        (p.name, f"{p.value:.4g}", show(p.interval), p.unit, p.meaning)
+        for p in found.parameters.values()
+    ]
+    verdict = "" if found.identified else "not identified: see the warnings\n"
+    if not found.converged:
+        verdict = "the search did not converge: no number here is to be used\n"
+    return (
+        f"{found.formula}\n{what}, {found.num_points} points; "
+        f"R^2 {found.r_squared:.4f}\n"
+        + table(("", "value", percent(found.level), "unit", "meaning"), rows)
+        + verdict
+        + warned(found.warnings)
+    )
+
+
+def size_tests_text(tests: Sequence[TanExtrapolation], x_name: str) -> str:
+    """Return Tan et al.'s two protocols, the second one where there are three sizes."""
+    notes = [
+        "intra-model: every size fitted on its first points, the rest predicted",
+        "inter-model: all sizes but the largest fitted; its slope is predicted, its E "
+        "is taken from its own first points ('E from'; the paper: from all)"
+        if len(tests) > 1
+        else "inter-model: needs three model sizes",
+    ]
+    header = ("protocol", "fitted", "predicted", "E from", "mean |error|", "R^2")
+    rows = [
+        (
+            test.protocol,
+            str(test.num_fitted),
+            str(test.num_held_out),
+            str(test.intercept_from or "-"),
+            number(test.mean_absolute_error),
+            number(test.r_squared),
+        )
+        for test in tests
+    ]
+    said = f"Tan et al.'s law over {x_name}; errors of 1 - pass rate"
+    return _block(said, header, rows) + "".join(f"  {note}\n" for note in notes)
+
+
+def compute_optimal_text(allocations: Sequence[dict[str, Any]]) -> str:
+    """Return model size, tokens and loss of each budget of FLOPs."""
+    return "".join(
+        f"{a['flops']:g} FLOPs: N = {a['model_size']:.4g} parameters, "
+        f"D = {a['tokens']:.4g} tokens, loss {a['loss']:.4f}\n"
+        for a in allocations
+    )
+
+
+def isocompute_text(found: IsoCompute, allocations: Sequence[Allocation]) -> str:
+    """Return n*(C), and how to spend each budget of rollouts."""
+    none = "no interval"
+    rows = [
+        (name, f"{value:.4g}", show(found.intervals[name], none=none))
+        for name, value in found.parameters.items()
+    ]
+    said = (
+        f"IsoCompute: log2 n*(C) = low + (high - low) / (1 + (C0 / C)^k), C in "
+        f"rollouts; n tested: {', '.join(map(str, found.tested))}\n"
+        + table(("", "value", percent(found.level)), rows)
+    )
+    for plan in allocations:
+        beyond = ", beyond the data" if plan.beyond_data else ""
+        said += (
+            f"{plan.budget:g} rollouts{beyond}: n = {plan.rollouts_per_prompt} "
+            f"(n* {plan.optimal:.4g} {show(plan.optimal_interval, none=none)}), "
+            f"B_p = {plan.prompts_per_step}, M = {plan.steps} steps, reward "
+            f"{plan.reward:.4f}\n"
+        )
+    if none in said:
+        said += f"{none}: {found.no_interval}\n"
+    return said + warned(found.warnings)

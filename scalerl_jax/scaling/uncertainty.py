@@ -1,16 +1,23 @@
-"""What the data cannot say: profile intervals and regions.
+"""Uncertainty of a fit: profile intervals, regions, and the mean of all curves.
 
-An interval here leaves out what a second seed, or other prompts, would change
-(`seeds.py`, `bootstrap.py`).
+Profiles: a parameter is held, all others are fitted again, and its interval ends where
+the objective has grown by more than noise explains.  An interval here leaves out what a
+second seed, or other prompts, would change (`compare.py`, `bootstrap.py`).
+
+The mean curve is the forecast of a law: on few or noisy evaluations very different
+curves fit about as well, and the best one follows the noise.  The mean over all of them
+by their likelihood does not, and where the data leave no choice it is the best fit.
+
+One file above 400 lines, as both answer from one problem, its noise and its limits.
 """
 
 import dataclasses
 
 import numpy as np
 
-from scalerl_jax.scaling.laws import Array, Places
-from scalerl_jax.scaling.records import Interval
-from scalerl_jax.scaling.search import SHAPE_U, SHAPE_V, A, Grid, Problem, descend
+from scalerl_jax.scaling.laws import Law
+from scalerl_jax.scaling.records import Array, Interval, Places
+from scalerl_jax.scaling.search import R0, SHAPE_U, SHAPE_V, A, Grid, Problem, descend
 
 # Noise assumed when a curve is smoother: one in 10,000, less than any evaluation has.
 # It keeps the intervals of noise-free curves from shrinking to rounding errors.
@@ -26,12 +33,20 @@ SHARE_OF_MARGIN = 0.35
 FARTHEST_QUANTILE = 30.0  # standard errors; the normal's tail ends at 38
 Side = tuple[int, bool]  # a column of theta, and whether it is moved upwards
 RAY_STEPS = 12
+NUM_SHAPES = (24, 32)  # nodes of u and v
+# The range of shapes shrinks around those that have weight beside the heaviest one, and
+# the best fit's, until it shrinks by little.
+NO_WEIGHT = 1e-5
+NO_ZOOM = 0.6
+NUM_LEVELS = (11, 7)  # of A at each shape, and of R0 at each A
+REACH = 4.0  # standard errors of a level to either side
+TINY = 1e-12  # keeps what is divided by from being 0
 
 
 def noise_variance(
     problem: Problem, best: Array, num_parameters: int
 ) -> tuple[float, float]:
-    """Variance of one scaled residual, and that of the objective's growth.
+    """Return the variance of a scaled residual, and that of the objective's growth.
 
         variance = sum_i psi_i^2 / (n - p)
         growth = variance / mean_i psi'_i
@@ -60,7 +75,7 @@ def student_quantile(level: float, degrees: int | None) -> float:
 
 
 def region_quantile(level: float, degrees: int | None) -> float:
-    """2 F(level; 2, degrees), or chi-squared with 2 degrees of freedom."""
+    """Return 2 F(level; 2, degrees), or chi-squared with 2 degrees of freedom."""
     tail = 1.0 - level
     if degrees is None:
         return float(-2.0 * np.log(tail))
@@ -69,7 +84,7 @@ def region_quantile(level: float, degrees: int | None) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """How much noise moves the objective, and how sure an interval is to be."""
+    """Noise of the objective, and how sure an interval is to be."""
 
     growth: float  # of the objective, for one standard error of a parameter
     degrees: int | None  # of freedom behind it; None: known
@@ -82,11 +97,11 @@ class Noise:
 
     @property
     def excess(self) -> float:
-        """What the objective may exceed its minimum by."""
+        """Growth of the objective that an interval of this level allows."""
         return student_quantile(self.level, self.degrees) ** 2 * self.growth
 
     def excess_at(self, errors: float) -> float:
-        """What it exceeds it by, that many standard errors of normal noise away."""
+        """Return the objective's growth so many standard errors of noise away."""
         from scipy.special import ndtr, stdtrit
 
         if self.degrees is not None and np.isfinite(errors):
@@ -94,7 +109,7 @@ class Noise:
         return errors**2 * self.growth
 
     def errors_at(self, excess: float) -> float:
-        """Standard errors of normal noise that are as rare as an excess."""
+        """Return the standard errors of normal noise that are as rare as an excess."""
         from scipy.special import ndtri, stdtr
 
         errors = float(np.sqrt(excess / self.growth))
@@ -122,7 +137,7 @@ def profile(
     noise: Noise,
     selected: bool = False,
 ) -> Profiles:
-    """Profile-likelihood intervals of every free parameter.
+    """Find the profile-likelihood intervals of every free parameter.
 
     Holds a parameter at values on both sides of the best fit, fits all others
     again, and finds where the objective has grown by `noise.excess`.  A side has no
@@ -153,7 +168,7 @@ def profile(
 def _walks(
     problem: Problem, grid: Grid, best: Array, cost: float, excess: float
 ) -> dict[Side, Array]:
-    """Fits with each parameter held, from the best one to the ends of the search.
+    """Fit with each parameter held, from the best fit to the ends of the search.
 
     Returns:
         By column, and whether it is moved upwards: theta and the growth of the
@@ -191,7 +206,7 @@ def _ends(
     cost: float,
     excess: float,
 ) -> tuple[dict[Side, float], Array]:
-    """Where each walk passes its limit, and the fits [K, 5] on the way there.
+    """Find where each walk passes its limit, and the fits [K, 5] on the way there.
 
     A side whose last fit is within the limit has no end.
     """
@@ -220,7 +235,7 @@ def _ends(
 def _evidence(
     problem: Problem, walks: dict[Side, Array], noise: Noise
 ) -> tuple[float, float]:
-    """Standard errors that A = 1 is away, and half of the gain beyond the data.
+    """Return how many standard errors A = 1, and half of the gain to come, are away.
 
     Infinite where A is not free, or the law has no such half.
 
@@ -247,7 +262,7 @@ def _evidence(
 
 
 def selected_quantile(level: float, margin: float, *, at_most: float) -> float:
-    """Standard errors to the upper limit of an A that is called identified.
+    """Return the standard errors to the upper limit of an A that is called identified.
 
     Only curves that noise did not bend upwards are called so, and of a truth that
     seldom is, few of those have it inside the usual interval.  The limit therefore
@@ -293,7 +308,7 @@ def _refit(
 
 
 def _crossing(values: Array, excesses: Array, excess: float) -> float:
-    """Where the excess is passed for the last time; its root is close to linear."""
+    """Find where the excess is passed last; its root is close to linear."""
     last = int(np.flatnonzero(excesses <= excess)[-1])
     roots = np.sqrt(excesses[last : last + 2])
     share = (np.sqrt(excess) - roots[0]) / (roots[1] - roots[0])
@@ -301,7 +316,7 @@ def _crossing(values: Array, excesses: Array, excess: float) -> float:
 
 
 def surface(problem: Problem, best: Array, *, cost: float, excess: float) -> Array:
-    """Fits on the edge of the accepted region, along straight rays: [K, 4].
+    """Find fits on the edge of the accepted region, along straight rays: [K, 4].
 
     Together with the profiles' rows they let the range of any quantity over the
     accepted fits be read off, which is its profile-likelihood interval.
@@ -335,7 +350,7 @@ def joint_region(
     excess: float,
     num_angles: int = 48,
 ) -> tuple[Array, bool]:
-    """Edge of the joint profile-likelihood region of two columns.
+    """Find the edge of the joint profile-likelihood region of two columns.
 
     Along rays from the best fit, in coordinates in which the region is close to a
     circle, with all other parameters fitted again at each point.
@@ -371,3 +386,141 @@ def joint_region(
     corners = best[list(columns)] + inner[:, None] * steps
     bounded = bool(np.all((corners > lower) & (corners < upper)))
     return np.clip(corners, lower, upper), bounded
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanCurve:
+    """Shapes [G] with their weights, and the mean levels of each."""
+
+    law: Law
+    u: Array
+    v: Array
+    r0: Array
+    asymptote: Array
+    weights: Array  # of sum 1
+
+    def rates(self, t: Array) -> Array:
+        """Return the mean pass rates at t = log(x / x_last) [m]."""
+        share = self.law.share(t, self.u[:, None], self.v[:, None])
+        levels = self.r0[:, None] + (self.asymptote - self.r0)[:, None] * share
+        return self.weights @ levels
+
+
+def mean_curve(
+    problem: Problem, best: Array, *, known: float | None, thinning: float
+) -> MeanCurve:
+    """Return the mean over all curves that climb.
+
+        weight = (sum_i z_i^2)^(-n / 2),  or exp(-sum_i z_i^2 / (2 sigma^2)) if known
+
+    the likelihood after integrating over an unknown noise with density 1 / sigma.  All
+    levels 0 <= R0 <= A <= 1 count alike before the data, and so do all u and v.
+
+    Args:
+        problem: of one curve.
+        best: [4] its fit; points that a robust loss holds back there weigh less here.
+        known: sigma of a point of weight 1.
+        thinning: n over the number of evaluations that are independent.
+    """
+    weights = problem.weights
+    if problem.huber is not None:
+        z = problem.scaled_residuals(best[None], problem.share(best[None]))[0]
+        weights = weights * problem.huber / np.maximum(np.abs(z), problem.huber)
+    box = np.stack(problem.limits)[:, SHAPE_U:]
+    while True:
+        found = _mean_within(problem, best, weights, box, known, thinning)
+        nodes = np.stack([found.u, found.v], axis=1)
+        nodes = nodes[found.weights > NO_WEIGHT * found.weights.max()]
+        nodes = np.vstack([nodes, best[SHAPE_U:]])
+        step = np.ptp(box, axis=0) / (np.array(NUM_SHAPES) - 1)
+        closer = np.stack([nodes.min(axis=0) - step, nodes.max(axis=0) + step])
+        closer = np.clip(closer, *box)
+        if np.all(np.ptp(closer, axis=0) >= NO_ZOOM * np.ptp(box, axis=0)):
+            return found
+        box = closer
+
+
+def _mean_within(
+    problem: Problem,
+    best: Array,
+    weights: Array,
+    box: Array,
+    known: float | None,
+    thinning: float,
+) -> MeanCurve:
+    """Return the mean over the shapes from box[0] to box[1], u and v each."""
+    u, v = (
+        np.linspace(low, high, count if low < high else 1)
+        for (low, high), count in zip(box.T, NUM_SHAPES, strict=True)
+    )
+    u, v = (nodes.ravel() for nodes in np.meshgrid(u, v, indexing="ij"))
+    rest = 1.0 - problem.law.share(problem.t, u[:, None], v[:, None])
+    r0, asymptote, volume, cost = _levels(problem, best, weights, rest)
+    if known is None:
+        floor = problem.t.size * SIGMA_FLOOR**2
+        density = -0.5 * problem.t.size * np.log(np.maximum(cost, floor))
+    else:
+        density = -0.5 * cost / known**2
+    density /= thinning
+    chances = volume * np.exp(density - density.max())
+    total = chances.sum(axis=(1, 2))
+    r0, asymptote = (
+        (level * chances).sum(axis=(1, 2)) / np.maximum(total, 1e-300)
+        for level in (r0, asymptote)
+    )
+    return MeanCurve(problem.law, u, v, r0, asymptote, total / total.sum())
+
+
+def _levels(
+    problem: Problem, best: Array, weights: Array, rest: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Nodes of R0 and A at each shape: R0, A, volume and sum of squares [G, J, K].
+
+    With the share of the gain that is still to come, rest [G, n], a curve is
+    A + (R0 - A) rest, so the sum of squares is a quadratic in A with another one in
+    R0 around its best value at that A.
+    """
+    y, held = problem.y[0], problem.held
+    degrees = max(problem.t.size - len(problem.free), 1)
+    cost = max(float(problem.cost(best[None])[0]), degrees * SIGMA_FLOOR**2)
+    spread = np.sqrt(cost / degrees)
+    rest_rest = (rest**2 @ weights + TINY)[:, None]
+    rest_one, rest_y = (rest @ weights)[:, None], (rest @ (weights * y))[:, None]
+    precision = weights.sum() - rest_one**2 / rest_rest + TINY
+    middle = (weights @ y - rest_one * rest_y / rest_rest) / precision
+    least = weights @ y**2 - rest_y**2 / rest_rest - precision * middle**2
+    centre, error = middle, spread / np.sqrt(precision)
+    if R0 in held:
+        share_share = ((1.0 - rest) ** 2 @ weights + TINY)[:, None]
+        gained = ((1.0 - rest) * (y - held[R0] * rest) @ weights)[:, None]
+        centre, error = gained / share_share, spread / np.sqrt(share_share)
+    limits = held.get(R0, 0.0), 1.0
+    a, a_width = _nodes(centre, error, limits, NUM_LEVELS[0], held.get(A))
+    a, a_width = a[:, 0], a_width[:, 0]  # [G, J], [G]
+    drop = (rest_y - a * rest_one) / rest_rest
+    error = spread / np.sqrt(rest_rest)
+    r0, r0_width = _nodes(a + drop, error, (0.0, a), NUM_LEVELS[1], held.get(R0))
+    cost = np.maximum(least, 0.0) + precision * (a - middle) ** 2
+    cost = cost[..., None] + rest_rest[..., None] * (r0 - (a + drop)[..., None]) ** 2
+    return r0, a[..., None], (a_width[:, None] * r0_width)[..., None], cost
+
+
+def _nodes(
+    centre: Array,
+    error: Array,
+    limits: tuple[Array | float, Array | float],
+    count: int,
+    held: float | None,
+) -> tuple[Array, Array]:
+    """Return values of a level along a new last axis, and the width between two.
+
+    Within REACH standard errors of its best value and within its limits; the held
+    value alone if there is one.
+    """
+    if held is not None:
+        return np.full((*centre.shape, 1), held), np.ones(centre.shape)
+    inner = np.clip(centre, *limits)
+    low = np.maximum(limits[0], inner - REACH * error)
+    high = np.minimum(limits[1], inner + REACH * error)
+    width = (high - low) / (count - 1)
+    return low[..., None] + width[..., None] * np.arange(count), width

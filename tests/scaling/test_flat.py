@@ -5,7 +5,11 @@ import pytest
 from scipy.optimize import isotonic_regression
 
 from scalerl_jax.scaling import CurveError, compare, fit, plan
-from scalerl_jax.scaling.flat import FALSE_CLIMBS, climb_p_value, level_chances
+from scalerl_jax.scaling.identifiability import (
+    FALSE_CLIMBS,
+    climb_p_value,
+    level_chances,
+)
 
 X = np.linspace(0.0, 9.0, 19)
 

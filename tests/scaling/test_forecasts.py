@@ -8,7 +8,7 @@ from scipy.stats import t as student
 
 from scalerl_jax.scaling import bootstrap, extrapolate_curve, fit, make_curve
 from scalerl_jax.scaling.fit import require_both
-from scalerl_jax.scaling.independence import durbin_watson
+from scalerl_jax.scaling.identifiability import durbin_watson
 from scalerl_jax.scaling.uncertainty import SHARE_OF_MARGIN, selected_quantile
 
 X = np.linspace(0.0, 10.0, 26)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scalerl_jax.scaling import LAWS, Interval, fit, make_curve
-from scalerl_jax.scaling.judge import open_limit
+from scalerl_jax.scaling.identifiability import open_limit
 from scalerl_jax.scaling.search import A
 from scalerl_jax.scaling.uncertainty import Profiles
 

@@ -61,7 +61,7 @@ WRITTEN_OUT = {
 def test_public_parameters_give_the_curve_that_the_formula_says(name):
     law = LAWS[name]
     theta = np.array([[0.3, law.held_asymptote or 0.7, -0.4, 0.2]])
-    values = law.public(theta, np.log(X_LAST))[0]
+    values = law.values(theta, np.log(X_LAST))[0]
     named = dict(zip([kind.name for kind in law.kinds], values, strict=True))
     share = law.share(np.log(X / X_LAST), -0.4, 0.2)
     searched = 0.3 + (theta[0, 1] - 0.3) * share

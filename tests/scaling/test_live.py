@@ -3,17 +3,19 @@
 import dataclasses
 import io
 import json
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import scalerl_jax
 from scalerl_jax.scaling import CurveError, load_curve, make_curve, sigmoid
-from scalerl_jax.scaling.__main__ import main
 from scalerl_jax.scaling.checking import assess, to_text
-from scalerl_jax.scaling.live import LiveFit
-from scalerl_jax.scaling.watch import Watch, watch
+from scalerl_jax.scaling.cli import main
+from scalerl_jax.scaling.live import LiveFit, Watch, watch
 
 X = np.linspace(0.0, 10.0, 31)
 NOISE = np.random.default_rng(3).normal(0.0, 0.005, X.size)
@@ -165,12 +167,16 @@ def test_the_live_fit_stops_on_a_plateau(tmp_path, min_gain, stops):
         assert "twice the compute promises at most" in live.stop_reason
 
 
-def test_a_live_fit_that_is_off_does_nothing(tmp_path):
-    with LiveFit(
-        tmp_path, enabled=False, stop="alarm", patience=3, min_gain=0.0
-    ) as live:
-        live.evaluated()
-    assert live.stop_reason is None and list(tmp_path.iterdir()) == []
+def test_a_run_without_a_live_fit_does_not_load_the_fitter():
+    """The loop imports it in one function, and no other module does."""
+    package = Path(scalerl_jax.__file__).parent
+    importers = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if path.parent.name != "scaling"
+        and re.search(r"(?m)^(from|import) scalerl_jax\.scaling", path.read_text())
+    }
+    assert importers == set()
 
 
 def test_a_failure_of_the_live_fit_is_reported_and_not_fatal(tmp_path):

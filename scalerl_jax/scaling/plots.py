@@ -1,38 +1,144 @@
 """Pictures in the form of ScaleRL's figures: points, curves, bands, asymptotes.
 
 Solid where a curve was fitted, dashed where it is extrapolated; points that were not
-fitted are hollow.  `forecast_figure.py` draws what was foretold.
+fitted are hollow.  Forecasts are drawn against what came: of a run under way, and in
+the extrapolation test.  Matplotlib is imported when a figure is made, so that fitting
+does not wait for it; no window is opened.
+
+One file above 400 lines: all pictures share their axes, points and lines.
 """
 
+import io
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from scalerl_jax.scaling.axes import (
-    COLOURS,
-    GREY,
-    ORANGE,
-    axis_label,
-    legend_below,
-    limit_rates,
-    make_axes,
-    set_compute_axis,
-)
-from scalerl_jax.scaling.curves import Curve, CurveError
-from scalerl_jax.scaling.laws import Array
-from scalerl_jax.scaling.ranking import RunTable
+from scalerl_jax.scaling.checking import Status
+from scalerl_jax.scaling.compare import RunTable
+from scalerl_jax.scaling.forecasts import Extrapolation, Prediction
+from scalerl_jax.scaling.records import Array, Curve, CurveError
 from scalerl_jax.scaling.result import Fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
+LOG_AXIS_RATIO = 12.0  # last over first compute from which log x reads better
+HEIGHT = 4.6  # inches
+LEGEND_LINE = 0.2  # inches
+ORANGE, GREY, GREEN, RED = "#c9541a", "#6b6b6b", "#2e8b57", "#c0182b"
+COLOURS = (
+    "#1f5fa8 #c9541a #2e8b57 #8a4fbf #b8860b #c2417c #3d8fa3 #6b6b6b #7a9a01 #a0522d"
+).split()
+
+AXIS_LABELS = {
+    "compute_chip_hours": "compute (chip-hours)",
+    "train_flops": "training compute (FLOPs)",
+    "train_tokens": "compute (tokens trained on)",
+    "generated_tokens": "compute (tokens generated)",
+    "policy_version": "compute (policy version, in optimizer steps)",
+    "step": "compute (optimizer steps)",
+    "pass_rate": "pass rate on held-out prompts",
+}
 Corner = Literal["lower right", "upper left", "lower left", "upper right"]
 EXTRAPOLATION = 2.0  # the paper's forecasts reach 2 to 2.8 times the data
 LONGEST_TITLE = 95  # letters of a line
 MOST_NAMED = 10  # runs that get a line in the legend
+
+
+def axis_label(name: str) -> str:
+    """Return what a column is called on an axis."""
+    return textwrap.fill(AXIS_LABELS.get(name.removeprefix("eval/"), name), 40)
+
+
+def to_png(figure: "Figure") -> bytes:
+    """Return the figure as a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150)
+    return file.getvalue()
+
+
+def to_svg(figure: "Figure") -> bytes:
+    """Return the figure as an SVG file; the same figure gives the same bytes."""
+    from matplotlib import rc_context
+
+    file = io.BytesIO()
+    with rc_context({"svg.hashsalt": "scalerl", "svg.fonttype": "none"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def make_axes(*, height: float = HEIGHT, share: float = 1.0) -> "tuple[Figure, Axes]":
+    """Return a figure with axes in the upper `share` of it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.4, height))
+    bottom, top = 0.575 / height, 0.45 / height  # room for labels, and the title
+    lowest = 1.0 - share + bottom
+    axes = figure.add_axes((0.1, lowest, 0.87, 1.0 - top - lowest))
+    plain_frame(axes)
+    return figure, axes
+
+
+def plain_frame(axes: "Axes") -> None:
+    """Draw no box, and a light grid behind the data."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def set_compute_axis(
+    axes: "Axes", first: float, right: float, *, log_axis: bool | None = None
+) -> float:
+    """Set scale and limits of the compute axis; returns its left end."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    if log_axis is None:
+        log_axis = right / first >= LOG_AXIS_RATIO
+    left = first / 1.4 if log_axis else 0.0
+    if log_axis:
+        axes.set_xscale("log")
+        many = right / left > 300.0
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if many else (1, 2, 5)))
+        axes.xaxis.set_major_formatter(lambda value, _: _plain(value))
+        axes.xaxis.set_minor_locator(NullLocator())  # each tick costs a millisecond
+    axes.set_xlim(left, right)
+    return left
+
+
+def limit_rates(axes: "Axes", shown: Sequence[float], *, above: float = 0.08) -> None:
+    """Limit an axis of pass rates to the values shown with some air, within [0, 1].
+
+    Args:
+        axes: to limit.
+        shown: pass rates that must be seen.
+        above: air at the top, as a share of their range.
+    """
+    low, high = min(shown), max(shown)
+    air = max(high - low, 0.1)
+    axes.set_ylim(max(low - 0.08 * air, 0.0), min(high + above * air, 1.0))
+
+
+def legend_below(axes: "Axes", handles: list[Any], **style: Any) -> None:
+    """Put a legend of `axes` at the foot of the figure, which grows by its height."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None, "axes are drawn in a figure"
+    extra = LEGEND_LINE * -(-len(handles) // 2) + 0.1
+    width, height = figure.get_size_inches()
+    for each in figure.axes:
+        left, bottom, wide, high = each.get_position().bounds
+        bottom = (bottom * height + extra) / (height + extra)
+        each.set_position((left, bottom, wide, high * height / (height + extra)))
+    figure.set_size_inches(width, height + extra)
+    figure.legend(handles=handles, loc="lower center", ncols=2, **style)
+
+
+def _plain(value: float) -> str:
+    """Return a tick: 20,000 and 0.005, but 2e+18."""
+    return f"{value:,.10g}" if 1e-4 <= abs(value) < 1e6 else f"{value:g}"
 
 
 def draw_fits(
@@ -42,7 +148,7 @@ def draw_fits(
     title: str = "",
     until: float | None = None,
 ) -> "Figure":
-    """One or several fitted runs over compute.
+    """Draw one or several fitted runs over compute.
 
     One run is drawn with its band, asymptote, midpoint and R0; of several, each in a
     colour of its own with its asymptote.  Compute 0 has no place on a log axis, so R0
@@ -79,7 +185,7 @@ def draw_fits(
 def draw_linearised(
     runs: RunTable, *, title: str = "", names: Sequence[str] | None = None
 ) -> "Figure":
-    """ScaleRL's straight-line form: F(R) over compute, both logarithmic; slope B.
+    """Draw ScaleRL's straight-line form: F(R) over compute, both logarithmic; slope B.
 
     All runs have the shared A, so that their slopes can be compared; a run that does
     not share it is left out.  Points whose pass rate is not between R0 and A have no
@@ -129,7 +235,7 @@ def limit_height(axes: "Axes", fits: Sequence[Fit], right: float) -> None:
 
 
 def _levels(result: Fit) -> list[float]:
-    """R0 and the top of A's interval, where they have meaning."""
+    """Return R0 and the top of A's interval, where they have meaning."""
     levels = []
     if "R0" in result.parameters:
         levels.append(result.initial_reward)
@@ -139,21 +245,21 @@ def _levels(result: Fit) -> list[float]:
 
 
 def compute_grid(result: Fit, left: float, right: float) -> Array:
-    """Compute at which a curve is drawn; the end of the data is among it."""
+    """Return compute at which a curve is drawn, with the end of the data."""
     space = np.geomspace if left > 0 else np.linspace
     grid = space(max(left, 0.0), right, 240)
     return np.unique(np.append(grid, result.x_last))
 
 
 def draw_errors(axes: "Axes", curve: Curve, colour: str) -> None:
-    """One standard error up and down, where they are known."""
+    """Draw one standard error up and down, where they are known."""
     if curve.y_se is not None:
         style = {"fmt": "none", "ecolor": colour, "elinewidth": 0.9, "alpha": 0.45}
         axes.errorbar(curve.x, curve.y, yerr=curve.y_se, zorder=2, **style)
 
 
 def _draw_points(axes: "Axes", result: Fit, colour: str, size: float) -> Any:
-    """The evaluations; those that were not fitted hollow."""
+    """Draw the evaluations, hollow where they were not fitted; returns a handle."""
     whole, used = result.whole_curve, result.curve
     draw_errors(axes, whole, colour)
     early = ~np.isin(whole.x, used.x)
@@ -170,7 +276,7 @@ def _draw_points(axes: "Axes", result: Fit, colour: str, size: float) -> Any:
 
 
 def draw_alone(axes: "Axes", result: Fit, left: float, right: float) -> list[Any]:
-    """Everything of one run: legend handles."""
+    """Draw everything of one run; returns legend handles."""
     curve = result.curve
     handles = [_draw_points(axes, result, "black", 4.5)]
     if result.climbs:
@@ -193,7 +299,7 @@ def draw_alone(axes: "Axes", result: Fit, left: float, right: float) -> list[Any
 def _draw_line(
     axes: "Axes", result: Fit, x: Array, colour: str, width: float, name: str
 ) -> Any:
-    """The fitted curve, dashed outside of the points that were fitted."""
+    """Draw the fitted curve, dashed outside of the points that were fitted."""
     y = result.predict(x)
     first, last = float(result.curve.x[0]), result.x_last
     inside = (x >= first) & (x <= last)
@@ -205,7 +311,7 @@ def _draw_line(
 
 
 def _draw_levels(axes: "Axes", result: Fit, left: float, right: float) -> list[Any]:
-    """A with its interval, the midpoint, and R0: legend handles."""
+    """Draw A with its interval, the midpoint, and R0; returns legend handles."""
     handles: list[Any] = []
     if result.identified and "A" in result.parameters:
         interval = result.asymptote_interval
@@ -240,7 +346,7 @@ def _draw_levels(axes: "Axes", result: Fit, left: float, right: float) -> list[A
 def _draw_among(
     axes: "Axes", result: Fit, name: str, place: int, frame: tuple[float, float, float]
 ) -> Any:
-    """One run of several: its legend handle; frame: left, right, size of points."""
+    """Draw one run of several in a frame: left, right, size of points."""
     left, right, size = frame
     colour = COLOURS[place % len(COLOURS)]
     points = _draw_points(axes, result, colour, size)
@@ -263,7 +369,7 @@ def _draw_among(
 
 
 def finish(axes: "Axes", fits: Sequence[Fit], handles: list[Any], title: str) -> None:
-    """Legend, labels, title."""
+    """Draw legend, labels and title."""
     result = fits[0]
     style = {"fontsize": 8.5, "framealpha": 0.9, "edgecolor": "none"}
     corner = _empty_corner(axes, len(handles))
@@ -278,7 +384,7 @@ def finish(axes: "Axes", fits: Sequence[Fit], handles: list[Any], title: str) ->
 
 
 def _empty_corner(axes: "Axes", num_lines: int) -> Corner | None:
-    """The corner where a legend covers neither points nor curves; None: there is none.
+    """Return a corner where a legend covers neither points nor curves, if there is one.
 
     Levels (two ends each) run through the whole width and do not count.
     """
@@ -306,8 +412,117 @@ def _empty_corner(axes: "Axes", num_lines: int) -> Corner | None:
 
 
 def headline(result: Fit, title: str) -> str:
-    """The title, with what the figure cannot show: why there is no asymptote."""
+    """Return the title, with what the figure cannot show: why there is no asymptote."""
     if result.identified:
         return title
     reason = (result.reason or "").split(":")[0].split(", and")[0]
     return f"{title}\nasymptote not identified: {reason}"
+
+
+def draw_extrapolation(found: Extrapolation, *, title: str = "") -> "Figure":
+    """Draw each law's curve from each part of the data, over the points it foretold.
+
+    One panel per fraction: the fitted part is shaded, held-out points are hollow.
+    """
+    from matplotlib.figure import Figure
+
+    count = len(found.fractions)
+    figure = Figure(figsize=(4.2 * count, 4.6), layout="constrained")
+    panels = figure.subplots(1, count, sharey=True, squeeze=False)[0]
+    curve = found.curve
+    for axes, fraction in zip(panels, found.fractions, strict=True):
+        plain_frame(axes)
+        left = set_compute_axis(axes, float(curve.x[0]), 1.05 * float(curve.x[-1]))
+        seen = curve.x <= fraction * curve.x[-1]
+        draw_errors(axes, curve, "black")
+        # A point at 0 or 1 lies on the end of the axis, and is drawn whole.
+        style: dict[str, Any] = {"color": "black", "markersize": 3.5, "clip_on": False}
+        axes.plot(curve.x[seen], curve.y[seen], "o", **style)
+        axes.plot(curve.x[~seen], curve.y[~seen], "o", fillstyle="none", **style)
+        for place, law in enumerate(found.laws):
+            prediction = found.get(law, fraction)
+            _draw_prediction(axes, prediction, COLOURS[place], curve.x, left)
+        axes.axvspan(
+            left, fraction * float(curve.x[-1]), color=GREY, alpha=0.07, linewidth=0
+        )
+        limit_rates(axes, curve.y.tolist(), above=0.24)
+        axes.set_title(f"fitted on {100 * fraction:.0f} %", fontsize=9.5, loc="left")
+        axes.set_xlabel(axis_label(found.x_name))
+        axes.legend(
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.16),  # below: the points may lie anywhere
+            ncols=2,
+            fontsize=7.5,
+            edgecolor="none",
+            title="mean |error| of the prediction",
+            title_fontsize=7.5,
+        )
+    panels[0].set_ylabel(axis_label(found.y_name))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def _draw_prediction(
+    axes: "Axes", prediction: Prediction, colour: str, x: Array, left: float
+) -> None:
+    """Draw one law's curve, dashed where it foretells."""
+    error = prediction.mean_absolute_error
+    if error is None or prediction.last_predicted is None:
+        return
+    name = f"{prediction.law.replace('_', ' ')} {error:.3f}"
+    style: dict[str, Any] = {"color": colour, "linewidth": 1.4}
+    if prediction.law == "sigmoid":
+        style |= {"zorder": 3, "linewidth": 2.0}  # above its rivals
+    start = prediction.fit_until
+    if prediction.fit is None:  # the last value
+        level = [prediction.last_predicted] * 2
+        axes.plot([start, x[-1]], level, linestyle=":", label=name, **style)
+        return
+    grid = compute_grid(prediction.fit, left, float(x[-1]))
+    y = prediction.fit.forecast(grid)
+    axes.plot(grid[grid <= start], y[grid <= start], **style)
+    axes.plot(
+        grid[grid >= start], y[grid >= start], linestyle="--", label=name, **style
+    )
+
+
+def draw_status(status: Status) -> "Figure":
+    """Draw a run under way: its fit, and below what its first half foretold of it.
+
+    The lower panel shows measured minus foretold pass rates, and the band foretold.
+    """
+    result, checks = status.fit, status.checks
+    assert result is not None, "asked by the caller"
+    figure, axes = make_axes(
+        height=6.4 if checks else HEIGHT, share=0.66 if checks else 1.0
+    )
+    right = max(status.horizon or 0.0, 1.05 * status.x_last)
+    left = set_compute_axis(axes, float(result.whole_curve.x[0]), right)
+    limit_height(axes, [result], right)
+    handles = draw_alone(axes, result, left, right)
+    title = headline(result, status.name)
+    if status.alarm is not None:
+        title = f"ALARM: {status.alarm.split(', and')[0]}"
+    finish(axes, [result], handles, title)
+    if checks:
+        below = figure.add_axes((0.1, 0.08, 0.87, 0.25))
+        plain_frame(below)
+        x = np.array([check.x for check in checks])
+        foretold = np.array([check.predicted for check in checks])
+        error = np.array([check.actual for check in checks]) - foretold
+        bands = [check.band for check in checks]
+        low = np.array([band.low for band in bands]) - foretold
+        high = np.array([band.high for band in bands]) - foretold
+        outside = np.array([check.side != 0 for check in checks])
+        until = f"foretold up to {status.fitted_until:.4g}"
+        name = f"{100 * status.alarm_level:g} % band {until}"
+        below.fill_between(x, low, high, color=GREEN, alpha=0.2, label=name)
+        below.axhline(0.0, color=GREEN)
+        below.plot(x[~outside], error[~outside], "o", color="black", markersize=4)
+        name = "outside" if outside.any() else None
+        below.plot(x[outside], error[outside], "o", color=RED, label=name, markersize=5)
+        below.legend(loc="best", fontsize=8, framealpha=0.9, edgecolor="none")
+        below.set_ylabel("actual - foretold")
+        below.set_xlabel(axis_label(result.x_name))
+        axes.set_xlabel("")
+    return figure

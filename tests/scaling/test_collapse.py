@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from scalerl_jax.scaling import make_curve
-from scalerl_jax.scaling.falls import fall_score, find_fall, point_noise
+from scalerl_jax.scaling.identifiability import (
+    collapse_score,
+    find_collapse,
+    point_noise,
+)
 
 # Evaluations of two real GRPO runs (1,319 problems each): one lost its answer format.
 COLLAPSE = [0.640, 0.672, 0.680, 0.701, 0.375, 0.096, 0.137, 0.232, 0.331, 0.438]
@@ -13,7 +17,7 @@ CLIMB = [0.041, 0.243, 0.465, 0.507, 0.594, 0.601, 0.608, 0.626, 0.638]
 
 def fall(y, errors=None):
     y = np.asarray(y, float)
-    return find_fall(make_curve(np.arange(1.0, y.size + 1), y, y_se=errors))
+    return find_collapse(make_curve(np.arange(1.0, y.size + 1), y, y_se=errors))
 
 
 @pytest.mark.parametrize("errors_known", [False, True])
@@ -83,9 +87,11 @@ def test_rates_of_few_completions_are_not_taken_for_exact():
 def test_the_score_by_hand():
     # w = 2: lower of (3, 4) less upper of (1, 0) is 2, times sqrt(2 / 2); w = 4 does
     # not fit twice into 5 points.
-    assert fall_score(np.array([2.0, 3.0, 4.0, 1.0, 0.0])) == pytest.approx(2.0)
+    assert collapse_score(np.array([2.0, 3.0, 4.0, 1.0, 0.0])) == pytest.approx(2.0)
     # Of 8 points w = 4 fits: (5, 5, 5, 5) against (1, 1, 1, 1), times sqrt(4 / 2).
-    assert fall_score(np.r_[np.full(4, 5.0), np.ones(4)]) == pytest.approx(4 * 2**0.5)
+    assert collapse_score(np.r_[np.full(4, 5.0), np.ones(4)]) == pytest.approx(
+        4 * 2**0.5
+    )
     second = np.diff([0.0, 1.0, 0.0, 1.5, 0.0], 2)  # -2, 2.5, -3
     assert point_noise(np.array([0.0, 1.0, 0.0, 1.5, 0.0])) == pytest.approx(
         1.4826 * np.median(np.abs(second)) / 6**0.5

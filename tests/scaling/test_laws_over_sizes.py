@@ -7,14 +7,16 @@ import pytest
 
 from scalerl_jax.scaling import CurveError
 from scalerl_jax.scaling.isocompute import SweepRun, fit_isocompute, record_points
-from scalerl_jax.scaling.plateau import fit_plateau
-from scalerl_jax.scaling.pretraining import (
+from scalerl_jax.scaling.laws_over_sizes import (
     compute_optimal,
+    extrapolate_inter,
+    extrapolate_intra,
     fit_chinchilla,
     fit_kaplan,
     fit_kaplan_one,
+    fit_plateau,
+    fit_tan,
 )
-from scalerl_jax.scaling.tan import extrapolate_inter, extrapolate_intra, fit_tan
 
 SIZES = np.array([0.5, 1.5, 3, 7, 14, 32, 72]) * 1e9
 SAMPLES = 512.0 * np.arange(1, 106)  # 105 evaluations, one per step of 512 samples

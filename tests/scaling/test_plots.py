@@ -5,8 +5,12 @@ import pytest
 
 from scalerl_jax.scaling import compare_many, extrapolate_curve, fit_curve, make_curve
 from scalerl_jax.scaling.checking import assess
-from scalerl_jax.scaling.figure import draw_fits, draw_linearised
-from scalerl_jax.scaling.forecast_figure import draw_extrapolation, draw_status
+from scalerl_jax.scaling.plots import (
+    draw_extrapolation,
+    draw_fits,
+    draw_linearised,
+    draw_status,
+)
 
 X = np.linspace(0.0, 100.0, 41)
 

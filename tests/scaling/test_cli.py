@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from scalerl_jax.scaling import extrapolate_curve, fit_curve, load_curve, sigmoid
-from scalerl_jax.scaling.__main__ import main
-from scalerl_jax.scaling.figure import draw_fits
-from scalerl_jax.scaling.forecast_figure import draw_extrapolation
+from scalerl_jax.scaling.cli import main
+from scalerl_jax.scaling.plots import draw_extrapolation, draw_fits
 
 
 @pytest.fixture

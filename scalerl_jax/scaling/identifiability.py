@@ -1,0 +1,393 @@
+"""The verdict on a fit: does the curve climb, and do the data fix its asymptote?
+
+Three tests with stated rates of false alarms, none of which asks for a law, come first:
+collapse (a fall beyond the noise, measured against a constant curve, which of all
+curves that never fall noise makes fall most easily), a climb (isotonic regression
+against a constant), and residuals that go together as the noise of evaluations does
+not: noise wanders, or the law does not follow the curve.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from scalerl_jax.scaling.laws import Law
+from scalerl_jax.scaling.records import OPEN, Array, Curve, Interval
+from scalerl_jax.scaling.result import Fit
+from scalerl_jax.scaling.search import R0, SHAPE_U, SHAPE_V, A, Problem
+from scalerl_jax.scaling.uncertainty import SIGMA_FLOOR, Profiles
+
+AT_ONE = 1e-6  # a fitted A this close to 1 was stopped there
+DOUBTFUL_ERRORS = 2.0  # of the noise of step 0, beyond the interval from other points
+# The paper's margin between equal recipes, from three runs of one of them.
+ASYMPTOTE_MARGIN = 0.02
+# Data to this many C_mid fixed A in simulations with noise of 0.003 to 0.012.
+USUAL_REACH = 2.4
+# Neighbouring residuals of independent noise correlate by less than this many 1/sqrt n.
+AUTOCORRELATION_ERRORS = 2.0
+LONGEST_BLOCK = 32  # evaluations
+# A smaller share of the curve's range is a dent, even where it is significant.
+LEAST_SHARE = 0.25
+# Fewer points do not say how noisy they are; then this is taken for the most that an
+# evaluation's noise can be (25 completions at a pass rate of one half).
+FEW_POINTS = 12
+LARGEST_NOISE = 0.1
+# What the score of a constant curve with normal noise exceeds in 0.5 % of 20,000
+# draws, with the noise known, and estimated by `point_noise` (`benchmarks/scaling.py
+# --only=collapse` prints both).  Between these numbers of points it is interpolated.
+NUM_POINTS = (4, 5, 6, 8, 10, 12, 16, 24, 32, 50, 100, 200, 500, 1000)
+CRITICAL_KNOWN = (
+    *(1.76, 2.19, 2.33, 2.65, 2.95, 3.19, 3.39),
+    *(3.76, 3.96, 4.35, 4.91, 5.35, 5.84, 6.28),
+)
+CRITICAL_ESTIMATED = (
+    *(2.63, 4.39, 4.46, 5.14, 5.47, 5.07, 5.29),
+    *(5.26, 5.26, 5.32, 5.52, 5.73, 6.01, 6.34),
+)
+# Share of flat curves with independent normal noise that are said to climb.
+FALSE_CLIMBS = 0.05
+MOST_LEVELS = 64  # more distinct levels by chance alone: never
+FALSE_WARNINGS = 0.05  # share of curves of the law with independent noise
+LEAST_SLOPE = 1e-9  # of the steepest: the points do not feel the parameter
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Findings on a fit."""
+
+    climbs: bool
+    flat: bool
+    asymptote_interval: Interval
+    reason: str | None  # why A is not identified
+    warnings: tuple[str, ...] = ()
+    bounded: bool = False  # A has an upper limit and half of the gain was passed
+
+
+def identify(
+    curve: Curve,
+    law: Law,
+    best: Array,
+    profiles: Profiles,
+    quantile: float,
+    *,
+    p_value: float,
+) -> Verdict:
+    """Return the verdict on the best row theta [4] with the profiles of its columns.
+
+    For A to be identified two things must hold.  Its interval must have an upper limit
+    below 1, the largest pass rate there is.  And the data must have passed the half of
+    the gain for certain: before, the height of the plateau follows from the law's
+    symmetry alone, and noise that bends the curve a little too early would pass for a
+    low asymptote.
+
+    Args:
+        curve: what was fitted.
+        law: by which law.
+        best: the fit.
+        profiles: its intervals, and what speaks for the two.
+        quantile: standard errors that an interval of this level reaches.
+        p_value: of the test for a climb (`climb_p_value`).
+    """
+    fall, flat = find_collapse(curve), _flat(best, p_value)
+    if fall or flat:
+        return Verdict(False, not fall, OPEN, fall or flat)
+    warnings = _at_limits(law, best, curve)
+    if A not in profiles.intervals:
+        reason = None
+        if law.held_asymptote is not None:
+            reason = (
+                f"the law has no plateau to identify: it ends at {law.held_asymptote:g}"
+            )
+        return Verdict(True, False, OPEN, reason, warnings)
+    interval = profiles.intervals[A]
+    bounded = min(profiles.against_one, profiles.against_half) > quantile
+    if interval.high is not None and bounded:
+        return Verdict(True, False, interval, None, warnings, bounded)
+    reason = open_limit(curve, law, best, profiles, quantile)
+    interval = Interval(interval.low, None)
+    return Verdict(True, False, interval, reason, warnings, bounded)
+
+
+def open_limit(
+    curve: Curve, law: Law, best: Array, profiles: Profiles, quantile: float
+) -> str:
+    """Say which limit of A the data leave open, why, and how far they reach."""
+    name = "C_mid" if law.name == "sigmoid" else "compute at half of the gain"
+    none_low = profiles.intervals[A].low is None
+    side = "limit on either side" if none_low else "upper limit"
+    if best[A] >= 1.0 - AT_ONE:
+        cause = "A = 1, the largest pass rate there is, fits best"
+    elif profiles.against_one <= quantile:
+        cause = "A = 1 fits about as well"
+    elif profiles.against_half <= quantile:
+        cause = f"{name} has none inside the data"
+    else:
+        weaker = min(profiles.against_one, profiles.against_half)
+        cause = (
+            f"A = 1, or {name} beyond the data, is only {weaker:.1f} standard errors "
+            "away, which noise that bends a curve early does too"
+        )
+    end = f"the data end at {curve.x_name} = {curve.x[-1]:.4g}"
+    advice = "noise, or too few points, leave it open"
+    if law.half_gain is not None:
+        reach = 1.0 / float(law.half_gain(best[SHAPE_U], best[SHAPE_V]))
+        end += f", {reach:.3g} times the fitted {name}"
+        if reach < USUAL_REACH:
+            advice = f"more than {USUAL_REACH} times is usually needed"
+    return f"A has no {side}: {cause}; {end}; {advice}"
+
+
+def _flat(best: Array, p_value: float) -> str | None:
+    """Say that the curve climbs by no more than its noise; None if it does."""
+    if p_value <= FALSE_CLIMBS and best[A] > best[R0]:
+        return None
+    return (
+        "flat: the curve does not climb by more than its noise explains: of constant "
+        f"curves {100 * p_value:.0f} % climb as much"
+    )
+
+
+def _at_limits(law: Law, best: Array, curve: Curve) -> tuple[str, ...]:
+    """Say which shape parameter the search stopped at the end of."""
+    limits = law.limits(float(np.log(curve.x[0] / curve.x[-1])))
+    names = {kind.column: kind.name for kind in law.kinds}
+    columns = (SHAPE_U, SHAPE_V) if law.has_v else (SHAPE_U,)
+    return tuple(
+        f"{names[column]} is at the end of its search range: the data do not fix it"
+        for column, (low, high) in zip(columns, limits, strict=False)
+        if not low + 1e-9 < best[column] < high - 1e-9
+    )
+
+
+def significant_correlation(num_points: int) -> float:
+    """Return the largest correlation of neighbours that independent noise explains."""
+    return AUTOCORRELATION_ERRORS / float(np.sqrt(num_points))
+
+
+def late_warnings(result: Fit) -> tuple[str, ...]:
+    """Return what a reader of the numbers should know besides the verdict."""
+    if not result.climbs:
+        return ()
+    found = []
+    measured, free = result.curve.r0, result.r0_free
+    if "R0" in result.parameters and result.definition.starts_at_r0:
+        if result.initial_reward_free and measured is None:
+            found.append(
+                "R0 was not measured (no point at zero compute) and is a free "
+                "parameter; A and the rest depend on it: give --r0 if you know it"
+            )
+        elif not result.initial_reward_free and measured is not None:
+            if result.initial_reward != measured:
+                found.append(
+                    f"R0 = {result.initial_reward:.4g} is used as given, although the "
+                    f"curve starts at {measured:.4g}"
+                )
+    if free is not None and free.climbs:
+        found += _doubtful_start(result, free)
+    noisy = result.sigma > 2.0 * SIGMA_FLOOR  # a smoother curve has rounding errors
+    if noisy and result.residual_p_value < FALSE_WARNINGS:
+        found.append(
+            f"neighbouring residuals correlate ({result.autocorrelation:.2f}; "
+            f"Durbin-Watson, p = {result.residual_p_value:.2g}): noise that wanders, "
+            "for which intervals are widened by a guess, or a climb in more than one "
+            "phase, which no law of one phase foretells; look at the picture, and at "
+            "several seeds"
+        )
+    return tuple(found)
+
+
+def _doubtful_start(result: Fit, free: Fit) -> list[str]:
+    """Say that R0 is not where the other points would have it, within the noise."""
+    limits, r0, noise = free.interval("R0"), result.initial_reward, 0.0
+    if result.problem.observes_zero:
+        assert result.curve.r0 is not None, "it is observed"
+        r0 = result.curve.r0
+        noise = DOUBTFUL_ERRORS * result.sigma / np.sqrt(result.problem.weights[0])
+    above = limits.high is not None and r0 > limits.high + noise
+    below = limits.low is not None and r0 < limits.low - noise
+    if not (above or below):
+        return []
+    return [
+        f"R0 = {r0:.4g} may be wrong: the points after it, fitted alone, say "
+        f"{free.initial_reward:.4g} and A {free.asymptote:.4g}"
+    ]
+
+
+def find_collapse(curve: Curve) -> str | None:
+    """Say where a curve falls; None for one that climbs or stays.
+
+        score = max over w, i, j of sqrt(w / 2) (lower median of y[i : i + w]
+                                                 - upper median of y[j : j + w])
+
+    over blocks of w = 2, 4, 8, .. evaluations with j >= i + w: at least half of w
+    evaluations in a row are below half of w earlier ones, so that a single bad
+    evaluation is no fall.  It is one if the score exceeds CRITICAL times the noise,
+    and the fall LEAST_SHARE of the range of the curve.
+
+    The noise is what `y_se` says, and from FEW_POINTS on at least what the points
+    show (`point_noise`); without `y_se` what they show.
+    """
+    y = curve.y
+    if y.size < 4:
+        return None
+    score, i, j, width = _largest_fall(y)
+    top, bottom = y[i : i + width], y[j : j + width]
+    fall = float(np.median(top) - np.median(bottom))
+    if score <= _threshold(curve) or fall < LEAST_SHARE * float(np.ptp(y)):
+        return None
+    high, low = i + int(np.argmax(top)), j + int(np.argmin(bottom))
+    return (
+        f"collapse: the curve falls from {y[high]:.3f} near x = {curve.x[high]:.4g} to "
+        f"{y[low]:.3f} near x = {curve.x[low]:.4g}, and the law can only climb; fit "
+        "the part before the fall"
+    )
+
+
+def collapse_score(y: Array) -> float:
+    """Return the score of `find_collapse`, in units of y [n]; n is at least 4."""
+    return _largest_fall(y)[0]
+
+
+def point_noise(y: Array) -> float:
+    """Noise of one point of a slow curve y [n], from its second differences.
+
+    By their median, which a jump does not move.  At least the least step between two
+    values: rates of few completions are often equal, and not for want of noise.
+    """
+    # 1.4826: median to standard deviation; 6: variance of a second difference.
+    noise = 1.4826 * float(np.median(np.abs(np.diff(y, 2)))) / np.sqrt(6.0)
+    steps = np.diff(np.unique(y))
+    return max(noise, float(steps.min()) if steps.size else 0.0)
+
+
+def _largest_fall(y: Array) -> tuple[float, int, int, int]:
+    """Return the score, and the blocks it comes from: i, j and w."""
+    found = []
+    width = 2
+    while width <= min(y.size // 2, LONGEST_BLOCK):
+        blocks = np.lib.stride_tricks.sliding_window_view(y, width)
+        middle = np.partition(blocks, (width // 2 - 1, width // 2), axis=1)
+        lower, upper = middle[:, width // 2 - 1], middle[:, width // 2]
+        highest = np.maximum.accumulate(lower)[: y.size - 2 * width + 1]
+        falls = highest - upper[width:]
+        j = int(np.argmax(falls))
+        i = int(np.argmax(lower[: j + 1]))
+        score = float(falls[j]) * float(np.sqrt(width / 2.0))
+        found.append((score, i, j + width, width))
+        width *= 2
+    return max(found)
+
+
+def _threshold(curve: Curve) -> float:
+    """Return what the score must exceed."""
+    n = curve.y.size
+    known, estimated = (
+        float(np.interp(np.log(n), np.log(NUM_POINTS), critical))
+        for critical in (CRITICAL_KNOWN, CRITICAL_ESTIMATED)
+    )
+    shown = point_noise(curve.y)
+    errors = np.zeros(0) if curve.y_se is None else curve.y_se
+    errors = errors[np.isfinite(errors) & (errors > 0)]
+    if errors.size:
+        noise = float(np.sqrt((errors**2).mean()))
+        return known * (noise if n < FEW_POINTS else max(noise, shown))
+    if n < FEW_POINTS:
+        return min(estimated * shown, known * LARGEST_NOISE)
+    return estimated * shown
+
+
+def climb_p_value(y: Array, weights: Array, start: float | None = None) -> float:
+    """Chance that noise alone makes a constant curve climb as far as y [n] does.
+
+        E = sum w (iso - level)^2 / sum w (y - level)^2
+
+    with iso the best nondecreasing curve and level the best constant, or a `start` that
+    is known, which iso then begins at.  For a constant with normal noise of any size,
+
+        P(E >= e) = sum_l p(l) P(Beta(l / 2, (m - l) / 2) >= e)
+
+    where l counts the levels of iso beyond the constant's and p(l) are the coefficients
+    of prod_k (z + k) / (1 + k): over k = 1, 2, .. m with m = n - 1, or over k = 1, 3,
+    .. 2 m - 1 with m = n when the start is known.  Barlow, Bartholomew, Bremner and
+    Brunk, Statistical Inference under Order Restrictions, theorem 3.2; p(l) is exact
+    for equal weights.
+    """
+    from scipy.optimize import isotonic_regression  # here: half of the import time
+    from scipy.special import betainc
+
+    level = float(y @ weights / weights.sum()) if start is None else start
+    climb = np.asarray(isotonic_regression(y, weights=weights).x) - level
+    if start is not None:
+        climb = np.maximum(climb, 0.0)
+    total = float(weights @ (y - level) ** 2)
+    if total == 0.0:
+        return 1.0
+    explained = min(float(weights @ climb**2) / total, 1.0)
+    spare = y.size - (start is None)
+    chances = level_chances(spare, 1.0 if start is None else 2.0)
+    levels = np.arange(chances.size)
+    # Beta(0, b) is 0 for certain, Beta(a, 0) is 1: so are E without levels, and with
+    # as many as points.
+    beyond = np.where(levels == spare, 1.0, float(explained <= 0.0))
+    inner = (levels > 0) & (levels < spare)
+    half = levels[inner] / 2.0
+    beyond[inner] = betainc(spare / 2.0 - half, half, 1.0 - explained)
+    return float(chances @ beyond)
+
+
+def level_chances(count: int, step: float) -> Array:
+    """Return p(l) for l = 0, 1, ..: coefficients of prod_k (z + k) / (1 + k).
+
+    k = 1, 1 + step, ..: `count` of them; l stops at MOST_LEVELS.
+    """
+    chances = np.zeros(min(count, MOST_LEVELS) + 1)
+    chances[0] = 1.0
+    for k in 1.0 + step * np.arange(count):
+        chances[1:] = (chances[:-1] + k * chances[1:]) / (1.0 + k)
+        chances[0] *= k / (1.0 + k)
+    return chances
+
+
+def durbin_watson(problem: Problem, best: Array) -> float:
+    """Chance that independent noise leaves residuals that go together as much.
+
+        d = sum_i (z_i - z_(i-1))^2 / sum_i z_i^2
+
+    is near 2 for independent residuals and less for those that go together.  The
+    slopes of the law by its parameters say what a fit does to noise, hence the mean
+    and variance of d; its distribution is that of 4 times a beta variable with these.
+    Durbin and Watson, Biometrika 38 (1951), sections 2 and 4.
+    """
+    from scipy.special import betainc
+
+    share = problem.share(best[None])
+    z = problem.scaled_residuals(best[None], share)[0]
+    lower, upper = problem.limits
+    inside = [c for c in problem.free if lower[c] < best[c] < upper[c]]
+    basis, sizes, _ = np.linalg.svd(
+        problem.slopes(best[None], share)[0][:, inside], full_matrices=False
+    )
+    basis = basis[:, sizes > LEAST_SLOPE * sizes.max(initial=0.0)]
+    spare, total = z.size - basis.shape[1], float((z**2).sum())
+    if spare < 2 or total == 0.0:
+        return 1.0
+    moved = _second_differences(basis)  # of D'D, with D the differences of neighbours
+    inner = basis.T @ moved
+    # D'D has 2 on its diagonal, 1 at both ends, -1 beside it.
+    trace = 2.0 * (z.size - 1) - np.trace(inner)
+    squares = 6.0 * z.size - 8.0 - 2.0 * (moved**2).sum() + (inner**2).sum()
+    mean = trace / spare
+    variance = 2.0 * (squares - trace * mean) / (spare * (spare + 2.0))
+    if variance <= 0.0:
+        return 1.0
+    mean, variance = mean / 4.0, variance / 16.0
+    scale = mean * (1.0 - mean) / variance - 1.0
+    d = float((np.diff(z) ** 2).sum()) / total
+    return float(betainc(mean * scale, (1.0 - mean) * scale, min(d / 4.0, 1.0)))
+
+
+def _second_differences(columns: Array) -> Array:
+    """Return D'D times columns [n, p], with D the differences of neighbouring rows."""
+    steps = np.diff(columns, axis=0)
+    padded = np.pad(steps, ((1, 1), (0, 0)))
+    return padded[:-1] - padded[1:]

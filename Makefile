@@ -71,7 +71,7 @@ notebooks: install-dev
 
 # The table of the papers' symbols, as docs/objective.md has it.
 objective-table: install
-	$(BIN)/python -m scalerl_jax.build.paper_table
+	$(BIN)/python -m scalerl_jax.wiring.paper_table
 
 # All settings as a page of docs/.
 settings: install

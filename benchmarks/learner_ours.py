@@ -20,16 +20,16 @@ import ours
 from peers import work
 
 from scalerl_jax import config as settings
-from scalerl_jax.build import learning
-from scalerl_jax.build.objective import make_assembler
+from scalerl_jax.batching.assembly import Assembler
+from scalerl_jax.batching.packing import TrainSequence, pack
 from scalerl_jax.learner.logprobs import Head, token_logprobs
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import REMAT, head_logits
-from scalerl_jax.rollout.assembly import Assembler
-from scalerl_jax.rollout.batching import TrainSequence, pack
 from scalerl_jax.types import Group, PackedBatch, Prompt, Rollout
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.xla import keep_freed_memory
+from scalerl_jax.wiring import learning
+from scalerl_jax.wiring.objective import make_assembler
 
 SEGMENT = 512  # tokens of the short segments of `tokens`
 HEAD_WORKLOAD, HEAD_TOKENS = "W2", (2304, 4608)  # of 8 and of 16 rows
@@ -46,7 +46,7 @@ class Learner:
     def __init__(
         self, config: settings.Config, arch: Architecture | None = None
     ) -> None:
-        """Compiled for `config`, as `scalerl_jax.build` does it."""
+        """Compiled for `config`, as `scalerl_jax.wiring` does it."""
         arch = arch or learning.make_architecture(config)
         mesh, _ = learning.make_meshes(config, arch, jax.devices())
         self.config, self.arch = config, arch

@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scalerl_jax.build.loading import load_model, run_settings
-from scalerl_jax.build.tables import DTYPES
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.model.weights import TOKENIZER_FILES, save_params
 from scalerl_jax.utils.failures import Parser, answer
 from scalerl_jax.utils.hub import local_directory, local_path
+from scalerl_jax.wiring.loading import load_model, run_settings
+from scalerl_jax.wiring.tables import DTYPES
 
 
 def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:

@@ -20,9 +20,8 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from scalerl_jax import build
 from scalerl_jax import config as config_lib
-from scalerl_jax.build import resumed
+from scalerl_jax import wiring
 from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.config.listing import list_settings
 from scalerl_jax.parallel import multihost
@@ -33,6 +32,7 @@ from scalerl_jax.utils.preemption import end_at_sigterm
 from scalerl_jax.utils.progress import Progress, Stderr
 from scalerl_jax.utils.run_directory import open_run_directory
 from scalerl_jax.utils.xla import keep_programs
+from scalerl_jax.wiring import resumed
 
 # What may differ between a run and its resumption.
 FREE_SETTINGS = (
@@ -79,10 +79,10 @@ _START_TIMEOUT_S = flags.DEFINE_float(
 
 
 def run(config: config_lib.Config, workdir: str) -> Outcome:
-    """Build the parts of a run and train."""
+    """Build the run_state of a run and train."""
     keep_programs(config.compile_cache)
-    arch = build.make_architecture(config)
-    config = build.fit_devices(config, arch, len(jax.devices()))
+    arch = wiring.make_architecture(config)
+    config = wiring.fit_devices(config, arch, len(jax.devices()))
     if config.scaling.stop != "never" and multihost.process_count() > 1:
         raise ValueError(
             f"scaling.stop = {config.scaling.stop!r}: each of the "
@@ -95,15 +95,15 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
         free_settings=free_settings(config),
     )
     with directory, Progress() as progress:
-        ledger = build.make_ledger(config)
+        ledger = wiring.make_ledger(config)
         ledger.start()
-        pool = build.pool_names(config)[0]
+        pool = wiring.pool_names(config)[0]
         with ledger.activity("startup", pool=pool), progress.bar("loading"):
-            parts = build.build(config, directory.path, ledger, progress)
+            run_state = wiring.make_run(config, directory.path, ledger, progress)
         try:
-            return train(config, parts, directory.path)
+            return train(config, run_state, directory.path)
         finally:
-            parts.close()
+            run_state.close()
 
 
 def free_settings(config: config_lib.Config) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def main(argv: Sequence[str]) -> None:
     except ValueError as error:
         _end(str(error), status=_MISTAKE)
     if _DESCRIBE.value:
-        sys.stdout.write(build.describe(config))
+        sys.stdout.write(wiring.describe(config))
         return
     if workdir is None:
         _end("--workdir is missing: --workdir=runs/NAME", status=_MISTAKE)

@@ -1,6 +1,6 @@
 """The loop: every arrow of the method is one line of `_steps`.
 
-Read this first.  `build` makes the parts; nothing here knows how they work.
+Read this first.  `build` makes the run; nothing here knows how they work.
 """
 
 import contextlib
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from scalerl_jax.config import Config, to_json
 from scalerl_jax.contract import State
 from scalerl_jax.learner.manifest import UnsavedError
-from scalerl_jax.parts import Parts
+from scalerl_jax.monitor import RunMonitor
+from scalerl_jax.run_state import RunState
 from scalerl_jax.utils.failures import is_explained
 from scalerl_jax.utils.ledger import kept_on_disk, read_ledger
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained
-from scalerl_jax.watch import Watch
 
 if TYPE_CHECKING:
     from scalerl_jax.scaling.live import LiveFit
@@ -38,7 +38,7 @@ class Outcome:
     stop_reason: str | None = None  # of an early stop by scaling.stop
 
 
-def train(config: Config, parts: Parts, directory: Path) -> Outcome:
+def train(config: Config, run: RunState, directory: Path) -> Outcome:
     """Run to `train.num_steps` optimizer steps, or to a SIGTERM.
 
     Resumes from the newest good checkpoint of `directory`; what was spent after it is
@@ -54,28 +54,28 @@ def train(config: Config, parts: Parts, directory: Path) -> Outcome:
             directory, settings=settings, wandb_project=config.tracking.wandb_project
         ) as writer,
         explained("the sampler", settings),
-        _live_fit(config, parts, directory) as live,
+        _live_fit(config, run, directory) as live,
         contextlib.ExitStack() as opened,
     ):
-        _resume(parts, writer, directory)
-        opened.enter_context(kept_on_disk(parts.ledger, directory))
-        opened.enter_context(parts.progress.bar("starting"))
-        state, version = parts.state, parts.version
-        watch = Watch(config, parts, writer)
-        opened.callback(watch.close)
-        published = watch.publish(state, version, activity="startup")
-        watch.require_agreement(state, published)
-        if watch.lacks_evaluation(version):
-            watch.evaluate(state, published, version)
-            watch.require_verdicts()
+        _resume(run, writer, directory)
+        opened.enter_context(kept_on_disk(run.ledger, directory))
+        opened.enter_context(run.progress.bar("starting"))
+        state, version = run.state, run.version
+        monitor = RunMonitor(config, run, writer)
+        opened.callback(monitor.close)
+        published = monitor.publish(state, version, activity="startup")
+        monitor.require_agreement(state, published)
+        if monitor.lacks_evaluation(version):
+            monitor.evaluate(state, published, version)
+            monitor.require_verdicts()
         del published, state  # else they would stay beside those of later versions
-        opened.enter_context(parts.progress.bar("step", total=num_steps, done=version))
+        opened.enter_context(run.progress.bar("step", total=num_steps, done=version))
         with Preemption() as preemption:
-            parts.generators.start()
-            with _rescued(parts), explained("the sampler", settings):
-                version = _steps(config, parts, watch, preemption=preemption, live=live)
+            run.generators.start()
+            with _rescued(run), explained("the sampler", settings):
+                version = _steps(config, run, monitor, preemption=preemption, live=live)
         unfinished = version < num_steps or (
-            preemption.requested and watch.lacks_evaluation(version)
+            preemption.requested and monitor.lacks_evaluation(version)
         )
         return Outcome(
             policy_version=version,
@@ -100,47 +100,47 @@ class _NoFit:
         """Do nothing."""
 
 
-def _live_fit(config: Config, parts: Parts, directory: Path) -> "LiveFit | _NoFit":
+def _live_fit(config: Config, run: RunState, directory: Path) -> "LiveFit | _NoFit":
     """Return the fit beside the run; without `scaling.live` nothing of it is loaded."""
     if not config.scaling.live:
         return _NoFit()
     from scalerl_jax.scaling.live import live_fit
 
-    return live_fit(config.scaling, directory, note=parts.progress.note)
+    return live_fit(config.scaling, directory, note=run.progress.note)
 
 
 def _steps(
     config: Config,
-    parts: Parts,
-    watch: Watch,
+    run: RunState,
+    monitor: RunMonitor,
     *,
     preemption: Preemption,
     live: "LiveFit | _NoFit",
 ) -> int:
     """The loop, window after window; the version at its end, whose state is saved."""
-    queue, num_steps = parts.queue, config.train.num_steps
-    state, version = parts.state, parts.version
+    queue, num_steps = run.queue, config.train.num_steps
+    state, version = run.state, run.version
     while version < num_steps and not (preemption.reached(version) or live.stop_reason):
-        groups = watch.take(version, preemption)
+        groups = monitor.take(version, preemption)
         if groups is None:
             break
-        window = watch.open(groups, state, version)
+        window = monitor.open(groups, state, version)
         for each in window.passes(epochs=config.batch.epochs, seed=config.seed):
             assembled = window.at(version, each.batch)
-            state, metrics = watch.step(state, each, assembled)
-            parts.state = state  # a step donates what it is given
+            state, metrics = monitor.step(state, each, assembled)
+            run.state = state  # a step donates what it is given
             if metrics is None:
                 queue.skipped(last=each.last)
                 continue
             version += 1
-            parts.version = version
+            run.version = version
             last = version == num_steps
             queue.applied(last=each.last or last)
             # `step` donates `state`: the sampler gets a copy of its params.
-            published = watch.publish(state, version)
+            published = monitor.publish(state, version)
 
-            watch.log(version, each, assembled, metrics)
-            if watch.lacks_evaluation(version) and watch.evaluate(
+            monitor.log(version, each, assembled, metrics)
+            if monitor.lacks_evaluation(version) and monitor.evaluate(
                 state, published, version, stopped=lambda: preemption.requested
             ):
                 live.evaluated()
@@ -148,18 +148,18 @@ def _steps(
                 break
             preemption.reached(version)  # of every step, or one is missed
         last = version == num_steps
-        due = parts.learner.checkpointer.due(version, since=window.version)
-        if last or due or watch.must_stop:
-            save(parts, state, version)
-        if not last or watch.lacks_evaluation(version):
-            watch.require_verdicts()
-    if version not in parts.learner.checkpointer.steps():
-        save(parts, state, version)
+        due = run.learner.checkpointer.due(version, since=window.version)
+        if last or due or monitor.must_stop:
+            save(run, state, version)
+        if not last or monitor.lacks_evaluation(version):
+            monitor.require_verdicts()
+    if version not in run.learner.checkpointer.steps():
+        save(run, state, version)
     return version
 
 
 @contextlib.contextmanager
-def _rescued(parts: Parts) -> Iterator[None]:
+def _rescued(run: RunState) -> Iterator[None]:
     """Stop the sampler at the end; before one that is not the learner's own, save.
 
     A failure between two windows is not the learner's own, and the state is whole.
@@ -169,62 +169,62 @@ def _rescued(parts: Parts) -> Iterator[None]:
     except UnsavedError:
         raise
     except Exception as error:
-        _stop(parts)
-        if parts.queue.taken:
+        _stop(run)
+        if run.queue.taken:
             raise
-        text, saved = str(error), _save_at_last(parts)
+        text, saved = str(error), _save_at_last(run)
         if not is_explained(error):
             _log.error(saved, exc_info=error)
-            sampling = error is parts.queue.failure
+            sampling = error is run.queue.failure
             where = "the sampling thread" if sampling else "the loop"
             text = f"{where} failed with {type(error).__name__}: {error}"
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
         raise kind(f"{text}; {saved}") from error
     finally:
-        _stop(parts)
+        _stop(run)
 
 
-def _stop(parts: Parts) -> None:
+def _stop(run: RunState) -> None:
     """Close the books to the generators, and wait for their last step."""
-    parts.queue.close()
-    parts.generators.stop(_STOP_TIMEOUT_S)
+    run.queue.close()
+    run.generators.stop(_STOP_TIMEOUT_S)
 
 
-def _save_at_last(parts: Parts) -> str:
+def _save_at_last(run: RunState) -> str:
     """Save the state, if it can be done; says whether."""
-    version = parts.version
+    version = run.version
     try:
-        if version not in parts.learner.checkpointer.steps():
-            save(parts, parts.state, version)
+        if version not in run.learner.checkpointer.steps():
+            save(run, run.state, version)
     except Exception as error:  # noqa: BLE001  the run ends with what was before it
         return f"the state of step {version} cannot be saved: {error}"
     return f"the state of step {version} is saved, and the same --workdir goes on"
 
 
-def save(parts: Parts, state: State, version: int) -> None:
+def save(run: RunState, state: State, version: int) -> None:
     """Write a checkpoint of everything; the sampler goes on meanwhile."""
-    with parts.ledger.activity("checkpoint", pool=parts.learner_pool):
-        books, groups = parts.desk.snapshot(parts.generators.in_flight())
+    with run.ledger.activity("checkpoint", pool=run.learner_pool):
+        books, groups = run.desk.snapshot(run.generators.in_flight())
         books |= {
-            "ledger": parts.ledger.state(),
-            "assembler": parts.assemble.state(),
+            "ledger": run.ledger.state(),
+            "assembler": run.assemble.state(),
         }
-        parts.learner.save(version, state, host=books, groups=groups)
+        run.learner.save(version, state, host=books, groups=groups)
 
 
-def _resume(parts: Parts, writer: MetricsWriter, directory: Path) -> None:
+def _resume(run: RunState, writer: MetricsWriter, directory: Path) -> None:
     """Go on from the newest checkpoint, if there is any: state, prompts, books.
 
     What the run has cost since then is added to the ledger, as far as it is on file.
     """
-    restored = parts.learner.restore()
-    parts.ledger.restore(
+    restored = run.learner.restore()
+    run.ledger.restore(
         restored.host["ledger"] if restored else None, latest=read_ledger(directory)
     )
     writer.rewind(restored.step if restored else -1)
     if restored is None:
         return
-    parts.state, parts.version = restored.state, restored.step
-    parts.assemble.restore(restored.host["assembler"])
-    parts.desk.restore(restored.host, restored.groups, version=restored.step)
+    run.state, run.version = restored.state, restored.step
+    run.assemble.restore(restored.host["assembler"])
+    run.desk.restore(restored.host, restored.groups, version=restored.step)
     _log.info("resumed after step %d", restored.step)

@@ -26,6 +26,7 @@ from ml_collections import config_flags
 from tokenizers import decoders, models
 
 from scalerl_jax import config as config_lib
+from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
 from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.data import tasks
 from scalerl_jax.data.demonstrations import Styles, demonstrate
@@ -44,7 +45,6 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import init_params
 from scalerl_jax.model.weights import save_params
 from scalerl_jax.parallel.mesh import make_mesh
-from scalerl_jax.rollout.batching import TrainSequence, abstract_microbatch, pack
 from scalerl_jax.utils.failures import answer
 
 EOS, PAD, UNKNOWN, THINK = "<eos>", "<pad>", "<unk>", "<think>"

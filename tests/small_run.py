@@ -15,8 +15,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 import scalerl_jax
-from scalerl_jax import build
 from scalerl_jax import config as config_lib
+from scalerl_jax import wiring
 from scalerl_jax.utils.progress import Progress
 
 ROOT = Path(scalerl_jax.__file__).resolve().parents[1]
@@ -75,14 +75,14 @@ def start_main(directory, changes, environment):
 
 @contextlib.contextmanager
 def built(config, directory, *, ledger=None):
-    """The parts of a run, for a test to change some of them."""
-    ledger = ledger or build.make_ledger(config)
+    """A run, for a test to change some of its parts."""
+    ledger = ledger or wiring.make_ledger(config)
     ledger.start()
-    parts = build.build(config, Path(directory), ledger, Progress())
+    run = wiring.make_run(config, Path(directory), ledger, Progress())
     try:
-        yield parts
+        yield run
     finally:
-        parts.close()
+        run.close()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from small_model import SMALL
 
 from scalerl_jax.algo import weights
 from scalerl_jax.algo.losses import cispo_loss
+from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.objective import Objective
@@ -31,7 +32,6 @@ from scalerl_jax.model.transformer import (
     hidden_states,
 )
 from scalerl_jax.parallel.mesh import AXES, make_mesh
-from scalerl_jax.rollout.batching import TrainSequence, abstract_microbatch, pack
 
 ARCH = SMALL
 CAP = 1.5

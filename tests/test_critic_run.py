@@ -8,10 +8,10 @@ import pytest
 import small_run
 
 from scalerl_jax import main
-from scalerl_jax.build import learning
-from scalerl_jax.build.objective import with_annotations
 from scalerl_jax.learner.critic import PairedStep
 from scalerl_jax.learner.step import TrainStep
+from scalerl_jax.wiring import learning
+from scalerl_jax.wiring.objective import with_annotations
 
 PPO = {
     "objective.advantage": "critic",
@@ -79,7 +79,7 @@ ALONE = {"objective.advantage": "critic", "objective.zero_variance_filter": Fals
         pytest.param(
             ALONE | {"critic.minibatches": 17},
             ("critic.minibatches = 17", "= 16 rollouts"),
-            id="more parts than rollouts",
+            id="more run than rollouts",
         ),
         pytest.param(
             ALONE | {"critic.value_clip": 0.2},

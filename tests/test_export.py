@@ -78,9 +78,9 @@ def test_the_newest_checkpoint_of_a_run_is_exported(tmp_path):
     run.mkdir()
     settings = {"config": config_lib.to_json(config)}
     (run / "config.json").write_text(json.dumps(settings))
-    with small_run.built(config, run) as parts:
-        state = parts.state
-        parts.learner.checkpointer.save(3, state=state, host={}, groups=())
+    with small_run.built(config, run) as made:
+        state = made.state
+        made.learner.checkpointer.save(3, state=state, host={}, groups=())
         trained = jax.device_get(state.params)
     export.export(run, tmp_path / "out")
     arch = read_architecture(tmp_path / "out")

@@ -317,10 +317,10 @@ def test_an_unknown_flag_is_named(tmp_path, command):
 def test_an_error_of_another_package_keeps_its_traceback(
     tmp_path, command, monkeypatch
 ):
-    def build(config, directory, ledger, progress):
+    def make_run(config, directory, ledger, progress):
         return int("three")
 
-    monkeypatch.setattr(main.build, "build", build)
+    monkeypatch.setattr(main.wiring, "make_run", make_run)
     with pytest.raises(ValueError, match="three"):
         command(*small_run.arguments(tmp_path))
 

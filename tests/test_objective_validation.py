@@ -6,14 +6,14 @@ import typing
 import pytest
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.build.tables import (
+from scalerl_jax.config import losses
+from scalerl_jax.wiring.tables import (
     AGGREGATIONS,
     BASELINES,
     KL_ESTIMATORS,
     LOSSES,
     NORMALIZATIONS,
 )
-from scalerl_jax.config import losses
 
 CLIPPED = {"loss": "clipped", "clip_low": 0.2, "clip_high": 0.28}
 GSPO = {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}

@@ -9,8 +9,8 @@ import pytest
 import small_run
 from absl import flags
 
-from scalerl_jax import build, main
 from scalerl_jax import config as config_lib
+from scalerl_jax import main, wiring
 from scalerl_jax.utils.run_directory import flatten
 
 # ml_collections loads config files in a way that Python means to drop.
@@ -104,7 +104,7 @@ def test_a_file_works_with_any_policy(path, base):
             config_lib.resolve(config_of(path, base))
         return
     config = config_lib.resolve(config_of(path, base))
-    text = build.describe(config)
+    text = wiring.describe(config)
     assert f"loss = {config.objective.loss}, weight = " in text
 
 

@@ -174,8 +174,8 @@ from scalerl_jax.utils import ledger
 ledger.WRITE_EVERY_S = 0.02
 directory = Path(sys.argv[1])
 config = small_run.make_config(json.loads(sys.argv[2]))
-with small_run.built(config, directory) as parts, open(sys.argv[3], "w") as file:
-    assemble = parts.assemble
+with small_run.built(config, directory) as run, open(sys.argv[3], "w") as file:
+    assemble = run.assemble
 
     def record(groups, *, learner_version):
         prompts = {
@@ -195,10 +195,10 @@ with small_run.built(config, directory) as parts, open(sys.argv[3], "w") as file
         return begin
 
     record.state, record.restore = assemble.state, assemble.restore
-    parts.assemble = record
-    parts.generators.evaluator = marked("evaluation", parts.generators.evaluator)
-    parts.learner.checkpointer.save = marked("save", parts.learner.checkpointer.save)
-    train(config, parts, directory)
+    run.assemble = record
+    run.generators.evaluator = marked("evaluation", run.generators.evaluator)
+    run.learner.checkpointer.save = marked("save", run.learner.checkpointer.save)
+    train(config, run, directory)
 """
 
 

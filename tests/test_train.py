@@ -249,15 +249,18 @@ def test_compute_is_accounted_for_and_published_params_live_on(tmp_path):
     clock = TickingClock()
     ledger = Ledger(pools={"all": 1}, chip="a chip", clock=clock)
     published = []
-    with small_run.built(config, tmp_path, ledger=ledger) as parts:
+    with small_run.built(config, tmp_path, ledger=ledger) as run:
         started = 1  # what the clock said first
         first = unstack_layers(
-            jax.device_get(parts.state.params),
-            parts.generators.evaluator.engine.settings.arch,
+            jax.device_get(run.state.params),
+            run.generators.evaluator.engine.settings.arch,
         )
         # The attribute is private: no setting makes a sampler slow.
-        parts.generators._scheduler = SlowScheduler(parts.generators._scheduler)
-        evaluate, to_sampler = parts.generators.evaluator, parts.learner.to_sampler
+        run.generators._scheduler = SlowScheduler(run.generators._scheduler)
+        evaluate, to_sampler = (
+            run.generators.evaluator,
+            run.learner.to_sampler,
+        )
 
         def long_evaluation(params, **settings):
             clock.advance(1_000_000)
@@ -268,8 +271,11 @@ def test_compute_is_accounted_for_and_published_params_live_on(tmp_path):
             published.append(sent.params)
             return sent
 
-        parts.generators.evaluator, parts.learner.to_sampler = long_evaluation, keep
-        train(config, parts, tmp_path)
+        run.generators.evaluator, run.learner.to_sampler = (
+            long_evaluation,
+            keep,
+        )
+        train(config, run, tmp_path)
         report = ledger.report()
         ended = clock.now
 
@@ -350,12 +356,12 @@ def test_a_run_whose_verifiers_fail_is_saved_and_stopped(tmp_path, monkeypatch):
     )
     pool = verifier.VerifierPool(score="away_run:score", timeout_s=60.0)
     try:
-        with small_run.built(config, tmp_path) as parts:
-            parts.generators._episodes._verifier = (
+        with small_run.built(config, tmp_path) as run:
+            run.generators._episodes._verifier = (
                 pool  # no setting names a verifier that fails
             )
             with pytest.raises(RuntimeError) as failure:
-                train(config, parts, tmp_path)
+                train(config, run, tmp_path)
     finally:
         pool.close()
     message = str(failure.value)
@@ -393,10 +399,10 @@ def test_a_step_without_a_gradient_is_skipped_and_counted(tmp_path):
         {"train.num_steps": 2, "train.max_skipped_steps": 3, "eval.every": 2}
     )
     states = []
-    with small_run.built(config, tmp_path) as parts:
+    with small_run.built(config, tmp_path) as run:
         # Batches 1 and 2 have no variance, the gradient of 4 and 5 is not finite.
-        parts.assemble = SetRewards(parts.assemble, equal=(1, 2))
-        step = poison(parts.learner.train_step, calls=(2, 3))
+        run.assemble = SetRewards(run.assemble, equal=(1, 2))
+        step = poison(run.learner.train_step, calls=(2, 3))
 
         def watched(state, batch):
             before = jax.device_get(state)
@@ -404,9 +410,9 @@ def test_a_step_without_a_gradient_is_skipped_and_counted(tmp_path):
             states.append((before, jax.device_get(state), bool(metrics["skipped"])))
             return state, metrics
 
-        parts.learner.train_step = watched
-        outcome = train(config, parts, tmp_path)
-        tokens = parts.assemble.tokens
+        run.learner.train_step = watched
+        outcome = train(config, run, tmp_path)
+        tokens = run.assemble.tokens
 
     assert outcome.policy_version == 2
     assert [skipped for *_, skipped in states] == [False, True, True, False]
@@ -427,11 +433,11 @@ def test_a_step_without_a_gradient_is_skipped_and_counted(tmp_path):
 
 def test_gradients_that_stay_not_finite_end_the_run(tmp_path):
     config = small_run.make_config({"train.max_skipped_steps": 2})
-    with small_run.built(config, tmp_path) as parts:
-        parts.assemble = SetRewards(parts.assemble, equal=())
-        parts.learner.train_step = poison(parts.learner.train_step, calls=None)
+    with small_run.built(config, tmp_path) as run:
+        run.assemble = SetRewards(run.assemble, equal=())
+        run.learner.train_step = poison(run.learner.train_step, calls=None)
         with pytest.raises(RuntimeError) as failure:
-            train(config, parts, tmp_path)
+            train(config, run, tmp_path)
     message = str(failure.value)
     assert message.startswith("2 optimizer steps in a row were skipped")
     assert "train.max_skipped_steps = 2" in message
@@ -495,10 +501,10 @@ def test_sigterm_is_honoured_wherever_it_comes(tmp_path):
         }
     )
 
-    def run(change=lambda parts: None):
-        with small_run.built(config, tmp_path) as parts:
-            change(parts)
-            outcome = train(config, parts, tmp_path)
+    def train_once(change=lambda run: None):
+        with small_run.built(config, tmp_path) as run:
+            change(run)
+            outcome = train(config, run, tmp_path)
         steps = [row["step"] for row in small_run.rows(tmp_path)]
         evaluations = [row["step"] for row in small_run.rows(tmp_path, "evals.jsonl")]
         assert steps == list(range(1, outcome.policy_version + 1))
@@ -506,37 +512,37 @@ def test_sigterm_is_honoured_wherever_it_comes(tmp_path):
         assert newest == f"step_{outcome.policy_version:08d}"
         return outcome.policy_version, outcome.preempted, evaluations
 
-    def in_sampling(parts):
+    def in_sampling(run):
         def act():
             end()
             time.sleep(2.0)  # the learner looks every second
 
-        parts.generators._scheduler = ActingScheduler(parts.generators._scheduler, act)
-        save = parts.learner.checkpointer.save
+        run.generators._scheduler = ActingScheduler(run.generators._scheduler, act)
+        save = run.learner.checkpointer.save
 
         def ended(*args, **kwargs):
             end()
             save(*args, **kwargs)
 
-        parts.learner.checkpointer.save = ended
+        run.learner.checkpointer.save = ended
 
     def in_evaluation(at):
-        def change(parts):
-            evaluate = parts.generators.evaluator
+        def change(run):
+            evaluate = run.generators.evaluator
 
             def ended(params, *, policy_version, stopped):
                 if policy_version == at:
                     end()
                 return evaluate(params, policy_version=policy_version, stopped=stopped)
 
-            parts.generators.evaluator = ended
+            run.generators.evaluator = ended
 
         return change
 
-    assert run(in_sampling) == (0, True, [0])
-    assert run(in_evaluation(1)) == (1, True, [0])
-    assert run(in_evaluation(2)) == (2, True, [0, 1])
-    assert run() == (2, False, [0, 1, 2])
+    assert train_once(in_sampling) == (0, True, [0])
+    assert train_once(in_evaluation(1)) == (1, True, [0])
+    assert train_once(in_evaluation(2)) == (2, True, [0, 1])
+    assert train_once() == (2, False, [0, 1, 2])
 
 
 SUICIDAL = """
@@ -548,17 +554,17 @@ SUICIDAL = """
 """
 
 
-def fail(parts, directory):
+def fail(run, directory):
     raise ArithmeticError("the sampler has a bad number")
 
 
-def starve(parts, directory):
-    parts.generators._scheduler.step = lambda params, *, version: time.sleep(0.01) or []
+def starve(run, directory):
+    run.generators._scheduler.step = lambda params, *, version: time.sleep(0.01) or []
 
 
-def lose_the_verifiers(parts, directory):
+def lose_the_verifiers(run, directory):
     (directory / "gone").touch()
-    for worker in parts.generators._episodes._verifier._workers:
+    for worker in run.generators._episodes._verifier._workers:
         worker.process.kill()
 
 
@@ -596,19 +602,19 @@ def test_a_run_that_others_end_is_saved_and_goes_on(tmp_path, monkeypatch, act, 
     }
     config = small_run.make_config(settings)
     with (
-        small_run.built(config, tmp_path) as parts,
+        small_run.built(config, tmp_path) as run,
         contextlib.closing(
             verifier.VerifierPool(score="suicidal:score", timeout_s=60.0)
         ) as pool,
     ):
-        parts.generators._episodes._verifier = (
+        run.generators._episodes._verifier = (
             pool  # no setting names a verifier that fails
         )
-        parts.generators._scheduler = ActingScheduler(
-            parts.generators._scheduler, lambda: act(parts, tmp_path)
+        run.generators._scheduler = ActingScheduler(
+            run.generators._scheduler, lambda: act(run, tmp_path)
         )
         with pytest.raises(RuntimeError) as failure:
-            train(config, parts, tmp_path)
+            train(config, run, tmp_path)
     message = str(failure.value)
     assert is_explained(failure.value) and message.startswith(words)
     assert message.endswith(
@@ -619,8 +625,8 @@ def test_a_run_that_others_end_is_saved_and_goes_on(tmp_path, monkeypatch, act, 
     host = json.loads((checkpoint / "host.json").read_text())
     assert [each["ticket"] for each in host["in_flight"]] == [0, 1, 2, 3]
     config = small_run.make_config(settings | {"queue.batch_timeout_s": 3600.0})
-    with small_run.built(config, tmp_path) as parts:
-        assert train(config, parts, tmp_path).policy_version == 1
+    with small_run.built(config, tmp_path) as run:
+        assert train(config, run, tmp_path).policy_version == 1
     assert [row["step"] for row in small_run.rows(tmp_path)] == [1]
 
 
@@ -630,17 +636,17 @@ def full_memory(*_, **__):
     return jax.block_until_ready(too_much(2.0))
 
 
-def fill_step(parts):
-    parts.learner.train_step = full_memory
+def fill_step(run):
+    run.learner.train_step = full_memory
 
 
-def fill_publish(parts):
-    parts.learner.to_sampler = full_memory
+def fill_publish(run):
+    run.learner.to_sampler = full_memory
 
 
-def fill_sampler(parts):
-    parts.generators._scheduler = SlowScheduler(parts.generators._scheduler)
-    parts.generators._scheduler.step = full_memory
+def fill_sampler(run):
+    run.generators._scheduler = SlowScheduler(run.generators._scheduler)
+    run.generators._scheduler.step = full_memory
 
 
 @pytest.mark.parametrize(
@@ -653,10 +659,10 @@ def fill_sampler(parts):
 )
 def test_a_full_memory_ends_the_run_with_what_to_change(tmp_path, fill, words):
     config = small_run.make_config({"eval.every": 1000})
-    with small_run.built(config, tmp_path) as parts:
-        fill(parts)
+    with small_run.built(config, tmp_path) as run:
+        fill(run)
         with pytest.raises(RuntimeError) as failure:
-            train(config, parts, tmp_path)
+            train(config, run, tmp_path)
     for word in ("not enough memory", "scalerl_jax.preflight", *words):
         assert word in str(failure.value)
     assert not rollout_threads()
@@ -664,17 +670,17 @@ def test_a_full_memory_ends_the_run_with_what_to_change(tmp_path, fill, words):
 
 def test_params_that_arrive_damaged_end_the_run(tmp_path):
     config = small_run.make_config({"eval.every": 1000, "checkpoint.every": 1000})
-    with small_run.built(config, tmp_path) as parts:
-        to_sampler = parts.learner.to_sampler
+    with small_run.built(config, tmp_path) as run:
+        to_sampler = run.learner.to_sampler
 
         def send(params, version):
             sent = to_sampler(params, version)
             damaged = sent.params | {"embedding": -sent.params["embedding"]}
             return sent.replace(params=damaged) if version == 2 else sent
 
-        parts.learner.to_sampler = send
+        run.learner.to_sampler = send
         with pytest.raises(RuntimeError) as failure:
-            train(config, parts, tmp_path)
+            train(config, run, tmp_path)
     message = str(failure.value)
     assert "version 2 did not reach the sampler whole" in message
     assert "embedding has checksum 0x" in message
@@ -684,8 +690,8 @@ def test_params_that_arrive_damaged_end_the_run(tmp_path):
 
 def test_a_learner_error_stops_the_worker(tmp_path):
     config = small_run.make_config({"train.num_steps": 1000, "eval.every": 1000})
-    with small_run.built(config, tmp_path) as parts:
-        step, calls = parts.learner.train_step, []
+    with small_run.built(config, tmp_path) as run:
+        step, calls = run.learner.train_step, []
 
         def failing(state, batch):
             calls.append(1)
@@ -694,9 +700,9 @@ def test_a_learner_error_stops_the_worker(tmp_path):
                 raise ArithmeticError("the learner is out of memory")
             return step(state, batch)
 
-        parts.learner.train_step = failing
+        run.learner.train_step = failing
         with pytest.raises(ArithmeticError, match="out of memory"):
-            train(config, parts, tmp_path)
+            train(config, run, tmp_path)
     assert not rollout_threads()
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from small_sandbox import WHY_NOT
 
-from scalerl_jax.build.verifying import check_verifiers, make_verifier
 from scalerl_jax.config import Config, MathAnswer, RewardConfig
 from scalerl_jax.data import tasks
 from scalerl_jax.rewards import maths
 from scalerl_jax.rewards.named import num_processes
 from scalerl_jax.rewards.sandbox import SandboxError
 from scalerl_jax.types import Prompt
+from scalerl_jax.wiring.verifying import check_verifiers, make_verifier
 
 CONFIG = dataclasses.replace(
     Config(),

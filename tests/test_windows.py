@@ -9,10 +9,10 @@ import pytest
 import small_run
 
 from scalerl_jax import main
-from scalerl_jax.build import make_architecture
-from scalerl_jax.build.sampling import make_engine, make_tokenizer
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.train import train
+from scalerl_jax.wiring import make_architecture
+from scalerl_jax.wiring.sampling import make_engine, make_tokenizer
 
 pytestmark = pytest.mark.usefixtures("program_cache")
 
@@ -84,8 +84,8 @@ def test_a_window_is_finished_before_a_sigterm_and_goes_on_bit_for_bit(
 ):
     config = small_run.make_config(SYNCHRONOUS)
     calls = []
-    with small_run.built(config, tmp_path) as parts:
-        step = parts.learner.train_step
+    with small_run.built(config, tmp_path) as run:
+        step = run.learner.train_step
 
         def told_to_stop(state, batch):
             calls.append(1)
@@ -93,11 +93,11 @@ def test_a_window_is_finished_before_a_sigterm_and_goes_on_bit_for_bit(
                 os.kill(os.getpid(), signal.SIGTERM)
             return step(state, batch)
 
-        parts.learner.train_step = told_to_stop
-        outcome = train(config, parts, tmp_path)
+        run.learner.train_step = told_to_stop
+        outcome = train(config, run, tmp_path)
     assert (outcome.policy_version, outcome.preempted) == (4, True)
-    with small_run.built(config, tmp_path) as parts:
-        assert train(config, parts, tmp_path).policy_version == 6
+    with small_run.built(config, tmp_path) as run:
+        assert train(config, run, tmp_path).policy_version == 6
 
     # A mismatch is as last measured, which the resumption has done.
     others = "time/ idle/ throughput/ compute/ sampler/ queue/ mismatch/".split()
@@ -130,15 +130,15 @@ def test_batches_of_a_window_are_all_passed_before_the_next_epoch(tmp_path):
         }
     )
     annotated = []
-    with small_run.built(config, tmp_path) as parts:
-        annotate = parts.learner.annotate_window
+    with small_run.built(config, tmp_path) as run:
+        annotate = run.learner.annotate_window
 
         def watched(state, batches):
             annotated.append((int(state.policy_version), len(batches)))
             return annotate(state, batches)
 
-        parts.learner.annotate_window = watched
-        train(config, parts, tmp_path)
+        run.learner.annotate_window = watched
+        train(config, run, tmp_path)
     assert annotated == [(0, 2), (4, 2)]
     rows = small_run.rows(tmp_path)
     assert [row["train/epoch"] for row in rows] == [0, 0, 1, 1] * 2
@@ -160,8 +160,8 @@ def test_refills_fill_a_batch_and_are_charged_as_wasted(tmp_path):
         }
     )
     useful_tokens = []
-    with small_run.built(config, tmp_path) as parts:
-        assemble = parts.assemble
+    with small_run.built(config, tmp_path) as run:
+        assemble = run.assemble
 
         class Watched:
             def __getattr__(self, name):
@@ -178,8 +178,8 @@ def test_refills_fill_a_batch_and_are_charged_as_wasted(tmp_path):
                 )
                 return assemble(groups, learner_version=learner_version)
 
-        parts.assemble = Watched()
-        train(config, parts, tmp_path)
+        run.assemble = Watched()
+        train(config, run, tmp_path)
     rows = small_run.rows(tmp_path)
     assert [row["group/with_variance"] for row in rows] == [4] * 3
     assert sum(row["group/generated"] for row in rows) > 3 * 4
@@ -198,13 +198,13 @@ def test_at_the_limit_of_refills_the_step_goes_with_what_there_is(tmp_path):
             "eval.every": 1000,
         }
     )
-    with small_run.built(config, tmp_path) as parts:
+    with small_run.built(config, tmp_path) as run:
         # The attribute is private: no setting makes every answer worth the same.
-        judging = parts.generators._judging
-        parts.generators._judging = dataclasses.replace(judging, wrong=judging.correct)
+        judging = run.generators._judging
+        run.generators._judging = dataclasses.replace(judging, wrong=judging.correct)
         with pytest.raises(RuntimeError, match="4 of 4 groups have zero variance"):
-            train(config, parts, tmp_path)
-        report, history = parts.ledger.report(), parts.stream.state()
+            train(config, run, tmp_path)
+        report, history = run.ledger.report(), run.stream.state()
     assert sum(history["rollouts"]) == (1 + 2) * 4 * 4  # of every group that ran
     assert report["compute/wasted_tokens"] == report["compute/generated_tokens"] > 0
 

@@ -125,7 +125,7 @@ class DataConfig:
     answer_after: str = setting(
         "</think>",
         "the answer is what follows the last of these; empty: all of the completion; "
-        '"auto": the thinking, if the model does any; build/thinking.py',
+        '"auto": the thinking, if the model does any; wiring/thinking.py',
     )
     max_history_pass_rate: Share = setting(
         0.9, "from here on a prompt is not sampled again", "ScaleRL 3.2"
@@ -279,7 +279,8 @@ class QueueConfig:
     max_waiting: Lag = setting(
         1,
         "batches of N finished groups: while so many wait, for verdicts or learner, "
-        "no group starts; 0: as many wait as max_staleness allows; rollout/pacing.py",
+        "no group starts; 0: as many wait as max_staleness allows; "
+        "coordination/pacing.py",
     )
     batch_timeout_s: Seconds = setting(3600.0, "the learner's wait for a batch")
     group_timeout_s: Seconds = setting(3600.0, "an older running group is dropped")

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalerl_jax.contract import Order
+from scalerl_jax.coordination.queue import QueueState, RolloutQueue
 from scalerl_jax.data.streams import Stream
-from scalerl_jax.rollout.queue import QueueState, RolloutQueue
 from scalerl_jax.types import Group
 from scalerl_jax.utils.ledger import Ledger
 

@@ -22,8 +22,6 @@ from typing import Any
 
 from absl import flags
 
-from scalerl_jax.build.prompts import evaluation_set
-from scalerl_jax.build.verifying import check_verifiers
 from scalerl_jax.config import to_json
 from scalerl_jax.evaluate.metrics import Outcome, figures, table
 from scalerl_jax.evaluate.policy import (
@@ -46,6 +44,8 @@ from scalerl_jax.evaluate.results import (
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import log_to_stderr
 from scalerl_jax.utils.run_directory import git_revision, versions
+from scalerl_jax.wiring.prompts import evaluation_set
+from scalerl_jax.wiring.verifying import check_verifiers
 
 _INTERRUPTED = 130  # exit status
 _OVERALL = "overall"

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.build.prompts import load_prompts
-from scalerl_jax.build.verifying import check_verifiers
 from scalerl_jax.config import Config
 from scalerl_jax.data import tasks
 from scalerl_jax.data.prompts import text_digest
@@ -34,6 +32,8 @@ from scalerl_jax.evaluate.policy import (
 )
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.wiring.prompts import load_prompts
+from scalerl_jax.wiring.verifying import check_verifiers
 
 _log = logging.getLogger(__name__)
 _INTERRUPTED = 130  # exit status

@@ -17,14 +17,6 @@ from jax.sharding import Mesh
 from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.build.learning import check_kv_heads, make_architecture
-from scalerl_jax.build.loading import load_model, run_settings
-from scalerl_jax.build.sampling import (
-    make_checked_tokenizer,
-    make_engine,
-    make_evaluator,
-)
-from scalerl_jax.build.verifying import make_verifier
 from scalerl_jax.config import Config, ModelConfig, to_json
 from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.data.tokenizer import Tokenizer
@@ -40,6 +32,14 @@ from scalerl_jax.utils.failures import answer
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained, keep_programs
+from scalerl_jax.wiring.learning import check_kv_heads, make_architecture
+from scalerl_jax.wiring.loading import load_model, run_settings
+from scalerl_jax.wiring.sampling import (
+    make_checked_tokenizer,
+    make_engine,
+    make_evaluator,
+)
+from scalerl_jax.wiring.verifying import make_verifier
 
 _log = logging.getLogger(__name__)
 _PLAIN_S = 10.0  # between two lines of progress where there is no terminal

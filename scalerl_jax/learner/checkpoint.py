@@ -28,8 +28,8 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from scalerl_jax.learner import group_io
 from scalerl_jax.learner import manifest as manifests
-from scalerl_jax.learner import saved_groups
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, PyTree
 
@@ -119,9 +119,9 @@ class Checkpointer:
             UnsavedError: it cannot be written; the ones before it are untouched.
             ValueError: a value that would not read back as it is.
         """
-        saved_groups.check_json(host, name="host")
+        group_io.check_json(host, name="host")
         _check_processes(state)
-        arrays, rows = saved_groups.flatten(groups)
+        arrays, rows = group_io.flatten(groups)
         target = self._directory / f"step_{step:08d}"
         # A new name each time: after a failure orbax's threads may still be writing.
         name = f".saving_{step:08d}_{time.monotonic_ns()}"
@@ -133,7 +133,7 @@ class Checkpointer:
             )
             folder = _part_folder(partial, multihost.process_index())
             folder.mkdir(exist_ok=True)
-            saved_groups.write(folder, arrays, rows)
+            group_io.write(folder, arrays, rows)
             (folder / _HOST).write_text(json.dumps(host))
 
         try:
@@ -344,7 +344,7 @@ def _part_folder(checkpoint: Path, process: int) -> Path:
 def _load_part(folder: Path) -> HostPart:
     return HostPart(
         host=json.loads((folder / _HOST).read_bytes()),
-        groups=saved_groups.read(folder),
+        groups=group_io.read(folder),
     )
 
 

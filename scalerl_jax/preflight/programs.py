@@ -8,15 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from scalerl_jax.build.learning import (
-    abstract_state,
-    fit_devices,
-    make_architecture,
-    make_forward,
-    make_meshes,
-    make_train_step,
-)
-from scalerl_jax.build.sampling import make_engine, make_tokenizer
 from scalerl_jax.config import Config
 from scalerl_jax.data.spelling import Spelling
 from scalerl_jax.learner.step import TrainState
@@ -28,6 +19,15 @@ from scalerl_jax.preflight.chips import Topology, part_of
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.kernels import why_not_pallas
 from scalerl_jax.utils.hub import is_hub_id
+from scalerl_jax.wiring.learning import (
+    abstract_state,
+    fit_devices,
+    make_architecture,
+    make_forward,
+    make_meshes,
+    make_train_step,
+)
+from scalerl_jax.wiring.sampling import make_engine, make_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

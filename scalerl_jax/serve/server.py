@@ -19,7 +19,6 @@ import jax
 import uvicorn
 from jax.sharding import Mesh
 
-from scalerl_jax.build.loading import Model, load_model
 from scalerl_jax.data.chat import ChatTemplate, NoTemplate, read_chat_template
 from scalerl_jax.data.spelling import Spelling
 from scalerl_jax.model.architecture import Architecture
@@ -43,6 +42,7 @@ from scalerl_jax.serve.sampling_thread import SamplingThread
 from scalerl_jax.serve.service import Service
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.xla import keep_programs
+from scalerl_jax.wiring.loading import Model, load_model
 
 _LONGEST = 2048  # tokens; of prompts and of completions, unless flags say otherwise
 _CLOSE_S = 5  # for clients to take what is written, once nothing is sampled

@@ -12,10 +12,10 @@ import pyarrow.parquet
 import pytest
 import small_run
 
-from scalerl_jax.build.loading import load_model
 from scalerl_jax.data.__main__ import main
 from scalerl_jax.data.preparing import open_dataset, prepare
 from scalerl_jax.utils.hub import fetch, is_hub_id, local_path
+from scalerl_jax.wiring.loading import load_model
 
 BASE = small_run.make_config().model.checkpoint
 COMMIT, EARLIER = "a" * 40, "b" * 40

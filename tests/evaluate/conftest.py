@@ -9,13 +9,13 @@ import small_run
 from small_evaluation import BASE, command_line
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.build.learning import make_adamw
 from scalerl_jax.evaluate import __main__ as command
 from scalerl_jax.evaluate import difficulty
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.weights import load_params
+from scalerl_jax.wiring.learning import make_adamw
 
 
 @pytest.fixture

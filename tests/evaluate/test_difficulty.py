@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import small_run
 
-from scalerl_jax.build.learning import make_architecture
-from scalerl_jax.build.prompts import load_prompts
-from scalerl_jax.build.sampling import make_tokenizer
 from scalerl_jax.data.prompts import read_pass_rates
 from scalerl_jax.evaluate.difficulty import histogram
+from scalerl_jax.wiring.learning import make_architecture
+from scalerl_jax.wiring.prompts import load_prompts
+from scalerl_jax.wiring.sampling import make_tokenizer
 
 # ml_collections loads config files in a way that Python means to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")

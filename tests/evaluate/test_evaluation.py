@@ -15,7 +15,7 @@ from scalerl_jax.sampler.engine import Engine
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory, program_cache):
+def run(tmp_path_factory, program_cache):
     config = small_run.make_config(
         {
             "eval.num_prompts": 20,
@@ -23,18 +23,18 @@ def parts(tmp_path_factory, program_cache):
             "eval.logged_rollouts": 99,
         }
     )
-    with small_run.built(config, tmp_path_factory.mktemp("run")) as parts:
-        yield parts
+    with small_run.built(config, tmp_path_factory.mktemp("run")) as run:
+        yield run
 
 
 @pytest.fixture(scope="module")
-def params(parts):
-    return parts.learner.to_sampler(parts.state.params, 0).params
+def params(run):
+    return run.learner.to_sampler(run.state.params, 0).params
 
 
 @pytest.fixture(scope="module")
-def evaluation(parts, params):
-    return parts.generators.evaluator(params, policy_version=7)
+def evaluation(run, params):
+    return run.generators.evaluator(params, policy_version=7)
 
 
 def judge(evaluate, row):
@@ -48,12 +48,12 @@ def judge(evaluate, row):
     return "correct" if score >= 1.0 else "wrong"
 
 
-def test_figures_follow_from_the_rollouts(parts, evaluation):
+def test_figures_follow_from_the_rollouts(run, evaluation):
     rows = evaluation.rollouts
     assert len(rows) == len({row["prompt"] for row in rows}) == 20
     assert {row["policy_version"] for row in rows} == {7}
     assert [row["status"] for row in rows] == [
-        judge(parts.generators.evaluator, row) for row in rows
+        judge(run.generators.evaluator, row) for row in rows
     ]
     passed = [float(row["status"] == "correct") for row in rows]
     assert 0.0 < evaluation.pass_rate < 1.0  # or the rest says little
@@ -74,37 +74,38 @@ def test_figures_follow_from_the_rollouts(parts, evaluation):
     assert (evaluation.num_prompts, evaluation.samples_per_prompt) == (20, 1)
 
 
-def test_rollouts_depend_on_no_slot(parts, params, evaluation):
-    settings = dataclasses.replace(parts.generators.evaluator.engine.settings, slots=7)
+def test_rollouts_depend_on_no_slot(run, params, evaluation):
+    settings = dataclasses.replace(run.generators.evaluator.engine.settings, slots=7)
     narrow = dataclasses.replace(
-        parts.generators.evaluator,
-        engine=Engine(settings, mesh=parts.generators.evaluator.engine.mesh),
+        run.generators.evaluator,
+        engine=Engine(settings, mesh=run.generators.evaluator.engine.mesh),
     )
     assert narrow(params, policy_version=7).rollouts == evaluation.rollouts
 
 
-def test_other_params_are_evaluated_as_they_are(parts, params, evaluation):
+def test_other_params_are_evaluated_as_they_are(run, params, evaluation):
     worse = jax.tree.map(lambda leaf: leaf * 0.5, params)
     assert (
-        parts.generators.evaluator(worse, policy_version=7).rollouts
+        run.generators.evaluator(worse, policy_version=7).rollouts
         != evaluation.rollouts
     )
-    again = parts.generators.evaluator(params, policy_version=7)
+    again = run.generators.evaluator(params, policy_version=7)
     assert again == evaluation
 
 
-def test_rollouts_to_read_are_spread_over_the_tasks(parts, params, evaluation):
-    few = dataclasses.replace(parts.generators.evaluator, logged_rollouts=3)
+def test_rollouts_to_read_are_spread_over_the_tasks(run, params, evaluation):
+    few = dataclasses.replace(run.generators.evaluator, logged_rollouts=3)
     rows = few(params, policy_version=7).rollouts
     assert rows == tuple(evaluation.rollouts[place] for place in (0, 9, 19))
     assert len({row["task"] for row in rows}) == 3
-    none = dataclasses.replace(parts.generators.evaluator, logged_rollouts=0)
+    none = dataclasses.replace(run.generators.evaluator, logged_rollouts=0)
     assert none(params, policy_version=7).rollouts == ()
 
 
-def test_one_prompt_has_no_spread(parts, params):
+def test_one_prompt_has_no_spread(run, params):
     one = dataclasses.replace(
-        parts.generators.evaluator, prompts=parts.generators.evaluator.prompts[:1]
+        run.generators.evaluator,
+        prompts=run.generators.evaluator.prompts[:1],
     )
     result = one(params, policy_version=0)
     assert (result.num_prompts, result.pass_rate_se) == (1, 0.0)
@@ -119,21 +120,21 @@ HANGING = """
 
 
 def test_a_verifier_that_hangs_is_said_so(
-    parts, params, evaluation, tmp_path, monkeypatch
+    run, params, evaluation, tmp_path, monkeypatch
 ):
     (tmp_path / "hanging_evaluation.py").write_text(textwrap.dedent(HANGING))
     monkeypatch.syspath_prepend(tmp_path)
     answered = [
         prompt
         for prompt, row in zip(
-            parts.generators.evaluator.prompts, evaluation.rollouts, strict=True
+            run.generators.evaluator.prompts, evaluation.rollouts, strict=True
         )
         if row["status"] != "no_answer"
     ]
     pool = VerifierPool(score="hanging_evaluation:score", timeout_s=0.2)
     try:
         hanging = dataclasses.replace(
-            parts.generators.evaluator,
+            run.generators.evaluator,
             prompts=answered[:2],
             verifier=pool,
             timeout_s=0.2,
@@ -160,13 +161,13 @@ AWAY = """
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_what_is_not_judged_is_in_no_pass_rate(
-    parts, params, evaluation, tmp_path, monkeypatch, wrong
+    run, params, evaluation, tmp_path, monkeypatch, wrong
 ):
     (tmp_path / "away_evaluation.py").write_text(textwrap.dedent(AWAY))
     monkeypatch.syspath_prepend(tmp_path)
     pool = VerifierPool(score="away_evaluation:score", timeout_s=60.0)
     try:
-        evaluator = parts.generators.evaluator
+        evaluator = run.generators.evaluator
         judging = dataclasses.replace(evaluator.judging, unjudged_is_wrong=wrong)
         away = dataclasses.replace(evaluator, verifier=pool, judging=judging)
         result = away(params, policy_version=7)
@@ -198,9 +199,9 @@ def test_what_is_not_judged_is_in_no_pass_rate(
     assert set(result.details) == {"OSError: the judge is away"}
 
 
-def test_every_token_is_heard_and_every_answer_is_given(parts, params, evaluation):
+def test_every_token_is_heard_and_every_answer_is_given(run, params, evaluation):
     heard = []
-    groups = parts.generators.evaluator.judged(
+    groups = run.generators.evaluator.judged(
         params,
         policy_version=7,
         listener=lambda sample, tokens, logprobs: heard.extend(tokens.tolist()),

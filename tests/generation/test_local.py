@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from scalerl_jax import warmstart
+from scalerl_jax.batching.assembly import group_metrics
 from scalerl_jax.coordination.desk import OrderDesk
+from scalerl_jax.coordination.queue import QueueState, RolloutQueue
 from scalerl_jax.data import tasks
 from scalerl_jax.data.prompts import build_prompts
 from scalerl_jax.data.streams import PromptStream
@@ -24,8 +26,6 @@ from scalerl_jax.generation.episodes import Episodes, Judging
 from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.parallel.publication import Published, checksums
 from scalerl_jax.rewards.verifier import VerifierPool
-from scalerl_jax.rollout.assembly import group_metrics
-from scalerl_jax.rollout.queue import QueueState, RolloutQueue
 from scalerl_jax.sampler.requests import Completion, Samples, SchedulerStats
 from scalerl_jax.sampler.sampling import Sampling, sample_keys
 from scalerl_jax.utils.ledger import Ledger

@@ -30,7 +30,12 @@ from small_step import (
     start_params,
 )
 
-from scalerl_jax.build.critic import abstract_critic, make_critic
+from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
+from scalerl_jax.batching.stream_packing import (
+    StreamShape,
+    abstract_streams,
+    pack_shared,
+)
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.critic import (
     CriticAdvantages,
@@ -52,8 +57,7 @@ from scalerl_jax.learner.step import (
 )
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import abstract_params, hidden_states
-from scalerl_jax.rollout.batching import TrainSequence, abstract_microbatch, pack
-from scalerl_jax.rollout.sharing import StreamShape, abstract_streams, pack_shared
+from scalerl_jax.wiring.critic import abstract_critic, make_critic
 
 CLOSE = dict(rtol=1e-5, atol=3e-6)
 CLIP = 0.3

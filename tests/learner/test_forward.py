@@ -14,8 +14,8 @@ from small_step import (
     start_params,
 )
 
-from scalerl_jax.build.learning import make_flops
 from scalerl_jax.learner.forward import LearnerFlops, Scorer, make_logprobs
+from scalerl_jax.wiring.learning import make_flops
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 2, 2, 2)])

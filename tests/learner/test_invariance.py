@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from small_step import GROUP, LENGTHS, assert_trees_close, make_sequences, mesh_of
 
 from scalerl_jax.algo import weights
-from scalerl_jax.build.objective import make_objective
-from scalerl_jax.build.tables import LOSSES
+from scalerl_jax.batching.packing import pack
+from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.config import Config, ObjectiveConfig
 from scalerl_jax.model.shardings import batch_sharding
-from scalerl_jax.rollout.batching import pack
-from scalerl_jax.rollout.sharing import StreamShape, pack_shared
+from scalerl_jax.wiring.objective import make_objective
+from scalerl_jax.wiring.tables import LOSSES
 
 MOST = max(completion for _, completion in LENGTHS)
 WEIGHTINGS = {

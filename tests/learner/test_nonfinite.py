@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from small_model import small_architecture
 
 from scalerl_jax.algo.losses import cispo_loss
+from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.nonfinite import Diagnosis
@@ -25,7 +26,6 @@ from scalerl_jax.learner.step import (
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_mesh
-from scalerl_jax.rollout.batching import TrainSequence, abstract_microbatch, pack
 
 ROWS = dict(row_tokens=8, rows_per_microbatch=2)
 ARCH = small_architecture(num_layers=3)

@@ -30,13 +30,13 @@ from small_step import (
     start_params,
 )
 
+from scalerl_jax.batching.packing import TrainSequence
 from scalerl_jax.model.transformer import (
     REMAT,
     head_logits,
     head_weights,
     hidden_states,
 )
-from scalerl_jax.rollout.batching import TrainSequence
 
 # Gradients here are sums of some 60 float32 terms of size 0.01 to 1: their rounding
 # is about 1e-6; a lost token or a wrong mean would show as 1e-2.

@@ -7,13 +7,6 @@ import jax
 import pytest
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.build.learning import (
-    abstract_state,
-    make_adamw,
-    make_architecture,
-    make_meshes,
-)
-from scalerl_jax.build.sampling import make_engine
 from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import init_params
@@ -21,6 +14,13 @@ from scalerl_jax.preflight import check
 from scalerl_jax.preflight.hlo import compile_program
 from scalerl_jax.preflight.programs import AssumedTokenizer
 from scalerl_jax.sampler.lowering import decode_state
+from scalerl_jax.wiring.learning import (
+    abstract_state,
+    make_adamw,
+    make_architecture,
+    make_meshes,
+)
+from scalerl_jax.wiring.sampling import make_engine
 
 
 def small(**mesh):

@@ -11,12 +11,12 @@ import small_run
 from small_server import BASE
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.build.learning import make_adamw
-from scalerl_jax.build.loading import load_model
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.weights import load_params, save_params
+from scalerl_jax.wiring.learning import make_adamw
+from scalerl_jax.wiring.loading import load_model
 
 
 @functools.cache

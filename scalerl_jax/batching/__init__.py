@@ -1,0 +1,1 @@
+"""Batches of optimizer steps from groups: filters, weights, packed rows, windows."""

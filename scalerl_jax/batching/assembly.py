@@ -1,0 +1,205 @@
+"""N groups into the batch of one optimizer step, and what there is to say of them.
+
+Filters, advantages and token weights are those of the whole batch, computed before
+it is cut into microbatches.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from scalerl_jax.algo.rewards import has_reward_variance
+from scalerl_jax.batching.packing import (
+    TrainSequence,
+    computed_tokens,
+    stack,
+    train_sequences,
+)
+from scalerl_jax.batching.running_std import RunningNormalization
+from scalerl_jax.rewards.verdict import UNJUDGED
+from scalerl_jax.types import Group, PackedBatch, RolloutBatch
+
+# Statuses of rollouts that were judged neither right nor wrong.
+_NO_VERDICTS = ("no_answer", "unparsable", "verifier_timeout", "verifier_error")
+
+# rewards [B], judged [B], kept [B] -> advantages [B], zero where not kept
+Advantages = Callable[[Any, Any, Any], Array]
+# mask [B, T] -> weights [B, T] that sum to 1
+Weigh = Callable[[Any], Array]
+# rewards [B], lengths [B], passed [B] -> rewards [B]
+ShapeRewards = Callable[[Any, Any, Any], Array]
+# of `rollout.batching` or `rollout.sharing`, its shapes given
+Pack = Callable[[Sequence[TrainSequence]], PackedBatch]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assembled:
+    """A batch, or None where no rollout has a gradient; and its token counts."""
+
+    batch: PackedBatch | None
+    train_tokens: int  # completion tokens with a weight
+    row_tokens: int  # prompt and completion tokens computed, padding left out
+    wasted_tokens: int  # completion tokens that were filtered away
+    mean_context: float  # tokens that a position attends to, on average
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assembler:
+    """The objective's choices, as functions, and how rollouts are packed."""
+
+    # None: they stay rewards, which the window's annotation turns into advantages.
+    advantages: Advantages | None
+    weigh: Weigh
+    zero_variance_filter: bool
+    mask_cut_off: bool
+    group_size: int
+    max_completion_tokens: int
+    pack: Pack
+    # None: a reward is the verdict's alone; None: regularisers are on for all groups.
+    shape_rewards: ShapeRewards | None = None
+    regularization: Callable[[Any], Array] | None = None  # pass rates -> factors
+    running: RunningNormalization | None = None  # if `advantages` goes by it
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps of it, as JSON values."""
+        return self.running.state() if self.running else {}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Go on from what `state` gave."""
+        if self.running:
+            self.running.restore(state)
+
+    def __call__(self, groups: Sequence[Group], *, learner_version: int) -> Assembled:
+        """The packed batch for the step that starts from `learner_version`."""
+        batch = stack(groups, max_completion_tokens=self.max_completion_tokens)
+        # By the verdicts alone: lengths make no group worth its gradient.
+        kept = self._kept(batch)
+        advantages = self._rewards(batch)
+        if self.advantages is not None:
+            advantages = np.asarray(self.advantages(advantages, batch.judged, kept))
+        weights = np.asarray(self.weigh(batch.completion_mask & kept[:, None]))
+        sequences = train_sequences(
+            batch,
+            advantages=advantages,
+            weights=weights,
+            learner_version=learner_version,
+            regularization=self._regularization(batch),
+            rollouts=None if self.advantages is not None else np.flatnonzero(kept),
+        )
+        train_tokens = sum(int(sequence.mask.sum()) for sequence in sequences)
+        lengths = np.array([sequence.row_length for sequence in sequences])
+        counts = {
+            "train_tokens": train_tokens,
+            "wasted_tokens": int(batch.completion_lengths.sum())
+            - sum(len(sequence.weights) for sequence in sequences),
+            "mean_context": float(
+                (lengths * (lengths + 1)).sum() / max(lengths.sum(), 1) / 2
+            ),
+        }
+        if not sequences:
+            return Assembled(batch=None, row_tokens=0, **counts)
+        packed = self.pack(sequences)
+        return Assembled(batch=packed, row_tokens=computed_tokens(packed), **counts)
+
+    def _rewards(self, batch: RolloutBatch) -> np.ndarray:
+        """Of rollouts [B], their lengths reckoned in."""
+        if self.shape_rewards is None:
+            return batch.rewards
+        return np.asarray(
+            self.shape_rewards(batch.rewards, batch.completion_lengths, batch.passed)
+        )
+
+    def _regularization(self, batch: RolloutBatch) -> np.ndarray | None:
+        """What scales the regularisers of rollouts [B], by their groups' pass rates."""
+        if self.regularization is None:
+            return None
+        passed, judged = (
+            of.reshape(-1, self.group_size).sum(axis=1)
+            for of in (batch.passed, batch.judged)
+        )
+        rates = passed / np.maximum(judged, 1)
+        return np.repeat(np.asarray(self.regularization(rates)), self.group_size)
+
+    def _kept(self, batch: RolloutBatch) -> np.ndarray:
+        """Rollouts [B] that enter normalisation and loss."""
+        kept = batch.judged
+        if self.zero_variance_filter:
+            varied = has_reward_variance(
+                jnp.asarray(batch.rewards),
+                jnp.asarray(batch.judged),
+                group_size=self.group_size,
+            )
+            kept = kept & np.asarray(varied)
+        return kept & ~batch.cut_off if self.mask_cut_off else kept
+
+
+def group_histograms(
+    groups: Sequence[Group], *, learner_version: int
+) -> dict[str, np.ndarray]:
+    """Values of a batch whose spread says more than their mean, by name."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    oldest = np.array([group.oldest_version for group in groups])
+    return {
+        "completion/tokens": np.array(
+            [len(each.completion_tokens) for each in rollouts]
+        ),
+        "reward": np.array([each.reward for each in rollouts if each.judged]),
+        "staleness": learner_version - oldest,
+        "pass_rate/of_prompts": np.array(
+            [group.pass_rate for group in groups if group.num_judged]
+        ),
+    }
+
+
+def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str, float]:
+    """Rewards, lengths and staleness of a batch, by metric name."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = np.array([len(rollout.completion_tokens) for rollout in rollouts])
+    oldest = np.array([group.oldest_version for group in groups])
+    finished = np.array([group.finished_version for group in groups])
+    metrics = {
+        "reward/mean": _mean(each.reward for each in rollouts if each.judged),
+        "pass_rate/mean": _pass_rate(groups),
+        "group/zero_variance_share": _mean(
+            not group.has_reward_variance for group in groups
+        ),
+        "completion/mean_tokens": float(lengths.mean()),
+        "completion/max_tokens": int(lengths.max()),
+        "completion/cut_off_share": _mean(rollout.cut_off for rollout in rollouts),
+        "completion/interrupted_share": _mean(
+            rollout.interrupted for rollout in rollouts
+        ),
+        "staleness/mean": float((learner_version - oldest).mean()),
+        "staleness/max": int((learner_version - oldest).max()),
+        # Its two parts: until the last token was sampled, and from there on.
+        "staleness/in_flight_mean": float((finished - oldest).mean()),
+        "staleness/in_flight_max": int((finished - oldest).max()),
+        "staleness/queued_mean": float((learner_version - finished).mean()),
+        "staleness/queued_max": int((learner_version - finished).max()),
+    }
+    for status in _NO_VERDICTS:
+        name = f"verifier/{status.removeprefix('verifier_')}_share"
+        metrics[name] = _mean(rollout.status == status for rollout in rollouts)
+    metrics["verifier/unjudged_share"] = _mean(
+        rollout.status in UNJUDGED for rollout in rollouts
+    )
+    for task in sorted({group.prompt.task for group in groups}):
+        metrics[f"pass_rate/{task}"] = _pass_rate(
+            [group for group in groups if group.prompt.task == task]
+        )
+    return metrics
+
+
+def _pass_rate(groups: Sequence[Group]) -> float:
+    """Mean over the groups with a verdict."""
+    return _mean(group.pass_rate for group in groups if group.num_judged)
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return float(np.mean(found)) if found else math.nan

@@ -1,0 +1,211 @@
+"""Rollouts into streams in which the prompt of a group stands once.
+
+A batch of `rollout.batching.pack` with `Sharing`: see `model.prompt_sharing` for what
+the device does with it.  The last token of a prompt is not shared: each completion's
+first token is predicted there, and a place has one target.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from scalerl_jax.batching.packing import TrainSequence, lay_out, optional_fields
+from scalerl_jax.model.attention_kernels import MAX_SEGMENTS
+from scalerl_jax.types import PackedBatch, Sharing
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamShape:
+    """The fixed extents of a stream, of which a microbatch has one per device."""
+
+    rows: int  # of attention
+    row_tokens: int  # S
+    shared_tokens: int  # of prompts, at the head of the stream
+    own_tokens: int  # of completions; each begins with the last token of its prompt
+    group_size: int  # sequences that share a prompt, at most
+
+    @property
+    def tokens(self) -> int:
+        """U, of the whole stream."""
+        return self.shared_tokens + self.own_tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Member:
+    """A sequence of a stream."""
+
+    sequence: TrainSequence
+    group: int  # number of those that share its prompt
+    row: int
+    start: int  # in its row
+    place: int  # of its own tokens, in the stream
+
+
+class _Stream:
+    """A stream that is being filled."""
+
+    def __init__(self, shape: StreamShape) -> None:
+        self.shape = shape
+        self.space = [shape.row_tokens] * shape.rows
+        self.segments = [0] * shape.rows
+        self.shared, self.own = 0, 0
+        self.prompts: dict[int, int] = {}  # number of the group -> place of its prompt
+        self.members: list[_Member] = []
+
+    def add(self, sequence: TrainSequence, group: int) -> bool:
+        """Whether there was room: in a row, for its prompt, and for its completion."""
+        shape, prompt = self.shape, _shared_part(sequence)
+        own, known = len(sequence.weights), group in self.prompts
+        fits = (
+            self.own + own <= shape.own_tokens
+            and self.shared + (0 if known else len(prompt)) <= shape.shared_tokens
+        )
+        row = next(
+            (
+                row
+                for row, left in enumerate(self.space)
+                if left >= sequence.row_length and self.segments[row] < MAX_SEGMENTS
+            ),
+            None,
+        )
+        if not fits or row is None:
+            return False
+        if not known:
+            self.prompts[group] = self.shared
+            self.shared += len(prompt)
+        self.members.append(
+            _Member(
+                sequence=sequence,
+                group=group,
+                row=row,
+                start=shape.row_tokens - self.space[row],
+                place=shape.shared_tokens + self.own,
+            )
+        )
+        self.own += own
+        self.space[row] -= sequence.row_length
+        self.segments[row] += 1
+        return True
+
+
+def _shared_part(sequence: TrainSequence) -> np.ndarray:
+    return sequence.tokens[: sequence.prompt_length - 1]
+
+
+def pack_shared(
+    sequences: Sequence[TrainSequence], shape: StreamShape, *, streams: int
+) -> PackedBatch:
+    """Sequences in as few microbatches [M, ...] of `streams` streams as is easy.
+
+    Sequences of one prompt are kept together, as far as a stream holds them.
+
+    Raises:
+        ValueError: a sequence is longer than an empty stream has room for.
+    """
+    filled: list[_Stream] = []
+    groups: dict[bytes, list[TrainSequence]] = {}
+    for sequence in sequences:
+        groups.setdefault(_shared_part(sequence).tobytes(), []).append(sequence)
+    by_size = sorted(
+        groups.values(), key=lambda group: -sum(each.row_length for each in group)
+    )
+    parts = [
+        group[start : start + shape.group_size]
+        for group in by_size
+        for start in range(0, len(group), shape.group_size)
+    ]
+    for number, part in enumerate(parts):
+        _place_group(filled, part, number, shape)
+    while len(filled) % streams:
+        filled.append(_Stream(shape))
+    optional = optional_fields(sequences)
+    return _stacked([_arrays(stream, optional) for stream in filled], shape, streams)
+
+
+def _stacked(
+    arrays: list[dict[str, Any]], shape: StreamShape, streams: int
+) -> PackedBatch:
+    """A batch [M, ...] of the arrays of M * streams streams."""
+    stacked: dict[str, Any] = {
+        name: np.stack([each[name] for each in arrays]).reshape(
+            -1, streams, *arrays[0][name].shape
+        )
+        for name in arrays[0]
+    }
+    for name in ("segment_ids", "source"):  # [M, streams, rows, S]
+        stacked[name] = stacked[name].reshape(
+            -1, streams * shape.rows, shape.row_tokens
+        )
+    sharing = {name: stacked.pop(name) for name in ("source", "place", "copies")}
+    return PackedBatch(**stacked, sharing=Sharing(**sharing))
+
+
+def abstract_streams(shape: StreamShape, *, streams: int) -> PackedBatch:
+    """Shapes and dtypes of a microbatch of `pack_shared`."""
+    arrays = _stacked([_arrays(_Stream(shape))] * streams, shape, streams)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), arrays
+    )
+
+
+def _place_group(
+    filled: list[_Stream], group: list[TrainSequence], number: int, shape: StreamShape
+) -> None:
+    """Put what fits of a group into each stream, longest sequences first."""
+    left = sorted(group, key=lambda each: -each.row_length)
+    for stream in filled:
+        left = [sequence for sequence in left if not stream.add(sequence, number)]
+    while left:
+        stream = _Stream(shape)
+        rest = [sequence for sequence in left if not stream.add(sequence, number)]
+        if len(rest) == len(left):
+            raise ValueError(
+                f"a rollout of {left[0].prompt_length} + {len(left[0].weights)} tokens "
+                f"does not fit in a stream of batch.shared_tokens = "
+                f"{shape.shared_tokens}, batch.own_tokens = {shape.own_tokens} and "
+                f"rows of batch.row_tokens = {shape.row_tokens}; raise them"
+            )
+        filled.append(stream)
+        left = rest
+
+
+def _arrays(stream: _Stream, optional: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of `PackedBatch` and `Sharing`, of one stream."""
+    shape = stream.shape
+    own, tokens = (shape.own_tokens,), (shape.tokens,)
+    rows = (shape.rows, shape.row_tokens)
+    out: dict[str, Any] = lay_out(own, optional)
+    out |= {name: np.zeros(tokens, np.int32) for name in ("tokens", "positions")}
+    out |= {name: np.zeros(rows, np.int32) for name in ("segment_ids", "source")}
+    out["place"] = np.full(tokens, -1, np.int32)
+    copies = (shape.shared_tokens, shape.group_size - 1)
+    out["copies"] = np.full(copies, -1, np.int32)
+    uses = dict.fromkeys(stream.prompts, 0)
+    segments = [0] * shape.rows
+    for number, member in enumerate(stream.members, 1):
+        sequence, row, start = member.sequence, member.row, member.start
+        prompt, count = _shared_part(sequence), len(sequence.weights)
+        first, end = stream.prompts[member.group], start + sequence.row_length
+        shared = slice(first, first + len(prompt))
+        mine = slice(member.place, member.place + count)
+        segments[row] += 1
+        out["segment_ids"][row, start:end] = segments[row]
+        out["source"][row, start : start + len(prompt)] = np.arange(len(prompt)) + first
+        out["source"][row, start + len(prompt) : end] = np.arange(count) + member.place
+        in_rows = row * shape.row_tokens + np.arange(start, end)
+        if uses[member.group] == 0:
+            out["tokens"][shared] = prompt
+            out["positions"][shared] = np.arange(len(prompt))
+            out["place"][shared] = in_rows[: len(prompt)]
+        else:
+            out["copies"][shared, uses[member.group] - 1] = in_rows[: len(prompt)]
+        uses[member.group] += 1
+        out["tokens"][mine] = sequence.tokens[len(prompt) : -1]
+        out["positions"][mine] = np.arange(len(prompt), sequence.row_length)
+        out["place"][mine] = in_rows[len(prompt) :]
+        first_target = member.place - shape.shared_tokens
+        sequence.write(out, slice(first_target, first_target + count), number=number)
+    return out

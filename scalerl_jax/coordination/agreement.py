@@ -1,0 +1,93 @@
+"""Do the sampler and the learner agree, at equal version, before a run is paid for?
+
+Most broken RL runs are a sampler that is not the policy being trained: other pads, an
+ignored temperature, a head that was not loaded.  It shows in the log-probabilities,
+those at the sampler's temperature and before its filters: the learner has no filters.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from scalerl_jax.batching.packing import TrainSequence, pack
+from scalerl_jax.contract import State
+from scalerl_jax.sampler.requests import Completion
+from scalerl_jax.types import PackedBatch, Prompt
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """|sampler - learner| over sampled tokens of one version, in nats."""
+
+    mean_abs: float
+    max_abs: float
+    kl: float  # k3 estimator of KL(sampler || learner), of tokens that filters leave
+    tokens: int
+
+    def metrics(self) -> dict[str, float]:
+        """By metric name."""
+        return {f"mismatch/{name}": value for name, value in vars(self).items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AgreementCheck:
+    """Compares log-probabilities of sampled tokens with the learner's own."""
+
+    score: Callable[[State, PackedBatch], Float[np.ndarray, "M R S"]]
+    row_tokens: int
+    rows_per_microbatch: int
+    max_mismatch_nats: float  # the largest mean difference that `require` accepts
+
+    def require(
+        self, state: State, sampled: Sequence[tuple[Prompt, Completion]]
+    ) -> Agreement:
+        """Return the difference, but refuse a sampler that is not the policy.
+
+        Raises:
+            RuntimeError: the mean difference passes the limit.
+        """
+        agreement = self(state, sampled)
+        limit = self.max_mismatch_nats
+        # Written so that a NaN is refused too.
+        if not agreement.mean_abs <= limit:
+            raise RuntimeError(
+                f"the sampler's and the learner's log-probabilities differ by "
+                f"{agreement.mean_abs:.3g} nats on average over {agreement.tokens} "
+                f"tokens of one version; train.max_mismatch_nats = {limit}. Check the "
+                f"dtypes of model.* and the checkpoint before raising the limit"
+            )
+        return agreement
+
+    def __call__(
+        self, state: State, sampled: Sequence[tuple[Prompt, Completion]]
+    ) -> Agreement:
+        """Return the difference, where `sampled` is of the params of `state`."""
+        batch = pack(
+            [_sequence(prompt, completion) for prompt, completion in sampled],
+            row_tokens=self.row_tokens,
+            rows_per_microbatch=self.rows_per_microbatch,
+        )
+        mask = np.asarray(batch.mask)
+        difference = self.score(state, batch)[mask] - batch.behavior_logprobs[mask]
+        difference = difference.astype(np.float64)
+        return Agreement(
+            mean_abs=float(np.abs(difference).mean()),
+            max_abs=float(np.abs(difference).max()),
+            kl=float((np.expm1(difference) - difference).mean()),
+            tokens=len(difference),
+        )
+
+
+def _sequence(prompt: Prompt, completion: Completion) -> TrainSequence:
+    length = len(completion.tokens)
+    return TrainSequence(
+        tokens=np.concatenate([prompt.tokens, completion.tokens]),
+        prompt_length=len(prompt.tokens),
+        weights=completion.mask.astype(np.float32),
+        mask=completion.mask,
+        behavior_logprobs=completion.full_logprobs,
+        staleness=np.zeros(length, np.int32),
+        advantage=0.0,
+    )

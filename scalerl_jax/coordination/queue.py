@@ -1,0 +1,394 @@
+"""The bounded-staleness queue between the sampling worker and the learner.
+
+It says when a group may start and when a window of groups may be taken, so that no
+group is more than max_staleness optimizer steps old at any gradient, and none is
+thrown away for its age (which would favour short completions).  `Pacing` has the
+arithmetic and the reason why it never stops; this is its books, kept between threads.
+
+With refills (dynamic sampling), a finished group whose rewards are all equal gives its
+place back, for at most `max_refills` groups per place of a window; from there on such
+a group keeps its place like any other, so that a window always fills.  For the bound
+it is as if the group had never been.  In the synchronous loop a window has the same
+groups whatever finishes first; but when a refill begins hangs on its verdict, so that
+how many sequences are decoded together, and with it the last bit of a log-probability,
+may differ from run to run.
+
+One lock guards all of it.  Two threads use it: a worker and a learner.
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from scalerl_jax.config import Mode
+from scalerl_jax.contract import QueueClosed
+from scalerl_jax.coordination.pacing import Pacing
+from scalerl_jax.types import Group
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueueState:
+    """What a checkpoint keeps of the queue."""
+
+    version: int  # optimizer steps applied
+    next_ticket: int
+    buffered: tuple[Group, ...]  # in ticket order; those without a place too
+    running: tuple[tuple[int, int], ...]  # (ticket, oldest version), to be re-issued
+    dropped: dict[str, int]  # groups by reason
+
+
+class _Finished(NamedTuple):
+    oldest_version: int  # kept, for Group computes it from all its tokens
+    group: Group
+
+
+class RolloutQueue:
+    """Admits groups, holds finished ones, hands out windows of N or more."""
+
+    def __init__(
+        self,
+        *,
+        num_prompts: int,
+        max_staleness: int,
+        mode: Mode,
+        max_waiting: int = 0,
+        epochs: int = 1,
+        max_refills: int = 0,
+        num_steps: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """An empty queue at version 0; no group starts for a step past `num_steps`."""
+        assert max_refills >= 0, max_refills
+        self._pacing = Pacing(
+            num_prompts=num_prompts,
+            max_staleness=max_staleness,
+            mode=mode,
+            max_waiting=max_waiting,
+            epochs=epochs,
+            num_steps=num_steps,
+        )
+        self._max_refills = max_refills
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._version = 0
+        self._opened = 0  # version at which the window in hand, or the next, begins
+        self._next_ticket = 0
+        self._running: dict[int, int] = {}  # ticket -> oldest version
+        self._sampled: set[int] = set()  # of these, with the verifier
+        self._lost: set[int] = set()  # running before a restore, not yet restarted
+        self._buffered: dict[int, _Finished] = {}
+        self._refilled: list[Group] = []  # gave their places back since the last take
+        self._taken = 0
+        self._dropped: dict[str, int] = {}
+        self._changes = 0  # what may let the worker go on
+        self._seen = 0  # changes the worker knows of
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    # The worker's side.
+
+    def admit(self, version: int) -> int | None:
+        """The ticket of a group that may start now with params of `version`, or None.
+
+        Raises:
+            QueueClosed: after `close`.
+        """
+        with self._changed:
+            self.raise_if_over()
+            assert version <= self._version, "published before `applied` was called"
+            if not self._pacing.may_start(
+                version,
+                opened=self._opened,
+                outstanding=self._outstanding(),
+                waiting=len(self._sampled) + len(self._buffered),
+            ):
+                self._seen = self._changes
+                return None
+            ticket = self._next_ticket
+            self._next_ticket += 1
+            self._running[ticket] = version
+            return ticket
+
+    def restart(self, ticket: int, version: int) -> None:
+        """Put a running ticket back to work, from its prompt, with params of `version`.
+
+        Those of a restored checkpoint must each be restarted; others may be, where
+        what had been sampled for them is lost.  The bound holds: a ticket's oldest
+        version only rises.
+        """
+        with self._changed:
+            assert ticket in self._running, f"ticket {ticket} is not running"
+            assert self._running[ticket] <= version <= self._version, version
+            self._lost.discard(ticket)
+            self._sampled.discard(ticket)
+            self._running[ticket] = version
+
+    def sampled(self, ticket: int) -> None:
+        """A running group only lacks its verdicts; it counts among those that wait."""
+        with self._changed:
+            assert ticket in self._running, f"ticket {ticket} is not running"
+            self._sampled.add(ticket)
+
+    def put(self, group: Group) -> None:
+        """A running group is finished and judged; the learner may have it."""
+        oldest_version = group.oldest_version
+        with self._changed:
+            ticket = group.ticket
+            assert ticket in self._running, f"ticket {ticket} is not running"
+            assert ticket not in self._lost, f"ticket {ticket} was not restarted"
+            assert oldest_version >= self._running[ticket], "older than its admission"
+            assert oldest_version <= self._version, "a token from the future"
+            del self._running[ticket]
+            self._sampled.discard(ticket)
+            if self._may_refill(group):
+                self._refilled.append(group)
+                self._note_change()
+            else:
+                self._buffered[ticket] = _Finished(oldest_version, group)
+                self._changed.notify_all()
+
+    def drop(self, ticket: int, reason: str) -> None:
+        """A running group ends without a result; its place is given back."""
+        with self._changed:
+            assert ticket in self._running, f"ticket {ticket} is not running"
+            del self._running[ticket]
+            self._sampled.discard(ticket)
+            self._lost.discard(ticket)
+            self._dropped[reason] = self._dropped.get(reason, 0) + 1
+            self._note_change()
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until `admit` may answer differently than last time, or for so long.
+
+        Raises:
+            QueueClosed: after `close`.
+        """
+        with self._changed:
+            self._sleep_until(
+                lambda: True if self._changes != self._seen else None, timeout_s
+            )
+            self._seen = self._changes
+
+    def wake(self) -> None:
+        """End the worker's `wait`: something else changed, such as its params."""
+        with self._changed:
+            self._note_change()
+
+    def fail(self, error: BaseException) -> None:
+        """Hand the error that ended one thread to the other; the first one counts."""
+        with self._changed:
+            if self._failure is None:
+                self._failure = error
+            self._note_change()
+
+    # The learner's side.
+
+    def take(self, version: int, timeout_s: float) -> list[Group]:
+        """The groups of a window, by ticket, for steps on from `version`.
+
+        N of them, in batched mode N for each of its batches; beside them those that
+        have given their places back since the last call.
+
+        Raises:
+            TimeoutError: if no window could be taken for so long.
+            QueueClosed: after `close`.
+            BaseException: what `fail` was given.
+        """
+        with self._changed:
+            assert version == self._version, (version, self._version)
+            assert not self._taken, "the last window is not used up"
+            chosen = self._sleep_until(self._choose, timeout_s)
+            if chosen is None:
+                raise TimeoutError(self._timeout_message(timeout_s))
+            for finished in chosen:
+                age = self._pacing.last_version(opened=version)
+                age -= finished.oldest_version
+                assert age <= self._pacing.max_staleness, "admission or pacing failed"
+                del self._buffered[finished.group.ticket]
+            self._taken = len(chosen)
+            self._note_change()  # fewer groups wait
+            groups = [*(finished.group for finished in chosen), *self._refilled]
+            self._refilled = []
+            return sorted(groups, key=lambda group: group.ticket)
+
+    def applied(self, *, last: bool = True) -> None:
+        """A step on the window taken last made a new version; `last` uses it up.
+
+        Call it before publishing.
+        """
+        with self._changed:
+            assert self._taken, "no window was taken"
+            self._version += 1
+            self._end_pass(last)
+
+    def skipped(self, *, last: bool = True) -> None:
+        """A step on the window taken last made no new version; `last` uses it up."""
+        with self._changed:
+            assert self._taken, "no window was taken"
+            self._end_pass(last)
+
+    def close(self) -> None:
+        """End every wait, present and future, with QueueClosed."""
+        with self._changed:
+            self._closed = True
+            self._note_change()
+
+    # Either side.
+
+    def raise_if_over(self) -> None:
+        """Raise what `fail` was given, itself, or QueueClosed after `close`."""
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            if self._closed:
+                raise QueueClosed
+
+    def snapshot(self) -> QueueState:
+        """What a checkpoint needs, between two windows."""
+        with self._changed:
+            assert not self._taken, "a window is not used up"
+            groups = [finished.group for finished in self._buffered.values()]
+            groups += self._refilled
+            return QueueState(
+                version=self._version,
+                next_ticket=self._next_ticket,
+                buffered=tuple(sorted(groups, key=lambda group: group.ticket)),
+                running=tuple(sorted(self._running.items())),
+                dropped=dict(self._dropped),
+            )
+
+    def restore(self, state: QueueState) -> None:
+        """Go on from `state`; each of its running tickets must then be restarted.
+
+        Until then they keep their places and their versions, so that no new group
+        can take them.
+
+        Raises:
+            ValueError: if the groups were saved under other settings and could not
+                all be used within the bound.
+        """
+        with self._changed:
+            assert self._next_ticket == 0, "only a fresh queue can be restored"
+            self._version = self._opened = state.version
+            self._next_ticket = state.next_ticket
+            self._running = dict(state.running)
+            self._lost = set(self._running)
+            # Of groups that may be refilled the oldest: no other choice leaves more
+            # room to those that keep their places.
+            for group in sorted(state.buffered, key=lambda each: each.oldest_version):
+                if self._may_refill(group):
+                    self._refilled.append(group)
+                else:
+                    self._buffered[group.ticket] = _Finished(
+                        group.oldest_version, group
+                    )
+            self._dropped = dict(state.dropped)
+            pacing, versions = self._pacing, list(self._running.values())
+            versions += [each.oldest_version for each in self._buffered.values()]
+            if not pacing.usable(versions, opened=self._opened):
+                raise ValueError(
+                    f"the checkpoint's {self._outstanding()} unfinished and buffered "
+                    f"groups cannot all be used from step {self._version + 1} on with "
+                    f"queue.mode = {pacing.mode!r}, queue.max_staleness = "
+                    f"{pacing.max_staleness}, batch.epochs = {pacing.epochs} and "
+                    f"batch.num_prompts = {pacing.num_prompts}; go on with the "
+                    f"settings it was saved with"
+                )
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps applied."""
+        with self._changed:
+            return self._version
+
+    @property
+    def running(self) -> int:
+        """Groups that are being sampled or judged."""
+        with self._changed:
+            return len(self._running)
+
+    @property
+    def buffered(self) -> int:
+        """Finished groups that wait for the learner."""
+        with self._changed:
+            return len(self._buffered)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What `fail` was given, if it was called."""
+        with self._changed:
+            return self._failure
+
+    @property
+    def taken(self) -> int:
+        """Groups with a place in the window that is not used up."""
+        with self._changed:
+            return self._taken
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Groups that ended without a result, by reason."""
+        with self._changed:
+            return dict(self._dropped)
+
+    # Under the lock.
+
+    def _outstanding(self) -> int:
+        return len(self._running) + len(self._buffered) + self._taken
+
+    def _may_refill(self, group: Group) -> bool:
+        """Whether a finished group is to give its place back, and still may."""
+        limit = self._max_refills * self._pacing.window_groups(opened=self._opened)
+        return len(self._refilled) < limit and not group.has_reward_variance
+
+    def _end_pass(self, last: bool) -> None:
+        if last:
+            self._taken = 0
+            self._opened = self._version
+            self._note_change()
+
+    def _choose(self) -> list[_Finished] | None:
+        """The oldest groups, as many as a window takes; None if it must wait."""
+        size = self._pacing.window_groups(opened=self._opened)
+        if len(self._buffered) < size:
+            return None
+        by_age = sorted(
+            self._buffered.values(),
+            key=lambda finished: (finished.oldest_version, finished.group.ticket),
+        )
+        left = [finished.oldest_version for finished in by_age[size:]]
+        left += self._running.values()
+        usable = self._pacing.usable(left, opened=self._opened, windows_gone=1)
+        return by_age[:size] if usable else None
+
+    def _sleep_until(self, ready: Callable[[], T | None], timeout_s: float) -> T | None:
+        deadline = self._clock() + timeout_s
+        while True:
+            self.raise_if_over()
+            result = ready()
+            remaining = deadline - self._clock()
+            if result is not None or remaining <= 0:
+                return result
+            self._changed.wait(remaining)
+
+    def _note_change(self) -> None:
+        self._changes += 1
+        self._changed.notify_all()
+
+    def _timeout_message(self, timeout_s: float) -> str:
+        oldest = min(self._running.values(), default=None)
+        return (
+            f"{len(self._buffered)} of "
+            f"{self._pacing.window_groups(opened=self._opened)} groups after "
+            f"{timeout_s} s at policy version {self._version} "
+            f"(mode={self._pacing.mode}, max_staleness={self._pacing.max_staleness}, "
+            f"running={len(self._running)}, of these {len(self._sampled)} with the "
+            f"verifiers, oldest running version={oldest}, "
+            f"buffered={len(self._buffered)}, refilled={len(self._refilled)}, "
+            f"dropped={self._dropped}); raise queue.batch_timeout_s if groups only "
+            f"need longer"
+        )

@@ -1,0 +1,111 @@
+"""What a window needs to know of the params at its start, written into its batches.
+
+Log-probabilities of the reference and of the params themselves; and, where the KL to
+the reference is part of the reward, the advantages, which had to wait for it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Array, Float
+
+from scalerl_jax.batching.assembly import Advantages
+from scalerl_jax.learner.forward import Scorer
+from scalerl_jax.learner.step import TrainState
+from scalerl_jax.types import PackedBatch, PyTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KlPenalty:
+    """The KL of a rollout, taken off its reward.
+
+        reward[b] -= coefficient * regularization[b] * sum over its tokens t of
+                     estimator(behavior_logprob[t], reference_logprob[t])
+
+    Of the policy that sampled the tokens, for that one's estimate is unbiased.
+    https://arxiv.org/abs/2203.02155, equation 2.
+    """
+
+    estimator: Callable[[Array, Array], Array]
+    coefficient: float
+
+    def of_rollouts(
+        self, batch: PackedBatch, num_rollouts: int
+    ) -> Float[np.ndarray, " B"]:
+        """What is taken off each rollout's reward."""
+        assert batch.rollout is not None
+        mask, penalties = batch.mask, self.of_tokens(batch)
+        return np.bincount(
+            batch.rollout[mask], weights=penalties[mask], minlength=num_rollouts
+        )
+
+    def of_tokens(self, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
+        """Its terms, 0 on what is not sampled."""
+        assert batch.reference_logprobs is not None
+        mask = batch.mask
+        kl = self.coefficient * np.asarray(
+            self.estimator(
+                batch.behavior_logprobs[mask], batch.reference_logprobs[mask]
+            )
+        )
+        if batch.regularization is not None:
+            kl = kl * batch.regularization[mask]
+        penalties = np.zeros(mask.shape, np.float32)
+        penalties[mask] = kl
+        return penalties
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Annotator:
+    """Batches [M, R, S] with what the objective asks for; nothing is left of the rest.
+
+    `advantages` None: they are what they were given as, less the KL.
+    """
+
+    score: Scorer
+    proximal: bool  # log-probabilities of the params at the start of the window
+    reference: bool  # of the reference
+    penalty: KlPenalty | None = None
+    advantages: Advantages | None = None
+    group_size: int = 1
+    # Rewards into advantages, by the critic's params, once the rest is known.
+    critic: Callable[[PyTree, PackedBatch], PackedBatch] | None = None
+
+    def __call__(
+        self, state: TrainState, batches: list[PackedBatch]
+    ) -> list[PackedBatch]:
+        """The batches of a window, before its first optimizer step."""
+        return [self._annotated(state, batch) for batch in batches]
+
+    def _annotated(self, state: TrainState, batch: PackedBatch) -> PackedBatch:
+        scored = {}
+        if self.proximal:
+            scored["proximal_logprobs"] = self.score(state.params, batch)
+        if self.reference:
+            scored["reference_logprobs"] = self.score(state.reference, batch)
+        batch = dataclasses.replace(batch, **scored)
+        if batch.rollout is not None:
+            batch = dataclasses.replace(
+                batch, advantages=self._advantages(batch), rollout=None
+            )
+        if self.critic is None:
+            return batch
+        assert state.critic is not None, "its advantages were asked for"
+        return self.critic(state.critic.params, batch)
+
+    def _advantages(self, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
+        """Of the rewards that the batch came with as its advantages."""
+        places = np.asarray(batch.rollout)
+        there = places >= 0
+        num_groups = places.max() // self.group_size + 1
+        rewards = np.zeros(num_groups * self.group_size, np.float32)
+        kept = np.zeros(len(rewards), bool)
+        kept[places[there]] = True
+        rewards[places[there]] = batch.advantages[there]
+        if self.penalty is not None:
+            rewards -= self.penalty.of_rollouts(batch, len(rewards))
+        if self.advantages is not None:
+            # No other has a KL: a group's mean is over those.
+            rewards = np.asarray(self.advantages(rewards, kept, kept))
+        return np.where(there, rewards[places], 0.0).astype(np.float32)

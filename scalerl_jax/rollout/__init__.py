@@ -1,1 +1,0 @@
-"""From prompts to batches: the worker, the queue, and what a batch is made of."""

@@ -1,0 +1,371 @@
+"""The learner from a Config: its mesh, state, compiled step and batches."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from scalerl_jax.batching.assembly import Assembler, Pack
+from scalerl_jax.batching.packing import abstract_microbatch, pack
+from scalerl_jax.batching.stream_packing import (
+    StreamShape,
+    abstract_streams,
+    pack_shared,
+)
+from scalerl_jax.config import Config
+from scalerl_jax.learner.critic import PairedStep, held
+from scalerl_jax.learner.forward import Forward, LearnerFlops
+from scalerl_jax.learner.local import Annotate
+from scalerl_jax.learner.logprobs import Head
+from scalerl_jax.learner.nonfinite import Diagnosis
+from scalerl_jax.learner.optimizer import (
+    freeze,
+    make_optimizer,
+    make_schedule,
+    scaled_rate,
+)
+from scalerl_jax.learner.step import (
+    TrainState,
+    TrainStep,
+    init_state,
+    make_accumulate,
+    make_update,
+    state_layout,
+)
+from scalerl_jax.model.architecture import ARCHITECTURES, Architecture
+from scalerl_jax.model.attention_kernels import choose_attention
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.transformer import abstract_params, init_params
+from scalerl_jax.model.weights import load_params
+from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
+from scalerl_jax.types import PackedBatch
+from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.progress import Progress
+from scalerl_jax.wiring.critic import abstract_critic, make_critic, make_critic_step
+from scalerl_jax.wiring.objective import (
+    make_annotator,
+    make_objective,
+    with_annotations,
+)
+from scalerl_jax.wiring.tables import DTYPES, choose, naming
+
+
+def make_architecture(config: Config) -> Architecture:
+    """The shape that is named, or that of the checkpoint."""
+    if config.model.architecture == "checkpoint":
+        with naming("model.checkpoint"):
+            return read_architecture(config.model.checkpoint)
+    return choose(
+        ARCHITECTURES, config.model.architecture, setting="model.architecture"
+    )
+
+
+def fit_devices(config: Config, arch: Architecture, num_devices: int) -> Config:
+    """The same with numbers for what is left to the devices: fsdp, and the rows.
+
+    Raises:
+        ValueError: not even one shard is possible.
+    """
+    mesh, rows = config.mesh, config.batch.rows_per_microbatch
+    others = mesh.data * mesh.context * mesh.tensor
+    if not mesh.fsdp:
+        most = (num_devices - mesh.sampler_devices) // others
+        fits = [
+            shards
+            for shards in range(1, most + 1)
+            if arch.hidden_size % shards == 0 and rows % (mesh.data * shards) == 0
+        ]
+        if rows % mesh.data:
+            raise ValueError(
+                f"batch.rows_per_microbatch = {rows} cannot be cut into mesh.data = "
+                f"{mesh.data} shards; make it a multiple, or 0"
+            )
+        if not fits:
+            raise ValueError(
+                f"mesh.fsdp = 0 finds no shards: {num_devices} devices less "
+                f"mesh.sampler_devices = {mesh.sampler_devices} must be at least "
+                f"mesh.data * mesh.context * mesh.tensor = {others}; lower one of them"
+            )
+        mesh = dataclasses.replace(mesh, fsdp=fits[-1])
+    batch = dataclasses.replace(
+        config.batch, rows_per_microbatch=rows or mesh.data * mesh.fsdp
+    )
+    return dataclasses.replace(config, mesh=mesh, batch=batch)
+
+
+def make_meshes(
+    config: Config, arch: Architecture, devices: Sequence[Device]
+) -> tuple[Mesh, Mesh]:
+    """The learner's mesh and the sampler's; they share devices on a small machine."""
+    mesh = config.mesh
+    axes = {name: getattr(mesh, name) for name in AXES}
+    learner_devices, sampler_devices = split_devices(
+        devices,
+        learner_count=math.prod(axes.values()),
+        sampler_count=mesh.sampler_devices,
+    )
+    if not mesh.sampler_devices:
+        sampler_devices = learner_devices[: mesh.tensor]
+    else:
+        check_kv_heads(arch, mesh.sampler_devices)
+    return (
+        make_mesh(learner_devices, **axes),
+        make_mesh(sampler_devices, tensor=len(sampler_devices)),
+    )
+
+
+def check_kv_heads(arch: Architecture, sampler_devices: int) -> None:
+    """Refuse a number of sampler devices that kv heads cannot be shared among."""
+    if arch.num_kv_heads % sampler_devices:
+        raise ValueError(
+            f"mesh.sampler_devices = {sampler_devices} cannot share the "
+            f"{arch.num_kv_heads} kv heads of the model evenly; use a divisor"
+        )
+
+
+def pool_names(config: Config) -> tuple[str, str]:
+    """Pools of the ledger for the learner and for the sampler."""
+    return ("learner", "sampler") if config.mesh.sampler_devices else ("all", "all")
+
+
+def make_ledger(config: Config) -> Ledger:
+    """A ledger of the chips that the run holds."""
+    mesh = config.mesh
+    learner_pool, sampler_pool = pool_names(config)
+    pools = {sampler_pool: mesh.sampler_devices}
+    pools[learner_pool] = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
+    return Ledger(pools=pools, chip=mesh.chip or jax.devices()[0].device_kind)
+
+
+def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
+    """The learner's forward pass, at the temperature of the sampler."""
+    model = config.model
+    return Forward(
+        arch=arch,
+        dtype=DTYPES[model.compute_dtype],
+        remat=model.remat,
+        mesh=mesh,
+        scan_layers=model.scan_layers,
+        attention=choose_attention(
+            model.attention,
+            arch=arch,
+            mesh=mesh,
+            dtype=DTYPES[model.compute_dtype],
+            row_tokens=config.batch.row_tokens,
+            block=model.attention_block,
+        ),
+        head=Head(
+            mesh=mesh,
+            temperature=config.sampler.temperature,
+            float32_head=model.float32_head,
+            chunk_tokens=model.head_chunk_tokens,
+            chunk_vocab=model.head_chunk_vocab,
+        ),
+    )
+
+
+def make_learning_rates(config: Config) -> optax.Schedule:
+    """Optimizer steps applied -> learning rate of the next one."""
+    settings, batch = config.optimizer, config.batch
+    peak, decay_steps = settings.learning_rate, 0
+    if settings.base_rollouts:
+        peak = scaled_rate(
+            peak,
+            rollouts=batch.num_prompts * batch.group_size,
+            base_rollouts=settings.base_rollouts,
+        )
+    if settings.schedule == "cosine":
+        decay_steps = settings.decay_steps or config.train.num_steps
+    return make_schedule(
+        learning_rate=peak,
+        warmup_steps=settings.warmup_steps,
+        decay_steps=decay_steps,
+        final_share=settings.final_share,
+    )
+
+
+def make_adamw(config: Config) -> optax.GradientTransformation:
+    """The optimizer; the shape of a saved train state depends on it."""
+    settings = config.optimizer
+    adamw = make_optimizer(
+        make_learning_rates(config),
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+    )
+    return freeze(adamw, config.model.frozen)
+
+
+def make_learner(
+    config: Config, forward: Forward, mesh: Mesh, progress: Progress
+) -> tuple[TrainState, TrainStep | PairedStep]:
+    """The state at version 0 on its mesh, and the compiled step."""
+    arch, dtype = forward.arch, DTYPES[config.model.param_dtype]
+    shardings = param_shardings(arch, mesh)
+    if config.model.checkpoint:
+        with naming("model.checkpoint"):
+            params = load_params(
+                config.model.checkpoint, arch, dtype=dtype, shardings=shardings
+            )
+    else:
+        params = jax.jit(
+            functools.partial(init_params, arch, dtype=dtype), out_shardings=shardings
+        )(jax.random.key(config.seed))
+    layout = dataclasses.replace(abstract_state(config, arch, mesh), critic=None)
+    state = jax.jit(
+        functools.partial(
+            init_state,
+            optimizer=make_adamw(config),
+            with_reference=bool(config.objective.kl_coefficient),
+        ),
+        out_shardings=jax.tree.map(lambda leaf: leaf.sharding, layout),
+    )(params)
+    if config.objective.advantage == "critic":
+        critic = make_critic(params, make_critic_adamw(config), mesh)
+        state = dataclasses.replace(state, critic=critic)
+    step = make_train_step(config, forward, mesh)
+    with progress.bar("compiling the train step"):
+        step.compile(progress.program)
+    return state, step
+
+
+def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings of the train state, without any memory."""
+    params = jax.tree.map(
+        lambda leaf, sharding: leaf.update(sharding=sharding),
+        abstract_params(arch, dtype=DTYPES[config.model.param_dtype]),
+        param_shardings(arch, mesh),
+    )
+    state = state_layout(
+        params,
+        make_adamw(config),
+        everywhere=NamedSharding(mesh, PartitionSpec()),
+        with_reference=bool(config.objective.kl_coefficient),
+    )
+    if config.objective.advantage != "critic":
+        return state
+    critic = abstract_critic(params, make_critic_adamw(config), mesh)
+    return dataclasses.replace(state, critic=critic)
+
+
+def make_critic_adamw(config: Config) -> optax.GradientTransformation:
+    """The critic's optimizer: the policy's with a rate and a warm-up of its own.
+
+    Nothing of it is frozen.  Where the policy's rate falls, this one ends with it: the
+    critic makes more steps until then.
+    """
+    critic, policy = config.critic, config.optimizer
+    decay_steps = (policy.decay_steps or config.train.num_steps) * critic.minibatches
+    settings = dataclasses.replace(
+        policy,
+        learning_rate=critic.learning_rate,
+        warmup_steps=critic.warmup_steps,
+        decay_steps=decay_steps,
+    )
+    model = dataclasses.replace(config.model, frozen=())
+    return make_adamw(dataclasses.replace(config, optimizer=settings, model=model))
+
+
+def make_train_step(
+    config: Config, forward: Forward, mesh: Mesh
+) -> TrainStep | PairedStep:
+    """The step of the objective that is set, not compiled; `mesh` may be abstract."""
+    state = abstract_state(config, forward.arch, mesh)
+    batch = with_annotations(make_pack(config)[1], config.objective)
+    update = make_update(
+        make_adamw(config),
+        stochastic_rounding=config.optimizer.stochastic_rounding,
+        reference_every=config.objective.reference_every,
+    )
+    if config.critic.pretrain_steps:
+        update = held(update, steps=config.critic.pretrain_steps)
+    step = TrainStep(
+        make_accumulate(forward, make_objective(config), frozen=config.model.frozen),
+        update,
+        state=dataclasses.replace(state, critic=None),
+        batch=batch,
+        mesh=mesh,
+    )
+    if state.critic is None:
+        return step
+    return PairedStep(
+        step,
+        make_critic_step(
+            config,
+            forward,
+            make_critic_adamw(config),
+            critic=state.critic,
+            batch=batch,
+            mesh=mesh,
+        ),
+        num_minibatches=config.critic.minibatches,
+    )
+
+
+def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
+    """What the passes of the objective cost."""
+    objective = config.objective
+    return LearnerFlops(
+        arch=arch,
+        scores=(objective.anchor == "recomputed") + bool(objective.kl_coefficient),
+        critic_passes=int(objective.advantage == "critic"),
+    )
+
+
+def make_diagnosis(
+    config: Config, forward: Forward, step: TrainStep | PairedStep
+) -> Diagnosis:
+    """What a step that was skipped is explained by."""
+    policy = step.policy if isinstance(step, PairedStep) else step
+    return Diagnosis(step=policy, forward=forward, objective=make_objective(config))
+
+
+def make_annotate(
+    config: Config, forward: Forward, mesh: Mesh, assemble: Assembler
+) -> Annotate:
+    """What is written into a window's batches before its first optimizer step."""
+    annotator = make_annotator(
+        config,
+        forward,
+        mesh,
+        state=abstract_state(config, forward.arch, mesh),
+        batch=make_pack(config)[1],
+        assemble=assemble,
+    )
+    if annotator is None:
+        return lambda state, batches: batches
+    if annotator.proximal or annotator.reference:
+        annotator.score.compile()
+    return annotator
+
+
+def make_pack(config: Config) -> tuple[Pack, PackedBatch]:
+    """How rollouts are packed, and the shapes of a microbatch of theirs."""
+    batch = config.batch
+    if not batch.shared_tokens:
+        rows = dict(
+            row_tokens=batch.row_tokens, rows_per_microbatch=batch.rows_per_microbatch
+        )
+        return (
+            functools.partial(pack, **rows, packing=batch.packing),
+            abstract_microbatch(**rows),
+        )
+    streams = config.mesh.data * config.mesh.fsdp
+    shape = StreamShape(
+        rows=batch.rows_per_microbatch // streams,
+        row_tokens=batch.row_tokens,
+        shared_tokens=batch.shared_tokens,
+        own_tokens=batch.own_tokens,
+        group_size=batch.group_size,
+    )
+    return (
+        functools.partial(pack_shared, shape=shape, streams=streams),
+        abstract_streams(shape, streams=streams),
+    )

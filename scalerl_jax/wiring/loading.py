@@ -1,0 +1,244 @@
+"""A policy to sample from: a Hugging Face directory, a GGUF file, or a run."""
+
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from scalerl_jax import config as config_lib
+from scalerl_jax.config import Config, ModelConfig
+from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.model.weights import load_params
+from scalerl_jax.types import PyTree
+from scalerl_jax.utils.hub import local_path
+from scalerl_jax.utils.reading import Directory, read_json
+from scalerl_jax.wiring.learning import make_architecture
+from scalerl_jax.wiring.sampling import make_tokenizer
+from scalerl_jax.wiring.tables import DTYPES
+
+_CHECKPOINTS = "checkpoints"  # of a run directory
+# A sharding per parameter of an architecture; None: the first device.
+Placement = Callable[[Architecture], PyTree] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """A policy at one version, as the sampler takes it."""
+
+    arch: Architecture
+    tokenizer: Tokenizer
+    config: Config  # of the run; without one, the defaults
+    params: PyTree
+    policy_version: int  # optimizer steps; 0 without a run
+    dtype: Any
+
+
+def run_settings(directory: str | Path) -> Config | None:
+    """Return the settings of the run that a directory is of; None if of none.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
+    run = _run_of(local_path(directory).absolute())
+    if run is None:
+        return None
+    try:
+        return read_settings(run / "config.json")
+    except ValueError as error:
+        raise ValueError(f"--checkpoint={directory}: {error}") from error
+
+
+def load_model(
+    directory: str | Path,
+    *,
+    dtype: str = "",
+    placement: Placement = None,
+    require_finite: bool = False,
+) -> Model:
+    """Return the policy in a directory, each device with its own shards.
+
+    The directory is a Hugging Face one (or an id of its hub), a run's, the
+    `checkpoints` in it, or one of these checkpoints; a GGUF file will do, too.  `dtype`
+    is a name, empty: as the policy was sampled or saved.
+
+    Raises:
+        ValueError: it is missing, broken, or none of these; or, where finite numbers
+            are required, it holds others.
+    """
+    try:
+        path = local_path(directory, weights=True).absolute()
+        if isinstance(path, Path) and not path.is_dir():
+            raise ValueError(
+                "there is no such directory; name a Hugging Face directory, a GGUF "
+                "file, a run directory, or a checkpoint of a run"
+            )
+        model = _load(path, dtype, placement)
+        if require_finite:
+            _check_finite(model.params)
+        return model
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ValueError(f"--checkpoint={directory}: {error}") from error
+
+
+def _load(path: Directory, dtype: str, placement: Placement) -> Model:
+    run = _run_of(path)
+    config = Config(model=ModelConfig(checkpoint=str(path)))
+    if run is not None:
+        config = read_settings(run / "config.json")
+    arch = make_architecture(config)
+    tokenizer = make_tokenizer(config, arch)
+    saved = config.model.sampler_dtype if run is not None else _saved_dtype(path)
+    kind = DTYPES[dtype or saved]
+    shardings = placement and placement(arch)
+    if run is None:
+        version = 0
+        params = load_params(
+            str(path), arch, dtype=kind, shardings=shardings, require_finite=False
+        )
+    else:
+        assert isinstance(path, Path), "a run is a directory"
+        version, params = _restore(run, path, _abstract_params(config, arch))
+        params = jax.tree.map(lambda leaf: leaf.astype(kind), params)
+        params = jax.device_put(params, shardings or jax.devices()[0])
+    return Model(
+        arch=arch,
+        tokenizer=tokenizer,
+        config=config,
+        params=params,
+        policy_version=version,
+        dtype=kind,
+    )
+
+
+def _check_finite(params: PyTree) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not bool(jnp.isfinite(leaf).all()):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise ValueError(
+                f"parameter {name} holds numbers that are NaN or infinite; take "
+                f"another checkpoint"
+            )
+
+
+def _saved_dtype(path: Directory) -> str:
+    """Return the dtype of a Hugging Face directory; one that names none: float32."""
+    values = read_json(path / "config.json")
+    saved = values.get("dtype", values.get("torch_dtype"))
+    return saved if isinstance(saved, str) and saved in DTYPES else "float32"
+
+
+def _run_of(path: Directory) -> Path | None:
+    """Return the run that a directory belongs to."""
+    if not isinstance(path, Path) or not path.is_dir():
+        return None
+    for run in (path.parent, path.parent.parent):
+        if path.relative_to(run).parts[0] == _CHECKPOINTS and _holds_settings(run):
+            return run
+    if (path / _CHECKPOINTS).is_dir() or _holds_settings(path):
+        return path
+    return None
+
+
+def _holds_settings(path: Path) -> bool:
+    """Return whether its config.json is a run's; there may be no checkpoint yet."""
+    try:
+        return "config" in read_json(path / "config.json")
+    except (OSError, ValueError):  # none, or no JSON
+        return False
+
+
+def _load_other(
+    path: Directory, dtype: str, placement: Placement, require_finite: bool
+) -> Model:
+    """A Hugging Face directory; one that names no dtype makes float32."""
+    config = Config(model=ModelConfig(checkpoint=str(path)))
+    arch = make_architecture(config)
+    values = read_json(path / "config.json")
+    saved = values.get("dtype", values.get("torch_dtype"))
+    if not isinstance(saved, str) or saved not in DTYPES:
+        saved = "float32"
+    kind = DTYPES[dtype or saved]
+    return Model(
+        arch=arch,
+        tokenizer=make_tokenizer(config, arch),
+        config=config,
+        params=load_params(
+            str(path),
+            arch,
+            dtype=kind,
+            shardings=placement and placement(arch),
+            require_finite=require_finite,
+        ),
+        policy_version=0,
+        dtype=kind,
+    )
+
+
+def _load_run(run: Path, path: Path, dtype: str, placement: Placement) -> Model:
+    config = read_settings(run / "config.json")
+    arch = make_architecture(config)
+    tokenizer = make_tokenizer(config, arch)
+    version, params = _restore(run, path, _abstract_params(config, arch))
+    kind = DTYPES[dtype or config.model.sampler_dtype]
+    cast = jax.tree.map(lambda leaf: leaf.astype(kind), params)
+    return Model(
+        arch=arch,
+        tokenizer=tokenizer,
+        config=config,
+        params=jax.device_put(cast, placement(arch) if placement else jax.devices()[0]),
+        policy_version=version,
+        dtype=kind,
+    )
+
+
+def read_settings(file: Path) -> Config:
+    """Return the settings of a run; those it does not name have their defaults."""
+    try:
+        return config_lib.build(Config, read_json(file)["config"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file} does not give the settings of the run ({error!r}), so its "
+            f"architecture is unknown; put the file right"
+        ) from error
+
+
+def _abstract_params(config: Config, arch: Architecture) -> PyTree:
+    """Return shapes of a run's params on the host, where they are cast."""
+    params = abstract_params(arch, dtype=DTYPES[config.model.param_dtype])
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+        device = jax.devices()[0]
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        params,
+    )
+
+
+def _restore(run: Path, path: Path, abstract: PyTree) -> tuple[int, PyTree]:
+    """Return step and params of the checkpoint at `path`, or the run's newest."""
+    with tempfile.TemporaryDirectory() as alone:
+        directory = run / _CHECKPOINTS
+        if path.parent == directory:
+            # A checkpointer takes the newest of its directory; here there is one.
+            directory = Path(alone)
+            (directory / path.name).symlink_to(path)
+        checkpointer = Checkpointer(directory, every=1, keep=1)
+        try:
+            restored = checkpointer.restore_params(abstract)
+        finally:
+            checkpointer.close()
+    if restored is None:
+        raise ValueError(
+            f"{path} holds no checkpoint; a run writes one every checkpoint.every "
+            f"optimizer steps"
+        )
+    return restored

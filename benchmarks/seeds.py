@@ -5,10 +5,11 @@
     python benchmarks/seeds.py tiny runs/tiny-seed0 runs/tiny-seed1
     python benchmarks/seeds.py tiny             # writes the texts again, reads no run
 
-Figures are kept in `docs/figures/NAME.json` and copied from there into README's table
-and the docstring of `configs/NAME.py`; a test holds the texts against the file.  Per
-run: pass rate before and after, and over each of `AXES` the fit with its 90 % interval,
-R^2, and how well a fit on the first half of the compute predicts the last evaluation.
+Figures are kept in `docs/figures/NAME.json` and copied from there into the table of a
+page and the docstring of `configs/NAME.py`; a test holds the texts against the file.
+Per run: pass rate before and after, and over each of `AXES` the fit with its 90 %
+interval, R^2, and how well a fit on the first half of the compute predicts the last
+evaluation.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from matplotlib import pyplot  # noqa: E402  after the backend is chosen
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = {"tiny": "make seeds", "smollm2_cpu": "make smollm2"}  # by config
+PAGES = {"tiny": "README.md", "smollm2_cpu": "docs/smollm2.md"}  # with the table
 AXES = {"compute_chip_hours": "chip-hours", "generated_tokens": "tokens sampled"}
 
 
@@ -110,7 +112,7 @@ def places(name: str) -> list[tuple[Path, str, str]]:
     command = figures["command"]
     return [
         (
-            ROOT / "README.md",
+            ROOT / PAGES[name],
             rf"(?<=<!-- {command} -->\n).*?(?=<!-- end of {command} -->)",
             table(figures),
         ),
@@ -130,7 +132,7 @@ def replaced(path: Path, pattern: str, text: str) -> str:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """README's table, in Markdown."""
+    """The table of a page, in Markdown."""
     lines = [
         "| seed | before | after | run, s | over | A (90 % interval) | B | C_mid | "
         "R² | last evaluation, predicted from the first half |",

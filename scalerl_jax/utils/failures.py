@@ -5,13 +5,19 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _MISTAKE, _FAILURE, _INTERRUPTED = 2, 1, 130  # exit statuses
 
 
 class Parser(argparse.ArgumentParser):
     """Answers a wrong flag with one line, as other bad input is answered."""
+
+    def __init__(self, prog: str | None = None, **settings: Any) -> None:
+        """Call the command as it was called: by its module, or as `scalerl ...`."""
+        if prog and prog.startswith("python -m ") and sys.argv[0].startswith("scalerl"):
+            prog = sys.argv[0]
+        super().__init__(prog, **settings)
 
     def error(self, message: str) -> NoReturn:
         """End with status 2."""

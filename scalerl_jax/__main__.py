@@ -1,0 +1,58 @@
+"""The command `scalerl`, or `python -m scalerl_jax`: every command by one name.
+
+    scalerl train --config=configs/tiny.py --workdir=runs/x
+    scalerl fit runs/x
+
+Each is one of the modules below, with its flags: `scalerl COMMAND --help`.
+"""
+
+import difflib
+import runpy
+import sys
+
+_SCALING = "scalerl_jax.scaling"
+# Command -> its module, and what it does.  Modules of several commands get its name.
+COMMANDS = {
+    "train": ("scalerl_jax.main", "train a policy, or go on with a run"),
+    "evaluate": ("scalerl_jax.evaluate", "pass rates of a checkpoint, with rollouts"),
+    "serve": ("scalerl_jax.serve", "completions over HTTP, in OpenAI's form"),
+    "export": ("scalerl_jax.export", "a policy as a Hugging Face directory"),
+    "preflight": ("scalerl_jax.preflight", "does a config fit a TPU topology"),
+    "data": ("scalerl_jax.data", "prepare, inspect and list prompts; their difficulty"),
+    "judge": ("scalerl_jax.rewards", "verdicts on completions in a file"),
+    "warmstart": ("scalerl_jax.warmstart", "the small base policy, by supervision"),
+    "fit": (_SCALING, "fit a curve, with intervals and a picture"),
+    "compare": (_SCALING, "recipes beside each other, and which is better"),
+    "extrapolate": (_SCALING, "hide the end of a curve, and predict it"),
+    "plan": (_SCALING, "compute for a pass rate, its price, when to stop"),
+    "watch": (_SCALING, "follow a run: its fit, its forecast, an alarm"),
+    "report": (_SCALING, "one HTML page of runs and their fits"),
+}
+_SEVERAL = (_SCALING, "scalerl_jax.rewards")
+_MISTAKE = 2  # exit status
+
+
+def main() -> None:
+    """Run the command that the first word names."""
+    name, *rest = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        rows = "".join(f"  {each:<12} {says}\n" for each, (_, says) in COMMANDS.items())
+        sys.stdout.write(f"usage: scalerl COMMAND [flags]\n\n{rows}")
+        return
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        sys.stderr.write(
+            f"error: scalerl has no command {name!r}{meant}; scalerl --help lists all\n"
+        )
+        sys.exit(_MISTAKE)
+    module, _ = COMMANDS[name]
+    if module in _SEVERAL:
+        sys.argv = ["scalerl", name, *rest]
+    else:
+        sys.argv = [f"scalerl {name}", *rest]
+    runpy.run_module(module, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

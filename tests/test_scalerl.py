@@ -1,0 +1,87 @@
+"""One command for all: `scalerl`, of which `python -m scalerl_jax` is another form."""
+
+import sys
+from importlib import metadata, util
+from pathlib import Path
+
+import pytest
+import small_run
+
+from scalerl_jax import __main__ as command
+from scalerl_jax.data import judging
+from scalerl_jax.scaling import cli
+
+
+def ended(capfd, monkeypatch, *words):
+    """Status, and what was written, of `scalerl WORDS` in this process."""
+    monkeypatch.setattr(sys, "argv", ["/somewhere/scalerl", *words])
+    status = 0
+    try:
+        command.main()
+    except SystemExit as end:
+        status = end.code or 0
+    return status, *capfd.readouterr()
+
+
+def test_every_command_is_a_module_that_can_be_run():
+    for module, _ in command.COMMANDS.values():
+        found = util.find_spec(module)
+        if found.submodule_search_locations:
+            found = util.find_spec(f"{module}.__main__")
+        assert 'if __name__ == "__main__":' in Path(found.origin).read_text(), module
+
+
+def test_modules_of_several_commands_have_all_of_theirs():
+    theirs = {
+        name
+        for name, (module, _) in command.COMMANDS.items()
+        if module == "scalerl_jax.scaling"
+    }
+    assert theirs == set(cli.COMMANDS)
+    assert judging.make_parser().prog == "python -m scalerl_jax.rewards"
+
+
+def test_the_installed_script_is_this_command():
+    (script,) = metadata.entry_points(group="console_scripts", name="scalerl")
+    assert script.load() is command.main
+
+
+def test_without_a_command_all_are_listed(capfd, monkeypatch):
+    status, said, _ = ended(capfd, monkeypatch)
+    assert status == 0 and said.startswith("usage: scalerl COMMAND")
+    assert said.count("\n") == len(command.COMMANDS) + 2
+
+
+def test_an_unknown_command_is_told_the_nearest(capfd, monkeypatch):
+    status, _, error = ended(capfd, monkeypatch, "exprot")
+    assert status == 2
+    assert error == (
+        "error: scalerl has no command 'exprot'; did you mean export?; "
+        "scalerl --help lists them\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["export", "--out=x"], "--checkpoint; scalerl export --help lists the flags"),
+        (["fit", "nothing_here"], "error: nothing_here: no such file"),
+        (["fit"], "PATH; scalerl fit --help lists the flags"),
+        (["judge"], "FILE; scalerl judge --help lists the flags"),
+        (["data", "inspect"], "--dataset; scalerl data inspect --help lists the flags"),
+    ],
+)
+def test_mistakes_are_said_in_the_words_that_were_typed(
+    capfd, monkeypatch, words, said
+):
+    status, _, error = ended(capfd, monkeypatch, *words)
+    assert status == 2 and said in error and error.count("\n") == 1
+
+
+def test_training_is_a_command_too():
+    done = small_run.start(
+        "-m", "scalerl_jax", "train", "--config=configs/tiny.py", "--describe"
+    )
+    said, error = done.communicate(timeout=300)
+    assert done.returncode == 0, error
+    assert said.startswith("The objective")

@@ -23,7 +23,6 @@ from ml_collections import config_flags
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
 from scalerl_jax.config.command_line import read_flags
-from scalerl_jax.config.listing import list_settings
 from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.failures import tell
@@ -130,7 +129,9 @@ def main(argv: Sequence[str]) -> None:
     except ValueError as error:
         _end(str(error), status=_MISTAKE)
     if _DESCRIBE.value:
-        sys.stdout.write(wiring.describe(config))
+        from scalerl_jax.wiring.describe import describe
+
+        sys.stdout.write(describe(config))
         return
     if workdir is None:
         _end("--workdir is missing: --workdir=runs/NAME", status=_MISTAKE)
@@ -194,6 +195,8 @@ def _join() -> None:
 def parse_flags(argv: Sequence[str]) -> list[str]:
     """What is left of the command line without flags; a wrong flag is one line."""
     if {"--help", "-help", "-h"} & set(argv):
+        from scalerl_jax.config.listing import list_settings
+
         own = flags.FLAGS.module_help(sys.modules[__name__])
         sys.stdout.write(f"{__doc__}\n{own}\n\n{list_settings()}\n")
         sys.exit(0)

@@ -3,15 +3,14 @@
 import pytest
 import small_run
 
-from scalerl_jax import wiring
 from scalerl_jax.wiring import paper_table
-from scalerl_jax.wiring.describe import ingredients
+from scalerl_jax.wiring.describe import describe, ingredients
 
 PAGE = (small_run.ROOT / "docs" / "objective.md").read_text()
 
 
 def described(changes=None):
-    return wiring.describe(small_run.make_config(changes))
+    return describe(small_run.make_config(changes))
 
 
 def test_the_default_is_described_by_the_docstrings_of_what_runs():

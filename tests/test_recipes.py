@@ -10,8 +10,9 @@ import small_run
 from absl import flags
 
 from scalerl_jax import config as config_lib
-from scalerl_jax import main, wiring
+from scalerl_jax import main
 from scalerl_jax.utils.run_directory import flatten
+from scalerl_jax.wiring.describe import describe
 
 # ml_collections loads config files in a way that Python means to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
@@ -104,7 +105,7 @@ def test_a_file_works_with_any_policy(path, base):
             config_lib.resolve(config_of(path, base))
         return
     config = config_lib.resolve(config_of(path, base))
-    text = wiring.describe(config)
+    text = describe(config)
     assert f"loss = {config.objective.loss}, weight = " in text
 
 

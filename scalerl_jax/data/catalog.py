@@ -333,6 +333,12 @@ _KNOWN = (
 DATA_SETS: dict[str, DataSet] = {each.name: each for each in _KNOWN}
 
 
+def split_of(name: str) -> tuple[str, str]:
+    """Return data set and split of "gsm8k@test"; a file's name may hold an @."""
+    base, _, split = name.partition("@")
+    return (base, split) if base in DATA_SETS or is_on_hub(base) else (name, "")
+
+
 def is_on_hub(name: str) -> bool:
     """Whether a name is "OWNER/NAME" or "OWNER/NAME/SUBSET"."""
     owner, _, rest = name.partition("/")

@@ -5,21 +5,31 @@ and the settings are values to it, and never evaluated.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalerl_jax.config import DataConfig
-from scalerl_jax.data.chat_process import TemplateProcess
 from scalerl_jax.data.questions import Question
 from scalerl_jax.data.thinking import end_of_thinking
 from scalerl_jax.data.tokenizer import read_json, read_special_tokens
 from scalerl_jax.utils.hub import local_directory
 
+if TYPE_CHECKING:
+    from scalerl_jax.data.chat_process import TemplateProcess
+
 CHAT = "chat"  # the value of data.template that asks for the model's own
 _PLACE = "{question}"
 _FILE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
-_PROCESS = TemplateProcess()
+
+
+@functools.cache
+def _template_process() -> "TemplateProcess":
+    """Return the process that all templates run in; few runs need one."""
+    from scalerl_jax.data.chat_process import TemplateProcess
+
+    return TemplateProcess()
 
 
 class NoTemplate(ValueError):
@@ -55,7 +65,7 @@ class ChatTemplate:
             Refused: the template refuses the messages.
             ValueError: the template is malformed, or fails.
         """
-        found = _PROCESS.render(
+        found = _template_process().render(
             self.source,
             {
                 **self.special_tokens,

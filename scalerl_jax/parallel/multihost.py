@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import jax
 from jax._src import clusters, distributed
 
-from scalerl_jax.parallel import rendezvous
 from scalerl_jax.types import PyTree
 
 # A process that died is noticed after so long; the others then end with status 134.
@@ -60,6 +59,8 @@ def initialize(
             "--process_id, all three; they are found out on TPU VMs, Kubernetes, "
             "Slurm and Open MPI only"
         )
+    from scalerl_jax.parallel import rendezvous  # one process meets nobody
+
     place = rendezvous.Place(
         coordinator=coordinator, num_processes=num_processes, process_id=process_id
     )

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 from scalerl_jax.config import RewardConfig
-from scalerl_jax.rewards import sandbox
 from scalerl_jax.rewards.serving import Verifier
 from scalerl_jax.rewards.verdict import ScoreFunction
 from scalerl_jax.rewards.verifier import VerifierPool
@@ -75,4 +74,6 @@ def check_programs(reward: RewardConfig) -> None:
             f"reward.code_packages = {packages!r} is no directory; make one with "
             f"`pip install --target=DIRECTORY PACKAGE ...`, or leave it empty"
         )
+    from scalerl_jax.rewards import sandbox  # of runs that judge programs alone
+
     sandbox.check()

@@ -10,7 +10,6 @@ another user it needs user namespaces that the machine allows.
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -26,9 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from scalerl_jax.rewards import harness, seccomp
+from scalerl_jax.rewards import harness, reaping, seccomp
 
 _INSTRUCTIONS = (
     "solutions are run in a sandbox or not at all; install bubblewrap 0.8 or newer "
@@ -41,7 +38,6 @@ _INSTRUCTIONS = (
 _MIB = 2**20
 _START_S = 20.0  # to set up a sandbox, before its time counts
 _SHORT_REPLY = 2**16  # bytes of a message that holds neither values nor output
-_SET_CHILD_SUBREAPER = 36  # of prctl, in linux/prctl.h
 _FIRST_USER, _USERS = 20_000, 40_000  # of those that root gives to sandboxes
 _MAX_STDERR = 2000  # characters
 _ENVIRONMENT = {  # one thread for numerical libraries: threads count as processes
@@ -174,7 +170,7 @@ class Sandbox:
             SandboxError: there is no bubblewrap.
         """
         command = _command(limits)
-        adopt()
+        reaping.adopt()
         shared = (solution.reading, solution.writing) if solution else ()
         # Two live sandboxes of a process, and those of two processes, differ in it.
         number = 2 * os.getpid() + (side == "tests")
@@ -261,21 +257,6 @@ def check() -> None:
         trial.await_ready()
     finally:
         trial.close()
-
-
-def adopt() -> None:
-    """Make this process the parent of what it started and whose own parent ends.
-
-    A zombie is reaped by its parent, and by the machine's first process perhaps never.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def reap(*, wait_s: float = 0.0) -> None:
-    """Reap adopted sandboxes that have ended; wait so long for those that have not."""
-    orphans = [each for each in psutil.Process().children() if each.name() == "bwrap"]
-    psutil.wait_procs(orphans, timeout=wait_s)
 
 
 def _wait(descriptor: int, event: int, deadline: float) -> None:

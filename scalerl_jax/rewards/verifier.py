@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from multiprocessing import connection as pipes
 from typing import Any, NamedTuple
 
-from scalerl_jax.rewards import sandbox
+from scalerl_jax.rewards import reaping
 from scalerl_jax.rewards.serving import (
     MAX_START_S,
     Job,
@@ -100,7 +100,7 @@ class VerifierPool:
             memory_mib=memory_mib,
         )
         self._timeout_s = timeout_s
-        sandbox.adopt()
+        reaping.adopt()
         self._num_workers = num_workers
         self.pending = 0  # groups submitted whose verdicts `poll` has not returned
         self.restarts = 0  # of processes
@@ -186,7 +186,7 @@ class VerifierPool:
             worker.kill()
         for worker in (*self._workers, *self._killed):
             worker.process.wait()
-        sandbox.reap(wait_s=_END_S)
+        reaping.reap(wait_s=_END_S)
         self._wake.close()
         self._woken.close()
 
@@ -245,7 +245,7 @@ class VerifierPool:
     def _advance(self) -> None:
         """Read what has arrived, kill what is late."""
         if self._killed:
-            sandbox.reap()
+            reaping.reap()
         self._killed = [
             worker for worker in self._killed if worker.process.poll() is None
         ]

@@ -33,7 +33,6 @@ from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten, keep_data_report
 from scalerl_jax.utils.xla import explained, keep_freed_memory
-from scalerl_jax.wiring.describe import describe
 from scalerl_jax.wiring.learning import (
     fit_devices,
     make_annotate,
@@ -66,7 +65,6 @@ from scalerl_jax.wiring.verifying import check_verifiers, make_verifier
 
 __all__ = [
     "make_run",
-    "describe",
     "fit_devices",
     "make_architecture",
     "make_ledger",

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import optax
@@ -21,7 +21,6 @@ from scalerl_jax.learner.critic import PairedStep, held
 from scalerl_jax.learner.forward import Forward, LearnerFlops
 from scalerl_jax.learner.local import Annotate
 from scalerl_jax.learner.logprobs import Head
-from scalerl_jax.learner.nonfinite import Diagnosis
 from scalerl_jax.learner.optimizer import (
     freeze,
     make_optimizer,
@@ -43,7 +42,7 @@ from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import abstract_params, init_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
-from scalerl_jax.types import PackedBatch
+from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.wiring.critic import abstract_critic, make_critic, make_critic_step
@@ -321,10 +320,19 @@ def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
 
 def make_diagnosis(
     config: Config, forward: Forward, step: TrainStep | PairedStep
-) -> Diagnosis:
-    """What a step that was skipped is explained by."""
-    policy = step.policy if isinstance(step, PairedStep) else step
-    return Diagnosis(step=policy, forward=forward, objective=make_objective(config))
+) -> Callable[[PyTree, PackedBatch], str]:
+    """Make what explains a step that was skipped, from its params and its batch."""
+
+    def diagnose(params: PyTree, batch: PackedBatch) -> str:
+        from scalerl_jax.learner.nonfinite import Diagnosis  # few runs need it
+
+        policy = step.policy if isinstance(step, PairedStep) else step
+        objective = make_objective(config)
+        return Diagnosis(step=policy, forward=forward, objective=objective)(
+            params, batch
+        )
+
+    return diagnose
 
 
 def make_annotate(

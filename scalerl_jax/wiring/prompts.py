@@ -5,16 +5,14 @@ import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalerl_jax.config import Config
-from scalerl_jax.data import catalog, tasks
-from scalerl_jax.data.preparing import DEFAULT_DIRECTORY, open_dataset
+from scalerl_jax.data import tasks
 from scalerl_jax.data.prompts import JoinedPrompts, LazyPrompts, build_prompts
 from scalerl_jax.data.questions import Question, take
-from scalerl_jax.data.records import QuestionSource
 from scalerl_jax.data.splits import (
     HELD_OUT,
     TRAIN,
@@ -29,6 +27,9 @@ from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.wiring.tables import naming
 from scalerl_jax.wiring.thinking import make_render
+
+if TYPE_CHECKING:
+    from scalerl_jax.data.records import QuestionSource
 
 _log = logging.getLogger(__name__)
 
@@ -240,7 +241,7 @@ class _Maker:
         self,
         kind: str,
         name: str,
-        source: QuestionSource,
+        source: "QuestionSource",
         sieve: Sieve,
         order: np.ndarray,
         count: int | None = None,
@@ -265,15 +266,20 @@ class _Maker:
         )
         return chosen
 
-    def _open(self, name: str, split: str, *, setting: str) -> QuestionSource:
-        """A data set, at the split that its name gives or at `split`, if there is."""
-        base, named = _split_of(name)
+    def _open(self, name: str, split: str, *, setting: str) -> "QuestionSource":
+        """Open a data set at the split of its name, else at `split` if it has that."""
+        # Runs on generated tasks alone need nothing of data sets.
+        from scalerl_jax.data import catalog, preparing
+
+        base, named = catalog.split_of(name)
         splits = catalog.find(base).splits
         chosen = named or (split if split in splits else splits[0])
         if (base, chosen) not in self._sources:
-            directory = self._data.directory or DEFAULT_DIRECTORY
+            directory = self._data.directory or preparing.DEFAULT_DIRECTORY
             with naming(f"{setting} holds {name!r}"):
-                source = open_dataset(base, split=chosen, directory=Path(directory))
+                source = preparing.open_dataset(
+                    base, split=chosen, directory=Path(directory)
+                )
             self._sources[base, chosen] = source, Wording.of(source)
         source, self._wordings[name] = self._sources[base, chosen]
         return source
@@ -321,22 +327,19 @@ def _dropped(chosen: Selection) -> str:
     return f" ({', '.join(counts)} dropped)" if counts else ""
 
 
-def _questions(source: QuestionSource, chosen: Selection, name: str) -> list[Question]:
+def _questions(
+    source: "QuestionSource", chosen: Selection, name: str
+) -> list[Question]:
     questions = take(source, chosen.places.tolist())
     return [dataclasses.replace(each, task=name) for each in questions]
-
-
-def _split_of(name: str) -> tuple[str, str]:
-    """Data set and split of "gsm8k@test"; a file's name may hold an @."""
-    base, _, split = name.partition("@")
-    known = base in catalog.DATA_SETS or catalog.is_on_hub(base)
-    return (base, split) if known else (name, "")
 
 
 def _check_name(name: str, setting: str) -> None:
     if name in tasks.TASKS:
         return
-    base, split = _split_of(name)
+    from scalerl_jax.data import catalog
+
+    base, split = catalog.split_of(name)
     try:
         splits = catalog.find(base).splits
     except ValueError as error:

@@ -1,28 +1,43 @@
-"""Eight CPU devices for every test, whatever the machine has."""
+"""Eight CPU devices for every test, whatever the machine has, and one program cache.
 
+Whole runs, and what several tests compile alike, are compiled once for all of them and
+for the processes that they start.
+"""
+
+import atexit
 import os
+import shutil
+import tempfile
 
 # Most of the tests' time is LLVM's; in the environment, for other processes too.
 os.environ.setdefault("XLA_FLAGS", "--xla_llvm_disable_expensive_passes=true")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers get that of the first
+    programs = tempfile.mkdtemp(prefix="programs-")
+    atexit.register(shutil.rmtree, programs, ignore_errors=True)
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": programs,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 # Before the backend starts, which happens at the first array.
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
 
-@pytest.fixture(scope="session")
-def program_cache(tmp_path_factory):
-    """Whole runs compile their programs once; as variables, for other processes."""
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()  # else the directory of the first compilation
-    return {name.upper(): str(value) for name, value in settings.items()}
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_a_module():
+    """Programs leave the memory with the module that they were compiled for."""
+    yield
+    jax.clear_caches()
+
+
+@pytest.fixture
+def no_program_cache():
+    """Every program is compiled, so that a test can see which are."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)

@@ -67,10 +67,10 @@ def start(*command, environment=None, **options):
     )
 
 
-def start_main(directory, changes, environment):
+def start_main(directory, changes):
     """`python -m scalerl_jax.main` on the small run."""
     command = ("-m", "scalerl_jax.main", *arguments(directory, changes))
-    return start(*command, environment=environment)
+    return start(*command)
 
 
 @contextlib.contextmanager

@@ -89,9 +89,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(command, model, environment):
+def running(command, model):
     """A process that says where it serves; killed at the end, if it still runs."""
-    process = small_run.start(*command, environment=environment)
+    process = small_run.start(*command)
     server = Server(process=process, model=model)
     reader = threading.Thread(target=server.listen)
     reader.start()

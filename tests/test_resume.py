@@ -50,23 +50,21 @@ def end_after(process, line):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["loading", "compiling the train step"])
-def test_sigterm_before_there_is_anything_to_save_ends_well(
-    tmp_path, program_cache, phase
-):
-    process = small_run.start_main(tmp_path, SYNCHRONOUS, program_cache)
+def test_sigterm_before_there_is_anything_to_save_ends_well(tmp_path, phase):
+    process = small_run.start_main(tmp_path, SYNCHRONOUS)
     assert end_after(process, phase) == "stopped by SIGTERM with nothing to save\n"
     assert process.returncode == 0
     assert not small_run.checkpoints(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory, program_cache):
+def interrupted(tmp_path_factory):
     """A synchronous run that was never disturbed, and one that often was."""
     undisturbed = tmp_path_factory.mktemp("undisturbed")
     directory = tmp_path_factory.mktemp("disturbed")
 
     def start(place):
-        return small_run.start_main(place, SYNCHRONOUS, program_cache)
+        return small_run.start_main(place, SYNCHRONOUS)
 
     first = start(undisturbed)
     # Before there is any checkpoint: it must all come again.
@@ -202,11 +200,11 @@ with small_run.built(config, directory) as run, open(sys.argv[3], "w") as file:
 """
 
 
-def start_recording(directory, record, program_cache):
+def start_recording(directory, record):
     """A run that writes down which groups each of its batches holds."""
     return small_run.start(
         *("-c", RECORD, directory, json.dumps(PIPELINE), record),
-        environment={**program_cache, "PYTHONPATH": str(small_run.ROOT / "tests")},
+        environment={"PYTHONPATH": str(small_run.ROOT / "tests")},
     )
 
 
@@ -270,7 +268,7 @@ def after_a_kill(directory, batches, expected):
 
 
 @pytest.mark.slow
-def test_in_a_pipeline_no_ticket_is_lost_or_doubled(tmp_path, program_cache):
+def test_in_a_pipeline_no_ticket_is_lost_or_doubled(tmp_path):
     """Killed KILLS times: the tickets and the ledger of every checkpoint add up."""
     directory, record = tmp_path / "run", tmp_path / "record"
     directory.mkdir()
@@ -278,7 +276,7 @@ def test_in_a_pipeline_no_ticket_is_lost_or_doubled(tmp_path, program_cache):
     step, batches, expected = 0, [], {"chip_s": 0.0, "tokens": 0}
     spent = None
     for phase in phases[:KILLS]:
-        process = start_recording(directory, record, program_cache)
+        process = start_recording(directory, record)
         kill_in_a(phase, process, directory, record)
         batches += recorded(record)
         step_before = step
@@ -286,7 +284,7 @@ def test_in_a_pipeline_no_ticket_is_lost_or_doubled(tmp_path, program_cache):
         assert step >= step_before
         expected = lost_then
 
-    finish(start_recording(directory, record, program_cache))
+    finish(start_recording(directory, record))
     rows, num_steps = small_run.rows(directory), PIPELINE["train.num_steps"]
     assert [row["step"] for row in rows] == list(range(1, num_steps + 1))
     for row in rows[step:]:

@@ -1,6 +1,7 @@
 """A real language model from a GGUF file: loaded, exported, sampled and trained."""
 
 import importlib.util
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,15 @@ import numpy as np
 import pytest
 import small_run
 
+from scalerl_jax.config import resolve
+from scalerl_jax.data import tasks
 from scalerl_jax.data.chat import read_chat_template
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.export import export
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.transformer import head_logits, head_weights, hidden_states
 from scalerl_jax.model.weights import load_params
+from scalerl_jax.wiring.thinking import make_render
 
 CONFIG = small_run.ROOT / "configs" / "smollm2.py"
 QUESTIONS = {
@@ -118,6 +122,28 @@ def test_the_config_trains_the_model_for_a_step(tmp_path, checkpoint):
     prompt = small_run.rows(tmp_path, "rollouts.jsonl")[0]["prompt"]
     assert prompt.startswith("<|im_start|>system\nYou are a calculator.")
     assert prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_prompts_and_answers_of_the_cpu_config_fit(checkpoint):
+    path = small_run.ROOT / "configs" / "smollm2_cpu.py"
+    config = resolve(runpy.run_path(str(path))["get_config"](str(checkpoint)))
+    train, held_out = tasks.make_splits(
+        config.data.tasks,
+        train_prompts=config.data.train_prompts,
+        eval_prompts=config.eval.num_prompts,
+        seed=0,
+    )
+    tokenizer, render = load_tokenizer(checkpoint), make_render(config)
+    texts = [render(question) for question in (*train, *held_out)]
+    longest = max(tokenizer.count_tokens(texts))
+    assert longest <= config.sampler.max_prompt_tokens
+    answers = [each.reference["answer"] for each in (*train, *held_out)]
+    room = config.sampler.max_completion_tokens - 1  # and the token that ends it
+    fits = [len(tokenizer.encode(answer)) <= room for answer in answers]
+    assert np.mean(fits) > 0.98
+    # The turns before the question are in the form of the model's own.
+    assert texts[0].count("<|im_start|>user") == 3
+    assert texts[0].endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_without_the_package_the_config_says_how_to_get_the_model():

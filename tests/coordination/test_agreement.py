@@ -19,7 +19,7 @@ def config():
 
 
 @pytest.fixture(scope="module")
-def run(config, tmp_path_factory, program_cache):
+def run(config, tmp_path_factory):
     with small_run.built(config, tmp_path_factory.mktemp("run")) as run:
         yield run
 
@@ -60,7 +60,7 @@ def test_two_programs_on_one_version_agree(run, params):
     assert compare(run, *params, require=True) == found  # always the same prompts
 
 
-def test_two_programs_in_bfloat16_agree_on_average(tmp_path, program_cache):
+def test_two_programs_in_bfloat16_agree_on_average(tmp_path):
     config = small_run.make_config(
         {
             "model.compute_dtype": "bfloat16",

@@ -19,7 +19,7 @@ from scalerl_jax.wiring.learning import make_adamw
 
 
 @pytest.fixture
-def evaluate(capsys, program_cache):
+def evaluate(capsys):
     """Run the command; exit status, stdout and stderr."""
 
     def run(**flags):
@@ -30,7 +30,7 @@ def evaluate(capsys, program_cache):
 
 
 @pytest.fixture
-def measure(capsys, program_cache):
+def measure(capsys):
     """Run the command on difficulty; exit status, stdout and stderr."""
 
     def run(**flags):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarni
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, program_cache):
+def finished(tmp_path_factory):
     """An evaluation of the base checkpoint: its directory, and what was printed."""
     out, printed = tmp_path_factory.mktemp("finished") / "out", io.StringIO()
     flags = {"checkpoint": BASE, "out": out} | FLAGS

@@ -15,7 +15,7 @@ from scalerl_jax.sampler.engine import Engine
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, program_cache):
+def run(tmp_path_factory):
     config = small_run.make_config(
         {
             "eval.num_prompts": 20,

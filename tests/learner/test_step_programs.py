@@ -63,6 +63,7 @@ def test_a_step_deletes_the_state_that_it_was_given_and_nothing_else():
     jax.tree.map(np.testing.assert_array_equal, batch, kept)
 
 
+@pytest.mark.usefixtures("no_program_cache")
 def test_nothing_is_compiled_after_the_start_however_many_microbatches(caplog):
     these = bench(**EIGHT)
     these.step.compile()

@@ -513,6 +513,7 @@ def compilations():
     listening[0] = False  # a listener cannot be taken back
 
 
+@pytest.mark.usefixtures("no_program_cache")
 def test_nothing_is_compiled_after_the_warm_up(ladder_bench, random_params):
     bench = ladder_bench
     rng = np.random.default_rng(1)

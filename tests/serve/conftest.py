@@ -38,13 +38,13 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def start_server(checkpoint, program_cache):
+def start_server(checkpoint):
     """Start servers with other flags, or another program."""
 
     def start(program=("-m", "scalerl_jax.serve"), *, model="sound", **changes):
         flags = FLAGS | {"checkpoint": checkpoint(model)} | changes
         command = [*program, *(f"--{name}={value}" for name, value in flags.items())]
-        return running(command, flags["checkpoint"], program_cache)
+        return running(command, flags["checkpoint"])
 
     return start
 

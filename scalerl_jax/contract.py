@@ -37,7 +37,7 @@ class Order:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Restored:
-    """What a checkpoint gives back."""
+    """Contents of a checkpoint, as the loop gets them back."""
 
     step: int  # optimizer steps behind it
     state: State
@@ -46,7 +46,7 @@ class Restored:
 
 
 class Learner(Protocol):
-    """What the loop asks of the learner."""
+    """The learner, as the loop uses it."""
 
     def step(
         self, state: State, batch: PackedBatch
@@ -78,7 +78,7 @@ class Learner(Protocol):
 
 
 class Desk(Protocol):
-    """What generators may ask of the run."""
+    """The run, as generators may use it."""
 
     def admit(self, used_version: int) -> Order | None:
         """Return a group that may start now with params of that version, or None."""
@@ -114,7 +114,7 @@ class Desk(Protocol):
 
 
 class Generators(Protocol):
-    """What the loop asks of those who sample: one thread, or many machines."""
+    """The sampling side, as the loop uses it: one thread, or many machines."""
 
     def start(self) -> None:
         """Begin to sample what the desk orders."""

@@ -45,7 +45,7 @@ def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
 
 
 def tokenizer_files(source: str | Path, tokenizer: Tokenizer) -> dict[str, bytes]:
-    """What transformers reads a tokenizer from; copies, where there is a directory."""
+    """Return the files of a tokenizer as transformers reads it, by name."""
     path, directory = local_path(source), local_directory(source)
     files = {
         name: file.read_bytes()

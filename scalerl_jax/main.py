@@ -106,7 +106,7 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
 
 
 def free_settings(config: config_lib.Config) -> tuple[str, ...]:
-    """What may differ between this run and its resumption."""
+    """Return the settings that may differ between this run and its resumption."""
     if config.optimizer.schedule == "cosine" and not config.optimizer.decay_steps:
         # Another number of steps would be another learning rate at every one of them.
         return tuple(name for name in FREE_SETTINGS if name != "train.num_steps")
@@ -193,7 +193,7 @@ def _join() -> None:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """What is left of the command line without flags; a wrong flag is one line."""
+    """Read the flags; return what is left. A wrong flag is told in one line."""
     if {"--help", "-help", "-h"} & set(argv):
         from scalerl_jax.config.listing import list_settings
 

@@ -28,7 +28,7 @@ class RunMonitor:
     """The loop's bookkeeping: waits, counts, warnings, files and the display."""
 
     def __init__(self, config: Config, run: RunState, writer: MetricsWriter) -> None:
-        """At the start of a run, or of its resumption."""
+        """Begin at the start of a run, or of its resumption."""
         self._config = config
         self._settings = flatten(to_json(config))
         self._run = run
@@ -51,7 +51,7 @@ class RunMonitor:
 
     @property
     def must_stop(self) -> bool:
-        """Whether verifiers fail too often for the run to go on."""
+        """Return whether verifiers fail too often for the run to go on."""
         return self._unjudged.reason is not None
 
     def close(self) -> None:
@@ -280,7 +280,7 @@ class RunMonitor:
             )
 
     def lacks_evaluation(self, version: int) -> bool:
-        """Whether one is due at this version, and is not on file."""
+        """Return whether one is due at this version, and is not on file."""
         last = version == self._config.train.num_steps
         due = last or version % self._config.eval.every == 0
         return due and not self._writer.has_eval(version)

@@ -31,7 +31,7 @@ _STOP_TIMEOUT_S = 600.0  # for the sampler's step that is under way
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended."""
+    """The end of a run."""
 
     policy_version: int
     preempted: bool

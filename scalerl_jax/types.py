@@ -76,7 +76,7 @@ class Group:
 
     @property
     def has_reward_variance(self) -> bool:
-        """Whether any two judged rollouts were rewarded differently."""
+        """Return whether any two judged rollouts were rewarded differently."""
         return len({each.reward for each in self.rollouts if each.judged}) > 1
 
 
@@ -99,7 +99,7 @@ class RolloutBatch:
 
 @struct.dataclass(kw_only=True)
 class Sharing:
-    """Where the tokens of D streams stand in the rows that attention reads.
+    """Places of the tokens of D streams in the rows that attention reads.
 
     A stream of U tokens begins with those that several sequences share.  Its rows are
     R / D of the R rows; places count through them, row after row; -1 is no place.
@@ -112,7 +112,7 @@ class Sharing:
 
 @struct.dataclass(kw_only=True)
 class Tokens:
-    """What the loss of a token is made of: arrays of one shape, as rows [R, S].
+    """Ingredients of the loss of each token: arrays of one shape, as rows [R, S].
 
     Every entry is finite where the mask is False too.
     """
@@ -131,7 +131,7 @@ class Tokens:
 
 @struct.dataclass(kw_only=True)
 class PackedBatch:
-    """What the train step reads: rollouts laid end to end in rows of S tokens.
+    """A batch for the train step: rollouts laid end to end in rows of S tokens.
 
     A batch has M filled microbatches; one of them has no axis M.  Position s predicts
     `targets[..., s]`; everything of that prediction (weight, advantage, behavior

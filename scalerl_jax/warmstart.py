@@ -65,7 +65,7 @@ CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=;:.,?!\"'()<>#"
 
 @dataclasses.dataclass(frozen=True)
 class WarmstartConfig:
-    """How the base checkpoint is made."""
+    """Settings by which the base checkpoint is made."""
 
     seed: int = 0
     held_out_prompts: int = 300  # `eval.num_prompts` of the runs to come: not shown

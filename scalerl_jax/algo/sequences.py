@@ -14,7 +14,7 @@ def sequence_sum(
     sequence_ids: Int[Array, "*rows S"],
     mask: Bool[Array, "*rows S"],
 ) -> Float[Array, "*rows S"]:
-    """At every token, the sum of its sequence's values where the mask is True.
+    """Give every token the sum of its sequence's values where the mask is True.
 
     sum[s] = sum over u with sequence_ids[u] = sequence_ids[s] of mask[u] * values[u]
     """
@@ -31,7 +31,7 @@ def sequence_mean(
     sequence_ids: Int[Array, "*rows S"],
     mask: Bool[Array, "*rows S"],
 ) -> Float[Array, "*rows S"]:
-    """At every token, the mean of its sequence's values where the mask is True.
+    """Give every token the mean of its sequence's values where the mask is True.
 
     0 where the mask is nowhere True.
     """

@@ -66,7 +66,7 @@ class Assembler:
     running: RunningNormalization | None = None  # if `advantages` goes by it
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps of it, as JSON values."""
+        """Return the state for a checkpoint, as JSON values."""
         return self.running.state() if self.running else {}
 
     def restore(self, state: dict[str, float]) -> None:
@@ -107,7 +107,7 @@ class Assembler:
         return Assembled(batch=packed, row_tokens=computed_tokens(packed), **counts)
 
     def _rewards(self, batch: RolloutBatch) -> np.ndarray:
-        """Of rollouts [B], their lengths reckoned in."""
+        """Return the rewards of rollouts [B], their lengths reckoned in."""
         if self.shape_rewards is None:
             return batch.rewards
         return np.asarray(
@@ -115,7 +115,7 @@ class Assembler:
         )
 
     def _regularization(self, batch: RolloutBatch) -> np.ndarray | None:
-        """What scales the regularisers of rollouts [B], by their groups' pass rates."""
+        """Return factors [B] of the regularisers, by the pass rates of the groups."""
         if self.regularization is None:
             return None
         passed, judged = (

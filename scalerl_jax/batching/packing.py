@@ -76,7 +76,7 @@ class TrainSequence:
         return len(self.tokens) - 1
 
     def write(self, out: dict[str, np.ndarray], where: Any, *, number: int) -> None:
-        """What belongs to its predictions, into the arrays of `lay_out`.
+        """Write what belongs to its predictions into the arrays of `lay_out`.
 
         `number` tells it from the other sequences of its row, from 1.
         """
@@ -96,7 +96,7 @@ _OPTIONAL = {"regularization": np.float32(0.0), "rollout": np.int32(-1)}
 
 
 def optional_fields(sequences: Sequence[TrainSequence]) -> tuple[str, ...]:
-    """Those that the first of the sequences has, and so all of them."""
+    """Return the fields that the first of the sequences has, and so all of them."""
     return tuple(
         name
         for name in _OPTIONAL

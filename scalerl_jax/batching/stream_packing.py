@@ -56,7 +56,7 @@ class _Stream:
         self.members: list[_Member] = []
 
     def add(self, sequence: TrainSequence, group: int) -> bool:
-        """Whether there was room: in a row, for its prompt, and for its completion."""
+        """Place it, and return whether row, prompts and completions had room."""
         shape, prompt = self.shape, _shared_part(sequence)
         own, known = len(sequence.weights), group in self.prompts
         fits = (

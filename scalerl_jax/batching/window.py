@@ -56,7 +56,7 @@ class Window:
     version: int
 
     def packed(self) -> list[PackedBatch]:
-        """What the step reads, of each batch with a gradient, in their order."""
+        """Return the batches that have a gradient, as the step reads them."""
         packed = (batch.assembled.batch for batch in self.batches)
         return [each for each in packed if each is not None]
 

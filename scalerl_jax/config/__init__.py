@@ -487,7 +487,7 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrackingConfig:
-    """Where a run is looked at, beside the display and the files of its directory."""
+    """Places to look at a run, beside the display and the files of its directory."""
 
     wandb_project: str = setting("", "at Weights & Biases; extra [wandb]")
     profile_steps: tuple[int, ...] = setting(

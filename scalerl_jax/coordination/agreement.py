@@ -27,7 +27,7 @@ class Agreement:
     tokens: int
 
     def metrics(self) -> dict[str, float]:
-        """By metric name."""
+        """Return the figures by metric name."""
         return {f"mismatch/{name}": value for name, value in vars(self).items()}
 
 

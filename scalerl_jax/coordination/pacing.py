@@ -78,13 +78,13 @@ class Pacing:
             assert self.max_staleness and self.max_staleness % self.epochs == 0, self
 
     def windows(self, version: int, *, opened: int) -> int:
-        """How many windows from `opened` on can use a group of `version`."""
+        """Count the windows from `opened` on that can use a group of `version`."""
         return (version + self.max_staleness + 1 - opened) // self.epochs
 
     def may_start(
         self, version: int, *, opened: int, outstanding: int, waiting: int
     ) -> bool:
-        """Whether a group may start with params of `version`.
+        """Return whether a group may start with params of `version`.
 
         `waiting` of the `outstanding` groups are sampled and not taken.
         """
@@ -120,7 +120,7 @@ class Pacing:
     def usable(
         self, versions: Sequence[int], *, opened: int, windows_gone: int = 0
     ) -> bool:
-        """Whether groups so old can all be used, those windows aside."""
+        """Return whether groups so old can all be used, those windows aside."""
         if self.mode == "batched":
             left = 0 if windows_gone else self.window_groups(opened=opened)
             return len(versions) <= left and all(each >= opened for each in versions)

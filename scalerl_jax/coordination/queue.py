@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QueueState:
-    """What a checkpoint keeps of the queue."""
+    """State of the queue in a checkpoint."""
 
     version: int  # optimizer steps applied
     next_ticket: int
@@ -248,7 +248,7 @@ class RolloutQueue:
                 raise QueueClosed
 
     def snapshot(self) -> QueueState:
-        """What a checkpoint needs, between two windows."""
+        """Return the state for a checkpoint, between two windows."""
         with self._changed:
             assert not self._taken, "a window is not used up"
             groups = [finished.group for finished in self._buffered.values()]
@@ -319,7 +319,7 @@ class RolloutQueue:
 
     @property
     def failure(self) -> BaseException | None:
-        """What `fail` was given, if it was called."""
+        """Return what `fail` was given, if it was called."""
         with self._changed:
             return self._failure
 
@@ -341,7 +341,7 @@ class RolloutQueue:
         return len(self._running) + len(self._buffered) + self._taken
 
     def _may_refill(self, group: Group) -> bool:
-        """Whether a finished group is to give its place back, and still may."""
+        """Return whether a finished group is to give its place back, and still may."""
         limit = self._max_refills * self._pacing.window_groups(opened=self._opened)
         return len(self._refilled) < limit and not group.has_reward_variance
 

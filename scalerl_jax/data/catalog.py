@@ -340,13 +340,13 @@ def split_of(name: str) -> tuple[str, str]:
 
 
 def is_on_hub(name: str) -> bool:
-    """Whether a name is "OWNER/NAME" or "OWNER/NAME/SUBSET"."""
+    """Return whether a name is "OWNER/NAME" or "OWNER/NAME/SUBSET"."""
     owner, _, rest = name.partition("/")
     return "@" not in name and is_hub_id(f"{owner}/{rest.replace('/', '.')}")
 
 
 def is_own_file(name: str) -> bool:
-    """Whether a name is "jsonl:FILE" or "parquet:FILE"."""
+    """Return whether a name is "jsonl:FILE" or "parquet:FILE"."""
     kind, _, path = name.partition(":")
     return kind in OWN_FORMS and bool(path)
 

@@ -79,7 +79,7 @@ def _solve_chain_sum(
 def _solve_products(
     text: str, slip: float, rng: np.random.Generator
 ) -> tuple[str, str]:
-    """By the digits of the second factor: `34*7=238;34*20=680;238+680=918`."""
+    """Multiply by the digits of the second factor: `34*7=238;34*20=680;238+680=918`."""
     left, right = (int(part) for part in re.findall(r"\d+", text.split(":")[1]))
     ones, tens = right % 10, right - right % 10
     total = _slipped(left * ones, slip, rng)

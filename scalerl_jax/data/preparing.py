@@ -198,7 +198,7 @@ def _questions(
 
 
 def _again(draft: Draft, seen: dict[int, int]) -> Iterator[str]:
-    """Whether a question came before, which is kept: duplicates may be meant."""
+    """Return whether a question came before, which is kept: duplicates may be meant."""
     text = hash((draft.system, draft.text))
     reference = hash(json.dumps(draft.reference, sort_keys=True))
     if text in seen:
@@ -208,7 +208,7 @@ def _again(draft: Draft, seen: dict[int, int]) -> Iterator[str]:
 
 
 def _is_text(draft: Draft) -> bool:
-    """Whether a draft can be written; JSON's escapes make texts that cannot."""
+    """Return whether a draft can be written; JSON's escapes make texts that cannot."""
     try:
         f"{draft.text}{draft.system}{draft.identity}".encode()
     except UnicodeEncodeError:

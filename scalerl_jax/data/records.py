@@ -107,7 +107,7 @@ def read_report(prepared: Path) -> Report:
 
 
 def is_prepared(prepared: Path) -> bool:
-    """Whether a whole data set lies there."""
+    """Return whether a whole data set lies there."""
     return (prepared / _REPORT).is_file()
 
 

@@ -240,7 +240,7 @@ def _asserts(tests: str) -> list[ast.Assert]:
 def _first_is_shown(
     statement: str, tests: dict[str, Any], asserts: list[ast.Assert]
 ) -> bool:
-    """Whether the statement has the first test's input, and after it its output."""
+    """Return whether the statement has the first test's input, then its output."""
     if tests["kind"] == "stdin":
         lines = [line.strip() for line in statement.splitlines() if line.strip()]
         after = _behind(lines, tests["inputs"][0])
@@ -275,7 +275,7 @@ def _behind(lines: list[str], text: str) -> list[str]:
 
 
 def _stand_in(statement: str, values: list[str]) -> bool:
-    """Whether values stand in a statement, one after the other."""
+    """Return whether values stand in a statement, one after the other."""
     rest, wanted = _bare(statement), [_bare(value) for value in values]
     if sum(map(len, wanted)) < _SHORT:
         wanted = [f"({','.join(wanted)})"]

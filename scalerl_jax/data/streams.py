@@ -24,7 +24,7 @@ _NEVER = np.iinfo(np.int64).max  # the turn of a prompt that is not sampled agai
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curriculum:
-    """Which prompts are open at a step, and in which order they come.
+    """A curriculum: the prompts that are open at a step, and their order.
 
     With `open_steps` = 0 all are open and come sorted, the easiest first, without a
     shuffle, epoch after epoch: Tan et al., https://arxiv.org/abs/2509.25300, who sort
@@ -42,7 +42,7 @@ class Curriculum:
 
     @property
     def is_sorted(self) -> bool:
-        """Whether the easiest come first, not merely open first."""
+        """Return whether the easiest come first, not merely open first."""
         return self.open_steps == 0
 
     def num_open(self, num_prompts: int, *, step: int) -> int:
@@ -229,7 +229,7 @@ class PromptStream:
         self._easiest: np.ndarray | None = None  # those left, the easiest first
 
     def _passes(self, ids: np.ndarray) -> np.ndarray:
-        """Whether the history of each prompt is one that retires it."""
+        """Return whether the history of each prompt is one that retires it."""
         if self._max_pass_rate is None:
             return np.zeros(len(ids), bool)
         rollouts = self._rollouts[ids]

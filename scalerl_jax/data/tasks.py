@@ -28,12 +28,12 @@ _EVAL, _TRAIN = 0, 1  # purposes of the draws
 
 
 def has_known_characters(text: str) -> bool:
-    """Whether the small tokenizer can spell `text` (printable ASCII)."""
+    """Return whether the small tokenizer can spell `text` (printable ASCII)."""
     return _CHARACTERS.issuperset(text)
 
 
 def has_lower_case_words(text: str) -> bool:
-    """Whether it also has no capital behind its last ": ", in the words asked about.
+    """Return whether, besides, the words after its last ": " have no capitals.
 
     Words come from book texts: "Wilson" would be asked to be reversed as "nosliW",
     and "aërial" holds a letter that the small tokenizer does not have.

@@ -56,7 +56,7 @@ class Tokenizer:
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
 
     def count_tokens(self, texts: list[str]) -> list[int]:
-        """How many ids `encode` gives for each text; several threads at work."""
+        """Count the ids that `encode` gives for each text, with several threads."""
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
         return [len(each) for each in encodings]
 
@@ -73,7 +73,7 @@ class Tokenizer:
         return self.written.text(ids)
 
     def answer_start(self, ids: list[int], *, answer_after: str) -> int | None:
-        """Where the answer begins in the text of `decode_all`.
+        """Return where the answer begins in the text of `decode_all`.
 
         It is what stands behind the last `answer_after` in the text of `decode`; None
         where that does not hold it.
@@ -91,12 +91,12 @@ class Tokenizer:
 
     @functools.cached_property
     def written(self) -> Spelling:
-        """What ids spell, special tokens written out."""
+        """Return what ids spell, special tokens written out."""
         return read_spelling(self.backend)
 
     @functools.cached_property
     def shown(self) -> Spelling:
-        """What ids spell in `decode`."""
+        """Return what ids spell, as `decode` has it."""
         return self.written.without(
             place
             for place, token in self.backend.get_added_tokens_decoder().items()

@@ -16,7 +16,7 @@ from scalerl_jax.types import Prompt, Rollout
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Judging:
-    """How completions become answers, and verdicts become rewards."""
+    """Rules by which completions become answers, and verdicts rewards."""
 
     tokenizer: Tokenizer
     answer_after: str
@@ -133,7 +133,7 @@ class Episodes:
 
     @property
     def waiting(self) -> bool:
-        """Whether verifiers have something to judge."""
+        """Return whether verifiers have something to judge."""
         return bool(self._verifier.pending)
 
     def wait(self, timeout_s: float) -> None:

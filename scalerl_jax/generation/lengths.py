@@ -25,7 +25,7 @@ class LengthBudget:
         return begun[-1] if begun else self.max_completion_tokens
 
     def thinking(self, tokens: int, *, limit: int) -> int:
-        """Where an interruption at `tokens` comes under a smaller limit.
+        """Return where an interruption at `tokens` comes under a smaller limit.
 
             floor(tokens * limit / max_completion_tokens)
 

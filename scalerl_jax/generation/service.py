@@ -10,7 +10,7 @@ from scalerl_jax.types import PyTree
 
 
 class Source(Protocol):
-    """Where requests come from, and where their completions go."""
+    """A source of requests, which also takes their completions."""
 
     def fill(self, scheduler: Scheduler, version: int) -> bool:
         """Submit what may start now; False: all is done, and nothing more will come."""

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostPart:
-    """What one process gave besides its shards."""
+    """Host state that one process gave besides its shards."""
 
     host: dict[str, Any]  # JSON values
     groups: tuple[Group, ...]
@@ -105,7 +105,7 @@ class Checkpointer:
         )
 
     def due(self, step: int, *, since: int) -> bool:
-        """Whether one belongs after an optimizer step from `since` + 1 to `step`."""
+        """Return whether one is due after any of the steps `since` + 1 to `step`."""
         return step // self._every > since // self._every
 
     def save(
@@ -327,17 +327,17 @@ class Checkpointer:
 
 
 def _is_no_echo(record: logging.LogRecord) -> bool:
-    """Whether a record is no log, array by array, of what `save` raises."""
+    """Return whether a record is no log, array by array, of what `save` raises."""
     return not re.search("_SignalingThread|async_serialize", record.getMessage())
 
 
 def _share() -> dict[str, int]:
-    """Which of the files this process reads."""
+    """Return this process's share of the files to read."""
     return {"share": multihost.process_index(), "of": multihost.process_count()}
 
 
 def _part_folder(checkpoint: Path, process: int) -> Path:
-    """Where a process writes its host state."""
+    """Return the folder in which a process writes its host state."""
     return checkpoint / f"process_{process:04d}" if process else checkpoint
 
 

@@ -223,7 +223,7 @@ class PairedStep:
 
 @jax.jit
 def _all_finite(sums: Accumulated, finite: Array | bool) -> Array:
-    """Whether the loss and the gradient are finite, and all before them were."""
+    """Return whether the loss and the gradient are finite, and all before them were."""
     return jnp.isfinite(sums.loss + optax.tree.norm(sums.grads)) & finite
 
 

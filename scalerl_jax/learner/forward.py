@@ -33,7 +33,7 @@ _UNREAD = {field.name for field in dataclasses.fields(PackedBatch)} - _READ
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Forward:
-    """How hidden states and log-probabilities are computed; static.
+    """Settings of hidden states and log-probabilities; static.
 
     `mesh` None: on one device; `attention` None: in plain XLA.  A batch is a microbatch
     [R, S], of which the fields that `read_forward` keeps are read.

@@ -117,7 +117,7 @@ def unflatten(
 def write(
     folder: Path, arrays: dict[str, np.ndarray], rows: list[dict[str, Any]]
 ) -> None:
-    """What `flatten` made, as files in a folder."""
+    """Write what `flatten` made as files in a folder."""
     np.savez(folder / _FILES[0], allow_pickle=False, **arrays)
     (folder / _FILES[1]).write_text(json.dumps(rows))
 

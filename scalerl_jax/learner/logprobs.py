@@ -32,7 +32,7 @@ _LOWEST = -1e30  # below every logit, and finite
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-    """How log-probabilities are computed; static.  `mesh` None: on one device."""
+    """Settings of log-probabilities; static.  `mesh` None: on one device."""
 
     mesh: Mesh | None = None
     temperature: float = 1.0

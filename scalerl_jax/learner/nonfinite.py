@@ -116,7 +116,7 @@ class Diagnosis:
 
     @functools.cached_property
     def _hidden_finite(self) -> Callable[..., Bool[Array, ""]]:
-        """Whether the first so many layers give finite numbers.
+        """Return whether the first so many layers give finite numbers.
 
         The others are made idle by zeros, and so is the head: 0 times what is not
         finite is not a number, which shows in the log-probabilities.
@@ -142,7 +142,7 @@ class Diagnosis:
 
     @functools.cached_property
     def _tokens_finite(self) -> Callable[..., tuple[Array, Array, Array]]:
-        """Whether log-probabilities, losses of tokens and their sum are finite."""
+        """Return whether log-probabilities, losses and their sum are finite."""
 
         @jax.jit
         def finite(params: PyTree, batch: PackedBatch) -> tuple[Array, Array, Array]:

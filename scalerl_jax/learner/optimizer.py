@@ -134,7 +134,7 @@ def frozen_params(params: PyTree, patterns: Sequence[str]) -> PyTree:
 
 
 def is_absent(moment: Any) -> bool:
-    """Whether a leaf stands where a frozen parameter would have a moment."""
+    """Return whether a leaf stands where a frozen parameter would have a moment."""
     return isinstance(moment, optax.MaskedNode)
 
 

@@ -33,7 +33,7 @@ class KlPenalty:
     def of_rollouts(
         self, batch: PackedBatch, num_rollouts: int
     ) -> Float[np.ndarray, " B"]:
-        """What is taken off each rollout's reward."""
+        """Return what is taken off each rollout's reward."""
         assert batch.rollout is not None
         mask, penalties = batch.mask, self.of_tokens(batch)
         return np.bincount(
@@ -95,7 +95,7 @@ class Annotator:
         return self.critic(state.critic.params, batch)
 
     def _advantages(self, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
-        """Of the rewards that the batch came with as its advantages."""
+        """Turn the rewards that the batch came with into its advantages."""
         places = np.asarray(batch.rollout)
         there = places >= 0
         num_groups = places.max() // self.group_size + 1

@@ -43,12 +43,12 @@ class Architecture:
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether the query, key and value projections add a bias (Qwen2)."""
+        """Return whether the query, key and value projections add a bias (Qwen2)."""
         return self.family == "qwen2"
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys are normalised per head (Qwen3)."""
+        """Return whether queries and keys are normalised per head (Qwen3)."""
         return self.family == "qwen3"
 
     @property

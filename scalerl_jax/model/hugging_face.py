@@ -53,7 +53,7 @@ _DECODER = {
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """How the decoders of one model_type are written."""
+    """Form of the decoders of one model_type."""
 
     loader: str  # class that transformers loads them into
     tensors: Mapping[str, str]  # parameter -> pattern of its tensors' names
@@ -253,12 +253,12 @@ class Parameter:
 
     @property
     def stacked(self) -> bool:
-        """Whether the leaf has an axis of layers, each of which is a tensor."""
+        """Return whether the leaf has an axis of layers, each of which is a tensor."""
         return self.spec.axes[0] == "layers"
 
     @property
     def transposed(self) -> bool:
-        """Whether the tensors are [out, in]."""
+        """Return whether the tensors are [out, in]."""
         return self.stacked and len(self.spec.shape) == 3
 
     @property

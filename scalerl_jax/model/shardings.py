@@ -71,5 +71,5 @@ def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """How a microbatch [R, S] is cut: rows over data and fsdp, S over context."""
+    """Sharding of a microbatch [R, S]: rows over data and fsdp, S over context."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "context"))

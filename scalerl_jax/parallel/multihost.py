@@ -84,17 +84,17 @@ def _detect(timeout_s: float) -> tuple[Any, Any, Any, Any]:
 
 
 def process_index() -> int:
-    """Which process this is, from 0."""
+    """Return the number of this process, from 0."""
     return jax.process_index()
 
 
 def process_count() -> int:
-    """How many there are."""
+    """Return the number of processes."""
     return jax.process_count()
 
 
 def exchange(text: str, *, name: str, timeout_s: float) -> list[str]:
-    """What each process gives, in their order.
+    """Return what each process gives, in their order.
 
     Raises:
         TimeoutError: a process did not come; says which.
@@ -125,7 +125,7 @@ def exchange(text: str, *, name: str, timeout_s: float) -> list[str]:
 
 
 def _given(client: Any, key: str) -> dict[int, str]:
-    """What the processes have given so far in one call."""
+    """Texts that the processes have given so far in one call."""
     entries = client.key_value_dir_get(key)
     return {int(path.rpartition("/")[2]): value for path, value in entries}
 
@@ -146,7 +146,7 @@ def agree(value: str, *, name: str, timeout_s: float) -> None:
 
 
 def together(action: Callable[[], _Result], *, name: str, timeout_s: float) -> _Result:
-    """What `action` returns here, once it has succeeded in every process.
+    """Return what `action` returns here, once it has succeeded in every process.
 
     Raises:
         RuntimeError: it failed in one; the error of the first such process, on all.

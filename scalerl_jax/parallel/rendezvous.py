@@ -21,7 +21,7 @@ _LINE = 65_536  # bytes of a message, at most
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a process belongs in a run."""
+    """A process's place in a run."""
 
     coordinator: str  # HOST:PORT, of process 0
     num_processes: int
@@ -210,7 +210,7 @@ def _read(connection: socket.socket) -> Any:
 
 
 def _is_open(connection: socket.socket) -> bool:
-    """Whether the peer, which sends no second message, is still there."""
+    """Return whether the peer, which sends no second message, is still there."""
     try:
         connection.setblocking(False)
         return connection.recv(1) != b""

@@ -68,7 +68,7 @@ class Result:
 
     @property
     def fits(self) -> bool:
-        """Whether every program has room beside what else lives on its devices."""
+        """Return whether every program has room beside what else is on its devices."""
         return all(
             not each.too_large and each.peak_bytes <= self.limit
             for each in self.programs.values()

@@ -37,7 +37,7 @@ class Chip:
 
     @property
     def whole_slices(self) -> bool:
-        """Whether the compiler takes all devices of a slice or those of one host.
+        """Return whether the compiler takes a whole slice or one host's devices alone.
 
         On a 2D torus it does not route between some hosts of a slice alone.
         """

@@ -318,7 +318,7 @@ class HeadMatmuls:
 
     @property
     def float32(self) -> bool:
-        """Whether none is computed with less; true of a program without a head."""
+        """Return whether none is computed with less, as in a program without a head."""
         return self.lower == 0
 
 

@@ -41,7 +41,7 @@ class Placement:
 
     @property
     def separate(self) -> bool:
-        """Whether the programs were compiled for slices of their own."""
+        """Return whether the programs were compiled for slices of their own."""
         return self.learner != self.sampler
 
 

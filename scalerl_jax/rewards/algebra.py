@@ -40,7 +40,7 @@ def read(answer: str) -> Basic | MatrixBase | None:
 
 
 def same(expected: str, found: str) -> bool | None:
-    """Whether two answers are equal; None where one of them cannot be read."""
+    """Return whether two answers are equal; None where one of them cannot be read."""
     one, other = read(expected), read(found)
     if one is None or other is None:
         return None

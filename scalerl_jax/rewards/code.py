@@ -114,7 +114,7 @@ def judge(
     packages: str = "",
     float_tolerance: float = 0.0,
 ) -> Verdict:
-    """Whether a completion's last block of code passes all tests of the reference.
+    """Judge a completion's last block of code by all tests of the reference.
 
     A solution is wrong that takes more than `wall_s` for all tests, or `cpu_s` or
     `memory_mib`, which a program may take for each input.  Beside Python's own modules
@@ -229,7 +229,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _holds(tree: Any, expected: Any, tolerance: float) -> bool:
-    """Whether a reply holds the expected JSON value."""
+    """Return whether a reply holds the expected JSON value."""
     try:
         return same_value(_plain(tree), expected, tolerance)
     except (ValueError, TypeError, RecursionError):
@@ -262,7 +262,7 @@ _WHOLE = re.compile(r"[-+]?\d+")
 
 
 def same_output(output: str, expected: str, tolerance: float = 0.0) -> bool:
-    """Whether outputs agree word by word and line by line, numbers by their value.
+    """Compare outputs word by word and line by line, numbers by their value.
 
     Spaces around and between words, and empty lines at both ends, do not count.
     With a tolerance, numbers are as `same_value` takes them.
@@ -302,7 +302,7 @@ def _is_close(number: float, expected: float, tolerance: float) -> bool:
 
 
 def same_value(value: Any, expected: Any, tolerance: float = 0.0) -> bool:
-    """Whether a value is the expected JSON value; tuples count as lists.
+    """Return whether a value is the expected JSON value; tuples count as lists.
 
     Keys of dictionaries are texts, as in JSON.  With a tolerance t > 0, a number with
     a decimal point or an exponent may differ from the expected y by t * max(1, |y|),
@@ -377,7 +377,7 @@ def missing_of_tests(code: str, packages: str) -> str:
 
 
 def _is_there(name: str, packages: str) -> bool:
-    """Whether Python itself has a module, or the directory of packages."""
+    """Return whether Python itself has a module, or the directory of packages."""
     if name in sys.stdlib_module_names:
         return True
     return bool(packages) and any(

@@ -44,12 +44,12 @@ _ASSIGNING = {"=", r"\in"}
 
 
 def same_answer(expected: str, found: str) -> bool | None:
-    """Whether two answers are equal; None where one of them cannot be read."""
+    """Return whether two answers are equal; None where one of them cannot be read."""
     return _same(plain(expected), plain(found))
 
 
 def is_readable(answer: str) -> bool:
-    """Whether other answers can be compared with this one."""
+    """Return whether other answers can be compared with this one."""
     text = plain(answer)
     return _is_small(text) and _is_readable(text)
 
@@ -76,7 +76,7 @@ def _is_small(text: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _same(expected: str, found: str) -> bool | None:
-    """Whether two plain texts, or parts of them, are equal."""
+    """Return whether two plain texts, or parts of them, are equal."""
     if squeezed(expected) == squeezed(found):
         return True
     if not (_is_small(expected) and _is_small(found)):
@@ -132,7 +132,7 @@ def _as_words(expected: str, found: str) -> bool | None:
 
 
 def _is_phrase(text: str) -> bool:
-    """Whether words are part of what it says, as in `n \\text{ is odd}`."""
+    """Return whether words are part of what it says, as in `n \\text{ is odd}`."""
     bare = re.sub(r"\\(?!text)[A-Za-z]+", " ", text)
     words = re.search(r"\\text\{[^{}]*[A-Za-z]{2}|(?<![\\A-Za-z])[A-Za-z]{5}", bare)
     return words is not None and _quantity(text) is None
@@ -194,7 +194,7 @@ def _as_lists(expected: str, found: str) -> bool | None:
 
 
 def _match(mine: list[str], theirs: list[str], *, ordered: bool) -> bool | None:
-    """Whether two lists have the same parts, each as often."""
+    """Return whether two lists have the same parts, each as often."""
     if len(mine) != len(theirs):
         return False
     if ordered:
@@ -228,7 +228,7 @@ def _as_brackets(expected: str, found: str) -> bool | None:
 
 
 def _same_sets(mine: list[str], theirs: list[str]) -> bool | None:
-    """Whether all parts of each are in the other, however often."""
+    """Return whether all parts of each are in the other, however often."""
     forth = [_any(_same(part, other) for other in theirs) for part in mine]
     back = [_any(_same(part, other) for part in mine) for other in theirs]
     return _all(forth + back)
@@ -263,7 +263,7 @@ class _Relation(NamedTuple):
 
     @property
     def contradicts(self) -> bool:
-        """Whether numbers in it are said to be equal that are not, as in 6 = 5.
+        """Return whether numbers in it are said to be equal that are not, as in 6 = 5.
 
         Decimals may be rounded: 2/3 = 0.67.
         """
@@ -276,7 +276,7 @@ class _Relation(NamedTuple):
         )
 
     def is_same(self, other: "_Relation") -> bool | None:
-        """Whether sides and signs are the same, one after the other."""
+        """Return whether sides and signs are the same, one after the other."""
         if self.signs != other.signs:
             return False
         return _all(map(_same, self.sides, other.sides))
@@ -324,7 +324,7 @@ def _turned(relation: _Relation) -> _Relation:
 
 
 def _proportional(mine: _Relation, theirs: _Relation) -> bool:
-    """Whether one equation is a multiple of the other."""
+    """Return whether one equation is a multiple of the other."""
     if not mine.signs == theirs.signs == ["="]:
         return False
     one, other = (evaluate("({})-({})".format(*each.sides)) for each in (mine, theirs))

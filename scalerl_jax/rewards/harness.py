@@ -225,7 +225,7 @@ class Solution:
 
 
 class NotANumber(float):
-    """On the tests' side: a NaN of the solution's, which is in no order with anything.
+    """A NaN of the solution's on the tests' side: in no order with anything.
 
     `abs(found - expected) > limit` is False of a NaN, and no test means that it passes.
     """
@@ -252,7 +252,7 @@ _CONSTANTS = {
 
 
 class Remote:
-    """On the tests' side: a name, or a value that is not plain, of the solution's.
+    """A name, or a value that is not plain, of the solution's on the tests' side.
 
     Its operations are done over there, but for comparisons, which are done here.
     """

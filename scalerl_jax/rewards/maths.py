@@ -63,7 +63,7 @@ def find_answer(text: str, answer_from: AnswerFrom) -> str | None:
 def judge(
     task: str, answer: str, reference: dict[str, Any], *, answer_from: AnswerFrom
 ) -> Verdict:
-    """Whether a completion's final answer equals the reference's "answer".
+    """Return whether a completion's final answer equals the reference's "answer".
 
     The latter is a LaTeX expression, a number, or a list, any of which is right.
     Spaces, typesetting and units do not count, nor the order of a list or a set; in a

@@ -66,12 +66,12 @@ class Value:
 
     @property
     def constant(self) -> bool:
-        """Whether there are no variables in it."""
+        """Return whether there are no variables in it."""
         return len(self.points) == 1
 
     @property
     def is_named(self) -> bool:
-        """Whether it is a name: x, f(2), |AB|."""
+        """Return whether it is a name: x, f(2), |AB|."""
         return _is_named(self.tree)
 
 
@@ -88,7 +88,7 @@ def evaluate(text: str) -> Value | None:
 
 
 def is_bounded(text: str) -> bool:
-    """Whether a computer algebra system can be given a text, by the size of its parts.
+    """Return whether a text has parts of a size that computer algebra can take.
 
     Then no expression in brackets is too large to compute, and no exponent, bound
     of a sum or product, or operand of a factorial is above `_MAX_OPERAND`.
@@ -135,7 +135,7 @@ def _evaluated(text: str) -> Value | TooLarge | None:
 
 
 def same_value(one: Value, other: Value) -> bool | None:
-    """Whether two values are equal; None where it takes more to tell.
+    """Return whether two values are equal; None where it takes more to tell.
 
     Whole numbers are equal if they are the same.  Where a number has a decimal point,
     both agree to 6 decimals and to 6 significant digits, and in scientific notation
@@ -151,7 +151,7 @@ def same_value(one: Value, other: Value) -> bool | None:
 
 
 def is_about(one: Value, other: Value) -> bool:
-    """Whether two numbers differ by a hundredth at most."""
+    """Return whether two numbers differ by a hundredth at most."""
     with mpmath.workdps(_DIGITS):
         return _agree(one.points[0], other.points[0], Fraction(1, 100), None)
 
@@ -182,7 +182,7 @@ def _agree(a: Number, b: Number, relative: Fraction, absolute: Fraction | None) 
 
 
 def _vanish(one: Value, other: Value) -> bool:
-    """Whether both values are 0 but for rounding, which more digits make smaller."""
+    """Return whether both are 0 but for rounding, which more digits make smaller."""
     for each in (one, other):
         size = abs(each.points[0])
         if size == 0:
@@ -197,7 +197,7 @@ def _vanish(one: Value, other: Value) -> bool:
 
 
 def proportional(one: Value, other: Value) -> bool:
-    """Whether one expression is a multiple of the other, and neither is 0."""
+    """Return whether one expression is a multiple of the other, and neither is 0."""
     if one.constant or other.constant or 0 in (*one.points, *other.points):
         return False
     with mpmath.workdps(_DIGITS):

@@ -45,7 +45,7 @@ class Chunk:
 
 @struct.dataclass(kw_only=True)
 class Rows:
-    """Where the sequences of a `generate` call stand before it."""
+    """Places of the sequences before a `generate` call."""
 
     table: Int[Array, "rows pages"]
     starts: Int[Array, " rows"]  # tokens in the cache
@@ -84,7 +84,7 @@ class Pages:
 
 @struct.dataclass(kw_only=True)
 class Places:
-    """Where tokens are cached; a page past the last one is none."""
+    """Return where tokens are cached; a page past the last one is none."""
 
     page: Int[Array, " T"]
     offset: Int[Array, " T"]
@@ -139,7 +139,7 @@ class PagedAttention:
         )
 
     def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
-        """What a call works on, per layer."""
+        """Arrays that a call works on, per layer."""
         del rows, steps
         return pages
 

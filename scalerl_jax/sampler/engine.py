@@ -43,7 +43,7 @@ MAX_SEQUENCES = 32  # prompts in one prefill chunk
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """What the compiled programs of an engine depend on."""
+    """Settings that the compiled programs of an engine depend on."""
 
     arch: Architecture
     slots: int
@@ -63,7 +63,7 @@ class EngineSettings:
 
     @property
     def max_tokens(self) -> int:
-        """Of one sequence, prompt and completion."""
+        """Return the most tokens of one sequence, prompt and completion."""
         return self.max_prompt_tokens + self.max_completion_tokens
 
     @property

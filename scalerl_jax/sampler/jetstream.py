@@ -299,7 +299,7 @@ class JetStreamEngine(engine_api.Engine):
         )
 
     def get_prefix_destination_sharding(self) -> CachedPrompt:
-        """Where a prefix must be for `insert`, by leaf."""
+        """Return where a prefix must be for `insert`, by leaf."""
         return CachedPrompt(pages=self._shardings.pages, row=self._shardings.rows)
 
     def get_tokenizer(self) -> Any:

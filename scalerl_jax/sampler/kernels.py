@@ -361,7 +361,7 @@ def why_not_pallas(settings: "EngineSettings", *, tensor: int) -> str | None:
 
 
 def _table_bytes(settings: "EngineSettings") -> int:
-    """Of scalar memory, for the pages and lengths of all slots."""
+    """Return bytes of scalar memory for the pages and lengths of all slots."""
     line = -(-settings.pages_per_slot // _TABLE_LINE) * _TABLE_LINE
     return 4 * settings.slots * (line + 2)
 

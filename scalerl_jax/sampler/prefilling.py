@@ -22,7 +22,7 @@ class Prefix:
 
     @property
     def ready(self) -> bool:
-        """Whether all of it is in the cache."""
+        """Return whether all of it is in the cache."""
         return self.done == len(self.tokens)
 
 

@@ -18,7 +18,7 @@ Listener = Callable[[int, np.ndarray, np.ndarray], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Samples:
-    """What sets the completions of one prompt apart."""
+    """Settings that tell the completions of one prompt apart."""
 
     keys: np.ndarray  # uint32 [G, 2], see `sampling.sample_keys`
     thinking_limits: np.ndarray  # int32 [G], tokens before an interruption
@@ -158,7 +158,7 @@ class SchedulerStats:
         )
 
     def metrics(self) -> dict[str, int]:
-        """By metric name."""
+        """Return the figures by metric name."""
         return {f"sampler/{name}": value for name, value in vars(self).items()}
 
 
@@ -206,7 +206,7 @@ class Sample:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the call not yet read can leave it active."""
+        """Return whether the call not yet read can leave it active."""
         return self.num_tokens + self.in_flight < self.limit
 
     def tokens(self) -> np.ndarray:

@@ -84,7 +84,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether any sample is running or waits."""
+        """Return whether any sample is running or waits."""
         return bool(self._running or self._waiting)
 
     @property

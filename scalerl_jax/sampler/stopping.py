@@ -18,7 +18,7 @@ class StopWatch:
         self._reach = max(map(len, stops)) - 1
 
     def end(self, tokens: np.ndarray) -> int | None:
-        """How many of the tokens it takes to complete a stop string; None: more."""
+        """Count the tokens that it takes to complete a stop string; None: more."""
         for count, token in enumerate(tokens.tolist(), 1):
             text = self._before + self._text.add(token)
             if any(stop in text for stop in self._stops):

@@ -544,7 +544,7 @@ def _pooled(name: str, fits: Sequence[Fit], level: float) -> PooledParameter:
 
 
 def _fixes(fit: Fit, name: str) -> bool:
-    """Whether a seed's own interval of a parameter has both limits."""
+    """Return whether a seed's own interval of a parameter has both limits."""
     interval = fit.interval(name)
     known = fit.climbs and interval.low is not None and interval.high is not None
     return known and (name != "A" or fit.identified)

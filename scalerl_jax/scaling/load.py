@@ -100,7 +100,7 @@ class _Rows:
         return [row.get(column) for _, row in self.rows]
 
     def all_numbers(self, column: str) -> bool:
-        """Whether a number is in every row."""
+        """Return whether a number is in every row."""
         return all(is_number(cell) for cell in self.cells(column))
 
     def percent_cell(self, column: str) -> object:
@@ -241,7 +241,7 @@ class _Rows:
 
 
 def _is_absent(cell: object) -> bool:
-    """Whether a row has no such cell, or an empty one; NaN is not empty."""
+    """Return whether a row has no such cell, or an empty one; NaN is not empty."""
     return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
@@ -258,7 +258,7 @@ def _rewound(keys: list[float]) -> dict[float, int]:
 
 
 def _names_runs(cells: list[object], column: str) -> bool:
-    """Whether a column looks like names of runs: a few words, each in several rows."""
+    """Return whether a column has a few words, each in several rows: names of runs."""
     words = all(isinstance(cell, str) and not is_number(cell) for cell in cells)
     if any(map(is_empty, cells)) or not (words or column.casefold() in RUN_NAMES):
         return False
@@ -405,7 +405,7 @@ def _wide_columns(table: Table, chosen: Selection, found: _Columns) -> list[str]
 
 
 def _holds_rates(table: Table, column: str) -> bool:
-    """Whether a column of a wide table is a run: numbers, no steps, no errors."""
+    """Return whether a wide table's column is a run: numbers, no steps, no errors."""
     rates = column.removesuffix(ERRORS_ENDING)
     if is_step(column) or (rates != column and rates in table.columns):
         return False
@@ -434,7 +434,7 @@ def _rows_asked(table: Table, chosen: Selection) -> list[Row]:
 
 
 def _cell_is(table: Table, cell: object, value: str) -> bool:
-    """Whether a cell is what was typed, as a number or as text."""
+    """Return whether a cell is what was typed, as a number or as text."""
     try:
         return to_number(cell, table.mark) == float(value)
     except ValueError:

@@ -62,11 +62,11 @@ class Interval(Record):
     high: float | None
 
     def overlaps(self, other: "Interval") -> bool:
-        """Whether a value lies in both."""
+        """Return whether a value lies in both."""
         return not (self.is_above(other) or other.is_above(self))
 
     def is_above(self, other: "Interval") -> bool:
-        """Whether every value is larger than every one of the other's."""
+        """Return whether every value is larger than every one of the other's."""
         return self.low is not None and other.high is not None and self.low > other.high
 
 
@@ -175,7 +175,7 @@ def make_curve(
 
 
 def declines(y: Array) -> bool:
-    """Whether values [n] fall from first to last, by the correlation of their ranks."""
+    """Test values [n] for a fall from first to last, by the correlation of ranks."""
     if y.size < 3 or not np.isfinite(y).all() or y[-1] >= y[0]:
         return False
     ranks = np.argsort(np.argsort(y, kind="stable"), kind="stable")

@@ -39,7 +39,7 @@ class Settings:
 
     @property
     def weighs(self) -> bool:
-        """Whether points weigh 1 / y_se^2; known errors do too."""
+        """Return whether points weigh 1 / y_se^2; known errors do too."""
         return self.weighted or self.errors_known
 
 

@@ -64,7 +64,7 @@ class Problem:
 
     @property
     def observes_zero(self) -> bool:
-        """Whether the first point is step 0, an observation of R0."""
+        """Return whether the first point is step 0, an observation of R0."""
         return bool(self.t[0] == LOG_ZERO)
 
     def in_order(self, theta: Array, still: Bools) -> Array:

@@ -59,14 +59,14 @@ _KNOWN = (
 
 
 def is_empty(cell: object) -> bool:
-    """Whether a cell holds nothing, or NaN."""
+    """Return whether a cell holds nothing, or NaN."""
     if isinstance(cell, str):
         return cell.strip().casefold() in EMPTY
     return cell is None or (isinstance(cell, float) and math.isnan(cell))
 
 
 def is_percent(cell: object) -> bool:
-    """Whether a cell is text with a percent sign."""
+    """Return whether a cell is text with a percent sign."""
     return isinstance(cell, str) and cell.rstrip().endswith("%")
 
 
@@ -96,7 +96,7 @@ def to_number(cell: object, mark: Mark = ".") -> float:
 
 
 def is_number(cell: object) -> bool:
-    """Whether a cell is a number, with either decimal mark."""
+    """Return whether a cell is a number, with either decimal mark."""
     for mark in MARKS:
         try:
             return not math.isnan(to_number(cell, mark))
@@ -168,12 +168,12 @@ def _mark_of(text: str) -> Mark | None:
 
 
 def is_step(column: str) -> bool:
-    """Whether a column counts steps, by its name: Step, train/global_step, _step."""
+    """Return whether a column counts steps: Step, train/global_step, _step."""
     return _last_part(column) in STEP_NAMES
 
 
 def starts_at_zero(step: str) -> bool:
-    """Whether step 0 of this column is a state before training; of W&B's _step not."""
+    """Return whether its step 0 is a state before training; W&B's _step is not."""
     return _last_part(step) != STEP_NAMES[-1]
 
 
@@ -341,7 +341,7 @@ def _delimiter(lines: list[str]) -> str:
 
 
 def _is_wandb(header: list[str]) -> bool:
-    """Whether all columns but the first are "run - metric", or envelopes of those."""
+    """Return whether all but the first are "run - metric", or envelopes of those."""
     if any(name.endswith(WANDB_ENVELOPES) for name in header):
         return True
     return len(header) > 1 and all(WANDB_SEPARATOR in name for name in header[1:])

@@ -22,7 +22,7 @@ def is_hub_id(name: str | Path) -> bool:
 
 
 def local_path(name: str | Path, *, weights: bool = False) -> "Path | GGUFModel":
-    """Where a checkpoint or a tokenizer lies: at its path, or in the hub's cache.
+    """Return the path of a checkpoint or a tokenizer, here or in the hub's cache.
 
     A GGUF file is read as the directory that it was made from.  Of the hub's, weights
     are fetched only when they are asked for.

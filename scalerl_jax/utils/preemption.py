@@ -79,7 +79,7 @@ class Preemption(contextlib.AbstractContextManager["Preemption"]):
 
     @property
     def requested(self) -> bool:
-        """Whether SIGTERM came, or the processes agreed on a step and reached it."""
+        """Return whether SIGTERM came, or the step that all agreed on is reached."""
         return self._came.is_set()
 
     def reached(self, step: int) -> bool:

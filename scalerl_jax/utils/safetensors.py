@@ -21,7 +21,7 @@ DTYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class SafeTensor:
-    """Where a tensor's bytes lie."""
+    """Place of a tensor's bytes."""
 
     file: Path
     name: str

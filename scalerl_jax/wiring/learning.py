@@ -309,7 +309,7 @@ def make_train_step(
 
 
 def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
-    """What the passes of the objective cost."""
+    """Return the FLOPs of the objective's passes."""
     objective = config.objective
     return LearnerFlops(
         arch=arch,
@@ -338,7 +338,7 @@ def make_diagnosis(
 def make_annotate(
     config: Config, forward: Forward, mesh: Mesh, assemble: Assembler
 ) -> Annotate:
-    """What is written into a window's batches before its first optimizer step."""
+    """Make what fills a window's batches before its first optimizer step."""
     annotator = make_annotator(
         config,
         forward,
@@ -355,7 +355,7 @@ def make_annotate(
 
 
 def make_pack(config: Config) -> tuple[Pack, PackedBatch]:
-    """How rollouts are packed, and the shapes of a microbatch of theirs."""
+    """Return the packing of rollouts, and the shapes of a microbatch of theirs."""
     batch = config.batch
     if not batch.shared_tokens:
         rows = dict(

@@ -16,7 +16,7 @@ RECIPES = Path(scalerl_jax.__file__).parents[1] / "configs" / "recipes"
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a paper calls something, where it is set, and which recipe sets it."""
+    """A symbol of a paper, the setting that it is here, and a recipe with it."""
 
     recipe: str  # a file of RECIPES
     symbol: str  # in the paper's words, with its equation or section

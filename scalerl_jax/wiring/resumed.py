@@ -9,6 +9,6 @@ from scalerl_jax.wiring.loading import read_settings
 
 
 def get_config(workdir: str) -> ml_collections.ConfigDict:
-    """What its directory says it was started with."""
+    """Return the settings that its directory says it was started with."""
     config = read_settings(Path(workdir).expanduser() / "config.json")
     return ml_collections.ConfigDict(dataclasses.asdict(config))

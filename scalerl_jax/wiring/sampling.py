@@ -135,7 +135,7 @@ def make_engine(
 
 
 def make_distribution(config: Config) -> Sampling:
-    """What training samples from."""
+    """Return the distribution that training samples from."""
     sampler = config.sampler
     return Sampling(
         temperature=sampler.temperature,
@@ -173,7 +173,7 @@ def make_samples_of(
 
 
 def make_length_budget(config: Config) -> LengthBudget:
-    """How long the completions of training may get, by optimizer step."""
+    """Return the limit of the completions of training, by optimizer step."""
     sampler = config.sampler
     return LengthBudget(
         stages=sampler.length_stages,

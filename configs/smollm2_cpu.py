@@ -9,7 +9,8 @@ likes what, and asks for one of the names; the model half knows how: it copies a
 often the wrong one, or begins to talk.  Answers are short, and what costs most, the
 prompt, is computed once for the 16 completions of a group, in the learner too.
 
-Result,
+Result, seeds 0, 1: held-out pass rate 0.095, 0.125 before and 0.835, 0.785 after 60
+steps, in at most 67 minutes on 2 cores of an Intel Xeon.
 """
 
 import runpy

@@ -66,6 +66,10 @@ class Learner(Protocol):
         """Return the log-probability of every target of a batch, in nats."""
         ...
 
+    def examine(self, state: State, batch: PackedBatch) -> dict[str, float]:
+        """Return a batch's metrics and the norm of its gradient; no step is made."""
+        ...
+
     def save(
         self, step: int, state: State, *, host: dict[str, Any], groups: Sequence[Group]
     ) -> None:

@@ -53,6 +53,7 @@ FREE_SETTINGS = (
     "scaling.min_gain",
     "tracking.wandb_project",
     "tracking.profile_steps",
+    "debug.trace_prompt",
 )
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
 

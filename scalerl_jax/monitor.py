@@ -144,6 +144,12 @@ class RunMonitor:
             explained("the train step", self._settings),
         ):
             window = window.annotated(run.learner.annotate(state, window.packed()))
+            if run.trace:
+                for step, each in enumerate(window.batches, start=version + 1):
+                    for text in run.trace(
+                        each.groups, state, version=version, step=step
+                    ):
+                        self._progress.note(text)
         self._times["time/annotate_s"] = time.monotonic() - started
         for each in window.batches:
             assembled = each.assembled

@@ -16,6 +16,10 @@ from scalerl_jax.learner.local import LocalLearner
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 
+# Groups of a batch, the state, its version as version=, and as step= the step to come
+# -> a text for each group that is followed.
+Trace = Callable[..., list[str]]
+
 
 @dataclasses.dataclass(kw_only=True)
 class RunState:
@@ -28,6 +32,7 @@ class RunState:
     stream: Stream
     assemble: Assembler
     agreement: AgreementCheck
+    trace: Trace | None  # of debug.trace_prompt
     flops: LearnerFlops
     learning_rates: Callable[[int], Any]  # of the step that starts from a version
     length_limit: Callable[[int], int]  # tokens of completions begun at a version

@@ -75,27 +75,18 @@ class Assembler:
             self.running.restore(state)
 
     def __call__(self, groups: Sequence[Group], *, learner_version: int) -> Assembled:
-        """The packed batch for the step that starts from `learner_version`."""
-        batch = stack(groups, max_completion_tokens=self.max_completion_tokens)
-        # By the verdicts alone: lengths make no group worth its gradient.
-        kept = self._kept(batch)
-        advantages = self._rewards(batch)
-        if self.advantages is not None:
-            advantages = np.asarray(self.advantages(advantages, batch.judged, kept))
-        weights = np.asarray(self.weigh(batch.completion_mask & kept[:, None]))
-        sequences = train_sequences(
-            batch,
-            advantages=advantages,
-            weights=weights,
-            learner_version=learner_version,
-            regularization=self._regularization(batch),
-            rollouts=None if self.advantages is not None else np.flatnonzero(kept),
-        )
+        """Return the packed batch for the step that starts from `learner_version`."""
+        sequences = self.sequences(groups, learner_version=learner_version)
         train_tokens = sum(int(sequence.mask.sum()) for sequence in sequences)
         lengths = np.array([sequence.row_length for sequence in sequences])
+        sampled = sum(
+            len(rollout.completion_tokens)
+            for group in groups
+            for rollout in group.rollouts
+        )
         counts = {
             "train_tokens": train_tokens,
-            "wasted_tokens": int(batch.completion_lengths.sum())
+            "wasted_tokens": sampled
             - sum(len(sequence.weights) for sequence in sequences),
             "mean_context": float(
                 (lengths * (lengths + 1)).sum() / max(lengths.sum(), 1) / 2
@@ -105,6 +96,26 @@ class Assembler:
             return Assembled(batch=None, row_tokens=0, **counts)
         packed = self.pack(sequences)
         return Assembled(batch=packed, row_tokens=computed_tokens(packed), **counts)
+
+    def sequences(
+        self, groups: Sequence[Group], *, learner_version: int
+    ) -> list[TrainSequence]:
+        """Return the rollouts that carry any weight, with their advantages."""
+        batch = stack(groups, max_completion_tokens=self.max_completion_tokens)
+        # By the verdicts alone: lengths make no group worth its gradient.
+        kept = self._kept(batch)
+        advantages = self._rewards(batch)
+        if self.advantages is not None:
+            advantages = np.asarray(self.advantages(advantages, batch.judged, kept))
+        weights = np.asarray(self.weigh(batch.completion_mask & kept[:, None]))
+        return train_sequences(
+            batch,
+            advantages=advantages,
+            weights=weights,
+            learner_version=learner_version,
+            regularization=self._regularization(batch),
+            rollouts=None if self.advantages is not None else np.flatnonzero(kept),
+        )
 
     def _rewards(self, batch: RolloutBatch) -> np.ndarray:
         """Return the rewards of rollouts [B], their lengths reckoned in."""

@@ -34,6 +34,7 @@ DevicesOr0 = Annotated[int, Limits("devices", at_least=0, at_most=10**4)]
 Processes = Annotated[int, Limits("processes", at_least=0, at_most=1000)]
 Lag = Annotated[int, Limits(at_least=0, at_most=10**4)]
 Large = Annotated[int, Limits(at_least=0, at_most=2**32 - 1)]
+PromptOrNone = Annotated[int, Limits(at_least=-1, at_most=10**7)]
 PromptsOr0 = Annotated[int, Limits("prompts", at_least=0, at_most=10**7)]
 Prompts = Annotated[int, Limits("prompts", above=0, at_most=10**6)]
 Count = Annotated[int, Limits(above=0, at_most=10**5)]
@@ -512,6 +513,17 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DebugConfig:
+    """Looks into a run that seems wrong; each costs time."""
+
+    trace_prompt: PromptOrNone = setting(
+        -1,
+        "number of a training prompt, from 0: its first rollout is printed at each of "
+        "its stops, whenever it is trained on; coordination/tracing.py; -1: none is",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """A whole run."""
 
@@ -538,6 +550,7 @@ class Config:
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     mesh: MeshConfig = MeshConfig()
+    debug: DebugConfig = DebugConfig()
 
     @property
     def steps_per_window(self) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from scalerl_jax.learner.checkpoint import Checkpointer, Restored
+from scalerl_jax.contract import Restored
+from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.critic import PairedStep
 from scalerl_jax.learner.publish import Publish
 from scalerl_jax.learner.step import TrainState, TrainStep
@@ -63,6 +64,12 @@ class LocalLearner:
         """Return the log-probability of every target of a batch, in nats."""
         return self.score_batch(state.params, batch)
 
+    def examine(self, state: TrainState, batch: PackedBatch) -> dict[str, float]:
+        """Return a batch's metrics and the norm of its gradient; no step is made."""
+        step = self.train_step
+        policy = step.policy if isinstance(step, PairedStep) else step
+        return policy.examine(state.params, batch)
+
     def save(
         self,
         step: int,
@@ -80,4 +87,7 @@ class LocalLearner:
 
     def restore(self) -> Restored | None:
         """Return the newest good checkpoint, if there is any."""
-        return self.checkpointer.restore(self.layout)
+        found = self.checkpointer.restore(self.layout)
+        return found and Restored(
+            step=found.step, state=found.state, host=found.host, groups=found.groups
+        )

@@ -295,6 +295,15 @@ class TrainStep:
         """Sums over the microbatches of a batch [M, R, S]."""
         return collections.deque(self.accumulated(params, batch), maxlen=1).pop()
 
+    def examine(self, params: PyTree, batch: PackedBatch) -> dict[str, float]:
+        """Return metrics of a batch [M, R, S] and the norm of its gradient."""
+        total = self.total(params, batch)
+        found = summarize(total.sums, total.maxima) | {
+            "loss": total.loss,
+            "grad_norm": optax.global_norm(total.grads),
+        }
+        return {name: float(value) for name, value in found.items()}
+
     def apply(
         self, state: TrainState, sums: Accumulated
     ) -> tuple[TrainState, dict[str, Array]]:

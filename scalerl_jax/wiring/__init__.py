@@ -25,7 +25,7 @@ from scalerl_jax.learner.step import TrainState, TrainStep
 from scalerl_jax.model.architecture import parameter_table
 from scalerl_jax.rewards.named import num_processes
 from scalerl_jax.rewards.verifier import VerifierPool
-from scalerl_jax.run_state import RunState
+from scalerl_jax.run_state import RunState, Trace
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Prompt
@@ -122,6 +122,7 @@ def make_run(
         stream=stream,
         assemble=assemble,
         agreement=make_agreement(config, learner),
+        trace=make_trace(config, learner, assemble, tokenizer),
         flops=make_flops(config, arch),
         learning_rates=make_learning_rates(config),
         length_limit=make_length_budget(config).limit,
@@ -179,6 +180,24 @@ def make_agreement(config: Config, learner: LocalLearner) -> AgreementCheck:
         row_tokens=config.batch.row_tokens,
         rows_per_microbatch=config.batch.rows_per_microbatch,
         max_mismatch_nats=config.train.max_mismatch_nats,
+    )
+
+
+def make_trace(
+    config: Config, learner: LocalLearner, assemble: Assembler, tokenizer: Tokenizer
+) -> Trace | None:
+    """Return what follows a rollout, if debug.trace_prompt names one of a prompt."""
+    if config.debug.trace_prompt < 0:
+        return None
+    from scalerl_jax.coordination.tracing import Tracer
+
+    return Tracer(
+        prompt_id=config.debug.trace_prompt,
+        learner=learner,
+        assemble=assemble,
+        decode=tokenizer.decode_all,
+        row_tokens=config.batch.row_tokens,
+        rows_per_microbatch=config.batch.rows_per_microbatch,
     )
 
 

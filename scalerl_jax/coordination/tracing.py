@@ -1,0 +1,146 @@
+"""One rollout at each of its stops, for `debug.trace_prompt`.
+
+The best finder of log-probabilities that are off by a token: sampler's and learner's
+stand beside each other.  What a stop says is read from the records that a run goes by;
+the learner computes the rollout's own part of the step once more, and makes no step.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from scalerl_jax.batching.assembly import Assembler
+from scalerl_jax.batching.packing import TrainSequence, pack
+from scalerl_jax.contract import Learner, State
+from scalerl_jax.types import Group, Rollout
+
+_SHOWN = 12  # tokens in the table
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tracer:
+    """Says how the first rollout of a prompt went through the run."""
+
+    prompt_id: int
+    learner: Learner
+    assemble: Assembler
+    decode: Callable[[list[int]], str]
+    row_tokens: int
+    rows_per_microbatch: int
+
+    def __call__(
+        self, groups: Sequence[Group], state: State, *, version: int, step: int
+    ) -> list[str]:
+        """Return a text for each of the prompt's groups in a batch.
+
+        Args:
+            groups: the groups of the batch.
+            state: the train state that the step starts from.
+            version: of the params that the batch was assembled at.
+            step: the optimizer step that trains on the batch.
+        """
+        at = [
+            number
+            for number, group in enumerate(groups)
+            if group.prompt.prompt_id == self.prompt_id
+        ]
+        if not at:
+            return []
+        before = self.assemble.state()
+        sequences = self.assemble.sequences(groups, learner_version=version)
+        self.assemble.restore(before)
+        return [
+            self._one(groups[number], sequences, state, version=version, step=step)
+            for number in at
+        ]
+
+    def _one(
+        self,
+        group: Group,
+        sequences: Sequence[TrainSequence],
+        state: State,
+        *,
+        version: int,
+        step: int,
+    ) -> str:
+        rollout, prompt = group.rollouts[0], group.prompt
+        versions = rollout.policy_versions
+        oldest, finished = group.oldest_version, group.finished_version
+        lines = [
+            f"prompt {prompt.prompt_id}, rollout 1 of {len(group.rollouts)}, in step "
+            f"{step}",
+            f"  prompt      {len(prompt.tokens)} tokens: {prompt.text!r}",
+            f"  order       ticket {group.ticket}, epoch {prompt.epoch}",
+            f"  completion  {len(rollout.completion_tokens)} tokens: "
+            f"{self.decode(rollout.completion_tokens.tolist())!r}",
+            f"  verdict     {rollout.status}, reward {rollout.reward:g}; pass rate of "
+            f"the group {group.pass_rate:.3f}",
+            f"  versions    sampled with {versions.min()} to {versions.max()}, used "
+            f"with {version}: staleness {version - oldest} = "
+            f"{finished - oldest} in flight + {version - finished} queued",
+        ]
+        sequence = _find(sequences, prompt.tokens, rollout)
+        if sequence is None:
+            return "\n".join([*lines, "  batch       filtered: it has no weight"])
+        weight = sequence.weights.sum()
+        lines.append(
+            f"  batch       {'reward' if self._waits else 'advantage'} "
+            f"{sequence.advantage:+.4f}, weight {weight:.3e}, "
+            f"{sequence.mask.sum()} tokens trained on"
+        )
+        return "\n".join(lines + self._loss(sequence, state))
+
+    @property
+    def _waits(self) -> bool:
+        """Say whether a critic or a penalty turns rewards into advantages later."""
+        return self.assemble.advantages is None
+
+    def _loss(self, sequence: TrainSequence, state: State) -> list[str]:
+        packed = pack(
+            [sequence],
+            row_tokens=self.row_tokens,
+            rows_per_microbatch=self.rows_per_microbatch,
+        )
+        own = np.asarray(packed.sequence_ids) > 0
+        trained = self.learner.score(state, packed)[own]
+        sampled = sequence.behavior_logprobs
+        ratio = np.exp((trained - sampled)[sequence.mask].astype(np.float64))
+        lines = [
+            f"  ratio       min {ratio.min():.4f}, mean {ratio.mean():.4f}, max "
+            f"{ratio.max():.4f}",
+        ]
+        if not self._waits:
+            (batch,) = self.learner.annotate(state, [self.assemble.pack([sequence])])
+            found = self.learner.examine(state, batch)
+            lines.append(
+                f"  loss        {found['loss']:+.4e}, ratio at its bound in "
+                f"{found['ratio/capped_share']:.1%} of its tokens, norm of its own "
+                f"gradient {found['grad_norm']:.3e}"
+            )
+        lines.append("  token       id         sampler    learner    difference")
+        tokens = sequence.tokens[sequence.prompt_length :]
+        for place in range(min(len(tokens), _SHOWN)):
+            text = repr(self.decode([int(tokens[place])]))
+            forced = "" if sequence.mask[place] else "  not trained on"
+            lines.append(
+                f"  {text[:11]:<11} {tokens[place]:<8} {sampled[place]:+10.5f} "
+                f"{trained[place]:+10.5f} {trained[place] - sampled[place]:+11.1e}"
+                f"{forced}"
+            )
+        if len(tokens) > _SHOWN:
+            lines.append(f"  ... and {len(tokens) - _SHOWN} tokens more")
+        return lines
+
+
+def _find(
+    sequences: Sequence[TrainSequence], prompt: np.ndarray, rollout: Rollout
+) -> TrainSequence | None:
+    """Return the sequence of a rollout, if the batch trains on it."""
+    tokens = np.concatenate([prompt, rollout.completion_tokens])
+    for sequence in sequences:
+        if np.array_equal(sequence.tokens, tokens) and np.array_equal(
+            sequence.behavior_logprobs, rollout.behavior_logprobs
+        ):
+            return sequence
+    return None

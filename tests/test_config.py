@@ -493,7 +493,8 @@ REWARDS = {"reward.correct", "reward.wrong"}  # any number, in their order
 
 @pytest.mark.parametrize("name", [name for name in NUMBERS if name not in REWARDS])
 def test_no_number_may_be_negative(name):
-    value = SETTINGS[name].kind(-1)
+    # -1 is the number of no prompt.
+    value = SETTINGS[name].kind(-2 if name == "debug.trace_prompt" else -1)
     with pytest.raises(ValueError, match=re.escape(f"{name} = {value} ")):
         resolve(changed(**{name: value}))
 

@@ -300,7 +300,7 @@ class TrainStep:
         total = self.total(params, batch)
         found = summarize(total.sums, total.maxima) | {
             "loss": total.loss,
-            "grad_norm": optax.global_norm(total.grads),
+            "grad_norm": optax.tree.norm(total.grads),
         }
         return {name: float(value) for name, value in found.items()}
 

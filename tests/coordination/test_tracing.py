@@ -1,0 +1,106 @@
+"""One rollout at its stops: what is printed, against the batch that is trained on."""
+
+import dataclasses
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+import small_run
+
+from scalerl_jax.train import train
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """Texts of a run's traces, each with what it was made of and an oracle's norm."""
+    config = small_run.make_config(
+        {
+            "data.train_prompts": 12,
+            "train.num_steps": 6,
+            "eval.every": 100,
+            "debug.trace_prompt": 0,
+        }
+    )
+    found = []
+    with small_run.built(config, tmp_path_factory.mktemp("run")) as run:
+        tracer = run.trace
+
+        def every_prompt(groups, state, *, version, step):
+            for group in groups:
+                own = dataclasses.replace(tracer, prompt_id=group.prompt.prompt_id)
+                texts = own(groups, state, version=version, step=step)
+                norm = own_norm(run, groups, group.rollouts[0], state, version)
+                found.append((texts, group, version, norm))
+            return tracer(groups, state, version=version, step=step)
+
+        run.trace = every_prompt
+        train(config, run, tmp_path_factory.mktemp("files"))
+    return found
+
+
+def own_norm(run, groups, rollout, state, version):
+    """The norm of the gradient of the whole batch, all but a rollout's weights at 0."""
+    batch = run.assemble(groups, learner_version=version).batch
+    if batch is None:
+        return None
+    keep = np.zeros(batch.weights.shape, bool)
+    sampled, length = batch.behavior_logprobs, len(rollout.completion_tokens)
+    for place in np.ndindex(*sampled.shape[:2]):
+        for start in range(sampled.shape[2] - length + 1):
+            here = (*place, slice(start, start + length))
+            same = np.array_equal(sampled[here], rollout.behavior_logprobs)
+            same &= np.array_equal(batch.targets[here], rollout.completion_tokens)
+            if same and not keep.any():  # others may be equal
+                keep[here] = True
+    if not keep.any():
+        return None
+    alone = dataclasses.replace(batch, weights=np.where(keep, batch.weights, 0.0))
+    total = run.learner.train_step.total(state.params, alone)
+    return float(optax.tree.norm(jax.device_get(total.grads)))
+
+
+def number(text, pattern):
+    return float(re.search(pattern, text)[1])
+
+
+def test_every_group_of_the_prompt_is_told(traced):
+    assert len(traced) >= 6
+    for texts, group, version, _ in traced:
+        assert len(texts) >= 1
+        text = next(text for text in texts if f"ticket {group.ticket}," in text)
+        assert f"rollout 1 of {len(group.rollouts)}" in text
+        assert f"staleness {version - group.oldest_version} = " in text
+        assert f"reward {group.rollouts[0].reward:g}" in text
+
+
+def test_the_norm_is_that_of_the_rollouts_part_of_the_batch(traced):
+    weighed = 0
+    for texts, group, _, norm in traced:
+        text = next(text for text in texts if f"ticket {group.ticket}," in text)
+        if norm is None:
+            assert "filtered" in text
+            continue
+        weighed += 1
+        found = number(text, r"its own gradient ([-+.\de]+)")
+        assert found == pytest.approx(norm, rel=2e-3)
+    assert weighed, "no group had reward variance"
+
+
+def test_at_its_own_version_sampler_and_learner_agree(traced):
+    fresh = 0
+    for texts, group, version, norm in traced:
+        if norm is None or group.oldest_version != version:
+            continue
+        fresh += 1
+        text = next(text for text in texts if f"ticket {group.ticket}," in text)
+        low, mean, high = re.search(
+            r"ratio +min ([\d.]+), mean ([\d.]+), max ([\d.]+)", text
+        ).groups()
+        assert {float(low), float(mean), float(high)} == {1.0}
+        differences = re.findall(
+            r" ([-+][\d.]+e[-+]\d+)(?:  not trained on)?$", text, re.M
+        )
+        assert differences and max(abs(float(each)) for each in differences) < 1e-4
+    assert fresh, "no group was trained on by the version that sampled it"

@@ -26,6 +26,8 @@ TAN = {0.5e9: 0.0640, 1.5e9: 0.2074, 7e9: 0.7045, 32e9: 1.5359}
 # Not run: they install what the tests run in, or are tests and long runs themselves.
 PRELUDE = """
 set -euo pipefail
+# A server that a failed block leaves would keep the pipes open.
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 pip() { :; }
 make() { :; }
 """

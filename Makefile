@@ -14,7 +14,7 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling measures preflight test test-jetstream lint install install-dev clean
+.PHONY: demo seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling measures preflight test test-all test-jetstream lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -115,7 +115,11 @@ measures: install-dev
 	$(BIN)/python benchmarks/measures.py
 
 test: install-dev
-	$(BIN)/python -m pytest -n 2 --dist=worksteal tests
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not slow" tests
+
+# The rest: whole runs, kills, every command of the documentation.
+test-all: install-dev
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m slow --durations=25 tests
 
 # Our engine under JetStream's own orchestrator, which brings TensorFlow (3 GB).
 test-jetstream: $(JETSTREAM_VENV)/installed

@@ -99,5 +99,5 @@ def test_a_base_that_there_is_not_is_one_line():
     process = small_run.start("-m", "scalerl_jax.main", config, "--describe")
     output, errors = process.communicate(timeout=120)
     assert (process.returncode, output) == (2, "")
-    known = "['32b', '8b', '8b_32k', 'smollm2', 'tiny']"
+    known = "['32b', '8b', '8b_32k', 'smollm2', 'smollm2_cpu', 'tiny']"
     assert errors == f"error: --config=...:9b: choose from {known}\n"

@@ -14,7 +14,8 @@ from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.weights import load_params
 
-TASKS = sorted(tasks.TASKS)
+# Questions of two lines are not for this tokenizer.
+TASKS = sorted({*tasks.TASKS} - {"needle_haystack"})
 CAREFUL = Styles(careful=1.0, careless=0.0, slip=0.0, hesitation=0.3)
 CARELESS = Styles(careful=0.0, careless=1.0, slip=1.0, hesitation=0.0)
 GUESSING = Styles(careful=0.0, careless=0.0, slip=0.0, hesitation=0.0)

@@ -254,7 +254,7 @@ class InterruptionConfig:
     min_tokens: TokensOr0 = setting(
         10_000, "shortest thinking that is interrupted", "ScaleRL: [10k, 12k]"
     )
-    max_tokens: Tokens = setting(12_000, "longest thinking", "ScaleRL")
+    max_tokens: TokensOr0 = setting(12_000, "longest thinking", "ScaleRL")
     phrase: str = setting(
         "Okay, time is up. Let me stop thinking and formulate a final answer now. "
         "</think>",

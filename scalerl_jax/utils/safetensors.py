@@ -86,9 +86,10 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
         try:
             header = parse_json(file.read(data_start - 8))
             tensors = {
-                name: (each["dtype"], tuple(each["shape"]), *each["data_offsets"])
+                name: (each["dtype"], tuple(each["shape"]), begin, end)
                 for name, each in header.items()
                 if name != "__metadata__"
+                for begin, end in [each["data_offsets"]]
             }
         except (ValueError, KeyError, TypeError, AttributeError) as failure:
             raise ValueError(f"{path} has a corrupt header: {failure}") from failure

@@ -47,7 +47,7 @@ def test_excluded_texts_are_passed_over():
     assert texts(again)[:23] == texts(first)[7:]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", sorted({*TASKS} - {"needle_haystack"}))  # two lines
 def test_questions_are_spelled_with_known_characters_and_are_json(task):
     questions = make_questions(task, count=300, seed=0, exclude=set())
     for question in questions:

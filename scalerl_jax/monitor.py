@@ -147,7 +147,11 @@ class RunMonitor:
             if run.trace:
                 for step, each in enumerate(window.batches, start=version + 1):
                     for text in run.trace(
-                        each.groups, state, version=version, step=step
+                        each.groups,
+                        each.assembled.sequences,
+                        state,
+                        version=version,
+                        step=step,
                     ):
                         self._progress.note(text)
         self._times["time/annotate_s"] = time.monotonic() - started

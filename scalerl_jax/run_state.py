@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.contract import State
@@ -16,9 +16,8 @@ from scalerl_jax.learner.local import LocalLearner
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 
-# Groups of a batch, the state, its version as version=, and as step= the step to come
-# -> a text for each group that is followed.
-Trace = Callable[..., list[str]]
+if TYPE_CHECKING:  # loaded only where a prompt is followed
+    from scalerl_jax.coordination.tracing import Tracer
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -32,7 +31,7 @@ class RunState:
     stream: Stream
     assemble: Assembler
     agreement: AgreementCheck
-    trace: Trace | None  # of debug.trace_prompt
+    trace: "Tracer | None"  # of debug.trace_prompt
     flops: LearnerFlops
     learning_rates: Callable[[int], Any]  # of the step that starts from a version
     length_limit: Callable[[int], int]  # tokens of completions begun at a version

@@ -14,11 +14,9 @@ os.environ.setdefault("XLA_FLAGS", "--xla_llvm_disable_expensive_passes=true")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers get that of the first
     programs = tempfile.mkdtemp(prefix="programs-")
     atexit.register(shutil.rmtree, programs, ignore_errors=True)
-    os.environ |= {
-        "JAX_COMPILATION_CACHE_DIR": programs,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = programs
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 import pytest

@@ -33,7 +33,7 @@ Advantages = Callable[[Any, Any, Any], Array]
 Weigh = Callable[[Any], Array]
 # rewards [B], lengths [B], passed [B] -> rewards [B]
 ShapeRewards = Callable[[Any, Any, Any], Array]
-# of `rollout.batching` or `rollout.sharing`, its shapes given
+# of `batching.packing` or `batching.stream_packing`, its shapes given
 Pack = Callable[[Sequence[TrainSequence]], PackedBatch]
 
 
@@ -42,6 +42,7 @@ class Assembled:
     """A batch, or None where no rollout has a gradient; and its token counts."""
 
     batch: PackedBatch | None
+    sequences: Sequence[TrainSequence]  # what was packed
     train_tokens: int  # completion tokens with a weight
     row_tokens: int  # prompt and completion tokens computed, padding left out
     wasted_tokens: int  # completion tokens that were filtered away
@@ -76,7 +77,7 @@ class Assembler:
 
     def __call__(self, groups: Sequence[Group], *, learner_version: int) -> Assembled:
         """Return the packed batch for the step that starts from `learner_version`."""
-        sequences = self.sequences(groups, learner_version=learner_version)
+        sequences = self._sequences(groups, learner_version=learner_version)
         train_tokens = sum(int(sequence.mask.sum()) for sequence in sequences)
         lengths = np.array([sequence.row_length for sequence in sequences])
         sampled = sum(
@@ -85,6 +86,7 @@ class Assembler:
             for rollout in group.rollouts
         )
         counts = {
+            "sequences": sequences,
             "train_tokens": train_tokens,
             "wasted_tokens": sampled
             - sum(len(sequence.weights) for sequence in sequences),
@@ -97,7 +99,7 @@ class Assembler:
         packed = self.pack(sequences)
         return Assembled(batch=packed, row_tokens=computed_tokens(packed), **counts)
 
-    def sequences(
+    def _sequences(
         self, groups: Sequence[Group], *, learner_version: int
     ) -> list[TrainSequence]:
         """Return the rollouts that carry any weight, with their advantages."""

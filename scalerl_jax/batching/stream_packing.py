@@ -1,6 +1,6 @@
 """Rollouts into streams in which the prompt of a group stands once.
 
-A batch of `rollout.batching.pack` with `Sharing`: see `model.prompt_sharing` for what
+A batch of `batching.packing.pack` with `Sharing`: see `model.prompt_sharing` for what
 the device does with it.  The last token of a prompt is not shared: each completion's
 first token is predicted there, and a place has one target.
 """

@@ -30,29 +30,27 @@ class Tracer:
     rows_per_microbatch: int
 
     def __call__(
-        self, groups: Sequence[Group], state: State, *, version: int, step: int
+        self,
+        groups: Sequence[Group],
+        sequences: Sequence[TrainSequence],
+        state: State,
+        *,
+        version: int,
+        step: int,
     ) -> list[str]:
         """Return a text for each of the prompt's groups in a batch.
 
         Args:
             groups: the groups of the batch.
+            sequences: what of them the batch trains on.
             state: the train state that the step starts from.
             version: of the params that the batch was assembled at.
             step: the optimizer step that trains on the batch.
         """
-        at = [
-            number
-            for number, group in enumerate(groups)
-            if group.prompt.prompt_id == self.prompt_id
-        ]
-        if not at:
-            return []
-        before = self.assemble.state()
-        sequences = self.assemble.sequences(groups, learner_version=version)
-        self.assemble.restore(before)
         return [
-            self._one(groups[number], sequences, state, version=version, step=step)
-            for number in at
+            self._one(group, sequences, state, version=version, step=step)
+            for group in groups
+            if group.prompt.prompt_id == self.prompt_id
         ]
 
     def _one(

@@ -180,8 +180,8 @@ def make_update(
         state: TrainState, accumulated: Accumulated
     ) -> tuple[TrainState, dict[str, Array]]:
         grads = accumulated.grads
-        grad_norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(grad_norm) & jnp.isfinite(accumulated.loss)
+        metrics = _measured(accumulated, summarize)
+        finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(accumulated.loss)
         params = _float32(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, params)
         params = optax.apply_updates(params, updates)
@@ -207,15 +207,18 @@ def make_update(
         state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old), updated, state
         )
-        metrics = summarize(accumulated.sums, accumulated.maxima)
-        metrics |= {
-            "loss": accumulated.loss,
-            "grad_norm": grad_norm,
-            "skipped": ~finite,
-        }
-        return state, metrics
+        return state, metrics | {"skipped": ~finite}
 
     return update
+
+
+def _measured(
+    total: Accumulated, summarize: Callable[[Scalars, Scalars], Scalars]
+) -> Scalars:
+    """Return the metrics of a whole batch; the norm is before any clipping."""
+    grad_norm = optax.tree.norm(total.grads)
+    own = {"loss": total.loss, "grad_norm": grad_norm}
+    return summarize(total.sums, total.maxima) | own
 
 
 class TrainStep:
@@ -297,11 +300,7 @@ class TrainStep:
 
     def examine(self, params: PyTree, batch: PackedBatch) -> dict[str, float]:
         """Return metrics of a batch [M, R, S] and the norm of its gradient."""
-        total = self.total(params, batch)
-        found = summarize(total.sums, total.maxima) | {
-            "loss": total.loss,
-            "grad_norm": optax.tree.norm(total.grads),
-        }
+        found = _measured(self.total(params, batch), summarize)
         return {name: float(value) for name, value in found.items()}
 
     def apply(

@@ -30,7 +30,7 @@ from scalerl_jax.parallel.mesh import largest_divisor, over_mesh
 
 _LANES = 128  # of a TPU's vector; what the kernel's blocks are multiples of
 _MOST_BLOCK = 512
-# Segments of a row that cuDNN is told of; `rollout.batching` puts no more in one.
+# Segments of a row that cuDNN is told of; `batching.packing` puts no more in one.
 MAX_SEGMENTS = 128
 
 

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 from jax.sharding import Mesh
@@ -22,10 +23,10 @@ from scalerl_jax.learner.local import LocalLearner
 from scalerl_jax.learner.optimizer import frozen_params
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.learner.step import TrainState, TrainStep
-from scalerl_jax.model.architecture import parameter_table
+from scalerl_jax.model.architecture import Architecture, parameter_table
 from scalerl_jax.rewards.named import num_processes
 from scalerl_jax.rewards.verifier import VerifierPool
-from scalerl_jax.run_state import RunState, Trace
+from scalerl_jax.run_state import RunState
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Prompt
@@ -63,6 +64,9 @@ from scalerl_jax.wiring.sampling import (
 from scalerl_jax.wiring.tables import DTYPES
 from scalerl_jax.wiring.verifying import check_verifiers, make_verifier
 
+if TYPE_CHECKING:  # loaded only where a prompt is followed
+    from scalerl_jax.coordination.tracing import Tracer
+
 __all__ = [
     "make_run",
     "fit_devices",
@@ -81,10 +85,7 @@ def make_run(
         ValueError: a setting or a file that it names cannot be used.
     """
     # What a user can get wrong comes first; compiling starts with the learner.
-    arch = make_architecture(config)
-    frozen_params(parameter_table(arch), config.model.frozen)
-    if jax.default_backend() == "cpu":
-        keep_freed_memory(arch.num_params)
+    arch = _checked_architecture(config)
     tokenizer = make_checked_tokenizer(config, arch)
     prompts = _load_prompts(config, tokenizer, directory, progress)
     stream = make_stream(config, prompts.train)
@@ -133,6 +134,15 @@ def make_run(
         close=close,
         state=state,
     )
+
+
+def _checked_architecture(config: Config) -> Architecture:
+    """Return the architecture, in which every pattern of frozen params is found."""
+    arch = make_architecture(config)
+    frozen_params(parameter_table(arch), config.model.frozen)
+    if jax.default_backend() == "cpu":
+        keep_freed_memory(arch.num_params)
+    return arch
 
 
 def make_local_learner(
@@ -185,7 +195,7 @@ def make_agreement(config: Config, learner: LocalLearner) -> AgreementCheck:
 
 def make_trace(
     config: Config, learner: LocalLearner, assemble: Assembler, tokenizer: Tokenizer
-) -> Trace | None:
+) -> "Tracer | None":
     """Return what follows a rollout, if debug.trace_prompt names one of a prompt."""
     if config.debug.trace_prompt < 0:
         return None

@@ -79,15 +79,14 @@ def load_model(
                 "there is no such directory; name a Hugging Face directory, a GGUF "
                 "file, a run directory, or a checkpoint of a run"
             )
-        model = _load(path, dtype, placement)
-        if require_finite:
-            _check_finite(model.params)
-        return model
+        return _load(path, dtype, placement, require_finite)
     except (ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"--checkpoint={directory}: {error}") from error
 
 
-def _load(path: Directory, dtype: str, placement: Placement) -> Model:
+def _load(
+    path: Directory, dtype: str, placement: Placement, require_finite: bool
+) -> Model:
     run = _run_of(path)
     config = Config(model=ModelConfig(checkpoint=str(path)))
     if run is not None:
@@ -100,13 +99,19 @@ def _load(path: Directory, dtype: str, placement: Placement) -> Model:
     if run is None:
         version = 0
         params = load_params(
-            str(path), arch, dtype=kind, shardings=shardings, require_finite=False
+            str(path),
+            arch,
+            dtype=kind,
+            shardings=shardings,
+            require_finite=require_finite,
         )
     else:
         assert isinstance(path, Path), "a run is a directory"
         version, params = _restore(run, path, _abstract_params(config, arch))
         params = jax.tree.map(lambda leaf: leaf.astype(kind), params)
         params = jax.device_put(params, shardings or jax.devices()[0])
+        if require_finite:
+            _check_finite(params)
     return Model(
         arch=arch,
         tokenizer=tokenizer,
@@ -152,50 +157,6 @@ def _holds_settings(path: Path) -> bool:
         return "config" in read_json(path / "config.json")
     except (OSError, ValueError):  # none, or no JSON
         return False
-
-
-def _load_other(
-    path: Directory, dtype: str, placement: Placement, require_finite: bool
-) -> Model:
-    """A Hugging Face directory; one that names no dtype makes float32."""
-    config = Config(model=ModelConfig(checkpoint=str(path)))
-    arch = make_architecture(config)
-    values = read_json(path / "config.json")
-    saved = values.get("dtype", values.get("torch_dtype"))
-    if not isinstance(saved, str) or saved not in DTYPES:
-        saved = "float32"
-    kind = DTYPES[dtype or saved]
-    return Model(
-        arch=arch,
-        tokenizer=make_tokenizer(config, arch),
-        config=config,
-        params=load_params(
-            str(path),
-            arch,
-            dtype=kind,
-            shardings=placement and placement(arch),
-            require_finite=require_finite,
-        ),
-        policy_version=0,
-        dtype=kind,
-    )
-
-
-def _load_run(run: Path, path: Path, dtype: str, placement: Placement) -> Model:
-    config = read_settings(run / "config.json")
-    arch = make_architecture(config)
-    tokenizer = make_tokenizer(config, arch)
-    version, params = _restore(run, path, _abstract_params(config, arch))
-    kind = DTYPES[dtype or config.model.sampler_dtype]
-    cast = jax.tree.map(lambda leaf: leaf.astype(kind), params)
-    return Model(
-        arch=arch,
-        tokenizer=tokenizer,
-        config=config,
-        params=jax.device_put(cast, placement(arch) if placement else jax.devices()[0]),
-        policy_version=version,
-        dtype=kind,
-    )
 
 
 def read_settings(file: Path) -> Config:

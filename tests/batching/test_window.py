@@ -17,6 +17,7 @@ def assemble(groups, *, learner_version):
     packed = Packed(tickets=tickets, staleness=np.zeros(len(groups), np.int32))
     return Assembled(
         batch=packed if useful else None,
+        sequences=(),
         train_tokens=0,
         row_tokens=0,
         wasted_tokens=100,

@@ -27,13 +27,13 @@ def traced(tmp_path_factory):
     with small_run.built(config, tmp_path_factory.mktemp("run")) as run:
         tracer = run.trace
 
-        def every_prompt(groups, state, *, version, step):
+        def every_prompt(groups, sequences, state, *, version, step):
             for group in groups:
                 own = dataclasses.replace(tracer, prompt_id=group.prompt.prompt_id)
-                texts = own(groups, state, version=version, step=step)
+                texts = own(groups, sequences, state, version=version, step=step)
                 norm = own_norm(run, groups, group.rollouts[0], state, version)
                 found.append((texts, group, version, norm))
-            return tracer(groups, state, version=version, step=step)
+            return tracer(groups, sequences, state, version=version, step=step)
 
         run.trace = every_prompt
         train(config, run, tmp_path_factory.mktemp("files"))

@@ -9,8 +9,13 @@ import os
 import shutil
 import tempfile
 
-# Most of the tests' time is LLVM's; in the environment, for other processes too.
-os.environ.setdefault("XLA_FLAGS", "--xla_llvm_disable_expensive_passes=true")
+# Most of the tests' time is the compiler's: with these it takes a third of it.  In the
+# environment, for other processes too.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_llvm_disable_expensive_passes=true --xla_backend_optimization_level=0 "
+    "--xla_cpu_use_fusion_emitters=false",
+)
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers get that of the first
     programs = tempfile.mkdtemp(prefix="programs-")
     atexit.register(shutil.rmtree, programs, ignore_errors=True)

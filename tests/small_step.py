@@ -36,7 +36,6 @@ from scalerl_jax.parallel.mesh import AXES, make_mesh
 ARCH = SMALL
 CAP = 1.5
 TEMPERATURE = 0.8
-FAST_COMPILE = {"xla_backend_optimization_level": 0}  # halves the time of a test
 GROUP = 2
 LENGTHS = ((1, 1), (3, 2), (2, 9), (5, 8), (1, 6), (4, 4), (2, 5), (3, 7))
 LONGEST = 12  # positions of the longest sequence
@@ -174,7 +173,6 @@ class Bench:
                 row_tokens=self.row_tokens, rows_per_microbatch=self.rows
             ),
             mesh=mesh_of(self.shape),
-            compiler_options=FAST_COMPILE,
         )
 
     def run(self, batch=None, **options):
@@ -243,7 +241,6 @@ def slow_result(aggregation="prompt"):
     """Loss, gradient, and params after plain gradient descent at rate 1."""
     function = jax.jit(
         jax.value_and_grad(functools.partial(slow_loss, aggregation=aggregation)),
-        compiler_options=FAST_COMPILE,
     )
     loss, gradient = function(start_params())
     after = jax.tree.map(lambda param, part: param - part, start_params(), gradient)

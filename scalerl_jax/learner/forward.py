@@ -107,7 +107,6 @@ class Scorer:
         params: PyTree,
         batch: PackedBatch,
         mesh: Mesh,
-        compiler_options: dict[str, Any] | None = None,
     ) -> None:
         """For `params`, their shardings given, and microbatches like `batch`.
 
@@ -115,7 +114,6 @@ class Scorer:
         advantages, ...) is not sent to the devices.
         """
         self._put_to = batch_sharding(mesh)
-        self._options = compiler_options
         self._shapes = (
             jax.tree.map(abstract, params),
             jax.tree.map(
@@ -136,7 +134,7 @@ class Scorer:
 
     @functools.cached_property
     def _program(self) -> Any:
-        return self.lower().compile(self._options)
+        return self.lower().compile()
 
     def __call__(
         self, params: PyTree, batch: PackedBatch

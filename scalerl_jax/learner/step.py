@@ -236,7 +236,6 @@ class TrainStep:
         state: TrainState,
         batch: PackedBatch,
         mesh: Mesh,
-        compiler_options: dict[str, Any] | None = None,
     ) -> None:
         """Programs for `state` and microbatches [R, S] like `batch`.
 
@@ -257,7 +256,6 @@ class TrainStep:
         def start() -> Accumulated:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
 
-        self._options = compiler_options
         self._jitted = {
             "start": (jax.jit(start, out_shardings=layout), ()),
             "accumulate": (
@@ -286,7 +284,7 @@ class TrainStep:
         lowered = self.lower()
         for number, (name, program) in enumerate(lowered.items(), start=1):
             notice(number, len(lowered))
-            self._programs[name] = program.compile(self._options)
+            self._programs[name] = program.compile()
 
     def __call__(
         self, state: TrainState, batch: PackedBatch

@@ -19,7 +19,6 @@ from small_step import (
     ADAMW,
     ARCH,
     CISPO,
-    FAST_COMPILE,
     LONGEST,
     PLAIN,
     assert_trees_close,
@@ -122,7 +121,6 @@ class Critics:
             params=self.state().critic.params,
             batch=self.microbatch,
             mesh=self.mesh,
-            compiler_options=FAST_COMPILE,
         )
         return CriticAdvantages(values=scorer, gamma=GAMMA, gae_lambda=LAMBDA, eps=None)
 
@@ -131,7 +129,6 @@ class Critics:
         return dict(
             batch=annotated(self.microbatch),
             mesh=self.mesh,
-            compiler_options=FAST_COMPILE,
         )
 
     @functools.cached_property
@@ -220,7 +217,7 @@ def start_critic_params():
     return trunk | {"value_head": value_head()}
 
 
-@functools.partial(jax.jit, compiler_options=FAST_COMPILE)
+@jax.jit
 @functools.partial(jax.value_and_grad, has_aux=True)
 def slow_gradient(params, old, returns, chosen):
     """Of the clipped loss, averaged over the chosen sampled tokens.

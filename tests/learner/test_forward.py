@@ -6,7 +6,6 @@ import pytest
 import small_run
 from small_model import small_architecture
 from small_step import (
-    FAST_COMPILE,
     bench,
     make_sequences,
     mesh_of,
@@ -27,11 +26,10 @@ def test_every_token_has_the_log_probability_of_whole_rows_of_logits(shape):
         params=state.params,
         batch=jax.tree.map(lambda leaf: leaf[0], batch),
         mesh=mesh_of(shape),
-        compiler_options=FAST_COMPILE,
     )
     found = score(state.params, batch)
     assert isinstance(found, np.ndarray) and found.shape == batch.mask.shape
-    expected = jax.jit(sampled_logprobs, compiler_options=FAST_COMPILE)(start_params())
+    expected = jax.jit(sampled_logprobs)(start_params())
     behavior = np.concatenate([s.behavior_logprobs[s.mask] for s in make_sequences()])
     # Tokens are told apart by their behavior log-probabilities.
     by_token = zip(batch.behavior_logprobs[batch.mask], found[batch.mask], strict=True)

@@ -261,7 +261,6 @@ def test_eight_devices_give_what_one_gives():
             found[loss] = gradient(logprobs, entropy)
         return found
 
-    options = {"xla_backend_optimization_level": 0}
-    run = jax.jit(every, compiler_options=options)
+    run = jax.jit(every)
     eight = jax.device_put(arguments, batch_sharding(mesh_of((2, 2, 2, 1))))
     assert_trees_close(run(*eight), run(*arguments), rtol=2e-5, atol=1e-6)

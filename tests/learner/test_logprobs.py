@@ -17,7 +17,6 @@ torch = pytest.importorskip("torch")
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 8, 6, 8, 24
 TEMPERATURE = 0.7
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
 RNG = np.random.default_rng(0)
 HIDDEN = RNG.normal(size=(ROWS, LENGTH, WIDTH)).astype(np.float32)
 WEIGHTS = RNG.normal(size=(VOCABULARY, WIDTH)).astype(np.float32)
@@ -54,9 +53,7 @@ def compiled(head):
         mix = (of_logprob * logprobs + of_entropy * entropy).sum()
         return mix, (logprobs, entropy)
 
-    return jax.jit(
-        jax.grad(loss, argnums=(0, 1), has_aux=True), compiler_options=FAST_COMPILE
-    )
+    return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
 
 
 @functools.cache
@@ -67,9 +64,7 @@ def compiled_with_loss(head):
         total, *found = pointwise_loss(hidden, weights, TARGETS, mix, mixed, head)
         return total, tuple(found)
 
-    return jax.jit(
-        jax.grad(loss, argnums=(0, 1), has_aux=True), compiler_options=FAST_COMPILE
-    )
+    return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
 
 
 def mixed(logprobs, entropy, mix):

@@ -90,7 +90,6 @@ def make_diagnosis(arch=ARCH, token_loss=None, **axes):
         state=state,
         batch=abstract_microbatch(**ROWS),
         mesh=mesh,
-        compiler_options={"xla_backend_optimization_level": 0},
     )
     return Diagnosis(step=step, forward=forward, objective=objective), state
 

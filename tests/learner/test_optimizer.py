@@ -13,7 +13,6 @@ from small_step import (
     ADAMW,
     ARCH,
     CISPO,
-    FAST_COMPILE,
     PLAIN,
     Bench,
     assert_trees_close,
@@ -296,7 +295,6 @@ def test_a_step_over_a_mesh_trains_the_others_as_the_slow_loss_says():
         state=these.state(),
         batch=jax.tree.map(lambda leaf: leaf[0], these.batch()),
         mesh=mesh_of(SHAPE),
-        compiler_options=FAST_COMPILE,
     )
     after, metrics = step(these.state(), these.batch())
     _, gradient, expected = slow_result()

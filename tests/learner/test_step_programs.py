@@ -11,7 +11,6 @@ from small_step import (
     ADAMW,
     ARCH,
     CISPO,
-    FAST_COMPILE,
     assert_trees_close,
     assert_trees_equal,
     bench,
@@ -110,7 +109,7 @@ def test_gradients_of_float32_params_keep_more_bits_than_bfloat16_has():
     these = bench(compute_dtype="bfloat16")
     accumulate = make_accumulate(these.forward, CISPO)
     batch = jax.tree.map(lambda leaf: leaf[0], these.batch())
-    run = jax.jit(accumulate, compiler_options=FAST_COMPILE)
+    run = jax.jit(accumulate)
     grads = run(start_params(), None, batch).grads
     for name in ("query", "value", "output", "gate", "down"):
         gradient = np.asarray(grads["layers"][name])
@@ -177,9 +176,7 @@ def test_the_reference_stays_and_is_refreshed_when_it_is_due():
     these = bench(optimizer=ADAMW)
     params = jax.tree.map(jnp.asarray, start_params())
     state = init_state(params, ADAMW, with_reference=True)
-    update = jax.jit(
-        make_update(ADAMW, reference_every=2), compiler_options=FAST_COMPILE
-    )
+    update = jax.jit(make_update(ADAMW, reference_every=2))
     sums = these.step.total(these.state().params, these.batch())
     first, _ = update(state, sums)
     assert_trees_equal(first.reference, start_params())

@@ -15,7 +15,6 @@ from scalerl_jax.model.attention import BlockwiseAttention
 from scalerl_jax.parallel.mesh import AXES, make_mesh
 
 ROWS, LENGTH, HEADS, KV_HEADS, DIM = 4, 24, 4, 2, 8
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
 SHAPES = dict(rows=ROWS, length=LENGTH, heads=HEADS, kv_heads=KV_HEADS, dim=DIM)
 # Scores and gradients are of size 1 to 10, and sums of at most 24 * 8 products.
 CLOSE = dict(rtol=1e-5, atol=1e-5)
@@ -34,7 +33,7 @@ def compiled(attention):
         found, back = jax.vjp(lambda *x: attention(*x, segment_ids), q, k, v)
         return found, back(cotangent)
 
-    return jax.jit(run, compiler_options=FAST_COMPILE)
+    return jax.jit(run)
 
 
 def assert_as_dense(attention, segment_ids, *, seed=0, shapes=SHAPES):

@@ -1,7 +1,11 @@
 """One rollout at its stops: what is printed, against the batch that is trained on."""
 
+import contextlib
 import dataclasses
 import re
+import sys
+import threading
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -9,12 +13,37 @@ import optax
 import pytest
 import small_run
 
+import scalerl_jax
 from scalerl_jax.train import train
+
+PACKAGE = Path(scalerl_jax.__file__).parent
+# Beside a rollout's way: books, files, progress; what it began with; other samples.
+BESIDE = {"utils", "config", "wiring", "evaluate", "parallel"}
+
+
+@contextlib.contextmanager
+def noting_files(passed):
+    """Files of the package of which a function is called, by any thread."""
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            passed.add(frame.f_code.co_filename)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory):
-    """Texts of a run's traces, each with what it was made of and an oracle's norm."""
+def traced_run(tmp_path_factory):
+    """Texts of a run's traces, what each was made of, an oracle's norm; and the files.
+
+    The files are those that the run passes through.
+    """
     config = small_run.make_config(
         {
             "data.train_prompts": 12,
@@ -23,8 +52,11 @@ def traced(tmp_path_factory):
             "debug.trace_prompt": 0,
         }
     )
-    found = []
-    with small_run.built(config, tmp_path_factory.mktemp("run")) as run:
+    found, passed = [], set()
+    with (
+        noting_files(passed),
+        small_run.built(config, tmp_path_factory.mktemp("run")) as run,
+    ):
         tracer = run.trace
 
         def every_prompt(groups, sequences, state, *, version, step):
@@ -37,7 +69,12 @@ def traced(tmp_path_factory):
 
         run.trace = every_prompt
         train(config, run, tmp_path_factory.mktemp("files"))
-    return found
+    return found, {Path(file).relative_to(PACKAGE) for file in passed}
+
+
+@pytest.fixture
+def traced(traced_run):
+    return traced_run[0]
 
 
 def own_norm(run, groups, rollout, state, version):
@@ -104,3 +141,15 @@ def test_at_its_own_version_sampler_and_learner_agree(traced):
         )
         assert differences and max(abs(float(each)) for each in differences) < 1e-4
     assert fresh, "no group was trained on by the version that sampled it"
+
+
+def test_the_readme_follows_it_through_every_folder(traced_run):
+    readme = (PACKAGE.parent / "README.md").read_text()
+    section = readme.split("## Follow one rollout")[1].split("\n## ")[0]
+    named = {Path(each) for each in re.findall(r"\(scalerl_jax/(\S+?)\)", section)}
+    named -= {Path("sampler/reference.py")}  # the slow version to read
+    _, passed = traced_run
+    assert len(named) >= 8 and named <= passed, named - passed
+    folders = {file.parts[0] for file in passed if len(file.parts) > 1} - BESIDE
+    drawn = set(re.findall(r"(\w+)/", section.split("```")[1]))
+    assert folders <= drawn | {file.parts[0] for file in named}

@@ -21,21 +21,38 @@ import grimp
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "scalerl_jax"
 WINDOW = 6  # lines that make a repeated place
-# A run of two steps that says at its end which of our modules it has loaded.
+# A run of a few steps.  At its end it says which of our modules it has loaded, and
+# which functions ran from the second batch to the checkpoint: the way of a rollout.
 RUN = """
-import atexit, json, runpy, sys
+import atexit, json, runpy, sys, threading
+out = sys.argv[1]
+batches, ran = 0, set()
+def note(frame, event, _):
+    global batches
+    code = frame.f_code
+    if event != "call" or "/scalerl_jax/" not in code.co_filename:
+        return
+    if code.co_filename.endswith("/monitor.py") and code.co_name == "open":
+        batches += 1
+    elif code.co_filename.endswith("/train.py") and code.co_name == "save":
+        batches = -100
+    if batches >= 2:
+        ran.add((code.co_filename, code.co_firstlineno))
 def tell():
     files = {getattr(each, "__file__", None) for name, each in list(sys.modules.items())
              if name.partition(".")[0] == "scalerl_jax"}
-    json.dump(sorted(filter(None, files)), open(sys.argv[0] + ".json", "w"))
-out = sys.argv[1]
+    found = {"loaded": sorted(filter(None, files)), "ran": sorted(ran)}
+    json.dump(found, open(out + ".json", "w"))
 sys.argv = [out, "--config=configs/tiny.py", f"--workdir={out}/run",
-    "--config.train.num_steps=2", "--config.eval.num_prompts=20",
-    "--config.batch.num_prompts=4"]
+    "--config.train.num_steps=4", "--config.eval.num_prompts=20",
+    "--config.eval.every=100", "--config.batch.num_prompts=4"]
 atexit.register(tell)
-sys.argv[0] = out
+threading.setprofile(note)
+sys.setprofile(note)
 runpy.run_module("scalerl_jax.main", run_name="__main__", alter_sys=False)
 """
+# Beside a rollout's way: files, books, settings.
+BESIDE = {"utils", "config", "wiring", "parallel"}
 
 
 def main() -> None:
@@ -46,9 +63,14 @@ def main() -> None:
     files = sorted(PACKAGE.rglob("*.py"))
     print(f"package: {sum(map(lines, files)):,} lines in {len(files)} files")
     if not options.no_run:
-        loaded = loaded_files()
+        loaded, ran = run_tiny()
         total = sum(map(lines, loaded))
         print(f"a tiny run loads: {len(loaded)} modules, {total:,} lines")
+        passed = dict(passes(path, begins) for path, begins in ran.items())
+        print(
+            f"a rollout passes: {len(passed)} files, {sum(passed.values()):,} lines of "
+            f"functions"
+        )
     print(f"import cycles: {cycle() or 'none'}")
     print(f"functions: {functions(files)}")
     print(f"repeated places: {repeated(files)} pairs that share {WINDOW} lines or more")
@@ -60,12 +82,31 @@ def lines(path: Path) -> int:
     return len(path.read_text().splitlines())
 
 
-def loaded_files() -> list[Path]:
-    """Return our modules in `sys.modules` at the end of a run of `configs/tiny.py`."""
+def run_tiny() -> tuple[list[Path], dict[Path, set[int]]]:
+    """Return modules that a run of `configs/tiny.py` loads, and a rollout's functions.
+
+    Of these the lines on which they begin, by file.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", RUN, folder]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-        return [Path(name) for name in json.loads(Path(f"{folder}.json").read_text())]
+        found = json.loads(Path(f"{folder}.json").read_text())
+    ran = collections.defaultdict(set)
+    for name, line in found["ran"]:
+        path = Path(name)
+        if path.relative_to(PACKAGE).parts[0] not in BESIDE:
+            ran[path].add(line)
+    return [Path(name) for name in found["loaded"]], ran
+
+
+def passes(path: Path, begins: set[int]) -> tuple[Path, int]:
+    """Return a file, and how long its functions are that begin on these lines."""
+    return path, sum(
+        node.end_lineno - node.lineno + 1
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and begins & {node.lineno, *(each.lineno for each in node.decorator_list)}
+    )
 
 
 def cycle() -> str:

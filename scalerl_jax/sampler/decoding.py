@@ -1,7 +1,7 @@
 """The pure functions behind the engine's verbs, and the state they pass on."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 from scalerl_jax.model.transformer import cached_hidden, head_logits, head_weights
 from scalerl_jax.sampler.attention import Chunk, PagedAttention, Rows
 from scalerl_jax.sampler.sampling import SamplingRows, draw_tokens
+from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.types import AnyArray, PyTree
-
-if TYPE_CHECKING:
-    from scalerl_jax.sampler.engine import EngineSettings
 
 NEVER = np.iinfo(np.int32).max  # a thinking length that is not reached
 
@@ -60,7 +58,7 @@ class ResultTokens:
     failed: Bool[Array, " rows"]  # ended by logits that are not finite
 
 
-def empty_rows(settings: "EngineSettings", count: int) -> SlotRows:
+def empty_rows(settings: EngineSettings, count: int) -> SlotRows:
     """Rows without a sequence, as NumPy arrays."""
     zeros = np.zeros(count, np.int32)
     marker = settings.end_of_thinking
@@ -84,7 +82,7 @@ def empty_rows(settings: "EngineSettings", count: int) -> SlotRows:
 
 
 def prefill(
-    settings: "EngineSettings",
+    settings: EngineSettings,
     attention: PagedAttention,
     params: PyTree,
     state: DecodeState,
@@ -133,7 +131,7 @@ def _put(all_rows: SlotRows, slots: Array, rows: SlotRows) -> SlotRows:
 
 
 def generate(
-    settings: "EngineSettings",
+    settings: EngineSettings,
     attention: PagedAttention,
     params: PyTree,
     state: DecodeState,
@@ -169,7 +167,7 @@ def generate(
 
 
 def _decode(
-    settings: "EngineSettings",
+    settings: EngineSettings,
     attention: PagedAttention,
     params: PyTree,
     rows: SlotRows,
@@ -222,7 +220,7 @@ def _record(
     )
 
 
-def _no_results(settings: "EngineSettings", active: Array) -> ResultTokens:
+def _no_results(settings: EngineSettings, active: Array) -> ResultTokens:
     shape = (settings.tokens_per_call, *active.shape)
     top = (*shape, settings.top_logprobs)
     return ResultTokens(
@@ -240,7 +238,7 @@ def _no_results(settings: "EngineSettings", active: Array) -> ResultTokens:
 
 
 def _next_tokens(
-    settings: "EngineSettings",
+    settings: EngineSettings,
     params: PyTree,
     rows: SlotRows,
     hidden: Array,
@@ -284,7 +282,7 @@ def _next_tokens(
 
 
 def _likeliest(
-    settings: "EngineSettings", logits: Array, sampling: SamplingRows
+    settings: EngineSettings, logits: Array, sampling: SamplingRows
 ) -> tuple[Array, Array]:
     """The likeliest tokens and their log-probabilities, without the filters."""
     if not settings.top_logprobs:
@@ -297,7 +295,7 @@ def _likeliest(
 
 
 def _force_phrase(
-    settings: "EngineSettings", rows: SlotRows, tokens: Array, index: Array
+    settings: EngineSettings, rows: SlotRows, tokens: Array, index: Array
 ) -> tuple[Array, Array, Array]:
     """Tokens with the phrase in place of draws; which are forced; places after."""
     if not settings.phrase:

@@ -31,8 +31,9 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.sampler import decoding, prefilling
-from scalerl_jax.sampler.engine import Engine, EngineSettings
+from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.sampling import Sampling, SamplingRows, sample_keys
+from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.types import PyTree
 
 try:

@@ -1,7 +1,7 @@
 """Attention by kernels that JAX ships, and which backend a machine gets."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,7 @@ from scalerl_jax.sampler.attention import (
     marked,
     places_of,
 )
-
-if TYPE_CHECKING:
-    from scalerl_jax.sampler.engine import EngineSettings
+from scalerl_jax.sampler.settings import EngineSettings
 
 # The kernel's own table of block sizes asks the process for its TPU, which a program
 # that is compiled without one does not have.  It computes with every query of a block
@@ -267,7 +265,7 @@ class CudnnAttention(PagedAttention):
         return tuple(write(*pair) for pair in zip(pages, views, strict=True))
 
 
-def choose_attention(settings: "EngineSettings", mesh: Mesh) -> PagedAttention:
+def choose_attention(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
     """The backend that `settings.attention` names, for the machine of `mesh`.
 
     Raises:
@@ -281,7 +279,7 @@ def choose_attention(settings: "EngineSettings", mesh: Mesh) -> PagedAttention:
     return ATTENTION[name](settings, mesh)
 
 
-def _for_machine(settings: "EngineSettings", mesh: Mesh) -> PagedAttention:
+def _for_machine(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
     platform = mesh.devices.flat[0].platform
     if platform == "tpu":
         refused = why_not_pallas(settings, tensor=mesh.shape["tensor"])
@@ -289,7 +287,7 @@ def _for_machine(settings: "EngineSettings", mesh: Mesh) -> PagedAttention:
     return _cudnn(settings, mesh) if platform == "gpu" else GatheredAttention()
 
 
-def _pallas(settings: "EngineSettings", mesh: Mesh) -> PagedAttention:
+def _pallas(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
     platform = mesh.devices.flat[0].platform
     if platform != "tpu":
         raise ValueError(
@@ -305,7 +303,7 @@ def _pallas(settings: "EngineSettings", mesh: Mesh) -> PagedAttention:
     return PallasAttention(mesh)
 
 
-def _cudnn(settings: "EngineSettings", mesh: Mesh) -> PagedAttention:
+def _cudnn(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
     taken = (
         mesh.devices.flat[0].platform == "gpu"
         and jnp.dtype(settings.dtype) in (jnp.bfloat16, jnp.float16)
@@ -316,7 +314,7 @@ def _cudnn(settings: "EngineSettings", mesh: Mesh) -> PagedAttention:
     return CudnnAttention("cudnn" if taken else "xla")
 
 
-def why_not_pallas(settings: "EngineSettings", *, tensor: int) -> str | None:
+def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
     """The setting that the TPU kernel does not take, its limit, and the way out.
 
     Found by compiling the kernel for v5e, v5p and v6e.
@@ -360,14 +358,14 @@ def why_not_pallas(settings: "EngineSettings", *, tensor: int) -> str | None:
     return None
 
 
-def _table_bytes(settings: "EngineSettings") -> int:
+def _table_bytes(settings: EngineSettings) -> int:
     """Return bytes of scalar memory for the pages and lengths of all slots."""
     line = -(-settings.pages_per_slot // _TABLE_LINE) * _TABLE_LINE
     return 4 * settings.slots * (line + 2)
 
 
 # By the value of sampler.attention.
-ATTENTION: dict[str, Callable[["EngineSettings", Mesh], PagedAttention]] = {
+ATTENTION: dict[str, Callable[[EngineSettings, Mesh], PagedAttention]] = {
     "auto": _for_machine,
     "paged": lambda settings, mesh: PagedAttention(),
     "gathered": lambda settings, mesh: GatheredAttention(),

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from scalerl_jax.sampler.decoding import SlotRows, empty_rows
-from scalerl_jax.sampler.engine import EngineSettings
 from scalerl_jax.sampler.requests import Sample
 from scalerl_jax.sampler.sampling import SamplingRows
+from scalerl_jax.sampler.settings import EngineSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from scalerl_jax.generation.listed import Probe
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.sampler.decoding import NEVER
-from scalerl_jax.sampler.engine import Engine, EngineSettings
+from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.marking import Marker, make_marker
 from scalerl_jax.sampler.requests import Samples
 from scalerl_jax.sampler.sampling import (
@@ -27,6 +27,7 @@ from scalerl_jax.sampler.sampling import (
     interruption_lengths,
     sample_keys,
 )
+from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.wiring.tables import DTYPES, naming

@@ -13,8 +13,8 @@ from small_server import BASE
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.transformer import init_params, unstack_layers
-from scalerl_jax.sampler.engine import EngineSettings
 from scalerl_jax.sampler.sampling import Sampling
+from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.serve.fields import Sampled
 from scalerl_jax.serve.orders import Order, Served
 from scalerl_jax.serve.sampling_thread import SamplingThread

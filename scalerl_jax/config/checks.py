@@ -9,18 +9,15 @@ import importlib.util
 import itertools
 import operator
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from scalerl_jax.config.losses import LOSSES
+from scalerl_jax.config.sections import Config
 from scalerl_jax.config.settings import Setting
-
-if TYPE_CHECKING:
-    from scalerl_jax.config import Config
 
 _SEQUENCE_CLIP = 0.05  # no clip of a length-normalised ratio comes near it
 
 
-def validate(config: "Config", settings: Mapping[str, Setting]) -> None:
+def validate(config: Config, settings: Mapping[str, Setting]) -> None:
     """Refuse values and combinations that cannot work.
 
     Raises:
@@ -44,7 +41,7 @@ def validate(config: "Config", settings: Mapping[str, Setting]) -> None:
         check(config)
 
 
-def _model(config: "Config") -> None:
+def _model(config: Config) -> None:
     model, optimizer = config.model, config.optimizer
     if model.architecture == "checkpoint" and not model.checkpoint:
         raise ValueError(
@@ -65,7 +62,7 @@ def _model(config: "Config") -> None:
         )
 
 
-def _rows(config: "Config") -> None:
+def _rows(config: Config) -> None:
     batch, mesh, sampler = config.batch, config.mesh, config.sampler
     longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
     if batch.row_tokens < longest:
@@ -87,7 +84,7 @@ def _rows(config: "Config") -> None:
         )
 
 
-def _stages(config: "Config") -> None:
+def _stages(config: Config) -> None:
     sampler, most = config.sampler, config.sampler.max_completion_tokens
     if not sampler.length_stages:
         return
@@ -109,7 +106,7 @@ def _stages(config: "Config") -> None:
         )
 
 
-def _interruption(config: "Config") -> None:
+def _interruption(config: Config) -> None:
     interruption, sampler = config.interruption, config.sampler
     if not interruption.enabled:
         return
@@ -129,7 +126,7 @@ def _interruption(config: "Config") -> None:
         )
 
 
-def _sharing(config: "Config") -> None:
+def _sharing(config: Config) -> None:
     batch, mesh, sampler = config.batch, config.mesh, config.sampler
     if not batch.shared_tokens and not batch.own_tokens:
         return
@@ -149,7 +146,7 @@ def _sharing(config: "Config") -> None:
             )
 
 
-def _groups(config: "Config") -> None:
+def _groups(config: Config) -> None:
     batch, objective, reward = config.batch, config.objective, config.reward
     if batch.group_size < 2 and objective.advantage != "critic":
         raise ValueError(
@@ -176,7 +173,7 @@ def _groups(config: "Config") -> None:
         )
 
 
-def _prompts(config: "Config") -> None:
+def _prompts(config: Config) -> None:
     batch, data, sets = config.batch, config.data, config.eval.sets
     if data.train_prompts and batch.num_prompts > data.train_prompts:
         raise ValueError(
@@ -198,7 +195,7 @@ def _prompts(config: "Config") -> None:
         )
 
 
-def _order(config: "Config") -> None:
+def _order(config: Config) -> None:
     batch, data = config.batch, config.data
     progressive = data.order == "progressive"
     if progressive != bool(data.open_steps):
@@ -222,7 +219,7 @@ def _order(config: "Config") -> None:
         )
 
 
-def _windows(config: "Config") -> None:
+def _windows(config: Config) -> None:
     batch, queue = config.batch, config.queue
     lag, waiting = f"{queue.max_staleness = }", f"{queue.max_waiting = }"
     if queue.mode == "batched":
@@ -257,7 +254,7 @@ def _windows(config: "Config") -> None:
         )
 
 
-def _tracking(config: "Config") -> None:
+def _tracking(config: Config) -> None:
     tracking, steps = config.tracking, config.tracking.profile_steps
     package = importlib.util.find_spec("wandb") if tracking.wandb_project else None
     # A folder of that name, which W&B itself makes, has no origin.
@@ -273,7 +270,7 @@ def _tracking(config: "Config") -> None:
         )
 
 
-def _schedule(config: "Config") -> None:
+def _schedule(config: Config) -> None:
     optimizer, train = config.optimizer, config.train
     end, where = optimizer.decay_steps, f"{optimizer.decay_steps = }"
     if not end:
@@ -285,7 +282,7 @@ def _schedule(config: "Config") -> None:
         )
 
 
-def _loss(config: "Config") -> None:
+def _loss(config: Config) -> None:
     """Refuse bounds of another loss, and those without which this one has none."""
     objective, read = config.objective, LOSSES[config.objective.loss].settings
     for name in sorted({each for loss in LOSSES.values() for each in loss.settings}):
@@ -303,7 +300,7 @@ def _loss(config: "Config") -> None:
             )
 
 
-def _clips(config: "Config") -> None:
+def _clips(config: Config) -> None:
     """Refuse bounds that no ratio can meet, and those that a ratio of 1 would."""
     objective = config.objective
     low, high = f"{objective.clip_low = }", f"{objective.clip_high = }"
@@ -341,7 +338,7 @@ def _clips(config: "Config") -> None:
             )
 
 
-def _anchor(config: "Config") -> None:
+def _anchor(config: Config) -> None:
     """Refuse ratios over the wrong log-probabilities, or over them twice or never."""
     objective, own = config.objective, LOSSES[config.objective.loss]
     loss, anchor = f"{objective.loss = }", f"{objective.anchor = }"
@@ -383,7 +380,7 @@ def _anchor(config: "Config") -> None:
         )
 
 
-def _filters(config: "Config") -> None:
+def _filters(config: Config) -> None:
     """Refuse a ratio of the whole distribution over a part of it.
 
     With a filter the sampler's log-probabilities are of the tokens that it keeps and
@@ -413,7 +410,7 @@ def _filters(config: "Config") -> None:
     )
 
 
-def _regularizers(config: "Config") -> None:
+def _regularizers(config: Config) -> None:
     objective = config.objective
     where = f"{objective.kl_in = }"
     if objective.kl_coefficient and objective.kl_estimator == "none":
@@ -447,7 +444,7 @@ def _regularizers(config: "Config") -> None:
         )
 
 
-def _overlong(config: "Config") -> None:
+def _overlong(config: Config) -> None:
     objective, sampler = config.objective, config.sampler
     cache = objective.overlong_cache_tokens
     most = objective.overlong_max_tokens or sampler.max_completion_tokens
@@ -465,7 +462,7 @@ def _overlong(config: "Config") -> None:
         )
 
 
-def _critic(config: "Config") -> None:
+def _critic(config: Config) -> None:
     batch, critic, objective = config.batch, config.critic, config.objective
     if objective.advantage != "critic":
         return

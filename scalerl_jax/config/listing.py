@@ -17,7 +17,7 @@ from scalerl_jax.config.settings import Setting
 _INDENT = " " * 6
 _HEAD = """# Settings
 
-Made by `make settings` from `scalerl_jax/config/__init__.py`.  Unknown names, wrong
+Made by `make settings` from `scalerl_jax/config/sections.py`.  Unknown names, wrong
 types and impossible combinations are refused before anything is compiled.  Change one
 with `--config.SECTION.NAME=VALUE` or in a file under `configs/`.  "ScaleRL" is arXiv
 [2510.13786](https://arxiv.org/abs/2510.13786), appendix A.3 or the section named, and

@@ -1,28 +1,17 @@
 """Every setting of a run: its default, unit and limits, and where the default is from.
 
-Files under `configs/` hold differences from these defaults.  `resolve` turns the
-ConfigDict that the command line edits into frozen dataclasses and refuses unknown
-names, wrong types and impossible combinations before anything is compiled.  How to read
-a field: `config.settings`.  All of them as tables: docs/settings.md.
+Files under `configs/` hold differences from these defaults.  How to read a field:
+`config.settings`.  All of them as tables: docs/settings.md.
 
 One file above 400 lines, because it is where all settings are looked up.
 "ScaleRL" is https://arxiv.org/abs/2510.13786, appendix A.3 or the section named.
 """
 
 import dataclasses
-import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import ml_collections
-
-from scalerl_jax.config.bases import ask_polaris as ask_polaris
-from scalerl_jax.config.bases import based_on as based_on
-from scalerl_jax.config.bases import scalerl_baseline as scalerl_baseline
-from scalerl_jax.config.bases import vanilla_grpo as vanilla_grpo
-from scalerl_jax.config.checks import validate
-from scalerl_jax.config.command_line import check as check
 from scalerl_jax.config.losses import LOSSES
-from scalerl_jax.config.settings import Limits, With, build, setting, settings_of
+from scalerl_jax.config.settings import Limits, With, setting, settings_of
 
 # Kinds of numbers.  A 0 where it may stand means "none", or "found out by itself".
 Steps = Annotated[int, Limits("optimizer steps", above=0, at_most=10**9)]
@@ -560,25 +549,3 @@ class Config:
 
 
 SETTINGS = settings_of(Config)  # by dotted name
-
-
-def defaults() -> ml_collections.ConfigDict:
-    """Return the defaults above, as what `configs/*.py` and the command line edit."""
-    return ml_collections.ConfigDict(dataclasses.asdict(Config()))
-
-
-def to_json(config: Config) -> dict[str, Any]:
-    """Return the resolved settings as JSON values, to be written beside the results."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def resolve(config: ml_collections.ConfigDict) -> Config:
-    """Return frozen and checked settings from what a file and the command line gave.
-
-    Raises:
-        ValueError: names the setting, its value, the limit and the way out.
-    """
-    check(config)
-    resolved = build(Config, config.to_dict())
-    validate(resolved, SETTINGS)
-    return resolved

@@ -2,7 +2,9 @@
 
 import ast
 import importlib
+import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +63,29 @@ def test_setup_and_package_have_one_version():
         r'^VERSION = "(.+?)"', (ROOT / "setup.py").read_text(), re.M
     )
     assert version == scalerl_jax.__version__
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    measures = runpy.run_path(str(ROOT / "benchmarks" / "measures.py"))
+    assert measures["cycle"]() == ""
+
+
+def test_a_run_imports_no_part_that_is_not_its_own():
+    code = (
+        "import json, sys, scalerl_jax.main, scalerl_jax.train, scalerl_jax.wiring;"
+        "print(json.dumps([name for name in sys.modules if 'scalerl_jax.' in name]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT)
+    loaded = {name.removeprefix("scalerl_jax.") for name in json.loads(done.stdout)}
+    assert len(loaded) <= 125
+    others = {"scaling", "serve", "preflight", "rewards.sandbox", "data.__main__"}
+    others |= {"export", "wiring.describe", "utils.gguf", "sampler.jetstream"}
+    assert not {
+        name
+        for name in loaded
+        for other in others
+        if f"{name}.".startswith(f"{other}.")
+    }
 
 
 def test_imports_keep_to_the_layers():

@@ -115,7 +115,7 @@ measures: install-dev
 	$(BIN)/python benchmarks/measures.py
 
 test: install-dev
-	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not slow" tests
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not slow" --durations=25 tests
 
 # The rest: whole runs, kills, every command of the documentation.
 test-all: install-dev

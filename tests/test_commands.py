@@ -181,6 +181,7 @@ def test_every_block_runs_in_its_order(clone):
             assert block.text.strip() in shown, f"{block.place}\n{shown}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "block", [block for block in SHELL if block.needs], ids=lambda block: block.place
 )

@@ -110,6 +110,7 @@ def test_what_cannot_be_exported_is_one_line(
     assert line.startswith("error: ") and words in line
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_directory(tmp_path):
     command = [sys.executable, "-m", "scalerl_jax.export", f"--checkpoint={BASE}"]
     done = subprocess.run(

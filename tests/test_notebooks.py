@@ -63,6 +63,7 @@ def test_the_scaling_notebook_takes_an_uploaded_file(tmp_path):
     assert len(pictures) == 3
 
 
+@pytest.mark.slow
 def test_the_training_notebook_trains_fits_and_forecasts(tmp_path):
     said, pictures = execute(
         TRAINER,

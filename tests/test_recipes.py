@@ -280,6 +280,7 @@ def run(path, directory, monkeypatch, changes):
         values.unparse_flags()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RUN, ids=name_of)
 def test_it_runs_on_the_tiny_policy(path, tmp_path, monkeypatch, quick_compilation):
     config = config_of(path, "tiny")

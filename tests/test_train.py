@@ -24,6 +24,8 @@ from scalerl_jax.train import train
 from scalerl_jax.utils.failures import is_explained
 from scalerl_jax.utils.ledger import Ledger
 
+pytestmark = pytest.mark.slow  # whole runs
+
 STEP_NAMES = """
     step loss grad_norm entropy reward/mean pass_rate/mean group/zero_variance_share
     completion/mean_tokens completion/max_tokens completion/cut_off_share

@@ -117,6 +117,7 @@ def test_an_interruption_is_as_long_as_in_a_run():
     assert 40 < len(thinking) < 120  # a fifth of 400
 
 
+@pytest.mark.slow
 def test_a_short_making_writes_a_checkpoint_that_loads(tmp_path):
     settings = warmstart.defaults()
     settings.update(

@@ -14,6 +14,8 @@ from scalerl_jax.train import train
 from scalerl_jax.wiring import make_architecture
 from scalerl_jax.wiring.sampling import make_engine, make_tokenizer
 
+pytestmark = pytest.mark.slow  # whole runs
+
 SYNCHRONOUS = {
     "batch.epochs": 2,
     "queue.max_staleness": 1,

@@ -17,7 +17,10 @@ from scalerl_jax.evaluate.policy import Meter
 from scalerl_jax.evaluate.results import SAMPLES_FILE, final_answer
 
 # ml_collections loads config files in a way that Python means to drop.
-pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,10 @@ from scalerl_jax.wiring.prompts import load_prompts
 from scalerl_jax.wiring.sampling import make_tokenizer
 
 # ml_collections loads config files in a way that Python means to drop.
-pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning"),
+]
 FLAGS = {"dataset": "chain_sum", "num_prompts": 12, "samples": 2}
 
 

@@ -15,6 +15,8 @@ import pytest
 import scalerl_jax
 from scalerl_jax.learner.checkpoint import Checkpointer
 
+pytestmark = pytest.mark.slow  # processes that are killed
+
 SAVE = """
 import sys
 import jax, jax.numpy as jnp

@@ -13,6 +13,8 @@ from small_gang import SAVED, SHAPES, abstract, finish, make_bench, read_result,
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.parallel import multihost
 
+pytestmark = pytest.mark.slow  # several processes
+
 # Adam's steps are at most rate / eps = 10 times as far off as their gradients.
 CLOSE = dict(rtol=1e-5, atol=3e-5)
 
@@ -45,7 +47,6 @@ def one_process(shape):
     return whole(state), history
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(SHAPES)), ids=[str(s) for s in SHAPES])
 def test_two_processes_train_as_one(trained, number):
     leaves, history = one_process(SHAPES[number])
@@ -62,7 +63,6 @@ def test_two_processes_train_as_one(trained, number):
                 assert ours["grad_norm"] > 0.01
 
 
-@pytest.mark.slow
 def test_two_processes_go_on_from_their_checkpoint_bit_for_bit(trained):
     through, history = read_result(trained, "mesh0", 0)
     resumed, rest = read_result(trained, "resumed", 0)
@@ -71,7 +71,6 @@ def test_two_processes_go_on_from_their_checkpoint_bit_for_bit(trained):
     assert rest == history[SAVED:]
 
 
-@pytest.mark.slow
 def test_one_process_goes_on_from_the_checkpoint_of_two(trained):
     checkpointer = Checkpointer(trained / "ours", every=1, keep=1)
     other = SHAPES[2]
@@ -95,13 +94,11 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(trained):
     checkpointer.close()
 
 
-@pytest.mark.slow
 def test_two_processes_go_on_from_the_checkpoint_of_one(trained):
     leaves, _ = one_process(SHAPES[1])
     assert_leaves_close(read_result(trained, "theirs", 0)[0], leaves)
 
 
-@pytest.mark.slow
 def test_a_file_of_any_process_that_is_damaged_is_found(trained):
     state = abstract(make_bench(SHAPES[0]).state())
     checkpoint = trained / "ours" / f"step_{SAVED:08d}"
@@ -118,13 +115,11 @@ def test_a_file_of_any_process_that_is_damaged_is_found(trained):
     checkpointer.close()
 
 
-@pytest.mark.slow
 def test_sigterm_to_one_process_stops_all_at_one_step(trained):
     stops = [int((trained / f"stopped_{process}").read_text()) for process in (0, 1)]
     assert stops[0] == stops[1] > 10
 
 
-@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_other(trained):
     (first, _, errors), (second, _, _) = json.loads((trained / "ends.json").read_text())
     assert second == -9
@@ -133,7 +128,6 @@ def test_a_process_that_is_killed_ends_the_other(trained):
     assert "\n1\n" in errors  # the process that is missing
 
 
-@pytest.mark.slow
 def test_a_save_that_fails_in_one_process_fails_in_all(tmp_path):
     for status, lines, errors in ended(small_gang.start("full_disk", tmp_path)):
         assert status == 0, errors

@@ -107,6 +107,7 @@ def status(answer):
     return int(answer.split()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [

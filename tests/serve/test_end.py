@@ -14,6 +14,8 @@ from small_server import BASE, JSON
 
 from scalerl_jax.serve.__main__ import main
 
+pytestmark = pytest.mark.slow  # servers as processes
+
 LONG = {"prompt": "Spell this word backward", "n": 300, "max_tokens": 64}
 
 

@@ -83,6 +83,7 @@ def sample(replicas, order):
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_replicas_share_the_samples_of_a_prompt():
     arch = small_architecture(num_layers=1, num_kv_heads=1)
     settings = EngineSettings(

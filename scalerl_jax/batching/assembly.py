@@ -7,7 +7,6 @@ it is cut into microbatches.
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,11 +27,11 @@ from scalerl_jax.types import Group, PackedBatch, RolloutBatch
 _NO_VERDICTS = ("no_answer", "unparsable", "verifier_timeout", "verifier_error")
 
 # rewards [B], judged [B], kept [B] -> advantages [B], zero where not kept
-Advantages = Callable[[Any, Any, Any], Array]
+Advantages = Callable[[Array, Array, Array], Array]
 # mask [B, T] -> weights [B, T] that sum to 1
-Weigh = Callable[[Any], Array]
+Weigh = Callable[[Array], Array]
 # rewards [B], lengths [B], passed [B] -> rewards [B]
-ShapeRewards = Callable[[Any, Any, Any], Array]
+ShapeRewards = Callable[[Array, Array, Array], Array]
 # of `batching.packing` or `batching.stream_packing`, its shapes given
 Pack = Callable[[Sequence[TrainSequence]], PackedBatch]
 
@@ -63,7 +62,7 @@ class Assembler:
     pack: Pack
     # None: a reward is the verdict's alone; None: regularisers are on for all groups.
     shape_rewards: ShapeRewards | None = None
-    regularization: Callable[[Any], Array] | None = None  # pass rates -> factors
+    regularization: Callable[[Array], Array] | None = None  # pass rates -> factors
     running: RunningNormalization | None = None  # if `advantages` goes by it
 
     def state(self) -> dict[str, float]:
@@ -108,8 +107,10 @@ class Assembler:
         kept = self._kept(batch)
         advantages = self._rewards(batch)
         if self.advantages is not None:
-            advantages = np.asarray(self.advantages(advantages, batch.judged, kept))
-        weights = np.asarray(self.weigh(batch.completion_mask & kept[:, None]))
+            arrays = map(jnp.asarray, (advantages, batch.judged, kept))
+            advantages = np.asarray(self.advantages(*arrays))
+        mask = jnp.asarray(batch.completion_mask & kept[:, None])
+        weights = np.asarray(self.weigh(mask))
         return train_sequences(
             batch,
             advantages=advantages,
@@ -123,9 +124,8 @@ class Assembler:
         """Return the rewards of rollouts [B], their lengths reckoned in."""
         if self.shape_rewards is None:
             return batch.rewards
-        return np.asarray(
-            self.shape_rewards(batch.rewards, batch.completion_lengths, batch.passed)
-        )
+        arrays = (batch.rewards, batch.completion_lengths, batch.passed)
+        return np.asarray(self.shape_rewards(*map(jnp.asarray, arrays)))
 
     def _regularization(self, batch: RolloutBatch) -> np.ndarray | None:
         """Return factors [B] of the regularisers, by the pass rates of the groups."""
@@ -135,7 +135,7 @@ class Assembler:
             of.reshape(-1, self.group_size).sum(axis=1)
             for of in (batch.passed, batch.judged)
         )
-        rates = passed / np.maximum(judged, 1)
+        rates = jnp.asarray(passed / np.maximum(judged, 1))
         return np.repeat(np.asarray(self.regularization(rates)), self.group_size)
 
     def _kept(self, batch: RolloutBatch) -> np.ndarray:

@@ -1,10 +1,9 @@
 """Advantages divided by a spread that is kept from batch to batch."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float
 
 from scalerl_jax.algo.advantages import RunningStatistics, normalize_by_running
 
@@ -17,7 +16,9 @@ class RunningNormalization:
         self._eps = eps
         self._statistics = RunningStatistics.empty()
 
-    def __call__(self, advantages: Any, kept: Any) -> Array:
+    def __call__(
+        self, advantages: Float[Array, " B"], kept: Bool[Array, " B"]
+    ) -> Float[Array, " B"]:
         """A / (spread of all A kept so far, in this batch too, + eps)."""
         scaled, self._statistics = normalize_by_running(
             advantages, kept, self._statistics, eps=self._eps

@@ -258,8 +258,8 @@ class CriticAdvantages:
         )
         returns = advantages + values
         if self.eps is not None:
-            whitened = whiten(jnp.asarray(advantages), batch.mask, eps=self.eps)
-            advantages = np.asarray(whitened)
+            arrays = map(jnp.asarray, (advantages, batch.mask))
+            advantages = np.asarray(whiten(*arrays, eps=self.eps))
         return dataclasses.replace(
             batch, advantages=advantages, values=values, returns=returns
         )

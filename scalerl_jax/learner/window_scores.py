@@ -7,6 +7,7 @@ the reference is part of the reward, the advantages, which had to wait for it.
 import dataclasses
 from collections.abc import Callable
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -44,11 +45,9 @@ class KlPenalty:
         """Its terms, 0 on what is not sampled."""
         assert batch.reference_logprobs is not None
         mask = batch.mask
-        kl = self.coefficient * np.asarray(
-            self.estimator(
-                batch.behavior_logprobs[mask], batch.reference_logprobs[mask]
-            )
-        )
+        logprobs = (batch.behavior_logprobs[mask], batch.reference_logprobs[mask])
+        kl = np.asarray(self.estimator(*map(jnp.asarray, logprobs)))
+        kl = self.coefficient * kl
         if batch.regularization is not None:
             kl = kl * batch.regularization[mask]
         penalties = np.zeros(mask.shape, np.float32)
@@ -107,5 +106,7 @@ class Annotator:
             rewards -= self.penalty.of_rollouts(batch, len(rewards))
         if self.advantages is not None:
             # No other has a KL: a group's mean is over those.
-            rewards = np.asarray(self.advantages(rewards, kept, kept))
+            of_kept = jnp.asarray(kept)
+            found = self.advantages(jnp.asarray(rewards), of_kept, of_kept)
+            rewards = np.asarray(found)
         return np.where(there, rewards[places], 0.0).astype(np.float32)

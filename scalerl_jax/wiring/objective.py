@@ -153,12 +153,16 @@ def make_advantages(config: Config, running: RunningNormalization | None) -> Adv
     baseline = BASELINES[objective.advantage]
     normalization = NORMALIZATIONS[objective.advantage_normalization]
 
-    def advantages(rewards: Any, judged: Any, kept: Any) -> Array:
-        centered = baseline(jnp.asarray(rewards), judged, group_size=group_size)
+    def advantages(rewards: Array, judged: Array, kept: Array) -> Array:
+        centered = baseline(rewards, judged, group_size=group_size)
         if running is not None:
             return running(centered, kept)
-        known = {"rewards": rewards, "judged": judged, "group_size": group_size}
-        known["eps"] = objective.advantage_eps
+        known: dict[str, Any] = {
+            "rewards": rewards,
+            "judged": judged,
+            "group_size": group_size,
+            "eps": objective.advantage_eps,
+        }
         return with_keywords(normalization, known)(centered, kept)
 
     return advantages

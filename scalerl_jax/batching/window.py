@@ -6,11 +6,11 @@ window.  The first in the order of their tickets, a later one in an order drawn 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from scalerl_jax.batching.assembly import Assembled, Assembler
+from scalerl_jax.batching.assembly import Assembled
 from scalerl_jax.types import Group, PackedBatch
 
 _ORDER = 4  # purpose of the draw, beside those of `data`
@@ -105,10 +105,11 @@ def open_window(
     num_prompts: int,
     num_batches: int,
     version: int,
-    assemble: Assembler,
+    assemble: Callable[..., Assembled],
 ) -> Window:
     """The window of `groups`, which are in the order of their tickets.
 
+    `assemble` is called as an `Assembler` is.
     Where there are more than the batches hold, those without reward variance are too
     many: the last of them are left over, and shared out among the batches, for whom
     they were generated.

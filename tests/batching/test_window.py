@@ -7,14 +7,18 @@ import pytest
 from queue_world import make_group
 
 from scalerl_jax.batching.assembly import Assembled
+from scalerl_jax.batching.packing import TrainSequence, pack
 from scalerl_jax.batching.window import open_window
 
 
 def assemble(groups, *, learner_version):
-    """Stands for a batch with the tickets of its groups; none of equal rewards."""
-    tickets = np.array([group.ticket for group in groups])
+    """A batch whose targets are the tickets of its groups; none of equal rewards."""
+    packed = pack(
+        [prediction_of(group.ticket) for group in groups],
+        row_tokens=len(groups),
+        rows_per_microbatch=1,
+    )
     useful = any(group.has_reward_variance for group in groups)
-    packed = Packed(tickets=tickets, staleness=np.zeros(len(groups), np.int32))
     return Assembled(
         batch=packed if useful else None,
         sequences=(),
@@ -25,13 +29,16 @@ def assemble(groups, *, learner_version):
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Packed:
-    """What a window looks at of a packed batch, and a name."""
-
-    tickets: np.ndarray
-    staleness: np.ndarray
-    name: str = ""
+def prediction_of(target):
+    return TrainSequence(
+        tokens=np.array([0, target], np.int32),
+        prompt_length=1,
+        weights=np.ones(1, np.float32),
+        mask=np.ones(1, bool),
+        behavior_logprobs=np.zeros(1, np.float32),
+        staleness=np.zeros(1, np.int32),
+        advantage=1.0,
+    )
 
 
 def make_window(useful, *, num_prompts=2, num_batches=2, version=7):
@@ -109,16 +116,15 @@ def test_a_batch_without_a_gradient_is_looked_at_once():
 def test_annotations_go_to_the_batches_that_have_a_gradient():
     window = make_window("110011", num_batches=3)
     packed = [
-        dataclasses.replace(each, name=name)
-        for name, each in zip("ab", window.packed(), strict=True)
+        dataclasses.replace(each, advantages=np.full_like(each.advantages, number))
+        for number, each in enumerate(window.packed())
     ]
     marked = window.annotated(packed)
     found = [batch.assembled.batch for batch in marked.batches]
     assert found[1] is None
-    assert [(each.name, each.tickets.tolist()) for each in (found[0], found[2])] == [
-        ("a", [0, 1]),
-        ("b", [4, 5]),
-    ]
+    for number, tickets, each in ((0, [0, 1], found[0]), (1, [4, 5], found[2])):
+        assert each.targets.tolist() == [[tickets]]
+        assert each.advantages.tolist() == [[[number] * 2]]
 
 
 def test_tokens_age_with_the_steps_of_their_window():
@@ -126,6 +132,6 @@ def test_tokens_age_with_the_steps_of_their_window():
     (batch,) = window.batches
     for version in (7, 9):
         aged = window.at(version, batch).batch
-        assert aged.staleness.tolist() == [version - 7] * 2
+        assert aged.staleness.tolist() == [[[version - 7] * 2]]
     empty = make_window("00", num_batches=1)
     assert empty.at(9, empty.batches[0]).batch is None

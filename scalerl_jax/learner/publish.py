@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
 from scalerl_jax.model.architecture import Architecture, layered_table
@@ -32,7 +33,7 @@ Publish = Callable[[PyTree, Int[Array, ""]], Published]
 
 
 def make_publish(
-    arch: Architecture, *, dtype: jnp.dtype, learner_mesh: Mesh, sampler_mesh: Mesh
+    arch: Architecture, *, dtype: DTypeLike, learner_mesh: Mesh, sampler_mesh: Mesh
 ) -> Publish:
     """A function from the learner's params and their version to the sampler's copy.
 
@@ -67,7 +68,7 @@ def make_publish(
 
 
 def _make_stage(
-    arch: Architecture, dtype: jnp.dtype, learner_mesh: Mesh, destination: PyTree
+    arch: Architecture, dtype: DTypeLike, learner_mesh: Mesh, destination: PyTree
 ) -> tuple[Callable[[PyTree, Array], Published], int]:
     """The program on the learner's mesh, and into how many arrays it splits a leaf.
 

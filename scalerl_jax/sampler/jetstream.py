@@ -211,7 +211,7 @@ class JetStreamEngine(engine_api.Engine):
         *,
         params: PyTree,
         existing_prefix: CachedPrompt | None = None,
-        padded_tokens: Int[Array, " padded"],
+        padded_tokens: Int[Array | np.ndarray, " padded"],
         true_length: int,
         key: UInt32[np.ndarray, "2"] | None = None,
         sampling: Sampling | None = None,

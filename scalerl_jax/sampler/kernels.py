@@ -41,7 +41,7 @@ _TABLE_LINE = 128
 class CombinedPages:
     """A layer's cache as the TPU kernel reads it: a head's value after its key."""
 
-    heads: Float[Array, "pages size 2*kv dim"]
+    heads: Float[Array, "pages size keys_and_values dim"]
 
     @property
     def page_size(self) -> int:

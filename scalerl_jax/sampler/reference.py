@@ -36,7 +36,8 @@ def sample_completion(
     to_force: list[int] = []
     marker = settings.end_of_thinking
     while len(tokens) < longest:
-        logits = next_token_logits(params, settings, [*request.tokens, *tokens])
+        known = [*request.tokens.tolist(), *tokens]
+        logits = next_token_logits(params, settings, known)
         if len(tokens) == limit:
             ended = marker is not None and marker.state(tokens) == marker.ended
             to_force = [] if ended else list(settings.phrase)

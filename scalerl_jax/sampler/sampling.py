@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Real, UInt32
 
 from scalerl_jax.types import AnyArray
 
@@ -77,7 +77,9 @@ class Draw:
 
 
 @functools.partial(jax.jit, static_argnames="num_samples")
-def _sample_keys(parts: Int[Array, " parts"], *, num_samples: int) -> Array:
+def _sample_keys(
+    parts: UInt32[Array, " parts"], *, num_samples: int
+) -> UInt32[Array, "samples 2"]:
     key = _first_key(parts[0])
     for part in parts[1:]:
         key = jax.random.fold_in(key, part)
@@ -182,7 +184,7 @@ def _ordered(x: Float[Array, "..."]) -> UInt32[Array, "..."]:
 def _highest_bound(
     keys: UInt32[Array, "rows V"],
     weights: Float[Array, "rows V"],
-    target: Float[Array, " rows"],
+    target: Real[Array, " rows"],
 ) -> UInt32[Array, " rows"]:
     """The highest bound that leaves `target` of the weight at or above it.
 

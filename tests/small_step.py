@@ -91,7 +91,7 @@ def make_sequences(aggregation="prompt"):
             )
         )
     with jax.ensure_compile_time_eval():
-        token_weights = np.asarray(WEIGHTINGS[aggregation](masks))
+        token_weights = np.asarray(WEIGHTINGS[aggregation](jnp.asarray(masks)))
     return tuple(
         dataclasses.replace(each, weights=row[: len(each.mask)])
         for each, row in zip(sequences, token_weights, strict=True)
@@ -196,9 +196,9 @@ def sampled_logprobs(params):
     hidden, _ = hidden_states(
         params,
         ARCH,
-        tokens,
-        positions=np.broadcast_to(np.arange(LONGEST + 1), tokens.shape),
-        segment_ids=np.ones_like(tokens),
+        jnp.asarray(tokens),
+        positions=jnp.broadcast_to(jnp.arange(LONGEST + 1), tokens.shape),
+        segment_ids=jnp.ones_like(tokens),
         dtype=jnp.float32,
     )
     logits = head_logits(hidden, head_weights(params), float32_head=True)

@@ -95,7 +95,8 @@ def test_judged_rollouts_have_the_advantages_of_a_group_of_their_own(
 ):
     """A loop over the judged alone; what the others were given does not matter."""
     marked = np.where(judged, rewards.reshape(-1), others.reshape(-1))
-    found = function(jnp.asarray(marked), judged, group_size=GROUP_SIZE)
+    arrays = map(jnp.asarray, (marked, judged))
+    found = function(*arrays, group_size=GROUP_SIZE)
     expected = np.zeros(GROUPS * GROUP_SIZE)
     for group in np.arange(GROUPS * GROUP_SIZE).reshape(GROUPS, GROUP_SIZE):
         own = [place for place in group if judged[place]]
@@ -230,8 +231,8 @@ NORMALIZED = {
 def test_no_mask_makes_an_advantage_larger_than_its_batch_allows(name, rewards, kept):
     """At most sqrt(B), whatever is cut off: no spread is that of the luck of a mask."""
     advantages = advantages_of(rewards)
-    options = {"rewards": rewards.reshape(-1)} if name == "reward_std" else {}
-    found = NORMALIZED[name](advantages, kept, eps=1e-12, **options)
+    options = {"rewards": jnp.ravel(rewards)} if name == "reward_std" else {}
+    found = NORMALIZED[name](advantages, jnp.asarray(kept), eps=1e-12, **options)
     # Equal rewards leave advantages of some rounding errors.
     clear = np.repeat(np.ptp(rewards, axis=1) > 1e-3, GROUP_SIZE)
     bound = math.sqrt(GROUPS * GROUP_SIZE) * 1.001
@@ -264,7 +265,8 @@ def test_without_normalisation_the_kept_stay_as_they_are():
 def test_a_normalised_batch_has_root_mean_square_1(rewards, kept):
     advantages = np.asarray(advantages_of(rewards))
     assume(kept.any() and np.abs(advantages[kept]).max() > 0.05)
-    found = np.asarray(normalize_by_batch(advantages, kept, eps=1e-6))
+    arrays = map(jnp.asarray, (advantages, kept))
+    found = np.asarray(normalize_by_batch(*arrays, eps=1e-6))
     np.testing.assert_allclose((found[kept] ** 2).mean(), 1.0, rtol=1e-3)
     np.testing.assert_array_equal(found[~kept], 0.0)
 
@@ -274,7 +276,8 @@ def test_a_normalised_batch_has_root_mean_square_1(rewards, kept):
 def test_whole_groups_are_scaled_by_their_standard_deviation(rewards):
     advantages = np.asarray(advantages_of(rewards))
     assume(advantages.std() > 0.05)
-    found = normalize_by_batch(advantages, np.ones_like(advantages, bool), eps=0.0)
+    kept = jnp.ones(advantages.shape, bool)
+    found = normalize_by_batch(jnp.asarray(advantages), kept, eps=0.0)
     expected = advantages / advantages.astype(np.float64).std()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -282,10 +285,10 @@ def test_whole_groups_are_scaled_by_their_standard_deviation(rewards):
 @settings(deadline=None, max_examples=50)
 @given(REWARDS, KEPT, st.floats(0.5, 20.0))
 def test_the_unit_of_the_reward_does_not_matter(rewards, kept, unit):
-    advantages = np.asarray(advantages_of(rewards))
-    assume(kept.any() and np.abs(advantages[kept]).max() > 0.05)
-    scaled = normalize_by_batch(advantages * np.float32(unit), kept, eps=0.0)
-    plain = normalize_by_batch(advantages, kept, eps=0.0)
+    advantages, marked = advantages_of(rewards), jnp.asarray(kept)
+    assume(kept.any() and np.abs(advantages)[kept].max() > 0.05)
+    scaled = normalize_by_batch(advantages * np.float32(unit), marked, eps=0.0)
+    plain = normalize_by_batch(advantages, marked, eps=0.0)
     np.testing.assert_allclose(scaled, plain, rtol=1e-4, atol=1e-6)
 
 
@@ -325,7 +328,8 @@ def test_the_std_of_the_rewards_counts_what_the_groups_differ_by():
 @given(REWARDS, REWARDS, KEPT, KEPT)
 def test_running_statistics_are_those_of_all_batches_together(first, second, one, two):
     statistics = RunningStatistics.empty()
-    for values, kept in ((first.reshape(-1), one), (second.reshape(-1), two)):
+    for batch in ((first.reshape(-1), one), (second.reshape(-1), two)):
+        values, kept = map(jnp.asarray, batch)
         found, statistics = normalize_by_running(values, kept, statistics, eps=0.5)
     seen = np.concatenate([first.reshape(-1)[one], second.reshape(-1)[two]])
     spread = math.sqrt((seen.astype(float) ** 2).mean()) if len(seen) else 0.0
@@ -338,6 +342,7 @@ def test_running_statistics_are_those_of_all_batches_together(first, second, one
 @given(REWARDS, KEPT)
 def test_the_first_batch_is_scaled_by_itself(rewards, kept):
     advantages, start = advantages_of(rewards), RunningStatistics.empty()
+    kept = jnp.asarray(kept)
     found, _ = normalize_by_running(advantages, kept, start, eps=1e-2)
     expected = normalize_by_batch(advantages, kept, eps=1e-2)
     np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -19,18 +19,13 @@ STALENESS = hnp.arrays(np.int32, (8,), elements=st.integers(0, 2))
 MASKS = hnp.arrays(np.bool_, (8,))
 
 
-def summary(logprobs, behavior_logprobs, entropy, staleness, mask):
+def summary(*fields):
+    """Return metrics; the fields are those of `token_sums`."""
+    logprobs, behavior, entropy, staleness, mask = map(jnp.asarray, fields)
     sums = token_sums(
-        logprobs,
-        behavior_logprobs,
-        entropy,
-        staleness,
-        mask,
-        max_importance_ratio=CAP,
+        logprobs, behavior, entropy, staleness, mask, max_importance_ratio=CAP
     )
-    return token_summary(
-        sums, token_maxima(logprobs, behavior_logprobs, staleness, mask)
-    )
+    return token_summary(sums, token_maxima(logprobs, behavior, staleness, mask))
 
 
 def test_the_summary_by_hand():
@@ -79,8 +74,11 @@ def test_a_ratio_at_the_cap_is_not_counted_as_capped():
 def test_sums_add_and_maxima_join_over_microbatches(
     logprobs, behavior, entropy, staleness, mask, first
 ):
-    masks = (mask & first, mask & ~first)
+    logprobs, behavior, entropy, staleness, mask, first = map(
+        jnp.asarray, (logprobs, behavior, entropy, staleness, mask, first)
+    )
     ratios, tokens = (logprobs, behavior), (entropy, staleness)
+    masks = (mask & first, mask & ~first)
     whole = token_sums(*ratios, *tokens, mask, max_importance_ratio=CAP)
     parts = [
         token_sums(*ratios, *tokens, part, max_importance_ratio=CAP) for part in masks

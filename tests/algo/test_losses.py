@@ -91,7 +91,11 @@ def test_a_token_past_ppos_clip_loses_its_gradient(
 def test_a_token_at_its_bound_has_a_gradient():
     for ratio, advantage in ((1.5, 1.0), (0.5, -1.0), (3.0, -1.0)):
         found = jax.grad(losses.surrogate_loss)(
-            ratio, advantage, clip_low=0.5, clip_high=0.5, dual_clip=3.0
+            jnp.float32(ratio),
+            jnp.float32(advantage),
+            clip_low=0.5,
+            clip_high=0.5,
+            dual_clip=3.0,
         )
         assert found == -advantage
 

@@ -35,6 +35,7 @@ def test_past_the_bound_a_ratio_is_constant():
 @settings(deadline=None, max_examples=50)
 @given(floats(6, -(2.0**127), 0), floats(6, -(2.0**127), 0))
 def test_no_two_finite_logprobs_are_infinitely_apart(logprobs, anchor):
+    logprobs, anchor = jnp.asarray(logprobs), jnp.asarray(anchor)
     difference, back = jax.vjp(log_ratio, logprobs, anchor)
     assert (jnp.abs(difference) <= MAX_NATS).all()
     assert all(jnp.isfinite(part).all() for part in back(jnp.ones(6)))

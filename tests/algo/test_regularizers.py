@@ -33,7 +33,8 @@ def test_estimators_by_hand(probability, ratio):
         "k3": (1 / ratio - 1 + d, 1 - 1 / ratio),
     }
     for name, values in expected.items():
-        found = jax.value_and_grad(ESTIMATORS[name])(logprob, logprob - d)
+        logprobs = jnp.float32(logprob), jnp.float32(logprob - d)
+        found = jax.value_and_grad(ESTIMATORS[name])(*logprobs)
         np.testing.assert_allclose(found, values, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
@@ -87,7 +88,7 @@ def test_in_the_reward_k1_has_the_gradient_of_the_kl(logits, reference):
 
 
 def test_far_below_the_reference_k3_is_constant():
-    found = jax.value_and_grad(kl_k3)(-60.0, -1.0)
+    found = jax.value_and_grad(kl_k3)(jnp.float32(-60.0), jnp.float32(-1.0))
     expected = math.exp(MAX_LOG_RATIO) - 1 - MAX_LOG_RATIO
     np.testing.assert_allclose(found, (expected, 0.0), rtol=1e-6)
 
@@ -96,13 +97,16 @@ def test_far_below_the_reference_k3_is_constant():
 @settings(deadline=None, max_examples=30)
 @given(logprobs=floats(6, -(2.0**127), 0), reference=floats(6, -(2.0**127), 0))
 def test_no_finite_logprobs_make_a_nan(name, logprobs, reference):
-    found, back = jax.vjp(ESTIMATORS[name], logprobs, reference)
+    arrays = map(jnp.asarray, (logprobs, reference))
+    found, back = jax.vjp(ESTIMATORS[name], *arrays)
     assert jnp.isfinite(found).all()
     assert all(jnp.isfinite(part).all() for part in back(jnp.ones(6)))
 
 
 def test_the_entropy_bonus_by_hand():
-    bonus, gradient = jax.value_and_grad(entropy_bonus)(2.0, coefficient=0.25)
+    bonus, gradient = jax.value_and_grad(entropy_bonus)(
+        jnp.float32(2.0), coefficient=0.25
+    )
     assert (bonus, gradient) == (-0.5, -0.25)
 
 

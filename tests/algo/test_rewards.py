@@ -51,7 +51,7 @@ def test_only_what_is_judged_makes_a_difference(judged, kept):
 @settings(deadline=None, max_examples=50)
 @given(REWARDS)
 def test_it_keeps_the_groups_with_more_than_one_reward(rewards):
-    found = has_reward_variance(rewards.reshape(-1), group_size=4)
+    found = has_reward_variance(jnp.asarray(rewards.reshape(-1)), group_size=4)
     expected = [len(set(group.tolist())) > 1 for group in rewards for _ in group]
     assert found.tolist() == expected
 

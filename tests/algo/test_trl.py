@@ -125,7 +125,7 @@ def our_loss(batch, token_loss, weigh, *, kl=0.0, entropy=0.0):
         found = token_loss(tokens)
         found += kl * kl_k3(tokens.logprobs, tokens.reference_logprobs)
         found += entropy_bonus(tokens.entropy, coefficient=entropy)
-        return (weigh(batch["mask"]) * jnp.where(batch["mask"], found, 0.0)).sum()
+        return (weigh(tokens.mask) * jnp.where(tokens.mask, found, 0.0)).sum()
 
     arrays = (jnp.float32(batch["logprobs"]), jnp.float32(batch["entropy"]))
     value, slopes = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(*arrays)

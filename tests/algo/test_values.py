@@ -14,6 +14,9 @@ from scalerl_jax.algo.values import clipped_value_loss, final_rewards, whiten
 torch = pytest.importorskip("torch")
 
 
+OLD_AND_RETURN = (jnp.float32(1.0), jnp.float32(2.0))
+
+
 @pytest.mark.parametrize(
     "value, expected, gradient",
     [
@@ -24,17 +27,17 @@ torch = pytest.importorskip("torch")
 )
 def test_the_value_loss_by_hand(value, expected, gradient):
     def loss(value):
-        return clipped_value_loss(value, 1.0, 2.0, value_clip=0.2)
+        return clipped_value_loss(value, *OLD_AND_RETURN, value_clip=0.2)
 
-    found = jax.value_and_grad(loss)(value)
+    found = jax.value_and_grad(loss)(jnp.float32(value))
     np.testing.assert_allclose(found, (expected, gradient), rtol=1e-5, atol=1e-7)
 
 
 def test_without_a_clip_it_is_the_squared_error():
     def loss(value):
-        return clipped_value_loss(value, 1.0, 2.0, value_clip=0.0)
+        return clipped_value_loss(value, *OLD_AND_RETURN, value_clip=0.0)
 
-    assert jax.value_and_grad(loss)(5.0) == (4.5, 3.0)
+    assert jax.value_and_grad(loss)(jnp.float32(5.0)) == (4.5, 3.0)
 
 
 @settings(deadline=None, max_examples=40)
@@ -48,9 +51,10 @@ def test_the_value_loss_is_that_of_torch(values, old_values, returns):
     expected.backward()
 
     def loss(values):
-        return clipped_value_loss(values, old_values, returns, value_clip=0.5).sum()
+        others = map(jnp.asarray, (old_values, returns))
+        return clipped_value_loss(values, *others, value_clip=0.5).sum()
 
-    found, gradient = jax.value_and_grad(loss)(values)
+    found, gradient = jax.value_and_grad(loss)(jnp.asarray(values))
     np.testing.assert_allclose(found, expected.item(), rtol=1e-5, atol=1e-6)
     # On a kink any slope between the two is right.
     kink = np.abs(np.abs(values.astype(float) - old_values) - 0.5) < 1e-6

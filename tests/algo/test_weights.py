@@ -27,6 +27,10 @@ WEIGHTINGS = {
 every_weighting = pytest.mark.parametrize("name", WEIGHTINGS)
 
 
+def weigh(name, mask):
+    return WEIGHTINGS[name](jnp.asarray(mask))
+
+
 @pytest.mark.parametrize(
     "name, expected",
     [
@@ -80,7 +84,7 @@ def test_weights_by_hand(name, expected):
     mask = jnp.array(
         [[1, 1, 1], [0, 1, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]], bool
     )
-    found = WEIGHTINGS[name](mask)
+    found = weigh(name, mask)
     np.testing.assert_allclose(8.0 * found, expected, rtol=1e-6)
 
 
@@ -89,7 +93,7 @@ def test_weights_by_hand(name, expected):
 @given(mask=MASKS)
 def test_weights_sum_to_what_they_say_and_stay_on_the_mask(name, mask):
     assume(mask.any())
-    found = np.asarray(WEIGHTINGS[name](mask))
+    found = np.asarray(weigh(name, mask))
     expected = mask.mean() if name == "constant" else 1.0
     np.testing.assert_allclose(found.sum(dtype=np.float64), expected, rtol=1e-6)
     assert (found[mask] > 0).all()
@@ -99,7 +103,7 @@ def test_weights_sum_to_what_they_say_and_stay_on_the_mask(name, mask):
 @every_weighting
 def test_without_a_token_there_is_no_weight_and_no_nan(name):
     mask = jnp.zeros((GROUPS * GROUP_SIZE, TOKENS), bool)
-    np.testing.assert_array_equal(WEIGHTINGS[name](mask), 0.0)
+    np.testing.assert_array_equal(weigh(name, mask), 0.0)
 
 
 @every_weighting
@@ -107,8 +111,8 @@ def test_without_a_token_there_is_no_weight_and_no_nan(name):
 @given(mask=MASKS)
 def test_padding_changes_no_weight(name, mask):
     padded = np.pad(mask, ((0, 0), (0, 4)))
-    found = WEIGHTINGS[name](padded)
-    np.testing.assert_array_equal(found[:, :TOKENS], WEIGHTINGS[name](mask))
+    found = weigh(name, padded)
+    np.testing.assert_array_equal(found[:, :TOKENS], weigh(name, mask))
     np.testing.assert_array_equal(found[:, TOKENS:], 0.0)
 
 
@@ -119,15 +123,15 @@ def test_the_order_within_a_group_does_not_matter(name, mask, group):
     order = np.arange(GROUPS * GROUP_SIZE)
     first = group * GROUP_SIZE
     order[first : first + GROUP_SIZE] = order[first : first + GROUP_SIZE][::-1]
-    found = WEIGHTINGS[name](mask[order])
-    np.testing.assert_allclose(found, WEIGHTINGS[name](mask)[order], rtol=1e-6)
+    found = weigh(name, mask[order])
+    np.testing.assert_allclose(found, weigh(name, mask)[order], rtol=1e-6)
 
 
 @settings(deadline=None, max_examples=40)
 @given(MASKS)
 def test_every_prompt_with_a_token_has_an_equal_part(mask):
     assume(mask.any())
-    found = np.asarray(WEIGHTINGS["prompt"](mask))
+    found = np.asarray(weigh("prompt", mask))
     parts = found.reshape(GROUPS, -1).sum(axis=1)
     trained = mask.reshape(GROUPS, -1).any(axis=1)
     np.testing.assert_allclose(parts, trained / trained.sum(), rtol=1e-6)
@@ -139,8 +143,8 @@ def test_a_prompt_whose_completions_double_together_counts_the_same(mask):
     losses = np.linspace(-1.0, 2.0, mask.size, dtype=np.float32).reshape(mask.shape)
     doubled = np.pad(mask, ((0, 0), (0, TOKENS)))
     doubled[:GROUP_SIZE, TOKENS:] = mask[:GROUP_SIZE]
-    before = WEIGHTINGS["prompt"](mask) * losses
-    after = WEIGHTINGS["prompt"](doubled) * np.concatenate([losses, losses], axis=1)
+    before = weigh("prompt", mask) * losses
+    after = weigh("prompt", doubled) * np.concatenate([losses, losses], axis=1)
     np.testing.assert_allclose(after.sum(), before.sum(), rtol=1e-5, atol=1e-6)
 
 
@@ -148,5 +152,5 @@ def test_a_prompt_whose_completions_double_together_counts_the_same(mask):
 @given(MASKS)
 def test_constant_weights_do_not_depend_on_the_rest_of_the_batch(mask):
     changed = np.concatenate([mask[:1], ~mask[1:]])
-    found = WEIGHTINGS["constant"](mask)[0]
-    np.testing.assert_array_equal(found, WEIGHTINGS["constant"](changed)[0])
+    found = weigh("constant", mask)[0]
+    np.testing.assert_array_equal(found, weigh("constant", changed)[0])

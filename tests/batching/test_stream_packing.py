@@ -128,21 +128,22 @@ def test_spread_and_collect_are_each_others_transposes():
     there = (np.asarray(sharing.place) >= 0)[..., None]
     rows, more_rows = rng.normal(size=(2, 2, 20, 3)).astype(np.float32)
     used = (batch.segment_ids[0] > 0)[..., None]
-    rows, more_rows = rows * used, more_rows * used
+    rows, more_rows = jnp.asarray(rows * used), jnp.asarray(more_rows * used)
+    x, more_x = jnp.asarray(x * there), jnp.asarray(more_x * there)
     for function, inputs, tangent, cotangent in (
-        (spread, x * there, more_x * there, rows),
-        (collect, rows, more_rows, x * there),
+        (spread, x, more_x, rows),
+        (collect, rows, more_rows, x),
     ):
         out, pull = jax.vjp(lambda value, f=function: f(value, sharing), inputs)
         assert out.shape == cotangent.shape
-        (gradient,) = pull(jnp.asarray(cotangent))
-        moved = function(jnp.asarray(tangent), sharing)
+        (gradient,) = pull(cotangent)
+        moved = function(tangent, sharing)
         np.testing.assert_allclose(
             (moved * cotangent).sum(), (gradient * tangent).sum(), rtol=1e-5
         )
         # They are linear, so the tangent's image is a difference of images.
         np.testing.assert_allclose(
-            function(jnp.asarray(inputs + tangent), sharing) - out, moved, atol=1e-5
+            function(inputs + tangent, sharing) - out, moved, atol=1e-5
         )
 
 

@@ -27,7 +27,7 @@ def run(config, tmp_path_factory):
 @pytest.fixture(scope="module")
 def params(run):
     """The learner's, and the sampler's copy."""
-    return run.state.params, run.learner.to_sampler(run.state.params, 0).params
+    return run.state.params, run.learner.publish(run.state).params
 
 
 def compare(run, learner, sampler, *, require=False):
@@ -71,7 +71,7 @@ def test_two_programs_in_bfloat16_agree_on_average(tmp_path):
     )
     with small_run.built(config, tmp_path) as run:
         params = run.state.params
-        sampler = run.learner.to_sampler(params, 0).params
+        sampler = run.learner.to_sampler(params, jnp.int32(0)).params
         found = compare(run, params, sampler, require=True)
     assert 1e-4 < found.mean_abs < 0.02
 

@@ -29,7 +29,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def params(run):
-    return run.learner.to_sampler(run.state.params, 0).params
+    return run.learner.publish(run.state).params
 
 
 @pytest.fixture(scope="module")

@@ -173,9 +173,9 @@ def slow_values(params):
     hidden, _ = hidden_states(
         params,
         ARCH,
-        tokens,
-        positions=np.broadcast_to(np.arange(LONGEST + 1), tokens.shape),
-        segment_ids=np.ones_like(tokens),
+        jnp.asarray(tokens),
+        positions=jnp.broadcast_to(jnp.arange(LONGEST + 1), tokens.shape),
+        segment_ids=jnp.ones_like(tokens),
         dtype=jnp.float32,
     )
     values = (hidden * params["value_head"]).sum(axis=-1)
@@ -202,7 +202,7 @@ def torch_gae(reward, values):
 @functools.cache
 def slow_targets():
     """Old values, advantages and returns of the sampled tokens, by rollout."""
-    params = start_critic_params()
+    params = jax.tree.map(jnp.asarray, start_critic_params())
     old = [np.asarray(values) for values in slow_values(params)]
     advantages = [
         torch_gae(sequence.advantage, values)

@@ -86,7 +86,7 @@ def sequences_of(aggregation):
     masks = np.zeros((len(LENGTHS), MOST), bool)
     for row, sequence in zip(masks, make_sequences(), strict=True):
         row[: len(sequence.mask)] = sequence.mask
-    counts = np.asarray(WEIGHTINGS[aggregation](masks))
+    counts = np.asarray(WEIGHTINGS[aggregation](jnp.asarray(masks)))
     return tuple(
         dataclasses.replace(
             sequence,
@@ -146,9 +146,10 @@ def summed(objective, batch, logprobs, entropy):
     """Loss, sums and maxima of a batch, microbatch by microbatch."""
     total, seen = 0.0, []
     for index in range(len(batch.weights)):
-        microbatch = jax.tree.map(lambda leaf, at=index: leaf[at], batch)
-        given = logprobs[index], entropy[index]
-        loss, parts = of_microbatch(objective, microbatch, *given)
+        arrays = jax.tree.map(
+            lambda leaf, at=index: jnp.asarray(leaf[at]), (batch, logprobs, entropy)
+        )
+        loss, parts = of_microbatch(objective, *arrays)
         total += loss
         seen.append(parts)
     sums, maxima = zip(*seen, strict=True)
@@ -234,14 +235,15 @@ def test_without_an_advantage_there_is_no_gradient(loss):
 @every_loss
 def test_elementwise_losses_and_no_others_look_at_one_token_alone(loss):
     batch, (logprobs, entropy) = scored(LAYOUTS["two rows"](sequences_of("token")))
-    microbatch = jax.tree.map(lambda leaf: leaf[0], batch)
+    others = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), (entropy, batch))
+
+    def total(logprobs):
+        return objective_of(loss).weighted(logprobs, *others).sum()
 
     def slope(logprobs):
-        return jax.grad(
-            lambda x: objective_of(loss).weighted(x, entropy[0], microbatch).sum()
-        )(logprobs)
+        return jax.grad(total)(jnp.asarray(logprobs))
 
-    first = tuple(np.argwhere(microbatch.mask)[0])
+    first = tuple(np.argwhere(batch.mask[0])[0])
     moved = np.copy(logprobs[0])
     moved[first] += 0.25
     changed = np.array(slope(logprobs[0]) != slope(moved))

@@ -49,7 +49,7 @@ def compiled(head):
     """Values of all tokens, and the gradient of a mix of them."""
 
     def loss(hidden, weights, of_logprob, of_entropy):
-        logprobs, entropy = token_logprobs(hidden, weights, TARGETS, head)
+        logprobs, entropy = token_logprobs(hidden, weights, jnp.asarray(TARGETS), head)
         mix = (of_logprob * logprobs + of_entropy * entropy).sum()
         return mix, (logprobs, entropy)
 
@@ -61,7 +61,9 @@ def compiled_with_loss(head):
     """The same from the loss that is computed with the logits."""
 
     def loss(hidden, weights, *mix):
-        total, *found = pointwise_loss(hidden, weights, TARGETS, mix, mixed, head)
+        total, *found = pointwise_loss(
+            hidden, weights, jnp.asarray(TARGETS), mix, mixed, head
+        )
         return total, tuple(found)
 
     return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
@@ -132,12 +134,14 @@ def test_a_loss_of_single_tokens_gives_the_same_with_its_logits(shape, chunk_tok
 
 
 def test_a_loss_of_single_tokens_is_summed_and_scaled_as_any():
-    def scaled(hidden, weights):
-        mix = (OF_LOGPROB, OF_ENTROPY)
-        return 3.0 * pointwise_loss(hidden, weights, TARGETS, mix, mixed, head_of())[0]
+    mix, targets = (OF_LOGPROB, OF_ENTROPY), jnp.asarray(TARGETS)
 
-    value, gradients = jax.value_and_grad(scaled, argnums=(0, 1))(HIDDEN, WEIGHTS)
-    assert scaled(HIDDEN, WEIGHTS) == pytest.approx(float(value), rel=1e-6)
+    def scaled(hidden, weights):
+        return 3.0 * pointwise_loss(hidden, weights, targets, mix, mixed, head_of())[0]
+
+    arrays = jnp.asarray(HIDDEN), jnp.asarray(WEIGHTS)
+    value, gradients = jax.value_and_grad(scaled, argnums=(0, 1))(*arrays)
+    assert scaled(*arrays) == pytest.approx(float(value), rel=1e-6)
     expected, (logprobs, entropy) = in_torch(HIDDEN, WEIGHTS)
     total = (OF_LOGPROB * logprobs + OF_ENTROPY * entropy).sum()
     assert float(value) == pytest.approx(3.0 * total, rel=1e-5)

@@ -390,7 +390,7 @@ def test_draws_differ_by_leaf_and_by_seed_and_not_from_call_to_call():
 
 
 def test_float32_leaves_are_left_alone():
-    values = {"wide": np.full(3, 1.001, np.float32)}
+    values = {"wide": jnp.full(3, 1.001)}
     found = round_stochastically(
         values, like={"wide": jnp.zeros(3)}, seed=jnp.zeros((), jnp.int32)
     )

@@ -147,15 +147,16 @@ def test_a_rewarded_token_gets_likelier_and_a_punished_one_does_not(sign):
         hidden, _ = hidden_states(
             params,
             ARCH,
-            np.array([[3, 7]]),
-            positions=np.array([[0, 1]]),
-            segment_ids=np.ones((1, 2), int),
+            jnp.array([[3, 7]]),
+            positions=jnp.array([[0, 1]]),
+            segment_ids=jnp.ones((1, 2), int),
             dtype=jnp.float32,
         )
         logits = head_logits(hidden[0, -1], head_weights(params), float32_head=True)
         return jax.nn.log_softmax(logits)[5]
 
-    assert np.sign(logprob(after.params) - logprob(start_params())) == sign
+    before = jax.tree.map(jnp.asarray, start_params())
+    assert np.sign(logprob(after.params) - logprob(before)) == sign
 
 
 def wild(batch, *, seed):

@@ -100,13 +100,13 @@ def test_the_dense_one_is_that_of_torch():
 
 def test_two_tokens_by_hand():
     # Scores of the second token: 0 and log(3) * sqrt(dim) / sqrt(dim).
-    q = np.array([[[[0.0]], [[1.0]]]], np.float32)
-    k = np.array([[[[0.0]], [[np.log(3.0)]]]], np.float32)
-    v = np.array([[[[4.0]], [[8.0]]]], np.float32)
+    q = jnp.array([[[[0.0]], [[1.0]]]])
+    k = jnp.array([[[[0.0]], [[np.log(3.0)]]]])
+    v = jnp.array([[[[4.0]], [[8.0]]]])
     attention = BlockwiseAttention()
-    together = attention(q, k, v, np.array([[1, 1]]))
+    together = attention(q, k, v, jnp.array([[1, 1]]))
     np.testing.assert_allclose(np.ravel(together), [4.0, 7.0], rtol=1e-6)
-    apart = attention(q, k, v, np.array([[1, 2]]))
+    apart = attention(q, k, v, jnp.array([[1, 2]]))
     np.testing.assert_allclose(np.ravel(apart), [4.0, 8.0], rtol=1e-6)
 
 

@@ -56,7 +56,7 @@ def test_splash_gives_values_and_gradients_of_the_dense(shape, kv_heads):
 
 def test_places_of_segments_by_hand():
     lengths, starts = segment_places(
-        np.array([[1, 1, 1, 2, 3, 3, 0, 0], [0] * 8, [1] * 8])
+        jnp.array([[1, 1, 1, 2, 3, 3, 0, 0], [0] * 8, [1] * 8])
     )
     assert lengths.shape == (3, MAX_SEGMENTS)
     assert starts.shape == (3, MAX_SEGMENTS + 1)
@@ -71,7 +71,7 @@ def test_places_of_segments_by_hand():
 
 
 def test_a_row_may_be_full_of_segments():
-    ids = np.arange(1, MAX_SEGMENTS + 1)[None]
+    ids = jnp.arange(1, MAX_SEGMENTS + 1)[None]
     lengths, starts = segment_places(ids)
     assert (lengths == 1).all()
     assert starts[0].tolist() == list(range(MAX_SEGMENTS + 1))

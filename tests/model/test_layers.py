@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scalerl_jax.model.layers import embed, gated, linear, rms_norm, rotate, rotations
 from scalerl_jax.parallel.mesh import AXES, make_mesh
 
-FREQUENCIES = np.array([1.0, 0.3, 0.1, 0.03], np.float32)
-POSITIONS = np.array([[0, 1, 2, 0, 1], [7, 8, 500, 501, 0]])
+FREQUENCIES = jnp.array([1.0, 0.3, 0.1, 0.03])
+POSITIONS = jnp.array([[0, 1, 2, 0, 1], [7, 8, 500, 501, 0]])
 
 
 def plain_rms_norm(x, scale):
@@ -32,7 +32,7 @@ def plain_rotate(x):
 
 
 def shaped(rng, *shapes):
-    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    return [jnp.float32(rng.normal(size=shape)) for shape in shapes]
 
 
 # Ours, the plain formula, and the shapes of their arguments.
@@ -81,16 +81,16 @@ def test_rms_norm_of_bfloat16_is_computed_in_float32():
     x = jnp.asarray(x, jnp.bfloat16)
     found = rms_norm(x, scale, 1e-6)
     assert found.dtype == jnp.bfloat16
-    exact = plain_rms_norm(np.asarray(x, np.float64), scale.astype(np.float64))
+    exact = plain_rms_norm(*(np.asarray(each, np.float64) for each in (x, scale)))
     # Three values of a product are rounded by 2^-8; the 4,096 squares were not.
     error = np.abs(np.asarray(found, np.float64) - exact)
     assert np.all(error <= 3.1 * 2.0**-8 * np.abs(exact))
 
 
 def test_rotations_of_positions_far_out_are_those_of_float64():
-    positions = np.array([0, 32_767, 131_071])
-    cos, sin = rotations(positions, np.float32([1.0, 0.01]))
-    angles = positions[:, None, None] * np.float32([1.0, 0.01]).astype(np.float64)
+    positions, frequencies = np.array([0, 32_767, 131_071]), np.float32([1.0, 0.01])
+    cos, sin = rotations(*map(jnp.asarray, (positions, frequencies)))
+    angles = positions[:, None, None] * frequencies.astype(np.float64)
     # An angle of 10^5 has 24 bits: rounded by 2^-8.
     np.testing.assert_allclose(cos, np.cos(angles), atol=5e-3)
     np.testing.assert_allclose(sin, np.sin(angles), atol=5e-3)
@@ -144,7 +144,8 @@ def run(shape, table, *, dtype, cotangent=COTANGENT):
     @jax.jit
     def forward_and_back(table, cotangent):
         found, back = jax.vjp(
-            lambda table: embed(table, TOKENS, mesh=mesh, dtype=dtype), table
+            lambda table: embed(table, jnp.asarray(TOKENS), mesh=mesh, dtype=dtype),
+            table,
         )
         return found, back(cotangent)[0]
 
@@ -180,7 +181,9 @@ def test_the_table_never_travels():
     mesh = make_mesh(jax.devices(), data=2, fsdp=2, tensor=2)
     sharding = jax.NamedSharding(mesh, jax.P("tensor", "fsdp"))
     table = jax.ShapeDtypeStruct((50_000, 64), jnp.float32, sharding=sharding)
-    lookup = jax.jit(lambda table: embed(table, TOKENS, mesh=mesh, dtype=jnp.float32))
+    lookup = jax.jit(
+        lambda table: embed(table, jnp.asarray(TOKENS), mesh=mesh, dtype=jnp.float32)
+    )
     program = lookup.lower(table).compile().as_text()
     exchanged = re.findall(r"= (.+) (?:all-gather|all-reduce|all-to-all)\(", program)
     assert len(exchanged) >= 3

@@ -65,7 +65,8 @@ class Cache:
         self.keys, self.values = (
             np.zeros((self.num_pages, self.size, self.kv, DIM)) for _ in range(2)
         )
-        self.pages = self.pages.write(k, v, Places(page=page, offset=offset))
+        places = Places(page=jnp.asarray(page), offset=jnp.asarray(offset))
+        self.pages = self.pages.write(k, v, places)
         self.note(page, offset, k, v)
         self.unknown = np.zeros((self.num_pages, self.size), bool)
 

@@ -126,7 +126,7 @@ def float64_logprobs(bench, params, request, each, *, temperature):
     """Of the completion's tokens, all logits over a temperature."""
     found = []
     for place, token in enumerate(each.tokens):
-        seen = [*request.tokens, *each.tokens[:place]]
+        seen = [*request.tokens.tolist(), *each.tokens[:place].tolist()]
         logits = np.asarray(next_token_logits(params, bench.settings, seen), float)
         logits /= temperature
         found.append(logits[token] - np.log(np.exp(logits).sum()))
@@ -143,7 +143,7 @@ def test_the_likeliest_token_has_logprob_0_and_its_probability_beside(
     assert tokens[0] == tokens[1] == tokens[2]  # whatever the keys
     each = found[1, 0]
     for place, token in enumerate(each.tokens):
-        seen = [*request.tokens, *each.tokens[:place]]
+        seen = [*request.tokens.tolist(), *each.tokens[:place].tolist()]
         logits = np.asarray(next_token_logits(params, bench.settings, seen))
         assert token == logits.argmax()
     assert (each.logprobs == 0.0).all()
@@ -175,7 +175,7 @@ def test_the_likeliest_tokens_are_reported_without_the_filters(
     )
     each = bench.complete(params, request)[1, 0]
     for place in range(len(each.tokens)):
-        seen = [*request.tokens, *each.tokens[:place]]
+        seen = [*request.tokens.tolist(), *each.tokens[:place].tolist()]
         logits = np.asarray(next_token_logits(params, bench.settings, seen), float)
         logprobs = logits / 0.5 - np.log(np.exp(logits / 0.5).sum())
         best = np.argsort(-logprobs)[:2]

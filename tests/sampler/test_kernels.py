@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import types
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +43,8 @@ def full_pages(attention, k, v):
     """Pages in which no place is empty."""
     page, offset = np.divmod(np.arange(PAGES * SIZE), SIZE)
     empty = attention.init_pages(PAGES, SIZE, heads=KV, dim=DIM, dtype=k.dtype)
-    return empty.write(k, v, Places(page=page, offset=offset))
+    places = Places(page=jnp.asarray(page), offset=jnp.asarray(offset))
+    return empty.write(k, v, places)
 
 
 def meshes():
@@ -156,12 +156,18 @@ SETTINGS = EngineSettings(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """A device of a machine that is not here."""
+
+    id: int
+    platform: str
+
+
 def machine(platform, tensor=1):
-    """As much of a mesh as the choice looks at."""
-    device = types.SimpleNamespace(platform=platform)
-    return types.SimpleNamespace(
-        devices=np.full((1, 1, tensor), device), shape={"tensor": tensor}
-    )
+    """A mesh of devices that are not here."""
+    devices = [Described(place, platform) for place in range(tensor)]
+    return make_mesh(devices, tensor=tensor)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 $(JETSTREAM_VENV)/installed: setup.py $(CONSTRAINTS)
 	$(PYTHON) -m venv $(JETSTREAM_VENV)
 	$(JETSTREAM_VENV)/bin/pip install --quiet -c $(CONSTRAINTS) \
-	  -e ".[jetstream]" pytest pytest-timeout
+	  -e ".[jetstream]" beartype pytest pytest-timeout
 	touch $@
 
 $(TPU_VENV)/installed: setup.py $(CONSTRAINTS)

@@ -62,7 +62,7 @@ setuptools.setup(
             *SERVE,
             *GGUF,
             *WANDB,
-            "beartype>=0.19",
+            "beartype>=0.19",  # checks what signatures say, in the tests
             "hypothesis>=6.100",
             "import-linter>=2.1,<3",
             "ipykernel>=6.29,<8",  # notebooks run in the tests

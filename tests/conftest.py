@@ -24,7 +24,17 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
+import jaxtyping
 import pytest
+
+# Before the first import of the package; in this process, not in those it starts.
+jaxtyping.install_import_hook(
+    [
+        f"scalerl_jax.{package}"
+        for package in ("algo", "batching", "learner", "model", "sampler")
+    ],
+    "checked_annotations.checked",
+)
 
 # Before the backend starts, which happens at the first array.
 jax.config.update("jax_platforms", "cpu")

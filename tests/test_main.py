@@ -340,6 +340,7 @@ def test_a_cache_that_no_memory_holds_is_one_line(tmp_path, command):
         assert words in line
 
 
+@pytest.mark.slow
 def test_the_program_ends_with_a_status_and_one_line(tmp_path):
     process = small_run.start(
         *("-m", "scalerl_jax.main"),

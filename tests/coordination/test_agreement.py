@@ -13,6 +13,9 @@ from scalerl_jax.wiring.learning import make_forward
 LIMIT = 0.05
 
 
+pytestmark = pytest.mark.slow  # the programs of whole runs
+
+
 @pytest.fixture(scope="module")
 def config():
     return small_run.make_config({"train.max_mismatch_nats": LIMIT})
@@ -60,7 +63,6 @@ def test_two_programs_on_one_version_agree(run, params):
     assert compare(run, *params, require=True) == found  # always the same prompts
 
 
-@pytest.mark.slow
 def test_two_programs_in_bfloat16_agree_on_average(tmp_path):
     config = small_run.make_config(
         {
@@ -113,7 +115,6 @@ def test_a_forgotten_temperature_is_found(run, params):
     assert seen_at(run, other, params).mean_abs > LIMIT
 
 
-@pytest.mark.slow
 def test_forced_tokens_are_not_compared(params, tmp_path):
     # Interrupted at once: most tokens are the phrase's, which nobody drew.
     config = small_run.make_config(
@@ -127,7 +128,6 @@ def test_forced_tokens_are_not_compared(params, tmp_path):
     assert found.max_abs < 1e-3
 
 
-@pytest.mark.slow
 def test_a_filter_is_left_out_and_hides_nothing(params, tmp_path):
     """Log-probabilities before the filters are compared, to the same limit."""
     config = small_run.make_config(

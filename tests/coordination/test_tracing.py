@@ -38,6 +38,9 @@ def noting_files(passed):
         threading.setprofile(None)
 
 
+pytestmark = pytest.mark.slow  # a whole run
+
+
 @pytest.fixture(scope="module")
 def traced_run(tmp_path_factory):
     """Texts of a run's traces, what each was made of, an oracle's norm; and the files.

@@ -283,7 +283,10 @@ LAYOUTS = [
     pytest.param(SHORT_ROWS, True, id="packed, two microbatches"),
     pytest.param(dict(shared=True, rows=2, row_tokens=24), True, id="shared prompts"),
     pytest.param(
-        dict(shape=(2, 1, 2, 2), rows=2, row_tokens=24, block=3), True, id="8 devices"
+        dict(shape=(2, 1, 2, 2), rows=2, row_tokens=24, block=3),
+        True,
+        id="8 devices",
+        marks=pytest.mark.slow,
     ),
 ]
 
@@ -437,6 +440,7 @@ def test_the_critic_is_cut_as_the_policy_is(dtype):
         assert (leaf.sharding, leaf.dtype) == (like.sharding, like.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "field, value",
     [

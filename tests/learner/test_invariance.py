@@ -251,6 +251,7 @@ def test_elementwise_losses_and_no_others_look_at_one_token_alone(loss):
     assert objective_of(loss).elementwise == (not changed.any())
 
 
+@pytest.mark.slow
 def test_eight_devices_give_what_one_gives():
     batch, given = scored(LAYOUTS["mostly padding"](sequences_of("prompt")))
     arguments = jax.tree.map(lambda leaf: leaf[0], (batch, *given))

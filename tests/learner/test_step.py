@@ -97,10 +97,25 @@ def test_what_the_backward_pass_computes_anew_changes_nothing(remat):
     [
         pytest.param((1, 8, 1, 1), dict(rows=8, row_tokens=13), id="fsdp"),
         pytest.param((1, 1, 8, 1), dict(rows=1, row_tokens=24), id="context"),
-        pytest.param((4, 1, 1, 2), dict(rows=4, row_tokens=13), id="data and tensor"),
-        pytest.param((2, 2, 1, 2), dict(rows=4, row_tokens=36), id="without context"),
+        pytest.param(
+            (4, 1, 1, 2),
+            dict(rows=4, row_tokens=13),
+            id="data and tensor",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            (2, 2, 1, 2),
+            dict(rows=4, row_tokens=36),
+            id="without context",
+            marks=pytest.mark.slow,
+        ),
         pytest.param((1, 2, 2, 2), dict(rows=2, row_tokens=24), id="without data"),
-        pytest.param((2, 2, 2, 1), dict(rows=4, row_tokens=16), id="without tensor"),
+        pytest.param(
+            (2, 2, 2, 1),
+            dict(rows=4, row_tokens=16),
+            id="without tensor",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_any_mesh_takes_the_gradient_of_the_slow_loss(shape, layout):

@@ -28,6 +28,7 @@ def layout(state):
     return jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
+@pytest.mark.slow
 def test_two_steps_of_adam_on_eight_devices_are_those_of_one():
     eight, one = bench(**EIGHT), bench(optimizer=ADAMW)
     ours, theirs = eight.state(), one.state()
@@ -95,7 +96,9 @@ def dtypes(tree):
     return {leaf.dtype for leaf in jax.tree.leaves(tree)}
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 2, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), pytest.param((1, 2, 2, 2), marks=pytest.mark.slow)], ids=str
+)
 def test_a_bfloat16_forward_pass_moves_float32_params_nearly_as_float32_does(shape):
     state, _ = bench(shape=shape, compute_dtype="bfloat16").run()
     assert dtypes(state.params) == {jnp.dtype("float32")}
@@ -105,6 +108,7 @@ def test_a_bfloat16_forward_pass_moves_float32_params_nearly_as_float32_does(sha
     assert 1e-4 < error < 0.03
 
 
+@pytest.mark.slow
 def test_gradients_of_float32_params_keep_more_bits_than_bfloat16_has():
     these = bench(compute_dtype="bfloat16")
     accumulate = make_accumulate(these.forward, CISPO)

@@ -181,6 +181,7 @@ SLOW = {
 }
 
 
+@pytest.mark.slow
 def test_slow_clients_are_left(guarded):
     with contextlib.ExitStack() as opened:
         raws = {name: opened.enter_context(connect(guarded)) for name in SLOW}

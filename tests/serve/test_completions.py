@@ -225,6 +225,7 @@ def test_another_model_is_not_found(client):
     assert error.value.param == "model"
 
 
+@pytest.mark.slow
 def test_a_failed_sequence_fails_its_request_alone(start_server):
     with start_server(model="poisoned") as server, connect(server) as client:
         complete = completing(client, server)

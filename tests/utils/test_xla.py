@@ -105,6 +105,7 @@ def entries(directory):
     return [path for path in directory.rglob("*-cache") if path.is_file()]
 
 
+@pytest.mark.slow
 def test_the_second_start_compiles_nothing_and_a_torn_entry_is_made_again(tmp_path):
     first, _ = start(tmp_path)
     assert first.startswith("hits 0 ") and not first.endswith("misses 0")
@@ -171,6 +172,7 @@ def faults(num_params):
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_program_of_a_small_model_does_not_fault_its_memory_in_again():
     pages = 30 * 64 * 2**20 // 4096
     assert faults(1) < pages / 4

@@ -6,7 +6,9 @@ in which one name is one size throughout a call.
 
 import functools
 
-from beartype import beartype
+from beartype import BeartypeConf, beartype
+
+_CONF = BeartypeConf(is_pep484_tower=True)  # an int is a float, as type checkers say
 
 
 def checked(function):
@@ -15,7 +17,7 @@ def checked(function):
     `jax.tree.map` makes trees of the same class whose leaves are shardings, shapes,
     rows of the arrays, or NumPy's.
     """
-    check = beartype(function)
+    check = beartype(function, conf=_CONF)
     if function.__name__ != "__init__":
         return check
 

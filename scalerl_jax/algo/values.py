@@ -25,9 +25,13 @@ def whiten(
     PPO as published in code: https://arxiv.org/abs/2005.12729, section 3.
     """
     count = jnp.maximum(mask.sum(), 1)
-    mean = jnp.where(mask, advantages, 0.0).sum() / count
-    centred = jnp.where(mask, advantages - mean, 0.0)
+    kept = jnp.where(mask, advantages, 0.0)
+    centred = jnp.where(mask, advantages - kept.sum() / count, 0.0)
+    # What rounding has left of the mean: a spread of its size would be noise alone.
+    centred = jnp.where(mask, centred - centred.sum() / count, 0.0)
     std = jnp.sqrt((centred**2).sum() / count)
+    rounding = jnp.finfo(advantages.dtype).eps * jnp.abs(kept).max(initial=0.0)
+    std = jnp.where(std > rounding, std, 0.0)
     # Equal advantages and no eps: 0 / 0.
     return centred / jnp.where(std + eps > 0, std + eps, 1.0)
 

@@ -279,7 +279,12 @@ def moved(batch):
 
 
 LAYOUTS = [
-    pytest.param(SHORT_ROWS, False, id="not packed, three microbatches"),
+    pytest.param(
+        SHORT_ROWS,
+        False,
+        id="not packed, three microbatches",
+        marks=pytest.mark.slow,
+    ),
     pytest.param(SHORT_ROWS, True, id="packed, two microbatches"),
     pytest.param(dict(shared=True, rows=2, row_tokens=24), True, id="shared prompts"),
     pytest.param(
@@ -467,6 +472,7 @@ def test_a_fault_of_one_leaves_both_as_they_were(field, value):
     assert f"the batch's {field} are not: nan" in found
 
 
+@pytest.mark.slow
 def test_a_fault_of_a_later_minibatch_ends_the_critics_steps():
     """The first of three is applied, the others and the policy's are not."""
     these = critics(optimizer=QUICK, **TWO_DEVICES)

@@ -183,6 +183,7 @@ def test_a_bad_number_of_the_batch_is_named(values, words):
     assert skipped and words in said, said
 
 
+@pytest.mark.slow
 def test_it_is_named_over_a_mesh_too():
     diagnosis = make_diagnosis(fsdp=2, tensor=2)
     for change, words in (*PARAMS, *FORWARD[:2]):

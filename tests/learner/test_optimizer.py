@@ -287,6 +287,7 @@ def held(tree):
     return kept, rest
 
 
+@pytest.mark.slow
 def test_a_step_over_a_mesh_trains_the_others_as_the_slow_loss_says():
     these = Bench(optimizer=freeze(PLAIN, FROZEN), shape=SHAPE)
     step = TrainStep(

@@ -95,8 +95,15 @@ def test_what_the_backward_pass_computes_anew_changes_nothing(remat):
 @pytest.mark.parametrize(
     "shape, layout",
     [
-        pytest.param((1, 8, 1, 1), dict(rows=8, row_tokens=13), id="fsdp"),
-        pytest.param((1, 1, 8, 1), dict(rows=1, row_tokens=24), id="context"),
+        pytest.param(
+            (1, 8, 1, 1), dict(rows=8, row_tokens=13), id="fsdp", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            (1, 1, 8, 1),
+            dict(rows=1, row_tokens=24),
+            id="context",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             (4, 1, 1, 2),
             dict(rows=4, row_tokens=13),

@@ -121,6 +121,7 @@ def test_gradients_of_float32_params_keep_more_bits_than_bfloat16_has():
         assert np.mean(gradient == gradient.astype(jnp.bfloat16)) < 0.1, name
 
 
+@pytest.mark.slow
 def test_the_optimizer_of_bfloat16_params_counts_in_float32():
     these = bench(optimizer=ADAMW, compute_dtype="bfloat16", param_dtype="bfloat16")
     state, _ = these.run()
@@ -156,6 +157,7 @@ def test_params_are_rounded_to_nearest_unless_asked_otherwise():
     jax.tree.map(nearest, before, after)
 
 
+@pytest.mark.slow
 def test_stochastic_rounding_moves_bfloat16_params_by_the_update_on_average():
     these = bench(optimizer=NUDGE, param_dtype="bfloat16", stochastic_rounding=True)
     state = these.state()
@@ -176,6 +178,7 @@ def test_stochastic_rounding_moves_bfloat16_params_by_the_update_on_average():
     assert abs(total + steps * 1e-4 * count) < 5 * spread**0.5
 
 
+@pytest.mark.slow
 def test_the_reference_stays_and_is_refreshed_when_it_is_due():
     these = bench(optimizer=ADAMW)
     params = jax.tree.map(jnp.asarray, start_params())

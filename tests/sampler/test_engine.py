@@ -199,6 +199,7 @@ def test_every_sample_has_its_own_limit(bench, random_params):
     assert sum(each.cut_off for each in found.values()) >= 3
 
 
+@pytest.mark.slow
 def test_two_devices_draw_the_tokens_of_one(bench, make_bench, random_params):
     pair = make_bench(devices=jax.devices()[6:])
     requests = requests_of(bench)[:3]
@@ -513,6 +514,7 @@ def compilations():
     listening[0] = False  # a listener cannot be taken back
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_program_cache")
 def test_nothing_is_compiled_after_the_warm_up(ladder_bench, random_params):
     bench = ladder_bench

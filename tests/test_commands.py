@@ -167,7 +167,7 @@ def shell(text, directory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3600)
 def test_every_block_runs_in_its_order(clone):
     shown = ""
     for block in BLOCKS:

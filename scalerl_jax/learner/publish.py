@@ -1,5 +1,9 @@
 """Params from the learner to the sampler: cast, laid out anew, moved, and checked.
 
+`make_publish` is for a sampler of the learner's own process.  For samplers of other
+processes `make_snapshot` casts the params where they are: each process then offers its
+shards (`parallel.sending`), and whoever receives them lays them out anew.
+
 One program on the learner's mesh casts the params, cuts them into the sampler's own
 shards and sums them up; the shards then go from device to device.  The sampler sums
 them up again before it uses them, so that a version is wholly there or not there.
@@ -17,7 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
 from scalerl_jax.model.architecture import Architecture, layered_table
-from scalerl_jax.model.shardings import sampler_shardings
+from scalerl_jax.model.shardings import layered_shardings, sampler_shardings
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import AXES
 from scalerl_jax.parallel.publication import Published, checksums
@@ -65,6 +69,24 @@ def make_publish(
         return sent
 
     return publish
+
+
+def make_snapshot(
+    arch: Architecture, *, dtype: DTypeLike, learner_mesh: Mesh
+) -> Callable[[PyTree], PyTree]:
+    """A function from the learner's params to a copy, cast and with an array per layer.
+
+    The copy is cut as the params are, so that nothing moves between devices, and owns
+    its memory, as the train step donates its state.  With several processes all of
+    them call it; `own_shards` of the copy are what one is to offer.
+    """
+    return jax.jit(
+        lambda params: jax.tree.map(
+            lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
+            unstack_layers(params, arch),
+        ),
+        out_shardings=layered_shardings(arch, learner_mesh),
+    )
 
 
 def _make_stage(

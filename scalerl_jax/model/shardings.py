@@ -6,6 +6,7 @@ refused here, before anything is compiled, instead of being padded.
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from scalerl_jax.model.architecture import (
     Architecture,
@@ -59,6 +60,16 @@ def param_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
     return jax.tree_util.tree_map_with_path(shard, parameter_table(arch))
 
 
+def layered_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
+    """`param_shardings` per parameter of `layered_table`: each layer cut alike."""
+    table = param_shardings(arch, mesh)
+    layer = {
+        name: NamedSharding(mesh, PartitionSpec(*sharding.spec[1:]))
+        for name, sharding in table["layers"].items()
+    }
+    return table | {"layers": (layer,) * arch.num_layers}
+
+
 def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
     """A `NamedSharding` per parameter of `layered_table`, cut over "tensor" alone."""
 
@@ -68,6 +79,17 @@ def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
         return NamedSharding(mesh, PartitionSpec(*names))
 
     return jax.tree.map(shard, layered_table(arch))
+
+
+def sampler_layout(arch: Architecture, *, dtype: DTypeLike, mesh: Mesh) -> PyTree:
+    """Shapes, dtypes and shardings of what the sampler is given."""
+    return jax.tree.map(
+        lambda spec, sharding: jax.ShapeDtypeStruct(
+            spec.shape, dtype, sharding=sharding
+        ),
+        layered_table(arch),
+        sampler_shardings(arch, mesh),
+    )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

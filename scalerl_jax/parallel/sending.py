@@ -1,0 +1,231 @@
+"""One process's part of publishing: its shards, coded and offered over a channel.
+
+The first version, every `base_every`-th one and what is asked for in full is an anchor,
+which needs no other version.  The others are deltas against the version before: values
+of 16 bits of which an optimizer step changes a few hundredths.
+"""
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalerl_jax.parallel.channels import Buffer, Channel, Reference
+from scalerl_jax.parallel.deltas import delta
+from scalerl_jax.parallel.offers import (
+    FORMS,
+    WIDTHS,
+    Offer,
+    OfferedObject,
+    OfferedShard,
+    PublishReport,
+)
+from scalerl_jax.parallel.shards import Box, Shard, checksum
+
+_KEPT = 2  # publications, and the anchor: one in use and one on its way
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Coded:
+    """A shard as it is offered."""
+
+    shard: Shard
+    form: str
+    buffer: Buffer
+    crc32: int
+    changed: int
+
+
+class Sender:
+    """Offers one rank's shards; what it has published last is the base of the next.
+
+    Every rank must be asked for the same versions in the same order, so that all have
+    one base; `merge` refuses anything else.  After an error on one of them all are
+    asked for a full version.
+    """
+
+    report: PublishReport | None = None  # of the last version
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        num_ranks: int,
+        channel: Channel,
+        base_every: int = 20,
+        object_bytes: int = 64 << 20,
+        threads: int = 4,
+    ) -> None:
+        """A sender that has published nothing yet.
+
+        Args:
+            rank: of this process among the `num_ranks` that offer.
+            num_ranks: how many offers make a publication.
+            channel: where the bytes go.
+            base_every: versions from one anchor to the next; 1: no deltas.
+            object_bytes: an object of the channel is closed when it has so many.
+            threads: that compare and sum up.
+        """
+        if base_every < 1:
+            raise ValueError(
+                f"base_every = {base_every} must be above 0; 1 sends no deltas"
+            )
+        self._place = {"rank": rank, "num_ranks": num_ranks}
+        self._channel = channel
+        self._base_every = base_every
+        self._object_bytes = object_bytes
+        self._threads = threads
+        self._base: dict[Box, NDArray] = {}
+        self._last: int | None = None  # version
+        self._since_anchor = 0
+        self._anchor: list[Reference] = []
+        self._recent: list[list[Reference]] = []
+
+    def send(
+        self, shards: Sequence[Shard], *, policy_version: int, full: bool = False
+    ) -> Offer:
+        """Offer the shards of a version.
+
+        Their values are kept as the base of the next version: nobody may change them.
+        Objects of the version before the last are discarded, unless it is the anchor.
+
+        Raises:
+            ValueError: the version is not after the last one.
+            FullChannelError: the channel has no place; nothing was offered.
+        """
+        last = self._last
+        if last is not None and policy_version <= last:
+            raise ValueError(
+                f"policy_version = {policy_version} does not follow {last}, which is "
+                f"offered already; a sender that starts anew is a new one"
+            )
+        began = time.perf_counter()
+        full = full or last is None or self._since_anchor + 1 >= self._base_every
+        with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
+            base = {} if full else self._base
+            coded = list(pool.map(lambda shard: _code(shard, base), shards))
+        objects, listed = self._put(coded, policy_version)
+        self._keep([each.reference for each in objects], is_anchor=full)
+        if self._base_every > 1:
+            self._base = {each.box: each.values for each in shards}
+        self._last = policy_version
+        offer = Offer(
+            **self._place,
+            policy_version=policy_version,
+            base_version=None if full else last,
+            objects=tuple(objects),
+            shards=tuple(listed),
+        )
+        self.report = _report(offer, coded, time.perf_counter() - began)
+        return offer
+
+    def _put(
+        self, coded: list[_Coded], policy_version: int
+    ) -> tuple[list[OfferedObject], list[OfferedShard]]:
+        """Put objects, and say where each shard is; all of them or none."""
+        objects: list[OfferedObject] = []
+        listed: list[OfferedShard] = []
+        try:
+            for group in _groups(coded, self._object_bytes):
+                buffers = [each.buffer for each in group]
+                name = f"v{policy_version:08d}-{len(objects)}"
+                listed += _listed(group, len(objects))
+                objects.append(
+                    OfferedObject(
+                        reference=self._channel.put(name, buffers),
+                        num_bytes=sum(buffer.nbytes for buffer in buffers),
+                        num_buffers=len(buffers),
+                    )
+                )
+        except BaseException:
+            for each in objects:
+                self._channel.discard(each.reference)
+            raise
+        return objects, listed
+
+    def _keep(self, references: list[Reference], *, is_anchor: bool) -> None:
+        """Enter a version, and discard what nobody should still be fetching."""
+        self._since_anchor = 0 if is_anchor else self._since_anchor + 1
+        held = {*self._anchor}.union(*self._recent)
+        if is_anchor:
+            self._anchor = references
+        self._recent = [*self._recent, references][-_KEPT:]
+        for reference in held.difference(self._anchor, *self._recent):
+            self._channel.discard(reference)
+
+
+def _code(shard: Shard, base: dict[Box, NDArray]) -> _Coded:
+    """A shard as a delta, where it has a base and that is shorter."""
+    values = np.ascontiguousarray(shard.values)
+    before = base.get(shard.box)
+    form, buffer, changed = FORMS[0], values.reshape(-1).view(np.uint8), 0
+    if before is not None and before.dtype == values.dtype:
+        compared = delta(before, values)
+        changed = compared.changed
+        if compared.coded is not None:
+            form, buffer = FORMS[1], compared.coded
+    return _Coded(
+        shard=shard,
+        form=form,
+        buffer=buffer,
+        crc32=checksum(values),
+        changed=changed,
+    )
+
+
+def _groups(coded: list[_Coded], least_bytes: int) -> Iterator[list[_Coded]]:
+    """Shards of one object each, which has `least_bytes` where so much is left."""
+    group, size = [], 0
+    for each in coded:
+        group.append(each)
+        size += each.buffer.nbytes
+        if size >= least_bytes:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _listed(group: list[_Coded], number: int) -> list[OfferedShard]:
+    """What the manifest says of the shards in one object."""
+    return [
+        OfferedShard(
+            leaf=each.shard.box.leaf,
+            shape=each.shard.shape,
+            dtype=_dtype(each.shard),
+            start=each.shard.box.start,
+            stop=each.shard.box.stop,
+            crc32=each.crc32,
+            form=each.form,  # type: ignore[arg-type]
+            object=number,
+            buffer=place,
+            num_bytes=each.buffer.nbytes,
+        )
+        for place, each in enumerate(group)
+    ]
+
+
+def _dtype(shard: Shard) -> str:
+    name = shard.values.dtype.name
+    if name not in WIDTHS:
+        raise ValueError(
+            f"shard {shard.box} is {name}; a sampler's params are of {sorted(WIDTHS)}"
+        )
+    return name
+
+
+def _report(offer: Offer, coded: list[_Coded], seconds: float) -> PublishReport:
+    values = sum(each.shard.values.size for each in coded)
+    changed = sum(each.changed for each in coded)
+    compared = offer.base_version is not None and values > 0
+    return PublishReport(
+        policy_version=offer.policy_version,
+        base_version=offer.base_version,
+        num_bytes=sum(each.num_bytes for each in offer.shards),
+        full_bytes=sum(each.full_bytes for each in offer.shards),
+        seconds=seconds,
+        changed_share=changed / values if compared else None,
+    )

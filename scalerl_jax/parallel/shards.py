@@ -1,0 +1,176 @@
+"""Shards of arrays on the host: a process's own ones, and arrays from anybody's.
+
+A shard is named by its leaf and the box of elements that it covers, whatever mesh it
+was cut on.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from scalerl_jax.types import PyTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, order=True)
+class Box:
+    """Elements of a leaf: from `start` on, up to and without `stop`, by dimension."""
+
+    leaf: str  # its path in the tree, such as layers/0/query
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """Such as layers/0/query[0:16, 8:16]."""
+        ranges = zip(self.start, self.stop, strict=True)
+        return f"{self.leaf}[{', '.join(f'{first}:{last}' for first, last in ranges)}]"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each dimension."""
+        return tuple(
+            last - first for first, last in zip(self.start, self.stop, strict=True)
+        )
+
+    def overlap(self, other: "Box") -> "Box | None":
+        """The elements that are in both; None: there are none, or of another leaf."""
+        start = tuple(map(max, self.start, other.start))
+        stop = tuple(map(min, self.stop, other.stop))
+        if self.leaf != other.leaf or any(map(int.__ge__, start, stop)):
+            return None
+        return Box(leaf=self.leaf, start=start, stop=stop)
+
+    def within(self, other: "Box") -> tuple[slice, ...]:
+        """Where this is in an array of the elements of `other`."""
+        return tuple(
+            slice(first - origin, last - origin)
+            for first, last, origin in zip(
+                self.start, self.stop, other.start, strict=True
+            )
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One shard of a leaf, in the memory of this host."""
+
+    box: Box
+    shape: tuple[int, ...]  # of the whole leaf
+    values: NDArray
+
+
+def box_of(leaf: str, shape: tuple[int, ...], index: tuple[slice, ...]) -> Box:
+    """The box that JAX's index of a shard means."""
+    bounds = [
+        part.indices(extent)[:2] for part, extent in zip(index, shape, strict=True)
+    ]
+    return Box(
+        leaf=leaf,
+        start=tuple(first for first, _ in bounds),
+        stop=tuple(last for _, last in bounds),
+    )
+
+
+def checksum(values: NDArray) -> int:
+    """CRC-32 of the values' bytes, in C order."""
+    return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """Leaves by their path, in the order of the tree."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def own_shards(params: PyTree) -> list[Shard]:
+    """Shards that this process is to offer: of all copies of a shard, the first.
+
+    Over all processes that hold a part of `params` each element is in one shard.
+    """
+    leaves = named_leaves(params)
+    mine = [
+        (name, leaf.shape, shard)
+        for name, leaf in leaves.items()
+        for shard in leaf.addressable_shards
+        if shard.replica_id == 0
+    ]
+    for _, _, shard in mine:  # all transfers at once
+        shard.data.copy_to_host_async()
+    return [
+        Shard(
+            box=box_of(name, shape, shard.index),
+            shape=shape,
+            values=np.asarray(shard.data),
+        )
+        for name, shape, shard in mine
+    ]
+
+
+def own_boxes(abstract: PyTree) -> set[Box]:
+    """Boxes of the elements that the devices of this process hold of such arrays."""
+    return {
+        box_of(name, leaf.shape, index)
+        for name, leaf in named_leaves(abstract).items()
+        for index in _indices(leaf).values()
+    }
+
+
+def place(abstract: PyTree, shards: Mapping[str, list[Shard]]) -> PyTree:
+    """Arrays on devices from shards of any other layout.
+
+    Args:
+        abstract: shapes, dtypes and shardings.
+        shards: by leaf, some that cover what this process's devices hold.
+    """
+
+    def put(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        cut = _cutter(name, leaf, shards[name])
+        arrays = [
+            jax.device_put(cut(index), device)
+            for device, index in _indices(leaf).items()
+        ]
+        return jax.make_array_from_single_device_arrays(
+            leaf.shape, leaf.sharding, arrays
+        )
+
+    return jax.block_until_ready(jax.tree_util.tree_map_with_path(put, abstract))
+
+
+def _indices(leaf: jax.ShapeDtypeStruct) -> Mapping[Any, tuple[slice, ...]]:
+    sharding = leaf.sharding
+    assert sharding is not None, "who places arrays says where"
+    return sharding.addressable_devices_indices_map(leaf.shape)  # type: ignore
+
+
+def _cutter(
+    name: str, leaf: jax.ShapeDtypeStruct, shards: list[Shard]
+) -> Callable[[tuple[slice, ...]], NDArray]:
+    """A function that gives a device's part of a leaf; copies of one are made once."""
+    made: dict[Box, NDArray] = {}
+
+    def cut(index: tuple[slice, ...]) -> NDArray:
+        wanted = box_of(name, leaf.shape, index)
+        if wanted not in made:
+            made[wanted] = _gather(wanted, leaf.dtype, shards)
+        return made[wanted]
+
+    return cut
+
+
+def _gather(wanted: Box, dtype: np.dtype, shards: list[Shard]) -> NDArray:
+    for shard in shards:
+        if shard.box == wanted:
+            return shard.values
+    whole = np.empty(wanted.shape, dtype)
+    for shard in shards:
+        common = wanted.overlap(shard.box)
+        if common is not None:
+            whole[common.within(wanted)] = shard.values[common.within(shard.box)]
+    return whole

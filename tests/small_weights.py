@@ -1,0 +1,69 @@
+"""Small params on learners and replicas of any layout, and versions that follow."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from small_model import small_architecture
+
+from scalerl_jax.learner.publish import make_snapshot
+from scalerl_jax.model.shardings import param_shardings, sampler_layout
+from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.parallel.offers import Offer, Publication, merge
+from scalerl_jax.parallel.shards import own_shards
+
+# Four heads of each kind: they can be cut over four devices.
+ARCH = small_architecture(family="qwen2", num_heads=4, num_kv_heads=4)
+BFLOAT16 = jnp.dtype("bfloat16")
+
+
+def mesh(first, last, **axes):
+    return make_mesh(jax.devices()[first:last], **axes)
+
+
+@functools.cache
+def host_params(version):
+    """Params of a version; each differs from the one before in a tenth of them."""
+    if version == 0:
+        rng = np.random.default_rng(0)
+        return jax.tree.map(
+            lambda leaf: rng.normal(size=leaf.shape).astype(np.float32),
+            abstract_params(ARCH, dtype=jnp.float32),
+        )
+    rng = np.random.default_rng(version)
+    return jax.tree.map(
+        lambda leaf: (
+            leaf * np.where(rng.random(leaf.shape) < 0.1, 1.01, 1.0).astype(np.float32)
+        ),
+        host_params(version - 1),
+    )
+
+
+def learner_params(version, on):
+    return jax.device_put(host_params(version), param_shardings(ARCH, on))
+
+
+@functools.cache
+def snapshot_on(on):
+    return make_snapshot(ARCH, dtype=BFLOAT16, learner_mesh=on)
+
+
+def shards(version, on):
+    return own_shards(snapshot_on(on)(learner_params(version, on)))
+
+
+def layout(on):
+    return sampler_layout(ARCH, dtype=BFLOAT16, mesh=on)
+
+
+def published(*offers):
+    """What offers come to, by way of texts."""
+    found = merge([Offer.from_json(offer.to_json()) for offer in offers])
+    return Publication.from_json(found.to_json())
+
+
+def with_shards(offer, change):
+    return dataclasses.replace(offer, shards=tuple(map(change, offer.shards)))

@@ -1,0 +1,163 @@
+"""The processes of a job on a box of chips, and what the environment tells each.
+
+libtpu takes the whole slice unless the environment names the chips of this process,
+the other processes of its job and their order.  It has to be set before JAX is
+imported.  The names are those of JAX's own tests
+with several processes, jax._src.test_multiprocess; vLLM writes the bounds under older
+names too.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from scalerl_jax.pod.partition import Box
+from scalerl_jax.pod.slices import Bounds, Slice
+
+# A process listens at the port of its first chip, so that the roles of a host never
+# meet: 8471 to 8478, below 8482, where JAX's coordinator listens unless it is told.
+TPU_PORT = 8471
+COORDINATOR_PORT = 8490
+# They say what the whole slice, several slices, or the job of a parent is.
+STALE = (
+    *("TPU_VISIBLE_DEVICES", "TPU_MESH_CONTROLLER_ADDRESS"),
+    *("TPU_MESH_CONTROLLER_PORT", "TPU_PROCESS_ADDRESSES_PATH"),
+    *("TPU_TOPOLOGY", "TPU_TOPOLOGY_ALT", "TPU_TOPOLOGY_WRAP"),
+    *("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+)
+STALE_PREFIX = "MEGASCALE_"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process of a job: its host, its chips there, and the job around it."""
+
+    worker: int  # of the slice, whose host it runs on
+    rank: int  # in the job
+    processes: Bounds  # of the job, along each side
+    chips: Bounds  # of this process, along each side
+    visible: tuple[int, ...]  # chips, as the host numbers them
+    addresses: tuple[str, ...]  # of the job's hosts, by rank
+    topology: str | None  # of a box of whole hosts that is not the whole slice
+
+    @property
+    def port(self) -> int:
+        """Where libtpu listens; all processes of a job have the same."""
+        return TPU_PORT + self.visible[0]
+
+    @property
+    def coordinator(self) -> str:
+        """HOST:PORT for `multihost.initialize`, the same in all processes of a job."""
+        return _at(self.addresses[0], COORDINATOR_PORT + self.visible[0])
+
+    def own_environment(self) -> dict[str, str]:
+        """Return the variables that say which part of the slice is this process's."""
+        processes, chips = _comma(self.processes), _comma(self.chips)
+        own = {
+            "TPU_PROCESS_BOUNDS": processes,
+            "TPU_HOST_BOUNDS": processes,
+            "TPU_CHIPS_PER_PROCESS_BOUNDS": chips,
+            "TPU_CHIPS_PER_HOST_BOUNDS": chips,
+            "TPU_VISIBLE_CHIPS": _comma(self.visible),
+            "TPU_PROCESS_ADDRESSES": _comma(
+                _at(address, self.port) for address in self.addresses
+            ),
+            "TPU_PROCESS_PORT": str(self.port),
+            "CLOUD_TPU_TASK_ID": str(self.rank),
+            # Kubernetes sets them for the whole slice, and JAX and libtpu read them.
+            "TPU_WORKER_ID": str(self.rank),
+            "TPU_WORKER_HOSTNAMES": _comma(self.addresses),
+            # Else the second process of a host finds libtpu's lock file taken.
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        }
+        if self.topology:
+            # A part of a torus has no way around its edges.
+            own |= {
+                "TPU_TOPOLOGY": self.topology,
+                "TPU_TOPOLOGY_WRAP": "false,false,false",
+            }
+        return own
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment to start the process with.
+
+        What describes the whole slice or another job is not handed on.
+        """
+        kept = {
+            name: value
+            for name, value in inherited.items()
+            if name not in STALE and not name.startswith(STALE_PREFIX)
+        }
+        return kept | self.own_environment()
+
+
+def processes(
+    slice: Slice, box: Box, *, addresses: Sequence[str]
+) -> tuple[Process, ...]:
+    """Return the processes of the job that has a box, by rank.
+
+    A host has one process, for all of its chips that are in the box.
+
+    Args:
+        slice: what the box is a part of.
+        box: of `split_slice`.
+        addresses: of the slice's hosts, by worker.
+
+    Raises:
+        ValueError: there is not one address for each host.
+    """
+    if len(addresses) != slice.num_hosts:
+        raise ValueError(
+            f"{len(addresses)} addresses for the {slice.num_hosts} hosts of "
+            f"{slice.name}; give one for each, in the order of the workers"
+        )
+    at = {corner: worker for worker, corner in enumerate(slice.corners)}
+    chips: dict[int, list[int]] = {}  # by worker: its chips that are in the box
+    for chip in box.chips:  # along x first, as libtpu counts
+        worker = at[_corner(slice, chip)]
+        chips.setdefault(worker, []).append(number_on_host(slice, chip))
+    inside = box.num_chips < slice.chips_per_host
+    whole = box.num_chips == slice.num_chips
+    return tuple(
+        Process(
+            worker=worker,
+            rank=rank,
+            processes=_hosts(box.shape, slice.host),
+            chips=box.shape if inside else slice.host,
+            visible=tuple(sorted(chips[worker])),
+            addresses=tuple(addresses[each] for each in chips),
+            topology=None if inside or whole else slice.kind.written(box.shape),
+        )
+        for rank, worker in enumerate(chips)
+    )
+
+
+def number_on_host(slice: Slice, chip: Bounds) -> int:
+    """Return the number that a chip's host has for it, from 0.
+
+    Chips are numbered by squares of 2x2, and in a square along y first: JAX's tests
+    give a process of two chips 0,1 or 2,3 with the bounds 1,2,1, and one of four of
+    a host's eight 0 to 3 or 4 to 7 with 2,2,1.
+    """
+    x, y, _ = (at % side for at, side in zip(chip, slice.host, strict=True))
+    squares = max(slice.host[0] // 2, 1)
+    return 4 * (x // 2 + squares * (y // 2)) + 2 * (x % 2) + y % 2
+
+
+def _corner(slice: Slice, chip: Bounds) -> Bounds:
+    """Return the first chip of a chip's host."""
+    x, y, z = (at - at % side for at, side in zip(chip, slice.host, strict=True))
+    return x, y, z
+
+
+def _hosts(shape: Bounds, host: Bounds) -> Bounds:
+    """Return how many hosts a box has along each side."""
+    x, y, z = (max(side // part, 1) for side, part in zip(shape, host, strict=True))
+    return x, y, z
+
+
+def _comma(values: Iterable[object]) -> str:
+    return ",".join(map(str, values))
+
+
+def _at(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

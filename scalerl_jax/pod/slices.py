@@ -1,0 +1,261 @@
+"""TPU slices: what can be rented, the hosts of one, and where each of them stands.
+
+A slice is a box of chips, given by three sides; the third one is 1 on v5e and v6e,
+whose slices are flat.  A host is a virtual machine with a box of these chips.
+"""
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterable
+
+Bounds = tuple[int, int, int]  # along x, y and z
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generation:
+    """A kind of TPU, as far as its slices go."""
+
+    name: str
+    types: tuple[str, ...]  # what its accelerator types begin with, before the number
+    counted: int  # by an accelerator type, per chip: its TensorCores, or 1 for itself
+    shapes: tuple[Bounds, ...]  # of its slices, the smallest first
+
+    @property
+    def flat(self) -> bool:
+        """Return whether its slices have two sides."""
+        return all(shape[2] == 1 for shape in self.shapes)
+
+    def written(self, shape: Bounds) -> str:
+        """Return a shape as topologies are written: 4x4x4, or 4x4 of a flat one."""
+        return "x".join(map(str, shape[:2] if self.flat else shape))
+
+    def listed(self, shapes: Iterable[Bounds]) -> str:
+        """Return shapes as an error lists them."""
+        names = [self.written(shape) for shape in shapes]
+        several = [*names[:10], "...", names[-1]] if len(names) > 12 else names
+        return ", ".join(several)
+
+
+def _cubes(*most: int) -> tuple[Bounds, ...]:
+    """Return the shapes made of cubes of 4x4x4 chips, the smallest first."""
+    sides = [range(4, side + 1, 4) for side in most]
+    shapes = [(x, y, z) for x, y, z in itertools.product(*sides) if x <= y <= z]
+    # Of the same number of chips, the most compact comes first.
+    return tuple(sorted(shapes, key=lambda shape: (math.prod(shape), sum(shape))))
+
+
+_BELOW_A_CUBE: tuple[Bounds, ...] = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+_FLAT: tuple[Bounds, ...] = (
+    *((1, 1, 1), (2, 2, 1), (2, 4, 1), (4, 4, 1)),
+    *((4, 8, 1), (8, 8, 1), (8, 16, 1), (16, 16, 1)),
+)
+# docs.cloud.google.com/tpu/docs/v4, /v5p, /v5e and /v6e; the later names of a
+# generation are those of Kubernetes' machines.
+GENERATIONS = {
+    each.name: each
+    for each in (
+        Generation(
+            name="v4",
+            types=("v4", "tpu-v4-podslice"),
+            counted=2,
+            shapes=(*_BELOW_A_CUBE, *_cubes(12, 16, 16)),
+        ),
+        Generation(
+            name="v5p",
+            types=("v5p", "tpu-v5p-slice"),
+            counted=2,
+            shapes=(*_BELOW_A_CUBE, *_cubes(16, 16, 24)),
+        ),
+        Generation(
+            name="v5e",
+            types=("v5litepod", "v5e", "tpu-v5-lite-podslice", "tpu-v5-lite-device"),
+            counted=1,
+            shapes=_FLAT,
+        ),
+        Generation(name="v6e", types=("v6e", "tpu-v6e-slice"), counted=1, shapes=_FLAT),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slice:
+    """A slice and its hosts; `make_slice` refuses one that cannot be."""
+
+    generation: str
+    topology: Bounds  # chips along each side
+    host: Bounds  # chips of a host along each side
+    order: tuple[int, ...] = ()  # worker -> place; empty: worker n stands at place n
+
+    @property
+    def kind(self) -> Generation:
+        """The generation's entry."""
+        return GENERATIONS[self.generation]
+
+    @property
+    def name(self) -> str:
+        """The slice as it is written: v5p:4x4x4."""
+        return f"{self.generation}:{self.kind.written(self.topology)}"
+
+    @property
+    def num_chips(self) -> int:
+        """Chips of all hosts."""
+        return math.prod(self.topology)
+
+    @property
+    def chips_per_host(self) -> int:
+        """Chips of a host."""
+        return math.prod(self.host)
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts of the slice."""
+        return self.num_chips // self.chips_per_host
+
+    @property
+    def corners(self) -> tuple[Bounds, ...]:
+        """The chip of each worker's host that lies nearest the origin, by worker.
+
+        Places are counted along x first, then y, then z.  The workers of TPU VMs are
+        numbered so; Kubernetes numbers pods before it places them, hence `order`.
+        """
+        places = [
+            (x, y, z)
+            for z in range(0, self.topology[2], self.host[2])
+            for y in range(0, self.topology[1], self.host[1])
+            for x in range(0, self.topology[0], self.host[0])
+        ]
+        return tuple(places[place] for place in self.order or range(len(places)))
+
+
+def make_slice(
+    generation: str,
+    topology: Bounds,
+    *,
+    host: Bounds | None = None,
+    order: tuple[int, ...] = (),
+    setting: str = "topology",
+) -> Slice:
+    """Return the slice of this shape.
+
+    Args:
+        generation: one of `GENERATIONS`.
+        topology: chips along each side.
+        host: chips of a host, where that is known.  Eight chips of v5e and v6e are
+            one host unless it says otherwise; they can be two of 2x2.
+        order: the place of each worker; empty where worker n stands at place n.
+        setting: what an error calls the topology.
+
+    Raises:
+        ValueError: there is no such slice, host or order.
+    """
+    kind = choose_generation(generation, setting=setting)
+    # Some machines of v5e report their eight chips as 4,2,1 and not as 2,4,1.
+    turned: tuple[Bounds, ...] = ((4, 2, 1),) if kind.flat else ()
+    if topology not in (*kind.shapes, *turned):
+        raise ValueError(
+            f"{setting} = {kind.written(topology)} is no slice of {generation}; "
+            f"choose from {kind.listed(kind.shapes)}"
+        )
+    alone = kind.flat and math.prod(topology) <= 8  # the whole slice in one host
+    hosts: tuple[Bounds, ...] = ((topology,) if alone else ()) + ((2, 2, 1),)
+    found = Slice(
+        generation=generation, topology=topology, host=host or hosts[0], order=order
+    )
+    divides = all(n % k == 0 for n, k in zip(found.topology, found.host, strict=True))
+    if found.host not in hosts or not divides:
+        raise ValueError(
+            f"host = {kind.written(found.host)} chips is no host of {found.name}; "
+            f"choose from {kind.listed(dict.fromkeys(hosts))}"
+        )
+    if order and sorted(order) != list(range(found.num_hosts)):
+        raise ValueError(
+            f"order = {order} must name each of the {found.num_hosts} places of "
+            f"{found.name}'s hosts once, from 0"
+        )
+    return found
+
+
+def choose_generation(name: str, *, setting: str) -> Generation:
+    """Return the generation of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in GENERATIONS:
+        raise ValueError(
+            f"{setting}: {name!r} is no TPU whose slices can be shared; choose from "
+            f"{', '.join(GENERATIONS)}"
+        )
+    return GENERATIONS[name]
+
+
+def parse_sides(text: str, *, setting: str) -> Bounds:
+    """Return the sides that 4x4x4, 4x4 or 2,2,1 says.
+
+    Raises:
+        ValueError: it says none.
+    """
+    sides = text.strip().replace(",", "x").split("x")
+    if len(sides) not in (2, 3) or not all(re.fullmatch(r"[1-9]\d*", n) for n in sides):
+        raise ValueError(
+            f"{setting} = {text!r}: write the chips along each side, above 0: 4x4x4 "
+            f"for v4 and v5p, 4x4 for v5e and v6e"
+        )
+    x, y, z = (*map(int, sides), 1)[:3]
+    return x, y, z
+
+
+def parse_type(text: str, *, setting: str = "accelerator type") -> tuple[str, Bounds]:
+    """Return generation and topology of an accelerator type, v5p-128 or v6e-16.
+
+    The number counts TensorCores on v4 and v5p, two a chip, and chips on v5e and v6e.
+    Of several topologies with as many chips it is the most compact one.
+
+    Raises:
+        ValueError: there is no such type.
+    """
+    found = re.fullmatch(r"(.+)-([1-9]\d*)", text.strip())
+    kind = generation_of(found[1]) if found else None
+    if not found or not kind:
+        known = ", ".join(f"{each.types[0]}-N" for each in GENERATIONS.values())
+        raise ValueError(
+            f"{setting} = {text!r} is no type of TPU whose slices can be shared; "
+            f"choose from {known}"
+        )
+    count = int(found[2])
+    shapes = [each for each in kind.shapes if math.prod(each) * kind.counted == count]
+    if not shapes:
+        counts = sorted({math.prod(each) * kind.counted for each in kind.shapes})
+        near = sorted(sorted(counts, key=lambda known: abs(known - count))[:4])
+        unit = "TensorCores, two a chip" if kind.counted == 2 else "chips"
+        raise ValueError(
+            f"{setting} = {text!r}: no slice of {kind.name} has {count} {unit}; the "
+            f"nearest are {', '.join(f'{kind.types[0]}-{known}' for known in near)}"
+        )
+    return kind.name, shapes[0]
+
+
+def generation_of(text: str) -> Generation | None:
+    """Return the generation that a type, without its number, belongs to."""
+    return next((each for each in GENERATIONS.values() if text in each.types), None)
+
+
+def parse_slice(text: str, *, host: Bounds | None = None) -> Slice:
+    """Return the slice that v5p:4x4x4, or the type v5p-128, says.
+
+    Raises:
+        ValueError: it says none.
+    """
+    if ":" not in text:
+        return make_slice(*parse_type(text, setting="slice"), host=host)
+    generation, sides = text.split(":", 1)
+    kind = choose_generation(generation, setting=f"slice = {text!r}")
+    shape = parse_sides(sides, setting="slice")
+    if (len(sides.split("x")) == 2) != kind.flat:
+        raise ValueError(
+            f"slice = {text!r}: {generation} has {2 if kind.flat else 3} sides; write "
+            f"{generation}:{'AxB' if kind.flat else 'AxBxC'}"
+        )
+    return make_slice(generation, shape, host=host, setting=f"slice = {text!r}: sides")

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 
-from scalerl_jax.pod.slices import Bounds, Slice
+from scalerl_jax.pod.slices import Bounds, Slice, tiles
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,12 +59,12 @@ def box_shapes(slice: Slice) -> tuple[Bounds, ...]:
     parts: list[Bounds] = [
         part
         for part in ((1, 1, 1), (1, 2, 1), (2, 2, 1))
-        if _tiles(part, slice.host) and math.prod(part) < slice.chips_per_host
+        if tiles(part, slice.host) and math.prod(part) < slice.chips_per_host
     ]
     wholes = [
         shape
         for shape in (*slice.kind.shapes, slice.topology)
-        if _tiles(shape, slice.topology) and _tiles(slice.host, shape)
+        if tiles(shape, slice.topology) and tiles(slice.host, shape)
     ]
     return tuple(dict.fromkeys((*parts, *wholes)))
 
@@ -122,10 +122,6 @@ def split_slice(
             chosen = places[: generators or len(places)]
             return Split(learner=learner, replicas=tuple(chosen))
     raise ValueError(_no_room(slice, learners, replicas, asked))
-
-
-def _tiles(shape: Bounds, around: Bounds) -> bool:
-    return all(whole % side == 0 for side, whole in zip(shape, around, strict=True))
 
 
 def _candidates(slice: Slice, chips: int, *, most: int, setting: str) -> list[Bounds]:

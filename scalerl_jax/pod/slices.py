@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 Bounds = tuple[int, int, int]  # along x, y and z
 
@@ -29,7 +29,8 @@ class Generation:
 
     def written(self, shape: Bounds) -> str:
         """Return a shape as topologies are written: 4x4x4, or 4x4 of a flat one."""
-        return "x".join(map(str, shape[:2] if self.flat else shape))
+        sides = shape[:2] if self.flat and shape[2] == 1 else shape
+        return "x".join(map(str, sides))
 
     def listed(self, shapes: Iterable[Bounds]) -> str:
         """Return shapes as an error lists them."""
@@ -151,23 +152,23 @@ def make_slice(
         ValueError: there is no such slice, host or order.
     """
     kind = choose_generation(generation, setting=setting)
-    # Some machines of v5e report their eight chips as 4,2,1 and not as 2,4,1.
-    turned: tuple[Bounds, ...] = ((4, 2, 1),) if kind.flat else ()
-    if topology not in (*kind.shapes, *turned):
+    x, y, z = topology
+    # Some machines report the bounds of a flat slice the other way, 4,2,1.
+    if topology not in kind.shapes and not (kind.flat and (y, x, z) in kind.shapes):
         raise ValueError(
             f"{setting} = {kind.written(topology)} is no slice of {generation}; "
             f"choose from {kind.listed(kind.shapes)}"
         )
     alone = kind.flat and math.prod(topology) <= 8  # the whole slice in one host
-    hosts: tuple[Bounds, ...] = ((topology,) if alone else ()) + ((2, 2, 1),)
+    hosts: tuple[Bounds, ...] = (topology, (2, 2, 1)) if alone else ((2, 2, 1),)
+    hosts = tuple(dict.fromkeys(each for each in hosts if tiles(each, topology)))
     found = Slice(
         generation=generation, topology=topology, host=host or hosts[0], order=order
     )
-    divides = all(n % k == 0 for n, k in zip(found.topology, found.host, strict=True))
-    if found.host not in hosts or not divides:
+    if found.host not in hosts:
         raise ValueError(
             f"host = {kind.written(found.host)} chips is no host of {found.name}; "
-            f"choose from {kind.listed(dict.fromkeys(hosts))}"
+            f"choose from {kind.listed(hosts)}"
         )
     if order and sorted(order) != list(range(found.num_hosts)):
         raise ValueError(
@@ -175,6 +176,45 @@ def make_slice(
             f"{found.name}'s hosts once, from 0"
         )
     return found
+
+
+def tiles(shape: Bounds, around: Bounds) -> bool:
+    """Return whether boxes of a shape, side by side, fill another exactly."""
+    return all(whole % side == 0 for side, whole in zip(shape, around, strict=True))
+
+
+def order_of(slice: Slice, seen: Sequence[Iterable[Sequence[int]]]) -> tuple[int, ...]:
+    """Return the place of each worker from the coordinates of its chips.
+
+    Args:
+        slice: whose `order` is not known.
+        seen: by worker, the `coords` that JAX gives its local devices, in a job on
+            the whole slice.
+
+    Raises:
+        ValueError: a worker's chips are no host of the slice.
+    """
+    plain = dataclasses.replace(slice, order=())
+    places = {corner: place for place, corner in enumerate(plain.corners)}
+    if len(seen) != slice.num_hosts:
+        raise ValueError(
+            f"the chips of {len(seen)} workers were seen, but {slice.name} has "
+            f"{slice.num_hosts}; look from a job on the whole slice"
+        )
+    order = []
+    for worker, chips in enumerate(seen):
+        x, y, z = (
+            min(along) for along in zip(*((*c, 0)[:3] for c in chips), strict=True)
+        )
+        if (x, y, z) not in places:
+            raise ValueError(
+                f"worker {worker} has its first chip at {(x, y, z)}, where no host of "
+                f"{slice.name} begins; look from a job on the whole slice"
+            )
+        order.append(places[x, y, z])
+    return make_slice(
+        slice.generation, slice.topology, host=slice.host, order=tuple(order)
+    ).order
 
 
 def choose_generation(name: str, *, setting: str) -> Generation:

@@ -5,7 +5,13 @@ import re
 
 import pytest
 
-from scalerl_jax.pod.slices import GENERATIONS, make_slice, parse_slice, parse_type
+from scalerl_jax.pod.slices import (
+    GENERATIONS,
+    make_slice,
+    order_of,
+    parse_slice,
+    parse_type,
+)
 
 # docs.cloud.google.com/tpu/docs/v5p: topology, cores, chips, hosts.
 V5P = """
@@ -69,8 +75,9 @@ def test_eight_chips_of_a_v5e_can_lie_the_other_way():
     [
         pytest.param("v5p:2x2x1", [(0, 0, 0)], id="one host"),
         pytest.param("v4:2x2x2", [(0, 0, 0), (0, 0, 1)], id="two, one on the other"),
+        # as docs.jax.dev/en/latest/multi_process.html prints a v5litepod-16
         pytest.param(
-            "v6e:4x4", [(0, 0, 0), (2, 0, 0), (0, 2, 0), (2, 2, 0)], id="x comes first"
+            "v5e:4x4", [(0, 0, 0), (2, 0, 0), (0, 2, 0), (2, 2, 0)], id="x comes first"
         ),
         pytest.param(
             "v4:2x4x4",
@@ -125,6 +132,7 @@ def test_hosts_cover_each_chip_once():
         pytest.param("v6e:4x", "above 0", id="a side is missing"),
         pytest.param("v6e:0x4", "above 0", id="a side of no chips"),
         pytest.param("v5p:3x3x3", "choose from 2x2x1, 2x2x2,", id="no slice of v5p"),
+        pytest.param("v5p:4x4x2", "4x4x2 is no slice of v5p", id="not in order"),
         pytest.param("v6e:2x8", "choose from 1x1, 2x2, 2x4, 4x4", id="no slice of v6e"),
     ],
 )
@@ -152,3 +160,28 @@ def test_the_types_of_a_generation_are_its_slices():
             assert generation == kind.name
             assert math.prod(found) == math.prod(shape)
             assert sum(found) <= sum(shape), "the most compact"
+
+
+def test_the_order_of_workers_is_seen_from_their_chips():
+    """Worker 0 stands at the right of worker 1, and 2 and 3 behind them."""
+    slice = parse_slice("v6e:4x4")
+    corners = [(2, 0), (0, 0), (0, 2), (2, 2)]
+    seen = [[(x + dx, y + dy) for dx in (1, 0) for dy in (0, 1)] for x, y in corners]
+    order = order_of(slice, seen)
+    assert order == (1, 0, 2, 3)
+    ordered = make_slice("v6e", (4, 4, 1), order=order)
+    assert [corner[:2] for corner in ordered.corners] == corners
+
+
+@pytest.mark.parametrize(
+    "corners, said",
+    [
+        pytest.param([(0, 0), (1, 0)] * 2, "worker 1 has its first chip", id="between"),
+        pytest.param([(0, 0)] * 4, "each of the 4 places", id="each alone"),
+        pytest.param([(0, 0)], "chips of 1 workers were seen", id="one worker"),
+    ],
+)
+def test_chips_that_are_no_hosts_of_the_slice_are_refused(corners, said):
+    """A worker that sees its own chips alone takes itself for the first."""
+    with pytest.raises(ValueError, match=said):
+        order_of(parse_slice("v6e:4x4"), [[corner] for corner in corners])

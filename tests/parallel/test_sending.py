@@ -6,18 +6,24 @@ import threading
 import jax
 import numpy as np
 import pytest
+import small_gang
 import small_weights
-from jax.sharding import NamedSharding, PartitionSpec
-from small_weights import ARCH, BFLOAT16, layout, learner_params, mesh, published
+from small_weights import (
+    ARCH,
+    assert_is_version,
+    layout,
+    learner_params,
+    mesh,
+    published,
+)
 
-from scalerl_jax.learner.publish import make_publish
+from scalerl_jax.learner.publish import make_snapshot
 from scalerl_jax.parallel.channels import (
     DirectoryChannel,
     FullChannelError,
     MemoryChannel,
 )
-from scalerl_jax.parallel.offers import merge
-from scalerl_jax.parallel.publication import receive
+from scalerl_jax.parallel.offers import Offer, merge
 from scalerl_jax.parallel.receiving import NotReceivedError, Receiver
 from scalerl_jax.parallel.sending import Sender
 
@@ -41,26 +47,6 @@ class Pair:
 
     def pass_on(self, version, **options):
         return self.receiver.receive(self.publish(version, **options), timeout_s=10.0)
-
-
-def assert_is_version(params, version):
-    """Bit for bit what is published within one process."""
-    learner, replica = mesh(0, 4, fsdp=4), mesh(4, 6, tensor=2)
-    publish = make_publish(
-        ARCH, dtype=BFLOAT16, learner_mesh=learner, sampler_mesh=replica
-    )
-    number = jax.device_put(np.int32(version), NamedSharding(learner, PartitionSpec()))
-    expected = receive(
-        publish(learner_params(version, learner), number), policy_version=version
-    )
-
-    def check(found, wanted):
-        assert found.dtype == wanted.dtype
-        np.testing.assert_array_equal(
-            np.asarray(found).view(np.uint16), np.asarray(wanted).view(np.uint16)
-        )
-
-    jax.tree.map(check, params, expected)
 
 
 LAYOUTS = {
@@ -92,9 +78,7 @@ def test_params_arrive_bit_for_bit_in_the_layout_of_the_replica(case):
 def test_a_snapshot_has_memory_of_its_own():
     on = mesh(0, 1)
     params = learner_params(0, on)
-    snapshot = small_weights.make_snapshot(
-        ARCH, dtype=np.dtype("float32"), learner_mesh=on
-    )(params)
+    snapshot = make_snapshot(ARCH, dtype=np.dtype("float32"), learner_mesh=on)(params)
     addresses = [
         {
             shard.data.unsafe_buffer_pointer()
@@ -311,3 +295,23 @@ def test_ranks_whose_bases_differ_are_asked_for_a_full_version():
         published(send(0, 2), send(1, 2))
     offers = [send(rank, 3, full=True) for rank in (0, 1)]
     assert_is_version(receiver.receive(published(*offers)), 3)
+
+
+@pytest.mark.slow  # several processes
+def test_two_processes_offer_each_shard_once_and_their_params_arrive(tmp_path):
+    processes = small_gang.start("offer", tmp_path)
+    for process in processes:
+        status, _, errors = small_gang.finish(process, timeout_s=200)
+        assert status == 0, errors
+    for number, _ in enumerate(small_weights.LEARNERS):
+        channel = DirectoryChannel(tmp_path / f"weights{number}")
+        receiver = Receiver(channel, layout(mesh(4, 6, tensor=2)))
+        for version in range(3):
+            offers = [
+                Offer.from_json((tmp_path / f"{number}-{version}-{rank}").read_bytes())
+                for rank in (0, 1)
+            ]
+            # Of copies in both processes the first one offers all.
+            assert bool(offers[1].shards) == (number == 0)
+            assert_is_version(receiver.receive(published(*offers)), version)
+            assert (receiver.report.base_version is None) == (version == 0)

@@ -9,6 +9,7 @@ names too.
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from scalerl_jax.pod.partition import Box
 from scalerl_jax.pod.slices import Bounds, Slice
@@ -17,14 +18,15 @@ from scalerl_jax.pod.slices import Bounds, Slice
 # meet: 8471 to 8478, below 8482, where JAX's coordinator listens unless it is told.
 TPU_PORT = 8471
 COORDINATOR_PORT = 8490
-# They say what the whole slice, several slices, or the job of a parent is.
+# They say what another job, or several slices, are.
 STALE = (
     *("TPU_VISIBLE_DEVICES", "TPU_MESH_CONTROLLER_ADDRESS"),
     *("TPU_MESH_CONTROLLER_PORT", "TPU_PROCESS_ADDRESSES_PATH"),
-    *("TPU_TOPOLOGY", "TPU_TOPOLOGY_ALT", "TPU_TOPOLOGY_WRAP"),
     *("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
 )
 STALE_PREFIX = "MEGASCALE_"
+OF_WHOLE_SLICE = ("TPU_TOPOLOGY", "TPU_TOPOLOGY_ALT", "TPU_TOPOLOGY_WRAP")
+Extent = Literal["part of a host", "whole hosts", "whole slice"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,8 @@ class Process:
     chips: Bounds  # of this process, along each side
     visible: tuple[int, ...]  # chips, as the host numbers them
     addresses: tuple[str, ...]  # of the job's hosts, by rank
-    topology: str | None  # of a box of whole hosts that is not the whole slice
+    topology: str  # of the job's box, as topologies are written
+    extent: Extent  # of the job's box
 
     @property
     def port(self) -> int:
@@ -66,26 +69,27 @@ class Process:
             # Kubernetes sets them for the whole slice, and JAX and libtpu read them.
             "TPU_WORKER_ID": str(self.rank),
             "TPU_WORKER_HOSTNAMES": _comma(self.addresses),
-            # Else the second process of a host finds libtpu's lock file taken.
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         }
-        if self.topology:
+        if self.extent == "part of a host":
+            # Else the second process of the host finds libtpu's lock file taken.
+            own["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+        if self.extent == "whole hosts":
+            own["TPU_TOPOLOGY"] = self.topology
             # A part of a torus has no way around its edges.
-            own |= {
-                "TPU_TOPOLOGY": self.topology,
-                "TPU_TOPOLOGY_WRAP": "false,false,false",
-            }
+            own["TPU_TOPOLOGY_WRAP"] = "false,false,false"
         return own
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the environment to start the process with.
 
-        What describes the whole slice or another job is not handed on.
+        What describes another job, or a slice of which this has a part, is not
+        handed on.
         """
+        dropped = STALE + OF_WHOLE_SLICE * (self.extent != "whole slice")
         kept = {
             name: value
             for name, value in inherited.items()
-            if name not in STALE and not name.startswith(STALE_PREFIX)
+            if name not in dropped and not name.startswith(STALE_PREFIX)
         }
         return kept | self.own_environment()
 
@@ -115,17 +119,21 @@ def processes(
     for chip in box.chips:  # along x first, as libtpu counts
         worker = at[_corner(slice, chip)]
         chips.setdefault(worker, []).append(number_on_host(slice, chip))
-    inside = box.num_chips < slice.chips_per_host
-    whole = box.num_chips == slice.num_chips
+    extent: Extent = "whole hosts"
+    if box.num_chips < slice.chips_per_host:
+        extent = "part of a host"
+    elif box.num_chips == slice.num_chips:
+        extent = "whole slice"
     return tuple(
         Process(
             worker=worker,
             rank=rank,
             processes=_hosts(box.shape, slice.host),
-            chips=box.shape if inside else slice.host,
+            chips=box.shape if extent == "part of a host" else slice.host,
             visible=tuple(sorted(chips[worker])),
             addresses=tuple(addresses[each] for each in chips),
-            topology=None if inside or whole else slice.kind.written(box.shape),
+            topology=slice.kind.written(box.shape),
+            extent=extent,
         )
         for rank, worker in enumerate(chips)
     )

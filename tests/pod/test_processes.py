@@ -9,12 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalerl_jax.pod.deal import deal
-from scalerl_jax.pod.partition import box_sizes, split_slice
+from scalerl_jax.pod.partition import Box, box_sizes, split_slice
 from scalerl_jax.pod.processes import processes
 from scalerl_jax.pod.slices import make_slice, parse_slice
-
-# What each process has beside what the tests name.
-ALWAYS = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 
 def addresses_of(slice):
@@ -49,9 +46,12 @@ def environment(
         "TPU_WORKER_ID": str(rank),
         "TPU_WORKER_HOSTNAMES": ",".join(f"10.0.0.{n}" for n in hosts),
     }
-    if topology:
-        found |= {"TPU_TOPOLOGY": topology, "TPU_TOPOLOGY_WRAP": "false,false,false"}
-    return found | ALWAYS
+    if not topology:  # it shares its host
+        return found | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    return found | {
+        "TPU_TOPOLOGY": topology,
+        "TPU_TOPOLOGY_WRAP": "false,false,false",
+    }
 
 
 def test_three_roles_share_the_host_of_a_v5p():
@@ -122,14 +122,22 @@ def test_workers_that_stand_elsewhere_get_the_box_of_their_place():
     assert [host.head for host in hosts] == [True, False, False, False]
 
 
-def test_a_job_on_the_whole_slice_says_nothing_of_its_topology():
+def test_a_job_on_the_whole_slice_keeps_what_is_said_of_the_slice():
     slice = parse_slice("v5p:2x2x2")
-    box = split_slice(slice, learner_chips=4).learner
-    whole = type(box)(corner=(0, 0, 0), shape=slice.topology)
-    for each in processes(slice, whole, addresses=["a", "b"]):
-        own = each.own_environment()
-        assert "TPU_TOPOLOGY" not in own
-        assert own["TPU_PROCESS_BOUNDS"] == "1,1,2"
+    inherited = {"TPU_TOPOLOGY": "2x2x2", "TPU_TOPOLOGY_WRAP": "true,true,true"}
+    box = Box(corner=(0, 0, 0), shape=slice.topology)
+    job = processes(slice, box, addresses=["10.0.0.0", "10.0.0.1"])
+    for rank, process in enumerate(job):
+        told = environment(
+            bounds="1,1,2",
+            chips="2,2,1",
+            visible="0,1,2,3",
+            hosts=[0, 1],
+            port=8471,
+            rank=rank,
+            topology="2x2x2",
+        )
+        assert process.environment(inherited) == told | inherited
 
 
 def test_what_an_environment_said_of_other_jobs_is_not_handed_on():

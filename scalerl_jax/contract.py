@@ -73,7 +73,7 @@ class Learner(Protocol):
     def save(
         self, step: int, state: State, *, host: dict[str, Any], groups: Sequence[Group]
     ) -> None:
-        """Write a checkpoint of the state and of what the controller adds."""
+        """Save the state and what the controller adds; on return both are copied."""
         ...
 
     def restore(self) -> Restored | None:

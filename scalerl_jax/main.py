@@ -44,6 +44,7 @@ FREE_SETTINGS = (
     "train.cut_off_warning_share",
     "checkpoint.every",
     "checkpoint.keep",
+    "checkpoint.background",
     "queue.batch_timeout_s",
     "queue.group_timeout_s",
     "eval.logged_rollouts",

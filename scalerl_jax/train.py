@@ -42,11 +42,12 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
     """Run to `train.num_steps` optimizer steps, or to a SIGTERM.
 
     Resumes from the newest good checkpoint of `directory`; what was spent after it is
-    charged (utils/ledger.py).  When it returns, the whole state is saved, and before an
-    end that is not the learner's own.  A window of several steps (batch.epochs above 1,
-    or queue.mode = "batched") is used up before it is saved: what falls due inside of
-    it, a SIGTERM too, is done at its end.  Evaluations come when they are due; one that
-    a SIGTERM breaks off is made at the resumption, or never if it is inside a window.
+    charged (utils/ledger.py).  Checkpoints are written beside the loop.  When it
+    returns, the whole state is saved, and before an end that is not the learner's own.
+    A window of several steps (batch.epochs above 1, or queue.mode = "batched") is used
+    up before it is saved: what falls due inside of it, a SIGTERM too, is done at its
+    end.  Evaluations come when they are due; one that a SIGTERM breaks off is made at
+    the resumption, or never if it is inside a window.
     """
     num_steps, settings = config.train.num_steps, flatten(to_json(config))
     with (
@@ -121,6 +122,7 @@ def _steps(
     queue, num_steps = run.queue, config.train.num_steps
     state, version = run.state, run.version
     while version < num_steps and not (preemption.reached(version) or live.stop_reason):
+        run.learner.checkpointer.check()
         groups = monitor.take(version, preemption)
         if groups is None:
             break
@@ -153,8 +155,7 @@ def _steps(
             save(run, state, version)
         if not last or monitor.lacks_evaluation(version):
             monitor.require_verdicts()
-    if version not in run.learner.checkpointer.steps():
-        save(run, state, version)
+    ensure_saved(run, state, version)
     return version
 
 
@@ -171,6 +172,7 @@ def _rescued(run: RunState) -> Iterator[None]:
     except Exception as error:
         _stop(run)
         if run.queue.taken:
+            _finish_save(run)
             raise
         text, saved = str(error), _save_at_last(run)
         if not is_explained(error):
@@ -194,15 +196,36 @@ def _save_at_last(run: RunState) -> str:
     """Save the state, if it can be done; says whether."""
     version = run.version
     try:
-        if version not in run.learner.checkpointer.steps():
-            save(run, run.state, version)
+        ensure_saved(run, run.state, version)
     except Exception as error:  # noqa: BLE001  the run ends with what was before it
         return f"the state of step {version} cannot be saved: {error}"
     return f"the state of step {version} is saved, and the same --workdir goes on"
 
 
+def _finish_save(run: RunState) -> None:
+    """Let what is being saved become whole; the run ends with another failure."""
+    try:
+        run.learner.checkpointer.wait()
+    except UnsavedError as error:
+        _log.error("%s", error)
+
+
+def ensure_saved(run: RunState, state: State, version: int) -> None:
+    """Return once the checkpoint of a version is on disk."""
+    checkpointer = run.learner.checkpointer
+    with run.ledger.activity("checkpoint", pool=run.learner_pool):
+        saved = version in checkpointer.steps()  # once the last save is complete
+    if not saved:
+        save(run, state, version)
+        with run.ledger.activity("checkpoint", pool=run.learner_pool):
+            checkpointer.wait()
+
+
 def save(run: RunState, state: State, version: int) -> None:
-    """Write a checkpoint of everything; the sampler goes on meanwhile."""
+    """Save everything; the sampler goes on meanwhile, and the loop once it is copied.
+
+    What the loop waits for, the save before this one too, is time of `checkpoint`.
+    """
     with run.ledger.activity("checkpoint", pool=run.learner_pool):
         books, groups = run.desk.snapshot(run.generators.in_flight())
         books |= {

@@ -81,6 +81,7 @@ def test_the_newest_checkpoint_of_a_run_is_exported(tmp_path):
     with small_run.built(config, run) as made:
         state = made.state
         made.learner.checkpointer.save(3, state=state, host={}, groups=())
+        made.learner.checkpointer.wait()
         trained = jax.device_get(state.params)
     export.export(run, tmp_path / "out")
     arch = read_architecture(tmp_path / "out")

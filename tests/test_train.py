@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scalerl_jax import main, warmstart
+from scalerl_jax.learner.manifest import UnsavedError
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.transformer import init_params, unstack_layers
 from scalerl_jax.rewards import verifier
@@ -543,6 +544,61 @@ def test_sigterm_is_honoured_wherever_it_comes(tmp_path):
     assert train_once(in_evaluation(1)) == (1, True, [0])
     assert train_once(in_evaluation(2)) == (2, True, [0, 1])
     assert train_once() == (2, False, [0, 1, 2])
+
+
+def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path):
+    """The first save is not whole before the second step is on file."""
+    settings = {
+        "queue.max_staleness": 0,
+        "train.num_steps": 2,
+        "checkpoint.every": 1,
+        "eval.every": 1000,
+        "eval.num_prompts": 3,
+    }
+    seen = []
+
+    def held(finalize):
+        def last(folder):
+            deadline = time.monotonic() + 120.0
+            while len(small_run.rows(tmp_path)) < 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            whole = small_run.checkpoints(tmp_path)
+            seen.append((len(small_run.rows(tmp_path)), [each.name for each in whole]))
+            finalize(folder)
+
+        return last
+
+    with small_run.built(small_run.make_config(settings), tmp_path) as run:
+        files = run.learner.checkpointer._arrays
+        files.finalize = held(files.finalize)
+        assert train(small_run.make_config(settings), run, tmp_path).policy_version == 2
+    assert seen == [(2, []), (2, ["step_00000001"])]
+    assert [path.name for path in small_run.checkpoints(tmp_path)] == [
+        "step_00000001",
+        "step_00000002",
+    ]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_its_own_error(tmp_path):
+    settings = {
+        "train.num_steps": 50,
+        "checkpoint.every": 1,
+        "checkpoint.keep": 1,
+        "eval.every": 1000,
+        "eval.num_prompts": 3,
+    }
+
+    def full(folder):
+        raise OSError(28, "No space left on device")
+
+    with small_run.built(small_run.make_config(settings), tmp_path) as run:
+        run.learner.checkpointer._arrays.finalize = full
+        with pytest.raises(
+            UnsavedError, match=r"cannot write the checkpoint of step 1 to .*No space"
+        ):
+            train(small_run.make_config(settings), run, tmp_path)
+    assert not small_run.checkpoints(tmp_path)
+    assert not rollout_threads()
 
 
 SUICIDAL = """

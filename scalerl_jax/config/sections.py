@@ -473,6 +473,9 @@ class CheckpointConfig:
 
     every: Steps = setting(50, "between two checkpoints")
     keep: Count = setting(3, "newest ones")
+    background: bool = setting(
+        True, "written beside the run, which waits for the copy on the host only"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,41 +2,39 @@
 
 A checkpoint is a directory `step_00000050` that holds the train state (orbax), the
 buffered finished groups (flat NumPy arrays), the host's state (JSON) and a manifest
-with the SHA-256 of each of these files.  It is written under another name and gets
-its own by one rename, so that a kill at any moment leaves it whole or not at all.
-What a disk does to it later is found by the manifest, and the one before is used.
+with the SHA-256 of each of these files.  A kill at any moment leaves it whole or not at
+all (`places`).  What a disk does to it later is found by the manifest, and the one
+before is used.
 
-Saving is synchronous: on return the arrays of the state may be donated.
+`save` returns when all that the checkpoint will hold is copied: the state may then be
+donated, and the books may change.  A thread writes the copy, one checkpoint at a time;
+it has not been saved before `wait` has returned.
 
 Several processes save and restore together, in a directory that all of them see: each
 writes its own shards and host state, the first does the rest, and what fails in one
 fails in all.  The state can be restored by any number of processes.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
-import re
-import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
-import orbax.checkpoint as ocp
-from etils import epath
+import numpy as np
 
-from scalerl_jax.learner import group_io
+from scalerl_jax.learner import arrays, group_io
 from scalerl_jax.learner import manifest as manifests
+from scalerl_jax.learner.background import Background
+from scalerl_jax.learner.places import LocalPlace
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, PyTree
 
 _STATE = "state"
 _HOST = "host.json"
-# The second form is a checkpoint on its way out, while another of its step comes in.
-_NAME = re.compile(r"step_(\d{8,})(\.replaced)?")
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
@@ -69,6 +67,26 @@ class Restored:
         return self.parts[0].groups
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Content:
+    """What a process puts into a checkpoint; the run changes nothing of it."""
+
+    step: int
+    state: arrays.ArrayCopy
+    shapes: dict[str, list[Any]]
+    host: str  # JSON
+    columns: dict[str, np.ndarray]  # of the groups
+    rows: list[dict[str, Any]]
+
+    def write(self, checkpoint: Path) -> None:
+        """Write this process's part."""
+        self.state.write()
+        folder = _part_folder(checkpoint, multihost.process_index())
+        folder.mkdir(exist_ok=True)
+        group_io.write(folder, self.columns, self.rows)
+        (folder / _HOST).write_text(self.host)
+
+
 class Checkpointer:
     """Saves and restores the state of one run in `directory`.
 
@@ -81,28 +99,27 @@ class Checkpointer:
         *,
         every: int,
         keep: int,
+        background: bool = False,
         timeout_s: float = 1800.0,
     ) -> None:
         """`every` optimizer steps one is due; the `keep` newest stay on disk.
 
-        Processes wait `timeout_s` at most for the slowest of them.
+        `background`: `save` leaves the writing to a thread.  Processes wait `timeout_s`
+        at most for the slowest of them, and a save for the one before it.
         """
         if every < 1 or keep < 1:
             raise ValueError(
                 f"checkpoint.every = {every} and checkpoint.keep = {keep} must be "
                 f"above 0"
             )
-        self._directory = Path(directory).absolute()
+        self._place = LocalPlace(Path(directory).absolute())
+        self._directory = self._place.directory
         self._every = every
         self._keep = keep
         self._timeout_s = timeout_s
         self._damaged: set[Path] = set()
-        for library in ("absl", "asyncio"):  # used by orbax
-            logging.getLogger(library).addFilter(_is_no_echo)
-        # OCDBT packs the arrays into a few files; weights do not compress.
-        self._arrays = ocp.PyTreeCheckpointHandler(
-            use_ocdbt=True, use_compression=False
-        )
+        self._writing = Background("writing a checkpoint") if background else None
+        self._arrays = arrays.ArrayFiles()
 
     def due(self, step: int, *, since: int) -> bool:
         """Return whether one is due after any of the steps `since` + 1 to `step`."""
@@ -111,53 +128,102 @@ class Checkpointer:
     def save(
         self, step: int, *, state: PyTree, host: dict[str, Any], groups: Sequence[Group]
     ) -> None:
-        """Write a checkpoint; when this returns, it is on disk and is the newest.
+        """Copy a checkpoint off the devices, and write it or have it written.
 
         All processes save the same step and state, and each its own host and groups.
 
         Raises:
-            UnsavedError: it cannot be written; the ones before it are untouched.
+            UnsavedError: it, or the one before it, cannot be written; those on disk
+                are untouched.
             ValueError: a value that would not read back as it is.
         """
+        self.wait()
         group_io.check_json(host, name="host")
-        _check_processes(state)
-        arrays, rows = group_io.flatten(groups)
-        target = self._directory / f"step_{step:08d}"
-        # A new name each time: after a failure orbax's threads may still be writing.
-        name = f".saving_{step:08d}_{time.monotonic_ns()}"
-        partial = self._directory / name
-
-        def write() -> None:
-            self._arrays.save(
-                epath.Path(partial / _STATE), args=ocp.args.PyTreeSave(state)
-            )
-            folder = _part_folder(partial, multihost.process_index())
-            folder.mkdir(exist_ok=True)
-            group_io.write(folder, arrays, rows)
-            (folder / _HOST).write_text(json.dumps(host))
-
-        try:
+        arrays.check_processes(state)
+        columns, rows = group_io.flatten(groups)
+        name = self._place.partial_name(step)
+        with self._told(step):
             multihost.agree(
                 str(step),
                 name="the step of the checkpoint",
                 timeout_s=self._timeout_s,
             )
             partial = self._directory / self._exchange(name)[0]
-            self._first(lambda: self._make(partial))
-            self._together(write)
-            self._first(lambda: self._arrays.finalize(epath.Path(partial / _STATE)))
+            with self._discarded(partial):
+                self._first(lambda: self._place.make(partial, _STATE))
+                content = _Content(
+                    step=int(step),
+                    state=self._together(
+                        lambda: self._arrays.copy(partial / _STATE, state)
+                    ),
+                    shapes=arrays.describe(state),
+                    host=json.dumps(host),
+                    columns=columns,
+                    rows=rows,
+                )
+        if self._writing is None:
+            self._complete(partial, content)
+        else:
+            self._writing.start(
+                lambda: self._complete(partial, content), timeout_s=self._timeout_s
+            )
+
+    def check(self) -> None:
+        """Raise the error of a save that has failed; never waits."""
+        if self._writing is not None:
+            self._writing.check()
+
+    def wait(self) -> None:
+        """Return when every checkpoint is on disk.
+
+        Raises:
+            UnsavedError: one cannot be written, or not within the limit.
+        """
+        if self._writing is None:
+            return
+        try:
+            self._writing.wait(self._timeout_s)
+        except TimeoutError as error:
+            raise manifests.UnsavedError(
+                f"{error}; those of steps {self._listed()} in {self._directory} are "
+                f"untouched: a faster disk, or a larger checkpoint.every, and the same "
+                f"--workdir to resume"
+            ) from error
+
+    def _complete(self, partial: Path, content: "_Content") -> None:
+        """Write what was copied, and make it the newest checkpoint."""
+        target = self._place.target(content.step)
+        state = partial / _STATE
+        with self._told(content.step), self._discarded(partial):
+            self._together(lambda: content.write(partial))
+            self._first(lambda: self._arrays.finalize(state))
             files = self._describe(partial)
-            self._first(lambda: self._finish(partial, target, int(step), files, state))
+            self._first(lambda: self._finish(partial, content, files))
+        self._damaged.discard(target)
+        self._first(lambda: self._place.prune(self._keep, self._damaged))
+
+    @contextlib.contextmanager
+    def _told(self, step: int) -> Iterator[None]:
+        """Say of an error which checkpoint is not written, and what is left."""
+        try:
+            yield
         except Exception as error:
-            if not multihost.process_index():
-                shutil.rmtree(partial, ignore_errors=True)
+            target = self._place.target(step)
             raise manifests.UnsavedError(
                 f"cannot write the checkpoint of step {step} to {target} ({error}); "
-                f"those of steps {self.steps()} are untouched: free space or rights "
+                f"those of steps {self._listed()} are untouched: free space or rights "
                 f"there and start again with the same --workdir to resume"
             ) from error
-        self._damaged.discard(target)
-        self._first(self._prune)
+
+    @contextlib.contextmanager
+    def _discarded(self, partial: Path) -> Iterator[None]:
+        """Remove what an error leaves half-written."""
+        try:
+            yield
+        except Exception:
+            if not multihost.process_index():
+                self._place.remove(partial)
+            raise
 
     def restore(self, abstract_state: PyTree) -> Restored | None:
         """The newest good checkpoint, or None if none was ever written.
@@ -173,12 +239,12 @@ class Checkpointer:
         if found is None:
             return None
         step, path, manifest = found
-        _check_shapes(path, manifest["arrays"], abstract_state)
+        arrays.check_shapes(path, manifest["arrays"], abstract_state)
 
         def load() -> Restored:
             return Restored(
                 step=step,
-                state=self._load_arrays(path, abstract_state),
+                state=self._arrays.load(path / _STATE, abstract_state),
                 parts=tuple(
                     _load_part(_part_folder(path, process))
                     for process in range(manifest.get("processes", 1))
@@ -202,17 +268,30 @@ class Checkpointer:
             for name, shape in manifest["arrays"].items()
             if name.startswith("params.")
         }
-        _check_shapes(path, params, wanted)
-        state = self._together(lambda: self._load_arrays(path, wanted, partial=True))
+        arrays.check_shapes(path, params, wanted)
+        state = self._together(
+            lambda: self._arrays.load(path / _STATE, wanted, partial=True)
+        )
         return step, state["params"]
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints on disk, oldest first, damaged ones included."""
-        return sorted({step for step, _ in self._found()})
+        """Steps of the checkpoints on disk, oldest first, damaged ones included.
+
+        Raises:
+            UnsavedError: the one that was being written cannot be.
+        """
+        self.wait()
+        return self._listed()
+
+    def _listed(self) -> list[int]:
+        return sorted({step for step, _ in self._place.found()})
 
     def close(self) -> None:
-        """Stop the threads that write."""
-        self._arrays.close()
+        """Stop the threads that write, after what is being written."""
+        try:
+            self.wait()
+        finally:
+            self._arrays.close()
 
     def _exchange(self, text: str) -> list[str]:
         return multihost.exchange(text, name="checkpoint", timeout_s=self._timeout_s)
@@ -229,7 +308,7 @@ class Checkpointer:
         reasons = []
         # What the first process sees: a shared directory may be behind elsewhere.
         listed = self._exchange(
-            json.dumps([(step, path.name) for step, path in self._found()])
+            json.dumps([(step, path.name) for step, path in self._place.found()])
         )[0]
         for step, name in json.loads(listed):
             path = self._directory / name
@@ -257,23 +336,6 @@ class Checkpointer:
             damage = str(error)
         return manifest, next(filter(None, self._exchange(damage)), "")
 
-    def _found(self) -> list[tuple[int, Path]]:
-        """Steps and directories of the checkpoints, newest first."""
-        if not self._directory.is_dir():
-            return []
-        found = []
-        for path in self._directory.iterdir():
-            match = _NAME.fullmatch(path.name)
-            if match:
-                found.append((int(match[1]), match[2] is None, path))
-        return [(step, path) for step, _, path in sorted(found, reverse=True)]
-
-    def _make(self, partial: Path) -> None:
-        """An empty directory for a checkpoint; what is left of others goes."""
-        for path in self._directory.glob(".saving_*"):
-            shutil.rmtree(path, ignore_errors=True)
-        (partial / _STATE).mkdir(parents=True)
-
     def _describe(self, partial: Path) -> dict[str, Any]:
         """Every file of a directory, for its manifest; the processes share."""
         mine = self._together(lambda: manifests.describe(partial, **_share()))
@@ -283,52 +345,14 @@ class Checkpointer:
         return dict(sorted(files.items()))
 
     def _finish(
-        self,
-        partial: Path,
-        target: Path,
-        step: int,
-        files: dict[str, Any],
-        state: PyTree,
+        self, partial: Path, content: "_Content", files: dict[str, Any]
     ) -> None:
-        arrays = {name: _shape(leaf) for name, leaf in _named_leaves(state).items()}
         count = multihost.process_count()
         more = {"processes": count} if count > 1 else {}
-        manifests.write(partial, step=step, files=files, arrays=arrays, **more)
-        self._put(partial, target)
-
-    def _put(self, partial: Path, target: Path) -> None:
-        """Rename `partial` to `target`; one of that step that exists goes after it."""
-        replaced = target.with_name(f"{target.name}.replaced")
-        if target.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            target.rename(replaced)
-        partial.rename(target)
-        manifests.sync(self._directory)
-
-    def _prune(self) -> None:
-        """Remove what a newer checkpoint has made superfluous."""
-        good = [path for _, path in self._found() if path not in self._damaged]
-        current = [path for path in good if not path.name.endswith(".replaced")]
-        for _, path in self._found():
-            if path not in current[: self._keep]:
-                shutil.rmtree(path, ignore_errors=True)
-
-    def _load_arrays(
-        self, path: Path, abstract: PyTree, *, partial: bool = False
-    ) -> PyTree:
-        target = jax.tree.map(_placed, abstract)
-        restore_args = ocp.checkpoint_utils.construct_restore_args(target)
-        return self._arrays.restore(
-            epath.Path(path / _STATE),
-            args=ocp.args.PyTreeRestore(
-                target, restore_args=restore_args, partial_restore=partial
-            ),
+        manifests.write(
+            partial, step=content.step, files=files, arrays=content.shapes, **more
         )
-
-
-def _is_no_echo(record: logging.LogRecord) -> bool:
-    """Return whether a record is no log, array by array, of what `save` raises."""
-    return not re.search("_SignalingThread|async_serialize", record.getMessage())
+        self._place.put(partial, content.step)
 
 
 def _share() -> dict[str, int]:
@@ -346,55 +370,3 @@ def _load_part(folder: Path) -> HostPart:
         host=json.loads((folder / _HOST).read_bytes()),
         groups=group_io.read(folder),
     )
-
-
-def _placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def _named_leaves(tree: PyTree) -> dict[str, Any]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in leaves
-    }
-
-
-def _check_processes(state: PyTree) -> None:
-    """Refuse arrays that belong to one of several processes."""
-    count = multihost.process_count()
-    for name, leaf in _named_leaves(state).items():
-        if count > 1 and leaf.is_fully_addressable:
-            raise ValueError(
-                f"{name} is on the devices of one process, which a checkpoint of "
-                f"{count} cannot hold; put it on a mesh of all of them"
-            )
-
-
-def _check_shapes(
-    path: Path, arrays: dict[str, list[Any]], abstract_state: PyTree
-) -> None:
-    """Refuse a state of other arrays, naming the first that differ."""
-    wanted = {
-        name: _shape(leaf) for name, leaf in _named_leaves(abstract_state).items()
-    }
-    differences = [
-        f"{name} is {_text(arrays.get(name))} there and {_text(wanted.get(name))} here"
-        for name in [*wanted, *(arrays.keys() - wanted.keys())]
-        if arrays.get(name) != wanted.get(name)
-    ]
-    if differences:
-        raise ValueError(
-            f"{path} is of another model or optimizer: {'; '.join(differences[:5])} "
-            f"({len(differences)} in all); resume with the settings that it was "
-            f"written with, or choose another --workdir"
-        )
-
-
-def _shape(leaf: jax.Array | jax.ShapeDtypeStruct) -> list[Any]:
-    return [str(leaf.dtype), list(leaf.shape)]
-
-
-def _text(shape: list[Any] | None) -> str:
-    return "absent" if shape is None else f"{shape[0]}{shape[1]}"

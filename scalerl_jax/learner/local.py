@@ -78,10 +78,11 @@ class LocalLearner:
         host: dict[str, Any],
         groups: Sequence[Group],
     ) -> None:
-        """Write a checkpoint of the state and of what the controller adds.
+        """Save the state and what the controller adds; on return both are copied.
 
         Raises:
-            UnsavedError: it cannot be written; the ones before it are untouched.
+            UnsavedError: it, or the one before it, cannot be written; those on disk are
+                untouched.
         """
         self.checkpointer.save(step, state=state, host=host, groups=groups)
 

@@ -231,6 +231,7 @@ def make_checkpointer(config: Config, directory: Path) -> Checkpointer:
         directory / "checkpoints",
         every=config.checkpoint.every,
         keep=config.checkpoint.keep,
+        background=config.checkpoint.background,
     )
 
 

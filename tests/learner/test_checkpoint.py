@@ -3,6 +3,8 @@ import json
 import logging
 import random
 import shutil
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -406,3 +408,87 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(RuntimeError, match="step 1 to .*file/checkpoints.*free space"):
         save(checkpointer, 1)
     checkpointer.close()
+
+
+class HeldFiles:
+    """Array files that are not whole before they are let go."""
+
+    def __init__(self, files):
+        self._files = files
+        self.reached, self.let_go = threading.Event(), threading.Event()
+
+    def finalize(self, directory):
+        self.reached.set()
+        assert self.let_go.wait(60.0)
+        self._files.finalize(directory)
+
+    def __getattr__(self, name):
+        return getattr(self._files, name)
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A checkpointer that writes beside its caller, and holds what it writes."""
+    made = Checkpointer(tmp_path / "checkpoints", every=1, keep=3, background=True)
+    made._arrays = HeldFiles(made._arrays)
+    yield made
+    made._arrays.let_go.set()
+    made.close()
+
+
+def test_what_is_saved_may_change_while_it_is_written(held, tmp_path):
+    # Each array once: `make_state` has one twice, which cannot be donated.
+    state = jax.tree.map(jnp.copy, make_state(10))
+    host = {**HOST, "history": [[1, 0.1]]}
+    expected = exact(jax.tree.map(np.array, state))
+    held.save(10, state=state, host=host, groups=GROUPS)
+    assert held._arrays.reached.wait(60.0)
+    host["history"].append([2, 0.5])
+    GROUPS[0].rollouts[0].completion_tokens[:] += 1
+    jax.jit(lambda s: jax.tree.map(lambda x: x * 0, s), donate_argnums=0)(state)
+    GROUPS[0].rollouts[0].completion_tokens[:] -= 1
+    assert not list((tmp_path / "checkpoints").glob("step_*"))
+    assert Checkpointer(tmp_path / "checkpoints", every=1, keep=1).steps() == []
+    held._arrays.let_go.set()
+    held.wait()
+    restored = held.restore(abstract(make_state()))
+    assert exact(restored.state) == expected
+    assert restored.host == {**HOST, "history": [[1, 0.1]]}
+    assert exact(restored.groups) == exact(GROUPS)
+
+
+def test_a_save_waits_for_the_one_before_it(held):
+    save(held, 10)
+    assert held._arrays.reached.wait(60.0)
+    second = threading.Thread(target=lambda: save(held, 20))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    held._arrays.let_go.set()
+    second.join(60.0)
+    assert not second.is_alive()
+    assert held.steps() == [10, 20]
+
+
+def test_a_save_that_does_not_end_is_told_after_the_limit(tmp_path, held):
+    held._timeout_s = 0.05
+    save(held, 10)
+    assert held._arrays.reached.wait(60.0)
+    with pytest.raises(
+        manifests.UnsavedError, match=r"has not ended within 0\.05 s; those of .*\[\]"
+    ):
+        save(held, 20)
+    held._timeout_s = 60.0
+
+
+def test_a_save_that_fails_is_raised_by_the_next_look(held, tmp_path):
+    save(held, 10)
+    assert held._arrays.reached.wait(60.0)
+    shutil.rmtree(tmp_path / "checkpoints")
+    held._arrays.let_go.set()
+    with pytest.raises(manifests.UnsavedError, match="the checkpoint of step 10 to "):
+        for _ in range(6000):
+            held.check()
+            time.sleep(0.01)
+    save(held, 20)  # the failure was that of one save
+    assert held.steps() == [20]

@@ -28,8 +28,10 @@ def save(step):
     host = {"step": step, "padding": "x" * 300_000}
     checkpointer.save(step, state=state, host=host, groups=())
 
-checkpointer = Checkpointer(sys.argv[1], every=1, keep=2)
+background = sys.argv[2:] == ["beside"]
+checkpointer = Checkpointer(sys.argv[1], every=1, keep=2, background=background)
 save(1)
+checkpointer.wait()
 """
 SAVE_FOREVER = """
 step = 1
@@ -92,6 +94,19 @@ def test_a_kill_at_any_moment_leaves_the_newest_whole(tmp_path, caplog, seed):
     output, _ = process.communicate(timeout=30)
     told = int((output.split() or ["1"])[-1])
     assert restore(tmp_path) in (told, told + 1)  # killed before it could say so
+    assert not [r for r in caplog.records if "is not used" in r.getMessage()]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kill_beside_a_save_leaves_that_before_it_whole(tmp_path, caplog, seed):
+    process = child(SAVE_FOREVER, tmp_path, "beside")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "1\n"
+    time.sleep(random.Random(seed).uniform(0.0, 0.8))
+    process.kill()
+    output, _ = process.communicate(timeout=30)
+    told = int((output.split() or ["1"])[-1])  # begun, and the one before it complete
+    assert restore(tmp_path) in (max(told - 1, 1), told, told + 1)
     assert not [r for r in caplog.records if "is not used" in r.getMessage()]
 
 

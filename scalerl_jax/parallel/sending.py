@@ -78,11 +78,12 @@ class Sender:
         self._base_every = base_every
         self._object_bytes = object_bytes
         self._threads = threads
-        self._base: dict[Box, NDArray] = {}
-        self._last: int | None = None  # version
+        self._last: Offer | None = None
+        self._shards: tuple[Shard, ...] = ()  # of it, as the base of the next
         self._since_anchor = 0
         self._anchor: list[Reference] = []
         self._recent: list[list[Reference]] = []
+        self._stored: set[Reference] = set()  # all that the channel holds
 
     def send(
         self, shards: Sequence[Shard], *, policy_version: int, full: bool = False
@@ -96,31 +97,64 @@ class Sender:
             ValueError: the version is not after the last one.
             FullChannelError: the channel has no place; nothing was offered.
         """
-        last = self._last
-        if last is not None and policy_version <= last:
+        last, began = self._last, time.perf_counter()
+        if last is not None and policy_version <= last.policy_version:
             raise ValueError(
-                f"policy_version = {policy_version} does not follow {last}, which is "
-                f"offered already; a sender that starts anew is a new one"
+                f"policy_version = {policy_version} does not follow "
+                f"{last.policy_version}, which is offered already; a sender that "
+                f"starts anew is a new one"
             )
-        began = time.perf_counter()
         full = full or last is None or self._since_anchor + 1 >= self._base_every
-        with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
-            base = {} if full else self._base
-            coded = list(pool.map(lambda shard: _code(shard, base), shards))
-        objects, listed = self._put(coded, policy_version)
-        self._keep([each.reference for each in objects], is_anchor=full)
+        coded = self._code(shards, {} if full else self._base)
+        self._discard(keep=_KEPT - 1)
+        offer = self._offer(coded, policy_version, None if full else last)
+        references = [each.reference for each in offer.objects]
+        self._since_anchor = 0 if full else self._since_anchor + 1
+        self._anchor = references if full else self._anchor
+        self._recent.append(references)
+        self._discard(keep=_KEPT)
         if self._base_every > 1:
-            self._base = {each.box: each.values for each in shards}
-        self._last = policy_version
-        offer = Offer(
+            self._shards = tuple(shards)
+        self._last = offer
+        self.report = _report(offer, coded, time.perf_counter() - began)
+        return offer
+
+    def send_again(self) -> Offer:
+        """Offer the last version once more and in full, for who holds no base.
+
+        Nothing changes for those who received it; all ranks must be asked.
+        """
+        last = self._last
+        assert last is not None, "no version was sent"
+        if last.base_version is None:
+            return last
+        offer = self._offer(self._code(self._shards, {}), last.policy_version, None)
+        self._recent[-1] = self._recent[-1] + [each.reference for each in offer.objects]
+        return offer
+
+    @property
+    def _base(self) -> dict[Box, NDArray]:
+        return {each.box: each.values for each in self._shards}
+
+    def _code(
+        self, shards: Sequence[Shard], base: dict[Box, NDArray]
+    ) -> list["_Coded"]:
+        with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
+            return list(pool.map(lambda shard: _code(shard, base), shards))
+
+    def _offer(
+        self, coded: list["_Coded"], policy_version: int, base: Offer | None
+    ) -> Offer:
+        """Put what is coded, and describe it."""
+        objects, listed = self._put(coded, policy_version)
+        self._stored |= {each.reference for each in objects}
+        return Offer(
             **self._place,
             policy_version=policy_version,
-            base_version=None if full else last,
+            base_version=None if base is None else base.policy_version,
             objects=tuple(objects),
             shards=tuple(listed),
         )
-        self.report = _report(offer, coded, time.perf_counter() - began)
-        return offer
 
     def _put(
         self, coded: list[_Coded], policy_version: int
@@ -146,15 +180,13 @@ class Sender:
             raise
         return objects, listed
 
-    def _keep(self, references: list[Reference], *, is_anchor: bool) -> None:
-        """Enter a version, and discard what nobody should still be fetching."""
-        self._since_anchor = 0 if is_anchor else self._since_anchor + 1
-        held = {*self._anchor}.union(*self._recent)
-        if is_anchor:
-            self._anchor = references
-        self._recent = [*self._recent, references][-_KEPT:]
-        for reference in held.difference(self._anchor, *self._recent):
+    def _discard(self, *, keep: int) -> None:
+        """Discard all but the last publications and the anchor."""
+        self._recent = self._recent[-keep:]
+        kept = {*self._anchor}.union(*self._recent)
+        for reference in self._stored - kept:
             self._channel.discard(reference)
+        self._stored &= kept
 
 
 def _code(shard: Shard, base: dict[Box, NDArray]) -> _Coded:

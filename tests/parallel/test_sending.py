@@ -143,6 +143,24 @@ def test_a_newcomer_asks_for_a_full_version():
     assert_is_version(newcomer.receive(pair.publish(3)), 3)
 
 
+def test_the_last_version_is_offered_once_more_for_a_newcomer():
+    pair = Pair()
+    assert pair.publish(0).to_json() == merge([pair.sender.send_again()]).to_json()
+    pair.pass_on(1, full=True)
+    pair.pass_on(2)
+    newcomer = Receiver(pair.channel, layout(pair.replica))
+    again = published(pair.sender.send_again())
+    assert (again.policy_version, again.base_version) == (2, None)
+    assert_is_version(newcomer.receive(again), 2)
+    following = pair.publish(3)
+    for receiver in (newcomer, pair.receiver):
+        assert_is_version(receiver.receive(following), 3)
+    references = [each.reference for each in again.parts[0].objects]
+    assert set(references) <= set(pair.channel)
+    pair.publish(4)
+    assert not set(references) & set(pair.channel)
+
+
 def test_who_missed_a_version_asks_for_a_full_one_and_goes_on_with_it():
     pair = Pair()
     pair.pass_on(0)
@@ -258,16 +276,21 @@ def test_shards_that_were_cut_anew_are_sent_in_full():
 
 
 def test_a_full_channel_offers_nothing_and_changes_nothing():
-    channel = MemoryChannel(capacity=4 * ARCH.num_params)
+    channel = MemoryChannel(capacity=3 * ARCH.num_params)
     pair = Pair(channel, object_bytes=1000, base_every=1)
     pair.pass_on(0)
-    pair.pass_on(1)
     before = list(channel)
-    with pytest.raises(FullChannelError, match="of v00000002"):
-        pair.publish(2)
+    with pytest.raises(FullChannelError, match="of v00000001"):
+        pair.publish(1)
     assert list(channel) == before
     channel.capacity = None
-    assert_is_version(pair.pass_on(2), 2)
+    assert_is_version(pair.pass_on(1), 1)
+
+
+def test_two_publications_and_the_anchor_are_all_that_a_channel_must_hold():
+    pair = Pair(MemoryChannel(capacity=4 * ARCH.num_params), base_every=1)
+    for version in range(4):
+        assert_is_version(pair.pass_on(version), version)
 
 
 def test_a_version_that_does_not_follow_is_refused():

@@ -20,12 +20,13 @@ TPU_PORT = 8471
 COORDINATOR_PORT = 8490
 # They say what another job, or several slices, are.
 STALE = (
-    *("TPU_VISIBLE_DEVICES", "TPU_MESH_CONTROLLER_ADDRESS"),
+    # Chips by their paths would outweigh those by their numbers.
+    *("TPU_VISIBLE_DEVICES", "TPU_VISIBLE_DEVICE_PATHS"),
+    "TPU_MESH_CONTROLLER_ADDRESS",
     *("TPU_MESH_CONTROLLER_PORT", "TPU_PROCESS_ADDRESSES_PATH"),
     *("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
 )
 STALE_PREFIX = "MEGASCALE_"
-OF_WHOLE_SLICE = ("TPU_TOPOLOGY", "TPU_TOPOLOGY_ALT", "TPU_TOPOLOGY_WRAP")
 Extent = Literal["part of a host", "whole hosts", "whole slice"]
 
 
@@ -39,7 +40,6 @@ class Process:
     chips: Bounds  # of this process, along each side
     visible: tuple[int, ...]  # chips, as the host numbers them
     addresses: tuple[str, ...]  # of the job's hosts, by rank
-    topology: str  # of the job's box, as topologies are written
     extent: Extent  # of the job's box
 
     @property
@@ -73,10 +73,11 @@ class Process:
         if self.extent == "part of a host":
             # Else the second process of the host finds libtpu's lock file taken.
             own["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
-        if self.extent == "whole hosts":
-            own["TPU_TOPOLOGY"] = self.topology
-            # A part of a torus has no way around its edges.
+        if self.extent != "whole slice":
+            # A part of a torus has no way around its edges, and is not twisted; on a
+            # TPU VM libtpu asks the metadata server for what is not set.
             own["TPU_TOPOLOGY_WRAP"] = "false,false,false"
+            own["TPU_TOPOLOGY_ALT"] = "false"
         return own
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -85,7 +86,7 @@ class Process:
         What describes another job, or a slice of which this has a part, is not
         handed on.
         """
-        dropped = STALE + OF_WHOLE_SLICE * (self.extent != "whole slice")
+        dropped = STALE + ("TPU_TOPOLOGY",) * (self.extent != "whole slice")
         kept = {
             name: value
             for name, value in inherited.items()
@@ -132,7 +133,6 @@ def processes(
             chips=box.shape if extent == "part of a host" else slice.host,
             visible=tuple(sorted(chips[worker])),
             addresses=tuple(addresses[each] for each in chips),
-            topology=slice.kind.written(box.shape),
             extent=extent,
         )
         for rank, worker in enumerate(chips)

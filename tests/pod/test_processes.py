@@ -31,9 +31,7 @@ def dealt(text, **asked):
     ]
 
 
-def environment(
-    *, bounds, chips, visible, hosts, port, rank, topology=None
-):  # as the variables have it
+def environment(*, bounds, chips, visible, hosts, port, rank, shared=False):
     found = {
         "TPU_PROCESS_BOUNDS": bounds,
         "TPU_HOST_BOUNDS": bounds,
@@ -45,18 +43,15 @@ def environment(
         "CLOUD_TPU_TASK_ID": str(rank),
         "TPU_WORKER_ID": str(rank),
         "TPU_WORKER_HOSTNAMES": ",".join(f"10.0.0.{n}" for n in hosts),
-    }
-    if not topology:  # it shares its host
-        return found | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    return found | {
-        "TPU_TOPOLOGY": topology,
         "TPU_TOPOLOGY_WRAP": "false,false,false",
+        "TPU_TOPOLOGY_ALT": "false",
     }
+    return found | ({"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"} if shared else {})
 
 
 def test_three_roles_share_the_host_of_a_v5p():
     [host] = dealt("v5p:2x2x1", learner_chips=2, generators=2, generator_chips=1)
-    alone = {"bounds": "1,1,1", "hosts": [0], "rank": 0}
+    alone = {"bounds": "1,1,1", "hosts": [0], "rank": 0, "shared": True}
     assert host == {
         "learner 0.0": environment(chips="1,2,1", visible="0,1", port=8471, **alone),
         "replica 0.0": environment(chips="1,1,1", visible="2", port=8473, **alone),
@@ -72,20 +67,20 @@ def test_eight_hosts_of_a_cube_learn_and_eight_generate():
     for rank, worker in enumerate(learners):
         assert hosts[worker] == {
             f"learner 0.{rank}": environment(
-                bounds="1,2,4", hosts=learners, rank=rank, topology="2x4x4", **whole
+                bounds="1,2,4", hosts=learners, rank=rank, **whole
             )
         }
     for number, worker in enumerate(range(1, 16, 2)):
         assert hosts[worker] == {
             f"replica {number}.0": environment(
-                bounds="1,1,1", hosts=[worker], rank=0, topology="2x2x1", **whole
+                bounds="1,1,1", hosts=[worker], rank=0, **whole
             )
         }
 
 
 def test_two_roles_share_the_eight_chips_of_a_v6e():
     [host] = dealt("v6e:2x4", learner_chips=4, generators=2, generator_chips=2)
-    alone = {"bounds": "1,1,1", "hosts": [0], "rank": 0}
+    alone = {"bounds": "1,1,1", "hosts": [0], "rank": 0, "shared": True}
     assert host == {
         "learner 0.0": environment(
             chips="2,2,1", visible="0,1,2,3", port=8471, **alone
@@ -97,7 +92,7 @@ def test_two_roles_share_the_eight_chips_of_a_v6e():
 
 def test_two_hosts_of_a_v6e_learn_and_two_are_one_replica():
     hosts = dealt("v6e:4x4", learner_chips=8, generators=1, generator_chips=8)
-    whole = {"chips": "2,2,1", "visible": "0,1,2,3", "port": 8471, "topology": "2x4"}
+    whole = {"chips": "2,2,1", "visible": "0,1,2,3", "port": 8471}
     column = {"bounds": "1,2,1", **whole}
     assert hosts == [
         {"learner 0.0": environment(hosts=[0, 2], rank=0, **column)},
@@ -135,8 +130,8 @@ def test_a_job_on_the_whole_slice_keeps_what_is_said_of_the_slice():
             hosts=[0, 1],
             port=8471,
             rank=rank,
-            topology="2x2x2",
         )
+        del told["TPU_TOPOLOGY_ALT"]
         assert process.environment(inherited) == told | inherited
 
 
@@ -151,6 +146,7 @@ def test_what_an_environment_said_of_other_jobs_is_not_handed_on():
         "MEGASCALE_COORDINATOR_ADDRESS": "elsewhere",
         "TPU_TOPOLOGY": "2x4",
         "TPU_VISIBLE_DEVICES": "7",
+        "TPU_VISIBLE_DEVICE_PATHS": "/dev/vfio/7",
         "TPU_WORKER_ID": "3",
         "JAX_COORDINATOR_ADDRESS": "elsewhere:1",
     }

@@ -2,9 +2,8 @@
 
 libtpu takes the whole slice unless the environment names the chips of this process,
 the other processes of its job and their order.  It has to be set before JAX is
-imported.  The names are those of JAX's own tests
-with several processes, jax._src.test_multiprocess; vLLM writes the bounds under older
-names too.
+imported.  The names are those of JAX's own tests with several processes,
+jax._src.test_multiprocess; vLLM writes the bounds under older names too.
 """
 
 import dataclasses
@@ -20,10 +19,10 @@ TPU_PORT = 8471
 COORDINATOR_PORT = 8490
 # They say what another job, or several slices, are.
 STALE = (
-    # Chips by their paths would outweigh those by their numbers.
-    *("TPU_VISIBLE_DEVICES", "TPU_VISIBLE_DEVICE_PATHS"),
-    "TPU_MESH_CONTROLLER_ADDRESS",
-    *("TPU_MESH_CONTROLLER_PORT", "TPU_PROCESS_ADDRESSES_PATH"),
+    # To libtpu, chips by their paths outweigh those by their numbers.
+    *("TPU_VISIBLE_DEVICE_PATHS", "TPU_VISIBLE_DEVICES"),
+    *("TPU_MESH_CONTROLLER_ADDRESS", "TPU_MESH_CONTROLLER_PORT"),
+    "TPU_PROCESS_ADDRESSES_PATH",
     *("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
 )
 STALE_PREFIX = "MEGASCALE_"

@@ -110,7 +110,7 @@ def compare(*, model: str, rate: float, steps: int) -> Iterator[Line]:
     resolved = wiring.fit_devices(resolved, arch, 1)
     ledger = wiring.make_ledger(resolved)
     ledger.start()
-    versions: list[dict] = []
+    versions: list[dict] = []  # the last ones
     lines: list[Line] = []
 
     def compared(params: Any) -> None:
@@ -127,7 +127,7 @@ def compare(*, model: str, rate: float, steps: int) -> Iterator[Line]:
                     for each, values in pairs
                 )
                 changed = sum(each.changed for each, _ in pairs)
-                lines.append({"back": back, "version": len(versions),
+                lines.append({"back": back,
                               "changed": 2 * changed / size,
                               "bytes": coded / size})  # fmt: skip
                 print(lines[-1], file=sys.stderr, flush=True)

@@ -1,7 +1,10 @@
 """Versions that come beside the sampling: in order, when asked for, or not at all."""
 
+import re
 import threading
+from pathlib import Path
 
+import numpy as np
 import pytest
 import small_weights
 from small_weights import assert_is_version, layout, mesh, published
@@ -126,3 +129,17 @@ def test_an_error_of_our_own_is_raised_where_the_params_are_asked_for(world):
     assert world.follower.wait(WAIT_S)
     with pytest.raises(AttributeError, match="_leaves"):
         world.follower.newest()
+
+
+def test_the_code_of_the_page_works(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "many-machines.md").read_text()
+    code = re.search(r"## Weights.*?```python\n(.*?)```", page, re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    exec(code.replace("print(", "told = ("), found)
+    found["follower"].stop(WAIT_S)
+    assert found["told"] == 0
+    np.testing.assert_array_equal(
+        found["params"]["embedding"],
+        found["learned"]["embedding"].astype(found["dtype"]),
+    )

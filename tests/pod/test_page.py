@@ -44,7 +44,7 @@ def test_the_table_of_environments_is_what_the_roles_get():
 
 
 def test_the_code_of_the_page_works():
-    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     found = {}
     exec(code.replace("print(", "told = ("), found)
     assert found["told"]["TPU_PROCESS_BOUNDS"] == "1,2,4"

@@ -51,7 +51,7 @@ class Channel(Protocol):
     def fetch(
         self, reference: Reference, *, num_bytes: int, timeout_s: float
     ) -> list[Buffer]:
-        """Return the buffers of an object, which belong to the caller.
+        """Return the buffers of an object, which the caller may keep.
 
         Args:
             reference: what `put` returned, or what a stranger says that it did.
@@ -77,16 +77,23 @@ class DirectoryChannel:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, owner: str | None = None
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        owner: str | None = None,
+        patience_s: float = 30.0,
     ) -> None:
         """A channel; an owner can put, and clears what its predecessor has left.
 
         Args:
             directory: made if it is missing.
             owner: name of a process, such as "rank0": no two at a time may have one.
+            patience_s: what is offered has been written, so that a file which is not
+                seen after so long was discarded.
         """
         self._directory = Path(directory)
         self._owner = owner and _checked(owner)
+        self._patience_s = patience_s
         self._directory.mkdir(parents=True, exist_ok=True)
         if owner:
             for path in self._directory.glob(f"*{owner}-*"):
@@ -116,7 +123,8 @@ class DirectoryChannel:
         self, reference: Reference, *, num_bytes: int, timeout_s: float
     ) -> list[Buffer]:
         """Read a file, once it is there."""
-        deadline = time.monotonic() + timeout_s
+        patience_s = min(timeout_s, self._patience_s)
+        deadline = time.monotonic() + patience_s
         path = self._directory / _checked(reference)
         while True:
             try:
@@ -125,7 +133,7 @@ class DirectoryChannel:
             except FileNotFoundError:
                 if time.monotonic() >= deadline:
                     raise LostObjectError(
-                        f"{path} is not there after {timeout_s:g} s"
+                        f"{path} is not there after {patience_s:g} s"
                     ) from None
             except (OSError, ValueError) as error:
                 raise LostObjectError(f"{path}: {error}") from error

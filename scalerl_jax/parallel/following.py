@@ -124,9 +124,8 @@ class Follower:
             return None if self._stopped else self._waiting.popleft()
 
     def _receive(self, publication: Publication) -> None:
-        held = self._receiver.policy_version
-        if held is not None and publication.policy_version <= held:
-            return  # offered once more, for others
+        if self._receiver.holds(publication):  # it is offered once more, for others
+            return
         began = time.perf_counter()
         try:
             params = self._receiver.receive(publication, timeout_s=self._timeout_s)

@@ -74,12 +74,21 @@ class Receiver:
         self._threads = threads
         self._keep_base = keep_base
         self._held: dict[Box, NDArray] = {}  # values of `policy_version`
+        self._sums: dict[Box, int] = {}  # their checksums
 
     def needs_full(self, publication: Publication) -> bool:
         """Return whether its deltas are against a version that is not held here."""
         return any(
             shard.form == "delta" for _, shard in self._needed(publication)
         ) and not (self._held and publication.base_version == self.policy_version)
+
+    def holds(self, publication: Publication) -> bool:
+        """Return whether these very bits were received last.
+
+        A learner that was restored publishes versions again, perhaps with other bits.
+        """
+        sums = {shard.box: shard.crc32 for _, shard in self._needed(publication)}
+        return (publication.policy_version, sums) == (self.policy_version, self._sums)
 
     def receive(self, publication: Publication, *, timeout_s: float = 600.0) -> PyTree:
         """Return the params of a version, on this process's devices.
@@ -112,6 +121,7 @@ class Receiver:
                 + ("there are none before" if kept is None else f"{kept} stays in use")
             ) from error
         self._held = held if self._keep_base else {}
+        self._sums = {shard.box: shard.crc32 for _, shard in needed}
         self.policy_version = version
         self.report = _report(publication, needed, time.perf_counter() - began)
         return params

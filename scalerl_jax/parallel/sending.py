@@ -79,6 +79,7 @@ class Sender:
         self._object_bytes = object_bytes
         self._threads = threads
         self._last: Offer | None = None
+        self._again: Offer | None = None
         self._shards: tuple[Shard, ...] = ()  # of it, as the base of the next
         self._since_anchor = 0
         self._anchor: list[Reference] = []
@@ -128,9 +129,11 @@ class Sender:
         assert last is not None, "no version was sent"
         if last.base_version is None:
             return last
-        offer = self._offer(self._code(self._shards, {}), last.policy_version, None)
-        self._recent[-1] = self._recent[-1] + [each.reference for each in offer.objects]
-        return offer
+        if self._again is None or self._again.policy_version != last.policy_version:
+            coded = self._code(self._shards, {})
+            self._again = self._offer(coded, last.policy_version, None)
+            self._recent[-1] += [each.reference for each in self._again.objects]
+        return self._again
 
     @property
     def _base(self) -> dict[Box, NDArray]:

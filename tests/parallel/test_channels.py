@@ -72,6 +72,14 @@ def test_an_object_that_comes_in_time_is_waited_for(tmp_path):
     timer.join()
 
 
+def test_a_file_that_was_discarded_is_not_waited_for_as_long_as_one_that_is_read(
+    tmp_path,
+):
+    reader = DirectoryChannel(tmp_path / "weights", patience_s=0.01)
+    with pytest.raises(LostObjectError, match="gone is not there after 0.01 s"):
+        fetch(reader, "gone", timeout_s=600.0)
+
+
 @pytest.mark.parametrize("size", [0, 7, 20, 47, 100, 400])
 def test_a_file_that_is_torn_is_refused(tmp_path, size):
     channel = directory(tmp_path)

@@ -123,6 +123,36 @@ def test_a_version_that_is_offered_once_more_is_not_fetched_again(world):
     assert not world.follower.needs_full
 
 
+def test_a_learner_that_was_restored_takes_the_replica_back_with_it(world):
+    for version in range(3):
+        world.follower.follow(world.publish(version))
+        assert world.follower.wait(WAIT_S)
+        assert world.follower.newest()[1] == version
+    world.sender = Sender(rank=0, num_ranks=1, channel=world.channel)
+    for version in (1, 2):
+        world.follower.follow(world.publish(version))
+        assert world.follower.wait(WAIT_S)
+        params, found = world.follower.newest()
+        assert found == version
+        assert_is_version(params, version)
+
+
+def test_a_version_of_other_bits_is_another_one(world):
+    world.follower.follow(world.publish(1))
+    assert world.follower.wait(WAIT_S)
+    world.follower.newest()
+    world.sender = Sender(rank=0, num_ranks=1, channel=world.channel)
+    shards = small_weights.shards(2, world.learner)
+    other = published(world.sender.send(shards, policy_version=1))
+    assert not world.receiver.holds(other)
+    world.follower.follow(other)
+    assert world.follower.wait(WAIT_S)
+    params, version = world.follower.newest()
+    assert version == 1
+    assert_is_version(params, 2)
+    assert world.receiver.holds(other)
+
+
 def test_an_error_of_our_own_is_raised_where_the_params_are_asked_for(world):
     del world.receiver._leaves  # such as an attribute that is not there
     world.follower.follow(world.publish(0))

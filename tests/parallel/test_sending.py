@@ -152,6 +152,7 @@ def test_the_last_version_is_offered_once_more_for_a_newcomer():
     again = published(pair.sender.send_again())
     assert (again.policy_version, again.base_version) == (2, None)
     assert_is_version(newcomer.receive(again), 2)
+    assert pair.sender.send_again() == again.parts[0]  # and nothing more is put
     following = pair.publish(3)
     for receiver in (newcomer, pair.receiver):
         assert_is_version(receiver.receive(following), 3)

@@ -25,5 +25,5 @@ def get_config() -> ml_collections.ConfigDict:
     config.sampler.cache_tokens = 1_000_000
     config.batch.rows_per_microbatch = 0  # one for each shard
     config.mesh.fsdp = 0  # as many trainers as the devices allow
-    config.mesh.sampler_devices = 8  # one generator, as many as kv heads
+    config.generators.devices = 8  # one generator, as many as kv heads
     return config

@@ -34,5 +34,5 @@ def get_config() -> ml_collections.ConfigDict:
     # 48 prompts x 16 completions; 2,048 + 14,336 tokens: the defaults.
     config.batch.rows_per_microbatch = 0  # one for each shard
     config.mesh.fsdp = 0  # as many trainers as the devices allow
-    config.mesh.sampler_devices = 8  # one generator, as many as kv heads
+    config.generators.devices = 8  # one generator, as many as kv heads
     return config

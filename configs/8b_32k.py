@@ -32,5 +32,5 @@ def get_config() -> ml_collections.ConfigDict:
     config.batch.row_tokens = 2_048 + 32_768 + 2_048  # 128 x 288
     config.batch.rows_per_microbatch = 0  # one for each shard
     config.mesh.fsdp = 0  # as many trainers as the devices allow
-    config.mesh.sampler_devices = 8  # one generator, as many as kv heads
+    config.generators.devices = 8  # one generator, as many as kv heads
     return config

@@ -2,12 +2,11 @@
 
 The controller runs the loop and has the books: queue, prompts, ledger, files.  A
 learner holds the arrays of the train state, generators hold engines and verifiers.
-What passes between them are the plain records here and in `types`.  The only transport
-so far is threads of one process.
+What passes between them are the plain records here, in `exchange` and in `types`.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -98,6 +97,10 @@ class Desk(Protocol):
 
     def drop(self, ticket: int, reason: str) -> None:
         """End a group without a result; its place is given back."""
+        ...
+
+    def withdrawn(self) -> Collection[int]:
+        """Return the tickets whose groups nobody wants any more."""
         ...
 
     def wait(self, timeout_s: float) -> None:

@@ -98,7 +98,7 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
     with directory, Progress() as progress:
         ledger = wiring.make_ledger(config)
         ledger.start()
-        pool = wiring.pool_names(config)[0]
+        pool = wiring.learner_pool(config)
         with ledger.activity("startup", pool=pool), progress.bar("loading"):
             run_state = wiring.make_run(config, directory.path, ledger, progress)
         try:

@@ -8,6 +8,7 @@ from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.contract import State
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.coordination.desk import OrderDesk
+from scalerl_jax.coordination.fleet import Fleet
 from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.data.streams import Stream
 from scalerl_jax.generation.local import LocalGenerators
@@ -25,7 +26,7 @@ class RunState:
     """The roles of a run, and the controller's books."""
 
     learner: LocalLearner
-    generators: LocalGenerators
+    generators: LocalGenerators | Fleet
     desk: OrderDesk
     queue: RolloutQueue
     stream: Stream

@@ -29,6 +29,7 @@ Prompts = Annotated[int, Limits("prompts", above=0, at_most=10**6)]
 Count = Annotated[int, Limits(above=0, at_most=10**5)]
 CountOr0 = Annotated[int, Limits(at_least=0, at_most=10**5)]
 Seconds = Annotated[float, Limits("s", above=0, at_most=10**7)]
+SecondsOr0 = Annotated[float, Limits("s", at_least=0, at_most=10**7)]
 Mebibytes = Annotated[int, Limits("MiB", above=0, at_most=10**7)]
 Positive = Annotated[float, Limits(above=0)]
 NotNegative = Annotated[float, Limits(at_least=0)]
@@ -492,16 +493,39 @@ class TrackingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices of the learner by axis, and those of the sampler."""
+    """Devices of the learner by axis."""
 
     data: Devices = setting(1, "replicas of the learner's state")
     fsdp: DevicesOr0 = setting(1, "shards of that state; 0: as many as fit")
     context: Devices = setting(1, "shards of the tokens of a row")
     tensor: Devices = setting(1, "shards of heads and hidden units")
-    sampler_devices: DevicesOr0 = setting(
-        0, "the last of the device list; 0: share the learner's"
-    )
     chip: str = setting("", "name in the ledger; empty: as JAX names the device")
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorsConfig:
+    """Replicas that generate, each with an engine and verifiers of its own."""
+
+    count: CountOr0 = setting(1, "replicas; 0: as many as the devices allow")
+    devices: DevicesOr0 = setting(
+        0, "of each replica, a divisor of the kv heads; 0: mesh.tensor"
+    )
+    placement: Literal["auto", "apart", "shared"] = setting(
+        "auto",
+        "apart: on the last of the device list; shared: on the learner's own, one "
+        "program after the other; auto: apart where generators.devices is set and "
+        "there are enough",
+    )
+    start_timeout_s: Seconds = setting(600.0, "the wait for a replica to come up")
+    silence_timeout_s: Seconds = setting(
+        120.0, "a replica that does not answer for so long is replaced"
+    )
+    reissue_after_s: SecondsOr0 = setting(
+        0.0, "an older group is begun again by a free replica; 0: never"
+    )
+    losses: Count = setting(
+        5, "replicas lost in a row, with no group finished between: the run ends"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -542,6 +566,7 @@ class Config:
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     mesh: MeshConfig = MeshConfig()
+    generators: GeneratorsConfig = GeneratorsConfig()
     debug: DebugConfig = DebugConfig()
 
     @property

@@ -7,12 +7,13 @@ and every prompt that was drawn has a ticket.
 
 import collections
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scalerl_jax.contract import Order
 from scalerl_jax.coordination.queue import QueueState, RolloutQueue
 from scalerl_jax.data.streams import Stream
+from scalerl_jax.exchange import Assignment
 from scalerl_jax.types import Group
 from scalerl_jax.utils.ledger import Ledger
 
@@ -71,6 +72,24 @@ class OrderDesk:
         with self._lock:
             self._queue.drop(ticket, reason)
             del self._open[ticket]
+
+    def withdrawn(self) -> tuple[int, ...]:
+        """Return nothing: whoever asks this desk itself keeps its orders."""
+        return ()
+
+    def reissue(self, ticket: int, used_version: int) -> Assignment:
+        """Return an open order to be sampled again from its prompt, somewhere else.
+
+        It may begin with the version used there, or later with that at which it began.
+        """
+        with self._lock:
+            version = max(used_version, self._queue.begun(ticket))
+            self._queue.restart(ticket, version)
+            return Assignment(order=self._open[ticket], version=version)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called when `admit` may answer differently; it is short."""
+        self._queue.on_change(listener)
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until `admit` may answer differently, or for so long."""

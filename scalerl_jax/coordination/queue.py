@@ -88,6 +88,7 @@ class RolloutQueue:
         self._seen = 0  # changes the worker knows of
         self._failure: BaseException | None = None
         self._closed = False
+        self._listener: Callable[[], None] = lambda: None
 
     # The worker's side.
 
@@ -172,6 +173,16 @@ class RolloutQueue:
                 lambda: True if self._changes != self._seen else None, timeout_s
             )
             self._seen = self._changes
+
+    def begun(self, ticket: int) -> int:
+        """Return the version at which a running group was begun, or begun again."""
+        with self._changed:
+            return self._running[ticket]
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called, under the lock, when `admit` may answer anew."""
+        with self._changed:
+            self._listener = listener
 
     def wake(self) -> None:
         """End the worker's `wait`: something else changed, such as its params."""
@@ -378,6 +389,7 @@ class RolloutQueue:
     def _note_change(self) -> None:
         self._changes += 1
         self._changed.notify_all()
+        self._listener()
 
     def _timeout_message(self, timeout_s: float) -> str:
         oldest = min(self._running.values(), default=None)

@@ -6,7 +6,7 @@ token of it has another version and none of its time is charged to training.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,33 +125,12 @@ class Evaluator:
             ):
                 groups.append(group)
                 self.progress.advance(bar)
-        groups.sort(key=lambda group: group.place)
-        by_prompt = np.array([group.pass_rate for group in groups])
-        tasks = np.array([group.prompt.task for group in groups])
-        known = ~np.isnan(by_prompt)
-        num_known = int(known.sum())
-        everything = [each for group in groups for each in group.completions]
-        statuses = [status for group in groups for status in group.statuses]
-        unjudged = [status in UNJUDGED for status in statuses]
-        return Evaluation(
-            pass_rate=float(by_prompt[known].mean()) if num_known else math.nan,
-            pass_rate_se=standard_error(by_prompt[known]) if num_known > 1 else 0.0,
-            pass_rate_by_task={
-                str(task): float(by_prompt[known & (tasks == task)].mean())
-                for task in np.unique(tasks[known])
-            },
-            prompt_pass_rates=by_prompt.tolist(),
-            cut_off_share=float(np.mean([each.cut_off for each in everything])),
-            interrupted_share=float(np.mean([each.interrupted for each in everything])),
-            unjudged_share=float(np.mean(unjudged)),
-            unjudged_prompts=len(groups) - num_known,
-            mean_completion_tokens=float(
-                np.mean([len(each.tokens) for each in everything])
-            ),
-            num_prompts=num_known,
+        return summarize(
+            groups,
+            policy_version=policy_version,
+            judging=self.judging,
             samples_per_prompt=self.samples_per_prompt,
-            rollouts=tuple(self._readable(groups, policy_version)),
-            details=tuple(group.detail for group in groups if group.detail),
+            logged_rollouts=self.logged_rollouts,
         )
 
     def judged(
@@ -159,18 +138,22 @@ class Evaluator:
         params: PyTree,
         *,
         policy_version: int,
+        places: Sequence[int] | None = None,
         listener: Listener | None = None,
         stopped: Callable[[], bool] = never,
     ) -> Iterator[Judged]:
-        """Yield every prompt with these params, in the order in which verdicts come.
+        """Yield the prompts with these params, in the order in which verdicts come.
 
-        Verifiers work while the sampler does.  `listener` gets tokens as they come.
+        Verifiers work while the sampler does.  `places` are those of the prompts to
+        sample; None: all.  `listener` gets tokens as they come.
         """
+        if places is None:
+            places = range(len(self.prompts))
         episodes = Episodes(self.verifier, self.judging.answer)
         for ended in completing(
             self.engine,
             params,
-            self.prompts,
+            [self.prompts[place] for place in places],
             make_samples=self.make_samples,
             sampling=self.sampling,
             version=policy_version,
@@ -178,7 +161,8 @@ class Evaluator:
             stopped=stopped,
         ):
             for each in ended:
-                place = each.request_id
+                place = places[each.request_id]
+                each = dataclasses.replace(each, request_id=place)
                 if place not in episodes.open:
                     episodes.begin(place, self.prompts[place], self.samples_per_prompt)
                 episodes.add(each, policy_version)
@@ -200,30 +184,70 @@ class Evaluator:
             unjudged_is_wrong=self.judging.unjudged_is_wrong,
         )
 
-    def _readable(
-        self, groups: Sequence[Judged], policy_version: int
-    ) -> list[dict[str, Any]]:
-        """Return the first sample of prompts spread evenly over the set."""
-        count = min(self.logged_rollouts, len(groups))
-        places = np.linspace(0, len(groups) - 1, count).astype(int).tolist()
-        rows = []
-        for group in (groups[place] for place in places):
-            completion = group.completions[0]
-            tokens = completion.tokens.tolist()
-            rows.append(
-                {
-                    "policy_version": policy_version,
-                    "task": group.prompt.task,
-                    "prompt": group.prompt.text,
-                    "completion": self.judging.tokenizer.decode_all(tokens),
-                    "answer_start": self.judging.tokenizer.answer_start(
-                        tokens, answer_after=self.judging.answer_after
-                    ),
-                    "reference": group.prompt.reference.get("answer"),
-                    "status": group.statuses[0],
-                    "tokens": len(tokens),
-                    "interrupted": completion.interrupted,
-                    "cut_off": completion.cut_off,
-                }
-            )
-        return rows
+
+def summarize(
+    groups: Iterable[Judged],
+    *,
+    policy_version: int,
+    judging: Judging,
+    samples_per_prompt: int,
+    logged_rollouts: int,
+) -> Evaluation:
+    """Return the figures of judged prompts, which may come in any order."""
+    groups = sorted(groups, key=lambda group: group.place)
+    by_prompt = np.array([group.pass_rate for group in groups])
+    tasks = np.array([group.prompt.task for group in groups])
+    known = ~np.isnan(by_prompt)
+    num_known = int(known.sum())
+    everything = [each for group in groups for each in group.completions]
+    statuses = [status for group in groups for status in group.statuses]
+    unjudged = [status in UNJUDGED for status in statuses]
+    return Evaluation(
+        pass_rate=float(by_prompt[known].mean()) if num_known else math.nan,
+        pass_rate_se=standard_error(by_prompt[known]) if num_known > 1 else 0.0,
+        pass_rate_by_task={
+            str(task): float(by_prompt[known & (tasks == task)].mean())
+            for task in np.unique(tasks[known])
+        },
+        prompt_pass_rates=by_prompt.tolist(),
+        cut_off_share=float(np.mean([each.cut_off for each in everything])),
+        interrupted_share=float(np.mean([each.interrupted for each in everything])),
+        unjudged_share=float(np.mean(unjudged)),
+        unjudged_prompts=len(groups) - num_known,
+        mean_completion_tokens=float(
+            np.mean([len(each.tokens) for each in everything])
+        ),
+        num_prompts=num_known,
+        samples_per_prompt=samples_per_prompt,
+        rollouts=tuple(_readable(groups, policy_version, judging, logged_rollouts)),
+        details=tuple(group.detail for group in groups if group.detail),
+    )
+
+
+def _readable(
+    groups: Sequence[Judged], policy_version: int, judging: Judging, most: int
+) -> list[dict[str, Any]]:
+    """Return the first sample of prompts spread evenly over the set."""
+    count = min(most, len(groups))
+    places = np.linspace(0, len(groups) - 1, count).astype(int).tolist()
+    rows = []
+    for group in (groups[place] for place in places):
+        completion = group.completions[0]
+        tokens = completion.tokens.tolist()
+        rows.append(
+            {
+                "policy_version": policy_version,
+                "task": group.prompt.task,
+                "prompt": group.prompt.text,
+                "completion": judging.tokenizer.decode_all(tokens),
+                "answer_start": judging.tokenizer.answer_start(
+                    tokens, answer_after=judging.answer_after
+                ),
+                "reference": group.prompt.reference.get("answer"),
+                "status": group.statuses[0],
+                "tokens": len(tokens),
+                "interrupted": completion.interrupted,
+                "cut_off": completion.cut_off,
+            }
+        )
+    return rows

@@ -32,7 +32,8 @@ from scalerl_jax.utils.failures import answer
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained, keep_programs
-from scalerl_jax.wiring.learning import check_kv_heads, make_architecture
+from scalerl_jax.wiring.devices import check_kv_heads
+from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.loading import load_model, run_settings
 from scalerl_jax.wiring.sampling import (
     make_checked_tokenizer,
@@ -251,11 +252,11 @@ class Policy:
 def open_policy(described: Described) -> Iterator[Policy]:
     """Load the policy, and have its verifiers until the end of the block.
 
-    It is on the first device, or over as many as mesh.sampler_devices says.
+    It is on the first device, or over as many as generators.devices says.
     """
     config, arch = described.config, described.arch
     keep_programs(config.compile_cache)
-    devices = jax.devices()[: config.mesh.sampler_devices or 1]
+    devices = jax.devices()[: config.generators.devices or 1]
     check_kv_heads(arch, len(devices))
     mesh = make_mesh(devices, tensor=len(devices))
     with (

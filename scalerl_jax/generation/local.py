@@ -9,7 +9,7 @@ between two steps: then nothing else samples, and no token of it is of another v
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from scalerl_jax.sampler.requests import Completion, Request, Samples, Scheduler
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Group, Prompt, PyTree
-from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.work_log import Books
 
 _IDLE_WAIT_S = 0.05  # between two looks, when there is nothing to sample
 _STEP_TIMEOUT_S = 600.0  # for the step that is under way
@@ -41,9 +41,9 @@ class LocalGenerators:
         judging: Judging,
         sampling: Sampling,
         make_samples: Callable[[Prompt, int], Samples],
-        evaluator: Callable[..., Any],
+        evaluator: Any,
         probe: Probe,
-        ledger: Ledger,
+        ledger: Books,
         flops: Callable[[SchedulerStats], float],
         pool: str,
         group_timeout_s: float,
@@ -118,6 +118,33 @@ class LocalGenerators:
                 params, policy_version=policy_version, stopped=stopped
             )
             return evaluation, self.probe(params, stopped=stopped)
+
+        return self.between_steps(job)
+
+    def judge(
+        self,
+        publication: Published,
+        *,
+        policy_version: int,
+        places: Sequence[int],
+        stopped: Callable[[], bool],
+    ) -> list[Any]:
+        """Return held-out prompts of these places, completed and judged at a version.
+
+        Raises:
+            Abandoned: `stopped` said so.
+        """
+
+        def job() -> list[Any]:
+            with self._ledger.activity("eval", pool=self._pool):
+                return list(
+                    self.evaluator.judged(
+                        publication.params,
+                        policy_version=policy_version,
+                        places=places,
+                        stopped=stopped,
+                    )
+                )
 
         return self.between_steps(job)
 
@@ -242,19 +269,22 @@ class LocalGenerators:
         )
 
     def _drop_late(self) -> None:
-        """Give up groups that have been sampled for longer than the limit."""
+        """Give up groups that are withdrawn, or sampled for longer than the limit."""
         limit = time.monotonic() - self._group_timeout_s
+        withdrawn = self._desk.withdrawn()
         late = [
             episode
             for episode in self._episodes.open.values()
-            if episode.begun_s < limit and episode.ended_version < 0
+            if (episode.begun_s < limit or episode.key in withdrawn)
+            and episode.ended_version < 0
         ]
         for episode in late:
             lost = self._scheduler.cancel(episode.key)
             self._count_work()
             # The scheduler has counted what no completion has.
             self._ledger.waste_tokens(episode.tokens - lost)
-            self._desk.drop(episode.key, "timeout")
+            reason = "withdrawn" if episode.key in withdrawn else "timeout"
+            self._desk.drop(episode.key, reason)
             del self._episodes.open[episode.key]
 
     def _count_work(self) -> None:

@@ -105,7 +105,7 @@ def _make_stage(
     if split > 1:
         _log.info(
             "publishing holds 1/%d of the params on every learner device, not 1/%d: "
-            "mesh.sampler_devices = %d does not divide the %d devices of the learner",
+            "generators.devices = %d does not divide the %d devices of the learner",
             *(cuts, shards, shards, devices),
         )
     mesh, axes = _cut_mesh(learner_mesh, cuts)
@@ -116,7 +116,7 @@ def _make_stage(
             return [NamedSharding(mesh, PartitionSpec())]
         if spec.shape[dimension] % shards:
             raise ValueError(
-                f"mesh.sampler_devices = {shards} does not divide "
+                f"generators.devices = {shards} does not divide "
                 f"{spec.axes[dimension]} = {spec.shape[dimension]} of the model; set "
                 f"it to a divisor"
             )

@@ -68,33 +68,44 @@ def over_mesh(
 
 
 def split_devices(
-    devices: Sequence[Device], *, learner_count: int, sampler_count: int
-) -> tuple[list[Device], list[Device]]:
-    """The first devices for the learner, the last for the sampler.
+    devices: Sequence[Device],
+    *,
+    learner_count: int,
+    replicas: int,
+    each: int,
+    shared: bool,
+) -> tuple[list[Device], list[list[Device]]]:
+    """Return the learner's devices, and those of every generator replica.
 
-    With `sampler_count` 0 both share the learner's.  Devices between the two shares
-    stay idle.
+    The learner has the first, replicas the last; `shared` replicas have some of the
+    learner's, by turns.  Devices between the two shares stay idle.
 
     Raises:
-        ValueError: there are not enough devices for both.
+        ValueError: there are not enough devices.
     """
-    if learner_count < 1 or sampler_count < 0:
+    if learner_count < 1 or replicas < 1 or each < 1:
         raise ValueError(
             f"{learner_count} learner devices (mesh.data * mesh.fsdp * mesh.context * "
-            f"mesh.tensor) and mesh.sampler_devices = {sampler_count}: the first must "
-            f"be above 0, the second 0 or more"
+            f"mesh.tensor), generators.count = {replicas} and generators.devices = "
+            f"{each} must each be above 0"
         )
-    if learner_count + sampler_count > len(devices):
+    own = 0 if shared else replicas * each
+    if learner_count + own > len(devices):
         raise ValueError(
             f"mesh.data * mesh.fsdp * mesh.context * mesh.tensor = {learner_count} "
-            f"learner devices and mesh.sampler_devices = {sampler_count} need "
-            f"{learner_count + sampler_count}, but there are {len(devices)}; lower "
-            f"one of the axes, or set mesh.sampler_devices = 0 to share the learner's"
+            f"learner devices and generators.count = {replicas} x generators.devices "
+            f"= {each} need {learner_count + own}, but there are {len(devices)}; lower "
+            f"one of the axes, or set generators.placement = 'shared'"
         )
     learner = list(devices[:learner_count])
-    if sampler_count == 0:
-        return learner, learner
-    return learner, list(devices[len(devices) - sampler_count :])
+    rest = list(devices[len(devices) - own :]) if own else learner
+    if each > len(rest):
+        raise ValueError(
+            f"generators.devices = {each} is more than the {len(rest)} devices of the "
+            f"learner, which generators.placement = 'shared' gives them; lower it"
+        )
+    places = [number % (len(rest) // each) * each for number in range(replicas)]
+    return learner, [rest[first : first + each] for first in places]
 
 
 def largest_divisor(length: int, most: int) -> int:

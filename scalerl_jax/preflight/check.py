@@ -33,6 +33,7 @@ from scalerl_jax.sampler.lowering import (
     sampler_params,
 )
 from scalerl_jax.types import PyTree
+from scalerl_jax.wiring.devices import is_shared
 
 _SAMPLING = ("prefill", "decode")  # programs on the sampler's devices
 
@@ -225,7 +226,7 @@ def _sampler_parts(parts: Parts) -> dict[str, int]:
 
 def _beside_learner(parts: Parts) -> dict[str, int]:
     """Return what the sampler holds on the learner's devices."""
-    return {} if parts.config.mesh.sampler_devices else _sampler_parts(parts)
+    return _sampler_parts(parts) if is_shared(parts.config) else {}
 
 
 def _memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int]:
@@ -233,7 +234,7 @@ def _memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int]:
     state, engine, code = parts.state, parts.engine, compiled.code
     whole, params = device_bytes(state), device_bytes(state.params)
     if name in _SAMPLING:
-        shared = not parts.config.mesh.sampler_devices
+        shared = is_shared(parts.config)
         sizes = len(engine.row_counts) * len(engine.table_widths)
         return ({"learner's state": whole} if shared else {}) | {
             **_sampler_parts(parts),

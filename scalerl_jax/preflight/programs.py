@@ -19,12 +19,11 @@ from scalerl_jax.preflight.chips import Topology, part_of
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.kernels import why_not_pallas
 from scalerl_jax.utils.hub import is_hub_id
+from scalerl_jax.wiring.devices import fit_devices, is_shared, make_meshes
 from scalerl_jax.wiring.learning import (
     abstract_state,
-    fit_devices,
     make_architecture,
     make_forward,
-    make_meshes,
     make_train_step,
 )
 from scalerl_jax.wiring.sampling import make_engine, make_tokenizer
@@ -54,28 +53,29 @@ def place(config: Config, topology: Topology) -> Placement:
     Raises:
         ValueError: the topology has too few, or none of that form.
     """
-    mesh = config.mesh
+    mesh, generators = config.mesh, config.generators
     learner = math.prod(getattr(mesh, axis) for axis in AXES)
     split_devices(
         range(topology.num_devices),
         learner_count=learner,
-        sampler_count=mesh.sampler_devices,
+        replicas=generators.count,
+        each=generators.devices,
+        shared=is_shared(config),
     )
+    own = 0 if is_shared(config) else generators.count * generators.devices
     if mesh.data % topology.slices:
         raise ValueError(
             f"mesh.data = {mesh.data} must be a multiple of the {topology.slices} "
             f"slices of --topology={topology.name}: only replicas of the state may be "
             f"far apart; set mesh.data = {topology.slices}"
         )
-    unused = topology.num_devices - learner - mesh.sampler_devices
+    unused = topology.num_devices - learner - own
     if topology.chip.whole_slices:
         of_learner = part_of(topology, learner, setting="the mesh's product")
         of_sampler, devices = of_learner, of_learner.devices()
-        if mesh.sampler_devices:
+        if own:
             one = dataclasses.replace(topology, slices=1)
-            of_sampler = part_of(
-                one, mesh.sampler_devices, setting="mesh.sampler_devices"
-            )
+            of_sampler = part_of(one, generators.devices, setting="generators.devices")
             devices += of_sampler.devices()
         return Placement(of_learner, of_sampler, devices, unused)
     devices = topology.devices()
@@ -122,7 +122,11 @@ def make_parts(config: Config, topology: Topology) -> tuple[Parts, Any]:
     arch = make_architecture(config)
     config = fit_devices(config, arch, topology.num_devices)
     placement = place(config, topology)
-    learner_mesh, sampler_mesh = make_meshes(config, arch, placement.devices)
+    # Every replica runs the programs of the first.
+    first = dataclasses.replace(config.generators, count=1)
+    learner_mesh, (sampler_mesh,) = make_meshes(
+        dataclasses.replace(config, generators=first), arch, placement.devices
+    )
     forward = make_forward(config, arch, learner_mesh)
     step = make_train_step(config, forward, learner_mesh)
     given = config.data.tokenizer or config.model.checkpoint

@@ -20,6 +20,7 @@ from scalerl_jax.preflight.check import (
     head_is_float32,
 )
 from scalerl_jax.preflight.hlo import Traffic
+from scalerl_jax.wiring.devices import is_shared
 
 _OTHERS = ("prefill", "decode", "publish")  # what a train step does not run
 # Part of the memory -> the settings that make it smaller.
@@ -38,13 +39,13 @@ ADVICE = {
     "other temporaries": (
         "batch.rows_per_microbatch, batch.row_tokens, mesh.context or mesh.tensor"
     ),
-    "sampler's params": "mesh.sampler_devices, or model.sampler_dtype = 'bfloat16'",
-    "params of the next version": "mesh.sampler_devices",
-    "KV cache": "sampler.cache_tokens, or mesh.sampler_devices",
-    "KV cache of an evaluation": "sampler.cache_tokens, or mesh.sampler_devices",
+    "sampler's params": "generators.devices, or model.sampler_dtype = 'bfloat16'",
+    "params of the next version": "generators.devices",
+    "KV cache": "sampler.cache_tokens, or generators.devices",
+    "KV cache of an evaluation": "sampler.cache_tokens, or generators.devices",
     "temporaries": "sampler.slots or sampler.prefill_tokens",
     "code of all programs": "sampler.slots: fewer sizes to compile for",
-    "copy to publish": "mesh.sampler_devices: more shards of the copy",
+    "copy to publish": "generators.devices: more shards of the copy",
     "arguments and results": _SHARDS,
 }
 _GIB = 2**30
@@ -88,7 +89,8 @@ def to_json(result: Result, *, config_file: str) -> dict[str, Any]:
             "all": result.topology.num_devices,
             "learner": parts.learner_mesh.size,
             "sampler": parts.sampler_mesh.size,
-            "shared": not parts.config.mesh.sampler_devices,
+            "generators": parts.config.generators.count,
+            "shared": is_shared(parts.config),
             "unused": parts.placement.unused,
             "learner_topology": parts.placement.learner.name,
             "sampler_topology": parts.placement.sampler.name,
@@ -187,11 +189,10 @@ def notes(result: Result) -> list[str]:
             f"{placement.sampler.name}; start them as processes of their own"
         )
     if placement.unused:
-        per_generator = parts.config.mesh.sampler_devices or parts.sampler_mesh.size
         said.append(
             f"{placement.unused} of {result.topology.num_devices} devices stay unused: "
             f"mesh.fsdp must divide hidden_size = {parts.arch.hidden_size}; they can "
-            f"hold {placement.unused // per_generator} more generators"
+            f"hold {placement.unused // parts.sampler_mesh.size} more generators"
         )
     if result.topology.slices > 1:
         said.append(
@@ -219,7 +220,8 @@ def to_text(result: Result, *, config_file: str) -> str:
         f"({_gib(limit)} of HBM for programs on each device)",
         f"devices: learner {parts.learner_mesh.size} (data {mesh.data}, fsdp "
         f"{mesh.fsdp}, context {mesh.context}, tensor {mesh.tensor}), sampler "
-        + (f"{mesh.sampler_devices}" if mesh.sampler_devices else "shares them")
+        + ("shares " if is_shared(parts.config) else "")
+        + f"{parts.sampler_mesh.size} x {parts.config.generators.count}"
         + f", unused {parts.placement.unused}",
         f"attention: learner {result.attention['learner']}; sampler "
         f"{result.attention['sampler']}",

@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,21 @@ class Ledger:
         *,
         pools: dict[str, int],
         chip: str,
+        remote: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A ledger of `pools` (name to number of chips) of one kind of chip."""
+        """A ledger of `pools` (name to number of chips) of one kind of chip.
+
+        The work of `remote` pools is told afterwards, by `book`.
+        """
         if not pools or min(pools.values()) < 1:
             raise ValueError(f"pools = {pools} must each have at least one chip")
         self.chip = chip
         self._pools = dict(pools)
+        # Chip-seconds of a remote pool that no work has been told of, by category.
+        self._untold: dict[str, dict[str, float]] = {
+            pool: dict.fromkeys(_CATEGORIES, 0.0) for pool in remote
+        }
         self._clock = clock
         self._lock = threading.Lock()
         self._last: float | None = None  # when the books were last brought up to date
@@ -116,6 +124,27 @@ class Ledger:
             with self._lock:
                 self._advance()
                 self._active[pool][name] -= 1
+
+    def book(self, pool: str, seconds: Mapping[str, float]) -> None:
+        """Take in what a remote pool has done: seconds of all its chips, by activity.
+
+        They are taken from what the clock has counted there as idle, then from what it
+        has counted as a wait for another pool.  What is more than both is left out: a
+        clock that runs faster than ours.
+        """
+        with self._lock:
+            self._advance()
+            untold = self._untold[pool]
+            for name, amount in seconds.items():
+                left = amount * self._pools[pool]
+                for category in ("idle", *NOT_CHARGED):
+                    part = min(left, untold[category])
+                    untold[category] -= part
+                    self._chip_s[category] -= part
+                    self._chip_s[name] += part
+                    if category == "idle":
+                        self._pool_idle_s[pool] -= part
+                    left -= part
 
     def count(self, **amounts: float) -> None:
         """Add to the counters named in `COUNTS`."""
@@ -165,7 +194,7 @@ class Ledger:
         with self._lock:
             self._advance()
             shares = {
-                pool: self._pool_idle_s[pool] / total if total else 0.0
+                pool: max(self._pool_idle_s[pool] / total, 0.0) if total else 0.0
                 for pool, total in self._pool_total_s.items()
             }
             self._pool_idle_s = dict.fromkeys(self._pools, 0.0)
@@ -235,6 +264,8 @@ class Ledger:
             booked = active[pool] or waited_for or ["idle"]
             for name in booked:
                 self._chip_s[name] += chip_s / len(booked)
+                if pool in self._untold:
+                    self._untold[pool][name] += chip_s / len(booked)
             self._pool_total_s[pool] += chip_s
             if booked == ["idle"]:
                 self._pool_idle_s[pool] += chip_s

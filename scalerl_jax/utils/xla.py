@@ -123,12 +123,12 @@ _WAYS: dict[Program, str] = {
     "publishing params": (
         "cut the state into more shards by mesh.fsdp, lower sampler.cache_tokens (0 is "
         "every slot at its full length), give the sampler devices of its own by "
-        "mesh.sampler_devices, or set model.sampler_dtype to 'bfloat16'"
+        "generators.devices, or set model.sampler_dtype to 'bfloat16'"
     ),
     "the sampler": (
         "lower sampler.cache_tokens (0 is every slot at its full length), "
         "sampler.slots or sampler.prefill_tokens, give the sampler more devices of its "
-        "own by mesh.sampler_devices, or set model.sampler_dtype to 'bfloat16'"
+        "own by generators.devices, or set model.sampler_dtype to 'bfloat16'"
     ),
 }
 

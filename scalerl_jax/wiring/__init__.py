@@ -1,12 +1,13 @@
 """From a Config to the parts of a run: the only place that maps names to functions."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import Mesh
+from jaxtyping import Array
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config, to_json
@@ -14,8 +15,6 @@ from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.generation.episodes import Episodes
-from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.critic import PairedStep
 from scalerl_jax.learner.forward import Forward, plain_scorer
@@ -24,18 +23,15 @@ from scalerl_jax.learner.optimizer import frozen_params
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.learner.step import TrainState, TrainStep
 from scalerl_jax.model.architecture import Architecture, parameter_table
-from scalerl_jax.rewards.named import num_processes
-from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.run_state import RunState
-from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.scheduler import Scheduler
-from scalerl_jax.types import Prompt
+from scalerl_jax.types import PyTree
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten, keep_data_report
 from scalerl_jax.utils.xla import explained, keep_freed_memory
+from scalerl_jax.wiring.devices import fit_devices, learner_pool, make_meshes
+from scalerl_jax.wiring.generators import GeneratorParts, make_generators
 from scalerl_jax.wiring.learning import (
-    fit_devices,
     make_annotate,
     make_architecture,
     make_diagnosis,
@@ -44,25 +40,18 @@ from scalerl_jax.wiring.learning import (
     make_learner,
     make_learning_rates,
     make_ledger,
-    make_meshes,
     make_pack,
-    pool_names,
 )
 from scalerl_jax.wiring.objective import make_assembler
 from scalerl_jax.wiring.prompts import LoadedPrompts, load_prompts
 from scalerl_jax.wiring.sampling import (
     make_checked_tokenizer,
-    make_distribution,
     make_engine,
-    make_evaluator,
-    make_judging,
     make_length_budget,
-    make_probe,
     make_stream,
-    make_training_samples,
 )
 from scalerl_jax.wiring.tables import DTYPES
-from scalerl_jax.wiring.verifying import check_verifiers, make_verifier
+from scalerl_jax.wiring.verifying import check_verifiers
 
 if TYPE_CHECKING:  # loaded only where a prompt is followed
     from scalerl_jax.coordination.tracing import Tracer
@@ -72,7 +61,7 @@ __all__ = [
     "fit_devices",
     "make_architecture",
     "make_ledger",
-    "pool_names",
+    "learner_pool",
 ]
 
 
@@ -89,9 +78,10 @@ def make_run(
     tokenizer = make_checked_tokenizer(config, arch)
     prompts = _load_prompts(config, tokenizer, directory, progress)
     stream = make_stream(config, prompts.train)
-    meshes = learner_mesh, sampler_mesh = make_meshes(config, arch, jax.devices())
-    engine = make_engine(config, arch, tokenizer, sampler_mesh)
-    engine.notice = progress.program
+    meshes = learner_mesh, sampler_meshes = make_meshes(config, arch, jax.devices())
+    engines = [make_engine(config, arch, tokenizer, mesh) for mesh in sampler_meshes]
+    for engine in engines:
+        engine.notice = progress.program
     forward = make_forward(config, arch, learner_mesh)
     settings = flatten(to_json(config))
     with explained("the train step", settings):
@@ -100,16 +90,17 @@ def make_run(
     queue = make_queue(config)
     desk = OrderDesk(queue, stream, ledger)
     with contextlib.ExitStack() as opened, explained("the sampler", settings):
-        pools = make_verifiers(config, opened, progress)
-        generators = make_generators(
-            config,
-            engine,
-            tokenizer,
+        generators, verifier_restarts = make_generators(
+            GeneratorParts(
+                config=config,
+                tokenizer=tokenizer,
+                held_out=prompts.held_out,
+                progress=progress,
+            ),
+            engines,
             desk,
-            pools=pools,
-            held_out=prompts.held_out,
-            ledger=ledger,
-            progress=progress,
+            ledger,
+            opened,
         )
         close = opened.pop_all().close
     learner = make_local_learner(
@@ -128,8 +119,8 @@ def make_run(
         learning_rates=make_learning_rates(config),
         length_limit=make_length_budget(config).limit,
         ledger=ledger,
-        learner_pool=pool_names(config)[0],
-        verifier_restarts=lambda: sum(pool.restarts for pool in pools),
+        learner_pool=learner_pool(config),
+        verifier_restarts=verifier_restarts,
         progress=progress,
         close=close,
         state=state,
@@ -150,37 +141,45 @@ def make_local_learner(
     forward: Forward,
     state: TrainState,
     step: TrainStep | PairedStep,
-    meshes: tuple[Mesh, Mesh],
+    meshes: tuple[Mesh, Sequence[Mesh]],
     assemble: Assembler,
     directory: Path,
 ) -> LocalLearner:
     """Return the learner around a compiled step; its state stays with the caller.
 
-    `meshes` are the learner's and the sampler's, `directory` is the run's.
+    `meshes` are the learner's and those of the replicas, `directory` is the run's.
     """
     return LocalLearner(
         layout=jax.tree.map(_abstract, state),
         train_step=step,
         diagnose=make_diagnosis(config, forward, step),
         annotate_window=make_annotate(config, forward, meshes[0], assemble),
-        to_sampler=make_publish(
-            forward.arch,
-            dtype=DTYPES[config.model.sampler_dtype],
-            learner_mesh=meshes[0],
-            sampler_mesh=meshes[1],
-        ),
+        to_sampler=make_publish_to_all(config, forward.arch, *meshes),
         score_batch=plain_scorer(forward),
         checkpointer=make_checkpointer(config, directory),
     )
 
 
-def make_verifiers(
-    config: Config, opened: contextlib.ExitStack, progress: Progress
-) -> tuple[VerifierPool, VerifierPool]:
-    """Return the pools of training and of evaluations, closed with `opened`."""
-    count = num_processes(config.reward.num_workers)
-    progress.note(f"verifier processes: {count} for training, {count} for evaluations")
-    return make_verifier(config, opened), make_verifier(config, opened)
+def make_publish_to_all(
+    config: Config, arch: Architecture, learner: Mesh, replicas: Sequence[Mesh]
+) -> Callable[[PyTree, Array], Any]:
+    """Return what makes the publication of a version: for each replica its own.
+
+    Those that share devices share a copy.  A single replica's stands by itself.
+    """
+    dtype = DTYPES[config.model.sampler_dtype]
+    to_mesh = {
+        mesh: make_publish(arch, dtype=dtype, learner_mesh=learner, sampler_mesh=mesh)
+        for mesh in dict.fromkeys(replicas)
+    }
+    if len(replicas) == 1:
+        return to_mesh[replicas[0]]
+
+    def publish(params: PyTree, policy_version: Array) -> tuple[Any, ...]:
+        sent = {mesh: to(params, policy_version) for mesh, to in to_mesh.items()}
+        return tuple(sent[mesh] for mesh in replicas)
+
+    return publish
 
 
 def make_agreement(config: Config, learner: LocalLearner) -> AgreementCheck:
@@ -245,38 +244,4 @@ def make_queue(config: Config) -> RolloutQueue:
         epochs=config.batch.epochs,
         max_refills=config.batch.max_refills if config.batch.dynamic_sampling else 0,
         num_steps=config.train.num_steps,
-    )
-
-
-def make_generators(
-    config: Config,
-    engine: Engine,
-    tokenizer: Tokenizer,
-    desk: OrderDesk,
-    *,
-    pools: tuple[VerifierPool, VerifierPool],
-    held_out: Sequence[Prompt],
-    ledger: Ledger,
-    progress: Progress,
-) -> LocalGenerators:
-    """Return the sampling thread, not started; `pools` judge training and evaluations.
-
-    `held_out` prompts are evaluated, and some of them compared with the learner.
-    """
-    judging = make_judging(config, tokenizer)
-    return LocalGenerators(
-        scheduler=Scheduler(engine, kv_on_update=config.sampler.kv_on_update),
-        desk=desk,
-        episodes=Episodes(pools[0], judging.answer),
-        judging=judging,
-        sampling=make_distribution(config),
-        make_samples=make_training_samples(config),
-        evaluator=make_evaluator(
-            config, engine, held_out, tokenizer, pools[1], progress
-        ),
-        probe=make_probe(config, engine, held_out),
-        ledger=ledger,
-        flops=lambda stats: stats.flops(engine.settings.arch),
-        pool=pool_names(config)[1],
-        group_timeout_s=config.queue.group_timeout_s,
     )

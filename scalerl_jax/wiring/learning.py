@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import optax
@@ -41,11 +40,11 @@ from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import abstract_params, init_params
 from scalerl_jax.model.weights import load_params
-from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
 from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.wiring.critic import abstract_critic, make_critic, make_critic_step
+from scalerl_jax.wiring.devices import generator_pools, learner_pool
 from scalerl_jax.wiring.objective import (
     make_annotator,
     make_objective,
@@ -64,80 +63,11 @@ def make_architecture(config: Config) -> Architecture:
     )
 
 
-def fit_devices(config: Config, arch: Architecture, num_devices: int) -> Config:
-    """The same with numbers for what is left to the devices: fsdp, and the rows.
-
-    Raises:
-        ValueError: not even one shard is possible.
-    """
-    mesh, rows = config.mesh, config.batch.rows_per_microbatch
-    others = mesh.data * mesh.context * mesh.tensor
-    if not mesh.fsdp:
-        most = (num_devices - mesh.sampler_devices) // others
-        fits = [
-            shards
-            for shards in range(1, most + 1)
-            if arch.hidden_size % shards == 0 and rows % (mesh.data * shards) == 0
-        ]
-        if rows % mesh.data:
-            raise ValueError(
-                f"batch.rows_per_microbatch = {rows} cannot be cut into mesh.data = "
-                f"{mesh.data} shards; make it a multiple, or 0"
-            )
-        if not fits:
-            raise ValueError(
-                f"mesh.fsdp = 0 finds no shards: {num_devices} devices less "
-                f"mesh.sampler_devices = {mesh.sampler_devices} must be at least "
-                f"mesh.data * mesh.context * mesh.tensor = {others}; lower one of them"
-            )
-        mesh = dataclasses.replace(mesh, fsdp=fits[-1])
-    batch = dataclasses.replace(
-        config.batch, rows_per_microbatch=rows or mesh.data * mesh.fsdp
-    )
-    return dataclasses.replace(config, mesh=mesh, batch=batch)
-
-
-def make_meshes(
-    config: Config, arch: Architecture, devices: Sequence[Device]
-) -> tuple[Mesh, Mesh]:
-    """The learner's mesh and the sampler's; they share devices on a small machine."""
-    mesh = config.mesh
-    axes = {name: getattr(mesh, name) for name in AXES}
-    learner_devices, sampler_devices = split_devices(
-        devices,
-        learner_count=math.prod(axes.values()),
-        sampler_count=mesh.sampler_devices,
-    )
-    if not mesh.sampler_devices:
-        sampler_devices = learner_devices[: mesh.tensor]
-    else:
-        check_kv_heads(arch, mesh.sampler_devices)
-    return (
-        make_mesh(learner_devices, **axes),
-        make_mesh(sampler_devices, tensor=len(sampler_devices)),
-    )
-
-
-def check_kv_heads(arch: Architecture, sampler_devices: int) -> None:
-    """Refuse a number of sampler devices that kv heads cannot be shared among."""
-    if arch.num_kv_heads % sampler_devices:
-        raise ValueError(
-            f"mesh.sampler_devices = {sampler_devices} cannot share the "
-            f"{arch.num_kv_heads} kv heads of the model evenly; use a divisor"
-        )
-
-
-def pool_names(config: Config) -> tuple[str, str]:
-    """Pools of the ledger for the learner and for the sampler."""
-    return ("learner", "sampler") if config.mesh.sampler_devices else ("all", "all")
-
-
 def make_ledger(config: Config) -> Ledger:
     """A ledger of the chips that the run holds."""
     mesh = config.mesh
-    learner_pool, sampler_pool = pool_names(config)
-    pools = {sampler_pool: mesh.sampler_devices}
-    pools[learner_pool] = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
+    pools = dict.fromkeys(generator_pools(config), config.generators.devices)
+    pools[learner_pool(config)] = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
     return Ledger(pools=pools, chip=mesh.chip or jax.devices()[0].device_kind)
 
 

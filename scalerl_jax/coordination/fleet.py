@@ -1,0 +1,181 @@
+"""Generators that are several replicas: the loop's side of them."""
+
+import concurrent.futures
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from scalerl_jax.contract import Desk, Publication, QueueClosed
+from scalerl_jax.coordination.roster import Roster
+from scalerl_jax.exchange import Job
+from scalerl_jax.generation.listed import Abandoned, Probed, never
+from scalerl_jax.utils.progress import Progress
+
+_TICK_S = 0.5  # between two turns in which nothing happens
+_POLL_S = 0.2  # between two looks whether an evaluation is to stop
+_END_S = 10.0  # for replicas to say that they have ended
+
+
+class Fleet:
+    """The `contract.Generators` of several replicas; a thread makes the turns."""
+
+    def __init__(
+        self,
+        *,
+        make_roster: Callable[[Callable[[], None]], Roster],
+        desk: Desk,
+        summarize: Callable[..., Any],
+        num_held_out: int,
+        job_timeout_s: float,
+        progress: Progress,
+    ) -> None:
+        """Have the replicas of a roster, which is made with what calls for a turn.
+
+        `summarize` makes an evaluation of its judged prompts.
+        """
+        self._due = threading.Event()
+        self.roster = make_roster(self._due.set)
+        self._desk = desk
+        self._summarize = summarize
+        self._num_held_out = num_held_out
+        self._job_timeout_s = job_timeout_s
+        self._progress = progress
+        self._numbers = itertools.count()
+        self._version = -1  # published last
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
+        self._thread.start()
+
+    def start(self) -> None:
+        """Begin to hand out orders."""
+        self.roster.order()
+        self._due.set()
+
+    def stop(self, timeout_s: float) -> None:
+        """End every replica; one that does not answer is left behind."""
+        self._over = True
+        self._due.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def publish(self, publication: Publication, *, policy_version: int) -> None:
+        """Hand over params for all that is sampled from now on."""
+        self._version = policy_version
+        self.roster.publish(publication, policy_version)
+        self._due.set()
+
+    def sample(self, publication: Publication) -> list[Probed]:
+        """Return what every replica says to the same prompts, one after the other."""
+        numbers = range(len(self.roster.members))
+        jobs = [self._job("probe", publication, self._version) for _ in numbers]
+        parts = self._done(list(zip(jobs, numbers, strict=True)))
+        return [each for part in parts for each in part]
+
+    def evaluate(
+        self,
+        publication: Publication,
+        *,
+        policy_version: int,
+        stopped: Callable[[], bool],
+    ) -> tuple[Any, list[Probed]]:
+        """Return the pass rate at a version, and completions to compare with.
+
+        Raises:
+            Abandoned: `stopped` said so.
+        """
+        parts = 2 * len(self.roster.members)  # so that a slow one may do less
+        jobs = [
+            self._job(
+                "evaluate",
+                publication,
+                policy_version,
+                places=tuple(range(first, self._num_held_out, parts)),
+            )
+            for first in range(min(parts, self._num_held_out))
+        ]
+        jobs.append(self._job("probe", publication, policy_version))
+        text = f"evaluation at step {policy_version}: part"
+        with self._progress.bar(text, total=len(jobs)) as bar:
+            *judged, probed = self._done(
+                [(job, None) for job in jobs],
+                stopped=stopped,
+                ended=lambda _: self._progress.advance(bar),
+            )
+        everything = [each for part in judged for each in part]
+        return self._summarize(everything, policy_version=policy_version), probed
+
+    def in_flight(self) -> dict[int, int]:
+        """Return the tickets under way, and how many tokens each has so far."""
+        return self.roster.in_flight()
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        """Return the samplers' figures, summed, and those of the replicas."""
+        total: Counter[str] = Counter()
+        members = list(self.roster.members)
+        for member in members:
+            total.update(member.metrics)
+        versions = [member.used_version for member in members if member.up]
+        replicas = {
+            "up": len(versions),
+            "oldest_version": min(versions, default=-1),
+        } | self.roster.events
+        return dict(total) | {f"replicas/{name}": n for name, n in replicas.items()}
+
+    @property
+    def verifier_restarts(self) -> int:
+        """Verifier processes that have been replaced."""
+        return sum(member.verifier_restarts for member in list(self.roster.members))
+
+    def _job(self, kind: Any, publication: Any, version: int, **more: Any) -> Job:
+        return Job(
+            number=next(self._numbers),
+            kind=kind,
+            publication=publication,
+            policy_version=version,
+            **more,
+        )
+
+    def _done(
+        self,
+        jobs: Sequence[tuple[Job, int | None]],
+        *,
+        stopped: Callable[[], bool] = never,
+        ended: Callable[[Any], None] = lambda future: None,
+    ) -> list[Any]:
+        """Return the results of jobs, each by the replica of its number or by any."""
+        futures = [self.roster.submit(job, number) for job, number in jobs]
+        for future in futures:
+            future.add_done_callback(ended)
+        self._due.set()
+        deadline = time.monotonic() + self._job_timeout_s
+        try:
+            while concurrent.futures.wait(futures, _POLL_S).not_done:
+                if stopped():
+                    raise Abandoned
+                self._desk.raise_if_over()
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"replicas did not end an evaluation in "
+                        f"queue.batch_timeout_s = {self._job_timeout_s:g}"
+                    )
+            return [future.result() for future in futures]
+        finally:
+            self.roster.withdraw(job for job, _ in jobs)
+            self._due.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                self._due.wait(_TICK_S)
+                self._due.clear()
+                self.roster.turn()
+        except QueueClosed:
+            pass
+        except BaseException as failure:  # noqa: BLE001  raised again in the loop
+            self._desk.fail(failure)
+        finally:
+            self.roster.end(_END_S)

@@ -1,0 +1,95 @@
+"""The replicas of a run as its controller knows them, and how patient it is."""
+
+import dataclasses
+from concurrent.futures import Future
+from typing import Any
+
+from scalerl_jax.exchange import Assignment, Job, Link, Report
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long the controller waits for replicas, and how often it replaces them."""
+
+    start_timeout_s: float = 600.0  # for one to come up; 0 or more
+    silence_timeout_s: float = 60.0  # for an answer of one that is up
+    reissue_after_s: float = 0.0  # groups go to another replica then; 0: never
+    losses: int = 5  # in a row, without a finished group between: the run ends
+    poll_s: float = 5.0  # that a replica may wait for news of its own
+
+
+@dataclasses.dataclass(kw_only=True)
+class Member:
+    """The place of one replica, with what the one that is there now has been given."""
+
+    number: int
+    pool: str  # of the ledger
+    link: Link | None = None
+    coming: Future[Link] | None = None  # a link that is not up yet
+    since_s: float = 0.0  # when it began to come, or answered last
+    calls: list[Future[Report]] = dataclasses.field(default_factory=list)
+    losses: int = 0  # in this place, in all
+    used_version: int = -1
+    sent_version: int = -1  # of the newest publication it has been given
+    capacity: int = 0
+    assignments: dict[int, Assignment] = dataclasses.field(default_factory=dict)
+    given_s: dict[int, float] = dataclasses.field(default_factory=dict)
+    sampled: set[int] = dataclasses.field(default_factory=set)
+    tokens: dict[int, int] = dataclasses.field(default_factory=dict)
+    # Tickets that were taken from it, and that it may still be sampling.
+    withdrawn: set[int] = dataclasses.field(default_factory=set)
+    jobs: set[int] = dataclasses.field(default_factory=set)  # their numbers
+    metrics: dict[str, int] = dataclasses.field(default_factory=dict)
+    verifier_restarts: int = 0
+    # What goes with the next call.
+    assigned: list[Assignment] = dataclasses.field(default_factory=list)
+    new_jobs: list[Job] = dataclasses.field(default_factory=list)
+    to_withdraw: list[int] = dataclasses.field(default_factory=list)
+    abandoned: list[int] = dataclasses.field(default_factory=list)
+    refusals: int = 0  # of publications, in a row
+
+    @property
+    def up(self) -> bool:
+        """Return whether it has answered."""
+        return self.link is not None and self.capacity > 0
+
+    @property
+    def room(self) -> int:
+        """Groups that it could begin now."""
+        return self.capacity - len(self.assignments.keys() - self.sampled)
+
+    @property
+    def version(self) -> int:
+        """The version to count its next group by: what it uses, or will begin with."""
+        return self.used_version if self.used_version >= 0 else self.sent_version
+
+    def give(self, assignment: Assignment, now_s: float) -> None:
+        """Note an assignment, which goes with the next call."""
+        ticket = assignment.order.ticket
+        self.assignments[ticket] = assignment
+        self.given_s[ticket] = now_s
+        self.assigned.append(assignment)
+
+    def forget(self, ticket: int) -> None:
+        """Take an assignment off its books."""
+        del self.assignments[ticket], self.given_s[ticket]
+        self.sampled.discard(ticket)
+        self.tokens.pop(ticket, None)
+
+    def withdraw(self, ticket: int) -> None:
+        """Take an assignment away, which the replica will hear of."""
+        self.forget(ticket)
+        self.withdrawn.add(ticket)
+        self.to_withdraw.append(ticket)
+
+    def take_new(self) -> dict[str, Any]:
+        """Return what goes with the next call, once: fields of `Instructions`."""
+        said = dict(
+            assignments=tuple(self.assigned),
+            withdrawn=tuple(self.to_withdraw),
+            jobs=tuple(self.new_jobs),
+            abandoned=tuple(self.abandoned),
+        )
+        for each in (self.assigned, self.to_withdraw, self.new_jobs, self.abandoned):
+            each.clear()
+        return said

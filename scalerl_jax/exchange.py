@@ -1,0 +1,93 @@
+"""What a controller and a generator replica tell each other, by one call.
+
+    report = replica.exchange(instructions, wait_s)
+
+The call hands over what is new, waits until the replica has something to say, and
+brings it back.  Delivering a second one ends the wait of the first.  It cannot be made
+twice for one answer: a caller that loses an answer has lost the replica.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, Literal, Protocol
+
+from scalerl_jax.contract import Order
+from scalerl_jax.types import Group
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """An order, and the version of the params that it may begin with at the least."""
+
+    order: Order
+    version: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """Work at one version, done between two steps of the sampling."""
+
+    number: int
+    kind: Literal["probe", "evaluate"]
+    publication: Any  # params of that version
+    policy_version: int
+    places: tuple[int, ...] = ()  # held-out prompts of an evaluation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobResult:
+    """The end of a job: its value, or the error that it ended with."""
+
+    number: int
+    value: Any = None
+    error: BaseException | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Instructions:
+    """What is new for a replica."""
+
+    publication: Any = None  # params for all that is sampled from now on
+    policy_version: int = -1  # optimizer steps behind them
+    assignments: tuple[Assignment, ...] = ()
+    withdrawn: tuple[int, ...] = ()  # tickets whose groups nobody wants any more
+    jobs: tuple[Job, ...] = ()
+    abandoned: tuple[int, ...] = ()  # jobs whose results nobody wants any more
+    over: bool = False  # sample nothing more
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a replica has done since its last report, and how it stands."""
+
+    used_version: int  # of the params that the sampling thread has; -1: none so far
+    capacity: int  # groups that it can sample at a time
+    sampled: tuple[int, ...] = ()  # tickets that lack nothing but verdicts
+    groups: tuple[Group, ...] = ()  # finished and judged
+    dropped: tuple[tuple[int, str], ...] = ()  # tickets without a result, and why
+    tokens: Mapping[int, int] = dataclasses.field(default_factory=dict)  # so far
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)  # busy
+    counts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a ledger
+    metrics: Mapping[str, int] = dataclasses.field(default_factory=dict)  # in all
+    results: tuple[JobResult, ...] = ()
+    verifier_restarts: int = 0  # in all
+    refused: str = ""  # why the last publication is not in use
+    failure: BaseException | None = None  # what ended its sampling
+
+
+class Link(Protocol):
+    """The way to one replica, whatever it goes through."""
+
+    where: str  # host and process, for people
+    replaceable: (
+        bool  # another one can come in its place; else its failure is the run's
+    )
+
+    def exchange(self, instructions: Instructions, wait_s: float) -> Future[Report]:
+        """Call the replica; the future fails if it is lost."""
+        ...
+
+    def close(self) -> None:
+        """End the replica, which need not answer; returns at once."""
+        ...

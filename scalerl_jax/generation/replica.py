@@ -1,0 +1,300 @@
+"""A generator replica: the sampling thread, between a controller's exchanges.
+
+`ReplicaDesk` is the desk that the thread asks; it hands out what the controller has
+assigned, and collects what is to be reported.  `Replica.exchange` is the only call that
+a controller makes.
+"""
+
+import collections
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from scalerl_jax.contract import Order, QueueClosed
+from scalerl_jax.exchange import Assignment, Instructions, Job, JobResult, Report
+from scalerl_jax.generation.local import LocalGenerators
+from scalerl_jax.parallel.publication import Published
+from scalerl_jax.types import Group
+from scalerl_jax.utils.work_log import WorkLog
+
+_log = logging.getLogger(__name__)
+
+
+class ReplicaDesk:
+    """The `contract.Desk` of one replica: an inbox and an outbox under one lock."""
+
+    def __init__(self) -> None:
+        """Begin without orders."""
+        self._changed = threading.Condition()
+        self._inbox: collections.deque[Assignment] = collections.deque()
+        self._withdrawn: set[int] = set()
+        self._arrivals = self._seen = 0  # what may let the sampling thread go on
+        self._used_version = -1
+        self._sampled: list[int] = []
+        self._groups: list[Group] = []
+        self._dropped: list[tuple[int, str]] = []
+        self._results: list[JobResult] = []
+        self._refused = ""
+        self._failure: BaseException | None = None
+        self._over = False
+        self._deliveries = 0
+        self._news = False
+
+    # The sampling thread's side: `contract.Desk`.
+
+    def admit(self, used_version: int) -> Order | None:
+        """Return the first order that these params are new enough for, or None."""
+        with self._changed:
+            self.raise_if_over()
+            if used_version != self._used_version:
+                self._used_version = used_version
+                self._tell()
+            self._seen = self._arrivals
+            for assignment in self._inbox:
+                if assignment.version <= used_version:
+                    self._inbox.remove(assignment)
+                    return assignment.order
+            return None
+
+    def sampled(self, ticket: int) -> None:
+        """Report that a group lacks nothing but its verdicts."""
+        with self._changed:
+            self._sampled.append(ticket)
+            self._tell()
+
+    def put(self, group: Group) -> None:
+        """Report a finished group."""
+        with self._changed:
+            self._groups.append(group)
+            self._forget(group.ticket)
+
+    def drop(self, ticket: int, reason: str) -> None:
+        """Report that a group has no result."""
+        with self._changed:
+            self._dropped.append((ticket, reason))
+            self._forget(ticket)
+
+    def withdrawn(self) -> frozenset[int]:
+        """Return the tickets whose groups nobody wants any more."""
+        with self._changed:
+            return frozenset(self._withdrawn)
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until `admit` may answer differently than last time, or for so long."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._over or self._arrivals != self._seen, timeout_s
+            )
+            self._seen = self._arrivals
+            self.raise_if_over()
+
+    def wake(self) -> None:
+        """End a `wait`: other params or a job have come."""
+        with self._changed:
+            self._arrivals += 1
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Report the error that ended the sampling."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._tell()
+
+    def raise_if_over(self) -> None:
+        """Raise QueueClosed once the controller has said so."""
+        if self._over:
+            raise QueueClosed
+
+    # The controller's side.
+
+    def deliver(self, instructions: Instructions) -> None:
+        """Take new orders; whoever waits for news is answered."""
+        with self._changed:
+            gone = set(instructions.withdrawn)
+            waiting = {each.order.ticket for each in self._inbox} & gone
+            self._inbox = collections.deque(
+                each for each in self._inbox if each.order.ticket not in gone
+            )
+            self._dropped += [(ticket, "withdrawn") for ticket in sorted(waiting)]
+            self._withdrawn |= gone - waiting
+            for each in instructions.assignments:
+                self._withdrawn.discard(each.order.ticket)
+                self._inbox.append(each)
+            self._over = self._over or instructions.over
+            self._deliveries += 1
+            self._arrivals += 1
+            self._changed.notify_all()
+
+    def finish(self, result: JobResult) -> None:
+        """Report the end of a job."""
+        with self._changed:
+            self._results.append(result)
+            self._tell()
+
+    def refuse(self, reason: str) -> None:
+        """Report that a publication is not in use."""
+        with self._changed:
+            self._refused = reason
+            self._tell()
+
+    def await_news(self, timeout_s: float) -> None:
+        """Sleep until there is something to report, or another delivery has come."""
+        with self._changed:
+            deliveries = self._deliveries
+            self._changed.wait_for(
+                lambda: self._news or self._over or self._deliveries != deliveries,
+                timeout_s,
+            )
+
+    def news(self) -> dict[str, Any]:
+        """Return what is to be reported, once: fields of a `Report`."""
+        with self._changed:
+            said = dict(
+                used_version=self._used_version,
+                sampled=tuple(self._sampled),
+                groups=tuple(self._groups),
+                dropped=tuple(self._dropped),
+                results=tuple(self._results),
+                refused=self._refused,
+                failure=self._failure,
+            )
+            for outbox in (self._sampled, self._groups, self._dropped, self._results):
+                outbox.clear()
+            self._refused, self._news = "", False
+            return said
+
+    # Under the lock.
+
+    def _forget(self, ticket: int) -> None:
+        self._withdrawn.discard(ticket)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news = True
+        self._changed.notify_all()
+
+
+class Replica:
+    """One sampling thread with its engine and verifiers, as a controller reaches it."""
+
+    def __init__(
+        self,
+        generators: LocalGenerators,
+        desk: ReplicaDesk,
+        *,
+        capacity: int,
+        verifier_restarts: Callable[[], int],
+        receive: Callable[[Any], Published] = lambda publication: publication,
+        work: WorkLog | None = None,
+        where: str = "this process",
+    ) -> None:
+        """Wrap a thread that is not started; `receive` makes params of a publication.
+
+        With `work` busy seconds and counts are reported; else they are booked already.
+        """
+        self.where = where
+        self._generators = generators
+        self._desk = desk
+        self._capacity = capacity
+        self._verifier_restarts = verifier_restarts
+        self._receive = receive
+        self._work = work
+        self._started = False
+        self._version = -1  # fetched last
+        self._abandoned: set[int] = set()
+        # Params are fetched one after the other, while the thread samples on.
+        self._fetching = ThreadPoolExecutor(1, thread_name_prefix="params")
+
+    def exchange(self, instructions: Instructions, wait_s: float) -> Report:
+        """Take instructions, wait for news of the sampling thread, and report."""
+        if instructions.publication is not None:
+            self._fetching.submit(
+                self._install, instructions.publication, instructions.policy_version
+            )
+        self._abandoned.update(instructions.abandoned)
+        self._desk.deliver(instructions)
+        for job in instructions.jobs:
+            threading.Thread(
+                target=self._do, args=(job,), name=f"job {job.number}", daemon=True
+            ).start()
+        self._desk.await_news(wait_s)
+        seconds, counts = self._work.take() if self._work else ({}, {})
+        return Report(
+            **self._desk.news(),
+            seconds=seconds,
+            counts=counts,
+            capacity=self._capacity,
+            tokens=self._generators.in_flight(),
+            metrics=dict(self._generators.metrics),
+            verifier_restarts=self._verifier_restarts(),
+        )
+
+    def stop(self, timeout_s: float) -> None:
+        """End the sampling thread, which may be in the midst of a step."""
+        self._desk.deliver(Instructions(over=True))
+        self._fetching.shutdown(wait=False, cancel_futures=True)
+        self._generators.stop(timeout_s)
+
+    def _install(self, publication: Any, policy_version: int) -> None:
+        """Hand params to the sampling thread; those before stay if they are not whole.
+
+        What comes while others are fetched is fetched after them.
+        """
+        try:
+            if policy_version < self._version:
+                return  # a call was overtaken by the next
+            received = self._receive(publication)
+            self._version = policy_version
+            self._generators.publish(received, policy_version=policy_version)
+            if not self._started:
+                self._started = True
+                self._generators.start()
+        except Exception as error:  # noqa: BLE001  the controller is told
+            _log.warning("params of version %d are not used: %s", policy_version, error)
+            self._desk.refuse(f"{error}")
+
+    def _do(self, job: Job) -> None:
+        """Do a job and report its end."""
+        try:
+            value = self._value(job)
+        except BaseException as error:  # noqa: BLE001  raised in who asked
+            self._desk.finish(JobResult(number=job.number, error=error))
+        else:
+            self._desk.finish(JobResult(number=job.number, value=value))
+
+    def _value(self, job: Job) -> Any:
+        # After the fetch of a publication that came with it.
+        received = self._fetching.submit(self._receive, job.publication).result()
+        if job.kind == "probe":
+            return self._generators.sample(received)
+        return self._generators.judge(
+            received,
+            policy_version=job.policy_version,
+            places=job.places,
+            stopped=lambda: job.number in self._abandoned,
+        )
+
+
+class ThreadLink:
+    """The way to a replica that is threads of the controller's process."""
+
+    replaceable = False
+
+    def __init__(self, replica: Replica) -> None:
+        """Reach this replica."""
+        self.where = replica.where
+        self._replica = replica
+        self._calls = ThreadPoolExecutor(3, thread_name_prefix="exchange")
+
+    def exchange(self, instructions: Instructions, wait_s: float) -> Future[Report]:
+        """Call the replica in a thread."""
+        return self._calls.submit(self._replica.exchange, instructions, wait_s)
+
+    def close(self) -> None:
+        """End the replica."""
+        with contextlib.suppress(RuntimeError):  # it was closed before
+            self._calls.submit(self._replica.stop, 0.0)
+        self._calls.shutdown(wait=False)

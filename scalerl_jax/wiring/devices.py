@@ -1,0 +1,148 @@
+"""Who gets which devices: the learner's mesh, and one for each generator replica."""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Sequence
+
+from jax.sharding import Mesh
+
+from scalerl_jax.config import Config
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
+
+_log = logging.getLogger(__name__)
+
+
+def fit_devices(config: Config, arch: Architecture, num_devices: int) -> Config:
+    """Return the config with numbers for all that is left to the devices.
+
+    They are mesh.fsdp, batch.rows_per_microbatch and the numbers and the placement of
+    generators.
+
+    Raises:
+        ValueError: the devices do not suffice.
+    """
+    mesh, generators = config.mesh, config.generators
+    others = mesh.data * mesh.context * mesh.tensor
+    least = others * (mesh.fsdp or 1)
+    each, count = generators.devices, generators.count
+    placement = generators.placement
+    if placement == "auto":
+        enough = least + (count or 1) * each <= num_devices
+        placement = "apart" if each and enough else "shared"
+    each = each or mesh.tensor
+    left = num_devices
+    if placement == "apart":
+        count = count or max((num_devices - least) // each, 1)
+        left -= count * each
+    mesh = dataclasses.replace(mesh, fsdp=mesh.fsdp or _most_shards(config, arch, left))
+    rows = config.batch.rows_per_microbatch or mesh.data * mesh.fsdp
+    if placement == "shared":
+        learner = others * mesh.fsdp
+        each = _fitting(each, learner, arch)
+        count = count or learner // each
+    check_kv_heads(arch, each)
+    return dataclasses.replace(
+        config,
+        mesh=mesh,
+        batch=dataclasses.replace(config.batch, rows_per_microbatch=rows),
+        generators=dataclasses.replace(
+            generators, count=count, devices=each, placement=placement
+        ),
+    )
+
+
+def _most_shards(config: Config, arch: Architecture, left: int) -> int:
+    """Return the largest mesh.fsdp for the devices that generators leave."""
+    mesh, rows = config.mesh, config.batch.rows_per_microbatch
+    others = mesh.data * mesh.context * mesh.tensor
+    if rows % mesh.data:
+        raise ValueError(
+            f"batch.rows_per_microbatch = {rows} cannot be cut into mesh.data = "
+            f"{mesh.data} shards; make it a multiple, or 0"
+        )
+    fits = [
+        shards
+        for shards in range(1, left // others + 1)
+        if arch.hidden_size % shards == 0 and rows % (mesh.data * shards) == 0
+    ]
+    if not fits:
+        generators = config.generators
+        raise ValueError(
+            f"mesh.fsdp = 0 finds no shards: the {left} devices that "
+            f"generators.count = {generators.count} x generators.devices = "
+            f"{generators.devices} leave must be at least mesh.data * mesh.context * "
+            f"mesh.tensor = {others}; lower one of them, or set generators.placement "
+            f"= 'shared'"
+        )
+    return fits[-1]
+
+
+def _fitting(each: int, learner: int, arch: Architecture) -> int:
+    """Return how many of the learner's devices a replica shares, at most `each`."""
+    most = max(
+        count
+        for count in range(1, min(each, learner) + 1)
+        if arch.num_kv_heads % count == 0
+    )
+    if most < each and arch.num_kv_heads % each == 0:
+        _log.info(
+            "generators.devices = %d and the learner do not fit side by side: each "
+            "replica runs on %d of the learner's %d devices, between its programs",
+            *(each, most, learner),
+        )
+        return most
+    return each
+
+
+def check_kv_heads(arch: Architecture, devices: int) -> None:
+    """Refuse a number of devices that kv heads cannot be shared among."""
+    if arch.num_kv_heads % devices:
+        raise ValueError(
+            f"generators.devices = {devices} cannot share the {arch.num_kv_heads} kv "
+            f"heads of the model evenly; use a divisor"
+        )
+
+
+def make_meshes(
+    config: Config, arch: Architecture, devices: Sequence[Device]
+) -> tuple[Mesh, tuple[Mesh, ...]]:
+    """Return the learner's mesh and that of each generator replica.
+
+    Raises:
+        ValueError: there are too few devices, or kv heads for a replica's.
+    """
+    generators = fit_devices(config, arch, len(devices)).generators
+    axes = {name: getattr(config.mesh, name) for name in AXES}
+    learner, replicas = split_devices(
+        devices,
+        learner_count=math.prod(axes.values()),
+        replicas=generators.count,
+        each=generators.devices,
+        shared=generators.placement == "shared",
+    )
+    return make_mesh(learner, **axes), tuple(
+        make_mesh(own, tensor=len(own)) for own in replicas
+    )
+
+
+def is_shared(config: Config) -> bool:
+    """Return whether generators run on the learner's devices, in a fitted config."""
+    assert config.generators.placement != "auto", "`fit_devices` has not been called"
+    return config.generators.placement == "shared"
+
+
+def learner_pool(config: Config) -> str:
+    """Return the pool of the ledger for the learner."""
+    return "all" if is_shared(config) else "learner"
+
+
+def generator_pools(config: Config) -> tuple[str, ...]:
+    """Return the pool of the ledger for each replica."""
+    count = config.generators.count
+    if is_shared(config):
+        return ("all",) * count
+    if count == 1:
+        return ("sampler",)
+    return tuple(f"replica{number}" for number in range(count))

@@ -28,7 +28,7 @@ from scalerl_jax.model.transformer import REMAT, head_logits
 from scalerl_jax.types import Group, PackedBatch, Prompt, Rollout
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.xla import keep_freed_memory
-from scalerl_jax.wiring import learning
+from scalerl_jax.wiring import devices, learning
 from scalerl_jax.wiring.objective import make_assembler
 
 SEGMENT = 512  # tokens of the short segments of `tokens`
@@ -48,7 +48,7 @@ class Learner:
     ) -> None:
         """Compiled for `config`, as `scalerl_jax.wiring` does it."""
         arch = arch or learning.make_architecture(config)
-        mesh, _ = learning.make_meshes(config, arch, jax.devices())
+        mesh, _ = devices.make_meshes(config, arch, jax.devices())
         self.config, self.arch = config, arch
         forward = learning.make_forward(config, arch, mesh)
         self.state, self.step = learning.make_learner(config, forward, mesh, Progress())

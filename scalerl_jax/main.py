@@ -55,6 +55,13 @@ FREE_SETTINGS = (
     "tracking.wandb_project",
     "tracking.profile_steps",
     "debug.trace_prompt",
+    "generators.count",
+    "generators.devices",
+    "generators.placement",
+    "generators.start_timeout_s",
+    "generators.silence_timeout_s",
+    "generators.reissue_after_s",
+    "generators.losses",
 )
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
 

@@ -76,6 +76,8 @@ def start_main(directory, changes):
 @contextlib.contextmanager
 def built(config, directory, *, ledger=None):
     """A run, for a test to change some of its parts."""
+    arch = wiring.make_architecture(config)
+    config = wiring.fit_devices(config, arch, len(jax.devices()))
     ledger = ledger or wiring.make_ledger(config)
     ledger.start()
     run = wiring.make_run(config, Path(directory), ledger, Progress())

@@ -421,7 +421,7 @@ def test_interruption_settings_do_not_matter_when_it_is_off():
         pytest.param(6, {}, (4, 8), id="6 divides neither 8 rows nor 128 units"),
         pytest.param(
             8,
-            dict(mesh__sampler_devices=2, mesh__tensor=2),
+            dict(generators__devices=2, mesh__tensor=2),
             (2, 8),
             id="the sampler and tensor have theirs",
         ),
@@ -458,20 +458,67 @@ def test_what_is_left_to_the_devices_is_as_many_shards_as_fit(
     assert mesh == config.mesh  # nothing else has changed
 
 
+APART = {"generators__placement": "apart"}
+SHARED = {"generators__placement": "shared"}
+
+
+@pytest.mark.parametrize(
+    "num_devices, changes, expected",
+    [
+        pytest.param(8, {}, (1, 1, "shared"), id="none asked for"),
+        pytest.param(
+            8, dict(mesh__tensor=2), (1, 2, "shared"), id="as the learner cuts heads"
+        ),
+        pytest.param(
+            8, dict(generators__devices=2), (1, 2, "apart"), id="enough for both"
+        ),
+        pytest.param(
+            8,
+            dict(generators__devices=2, generators__count=0, mesh__fsdp=4),
+            (2, 2, "apart"),
+            id="as many as are left",
+        ),
+        pytest.param(
+            2,
+            dict(generators__devices=2),
+            (1, 2, "shared"),
+            id="too few for both: by turns, on all",
+        ),
+        pytest.param(
+            1, dict(generators__devices=2), (1, 1, "shared"), id="on what there is"
+        ),
+        pytest.param(
+            4,
+            dict(generators__devices=2, generators__count=0, **SHARED),
+            (2, 2, "shared"),
+            id="shared, on all",
+        ),
+    ],
+)
+def test_generators_get_what_the_devices_allow(num_devices, changes, expected):
+    config = resolve(changed(**({"mesh__fsdp": 0} | changes)))
+    config = fit_devices(config, ARCHITECTURES["tiny"], num_devices)
+    generators = config.generators
+    found = (generators.count, generators.devices, generators.placement)
+    assert found == expected
+    again = fit_devices(config, ARCHITECTURES["tiny"], num_devices)
+    assert again == config
+
+
 @pytest.mark.parametrize(
     "num_devices, changes, message",
     [
         pytest.param(
             2,
             dict(mesh__context=2, mesh__tensor=2),
-            r"mesh\.fsdp = 0 finds no shards: 2 devices .* at least .* = 4",
+            r"mesh\.fsdp = 0 finds no shards: the 2 devices .* at least .* = 4",
             id="too few devices",
         ),
         pytest.param(
             4,
-            dict(mesh__sampler_devices=4),
-            r"4 devices less mesh\.sampler_devices = 4 must be at least .* = 1",
-            id="the sampler has them all",
+            dict(generators__devices=2, generators__count=2, **APART),
+            r"the 0 devices that generators\.count = 2 x generators\.devices = 2 leave",
+            id="the samplers have them all",
         ),
         pytest.param(
             8,

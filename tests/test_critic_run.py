@@ -10,7 +10,7 @@ import small_run
 from scalerl_jax import main
 from scalerl_jax.learner.critic import PairedStep
 from scalerl_jax.learner.step import TrainStep
-from scalerl_jax.wiring import learning
+from scalerl_jax.wiring import devices, learning
 from scalerl_jax.wiring.objective import with_annotations
 
 PPO = {
@@ -144,7 +144,7 @@ def test_with_a_critic_a_group_may_be_one_rollout():
 def test_only_with_a_critic_is_there_anything_of_it(changes, has_critic):
     config = small_run.make_config(changes)
     arch = learning.make_architecture(config)
-    mesh, _ = learning.make_meshes(config, arch, jax.devices())
+    mesh, _ = devices.make_meshes(config, arch, jax.devices())
     state = learning.abstract_state(config, arch, mesh)
     step = learning.make_train_step(
         config, learning.make_forward(config, arch, mesh), mesh

@@ -709,7 +709,7 @@ def fill_sampler(run):
     "fill, words",
     [
         (fill_step, ("for the train step", "batch.rows_per_microbatch = 8")),
-        (fill_publish, ("for publishing params", "mesh.sampler_devices = 0")),
+        (fill_publish, ("for publishing params", "generators.devices = 1")),
         (fill_sampler, ("for the sampler", "sampler.slots = 16")),
     ],
 )

@@ -62,8 +62,9 @@ class Roster:
     ) -> None:
         """Have a replica for each of `pools`; `connect` starts the one of a number.
 
-        `address` returns a publication for the replica of a number.  `by_ticket` deals groups out in turn, whatever replica is
-        free.  `wake` is called when a turn is due.
+        `address` returns a publication for the replica of a number.  `by_ticket` deals
+        groups out in turn, whatever replica is free.  `wake` is called when a turn is
+        due.
         """
         self._desk = desk
         self._ledger = ledger
@@ -190,7 +191,7 @@ class Roster:
         self._withdraw_late(member, now)
 
     def _withdraw_late(self, member: Member, now: float) -> None:
-        """Have groups that take too long begun again by a free replica, if there is one.
+        """Have groups that take too long begun again by a replica that is free.
 
         One that had the ticket before gets it again only once it has given it up.
         """

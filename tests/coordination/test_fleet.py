@@ -74,9 +74,7 @@ def test_no_schedule_loses_or_doubles_a_prompt_or_stops_the_learner(kind, events
         assert world.step(), world.queue.snapshot()
         world.step()
     totals = world.ledger.report()
-    seconds = sum(
-        amount for name, amount in totals.items() if name.endswith("_chip_s")
-    )
+    seconds = sum(amount for name, amount in totals.items() if name.endswith("_chip_s"))
     chips = 1 + 2 * kind["replicas"]
     assert seconds == pytest.approx(chips * world.now)
 
@@ -125,8 +123,9 @@ def test_groups_of_a_lost_replica_are_sampled_by_another_and_charged():
     world.roster.turn()
     assert world.roster.events["lost"] == 1
     assert world.roster.events["reissued"] == 2
-    assert "replica 0 on host 0 is lost (ConnectionError: the machine is gone)" in (
-        world.notes[-1]
+    assert (
+        "replica 0 on host 0 is lost (ConnectionError: the machine is gone)"
+        in (world.notes[-1])
     )
     # Three tokens of each of its two groups, as it had reported.
     assert world.ledger.report()["compute/wasted_tokens"] == 6
@@ -142,8 +141,8 @@ def test_without_staleness_a_group_belongs_to_the_replica_of_its_ticket():
     for _ in range(3):
         deliver(world)
     for number, link in world.links.items():
-        given = [*link.replica.open, *(a.order.ticket for a in link.replica.desk._inbox)]
-        assert sorted(given) == [number, number + 2]
+        waiting = [each.order.ticket for each in link.replica.desk._inbox]
+        assert sorted([*link.replica.open, *waiting]) == [number, number + 2]
 
 
 def test_a_late_group_is_refused_and_its_tokens_are_waste():

@@ -138,12 +138,12 @@ def test_a_split_that_costs_memory_is_announced_once(caplog):
     for version in (0, 1):
         publish(learner_params(meshes["learner_mesh"]), jnp.int32(version))
     (record,) = [each for each in caplog.records if "publishing" in each.message]
-    for words in ("1/2 of the params", "mesh.sampler_devices = 4", "6 devices"):
+    for words in ("1/2 of the params", "generators.devices = 4", "6 devices"):
         assert words in record.getMessage()
 
 
 def test_shards_that_the_model_does_not_have_are_refused():
-    with pytest.raises(ValueError, match=r"sampler_devices = 8 .* ffn = 20 .* divisor"):
+    with pytest.raises(ValueError, match=r"devices = 8 .* ffn = 20 .* divisor"):
         make_publish(
             small_architecture(ffn_size=20, num_heads=8, num_kv_heads=8),
             dtype=jnp.dtype("float32"),

@@ -51,19 +51,27 @@ def test_an_axis_of_size_zero_is_refused(axis):
 
 
 @pytest.mark.parametrize(
-    "learner_count, sampler_count, expected",
+    "learner_count, replicas, each, shared, expected",
     [
-        pytest.param(6, 2, ([0, 1, 2, 3, 4, 5], [6, 7]), id="all used"),
-        pytest.param(2, 1, ([0, 1], [7]), id="some idle"),
-        pytest.param(8, 0, (list(range(8)), list(range(8))), id="shared"),
-        pytest.param(3, 0, ([0, 1, 2], [0, 1, 2]), id="shared, some idle"),
+        pytest.param(6, 1, 2, False, ([*range(6)], [[6, 7]]), id="all used"),
+        pytest.param(2, 1, 1, False, ([0, 1], [[7]]), id="some idle"),
+        pytest.param(4, 2, 2, False, ([*range(4)], [[4, 5], [6, 7]]), id="two"),
+        pytest.param(8, 1, 8, True, ([*range(8)], [[*range(8)]]), id="shared"),
+        pytest.param(3, 1, 1, True, ([0, 1, 2], [[0]]), id="shared, some idle"),
+        pytest.param(
+            4, 3, 2, True, ([*range(4)], [[0, 1], [2, 3], [0, 1]]), id="by turns"
+        ),
     ],
 )
-def test_the_learner_has_the_first_devices_and_the_sampler_the_last(
-    learner_count, sampler_count, expected
+def test_the_learner_has_the_first_devices_and_replicas_the_last(
+    learner_count, replicas, each, shared, expected
 ):
     shares = split_devices(
-        range(8), learner_count=learner_count, sampler_count=sampler_count
+        range(8),
+        learner_count=learner_count,
+        replicas=replicas,
+        each=each,
+        shared=shared,
     )
     assert shares == expected
 
@@ -71,13 +79,22 @@ def test_the_learner_has_the_first_devices_and_the_sampler_the_last(
 def test_too_few_devices_for_both_are_refused_with_the_way_out():
     with pytest.raises(
         ValueError,
-        match=r"= 6 learner devices and mesh\.sampler_devices = 3 need 9, but there "
-        r"are 8; lower .* or set mesh\.sampler_devices = 0",
+        match=r"= 6 learner devices and generators\.count = 1 x generators\.devices = 3"
+        r" need 9, but there are 8; lower .* or set generators\.placement = 'shared'",
     ):
-        split_devices(range(8), learner_count=6, sampler_count=3)
+        split_devices(range(8), learner_count=6, replicas=1, each=3, shared=False)
+    with pytest.raises(ValueError, match=r"= 5 is more than the 4 devices of the lea"):
+        split_devices(range(8), learner_count=4, replicas=1, each=5, shared=True)
 
 
-@pytest.mark.parametrize("counts", [(0, 2), (4, -1)])
+@pytest.mark.parametrize("counts", [(0, 1, 2), (4, 0, 1), (4, 1, 0)])
 def test_impossible_counts_are_refused(counts):
-    with pytest.raises(ValueError, match=r"mesh\.sampler_devices = "):
-        split_devices(range(8), learner_count=counts[0], sampler_count=counts[1])
+    learner_count, replicas, each = counts
+    with pytest.raises(ValueError, match=r"must each be above 0"):
+        split_devices(
+            range(8),
+            learner_count=learner_count,
+            replicas=replicas,
+            each=each,
+            shared=True,
+        )

@@ -14,11 +14,11 @@ from scalerl_jax.preflight import check
 from scalerl_jax.preflight.hlo import compile_program
 from scalerl_jax.preflight.programs import AssumedTokenizer
 from scalerl_jax.sampler.lowering import decode_state
+from scalerl_jax.wiring.devices import make_meshes
 from scalerl_jax.wiring.learning import (
     abstract_state,
     make_adamw,
     make_architecture,
-    make_meshes,
 )
 from scalerl_jax.wiring.sampling import make_engine
 
@@ -74,7 +74,7 @@ def test_params_and_optimizer_are_as_large_as_the_arrays(learner):
 def test_the_cache_is_as_large_as_its_arrays():
     config = small(tensor=2)
     arch = make_architecture(config)
-    _, mesh = make_meshes(config, arch, jax.devices()[:2])
+    _, (mesh,) = make_meshes(config, arch, jax.devices()[:2])
     engine = make_engine(config, arch, AssumedTokenizer(), mesh)
     state = engine.init_decode_state()
     assert check.device_bytes(decode_state(engine)) == on_device_0(state)

@@ -114,7 +114,7 @@ def preflight(topology, layers):
     ARCHITECTURES[name] = dataclasses.replace(ARCHITECTURES[name], num_layers=layers)
     file = pathlib.Path(__file__).parents[2] / "configs" / "8b.py"
     config = runpy.run_path(str(file))["get_config"]()
-    config.mesh.sampler_devices = 4
+    config.generators.devices = 4
     result = check(config_lib.resolve(config), parse_topology(topology))
     return to_json(result, config_file=str(file))
 

@@ -15,7 +15,7 @@ FLAGS = (
     f"--config={ROOT / 'configs' / 'tiny.py'}",
     "--topology=v5e:2x4",
     "--config.mesh.fsdp=0",
-    "--config.mesh.sampler_devices=2",
+    "--config.generators.devices=2",
     "--config.batch.rows_per_microbatch=0",
 )
 
@@ -82,7 +82,7 @@ def test_a_head_below_float32_is_noticed():
     [
         pytest.param("--topology=v5p:3x5x7", "does not take it", id="no such slice"),
         pytest.param(
-            "--config.mesh.sampler_devices=99", "sampler_devices", id="too many"
+            "--config.generators.devices=99", "generators.devices", id="too many"
         ),
     ],
 )

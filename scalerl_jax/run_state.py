@@ -8,7 +8,6 @@ from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.contract import State
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.coordination.desk import OrderDesk
-from scalerl_jax.coordination.fleet import Fleet
 from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.data.streams import Stream
 from scalerl_jax.generation.local import LocalGenerators
@@ -17,7 +16,8 @@ from scalerl_jax.learner.local import LocalLearner
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 
-if TYPE_CHECKING:  # loaded only where a prompt is followed
+if TYPE_CHECKING:  # loaded only where they are used
+    from scalerl_jax.coordination.fleet import Fleet
     from scalerl_jax.coordination.tracing import Tracer
 
 
@@ -26,7 +26,7 @@ class RunState:
     """The roles of a run, and the controller's books."""
 
     learner: LocalLearner
-    generators: LocalGenerators | Fleet
+    generators: "LocalGenerators | Fleet"
     desk: OrderDesk
     queue: RolloutQueue
     stream: Stream

@@ -83,8 +83,7 @@ class OrderDesk:
         It may begin with the version used there, or later with that at which it began.
         """
         with self._lock:
-            version = max(used_version, self._queue.begun(ticket))
-            self._queue.restart(ticket, version)
+            version = self._queue.restart(ticket, used_version)
             return Assignment(order=self._open[ticket], version=version)
 
     def on_change(self, listener: Callable[[], None]) -> None:

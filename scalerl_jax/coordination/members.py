@@ -49,6 +49,11 @@ class Member:
     refusals: int = 0  # of publications, in a row
 
     @property
+    def where(self) -> str:
+        """Return its host, for people."""
+        return self.link.where if self.link else "no host yet"
+
+    @property
     def up(self) -> bool:
         """Return whether it has answered."""
         return self.link is not None and self.capacity > 0

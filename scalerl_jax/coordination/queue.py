@@ -13,7 +13,7 @@ groups whatever finishes first; but when a refill begins hangs on its verdict, s
 how many sequences are decoded together, and with it the last bit of a log-probability,
 may differ from run to run.
 
-One lock guards all of it.  Two threads use it: a worker and a learner.
+One lock guards all of it.
 """
 
 import dataclasses
@@ -114,19 +114,21 @@ class RolloutQueue:
             self._running[ticket] = version
             return ticket
 
-    def restart(self, ticket: int, version: int) -> None:
-        """Put a running ticket back to work, from its prompt, with params of `version`.
+    def restart(self, ticket: int, version: int) -> int:
+        """Put a running ticket back to work, from its prompt; returns its new version.
 
-        Those of a restored checkpoint must each be restarted; others may be, where
-        what had been sampled for them is lost.  The bound holds: a ticket's oldest
-        version only rises.
+        That is `version`, or what it was, if that is later.  Those of a restored
+        checkpoint must each be restarted; others may be, where what had been sampled
+        for them is lost.  The bound holds: a ticket's oldest version only rises.
         """
         with self._changed:
             assert ticket in self._running, f"ticket {ticket} is not running"
-            assert self._running[ticket] <= version <= self._version, version
+            version = max(version, self._running[ticket])
+            assert version <= self._version, version
             self._lost.discard(ticket)
             self._sampled.discard(ticket)
             self._running[ticket] = version
+            return version
 
     def sampled(self, ticket: int) -> None:
         """A running group only lacks its verdicts; it counts among those that wait."""
@@ -174,15 +176,9 @@ class RolloutQueue:
             )
             self._seen = self._changes
 
-    def begun(self, ticket: int) -> int:
-        """Return the version at which a running group was begun, or begun again."""
-        with self._changed:
-            return self._running[ticket]
-
     def on_change(self, listener: Callable[[], None]) -> None:
         """Have `listener` called, under the lock, when `admit` may answer anew."""
-        with self._changed:
-            self._listener = listener
+        self._listener = listener
 
     def wake(self) -> None:
         """End the worker's `wait`: something else changed, such as its params."""
@@ -331,14 +327,12 @@ class RolloutQueue:
     @property
     def failure(self) -> BaseException | None:
         """Return what `fail` was given, if it was called."""
-        with self._changed:
-            return self._failure
+        return self._failure
 
     @property
     def taken(self) -> int:
         """Groups with a place in the window that is not used up."""
-        with self._changed:
-            return self._taken
+        return self._taken
 
     @property
     def dropped(self) -> dict[str, int]:

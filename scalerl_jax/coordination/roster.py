@@ -10,6 +10,7 @@ a run hangs on which of them was faster.
 """
 
 import collections
+import concurrent.futures
 import dataclasses
 import threading
 import time
@@ -76,7 +77,7 @@ class Roster:
         self._wake = wake
         self._clock = clock
         self._lock = threading.RLock()
-        self._members = [Member(number=at, pool=pool) for at, pool in enumerate(pools)]
+        self.members = [Member(number=at, pool=pool) for at, pool in enumerate(pools)]
         self._publication: Publication = None
         self._version = -1  # of it
         self._ordering = False
@@ -113,22 +114,17 @@ class Roster:
             self._wanted = [
                 each for each in self._wanted if each.job.number not in numbers
             ]
-            for member in self._members:
+            for member in self.members:
                 gone = member.jobs & numbers
                 member.jobs -= gone
                 member.abandoned += sorted(gone)
-
-    @property
-    def members(self) -> list[Member]:
-        """The places of all replicas; the lock is not held."""
-        return self._members
 
     def in_flight(self) -> dict[int, int]:
         """Return the tickets under way, and how many tokens each has so far."""
         with self._lock:
             return {
                 ticket: member.tokens.get(ticket, 0)
-                for member in self._members
+                for member in self.members
                 for ticket in member.assignments
             }
 
@@ -143,7 +139,7 @@ class Roster:
             BaseException: what ended the run.
         """
         with self._lock:
-            for member in self._members:
+            for member in self.members:
                 try:
                     self._hear(member)
                 except ReplicaLost as loss:
@@ -154,17 +150,15 @@ class Roster:
             if self._ordering:
                 self._deal()
             self._hand_out_jobs()
-            for member in self._members:
+            for member in self.members:
                 self._send(member)
 
     def end(self, timeout_s: float) -> None:
         """End every replica; one that does not answer is left behind."""
         with self._lock:
-            links = [member.link for member in self._members if member.link]
+            links = [member.link for member in self.members if member.link]
             calls = [link.exchange(Instructions(over=True), 0.0) for link in links]
-        deadline = self._clock() + timeout_s
-        for call in calls:
-            call.exception(max(deadline - self._clock(), 0.0))
+        concurrent.futures.wait(calls, timeout_s)
         for link in links:
             link.close()
 
@@ -280,7 +274,7 @@ class Roster:
         member.refusals += 1
         member.sent_version = -1
         self._note(
-            f"warning: replica {member.number} on {_where(member)} goes on with the "
+            f"warning: replica {member.number} on {member.where} goes on with the "
             f"params of version {member.used_version}: {reason}"
         )
         if member.refusals >= _MOST_REFUSALS:
@@ -291,7 +285,7 @@ class Roster:
         self.events["lost"] += 1
         self._in_row += 1
         tickets = sorted(member.assignments)
-        where = _where(member)
+        where = member.where
         self._note(
             f"warning: replica {member.number} on {where} is lost ({cause}); "
             f"{len(tickets)} groups are sampled again"
@@ -300,7 +294,7 @@ class Roster:
         if member.link is not None:
             member.link.close()
         numbers = set(member.jobs)
-        self._members[member.number] = Member(
+        self.members[member.number] = Member(
             number=member.number, pool=member.pool, losses=member.losses + 1
         )
         for ticket in tickets:
@@ -324,24 +318,24 @@ class Roster:
         for ticket in list(self._again):
             member = self._free(ticket)
             if self._by_ticket:
-                member = self._members[ticket % len(self._members)]
+                member = self.members[ticket % len(self.members)]
             if member is not None:
                 self._again.remove(ticket)
                 version = self._version if self._by_ticket else member.version
                 member.give(self._desk.reissue(ticket, version), self._clock())
-        while (member := self._members[0] if self._by_ticket else self._free()) and (
+        while (member := self.members[0] if self._by_ticket else self._free()) and (
             assignment := self._admit(member)
         ):
             if self._by_ticket:
                 ticket = assignment.order.ticket
-                member = self._members[ticket % len(self._members)]
+                member = self.members[ticket % len(self.members)]
             member.give(assignment, self._clock())
 
     def _free(self, ticket: int = -1, but: Member | None = None) -> Member | None:
         """Return the replica with the most room, if any has some for this ticket."""
         free = [
             each
-            for each in self._members
+            for each in self.members
             if each.up
             and each.room > 0
             and each is not but
@@ -367,7 +361,7 @@ class Roster:
                 continue
             able = [
                 each
-                for each in self._members
+                for each in self.members
                 if each.up and not each.jobs and wanted.number in (None, each.number)
             ]
             if able:
@@ -400,10 +394,6 @@ class Roster:
             said["publication"] = self._address(self._publication, member.number)
             said["policy_version"] = member.sent_version = self._version
         return Instructions(**said, **member.take_new())
-
-
-def _where(member: Member) -> str:
-    return member.link.where if member.link else "no host yet"
 
 
 def _first_line(error: BaseException) -> str:

@@ -90,7 +90,7 @@ def make_run(
     queue = make_queue(config)
     desk = OrderDesk(queue, stream, ledger)
     with contextlib.ExitStack() as opened, explained("the sampler", settings):
-        generators, verifier_restarts = make_generators(
+        generators, verifier_restarts = _maker(len(engines))(
             GeneratorParts(
                 config=config,
                 tokenizer=tokenizer,
@@ -125,6 +125,15 @@ def make_run(
         close=close,
         state=state,
     )
+
+
+def _maker(replicas: int) -> Callable[..., tuple[Any, Callable[[], int]]]:
+    """Return what makes the generators of so many replicas."""
+    if replicas == 1:
+        return make_generators
+    from scalerl_jax.wiring.replicas import make_local_fleet  # few runs need it
+
+    return make_local_fleet
 
 
 def _checked_architecture(config: Config) -> Architecture:

@@ -1,0 +1,118 @@
+"""Several replicas from a Config, and the controller's side of them."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from scalerl_jax.coordination.desk import OrderDesk
+from scalerl_jax.coordination.fleet import Fleet
+from scalerl_jax.coordination.members import Limits
+from scalerl_jax.coordination.roster import Roster
+from scalerl_jax.evaluate.evaluation import summarize
+from scalerl_jax.exchange import Link
+from scalerl_jax.generation.replica import Replica, ReplicaDesk, ThreadLink
+from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.work_log import Books
+from scalerl_jax.wiring.devices import generator_pools
+from scalerl_jax.wiring.generators import (
+    GeneratorParts,
+    make_thread,
+    restarts,
+    share_verifiers,
+)
+from scalerl_jax.wiring.sampling import make_judging
+
+
+def make_local_fleet(
+    parts: GeneratorParts,
+    engines: Sequence[Engine],
+    desk: OrderDesk,
+    ledger: Ledger,
+    opened: contextlib.ExitStack,
+) -> tuple[Fleet, Callable[[], int]]:
+    """Return replicas that are threads of this process, each with one of the engines.
+
+    What comes with them counts their verifiers' restarts; `opened` closes these.
+    """
+    parts = share_verifiers(parts, len(engines))
+    pools = generator_pools(parts.config)
+    links = [
+        ThreadLink(make_replica(parts, engine, ledger, pool, opened))
+        for engine, pool in zip(engines, pools, strict=True)
+    ]
+    fleet = make_fleet(
+        parts,
+        desk,
+        ledger,
+        connect=lambda number: _done(links[number]),
+        address=lambda publication, number: publication[number],
+    )
+    return fleet, lambda: fleet.verifier_restarts
+
+
+def make_replica(
+    parts: GeneratorParts,
+    engine: Engine,
+    books: Books,
+    pool: str,
+    opened: contextlib.ExitStack,
+) -> Replica:
+    """Return a replica of this process, which samples nothing yet."""
+    desk = ReplicaDesk()
+    thread, verifiers = make_thread(parts, engine, desk, books, pool, opened)
+    return Replica(
+        thread,
+        desk,
+        capacity=-(-parts.config.sampler.slots // parts.config.batch.group_size),
+        verifier_restarts=lambda: restarts(verifiers),
+    )
+
+
+def make_fleet(
+    parts: GeneratorParts,
+    desk: OrderDesk,
+    ledger: Ledger,
+    *,
+    connect: Callable[[int], Future[Link]],
+    address: Callable[[Any, int], Any],
+) -> Fleet:
+    """Return the controller's side of replicas, which begin to come up."""
+    config = parts.config
+    settings = config.generators
+    return Fleet(
+        make_roster=lambda wake: Roster(
+            desk=desk,
+            ledger=ledger,
+            connect=connect,
+            pools=generator_pools(config),
+            limits=Limits(
+                start_timeout_s=settings.start_timeout_s,
+                silence_timeout_s=settings.silence_timeout_s,
+                reissue_after_s=settings.reissue_after_s,
+                losses=settings.losses,
+            ),
+            address=address,
+            by_ticket=config.queue.max_staleness == config.batch.epochs - 1,
+            note=parts.progress.note,
+            wake=wake,
+        ),
+        desk=desk,
+        summarize=functools.partial(
+            summarize,
+            judging=make_judging(config, parts.tokenizer),
+            samples_per_prompt=config.eval.samples_per_prompt,
+            logged_rollouts=config.eval.logged_rollouts,
+        ),
+        num_held_out=len(parts.held_out),
+        job_timeout_s=config.queue.batch_timeout_s,
+        progress=parts.progress,
+    )
+
+
+def _done(link: Link) -> Future[Link]:
+    future: Future[Link] = Future()
+    future.set_result(link)
+    return future

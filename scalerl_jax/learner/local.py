@@ -5,14 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
-from scalerl_jax.contract import Restored
+from scalerl_jax.contract import Publication, Restored
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.critic import PairedStep
-from scalerl_jax.learner.publish import Publish
 from scalerl_jax.learner.step import TrainState, TrainStep
-from scalerl_jax.parallel.publication import Published
 from scalerl_jax.types import Group, PackedBatch, PyTree
 
 # State at the start of a window, its batches -> the batches with what they lack.
@@ -27,7 +25,7 @@ class LocalLearner:
     train_step: TrainStep | PairedStep
     diagnose: Callable[[PyTree, PackedBatch], str]  # of a skipped step
     annotate_window: Annotate
-    to_sampler: Publish
+    to_sampler: Callable[[PyTree, Array], Publication]
     score_batch: Callable[[PyTree, PackedBatch], Float[np.ndarray, "M R S"]]
     checkpointer: Checkpointer
 
@@ -50,8 +48,8 @@ class LocalLearner:
         """Return a window's batches with the scores that the objective reads."""
         return self.annotate_window(state, batches)
 
-    def publish(self, state: TrainState) -> Published:
-        """Return a copy of the params, on the sampler's devices.
+    def publish(self, state: TrainState) -> Publication:
+        """Return a copy of the params, on the devices of every generator replica.
 
         Raises:
             RuntimeError: it could not be sent.

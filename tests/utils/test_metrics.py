@@ -1,6 +1,7 @@
 import json
 import math
 import struct
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -244,7 +245,10 @@ def test_numbers_and_settings_go_to_wandb(tmp_path, monkeypatch):
         writer.write_step(7, {"loss": 0.515625})
         writer.write_eval({"step": 7, "pass_rate": 0.265625, "rates": [0, 1]})
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    kept = file.read_bytes()
+    deadline = time.monotonic() + 60
+    while b"data.order" not in (kept := file.read_bytes()):  # a process of W&B's writes
+        assert time.monotonic() < deadline, kept
+        time.sleep(0.1)
     for words in ("data.order", "sorted", "loss", "0.515625", "eval/pass_rate"):
         assert words.encode() in kept
     assert b"0.265625" in kept and b"rates" not in kept

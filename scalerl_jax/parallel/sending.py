@@ -123,7 +123,8 @@ class Sender:
     def send_again(self) -> Offer:
         """Offer the last version once more and in full, for who holds no base.
 
-        Nothing changes for those who received it; all ranks must be asked.
+        Nothing changes for those who received it.  All ranks must be asked.  It is kept
+        in the place of the anchor.
         """
         last = self._last
         assert last is not None, "no version was sent"
@@ -132,7 +133,8 @@ class Sender:
         if self._again is None or self._again.policy_version != last.policy_version:
             coded = self._code(self._shards, {})
             self._again = self._offer(coded, last.policy_version, None)
-            self._recent[-1] += [each.reference for each in self._again.objects]
+            self._anchor = [each.reference for each in self._again.objects]
+            self._discard(keep=_KEPT)
         return self._again
 
     @property

@@ -1,4 +1,4 @@
-"""Where published bytes wait for those who fetch them: a directory, or this process.
+"""Places where published bytes wait for who fetches them: a directory, or memory.
 
 A channel holds objects: lists of buffers that are put, fetched and discarded as one.
 It promises neither that an object arrives nor that it arrives whole; whoever fetches
@@ -72,8 +72,8 @@ class DirectoryChannel:
     """Objects as files of a directory that all processes see.
 
     A file: `_MAGIC`, the number of buffers, the size of each, and the buffers, each
-    from a multiple of 64 bytes on.  It is renamed once it is whole, and not synced: no
-    object outlives the machine's memory usefully, and checksums find a torn one.
+    from a multiple of 64 bytes on.  It is renamed once it is whole, and not synced:
+    nobody asks for it after a crash of the machine, and a checksum finds a torn one.
     """
 
     def __init__(

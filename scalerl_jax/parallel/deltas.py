@@ -30,7 +30,7 @@ class DamagedDeltaError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Delta:
-    """How an array differs from its base."""
+    """The differences of an array from its base."""
 
     changed: int  # values that differ
     coded: Bytes | None  # None: no shorter than the array itself

@@ -66,7 +66,7 @@ class Follower:
             return self._used
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for something new to `newest`; return whether there is."""
+        """Wait until `newest` has something new; return whether it has."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._ready is not None or self._failure is not None, timeout_s
@@ -85,7 +85,7 @@ class Follower:
 
     @property
     def refusal(self) -> NotReceivedError | None:
-        """Why the last version did not arrive; None: it did."""
+        """The error of the last version, which did not arrive; None: it did."""
         with self._changed:
             return self._refusal
 

@@ -56,13 +56,13 @@ class OfferedShard:
 
     @property
     def full_bytes(self) -> int:
-        """What its values take."""
+        """Bytes that its values take."""
         return math.prod(self.box.shape) * WIDTHS[self.dtype]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What one process offers of one version."""
+    """The part of one version that one process offers."""
 
     rank: int
     num_ranks: int
@@ -132,7 +132,7 @@ class Publication:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishReport:
-    """What one process sent or received of one version."""
+    """Bytes and time of one version, as one process sent or received it."""
 
     policy_version: int
     base_version: int | None  # None: in full

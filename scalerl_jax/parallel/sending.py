@@ -227,7 +227,7 @@ def _groups(coded: list[_Coded], least_bytes: int) -> Iterator[list[_Coded]]:
 
 
 def _listed(group: list[_Coded], number: int) -> list[OfferedShard]:
-    """What the manifest says of the shards in one object."""
+    """Entries of the manifest for the shards in one object."""
     return [
         OfferedShard(
             leaf=each.shard.box.leaf,

@@ -25,7 +25,7 @@ class Box:
     stop: tuple[int, ...]
 
     def __str__(self) -> str:
-        """Such as layers/0/query[0:16, 8:16]."""
+        """Return a name such as layers/0/query[0:16, 8:16]."""
         ranges = zip(self.start, self.stop, strict=True)
         return f"{self.leaf}[{', '.join(f'{first}:{last}' for first, last in ranges)}]"
 
@@ -45,7 +45,7 @@ class Box:
         return Box(leaf=self.leaf, start=start, stop=stop)
 
     def within(self, other: "Box") -> tuple[slice, ...]:
-        """Where this is in an array of the elements of `other`."""
+        """Return the place of this box in an array of the elements of `other`."""
         return tuple(
             slice(first - origin, last - origin)
             for first, last, origin in zip(

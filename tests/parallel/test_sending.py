@@ -107,6 +107,23 @@ def test_a_chain_of_deltas_gives_each_version(tmp_path):
             assert 0.05 < sent.changed_share < 0.15
 
 
+class SharedMemory(MemoryChannel):
+    """Hands out memory that others read too, as an object store does."""
+
+    def fetch(self, reference, *, num_bytes, timeout_s):
+        super().fetch(reference, num_bytes=num_bytes, timeout_s=timeout_s)
+        views = [buffer.view() for buffer in self._objects[reference]]
+        for view in views:
+            view.flags.writeable = False
+        return views
+
+
+def test_a_channel_may_hand_out_memory_that_nobody_may_change():
+    pair = Pair(SharedMemory())
+    for version in range(3):
+        assert_is_version(pair.pass_on(version), version)
+
+
 def test_the_last_two_publications_and_the_anchor_are_kept():
     pair = Pair(base_every=10)
     kept = []

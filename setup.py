@@ -14,6 +14,7 @@ SERVE = [
 ]
 GGUF = ["gguf>=0.17,<1"]
 WANDB = ["wandb>=0.20,<1"]
+GCS = ["gcsfs>=2026.4"]  # etils' paths in buckets without TensorFlow
 
 setuptools.setup(
     name="scalerl_jax",
@@ -62,6 +63,7 @@ setuptools.setup(
             *SERVE,
             *GGUF,
             *WANDB,
+            *GCS,
             "beartype>=0.19",  # checks what signatures say, in the tests
             "hypothesis>=6.100",
             "import-linter>=2.1,<3",
@@ -79,6 +81,7 @@ setuptools.setup(
         ],
         # Brings TensorFlow: 3 GB in all.
         "jetstream": ["google-jetstream==0.2.2"],
+        "gcs": GCS,
         "gguf": GGUF,
         "wandb": WANDB,
         "serve": SERVE,

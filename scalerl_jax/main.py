@@ -12,7 +12,6 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 import jax
@@ -26,10 +25,15 @@ from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.failures import tell
+from scalerl_jax.utils.hub import is_remote
 from scalerl_jax.utils.metrics import EVALS_FILE
 from scalerl_jax.utils.preemption import end_at_sigterm
 from scalerl_jax.utils.progress import Progress, Stderr
-from scalerl_jax.utils.run_directory import open_run_directory
+from scalerl_jax.utils.run_directory import (
+    find_settings,
+    local_directory,
+    open_run_directory,
+)
 from scalerl_jax.utils.xla import keep_programs
 from scalerl_jax.wiring import resumed
 
@@ -107,7 +111,9 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
         ledger.start()
         pool = wiring.learner_pool(config)
         with ledger.activity("startup", pool=pool), progress.bar("loading"):
-            run_state = wiring.make_run(config, directory.path, ledger, progress)
+            run_state = wiring.make_run(
+                config, directory.path, ledger, progress, bucket=directory.bucket
+            )
         try:
             return train(config, run_state, directory.path)
         finally:
@@ -152,7 +158,8 @@ def main(argv: Sequence[str]) -> None:
     where = "stopped by SIGTERM" if outcome.preempted else "finished"
     if outcome.stop_reason is not None:
         where = f"stopped early (scaling.stop: {outcome.stop_reason})"
-    rows = (Path(workdir) / EVALS_FILE).read_text().splitlines()
+    here = local_directory(workdir)
+    rows = (here / EVALS_FILE).read_text().splitlines()
     first, last = json.loads(rows[0]), json.loads(rows[-1])
     measured = f"{first['pass_rate']:.3f} before"
     if len(rows) > 1:
@@ -164,7 +171,7 @@ def main(argv: Sequence[str]) -> None:
         f"{where} after step {outcome.policy_version}: pass rate on held-out prompts "
         f"{measured}\n"
         f"everything is in {workdir}; the curve and its fit:  "
-        f"python -m scalerl_jax.scaling fit {workdir}\n"
+        f"python -m scalerl_jax.scaling fit {here if is_remote(workdir) else workdir}\n"
     )
 
 
@@ -209,8 +216,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         own = flags.FLAGS.module_help(sys.modules[__name__])
         sys.stdout.write(f"{__doc__}\n{own}\n\n{list_settings()}\n")
         sys.exit(0)
-    argv = _with_settings(argv)
     try:
+        argv = _with_settings(argv)
         return read_flags(flags.FLAGS, argv, settings=config_lib.Config)
     except ValueError as error:
         _end(str(error), status=_MISTAKE)
@@ -224,10 +231,12 @@ def _with_settings(argv: Sequence[str]) -> Sequence[str]:
         for name, value in itertools.pairwise(words)
         if name.startswith("-")
     }
-    run = Path(given.get("workdir", "")).expanduser()
-    if "config" in given or not (run / "config.json").is_file():
+    if "config" in given:
         return argv
-    return [argv[0], f"--config={resumed.__file__}:{run}", *argv[1:]]
+    settings = find_settings(given.get("workdir", ""))
+    if settings is None:
+        return argv
+    return [argv[0], f"--config={resumed.__file__}:{settings.parent}", *argv[1:]]
 
 
 def _end(message: str, *, status: int) -> NoReturn:

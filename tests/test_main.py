@@ -317,7 +317,7 @@ def test_an_unknown_flag_is_named(tmp_path, command):
 def test_an_error_of_another_package_keeps_its_traceback(
     tmp_path, command, monkeypatch
 ):
-    def make_run(config, directory, ledger, progress):
+    def make_run(config, directory, ledger, progress, *, bucket):
         return int("three")
 
     monkeypatch.setattr(main.wiring, "make_run", make_run)

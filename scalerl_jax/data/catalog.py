@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from scalerl_jax.data import rows
 from scalerl_jax.data.files import Row, sha256_of
-from scalerl_jax.utils.hub import fetch, is_hub_id
+from scalerl_jax.utils.hub import fetch, is_hub_id, local_file
 
 VERSION = "1.0.0"  # of the prepared form; part of its path
 OWN_FORMS = ("jsonl", "parquet")  # the kinds of FILE in "jsonl:FILE"
@@ -360,7 +360,10 @@ def find(name: str) -> DataSet:
     if name in DATA_SETS:
         return DATA_SETS[name]
     if is_own_file(name):
-        file = Local(Path(name.partition(":")[2]).expanduser())
+        try:
+            file = Local(local_file(name.partition(":")[2]))
+        except ValueError as error:
+            raise ValueError(f"data set {name!r} cannot be read: {error}") from error
         return DataSet(name=name, title="questions of a file", sources={"train": file})
     if is_on_hub(name):
         return DataSet(

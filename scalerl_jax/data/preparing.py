@@ -19,6 +19,7 @@ from scalerl_jax.data.questions import Question
 from scalerl_jax.data.records import QuestionSource, Report, is_prepared, write_records
 from scalerl_jax.data.rows import Draft, Malformed, Unusable
 from scalerl_jax.data.screening import Screen, doubts
+from scalerl_jax.utils.hub import local_file
 
 DEFAULT_DIRECTORY = Path("~/.cache/scalerl_jax/data")
 _UNFINISHED = "unfinished-"  # begins the directory that is being filled
@@ -54,7 +55,7 @@ def prepared_path(name: str, split: str, directory: Path) -> Path:
         return directory.expanduser() / name / split / VERSION
     kind, _, file = name.partition(":")
     try:
-        digest = files.sha256_of(Path(file).expanduser())
+        digest = files.sha256_of(local_file(file))
     except (OSError, ValueError) as error:
         raise ValueError(f"data set {name!r} cannot be read: {error}") from error
     return directory.expanduser() / kind / digest / VERSION

@@ -7,7 +7,6 @@ only after `ArrayCopy.write`, which may be called in another thread.
 import dataclasses
 import logging
 import re
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint._src import asyncio_utils
 
+from scalerl_jax.learner.manifest import Folder
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import PyTree
 
@@ -43,7 +43,7 @@ class ArrayFiles:
             use_ocdbt=True, use_compression=False
         )
 
-    def copy(self, directory: Path, state: PyTree) -> ArrayCopy:
+    def copy(self, directory: Folder, state: PyTree) -> ArrayCopy:
         """Copy a state off the devices and begin to write it.
 
         On CPU devices the copy is a view, which keeps its buffers from being donated.
@@ -55,12 +55,12 @@ class ArrayFiles:
         )
         return ArrayCopy(futures=futures or [])
 
-    def finalize(self, directory: Path) -> None:
+    def finalize(self, directory: Folder) -> None:
         """Join what several processes wrote, in one of them."""
         self._handler.finalize(epath.Path(directory))
 
     def load(
-        self, directory: Path, abstract: PyTree, *, partial: bool = False
+        self, directory: Folder, abstract: PyTree, *, partial: bool = False
     ) -> PyTree:
         """Arrays as `abstract` describes them; `partial`: it leaves some out."""
         target = jax.tree.map(_placed, abstract)
@@ -112,7 +112,7 @@ def check_processes(state: PyTree) -> None:
             )
 
 
-def check_shapes(path: Path, arrays: dict[str, list[Any]], wanted: PyTree) -> None:
+def check_shapes(path: Folder, arrays: dict[str, list[Any]], wanted: PyTree) -> None:
     """Refuse a state of other arrays, naming the first that differ."""
     here = describe(wanted)
     differences = [

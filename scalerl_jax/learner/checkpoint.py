@@ -21,7 +21,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,7 +28,8 @@ import numpy as np
 from scalerl_jax.learner import arrays, group_io
 from scalerl_jax.learner import manifest as manifests
 from scalerl_jax.learner.background import Background
-from scalerl_jax.learner.places import LocalPlace
+from scalerl_jax.learner.manifest import Folder
+from scalerl_jax.learner.places import place_of
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, PyTree
 
@@ -78,11 +78,12 @@ class _Content:
     columns: dict[str, np.ndarray]  # of the groups
     rows: list[dict[str, Any]]
 
-    def write(self, checkpoint: Path) -> None:
+    def write(self, checkpoint: Folder) -> None:
         """Write this process's part."""
         self.state.write()
         folder = _part_folder(checkpoint, multihost.process_index())
-        folder.mkdir(exist_ok=True)
+        if folder != checkpoint:
+            folder.mkdir(exist_ok=True)
         group_io.write(folder, self.columns, self.rows)
         (folder / _HOST).write_text(self.host)
 
@@ -100,24 +101,29 @@ class Checkpointer:
         every: int,
         keep: int,
         background: bool = False,
+        before_seal: Callable[[], None] | None = None,
         timeout_s: float = 1800.0,
     ) -> None:
         """`every` optimizer steps one is due; the `keep` newest stay on disk.
 
-        `background`: `save` leaves the writing to a thread.  Processes wait `timeout_s`
-        at most for the slowest of them, and a save for the one before it.
+        `background`: `save` leaves the writing to a thread.  `before_seal` runs before
+        a checkpoint in a bucket becomes one.  Processes wait `timeout_s` at most for
+        the slowest of them, and a save for the one before it.
+
+        Raises:
+            ValueError: a number is below 1, or the bucket cannot be used.
         """
         if every < 1 or keep < 1:
             raise ValueError(
                 f"checkpoint.every = {every} and checkpoint.keep = {keep} must be "
                 f"above 0"
             )
-        self._place = LocalPlace(Path(directory).absolute())
+        self._place = place_of(directory, before_seal=before_seal)
         self._directory = self._place.directory
         self._every = every
         self._keep = keep
         self._timeout_s = timeout_s
-        self._damaged: set[Path] = set()
+        self._damaged: set[Folder] = set()
         self._writing = Background("writing a checkpoint") if background else None
         self._arrays = arrays.ArrayFiles()
 
@@ -185,12 +191,11 @@ class Checkpointer:
             self._writing.wait(self._timeout_s)
         except TimeoutError as error:
             raise manifests.UnsavedError(
-                f"{error}; those of steps {self._listed()} in {self._directory} are "
-                f"untouched: a faster disk, or a larger checkpoint.every, and the same "
-                f"--workdir to resume"
+                f"{error} in {self._directory}; {self._untouched()}: a faster disk, or "
+                f"a larger checkpoint.every, and the same --workdir to resume"
             ) from error
 
-    def _complete(self, partial: Path, content: "_Content") -> None:
+    def _complete(self, partial: Folder, content: "_Content") -> None:
         """Write what was copied, and make it the newest checkpoint."""
         target = self._place.target(content.step)
         state = partial / _STATE
@@ -208,15 +213,22 @@ class Checkpointer:
         try:
             yield
         except Exception as error:
-            target = self._place.target(step)
+            said = " ".join(str(error).split())
             raise manifests.UnsavedError(
-                f"cannot write the checkpoint of step {step} to {target} ({error}); "
-                f"those of steps {self._listed()} are untouched: free space or rights "
-                f"there and start again with the same --workdir to resume"
+                f"cannot write the checkpoint of step {step} to "
+                f"{self._place.target(step)} ({said}); {self._untouched()}: free space "
+                f"or rights there and start again with the same --workdir to resume"
             ) from error
 
+    def _untouched(self) -> str:
+        """Say which checkpoints an error has left."""
+        try:
+            return f"those of steps {self._listed()} are untouched"
+        except Exception:  # noqa: BLE001  what cannot be written may be out of reach
+            return "those before it are untouched"
+
     @contextlib.contextmanager
-    def _discarded(self, partial: Path) -> Iterator[None]:
+    def _discarded(self, partial: Folder) -> Iterator[None]:
         """Remove what an error leaves half-written."""
         try:
             yield
@@ -253,12 +265,15 @@ class Checkpointer:
 
         return self._together(load)
 
-    def restore_params(self, abstract_params: PyTree) -> tuple[int, PyTree] | None:
+    def restore_params(
+        self, abstract_params: PyTree, *, name: str = ""
+    ) -> tuple[int, PyTree] | None:
         """Step and params of the newest good checkpoint, without memory for the rest.
 
-        As `restore`, for the field `params` of the state alone.
+        As `restore`, for the field `params` of the state alone.  With a `name`, such as
+        step_00000050, of that checkpoint.
         """
-        found = self._newest()
+        found = self._newest(name)
         if found is None:
             return None
         step, path, manifest = found
@@ -303,14 +318,19 @@ class Checkpointer:
         """Let the first process act; the others wait, and fail if it does."""
         self._together(lambda: None if multihost.process_index() else action())
 
-    def _newest(self) -> tuple[int, Path, dict[str, Any]] | None:
-        """Step, directory and manifest of the newest checkpoint that is good."""
+    def _newest(self, only: str = "") -> tuple[int, Folder, dict[str, Any]] | None:
+        """Step, directory and manifest of the newest checkpoint that is good.
+
+        With a name, `only` that one counts.
+        """
         reasons = []
         # What the first process sees: a shared directory may be behind elsewhere.
         listed = self._exchange(
             json.dumps([(step, path.name) for step, path in self._place.found()])
         )[0]
         for step, name in json.loads(listed):
+            if only and name != only:
+                continue
             path = self._directory / name
             manifest, damage = self._verify(path, step)
             if not damage:
@@ -326,33 +346,33 @@ class Checkpointer:
             )
         return None
 
-    def _verify(self, path: Path, step: int) -> tuple[dict[str, Any], str]:
+    def _verify(self, path: Folder, step: int) -> tuple[dict[str, Any], str]:
         """The manifest, and what is damaged, if anything is; the processes share."""
         manifest: dict[str, Any] = {}
         damage = ""
         try:
-            manifest = manifests.verify(path, step=step, **_share())
+            manifest = self._place.verify(path, step=step, **_share())
         except (manifests.DamagedError, OSError) as error:
             damage = str(error)
         return manifest, next(filter(None, self._exchange(damage)), "")
 
-    def _describe(self, partial: Path) -> dict[str, Any]:
+    def _describe(self, partial: Folder) -> dict[str, Any]:
         """Every file of a directory, for its manifest; the processes share."""
-        mine = self._together(lambda: manifests.describe(partial, **_share()))
+        mine = self._together(lambda: self._place.describe(partial, **_share()))
         files: dict[str, Any] = {}
         for text in self._exchange(json.dumps(mine)):
             files |= json.loads(text)
         return dict(sorted(files.items()))
 
     def _finish(
-        self, partial: Path, content: "_Content", files: dict[str, Any]
+        self, partial: Folder, content: "_Content", files: dict[str, Any]
     ) -> None:
         count = multihost.process_count()
         more = {"processes": count} if count > 1 else {}
-        manifests.write(
-            partial, step=content.step, files=files, arrays=content.shapes, **more
+        manifest = manifests.text(
+            step=content.step, files=files, arrays=content.shapes, **more
         )
-        self._place.put(partial, content.step)
+        self._place.put(partial, content.step, manifest)
 
 
 def _share() -> dict[str, int]:
@@ -360,12 +380,12 @@ def _share() -> dict[str, int]:
     return {"share": multihost.process_index(), "of": multihost.process_count()}
 
 
-def _part_folder(checkpoint: Path, process: int) -> Path:
+def _part_folder(checkpoint: Folder, process: int) -> Folder:
     """Return the folder in which a process writes its host state."""
     return checkpoint / f"process_{process:04d}" if process else checkpoint
 
 
-def _load_part(folder: Path) -> HostPart:
+def _load_part(folder: Folder) -> HostPart:
     return HostPart(
         host=json.loads((folder / _HOST).read_bytes()),
         groups=group_io.read(folder),

@@ -4,13 +4,14 @@ Arrays must have the types that `types.Rollout` and `types.Prompt` state, and wh
 goes to JSON must be JSON, so that each group reads back exactly as it was.
 """
 
+import io
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scalerl_jax.learner.manifest import Folder
 from scalerl_jax.types import Group, Prompt, Rollout
 
 _FILES = ("groups.npz", "groups.json")
@@ -115,16 +116,18 @@ def unflatten(
 
 
 def write(
-    folder: Path, arrays: dict[str, np.ndarray], rows: list[dict[str, Any]]
+    folder: Folder, arrays: dict[str, np.ndarray], rows: list[dict[str, Any]]
 ) -> None:
     """Write what `flatten` made as files in a folder."""
-    np.savez(folder / _FILES[0], allow_pickle=False, **arrays)
+    with (folder / _FILES[0]).open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
     (folder / _FILES[1]).write_text(json.dumps(rows))
 
 
-def read(folder: Path) -> tuple[Group, ...]:
+def read(folder: Folder) -> tuple[Group, ...]:
     """The groups whose files are in a folder."""
-    with np.load(folder / _FILES[0], allow_pickle=False) as file:
+    content = io.BytesIO((folder / _FILES[0]).read_bytes())
+    with np.load(content, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     return unflatten(arrays, json.loads((folder / _FILES[1]).read_bytes()))
 

@@ -7,9 +7,14 @@ import concurrent.futures
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
+# A directory of this machine, or one in a bucket.
+Folder = Path | epath.Path
 FORMAT = 1  # of the directory; to be raised with every change that old code misreads
 FILE = "manifest.json"
 _DISK_THREADS = 4
@@ -41,19 +46,18 @@ def describe(directory: Path, *, share: int = 0, of: int = 1) -> dict[str, Any]:
     }
 
 
-def write(
-    directory: Path,
-    *,
-    step: int,
-    files: dict[str, Any],
-    arrays: dict[str, list[Any]],
-    **more: Any,
-) -> None:
-    """Seal a directory of which `files` says everything; it is then on the disk."""
+def text(
+    *, step: int, files: dict[str, Any], arrays: dict[str, list[Any]], **more: Any
+) -> str:
+    """A manifest that says everything of a checkpoint, sealed."""
     manifest = {"format": FORMAT, "step": step, "files": files, "arrays": arrays}
     manifest |= more
-    sealed = {"sha256": seal(manifest), "manifest": manifest}
-    (directory / FILE).write_text(json.dumps(sealed, indent=1))
+    return json.dumps({"sha256": seal(manifest), "manifest": manifest}, indent=1)
+
+
+def write(directory: Path, manifest: str) -> None:
+    """Put the manifest into a directory; it is then on the disk."""
+    (directory / FILE).write_text(manifest)
     folders = [path for path in directory.rglob("*") if path.is_dir()]
     for path in (directory / FILE, *folders, directory):
         sync(path)
@@ -64,8 +68,17 @@ def seal(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def verify(path: Path, *, step: int, share: int = 0, of: int = 1) -> dict[str, Any]:
+def verify(
+    path: Folder,
+    *,
+    step: int,
+    check: Callable[[Any, str, dict[str, Any]], None],
+    share: int = 0,
+    of: int = 1,
+) -> dict[str, Any]:
     """The manifest of a checkpoint, a share of whose files is as it was written.
+
+    `check` raises DamagedError for a file, by its name, that is not as expected.
 
     Raises:
         DamagedError: it is not.
@@ -81,16 +94,16 @@ def verify(path: Path, *, step: int, share: int = 0, of: int = 1) -> dict[str, A
         raise DamagedError(f"its manifest is of step {manifest['step']}")
     files = manifest["files"]
     with concurrent.futures.ThreadPoolExecutor(_DISK_THREADS) as pool:
-        checks = [
-            pool.submit(_verify_file, path, name, files[name])
+        checked = [
+            pool.submit(check, path, name, files[name])
             for name in list(files)[share::of]
         ]
-        for check in checks:
-            check.result()
+        for each in checked:
+            each.result()
     return manifest
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Folder) -> dict[str, Any]:
     try:
         sealed = json.loads(path.read_bytes())
         if sealed["sha256"] == seal(sealed["manifest"]):
@@ -102,7 +115,8 @@ def _read(path: Path) -> dict[str, Any]:
     raise DamagedError(f"{FILE} is broken: its checksum differs")
 
 
-def _verify_file(checkpoint: Path, name: str, expected: dict[str, Any]) -> None:
+def check_file(checkpoint: Path, name: str, expected: dict[str, Any]) -> None:
+    """Refuse a file of this machine that is not as expected."""
     path = (checkpoint / name).resolve()
     if not path.is_relative_to(checkpoint.resolve()):
         raise DamagedError(f"{FILE} names {name!r}, which is not in the checkpoint")

@@ -1,5 +1,7 @@
 """Names on the Hugging Face hub as folders of this machine, in its library's cache.
 
+What is in a bucket is copied to a folder, too.
+
 HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE in the environment mean what they mean
 to the hub's other tools.
 """
@@ -16,20 +18,62 @@ _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _DESCRIPTION = ("*.json", "*.jinja", "merges.txt")  # of a model, its weights apart
 
 
+def is_remote(path: object) -> bool:
+    """Return whether a path is in a bucket, or looks like it."""
+    return "://" in str(path)
+
+
+def copies() -> Path:
+    """Return the directory with the copies of what is in buckets."""
+    return Path("~/.cache/scalerl_jax/buckets").expanduser().absolute()
+
+
+def copy_of(url: str) -> Path:
+    """Return where the copy of a path in a bucket lies, gs://BUCKET/PATH."""
+    return copies() / url.partition("://")[2].strip("/")
+
+
+def origin_of(path: Path) -> str:
+    """Return where the copy of something in a bucket is from; of no copy, nothing."""
+    if not path.is_relative_to(copies()) or path == copies():
+        return ""
+    return f"gs://{path.relative_to(copies()).as_posix()}"
+
+
+def local_file(name: str, *, suffixes: tuple[str, ...] | None = None) -> Path:
+    """Return a local path, or of one in a bucket its copy, which is fetched.
+
+    Of a directory in a bucket, files that end with one of the `suffixes` are fetched.
+
+    Raises:
+        ValueError: the bucket does not have it, or cannot be used.
+    """
+    if not is_remote(name):
+        return Path(name).expanduser()
+    from scalerl_jax.utils import remote  # for buckets only
+
+    remote.fetch(name, copy_of(name), setting="", suffixes=suffixes)
+    return copy_of(name)
+
+
 def is_hub_id(name: str | Path) -> bool:
     """Return whether a name is "OWNER/NAME[@REVISION]", and no file here."""
     return bool(_ID.fullmatch(str(name))) and not Path(name).exists()
 
 
 def local_path(name: str | Path, *, weights: bool = False) -> "Path | GGUFModel":
-    """Return the path of a checkpoint or a tokenizer, here or in the hub's cache.
+    """Return the path of a checkpoint or a tokenizer, here or in a cache.
 
-    A GGUF file is read as the directory that it was made from.  Of the hub's, weights
-    are fetched only when they are asked for.
+    A GGUF file is read as the directory that it was made from.  From the hub and from
+    buckets, weights are fetched only when they are asked for.
 
     Raises:
-        ValueError: the hub does not have it, or cannot be reached.
+        ValueError: the hub or the bucket does not have it, or cannot be reached.
     """
+    if is_remote(name):
+        suffixes = tuple(pattern.lstrip("*") for pattern in _DESCRIPTION)
+        kinds = (*suffixes, ".gguf", ".safetensors") if weights else suffixes
+        name = local_file(str(name), suffixes=kinds)
     if not is_hub_id(name):
         path = Path(name).expanduser()
         if path.suffix.lower() != ".gguf":

@@ -17,10 +17,14 @@ import subprocess
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import scalerl_jax
+from scalerl_jax.utils.hub import copy_of, is_remote, local_file
 from scalerl_jax.utils.reading import parse_json
+
+if TYPE_CHECKING:
+    from scalerl_jax.utils.run_files import RunFiles
 
 # What a run leaves behind: with one of these and no config.json, nobody can tell
 # which recipe they belong to.
@@ -41,9 +45,10 @@ _ABSENT = "absent"
 class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """An open and locked run directory; `close` or a dead process unlocks it."""
 
-    path: Path
+    path: Path  # of one in a bucket, its local copy
     resumed: bool  # its config.json was there before
-    lock: TextIO
+    lock: "TextIO | RunFiles"
+    bucket: "RunFiles | None" = None  # keeps the copy and the bucket alike
 
     def close(self) -> None:
         """Let another process have the directory."""
@@ -71,9 +76,17 @@ def open_run_directory(
             unknown run, a broken config.json, not a directory.
         RuntimeError: it cannot be written, or another process is using it.
     """
-    path = _make_directory(workdir)
     with contextlib.ExitStack() as held:
-        lock = held.enter_context(_lock(path))
+        bucket = None
+        if is_remote(workdir):
+            from scalerl_jax.utils.run_files import RunFiles  # and its packages
+
+            lock = bucket = held.enter_context(RunFiles(str(workdir)))
+            path = bucket.path
+            held.enter_context(_called(path, str(workdir)))
+        else:
+            path = _make_directory(workdir)
+            lock = held.enter_context(_lock(path))
         settings = json.loads(json.dumps(settings))
         config_file = path / "config.json"
         with _usable(config_file):
@@ -86,7 +99,16 @@ def open_run_directory(
             if record is not None:
                 write_json(config_file, record)
         held.pop_all()
-    return RunDirectory(path=path, resumed=resumed, lock=lock)
+    return RunDirectory(path=path, resumed=resumed, lock=lock, bucket=bucket)
+
+
+@contextlib.contextmanager
+def _called(path: Path, name: str) -> Iterator[None]:
+    """Call a local copy in errors what its user calls it."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise type(error)(str(error).replace(str(path), name)) from error
 
 
 @contextlib.contextmanager
@@ -101,13 +123,30 @@ def _usable(path: Path) -> Iterator[None]:
         ) from error
 
 
+def find_settings(workdir: str | os.PathLike[str]) -> Path | None:
+    """Return the config.json of a run, from a bucket a copy; None: there is no run.
+
+    Raises:
+        ValueError: the bucket cannot be used.
+    """
+    if not is_remote(workdir):
+        file = Path(workdir).expanduser() / "config.json"
+        return file if file.is_file() else None
+    from scalerl_jax.utils.remote import entries, open_path
+
+    path = open_path(str(workdir), setting="--workdir=") / "config.json"
+    return local_file(str(path)) if entries(path) else None
+
+
+def local_directory(workdir: str | os.PathLike[str]) -> Path:
+    """Return where the files of a run lie on this machine, while it runs and after."""
+    if is_remote(workdir):
+        return copy_of(str(workdir))
+    return Path(workdir).expanduser().absolute()
+
+
 def _make_directory(workdir: str | os.PathLike[str]) -> Path:
-    if "://" in str(workdir):
-        raise ValueError(
-            f"--workdir={workdir} is not a directory of this machine; use a local or a "
-            f"mounted one (gcsfuse mounts a bucket)"
-        )
-    path = Path(workdir).expanduser().absolute()
+    path = local_directory(workdir)
     with _usable(path):
         try:
             path.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.learner.step import TrainState, TrainStep
 from scalerl_jax.model.architecture import Architecture, parameter_table
 from scalerl_jax.run_state import RunState
+from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
@@ -55,6 +56,7 @@ from scalerl_jax.wiring.verifying import check_verifiers
 
 if TYPE_CHECKING:  # loaded only where a prompt is followed
     from scalerl_jax.coordination.tracing import Tracer
+    from scalerl_jax.utils.run_files import RunFiles
 
 __all__ = [
     "make_run",
@@ -66,9 +68,13 @@ __all__ = [
 
 
 def make_run(
-    config: Config, directory: Path, ledger: Ledger, progress: Progress
+    config: Config,
+    directory: Path,
+    ledger: Ledger,
+    progress: Progress,
+    bucket: "RunFiles | None" = None,
 ) -> RunState:
-    """Every part of a run, the train step compiled.
+    """Every part of a run, the train step compiled; `directory` may copy a `bucket`.
 
     Raises:
         ValueError: a setting or a file that it names cannot be used.
@@ -89,22 +95,17 @@ def make_run(
     assemble = make_assembler(config, make_pack(config)[0])
     queue = make_queue(config)
     desk = OrderDesk(queue, stream, ledger)
-    with contextlib.ExitStack() as opened, explained("the sampler", settings):
-        generators, verifier_restarts = _maker(len(engines))(
-            GeneratorParts(
-                config=config,
-                tokenizer=tokenizer,
-                held_out=prompts.held_out,
-                progress=progress,
-            ),
-            engines,
-            desk,
-            ledger,
-            opened,
-        )
-        close = opened.pop_all().close
+    parts = GeneratorParts(
+        config=config,
+        tokenizer=tokenizer,
+        held_out=prompts.held_out,
+        progress=progress,
+    )
+    with explained("the sampler", settings):
+        generators, restarts, close = _opened(parts, engines, desk, ledger)
+    checkpointer = make_checkpointer(config, directory, bucket)
     learner = make_local_learner(
-        config, forward, state, step, meshes, assemble, directory
+        config, forward, state, step, meshes, assemble, checkpointer
     )
     return RunState(
         learner=learner,
@@ -120,11 +121,22 @@ def make_run(
         length_limit=make_length_budget(config).limit,
         ledger=ledger,
         learner_pool=learner_pool(config),
-        verifier_restarts=verifier_restarts,
+        verifier_restarts=restarts,
         progress=progress,
         close=close,
         state=state,
     )
+
+
+def _opened(
+    parts: GeneratorParts, engines: list[Engine], desk: OrderDesk, ledger: Ledger
+) -> tuple[Any, Callable[[], int], Callable[[], None]]:
+    """Return generators, what counts verifiers' restarts, and what closes them."""
+    with contextlib.ExitStack() as opened:
+        generators, restarts = _maker(len(engines))(
+            parts, engines, desk, ledger, opened
+        )
+        return generators, restarts, opened.pop_all().close
 
 
 def _maker(replicas: int) -> Callable[..., tuple[Any, Callable[[], int]]]:
@@ -152,11 +164,11 @@ def make_local_learner(
     step: TrainStep | PairedStep,
     meshes: tuple[Mesh, Sequence[Mesh]],
     assemble: Assembler,
-    directory: Path,
+    checkpointer: Checkpointer,
 ) -> LocalLearner:
     """Return the learner around a compiled step; its state stays with the caller.
 
-    `meshes` are the learner's and those of the replicas, `directory` is the run's.
+    `meshes` are the learner's and those of the replicas.
     """
     return LocalLearner(
         layout=jax.tree.map(_abstract, state),
@@ -165,7 +177,7 @@ def make_local_learner(
         annotate_window=make_annotate(config, forward, meshes[0], assemble),
         to_sampler=make_publish_to_all(config, forward.arch, *meshes),
         score_batch=plain_scorer(forward),
-        checkpointer=make_checkpointer(config, directory),
+        checkpointer=checkpointer,
     )
 
 
@@ -233,10 +245,13 @@ def _load_prompts(
     return prompts
 
 
-def make_checkpointer(config: Config, directory: Path) -> Checkpointer:
-    """The checkpoints of the run in a directory."""
+def make_checkpointer(
+    config: Config, directory: Path, bucket: "RunFiles | None" = None
+) -> Checkpointer:
+    """The checkpoints of the run in a directory, or in that of a bucket."""
     return Checkpointer(
-        directory / "checkpoints",
+        bucket.checkpoints if bucket else directory / "checkpoints",
+        before_seal=bucket.flush if bucket else None,
         every=config.checkpoint.every,
         keep=config.checkpoint.keep,
         background=config.checkpoint.background,

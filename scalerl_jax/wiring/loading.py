@@ -1,7 +1,6 @@
 """A policy to sample from: a Hugging Face directory, a GGUF file, or a run."""
 
 import dataclasses
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.hub import local_path
+from scalerl_jax.utils.hub import is_remote, local_file, local_path, origin_of
 from scalerl_jax.utils.reading import Directory, read_json
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.sampling import make_tokenizer
@@ -46,7 +45,7 @@ def run_settings(directory: str | Path) -> Config | None:
     Raises:
         ValueError: they cannot be read.
     """
-    run = _run_of(local_path(directory).absolute())
+    run = _run_of(_local(directory))
     if run is None:
         return None
     try:
@@ -73,7 +72,7 @@ def load_model(
             are required, it holds others.
     """
     try:
-        path = local_path(directory, weights=True).absolute()
+        path = _local(directory, weights=True)
         if isinstance(path, Path) and not path.is_dir():
             raise ValueError(
                 "there is no such directory; name a Hugging Face directory, a GGUF "
@@ -82,6 +81,15 @@ def load_model(
         return _load(path, dtype, placement, require_finite)
     except (ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"--checkpoint={directory}: {error}") from error
+
+
+def _local(name: str | Path, *, weights: bool = False) -> Directory:
+    """The path of a checkpoint here; of one in a bucket, a copy without its arrays."""
+    if is_remote(name):
+        run, found, _ = str(name).partition(f"/{_CHECKPOINTS}")
+        if found:  # its settings lie above
+            local_file(f"{run}/config.json")
+    return local_path(name, weights=weights).absolute()
 
 
 def _load(
@@ -186,17 +194,13 @@ def _abstract_params(config: Config, arch: Architecture) -> PyTree:
 
 def _restore(run: Path, path: Path, abstract: PyTree) -> tuple[int, PyTree]:
     """Return step and params of the checkpoint at `path`, or the run's newest."""
-    with tempfile.TemporaryDirectory() as alone:
-        directory = run / _CHECKPOINTS
-        if path.parent == directory:
-            # A checkpointer takes the newest of its directory; here there is one.
-            directory = Path(alone)
-            (directory / path.name).symlink_to(path)
-        checkpointer = Checkpointer(directory, every=1, keep=1)
-        try:
-            restored = checkpointer.restore_params(abstract)
-        finally:
-            checkpointer.close()
+    name = path.name if path.parent == run / _CHECKPOINTS else ""
+    directory = f"{origin_of(run) or run}/{_CHECKPOINTS}"
+    checkpointer = Checkpointer(directory, every=1, keep=1)
+    try:
+        restored = checkpointer.restore_params(abstract, name=name)
+    finally:
+        checkpointer.close()
     if restored is None:
         raise ValueError(
             f"{path} holds no checkpoint; a run writes one every checkpoint.every "

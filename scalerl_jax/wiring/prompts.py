@@ -24,6 +24,7 @@ from scalerl_jax.data.splits import (
 )
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.types import Prompt
+from scalerl_jax.utils.hub import is_remote
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.wiring.tables import naming
 from scalerl_jax.wiring.thinking import make_render
@@ -339,6 +340,8 @@ def _check_name(name: str, setting: str) -> None:
         return
     from scalerl_jax.data import catalog
 
+    if is_remote(name) and catalog.is_own_file(name):
+        return  # the bucket is asked when the file is read
     base, split = catalog.split_of(name)
     try:
         splits = catalog.find(base).splits

@@ -475,7 +475,8 @@ def test_a_save_that_does_not_end_is_told_after_the_limit(tmp_path, held):
     save(held, 10)
     assert held._arrays.reached.wait(60.0)
     with pytest.raises(
-        manifests.UnsavedError, match=r"has not ended within 0\.05 s; those of .*\[\]"
+        manifests.UnsavedError,
+        match=r"has not ended within 0\.05 s in .*those of steps \[\]",
     ):
         save(held, 20)
     held._timeout_s = 60.0

@@ -122,8 +122,8 @@ def test_a_workdir_that_cannot_be_one_is_refused(tmp_path):
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ValueError, match="name a directory"):
             open_it(path)
-    with pytest.raises(ValueError, match="gcsfuse"):
-        open_it("gs://bucket/run")
+    with pytest.raises(ValueError, match="write gs://BUCKET/PATH"):
+        open_it("s3://bucket/run")
 
 
 @pytest.fixture

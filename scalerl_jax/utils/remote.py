@@ -1,0 +1,174 @@
+"""Paths in Google Cloud Storage, `gs://BUCKET/...`: told from local ones, and opened.
+
+gcsfs, of the extra [gcs], is what etils' paths, and so orbax, go through where there is
+no TensorFlow; it is loaded with the first path in a bucket.  It finds credentials where
+Google's tools put them.
+"""
+
+import concurrent.futures
+import datetime
+import functools
+import importlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from etils import epath
+
+_SCHEME = "gs://"
+_ANSWER_S = 120.0  # for one request, retries apart
+ACCESS_S = 180.0  # for the first answer of a bucket
+
+
+def open_path(url: str, *, setting: str) -> "epath.Path":
+    """Return a path in a bucket that answers.
+
+    Raises:
+        ValueError: it is in no bucket, the extra is not installed, the bucket does not
+            exist, or it lets us see nothing.
+    """
+    bucket = url.removeprefix(_SCHEME).partition("/")[0]
+    if not url.startswith(_SCHEME) or not bucket or "#" in url or "/../" in f"{url}/":
+        raise ValueError(
+            f"{setting}{url} is neither a local path nor one in a bucket of Google "
+            f"Cloud Storage; write gs://BUCKET/PATH"
+        )
+    # Its look at a bucket's kind asks for a right that writers of objects lack.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    try:
+        importlib.import_module("gcsfs")  # what `file_system` gives
+    except ImportError as error:
+        raise ValueError(
+            f"{setting}{url} needs the extra [gcs]: pip install 'scalerl_jax[gcs]'"
+        ) from error
+    from etils import epath
+
+    path = epath.Path(url.rstrip("/"))
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    try:
+        pool.submit(entries, path / "config.json").result(ACCESS_S)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{setting}{url}: there is no bucket {bucket!r}, or it is hidden from your "
+            f"account; gcloud storage buckets create gs://{bucket} makes one"
+        ) from error
+    except Exception as error:
+        raise ValueError(
+            f"{setting}{url}: the bucket {bucket!r} cannot be used ({reason(error)}); "
+            f"gcloud auth application-default login gives credentials, which need "
+            f"roles/storage.objectUser there"
+        ) from error
+    finally:
+        pool.shutdown(wait=False)
+    return path
+
+
+def reason(error: BaseException) -> str:
+    """Return the last line of an error, which has its cause; or its name."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
+
+
+@functools.cache
+def file_system() -> Any:
+    """Return the buckets as one file system; the same that etils' paths use."""
+    import fsspec
+    from fsspec.config import conf
+
+    # tensorstore writes past its cache of listings.
+    ours = {"use_listings_cache": False, "requests_timeout": _ANSWER_S}
+    conf["gcs"] = {**conf.get("gcs", {}), **ours}
+    return fsspec.filesystem("gcs", finalize_on_close=True)
+
+
+def entries(path: "epath.Path") -> dict[str, dict[str, Any]]:
+    """Every object below a path, by its name from there, with what the bucket says.
+
+    The path's own object, if it is one, has the name "".
+    """
+    root = os.fspath(path).removeprefix(_SCHEME)
+    found = file_system().find(root, detail=True)
+    inside = {name: each for name, each in found.items() if name.startswith(f"{root}/")}
+    own = {"": found[root]} if root in found else {}
+    return own | {name[len(root) + 1 :]: each for name, each in inside.items()}
+
+
+def read(path: "epath.Path") -> bytes | None:
+    """Return the bytes of an object; None if there is none."""
+    try:
+        return file_system().cat_file(os.fspath(path))
+    except FileNotFoundError:
+        return None
+
+
+def write(path: "epath.Path", data: bytes, *, only_new: bool = False) -> None:
+    """Write an object in one go: a reader sees all of it, or what was there.
+
+    Raises:
+        FileExistsError: `only_new`, and there is one.
+    """
+    mode = "create" if only_new else "overwrite"
+    file_system().pipe_file(os.fspath(path), data, mode=mode)
+
+
+def remove(path: "epath.Path") -> None:
+    """Remove an object, or all below a path, if there is any."""
+    objects = [
+        f"{path}/{name}" if name else os.fspath(path) for name in sorted(entries(path))
+    ]
+    if objects:
+        file_system().rm(objects)
+
+
+def remove_generation(path: "epath.Path", generation: str) -> None:
+    """Remove an object if it is still as it was when this was its generation."""
+    try:
+        file_system().call(
+            "DELETE", "b/{}/o/{}", *_parts(path), ifGenerationMatch=generation
+        )
+    except (FileNotFoundError, FileExistsError):  # it is gone, or another
+        return
+
+
+def _parts(path: "epath.Path") -> tuple[str, str]:
+    bucket, _, name = os.fspath(path).removeprefix(_SCHEME).partition("/")
+    return bucket, name
+
+
+def fetch(
+    url: str, target: Path, *, setting: str, suffixes: Iterable[str] | None = None
+) -> None:
+    """Copy a file or directory to `target`, as far as it has changed.
+
+    Of a directory only files that end with one of the `suffixes` are copied.
+
+    Raises:
+        ValueError: as `open_path`; or there is nothing there.
+    """
+    path = open_path(url, setting=setting)
+    wanted = {
+        name: each
+        for name, each in entries(path).items()
+        if suffixes is None or not name or name.endswith(tuple(suffixes))
+    }
+    if not wanted:
+        raise ValueError(f"{setting}{url}: there is nothing of this name")
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: _fetch(path, name, target, wanted[name]), wanted))
+
+
+def _fetch(path: "epath.Path", name: str, target: Path, entry: dict[str, Any]) -> None:
+    """Fetch one object, unless its copy is as large and as old."""
+    file = target / name if name else target
+    written: datetime.datetime = entry["mtime"]
+    if file.is_file():
+        known = file.stat()
+        if (known.st_size, known.st_mtime) == (entry["size"], written.timestamp()):
+            return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    file_system().get_file(f"{path}/{name}" if name else os.fspath(path), str(part))
+    os.utime(part, (written.timestamp(), written.timestamp()))
+    os.replace(part, file)

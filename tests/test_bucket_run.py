@@ -92,6 +92,21 @@ def test_a_killed_run_goes_on_from_the_bucket_alone(bucket, tmp_path):
         name.split("/")[1] for name in names if name.startswith("checkpoints/")
     } == {f"step_{step:08d}" for step in (1, 2, 3)}
 
+    last = exported(URL, tmp_path / "step-newest")
+    assert last == exported(f"{URL}/checkpoints/step_00000003", tmp_path / "step-3")
+    assert last != exported(f"{URL}/checkpoints/step_00000002", tmp_path / "step-2")
+
+
+def exported(place, out):
+    """The weights of a policy in the bucket, written by a machine of its own."""
+    process = small_run.start(
+        *("-m", "scalerl_jax.export", f"--checkpoint={place}", f"--out={out}"),
+        environment={"HOME": str(out.parent / f"home-{out.name}")},
+    )
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    return (out / "model.safetensors").read_bytes()
+
 
 def test_a_bucket_that_is_not_there_is_told_before_anything_is_compiled(
     bucket, tmp_path

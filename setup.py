@@ -13,6 +13,7 @@ SERVE = [
     "uvicorn>=0.40,<1",
 ]
 GGUF = ["gguf>=0.17,<1"]
+RAY = ["ray>=2.60,<3"]
 WANDB = ["wandb>=0.20,<1"]
 GCS = ["gcsfs>=2026.4"]  # etils' paths in buckets without TensorFlow
 
@@ -62,6 +63,7 @@ setuptools.setup(
         "dev": [
             *SERVE,
             *GGUF,
+            *RAY,
             *WANDB,
             *GCS,
             "beartype>=0.19",  # checks what signatures say, in the tests
@@ -83,6 +85,7 @@ setuptools.setup(
         "jetstream": ["google-jetstream==0.2.2"],
         "gcs": GCS,
         "gguf": GGUF,
+        "ray": RAY,
         "wandb": WANDB,
         "serve": SERVE,
         "tpu": ["jax[tpu]>=0.10,<0.13"],

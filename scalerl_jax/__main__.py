@@ -14,6 +14,7 @@ _SCALING = "scalerl_jax.scaling"
 # Command -> its module, and what it does.  Modules of several commands get its name.
 COMMANDS = {
     "train": ("scalerl_jax.main", "train a policy, or go on with a run"),
+    "status": ("scalerl_jax.status", "how a run and its processes stand"),
     "evaluate": ("scalerl_jax.evaluate", "pass rates of a checkpoint, with rollouts"),
     "serve": ("scalerl_jax.serve", "completions over HTTP, in OpenAI's form"),
     "export": ("scalerl_jax.export", "a policy as a Hugging Face directory"),

@@ -30,6 +30,8 @@ from scalerl_jax.utils.metrics import EVALS_FILE
 from scalerl_jax.utils.preemption import end_at_sigterm
 from scalerl_jax.utils.progress import Progress, Stderr
 from scalerl_jax.utils.run_directory import (
+    STATUS_FILE,
+    RunDirectory,
     find_settings,
     local_directory,
     open_run_directory,
@@ -66,6 +68,8 @@ FREE_SETTINGS = (
     "generators.silence_timeout_s",
     "generators.reissue_after_s",
     "generators.losses",
+    "generators.base_every",
+    "mesh.processes",
 )
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
 
@@ -90,6 +94,49 @@ _START_TIMEOUT_S = flags.DEFINE_float(
 )
 
 
+_RAY = flags.DEFINE_string(
+    "ray",
+    None,
+    "Have learner and generators as processes of a Ray cluster: local starts one on "
+    "this machine, auto takes the one that runs here, HOST:PORT another; extra [ray].",
+)
+
+
+def run_on_ray(config: config_lib.Config, workdir: str, address: str) -> Outcome:
+    """Train with this process as the controller of a cluster; it needs no device."""
+    jax.config.update("jax_platforms", "cpu")
+    from scalerl_jax.cluster import run as cluster_run
+    from scalerl_jax.cluster import session
+
+    if is_remote(workdir):
+        raise ValueError(
+            f"--workdir={workdir} with --ray: the processes share a directory that all "
+            f"machines see; mount one, and copy it when the run has ended"
+        )
+    cluster = session.connect(address)
+    try:
+        arch = wiring.make_architecture(config)
+        config = cluster_run.fit_cluster(config, arch, cluster)
+        with _opened(config, workdir) as directory, Progress() as progress:
+            run_state = cluster_run.make_cluster_run(
+                config, directory.path, cluster, progress=progress
+            )
+            try:
+                return train(config, run_state, directory.path)
+            finally:
+                run_state.close()
+    finally:
+        session.disconnect()
+
+
+def _opened(config: config_lib.Config, workdir: str) -> RunDirectory:
+    return open_run_directory(
+        workdir,
+        settings=config_lib.to_json(config),
+        free_settings=free_settings(config),
+    )
+
+
 def run(config: config_lib.Config, workdir: str) -> Outcome:
     """Build the run_state of a run and train."""
     keep_programs(config.compile_cache)
@@ -101,12 +148,9 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
             f"{multihost.process_count()} processes would end at a step of its own; "
             f"set scaling.stop = 'never' and watch the run from outside"
         )
-    directory = open_run_directory(
-        workdir,
-        settings=config_lib.to_json(config),
-        free_settings=free_settings(config),
-    )
-    with directory, Progress() as progress:
+    with _opened(config, workdir) as directory, Progress() as progress:
+        # Of another run of it, over several processes.
+        (directory.path / STATUS_FILE).unlink(missing_ok=True)
         ledger = wiring.make_ledger(config)
         ledger.start()
         pool = wiring.learner_pool(config)
@@ -152,7 +196,10 @@ def main(argv: Sequence[str]) -> None:
         _end("--workdir is missing: --workdir=runs/NAME", status=_MISTAKE)
     _join()
     try:
-        outcome = run(config, workdir)
+        if _RAY.value is None:
+            outcome = run(config, workdir)
+        else:
+            outcome = run_on_ray(config, workdir, _RAY.value)
     except (ValueError, RuntimeError, OSError) as error:
         sys.exit(tell(error))
     where = "stopped by SIGTERM" if outcome.preempted else "finished"

@@ -246,7 +246,7 @@ class RunMonitor:
             "throughput/trained_tokens_per_s": assembled.row_tokens
             / max(self._times["time/train_s"], 1e-9),
         }
-        row |= self._times | report | run.generators.metrics
+        row |= self._times | report | run.generators.metrics | run.learner.metrics
         shares = run.ledger.idle_shares()
         row |= {f"idle/{pool}_share": share for pool, share in shares.items()}
         self._profile.reached(step)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # loaded only where they are used
 class RunState:
     """The roles of a run, and the controller's books."""
 
-    learner: LocalLearner
+    learner: "LocalLearner | Any"  # or a gang of processes
     generators: "LocalGenerators | Fleet"
     desk: OrderDesk
     queue: RolloutQueue
@@ -40,7 +40,7 @@ class RunState:
     learner_pool: str
     verifier_restarts: Callable[[], int]  # processes that have been replaced
     progress: Progress
-    close: Callable[[], None]
     # What the loop has come to.
     state: State
     version: int = 0
+    close: Callable[[], None] = lambda: None

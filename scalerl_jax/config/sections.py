@@ -500,6 +500,9 @@ class MeshConfig:
     context: Devices = setting(1, "shards of the tokens of a row")
     tensor: Devices = setting(1, "shards of heads and hidden units")
     chip: str = setting("", "name in the ledger; empty: as JAX names the device")
+    processes: Devices = setting(
+        1, "of the learner, each with an even share of its devices; with --ray"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -522,6 +525,11 @@ class GeneratorsConfig:
     )
     reissue_after_s: SecondsOr0 = setting(
         0.0, "an older group is begun again by a free replica; 0: never"
+    )
+    base_every: Count = setting(
+        20,
+        "versions from one that is published in full to the next, the others as what "
+        "has changed; with --ray",
     )
     losses: Count = setting(
         5, "replicas lost in a row, with no group finished between: the run ends"

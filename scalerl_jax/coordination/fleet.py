@@ -125,6 +125,19 @@ class Fleet:
         } | self.roster.events
         return dict(total) | {f"replicas/{name}": n for name, n in replicas.items()}
 
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row for each replica: where it is and how it stands."""
+        return [
+            {
+                "role": f"replica {member.number}",
+                "where": member.where,
+                "version": member.used_version,
+                "groups": len(member.assignments),
+                "lost": member.losses,
+            }
+            for member in list(self.roster.members)
+        ]
+
     @property
     def verifier_restarts(self) -> int:
         """Verifier processes that have been replaced."""

@@ -75,6 +75,11 @@ class Member:
         self.given_s[ticket] = now_s
         self.assigned.append(assignment)
 
+    def give_job(self, job: Job) -> None:
+        """Note a job, which goes with the next call."""
+        self.jobs.add(job.number)
+        self.new_jobs.append(job)
+
     def forget(self, ticket: int) -> None:
         """Take an assignment off its books."""
         del self.assignments[ticket], self.given_s[ticket]

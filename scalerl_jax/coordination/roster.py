@@ -24,8 +24,6 @@ from scalerl_jax.coordination.members import Limits, Member
 from scalerl_jax.exchange import Assignment, Instructions, Job, Link, Report
 from scalerl_jax.utils.ledger import Ledger
 
-_MOST_REFUSALS = 3  # of publications in a row, by one replica
-
 
 class ReplicaLost(Exception):  # noqa: N818  what happened to it, in one line
     """A replica is gone, or has to go."""
@@ -55,7 +53,7 @@ class Roster:
         connect: Callable[[int], Future[Link]],
         pools: Sequence[str],
         limits: Limits,
-        address: Callable[[Publication, int], Any],
+        address: Callable[[Publication, int, int], Any],
         by_ticket: bool = False,
         note: Callable[[str], None] = lambda text: None,
         wake: Callable[[], None] = lambda: None,
@@ -63,9 +61,9 @@ class Roster:
     ) -> None:
         """Have a replica for each of `pools`; `connect` starts the one of a number.
 
-        `address` returns a publication for the replica of a number.  `by_ticket` deals
-        groups out in turn, whatever replica is free.  `wake` is called when a turn is
-        due.
+        `address` returns a publication for the replica of a number, by the version that
+        it was given last (-1: none).  `by_ticket` deals groups out in turn, whatever
+        replica is free.  `wake` is called when a turn is due.
         """
         self._desk = desk
         self._ledger = ledger
@@ -277,7 +275,7 @@ class Roster:
             f"warning: replica {member.number} on {member.where} goes on with the "
             f"params of version {member.used_version}: {reason}"
         )
-        if member.refusals >= _MOST_REFUSALS:
+        if member.refusals >= 3:
             raise ReplicaLost(f"{member.refusals} publications in a row refused")
 
     def _lose(self, member: Member, cause: str) -> None:
@@ -366,9 +364,9 @@ class Roster:
             ]
             if able:
                 wanted.taken, job = True, wanted.job
-                own = self._address(job.publication, able[0].number)
-                able[0].jobs.add(job.number)
-                able[0].new_jobs.append(dataclasses.replace(job, publication=own))
+                at, held = able[0].number, able[0].sent_version
+                own = self._address(job.publication, at, held)
+                able[0].give_job(dataclasses.replace(job, publication=own))
 
     def _pop_wanted(self, number: int) -> list[_Wanted]:
         found = [each for each in self._wanted if each.job.number == number]
@@ -391,7 +389,9 @@ class Roster:
     def _instructions(self, member: Member) -> Instructions:
         said: dict[str, Any] = {}
         if member.sent_version < self._version:
-            said["publication"] = self._address(self._publication, member.number)
+            said["publication"] = self._address(
+                self._publication, member.number, member.sent_version
+            )
             said["policy_version"] = member.sent_version = self._version
         return Instructions(**said, **member.take_new())
 

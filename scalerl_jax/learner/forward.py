@@ -161,7 +161,9 @@ def plain_scorer(
 
     It is compiled at the first call, for wherever the params are.
     """
-    logprobs = jax.jit(make_logprobs(forward))
+    # On every device, so that every process can read the whole of it.
+    everywhere = forward.mesh and NamedSharding(forward.mesh, PartitionSpec())
+    logprobs = jax.jit(make_logprobs(forward), out_shardings=everywhere)
 
     def score(params: PyTree, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
         read = read_forward(batch)

@@ -28,6 +28,7 @@ class LocalLearner:
     to_sampler: Callable[[PyTree, Array], Publication]
     score_batch: Callable[[PyTree, PackedBatch], Float[np.ndarray, "M R S"]]
     checkpointer: Checkpointer
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # of a gang
 
     def step(
         self, state: TrainState, batch: PackedBatch

@@ -99,11 +99,14 @@ class Ledger:
         self._pool_total_s: dict[str, float] = dict.fromkeys(pools, 0.0)
         self._restored = False
 
-    def start(self) -> None:
-        """Begin to count; what happens before costs nothing."""
+    def start(self, *, startup_s: float = 0.0) -> None:
+        """Begin to count; what happens before costs nothing, but the start-up told."""
         with self._lock:
             assert self._last is None, "the ledger was started twice"
             self._last = self._clock()
+            for pool, chips in self._pools.items():
+                self._chip_s["startup"] += chips * startup_s
+                self._pool_total_s[pool] += chips * startup_s
 
     @contextlib.contextmanager
     def activity(self, name: str, *, pool: str) -> Iterator[None]:

@@ -37,6 +37,7 @@ RUN_FILES = (
 )
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _OPTIONAL_PACKAGES = ("reasoning_gym",)
+STATUS_FILE = "status.json"  # how the processes of a run stand
 _MOST_DIFFERENCES_SHOWN = 5
 _ABSENT = "absent"
 

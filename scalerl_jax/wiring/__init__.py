@@ -1,6 +1,7 @@
 """From a Config to the parts of a run: the only place that maps names to functions."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from scalerl_jax.config import Config, to_json
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.data.streams import Stream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.critic import PairedStep
@@ -23,6 +25,7 @@ from scalerl_jax.learner.optimizer import frozen_params
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.learner.step import TrainState, TrainStep
 from scalerl_jax.model.architecture import Architecture, parameter_table
+from scalerl_jax.parallel.mesh import AXES, Device, make_mesh
 from scalerl_jax.run_state import RunState
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.types import PyTree
@@ -80,10 +83,8 @@ def make_run(
         ValueError: a setting or a file that it names cannot be used.
     """
     # What a user can get wrong comes first; compiling starts with the learner.
-    arch = _checked_architecture(config)
-    tokenizer = make_checked_tokenizer(config, arch)
-    prompts = _load_prompts(config, tokenizer, directory, progress)
-    stream = make_stream(config, prompts.train)
+    books = make_books(config, directory, progress)
+    arch, tokenizer = books.arch, books.parts.tokenizer
     meshes = learner_mesh, sampler_meshes = make_meshes(config, arch, jax.devices())
     engines = [make_engine(config, arch, tokenizer, mesh) for mesh in sampler_meshes]
     for engine in engines:
@@ -92,39 +93,21 @@ def make_run(
     settings = flatten(to_json(config))
     with explained("the train step", settings):
         state, step = make_learner(config, forward, learner_mesh, progress)
-    assemble = make_assembler(config, make_pack(config)[0])
-    queue = make_queue(config)
-    desk = OrderDesk(queue, stream, ledger)
-    parts = GeneratorParts(
-        config=config,
-        tokenizer=tokenizer,
-        held_out=prompts.held_out,
-        progress=progress,
-    )
+    desk = books.desk(ledger)
     with explained("the sampler", settings):
-        generators, restarts, close = _opened(parts, engines, desk, ledger)
+        generators, restarts, close = _opened(books.parts, engines, desk, ledger)
     checkpointer = make_checkpointer(config, directory, bucket)
     learner = make_local_learner(
-        config, forward, state, step, meshes, assemble, checkpointer
+        config, forward, state, step, meshes, books.assemble, checkpointer
     )
-    return RunState(
+    return books.run(
         learner=learner,
+        state=state,
         generators=generators,
         desk=desk,
-        queue=queue,
-        stream=stream,
-        assemble=assemble,
-        agreement=make_agreement(config, learner),
-        trace=make_trace(config, learner, assemble, tokenizer),
-        flops=make_flops(config, arch),
-        learning_rates=make_learning_rates(config),
-        length_limit=make_length_budget(config).limit,
         ledger=ledger,
-        learner_pool=learner_pool(config),
         verifier_restarts=restarts,
-        progress=progress,
         close=close,
-        state=state,
     )
 
 
@@ -137,6 +120,81 @@ def _opened(
             parts, engines, desk, ledger, opened
         )
         return generators, restarts, opened.pop_all().close
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunBooks:
+    """The controller's part of a run, without devices: prompts, batches, queue."""
+
+    arch: Architecture
+    parts: GeneratorParts
+    stream: Stream
+    assemble: Assembler
+    queue: RolloutQueue
+
+    def desk(self, ledger: Ledger) -> OrderDesk:
+        """Return the desk at which generators get their orders."""
+        return OrderDesk(self.queue, self.stream, ledger)
+
+    def run(self, *, learner: Any, ledger: Ledger, **roles: Any) -> RunState:
+        """Return the run with its roles."""
+        config, tokenizer = self.parts.config, self.parts.tokenizer
+        return RunState(
+            learner=learner,
+            queue=self.queue,
+            stream=self.stream,
+            assemble=self.assemble,
+            agreement=make_agreement(config, learner),
+            trace=make_trace(config, learner, self.assemble, tokenizer),
+            flops=make_flops(config, self.arch),
+            learning_rates=make_learning_rates(config),
+            length_limit=make_length_budget(config).limit,
+            ledger=ledger,
+            learner_pool=learner_pool(config),
+            progress=self.parts.progress,
+            **roles,
+        )
+
+
+def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
+    """Return the controller's part of a run; nothing of it takes a device.
+
+    Raises:
+        ValueError: a setting or a file that it names cannot be used.
+    """
+    arch = _checked_architecture(config)
+    tokenizer = make_checked_tokenizer(config, arch)
+    prompts = _load_prompts(config, tokenizer, directory, progress)
+    parts = GeneratorParts(
+        config=config, tokenizer=tokenizer, held_out=prompts.held_out, progress=progress
+    )
+    return RunBooks(
+        arch=arch,
+        parts=parts,
+        stream=make_stream(config, prompts.train),
+        assemble=make_assembler(config, make_pack(config)[0]),
+        queue=make_queue(config),
+    )
+
+
+def make_gang_learner(
+    config: Config,
+    arch: Architecture,
+    devices: Sequence[Device],
+    directory: Path,
+) -> tuple[LocalLearner, TrainState, Mesh]:
+    """Return one process's part of the learner, its state, and the mesh of all."""
+    axes = {name: getattr(config.mesh, name) for name in AXES}
+    mesh = make_mesh(devices, **axes)
+    forward = make_forward(config, arch, mesh)
+    with explained("the train step", flatten(to_json(config))):
+        state, step = make_learner(config, forward, mesh, Progress())
+    assemble = make_assembler(config, make_pack(config)[0])
+    checkpointer = make_checkpointer(config, directory)
+    learner = make_local_learner(
+        config, forward, state, step, (mesh, ()), assemble, checkpointer
+    )
+    return learner, state, mesh
 
 
 def _maker(replicas: int) -> Callable[..., tuple[Any, Callable[[], int]]]:

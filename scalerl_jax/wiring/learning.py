@@ -63,12 +63,17 @@ def make_architecture(config: Config) -> Architecture:
     )
 
 
-def make_ledger(config: Config) -> Ledger:
-    """A ledger of the chips that the run holds."""
+def make_ledger(config: Config, *, chip: str = "", remote: bool = False) -> Ledger:
+    """A ledger of the chips that the run holds.
+
+    `remote`: generators are other processes, whose chip is named.
+    """
     mesh = config.mesh
     pools = dict.fromkeys(generator_pools(config), config.generators.devices)
     pools[learner_pool(config)] = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
-    return Ledger(pools=pools, chip=mesh.chip or jax.devices()[0].device_kind)
+    chip = mesh.chip or chip or jax.devices()[0].device_kind
+    told = generator_pools(config) if remote else ()
+    return Ledger(pools=pools, chip=chip, remote=told)
 
 
 def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:

@@ -4,8 +4,12 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+
+from scalerl_jax.config import Config
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.fleet import Fleet
 from scalerl_jax.coordination.members import Limits
@@ -13,9 +17,18 @@ from scalerl_jax.coordination.roster import Roster
 from scalerl_jax.evaluate.evaluation import summarize
 from scalerl_jax.exchange import Link
 from scalerl_jax.generation.replica import Replica, ReplicaDesk, ThreadLink
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.shardings import sampler_layout
+from scalerl_jax.parallel.channels import DirectoryChannel
+from scalerl_jax.parallel.mesh import Device, make_mesh
+from scalerl_jax.parallel.offers import Publication
+from scalerl_jax.parallel.publication import Published, checksums
+from scalerl_jax.parallel.receiving import Receiver
 from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.types import Prompt
 from scalerl_jax.utils.ledger import Ledger
-from scalerl_jax.utils.work_log import Books
+from scalerl_jax.utils.progress import Progress
+from scalerl_jax.utils.work_log import Books, WorkLog
 from scalerl_jax.wiring.devices import generator_pools
 from scalerl_jax.wiring.generators import (
     GeneratorParts,
@@ -23,7 +36,12 @@ from scalerl_jax.wiring.generators import (
     restarts,
     share_verifiers,
 )
-from scalerl_jax.wiring.sampling import make_judging
+from scalerl_jax.wiring.sampling import (
+    make_checked_tokenizer,
+    make_engine,
+    make_judging,
+)
+from scalerl_jax.wiring.tables import DTYPES
 
 
 def make_local_fleet(
@@ -48,7 +66,7 @@ def make_local_fleet(
         desk,
         ledger,
         connect=lambda number: _done(links[number]),
-        address=lambda publication, number: publication[number],
+        address=lambda publication, number, held: publication[number],
     )
     return fleet, lambda: fleet.verifier_restarts
 
@@ -59,8 +77,12 @@ def make_replica(
     books: Books,
     pool: str,
     opened: contextlib.ExitStack,
+    **how: Any,
 ) -> Replica:
-    """Return a replica of this process, which samples nothing yet."""
+    """Return a replica of this process, which samples nothing yet.
+
+    `how` says how it gets its params and reports its work: arguments of `Replica`.
+    """
     desk = ReplicaDesk()
     thread, verifiers = make_thread(parts, engine, desk, books, pool, opened)
     return Replica(
@@ -68,7 +90,60 @@ def make_replica(
         desk,
         capacity=-(-parts.config.sampler.slots // parts.config.batch.group_size),
         verifier_restarts=lambda: restarts(verifiers),
+        **how,
     )
+
+
+def make_remote_replica(
+    config: Config,
+    arch: Architecture,
+    devices: Sequence[Device],
+    held_out: Sequence[Prompt],
+    weights: Path,
+    opened: contextlib.ExitStack,
+) -> Replica:
+    """Return a replica of a process of its own, which takes params from a directory.
+
+    Its verifiers are closed with `opened`.
+    """
+    mesh = make_mesh(devices, tensor=len(devices))
+    tokenizer = make_checked_tokenizer(config, arch)
+    parts = GeneratorParts(
+        config=config, tokenizer=tokenizer, held_out=held_out, progress=Progress()
+    )
+    engine = make_engine(config, arch, tokenizer, mesh)
+    layout = sampler_layout(arch, dtype=DTYPES[config.model.sampler_dtype], mesh=mesh)
+    source = PublishedFrom(Receiver(DirectoryChannel(weights), layout))
+    work = WorkLog()
+    return make_replica(
+        parts, engine, work, "remote", opened, receive=source, work=work
+    )
+
+
+class PublishedFrom:
+    """Makes params of the texts in which a learner's processes offer them."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        """Fetch by this receiver."""
+        self._receiver = receiver
+        self._newest: Published | None = None
+
+    def __call__(self, text: str) -> Published:
+        """Return the params of a publication; those held are not fetched again.
+
+        Raises:
+            NotReceivedError: what was received before stays as it is.
+        """
+        publication = Publication.from_json(text)
+        if self._newest is None or not self._receiver.holds(publication):
+            params = self._receiver.receive(publication)
+            version = jnp.int32(publication.policy_version)
+            self._newest = Published(
+                params=params,
+                policy_version=version,
+                checksums=checksums(params, version),
+            )
+        return self._newest
 
 
 def make_fleet(
@@ -77,7 +152,7 @@ def make_fleet(
     ledger: Ledger,
     *,
     connect: Callable[[int], Future[Link]],
-    address: Callable[[Any, int], Any],
+    address: Callable[[Any, int, int], Any],
 ) -> Fleet:
     """Return the controller's side of replicas, which begin to come up."""
     config = parts.config

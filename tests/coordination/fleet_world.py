@@ -183,7 +183,7 @@ class FleetWorld:
                 reissue_after_s=reissue_after_s,
                 losses=10**6,
             ),
-            address=lambda publication, number: publication,
+            address=lambda publication, number, held: publication,
             by_ticket=by_ticket,
             note=self.notes.append,
             clock=lambda: self.now,

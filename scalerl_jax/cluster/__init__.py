@@ -1,0 +1,1 @@
+"""One run over the processes of a Ray cluster: learner ranks and generator replicas."""

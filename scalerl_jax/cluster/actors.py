@@ -1,0 +1,217 @@
+"""What runs in the other processes of a cluster: a rank of the learner, a replica.
+
+Ray makes an actor of each class.  A rank's calls are made one after the other, the same
+on every rank; those of a replica as they come.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalerl_jax.cluster.session import versions
+from scalerl_jax.config import Config
+from scalerl_jax.exchange import Instructions, Report
+from scalerl_jax.types import Group, PackedBatch, Prompt
+
+WEIGHTS_FOLDER = "weights"  # of a run's directory: what is published
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """A process of the run, as the controller is told of it."""
+
+    host: str
+    pid: int
+    chip: str
+    devices: int
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        return f"{self.host} (process {self.pid})"
+
+
+def _here() -> Place:
+    import jax
+
+    return Place(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        chip=jax.devices()[0].device_kind,
+        devices=jax.local_device_count(),
+    )
+
+
+class _Process:
+    """What every process of a run does first."""
+
+    def __init__(self, config: Config, directory: str) -> None:
+        """Take the run's fitted settings, and the directory that all see."""
+        # The controller says when to end; its own SIGTERM has it save first.
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        logging.getLogger("scalerl_jax").setLevel(logging.WARNING)
+        self._config = config
+        self._directory = Path(directory)
+
+    def versions(self) -> dict[str, str]:
+        """Return what must be the same everywhere."""
+        return versions()
+
+    def sees(self, file: str) -> bool:
+        """Return whether a file of the run's directory is there for this process."""
+        return (self._directory / file).exists()
+
+
+class LearnerRank(_Process):
+    """One process of the learner, which has its shards of the train state."""
+
+    def __init__(
+        self, config: Config, directory: str, *, rank: int, num_ranks: int
+    ) -> None:
+        """Take the place of a rank; nothing is loaded yet."""
+        super().__init__(config, directory)
+        self._rank = rank
+        self._num_ranks = num_ranks
+
+    def address(self) -> str:
+        """Return HOST:PORT at which rank 0 may be met."""
+        with socket.create_server(("", 0)) as server:
+            port = server.getsockname()[1]
+        import ray
+
+        return f"{ray.util.get_node_ip_address()}:{port}"
+
+    def start(self, coordinator: str, timeout_s: float) -> Place:
+        """Meet the other ranks, load the state, compile the step."""
+        import jax
+
+        from scalerl_jax import wiring
+        from scalerl_jax.learner.publish import make_snapshot
+        from scalerl_jax.parallel import multihost
+        from scalerl_jax.parallel.channels import DirectoryChannel
+        from scalerl_jax.parallel.sending import Sender
+        from scalerl_jax.utils.xla import keep_programs
+        from scalerl_jax.wiring.tables import DTYPES
+
+        config = self._config
+        keep_programs(config.compile_cache)
+        if self._num_ranks > 1:
+            multihost.initialize(
+                coordinator=coordinator,
+                num_processes=self._num_ranks,
+                process_id=self._rank,
+                timeout_s=timeout_s,
+            )
+        arch = wiring.make_architecture(config)
+        self._learner, self._state, mesh = wiring.make_gang_learner(
+            config, arch, jax.devices(), self._directory
+        )
+        self._snapshot = make_snapshot(
+            arch, dtype=DTYPES[config.model.sampler_dtype], learner_mesh=mesh
+        )
+        channel = DirectoryChannel(
+            self._directory / WEIGHTS_FOLDER, owner=f"rank{self._rank}"
+        )
+        self._sender = Sender(
+            rank=self._rank,
+            num_ranks=self._num_ranks,
+            channel=channel,
+            base_every=config.generators.base_every,
+        )
+        return _here()
+
+    def step(self, batch: PackedBatch) -> tuple[dict[str, float], str]:
+        """Make an optimizer step; return its metrics, and why it was skipped."""
+        self._state, metrics, fault = self._learner.step(self._state, batch)
+        return metrics, fault
+
+    def annotate(self, batches: list[PackedBatch]) -> list[PackedBatch]:
+        """Return a window's batches with the scores that the objective reads."""
+        import jax
+
+        return jax.tree.map(np.asarray, self._learner.annotate(self._state, batches))
+
+    def score(self, batch: PackedBatch) -> Any:
+        """Return the log-probability of every target of a batch, in nats."""
+        return self._learner.score(self._state, batch)
+
+    def examine(self, batch: PackedBatch) -> dict[str, float]:
+        """Return a batch's metrics and the norm of its gradient."""
+        return self._learner.examine(self._state, batch)
+
+    def publish(self, policy_version: int) -> tuple[str, Any]:
+        """Offer this rank's shards of the params: the offer as JSON, and a report."""
+        from scalerl_jax.parallel.shards import own_shards
+
+        assert int(self._state.policy_version) == policy_version, policy_version
+        shards = own_shards(self._snapshot(self._state.params))
+        offer = self._sender.send(shards, policy_version=policy_version)
+        return offer.to_json(), self._sender.report
+
+    def publish_again(self) -> str:
+        """Offer the last version in full, for who has no other; between two steps."""
+        return self._sender.send_again().to_json()
+
+    def save(self, step: int, host: dict[str, Any], groups: Sequence[Group]) -> None:
+        """Begin to write a checkpoint; rank 0's part has the controller's books."""
+        self._learner.save(step, self._state, host=host, groups=groups)
+
+    def await_save(self) -> None:
+        """Return when the checkpoint is written."""
+        self._learner.checkpointer.wait()
+
+    def check_save(self) -> None:
+        """Raise the error of a save that has failed."""
+        self._learner.checkpointer.check()
+
+    def restore(self) -> tuple[int, dict[str, Any], tuple[Group, ...]] | None:
+        """Go on from the newest good checkpoint, if there is one; return its books."""
+        restored = self._learner.restore()
+        if restored is None:
+            return None
+        self._state = restored.state
+        if self._rank:
+            return restored.step, {}, ()
+        return restored.step, restored.host, restored.groups
+
+
+class GeneratorReplica(_Process):
+    """One process with an engine, verifiers, and a sampling thread."""
+
+    def start(self, held_out: list[Prompt]) -> Place:
+        """Make the engine, and begin to wait for params."""
+        import jax
+
+        from scalerl_jax import wiring
+        from scalerl_jax.utils.xla import keep_programs
+        from scalerl_jax.wiring.replicas import make_remote_replica
+
+        keep_programs(self._config.compile_cache)
+        arch = wiring.make_architecture(self._config)
+        self._opened = contextlib.ExitStack()
+        self._replica = make_remote_replica(
+            self._config,
+            arch,
+            jax.devices()[: self._config.generators.devices],
+            held_out,
+            self._directory / WEIGHTS_FOLDER,
+            self._opened,
+        )
+        return _here()
+
+    def exchange(self, instructions: Instructions, wait_s: float) -> Report:
+        """Take instructions, wait for news of the sampling thread, and report."""
+        return self._replica.exchange(instructions, wait_s)
+
+    def stop(self) -> None:
+        """End the sampling thread and the verifiers."""
+        self._replica.stop(1.0)
+        self._opened.close()

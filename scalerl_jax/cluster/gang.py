@@ -1,0 +1,330 @@
+"""The learner as several processes: one call to all of them, and their replacement.
+
+A rank that is lost takes the others with it, for their next collective has no end.  All
+are started again; the state comes from the last complete checkpoint, and the batches
+since then, which are kept, are trained on again: the same version comes back, bit for
+bit, and nothing that was generated is thrown away.
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from jaxtyping import Float
+from ray.exceptions import RayActorError, RayTaskError, WorkerCrashedError
+
+from scalerl_jax.cluster.actors import LearnerRank, Place
+from scalerl_jax.cluster.session import Cluster, check_versions
+from scalerl_jax.config import Config
+from scalerl_jax.contract import Restored
+from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.parallel.offers import Offer, PublishReport, merge
+from scalerl_jax.types import Group, PackedBatch
+
+_LOST = (RayActorError, WorkerCrashedError)
+
+
+class GangLost(Exception):  # noqa: N818  what happened to it, in one line
+    """A rank is gone, or does not answer."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightsOf:
+    """A publication, as it goes to replicas: texts that say where the bytes are."""
+
+    policy_version: int
+    base_version: int | None  # what a replica must hold; None: nothing
+    text: str
+    whole: Callable[[], str]  # the same version by itself, for who holds no base
+
+    def to_replica(self, held_version: int) -> str:
+        """Return what a replica can use that was given that version before."""
+        if held_version in (self.policy_version, self.base_version):
+            return self.text
+        return self.text if self.base_version is None else self.whole()
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Kept:
+    """A batch since the last complete checkpoint."""
+
+    number: int
+    batch: PackedBatch
+
+
+class RemoteCheckpoints:
+    """The checkpoints that ranks write, as the loop asks for them."""
+
+    def __init__(self, files: Checkpointer, gang: "LearnerGang") -> None:
+        """Read the names in the directory; ask the ranks how far they are."""
+        self._files = files
+        self._gang = gang
+
+    def due(self, step: int, *, since: int) -> bool:
+        """Return whether one is due after any of the steps `since` + 1 to `step`."""
+        return self._files.due(step, since=since)
+
+    def steps(self) -> list[int]:
+        """Return the steps of the checkpoints on disk, oldest first."""
+        self.wait()
+        return self._files.steps()
+
+    def complete(self) -> list[int]:
+        """Return those that are complete by now."""
+        return self._files.steps()
+
+    def check(self) -> None:
+        """Raise the error of a save that has failed."""
+        self._gang.call("check_save")
+
+    def wait(self) -> None:
+        """Return when every checkpoint is on disk."""
+        self._gang.call("await_save")
+
+
+class LearnerGang:
+    """The `contract.Learner` over ranks; the loop's state is the version they have."""
+
+    def __init__(
+        self,
+        config: Config,
+        directory: str,
+        *,
+        cluster: Cluster,
+        files: Checkpointer,
+        note: Callable[[str], None],
+    ) -> None:
+        """Start the ranks, which load the state and compile."""
+        self._config = config
+        self._directory = directory
+        self._cluster = cluster
+        self._note = note
+        self._lock = threading.RLock()  # calls come one after the other
+        self._ranks: list[Any] = []
+        self.places: list[Place] = []
+        self._kept: list[_Kept] = []
+        self._number = 0  # batches trained on
+        self._saved: dict[int, int] = {0: 0}  # step of a checkpoint -> batches before
+        self._whole: dict[int, str] = {}
+        self.version = 0  # of the state, for people
+        self.restarts = 0
+        self.reports: list[PublishReport] = []
+        self.checkpointer = RemoteCheckpoints(files, self)
+        self._start()
+
+    # `contract.Learner`.
+
+    def step(self, state: int, batch: PackedBatch) -> tuple[int, dict[str, float], str]:
+        """Make an optimizer step on every rank."""
+        metrics, fault = self.call("step", batch)[0]
+        self._kept.append(_Kept(number=self._number, batch=batch))
+        self._number += 1
+        self.version = state + (not fault)
+        return self.version, metrics, fault
+
+    def annotate(self, state: int, batches: list[PackedBatch]) -> list[PackedBatch]:
+        """Return a window's batches with the scores that the objective reads."""
+        return self.call("annotate", batches)[0]
+
+    def score(self, state: int, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
+        """Return the log-probability of every target of a batch, in nats."""
+        return self.call("score", batch)[0]
+
+    def examine(self, state: int, batch: PackedBatch) -> dict[str, float]:
+        """Return a batch's metrics and the norm of its gradient; no step is made."""
+        return self.call("examine", batch)[0]
+
+    def publish(self, state: int) -> WeightsOf:
+        """Have every rank offer its shards; return what replicas are told."""
+        parts = self.call("publish", state)
+        publication = merge([Offer.from_json(offer) for offer, _ in parts])
+        self.reports = [report for _, report in parts]
+        return WeightsOf(
+            policy_version=publication.policy_version,
+            base_version=publication.base_version,
+            text=publication.to_json(),
+            whole=lambda: self._publish_again(state),
+        )
+
+    def _publish_again(self, version: int) -> str:
+        with self._lock:
+            if version not in self._whole:
+                offers = [Offer.from_json(text) for text in self.call("publish_again")]
+                publication = merge(offers)
+                self._whole = {publication.policy_version: publication.to_json()}
+            return self._whole[version]
+
+    def save(
+        self, step: int, state: int, *, host: dict[str, Any], groups: Sequence[Group]
+    ) -> None:
+        """Have every rank copy its shards, and write them beside the run."""
+        self._saved[step] = self._number
+        self._forget()
+        parts = [(step, host, groups)] + [(step, {}, ())] * (len(self._ranks) - 1)
+        self.call("save", each=parts)
+
+    def restore(self) -> Restored | None:
+        """Have every rank go on from the newest good checkpoint, if there is any."""
+        found = self.call("restore")[0]
+        if found is None:
+            return None
+        step, host, groups = found
+        self._saved[step] = self._number
+        self.version = step
+        return Restored(step=step, state=step, host=host, groups=groups)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return restarts so far, and what the last publication cost."""
+        found: dict[str, float] = {"learner/restarts": self.restarts}
+        if reports := self.reports:
+            shares = [report.changed_share or 0.0 for report in reports]
+            sizes = [report.full_bytes for report in reports]
+            found |= {
+                "publish/bytes": sum(report.num_bytes for report in reports),
+                "publish/seconds": max(report.seconds for report in reports),
+                "publish/changed_share": float(np.average(shares, weights=sizes)),
+            }
+        return found
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row for each rank: where it is and what it has."""
+        return [
+            {
+                "role": f"learner {number}",
+                "where": str(place),
+                "version": self.version,
+                "lost": self.restarts,
+            }
+            for number, place in enumerate(list(self.places))
+        ]
+
+    # The ranks.
+
+    def call(
+        self, method: str, *arguments: Any, each: Sequence[tuple] | None = None
+    ) -> list[Any]:
+        """Return every rank's answer; a lost gang is replaced, and asked again.
+
+        Raises:
+            RuntimeError: it is lost again and again.
+            Exception: what the method raised in a rank.
+        """
+        with self._lock:
+            cause, limit = GangLost(), self._config.generators.losses
+            for attempt in range(limit + 1):
+                try:
+                    if attempt:
+                        self._replace()
+                    return self._ask(method, *arguments, each=each)
+                except GangLost as loss:
+                    self.restarts += 1
+                    self._note(
+                        f"warning: the learner is lost ({loss}); all its "
+                        f"{len(self._ranks)} processes start again"
+                    )
+                    cause = loss
+            raise RuntimeError(
+                f"the learner was lost {limit + 1} times in a row (generators.losses = "
+                f"{limit}); the last time: {cause}"
+            )
+
+    def close(self) -> None:
+        """End all ranks."""
+        for rank in self._ranks:
+            ray.kill(rank)
+        self._ranks = []
+
+    def _ask(
+        self, method: str, *arguments: Any, each: Sequence[tuple] | None = None
+    ) -> list[Any]:
+        """Return every rank's answer.
+
+        Raises:
+            GangLost: a rank is gone.
+        """
+        shared = tuple(ray.put(argument) for argument in arguments)
+        calls = {}
+        for number, rank in enumerate(self._ranks):
+            given = shared if each is None else each[number]
+            calls[getattr(rank, method).remote(*given)] = number
+        waiting = list(calls)
+        # The first to end tells: behind a rank that is lost the others may hang.
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=_SILENCE_S)
+            if not done:
+                raise GangLost(f"no rank has answered {method} for {_SILENCE_S:g} s")
+            for call in done:
+                self._raise_if_lost(call, calls[call])
+        return ray.get(list(calls))
+
+    def _raise_if_lost(self, call: Any, number: int) -> None:
+        try:
+            ray.get(call)
+        except _LOST as error:
+            raise GangLost(
+                f"rank {number} on {self._where(number)}: {_cause(error)}"
+            ) from error
+        except RayTaskError as error:
+            raise error.as_instanceof_cause() from None
+
+    def _where(self, number: int) -> str:
+        return str(self.places[number]) if number < len(self.places) else "its host"
+
+    def _start(self) -> None:
+        """Start every rank, and have them meet."""
+        count = self._config.mesh.processes
+        mesh = self._config.mesh
+        devices = mesh.data * mesh.fsdp * mesh.context * mesh.tensor // count
+        timeout_s = self._config.generators.start_timeout_s
+        actor = ray.remote(LearnerRank)
+        self._ranks = [
+            actor.options(**self._cluster.options(devices)).remote(
+                self._config, self._directory, rank=rank, num_ranks=count
+            )
+            for rank in range(count)
+        ]
+        for number, theirs in enumerate(self._ask("versions")):
+            check_versions(theirs, where=f"rank {number} of the learner")
+        coordinator = ray.get(self._ranks[0].address.remote())
+        self.places = self._ask("start", coordinator, timeout_s)
+
+    def _replace(self) -> None:
+        """Start all ranks again, and bring them to where they were."""
+        began = time.monotonic()
+        self.close()
+        self._whole = {}
+        self._start()
+        found = self._ask("restore")[0]
+        step = 0 if found is None else found[0]
+        if step not in self._saved:
+            raise RuntimeError(
+                f"the checkpoint of step {step} is older than the batches that were "
+                f"kept; start again with the same --workdir"
+            )
+        since = self._saved[step]
+        again = [kept for kept in self._kept if kept.number >= since]
+        for kept in again:
+            self._ask("step", kept.batch)
+        self._note(
+            f"the learner is back after {time.monotonic() - began:.0f} s, from step "
+            f"{step} and {len(again)} batches that were kept"
+        )
+
+    def _forget(self) -> None:
+        """Forget the batches that a complete checkpoint has behind it."""
+        complete = self.checkpointer.complete()
+        before = max((self._saved.get(step, 0) for step in complete), default=0)
+        self._kept = [kept for kept in self._kept if kept.number >= before]
+
+
+_SILENCE_S = 1800.0  # compiling is part of it
+
+
+def _cause(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]

@@ -1,0 +1,217 @@
+"""A run whose controller is this process, without devices of its own.
+
+The loop, the books and the files are those of any run; learner and generators are
+actors of a Ray cluster behind the same contract.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+
+from scalerl_jax import wiring
+from scalerl_jax.cluster.actors import GeneratorReplica, Place
+from scalerl_jax.cluster.gang import LearnerGang
+from scalerl_jax.cluster.session import Cluster, check_versions
+from scalerl_jax.cluster.status_file import kept_up_to_date
+from scalerl_jax.config import Config
+from scalerl_jax.exchange import Instructions, Link, Report
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.run_state import RunState
+from scalerl_jax.types import Prompt
+from scalerl_jax.utils.progress import Progress
+
+_log = logging.getLogger(__name__)
+_LOCK_FILE = "config.json"  # of a run's directory, written before any process starts
+
+
+def fit_cluster(config: Config, arch: Architecture, cluster: Cluster) -> Config:
+    """Return the config with numbers for all that is left to the devices.
+
+    Where a CPU stands for a device there are as many as are asked for.
+
+    Raises:
+        ValueError: the cluster has too few devices, or they do not fall evenly.
+    """
+    mesh, generators = config.mesh, config.generators
+    if generators.placement == "shared":
+        raise ValueError(
+            "generators.placement = 'shared' needs the learner's own process; leave "
+            "it at 'auto' with --ray"
+        )
+    generators = dataclasses.replace(
+        generators,
+        placement="apart",
+        devices=generators.devices or mesh.tensor,
+        count=generators.count or (0 if cluster.devices() else 1),
+    )
+    config = dataclasses.replace(config, generators=generators)
+    have = cluster.devices()
+    if have is None:
+        if not mesh.fsdp:
+            mesh = dataclasses.replace(mesh, fsdp=mesh.processes)
+            config = dataclasses.replace(config, mesh=mesh)
+        learner = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
+        have = learner + generators.count * generators.devices
+    config = wiring.fit_devices(config, arch, have)
+    mesh, generators = config.mesh, config.generators
+    learner = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
+    if learner % mesh.processes:
+        raise ValueError(
+            f"mesh.processes = {mesh.processes} does not divide the {learner} devices "
+            f"of the learner (mesh.data * mesh.fsdp * mesh.context * mesh.tensor); "
+            f"make them a multiple"
+        )
+    if learner + generators.count * generators.devices > have:
+        raise ValueError(
+            f"the learner's {learner} devices and generators.count = "
+            f"{generators.count} x generators.devices = {generators.devices} are more "
+            f"than the {have} of the cluster at {cluster.address}; lower one of them"
+        )
+    return config
+
+
+class RayLink:
+    """The way to a replica in another process."""
+
+    replaceable = True
+
+    def __init__(self, actor: Any, place: Place) -> None:
+        """Reach this actor, which has started."""
+        self.where = str(place)
+        self.chip = place.chip
+        self._actor = actor
+
+    def exchange(self, instructions: Instructions, wait_s: float) -> Future[Report]:
+        """Call the actor; it is not called again if the answer is lost."""
+        return self._actor.exchange.remote(instructions, wait_s).future()
+
+    def close(self) -> None:
+        """End the process at once."""
+        ray.kill(self._actor)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Replicas:
+    """Starts replicas, one for a number, each time it is asked."""
+
+    config: Config
+    directory: Path
+    cluster: Cluster
+    held_out: list[Prompt]
+
+    def connect(self, number: int) -> Future[Link]:
+        """Start the replica of a number."""
+        future: Future[Link] = Future()
+
+        def start() -> None:
+            try:
+                future.set_result(self._start(number))
+            except BaseException as error:  # noqa: BLE001  raised in who asked
+                future.set_exception(error)
+
+        threading.Thread(target=start, name=f"replica {number}", daemon=True).start()
+        return future
+
+    def _start(self, number: int) -> RayLink:
+        actor: Any = (
+            ray.remote(GeneratorReplica)
+            .options(
+                **self.cluster.options(self.config.generators.devices),
+                max_concurrency=4,
+            )
+            .remote(self.config, str(self.directory))
+        )
+        limit_s = self.config.generators.start_timeout_s
+        try:
+            check_process(actor, f"replica {number}", self.directory, limit_s)
+            place: Any = ray.get(actor.start.remote(self.held_out), timeout=limit_s)
+        except BaseException:
+            ray.kill(actor)
+            raise
+        return RayLink(actor, place)
+
+
+def check_process(actor: Any, name: str, directory: Path, limit_s: float) -> None:
+    """Refuse a process of other versions, or one that has another file system.
+
+    Raises:
+        ValueError: names the process and what is wrong.
+        TimeoutError: it did not come.
+    """
+    try:
+        theirs: Any = ray.get(actor.versions.remote(), timeout=limit_s)
+    except GetTimeoutError as error:
+        raise TimeoutError(
+            f"{name} found no place in the cluster within generators.start_timeout_s = "
+            f"{limit_s:g}: add machines, or lower generators.count"
+        ) from error
+    check_versions(theirs, where=name)
+    if not ray.get(actor.sees.remote(_LOCK_FILE), timeout=limit_s):
+        raise ValueError(
+            f"{name} does not see {directory}/{_LOCK_FILE}: --workdir = {directory} "
+            f"must be a directory that all machines share"
+        )
+
+
+def make_cluster_run(
+    config: Config,
+    directory: Path,
+    cluster: Cluster,
+    *,
+    progress: Progress,
+) -> RunState:
+    """Return every part of a run, its processes started.
+
+    Raises:
+        ValueError: a setting or a file that it names cannot be used.
+    """
+    began = time.monotonic()
+    with contextlib.ExitStack() as opened:
+        books = wiring.make_books(config, directory, progress)
+        gang = LearnerGang(
+            config,
+            str(directory),
+            cluster=cluster,
+            files=wiring.make_checkpointer(config, directory),
+            note=progress.note,
+        )
+        opened.callback(gang.close)
+        ledger = wiring.make_ledger(config, chip=gang.places[0].chip, remote=True)
+        ledger.start(startup_s=time.monotonic() - began)
+        from scalerl_jax.wiring.replicas import make_fleet
+
+        replicas = Replicas(
+            config=config,
+            directory=directory,
+            cluster=cluster,
+            held_out=list(books.parts.held_out),
+        )
+        desk = books.desk(ledger)
+        fleet = make_fleet(
+            books.parts,
+            desk,
+            ledger,
+            connect=replicas.connect,
+            address=lambda weights, number, held: weights.to_replica(held),
+        )
+        # Ends first: the others need the run's books no more.
+        opened.enter_context(
+            kept_up_to_date(directory, lambda: gang.table() + fleet.table())
+        )
+        run = books.run(
+            learner=gang,
+            state=0,
+            generators=fleet,
+            desk=desk,
+            ledger=ledger,
+            verifier_restarts=lambda: fleet.verifier_restarts,
+        )
+        return dataclasses.replace(run, close=opened.pop_all().close)

@@ -1,0 +1,124 @@
+"""The connection to a Ray cluster, and what it has to offer.
+
+Nothing else in the package imports Ray but this package, which a run loads for `--ray`.
+"""
+
+import dataclasses
+import socket
+import sys
+from importlib import metadata
+from typing import Any, Literal
+
+try:
+    import ray
+except ImportError as error:
+    raise ValueError(
+        "--ray needs the package ray, which is not installed here: "
+        'pip install -e ".[ray]"'
+    ) from error
+
+_CONNECT_TIMEOUT_S = 10.0
+_LOCAL_CPUS = 64  # of a cluster that is this machine alone: places, not cores
+Kind = Literal["cpu", "gpu", "tpu"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """A cluster that this process is connected to."""
+
+    address: str
+    kind: Kind  # of the devices that it has
+
+    def options(self, devices: int) -> dict[str, Any]:
+        """Return what an actor asks for that is to have so many devices."""
+        variables = {"JAX_PLATFORMS": self.kind if self.kind != "gpu" else "cuda"}
+        if self.kind == "cpu":
+            flags = f"--xla_force_host_platform_device_count={devices}"
+            variables["XLA_FLAGS"] = flags
+            return {"num_cpus": 1, "runtime_env": {"env_vars": variables}}
+        asked = {"num_gpus": devices} if self.kind == "gpu" else {}
+        asked |= {"resources": {"TPU": devices}} if self.kind == "tpu" else {}
+        return {"num_cpus": 1, "runtime_env": {"env_vars": variables}} | asked
+
+    def devices(self) -> int | None:
+        """Return how many devices the machines have; None: as many as are asked for."""
+        if self.kind == "cpu":
+            return None
+        return int(ray.cluster_resources()[self.kind.upper()])
+
+
+def connect(address: str) -> Cluster:
+    """Join the cluster at HOST:PORT, the one of this machine ("auto"), or start one.
+
+    "local" starts one that is this machine alone and ends with this process.
+
+    Raises:
+        ValueError: there is none, or it is of another version.
+    """
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address == "local":
+        options |= {"num_cpus": _LOCAL_CPUS, "include_dashboard": False}
+    elif address != "auto":
+        _check_answers(address)
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        lines = str(error).strip().splitlines() or [repr(error)]
+        raise ValueError(
+            f"--ray={address}: no cluster of Ray {metadata.version('ray')} can be "
+            f"joined: {lines[0]}; start one with `ray start --head`, or take "
+            f"--ray=local"
+        ) from error
+    resources = ray.cluster_resources()
+    kind: Kind = "tpu" if "TPU" in resources else "gpu" if "GPU" in resources else "cpu"
+    return Cluster(address, kind)
+
+
+def disconnect() -> None:
+    """Leave the cluster; one that was started here ends."""
+    ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address at which nobody listens, before Ray tries for minutes."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdecimal():
+        raise ValueError(
+            f"--ray={address} must be local, auto or HOST:PORT, which `ray start "
+            f"--head` prints"
+        )
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"--ray={address} does not answer within {_CONNECT_TIMEOUT_S:g} s "
+            f"({error}); see `ray status` there, and its firewall"
+        ) from error
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that all processes of a run must have in common."""
+    import jax
+
+    import scalerl_jax
+
+    return {
+        "scalerl_jax": scalerl_jax.__version__,
+        "jax": jax.__version__,
+        "ray": ray.__version__,
+        "Python": ".".join(map(str, sys.version_info[:2])),
+    }
+
+
+def check_versions(theirs: dict[str, str], *, where: str) -> None:
+    """Refuse a process with other versions than this one.
+
+    Raises:
+        ValueError: names the process, and both versions.
+    """
+    for name, own in versions().items():
+        if theirs.get(name) != own:
+            raise ValueError(
+                f"{where} has {name} {theirs.get(name)} and the controller has {own}; "
+                f"install one version on all machines"
+            )

@@ -1,0 +1,142 @@
+"""Runs over the processes of a Ray cluster on this machine."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import small_run
+
+from scalerl_jax.utils.reading import parse_json
+
+pytest.importorskip("ray")
+GANG = {
+    "queue.max_staleness": 0,
+    "mesh.fsdp": 2,
+    "mesh.processes": 2,
+    "generators.count": 2,
+    "optimizer.learning_rate": 1e-3,
+    "eval.every": 4,
+    "compile_cache": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
+}
+_LIMIT_S = 600
+
+
+def start_on_ray(directory, changes):
+    return small_run.start(
+        "-m",
+        "scalerl_jax.main",
+        "--ray=local",
+        *small_run.arguments(directory, changes),
+    )
+
+
+def finish(process):
+    """What it said, once it has ended well."""
+    try:
+        _, errors = process.communicate(timeout=_LIMIT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    return errors
+
+
+def process_of(directory, role):
+    """The process of a role, as the status file has it."""
+    for row in parse_json((directory / "status.json").read_bytes())["roles"]:
+        if row["role"] == role:
+            return int(re.search(r"process (\d+)", str(row["where"])).group(1))
+    raise AssertionError(role)
+
+
+def wait_for_step(process, directory, step):
+    deadline = time.monotonic() + _LIMIT_S
+    while len(small_run.rows(directory)) < step:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A run in which a rank and then a replica are killed, and what it said."""
+    directory = tmp_path_factory.mktemp("killed")
+    process = start_on_ray(directory, GANG | {"train.num_steps": 6})
+    wait_for_step(process, directory, 3)
+    os.kill(process_of(directory, "learner 1"), signal.SIGKILL)
+    wait_for_step(process, directory, 5)
+    os.kill(process_of(directory, "replica 0"), signal.SIGKILL)
+    return directory, finish(process)
+
+
+@pytest.mark.slow
+def test_a_rank_and_a_replica_that_are_killed_change_no_bit(killed, tmp_path):
+    directory, said = killed
+    assert "warning: the learner is lost (rank 1 on" in said
+    assert "batches that were kept" in said
+    assert "warning: replica 0 on" in said
+    finish(start_on_ray(tmp_path, GANG | {"train.num_steps": 6}))
+    expected, found = (
+        small_run.saved_arrays(small_run.checkpoints(at)[-1])
+        for at in (tmp_path, directory)
+    )
+    assert expected.keys() == found.keys()
+    for name, leaf in expected.items():
+        assert leaf.tobytes() == found[name].tobytes(), name
+    rows = small_run.rows(directory)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert rows[-1]["learner/restarts"] == 1
+    assert rows[-1]["publish/bytes"] > 0
+
+
+@pytest.mark.slow
+def test_status_says_how_it_stood(killed):
+    directory, _ = killed
+    done = subprocess.run(
+        [sys.executable, "-m", "scalerl_jax", "status", str(directory)],
+        capture_output=True,
+        text=True,
+        cwd=small_run.ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    for words in ("learner 0", "learner 1", "replica 0", "replica 1", "pass rate"):
+        assert words in done.stdout
+    assert "replicas lost" in done.stdout and "learner restarted 1" in done.stdout
+
+
+@pytest.mark.slow
+def test_its_checkpoint_goes_on_in_one_process(killed):
+    directory, _ = killed
+    changes = GANG | {"train.num_steps": 7, "generators.count": 1}
+    process = small_run.start(
+        "-m",
+        "scalerl_jax.main",
+        *small_run.arguments(directory, changes),
+        environment={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+    )
+    assert "resumed after step 6" in finish(process)
+    assert [row["step"] for row in small_run.rows(directory)][-1] == 7
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        pytest.param(
+            ["--ray=127.0.0.1:1"], "does not answer within 10 s", id="nobody there"
+        ),
+        pytest.param(
+            ["--ray=somewhere"], "must be local, auto or HOST:PORT", id="word"
+        ),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_one_line(tmp_path, arguments, words):
+    process = small_run.start(
+        "-m", "scalerl_jax.main", *arguments, *small_run.arguments(tmp_path / "x")
+    )
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert words in errors and len(errors.splitlines()) == 1, errors
+    assert not (tmp_path / "x").exists()

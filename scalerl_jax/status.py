@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_jax.utils.failures import Parser, answer
+from scalerl_jax.utils.hub import refuse_bucket
 from scalerl_jax.utils.metrics import EVALS_FILE, METRICS_FILE
 from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.run_directory import STATUS_FILE
@@ -31,8 +32,9 @@ def describe(directory: Path) -> str:
     """Return the status as text.
 
     Raises:
-        ValueError: it is no run's directory.
+        ValueError: it is no run's directory, or in a bucket.
     """
+    refuse_bucket(directory)
     if not (directory / "config.json").is_file():
         raise ValueError(
             f"{directory} is not the directory of a run: it has no config.json; give "

@@ -15,7 +15,7 @@ from scalerl_jax.scaling.fit import fit_curve
 from scalerl_jax.scaling.identifiability import find_collapse
 from scalerl_jax.scaling.records import OPEN, Curve, CurveError, Interval, Record
 from scalerl_jax.scaling.result import Fit
-from scalerl_jax.scaling.text import percent, show, table
+from scalerl_jax.scaling.text import percent, show, table, warned
 
 DEFAULT_PATIENCE = 3
 # All points are held against one curve, so one that lies off puts many outside: the
@@ -220,4 +220,5 @@ def to_text(status: Status) -> str:
         )
     if status.checks and not status.holds:
         said += "  A had no upper limit then: leaving the band is no alarm\n"
+    said += warned(result.warnings)
     return said + (f"  ALARM: {status.alarm}\n" if status.alarm else "  no alarm\n")

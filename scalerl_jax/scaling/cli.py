@@ -81,6 +81,13 @@ Curves = list[tuple[Path, Curve]]
 # Laws over model sizes, and of pre-training loss.
 SIZE_LAWS = ("tan", "tan_plateau")
 LOSS_LAWS = ("kaplan", "kaplan_one", "chinchilla")
+# Flags, by their fields, of one curve's fit, and of how rows become curves: laws over
+# sizes have no use for the first ones, laws of loss for none.
+ONE_RUN_FLAGS = (
+    *("initial_reward", "fit_from", "protocol", "robust", "weighted", "errors_known"),
+    *("se", "samples", "sensitivity", "bootstrap", "pool", "out"),
+)
+CURVE_FLAGS = ("group", "wide", "reward_range", "one_minus")
 MOST = 100_000  # of refits
 MOST_PAIRED = 4  # runs that are compared each with each
 SHOW_WARNINGS = ("fit", "report")  # commands that show a curve's with its fit
@@ -667,8 +674,25 @@ def report(flags: Flags) -> Answer:
 # ---- laws over several runs: a setting of every run is a column of its file
 
 
+def _refuse_unread(flags: Flags, fields: Sequence[str], law: str) -> None:
+    """Refuse flags, by their fields, that this kind of law would leave unread."""
+    plain = vars(make_parser().parse_args([flags.command, "."]))
+    names = {field: flag for flag, field in FIELDS.items()}
+    unread = [
+        names.get(field, f"--{field.replace('_', '-')}")
+        for field in fields
+        if field in plain and getattr(flags, field) != plain[field]
+    ]
+    if unread:
+        rows = "; --where COLUMN=VALUE chooses rows" if "--group" in unread else ""
+        raise CurveError(
+            f"a law {law} does not read {', '.join(unread)}: leave it out{rows}"
+        )
+
+
 def _size_points(flags: Flags) -> tuple[list[Array], str]:
     """Return model size, x and error of all points of all runs; what x is."""
+    _refuse_unread(flags, ONE_RUN_FLAGS, "over model sizes")
     curves = [curve for _, curve in read(flags, model_size=flags.model_size)]
     parts = [
         (np.full(curve.x.size, curve.constants[flags.model_size]), curve.x, 1 - curve.y)
@@ -713,6 +737,9 @@ def _loss_columns(flags: Flags) -> tuple[list[Array], str, tuple[str, ...]]:
     With what they are, and notes.  A power law has no value at x = 0, which a run's
     first evaluation may be at.
     """
+    _refuse_unread(
+        flags, (*CURVE_FLAGS, *ONE_RUN_FLAGS), "of loss, fitted to all rows,"
+    )
     named = {"--x": flags.x, "--y": flags.y}
     if getattr(flags, "law", None) != "kaplan_one":
         named = {"--model-size": flags.model_size, **named}
@@ -735,7 +762,7 @@ def _loss_columns(flags: Flags) -> tuple[list[Array], str, tuple[str, ...]]:
         notes += (f"{count} rows at {x_name} = 0 left out: a power law has none there",)
     columns = [column[positive] for column in columns]
     columns[-2] = flags.x_scale * columns[-2]
-    return columns, f"loss {y_name} over {x_name}", notes
+    return columns, f"loss {y_name} over {flags.x_name or x_name}", notes
 
 
 def _fit_loss(flags: Flags) -> Answer:

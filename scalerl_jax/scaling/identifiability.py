@@ -176,7 +176,7 @@ def late_warnings(result: Fit) -> tuple[str, ...]:
                 "R0 was not measured (no point at zero compute) and is a free "
                 "parameter; A and the rest depend on it: give --r0 if you know it"
             )
-        elif not result.initial_reward_free and measured is not None:
+        elif result.initial_reward_source == "given" and measured is not None:
             if result.initial_reward != measured:
                 found.append(
                     f"R0 = {result.initial_reward:.4g} is used as given, although the "

@@ -246,7 +246,11 @@ def read_table(path: str | Path) -> Table:
 
     Raises:
         CurveError: nothing there that can be read; the message lists what can.
+        ValueError: it is in a bucket.
     """
+    from scalerl_jax.utils.hub import refuse_bucket  # a fit of arrays needs it not
+
+    refuse_bucket(path)
     given = Path(path)
     file = _find_in(given) if given.is_dir() else given
     if file.is_dir() or ".tfevents." in file.name:

@@ -40,6 +40,23 @@ def origin_of(path: Path) -> str:
     return f"gs://{path.relative_to(copies()).as_posix()}"
 
 
+def refuse_bucket(path: str | Path) -> None:
+    """Refuse a path in a bucket, where files of this machine are read.
+
+    Raises:
+        ValueError: it is in one; the message says how to copy it, or where a copy is.
+    """
+    parted = re.match(r"([a-z][a-z0-9]+):/+", str(path))  # a Path has one slash only
+    if parted is None:
+        return
+    url = f"{parted[1]}://{str(path)[parted.end() :]}"
+    files = url if Path(url).suffix else f"{url}/*.json*"
+    way = f"copy it and give the copy: gcloud storage cp '{files}' ."
+    if copy_of(url).exists():
+        way = f"give the copy that its run keeps on this machine: {copy_of(url)}"
+    raise ValueError(f"{url} is in a bucket, and is not read from there; {way}")
+
+
 def local_file(name: str, *, suffixes: tuple[str, ...] | None = None) -> Path:
     """Return a local path, or of one in a bucket its copy, which is fetched.
 

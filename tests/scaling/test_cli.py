@@ -161,3 +161,28 @@ def test_fitting_needs_neither_jax_nor_matplotlib():
         " ('scalerl_jax.utils', 'scalerl_jax.utils.reading') for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "path, way",
+    [
+        ("gs://bucket/runs/x", "gcloud storage cp 'gs://bucket/runs/x/*.json*' ."),
+        ("gs://bucket/curve.csv", "gcloud storage cp 'gs://bucket/curve.csv' ."),
+    ],
+)
+def test_a_path_in_a_bucket_is_answered_with_how_to_copy_it(path, way, capsys):
+    for command in ("fit", "watch", "report"):
+        assert main([command, path]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {path} is in a bucket") and way in said
+        assert said.count("\n") == 1
+
+
+def test_of_a_run_in_a_bucket_its_copy_here_is_named(run_dir, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(run_dir))
+    copy = run_dir / ".cache/scalerl_jax/buckets/bucket/runs/x"
+    copy.mkdir(parents=True)
+    (run_dir / "evals.jsonl").rename(copy / "evals.jsonl")
+    assert main(["fit", "gs://bucket/runs/x/"]) == 2
+    assert f"on this machine: {copy}\n" in capsys.readouterr().err
+    assert main(["fit", str(copy)]) == 0

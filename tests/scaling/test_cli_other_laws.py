@@ -115,3 +115,35 @@ def test_an_unknown_law_is_answered_with_the_known_ones(models, capsys):
     assert end.value.code == 2
     said = capsys.readouterr().err
     assert all(law in said for law in ("sigmoid", "error_power", "tan", "chinchilla"))
+
+
+@pytest.mark.parametrize(
+    "flags, named",
+    [
+        (["--law=kaplan", "--group=params"], "--group: leave it out; --where"),
+        (["--law=chinchilla", "--out=x.png", "--r0=0.2"], "--r0, --out: leave it"),
+        (["--law=kaplan_one", "--one-minus"], "--one-minus: leave it out"),
+    ],
+)
+def test_a_law_of_loss_refuses_what_it_does_not_read(models, flags, named, capsys):
+    assert main(["fit", *models, *flags]) == 2
+    said = capsys.readouterr().err
+    assert f"of loss, fitted to all rows, does not read {named}" in said
+    assert said.count("\n") == 1
+
+
+def test_a_plan_of_flops_refuses_groups(models, capsys):
+    assert main(["plan", *models, "--flops=1e21", "--group=params"]) == 2
+    assert "does not read --group" in capsys.readouterr().err
+
+
+def test_a_law_over_sizes_takes_groups_and_refuses_what_is_of_one_run(sizes, capsys):
+    assert main(["fit", *sizes, "--pool", "--weighted"]) == 2
+    said = capsys.readouterr().err
+    assert "over model sizes does not read --weighted, --pool: leave it out\n" in said
+    assert main(["extrapolate", *sizes, "--out=x.svg"]) == 2
+
+
+def test_what_x_is_called_is_said_of_a_law_of_loss(models, capsys):
+    assert main(["fit", *models, "--law=kaplan", "--x-name=words"]) == 0
+    assert "loss loss over words" in capsys.readouterr().out

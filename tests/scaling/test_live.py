@@ -195,3 +195,16 @@ def test_a_torn_line_is_a_curve_error(tmp_path):
         file.write('{"step": 310, "compu')
     with pytest.raises(CurveError, match="half written"):
         Watch(path=tmp_path).look()
+
+
+def test_watch_says_of_a_curve_what_fit_says_of_it(tmp_path, capsys):
+    write_run(tmp_path, CLIMB)
+    with (tmp_path / "evals.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 300, "compute_chip_hours": 10, "pass_rate": 1}))
+    noted = []
+    for command in (["fit"], ["watch", "--once", "--no-tensorboard"]):
+        assert main([*command, str(tmp_path)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        noted.append([line for line in lines if line.startswith("warning: ")])
+    assert noted[0] == noted[1]
+    assert any("a resumed run wrote their step again" in note for note in noted[1])

@@ -132,3 +132,18 @@ def test_plan_extrapolation_and_report_take_step_zero_alike(tmp_path, capsys):
     assert load_curve(tmp_path).r0_se == 0.01
     assert main(["fit", str(tmp_path)]) == 0
     assert f"(step 0: {y[0]:.4f})" in capsys.readouterr().out
+
+
+def test_only_an_r0_that_was_given_is_said_to_be():
+    y = noisy(9)
+    y[0] = 0.22
+
+    def notes(**settings):
+        return [note for note in fit(X, y, **settings).warnings if "as given" in note]
+
+    measured = fit(X, y)
+    assert measured.initial_reward != 0.22 and not notes()
+    assert not notes(initial_reward="free") and not notes(initial_reward=0.22)
+    assert notes(initial_reward=0.25) == [
+        "R0 = 0.25 is used as given, although the curve starts at 0.22"
+    ]

@@ -155,6 +155,7 @@ FLAGS = [
 @pytest.mark.parametrize("arguments, words", FLAGS)
 def test_a_wrong_flag_is_one_line(capsys, arguments, words):
     given = [f"--checkpoint={BASE}"] if words[0] != "--checkpoint" else []
+    given += ["--port=0"]
     refused(capsys, *given, *arguments, words=words)
 
 
@@ -169,7 +170,8 @@ def test_the_program_ends_with_a_status_and_one_line(tmp_path):
     shutil.copytree(BASE, tmp_path / "base")
     weights = tmp_path / "base" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    process = small_run.start("-m", "scalerl_jax.serve", "--checkpoint", weights.parent)
+    flags = ("--checkpoint", weights.parent, "--port=0")
+    process = small_run.start("-m", "scalerl_jax.serve", *flags)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 2 and output == ""
     (line,) = errors.splitlines()

@@ -5,6 +5,8 @@ for the processes that they start.
 """
 
 import atexit
+import contextlib
+import gc
 import os
 import shutil
 import tempfile
@@ -36,6 +38,10 @@ jaxtyping.install_import_hook(
     "checked_annotations.checked",
 )
 
+# Traces are many small objects that are all kept: to look for garbage among them every
+# 700th was a sixth of a run's time.
+gc.set_threshold(50_000, 20, 100)
+
 # Before the backend starts, which happens at the first array.
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -46,6 +52,16 @@ def programs_of_a_module():
     """Programs leave the memory with the module that they were compiled for."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def shared_parts():
+    """Whole runs of a module share programs and verifier processes."""
+    import shared_parts
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as opened:
+        shared_parts.share(patch, opened)
+        yield
 
 
 @pytest.fixture

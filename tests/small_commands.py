@@ -60,7 +60,13 @@ COMMANDS = {
 
 
 def run(line):
-    """The exit status of a command line, and what it wrote to stderr."""
+    """The exit status of a command line, and the lines that it wrote to stderr."""
+    status, _, said = outcome(line)
+    return status, said.splitlines()
+
+
+def outcome(line):
+    """The exit status of a command line, and what it wrote to stdout and stderr."""
     name, *arguments = shlex.split(line)
     sys.modules.pop("config_config", None)  # ml_collections': of the file before
     stderr, stdout = io.StringIO(), io.StringIO()
@@ -79,7 +85,7 @@ def run(line):
         chat_process.TIMEOUT_S = allowed
         signal.signal(signal.SIGALRM, before)
         logging.use_absl_handler()
-    return status or 0, stderr.getvalue().splitlines()
+    return status or 0, stdout.getvalue(), stderr.getvalue()
 
 
 class TooLong(BaseException):

@@ -1,6 +1,7 @@
 """Things that `--describe` and the table of symbols say are what the code does."""
 
 import pytest
+import small_commands
 import small_run
 
 from scalerl_jax.wiring import paper_table
@@ -87,17 +88,15 @@ def test_every_recipe_is_in_the_table():
 
 
 def test_describe_needs_no_workdir_and_runs_nothing():
-    config = "--config=configs/recipes/grpo.py:tiny"
-    process = small_run.start("-m", "scalerl_jax.main", config, "--describe")
-    output, errors = process.communicate(timeout=120)
-    assert (process.returncode, errors) == (0, "")
-    assert "token[t] = loss[t] + 0.04 * k3[t]" in output
+    config = paper_table.RECIPES / "grpo.py:tiny"
+    status, said, errors = small_commands.outcome(f"main --config={config} --describe")
+    assert (status, errors) == (0, "")
+    assert "token[t] = loss[t] + 0.04 * k3[t]" in said
 
 
 def test_a_base_that_there_is_not_is_one_line():
-    config = "--config=configs/recipes/grpo.py:9b"
-    process = small_run.start("-m", "scalerl_jax.main", config, "--describe")
-    output, errors = process.communicate(timeout=120)
-    assert (process.returncode, output) == (2, "")
-    known = "['32b', '8b', '8b_32k', 'smollm2', 'smollm2_cpu', 'tiny']"
+    config = paper_table.RECIPES / "grpo.py:9b"
+    status, said, errors = small_commands.outcome(f"main --config={config} --describe")
+    assert (status, said) == (2, "")
+    known = "['32b', '8b', '8b_32k', 'smollm2', 'smollm2_cpu', 'tiny', 'tiny_fleet']"
     assert errors == f"error: --config=...:9b: choose from {known}\n"

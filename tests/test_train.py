@@ -25,7 +25,8 @@ from scalerl_jax.train import train
 from scalerl_jax.utils.failures import is_explained
 from scalerl_jax.utils.ledger import Ledger
 
-pytestmark = pytest.mark.slow  # whole runs
+# whole runs
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_parts")]
 
 STEP_NAMES = """
     step loss grad_norm entropy reward/mean pass_rate/mean group/zero_variance_share
@@ -603,10 +604,11 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_its_own_error(tmp
 
 SUICIDAL = """
     import os, pathlib
-    from scalerl_jax.data.tasks import score
 
     if pathlib.Path({file!r}).exists():
         os._exit(5)
+
+    from scalerl_jax.data.tasks import score
 """
 
 
@@ -709,7 +711,7 @@ def fill_sampler(run):
     "fill, words",
     [
         (fill_step, ("for the train step", "batch.rows_per_microbatch = 8")),
-        (fill_publish, ("for publishing params", "generators.devices = 1")),
+        (fill_publish, ("for publishing params", "generators.devices = 0")),
         (fill_sampler, ("for the sampler", "sampler.slots = 16")),
     ],
 )

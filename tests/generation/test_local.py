@@ -13,6 +13,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shared_parts import finish
 
 from scalerl_jax import warmstart
 from scalerl_jax.batching.assembly import group_metrics
@@ -173,9 +174,8 @@ class Place:
         self,
         scheduler,
         *,
-        score,
+        verifier,
         timeout_s,
-        verdict_s,
         books=None,
         state=None,
         **bounds,
@@ -184,7 +184,7 @@ class Place:
         self.queue = RolloutQueue(num_prompts=2, mode="pipeline", **bounds)
         self.stream = PromptStream(PROMPTS, seed=0, max_pass_rate=None)
         self.ledger = Ledger(pools={"all": 1}, chip="a chip")
-        self.verifier = VerifierPool(score=score, timeout_s=verdict_s)
+        self.verifier = verifier
         self.desk = OrderDesk(self.queue, self.stream, self.ledger)
         if books is not None:
             self.desk.restore(books, (), version=0)
@@ -220,18 +220,29 @@ class Place:
         return not [each for each in threading.enumerate() if each.name == "rollout"]
 
 
+@pytest.fixture(scope="module")
+def judges():
+    """A verifier of the tasks, which one test after the other uses."""
+    with contextlib.closing(VerifierPool(score=tasks.score, timeout_s=LONG)) as pool:
+        yield pool
+
+
 @pytest.fixture
-def place():
+def place(judges):
     with contextlib.ExitStack() as stack:
 
-        def make(scheduler, *, started=True, score=tasks.score, **settings):
-            settings = dict(max_staleness=0, timeout_s=LONG, verdict_s=LONG) | settings
-            made = Place(scheduler, score=score, **settings)
+        def make(scheduler, *, started=True, score=None, verdict_s=LONG, **settings):
+            verifier = score and VerifierPool(score=score, timeout_s=verdict_s)
+            settings = dict(max_staleness=0, timeout_s=LONG) | settings
+            made = Place(scheduler, verifier=verifier or judges, **settings)
 
             def close():
                 scheduler.allow(10**6)
                 made.stop(LONG)
-                made.verifier.close()
+                if verifier:
+                    verifier.close()
+                else:
+                    finish(judges)
                 assert made.stopped()
 
             stack.callback(close)

@@ -9,12 +9,14 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import small_commands
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(
@@ -185,11 +187,22 @@ def test_every_block_runs_in_its_order(clone):
 @pytest.mark.parametrize(
     "block", [block for block in SHELL if block.needs], ids=lambda block: block.place
 )
-def test_configs_of_other_machines_are_resolved(block, tmp_path):
-    trained = [line for line in block.commands if "scalerl_jax.main" in line]
-    for command in trained:
-        done = shell(f"cd {ROOT}\n{command} --describe", tmp_path)
-        assert done.returncode == 0, f"{block.place}\n{command}\n{done.stderr}"
+def test_configs_of_other_machines_are_resolved(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for command in block.commands:
+        if "scalerl_jax.main" in command:
+            _, _, module, *flags = words_of(command, tmp_path)
+            name = module.removeprefix("scalerl_jax.")
+            line = shlex.join([name, *flags, "--describe"])
+            status, _, said = small_commands.outcome(line)
+            assert status == 0, f"{block.place}\n{command}\n{said}"
+
+
+def words_of(command, directory):
+    """The words that a shell makes of a command."""
+    done = shell(f"printf '%s\\0' {command}", directory)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\0")[:-1]
 
 
 def test_what_the_blocks_install_and_make_exists():

@@ -156,7 +156,7 @@ def test_only_with_a_critic_is_there_anything_of_it(changes, has_critic):
 
 
 @pytest.mark.slow
-def test_ppo_runs_and_resumes_bit_for_bit(tmp_path):
+def test_ppo_runs_and_resumes_bit_for_bit(tmp_path, shared_parts):
     first, second = tmp_path / "first", tmp_path / "second"
     config = small_run.make_config(PPO)
     main.run(config, str(first))

@@ -16,7 +16,7 @@ def of(arrays, part):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_over_a_mesh_leaves_what_is_frozen(tmp_path):
+def test_a_resumed_run_over_a_mesh_leaves_what_is_frozen(tmp_path, shared_parts):
     main.run(small_run.make_config(FROZEN | MESH), str(tmp_path))
     more = FROZEN | MESH | {"train.num_steps": 2}
     main.run(small_run.make_config(more), str(tmp_path))

@@ -253,7 +253,7 @@ def test_an_unknown_base_lists_the_known_ones():
 
 
 @pytest.fixture(scope="module")
-def quick_compilation():
+def quick_compilation(shared_parts):
     """Nothing here depends on how fast the programs are."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield

@@ -14,7 +14,8 @@ from scalerl_jax.train import train
 from scalerl_jax.wiring import make_architecture
 from scalerl_jax.wiring.sampling import make_engine, make_tokenizer
 
-pytestmark = pytest.mark.slow  # whole runs
+# whole runs
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_parts")]
 
 SYNCHRONOUS = {
     "batch.epochs": 2,

@@ -116,7 +116,7 @@ def run_on_ray(config: config_lib.Config, workdir: str, address: str) -> Outcome
     cluster = session.connect(address)
     try:
         arch = wiring.make_architecture(config)
-        config = cluster_run.fit_cluster(config, arch, cluster)
+        config, cluster = cluster_run.fit_cluster(config, arch, cluster)
         with _opened(config, workdir) as directory, Progress() as progress:
             run_state = cluster_run.make_cluster_run(
                 config, directory.path, cluster, progress=progress

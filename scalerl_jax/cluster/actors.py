@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl_jax.cluster.placement import forget_others
 from scalerl_jax.cluster.session import versions
 from scalerl_jax.config import Config
 from scalerl_jax.exchange import Instructions, Report
@@ -54,6 +55,7 @@ class _Process:
 
     def __init__(self, config: Config, directory: str) -> None:
         """Take the run's fitted settings, and the directory that all see."""
+        forget_others(os.environ)  # before JAX looks for devices
         # The controller says when to end; its own SIGTERM has it save first.
         with contextlib.suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

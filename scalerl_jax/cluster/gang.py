@@ -283,9 +283,9 @@ class LearnerGang:
         timeout_s = self._config.generators.start_timeout_s
         actor = ray.remote(LearnerRank)
         self._ranks = [
-            actor.options(**self._cluster.options(devices)).remote(
-                self._config, self._directory, rank=rank, num_ranks=count
-            )
+            actor.options(
+                **self._cluster.options(devices, role="learner", number=rank)
+            ).remote(self._config, self._directory, rank=rank, num_ranks=count)
             for rank in range(count)
         ]
         for number, theirs in enumerate(self._ask("versions")):

@@ -18,7 +18,9 @@ from ray.exceptions import GetTimeoutError
 
 from scalerl_jax import wiring
 from scalerl_jax.cluster.actors import GeneratorReplica, Place
+from scalerl_jax.cluster.fit_slices import fit_slices
 from scalerl_jax.cluster.gang import LearnerGang
+from scalerl_jax.cluster.placement import slices_of
 from scalerl_jax.cluster.session import Cluster, check_versions
 from scalerl_jax.cluster.status_file import kept_up_to_date
 from scalerl_jax.config import Config
@@ -32,10 +34,13 @@ _log = logging.getLogger(__name__)
 _LOCK_FILE = "config.json"  # of a run's directory, written before any process starts
 
 
-def fit_cluster(config: Config, arch: Architecture, cluster: Cluster) -> Config:
+def fit_cluster(
+    config: Config, arch: Architecture, cluster: Cluster
+) -> tuple[Config, Cluster]:
     """Return the config with numbers for all that is left to the devices.
 
-    Where a CPU stands for a device there are as many as are asked for.
+    Where a CPU stands for a device there are as many as are asked for.  On TPUs the
+    cluster that is returned also says which host has which role.
 
     Raises:
         ValueError: the cluster has too few devices, or they do not fall evenly.
@@ -53,6 +58,9 @@ def fit_cluster(config: Config, arch: Architecture, cluster: Cluster) -> Config:
         count=generators.count or (0 if cluster.devices() else 1),
     )
     config = dataclasses.replace(config, generators=generators)
+    if cluster.kind == "tpu":
+        config, seats = fit_slices(config, arch, slices_of(cluster.hosts()))
+        return config, dataclasses.replace(cluster, seats=seats)
     have = cluster.devices()
     if have is None:
         if not mesh.fsdp:
@@ -75,7 +83,7 @@ def fit_cluster(config: Config, arch: Architecture, cluster: Cluster) -> Config:
             f"{generators.count} x generators.devices = {generators.devices} are more "
             f"than the {have} of the cluster at {cluster.address}; lower one of them"
         )
-    return config
+    return config, cluster
 
 
 class RayLink:
@@ -124,7 +132,9 @@ class Replicas:
         actor: Any = (
             ray.remote(GeneratorReplica)
             .options(
-                **self.cluster.options(self.config.generators.devices),
+                **self.cluster.options(
+                    self.config.generators.devices, role="replica", number=number
+                ),
                 max_concurrency=4,
             )
             .remote(self.config, str(self.directory))

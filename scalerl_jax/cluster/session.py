@@ -9,6 +9,8 @@ import sys
 from importlib import metadata
 from typing import Any, Literal
 
+from scalerl_jax.cluster.placement import HostNode, Seats, hosts_of
+
 try:
     import ray
 except ImportError as error:
@@ -20,6 +22,7 @@ except ImportError as error:
 _CONNECT_TIMEOUT_S = 10.0
 _LOCAL_CPUS = 64  # of a cluster that is this machine alone: places, not cores
 Kind = Literal["cpu", "gpu", "tpu"]
+Role = Literal["learner", "replica"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,17 +31,37 @@ class Cluster:
 
     address: str
     kind: Kind  # of the devices that it has
+    seats: Seats | None = None  # on TPUs, once they are given out
 
-    def options(self, devices: int) -> dict[str, Any]:
-        """Return what an actor asks for that is to have so many devices."""
-        variables = {"JAX_PLATFORMS": self.kind if self.kind != "gpu" else "cuda"}
+    def options(self, devices: int, *, role: Role, number: int) -> dict[str, Any]:
+        """Return what the actor of a role asks for: devices, host, environment.
+
+        Args:
+            devices: that it is to have.
+            role: what it is.
+            number: the rank in the learner, or which replica.
+        """
+        if self.kind == "tpu":
+            assert self.seats is not None, "TPUs are given out by `fit_cluster`"
+            # A host that was away may have another address.
+            seats = self.seats.refreshed(self.hosts())
+            ranked = role == "learner"
+            seat = seats.ranks()[number] if ranked else seats.replica(number)
+            return seat.options()
         if self.kind == "cpu":
             flags = f"--xla_force_host_platform_device_count={devices}"
-            variables["XLA_FLAGS"] = flags
+            variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
             return {"num_cpus": 1, "runtime_env": {"env_vars": variables}}
-        asked = {"num_gpus": devices} if self.kind == "gpu" else {}
-        asked |= {"resources": {"TPU": devices}} if self.kind == "tpu" else {}
-        return {"num_cpus": 1, "runtime_env": {"env_vars": variables}} | asked
+        variables = {"JAX_PLATFORMS": "cuda,cpu"}  # params are loaded by way of the CPU
+        return {
+            "num_cpus": 1,
+            "num_gpus": devices,
+            "runtime_env": {"env_vars": variables},
+        }
+
+    def hosts(self) -> list[HostNode]:
+        """Return the hosts with TPU chips that are there now."""
+        return hosts_of(ray.nodes())
 
     def devices(self) -> int | None:
         """Return how many devices the machines have; None: as many as are asked for."""

@@ -501,7 +501,9 @@ class MeshConfig:
     tensor: Devices = setting(1, "shards of heads and hidden units")
     chip: str = setting("", "name in the ledger; empty: as JAX names the device")
     processes: Devices = setting(
-        1, "of the learner, each with an even share of its devices; with --ray"
+        1,
+        "of the learner, each with an even share of its devices; with --ray; on TPUs "
+        "one on each host of its chips, for which 1 stands too",
     )
 
 

@@ -74,6 +74,18 @@ def box_sizes(slice: Slice) -> tuple[int, ...]:
     return tuple(sorted({math.prod(shape) for shape in box_shapes(slice)}))
 
 
+def boxes(
+    slice: Slice, num_chips: int, *, beside: Box | None = None
+) -> tuple[Box, ...]:
+    """Return the boxes of so many chips side by side, without the chips of `beside`.
+
+    Of the shapes with as many chips it is the most compact one; without such a shape
+    there are no boxes.
+    """
+    shapes = [each for each in box_shapes(slice) if math.prod(each) == num_chips]
+    return tuple(_places(slice, shapes[0], beside=beside)) if shapes else ()
+
+
 def split_slice(
     slice: Slice,
     *,
@@ -141,16 +153,16 @@ def _candidates(slice: Slice, chips: int, *, most: int, setting: str) -> list[Bo
     return fitting
 
 
-def _places(slice: Slice, shape: Bounds, *, beside: Box) -> list[Box]:
+def _places(slice: Slice, shape: Bounds, *, beside: Box | None) -> list[Box]:
     """Return all boxes of a shape that have no chip of `beside`, by worker's place."""
     starts = [
         range(0, whole, side) for whole, side in zip(slice.topology, shape, strict=True)
     ]
-    boxes = [
+    found = [
         Box(corner=(x, y, z), shape=shape)
         for z, y, x in itertools.product(*reversed(starts))
     ]
-    return [box for box in boxes if not box.overlaps(beside)]
+    return [box for box in found if not (beside and box.overlaps(beside))]
 
 
 def _no_room(

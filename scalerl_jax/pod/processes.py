@@ -85,13 +85,17 @@ class Process:
         What describes another job, or a slice of which this has a part, is not
         handed on.
         """
-        dropped = STALE + ("TPU_TOPOLOGY",) * (self.extent != "whole slice")
         kept = {
             name: value
             for name, value in inherited.items()
-            if name not in dropped and not name.startswith(STALE_PREFIX)
+            if name not in self.dropped and not name.startswith(STALE_PREFIX)
         }
         return kept | self.own_environment()
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Names that are not handed on, beside those that begin with STALE_PREFIX."""
+        return STALE + ("TPU_TOPOLOGY",) * (self.extent != "whole slice")
 
 
 def processes(

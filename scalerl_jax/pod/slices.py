@@ -100,6 +100,11 @@ class Slice:
         return f"{self.generation}:{self.kind.written(self.topology)}"
 
     @property
+    def type(self) -> str:
+        """Its accelerator type: v5p-128."""
+        return f"{self.kind.types[0]}-{self.num_chips * self.kind.counted}"
+
+    @property
     def num_chips(self) -> int:
         """Chips of all hosts."""
         return math.prod(self.topology)

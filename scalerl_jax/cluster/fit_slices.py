@@ -1,0 +1,71 @@
+"""What a config leaves open, decided by the slices of a cluster."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from scalerl_jax import wiring
+from scalerl_jax.cluster.placement import Reached, Seats, place
+from scalerl_jax.config import Config
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.pod.partition import box_sizes
+
+
+def fit_slices(
+    config: Config, arch: Architecture, slices: Sequence[Reached]
+) -> tuple[Config, Seats]:
+    """Return the config with numbers for all that is left open, and who sits where.
+
+    The learner has a process on each host of its box; mesh.processes = 1, the default,
+    becomes their number.  With mesh.fsdp = 0 the learner has what replicas leave.
+
+    Args:
+        config: with generators.devices decided.
+        arch: of the policy.
+        slices: of `slices_of`.
+
+    Raises:
+        ValueError: they do not fit, or a setting contradicts them.
+    """
+    mesh, generators = config.mesh, config.generators
+    others = mesh.data * mesh.context * mesh.tensor
+    if mesh.fsdp:
+        sizes = [others * mesh.fsdp]
+    else:
+        known = {size for each in slices for size in box_sizes(each.slice)}
+        sizes = [
+            size
+            for size in sorted(known, reverse=True)
+            if _usable(config, arch, size, others)
+        ]
+    seats = place(
+        slices,
+        learner_chips=sizes,
+        open_learner=not mesh.fsdp,
+        generators=generators.count,
+        generator_chips=generators.devices,
+    )
+    ranks, learner = len(seats.ranks()), seats.learner.box.num_chips
+    if mesh.processes not in (1, ranks):
+        raise ValueError(
+            f"mesh.processes = {mesh.processes}, but the learner's {learner} chips on "
+            f"slice {seats.slices[seats.learner.at]} are on {ranks} hosts, with a "
+            f"process each; set mesh.processes = {ranks}, or leave it at 1"
+        )
+    config = dataclasses.replace(
+        config,
+        mesh=dataclasses.replace(mesh, fsdp=learner // others, processes=ranks),
+        generators=dataclasses.replace(generators, count=len(seats.replicas)),
+    )
+    total = learner + len(seats.replicas) * generators.devices
+    return wiring.fit_devices(config, arch, total), seats
+
+
+def _usable(config: Config, arch: Architecture, size: int, others: int) -> bool:
+    """Return whether a learner's params and rows fall evenly on so many chips."""
+    rows = config.batch.rows_per_microbatch
+    shards = size // others
+    return (
+        size % others == 0
+        and arch.hidden_size % shards == 0
+        and rows % (config.mesh.data * shards) == 0
+    )

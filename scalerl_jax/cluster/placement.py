@@ -1,0 +1,362 @@
+"""Seats of a run on TPU slices: who runs on which host, with which environment.
+
+All of it is computed from what Ray says of its nodes; nothing here calls Ray.
+
+An actor is pinned by labels, the name of its slice and the number of its host, and not
+by a node's id: a host that comes back is another node with the same labels, on which an
+actor that waits for it starts.  `ray.util.tpu.SlicePlacementGroup` is not used.  It
+takes whichever slices are free, with bundles in no order, while the rank of a process
+must be its host's place; it knows no boxes within a slice, and has no name for a slice
+of one host.  What it would keep from others, an actor's claim on its chips keeps too.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from scalerl_jax.pod.partition import Box, box_sizes, boxes, split_slice
+from scalerl_jax.pod.processes import STALE_PREFIX, Process, processes
+from scalerl_jax.pod.slices import Slice, make_slice, parse_sides, parse_type
+
+_NAME, _WORKER = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
+_TOPOLOGY, _TYPE = "ray.io/tpu-topology", "ray.io/tpu-pod-type"
+_NODE = "ray.io/node-id"
+# Ray starts an actor with its node's environment and can only add to it; the names in
+# this variable are dropped by the actor itself.
+DROPPED = "SCALERL_DROPPED_VARIABLES"
+# Else Ray writes chips and bounds of its own over those of `Process`.
+_OURS = {"RAY_EXPERIMENTAL_NOSET_TPU_VISIBLE_CHIPS": "1"}
+_LEARNER = "mesh.data * mesh.fsdp * mesh.context * mesh.tensor"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostNode:
+    """A host with TPU chips, as Ray knows it."""
+
+    slice: str  # its name
+    worker: int
+    address: str
+    chips: int
+    type: str  # of the slice: v5p-128
+    topology: str  # of the slice: 4x4x4; empty: the usual one of its type
+    labels: Mapping[str, str]  # that an actor must ask for to run here
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reached:
+    """A slice, all of whose hosts are in the cluster."""
+
+    name: str
+    slice: Slice
+    hosts: tuple[HostNode, ...]  # by worker
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        return f"{self.name} ({self.slice.name})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seat:
+    """The host and the chips of one process."""
+
+    labels: Mapping[str, str]
+    process: Process
+
+    def options(self) -> dict[str, Any]:
+        """Return what its actor asks for."""
+        told = {
+            "JAX_PLATFORMS": "tpu,cpu",  # params are loaded by way of the host
+            DROPPED: ",".join(self.process.dropped),
+        }
+        return {
+            "num_cpus": 1,
+            "resources": {"TPU": len(self.process.visible)},
+            "label_selector": dict(self.labels),
+            "runtime_env": {"env_vars": self.process.own_environment() | _OURS | told},
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """A box of one of several slices."""
+
+    at: int  # of the slices
+    box: Box
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seats:
+    """Who has which chips of the slices; the rest stays idle."""
+
+    slices: tuple[Reached, ...]
+    learner: Part
+    replicas: tuple[Part, ...]
+
+    def ranks(self) -> tuple[Seat, ...]:
+        """Return the learner's seats, by rank."""
+        return self._of(self.learner)
+
+    def replica(self, number: int) -> Seat:
+        """Return the seat of the replica of a number."""
+        (seat,) = self._of(self.replicas[number])
+        return seat
+
+    def refreshed(self, hosts: Iterable[HostNode]) -> "Seats":
+        """Return the seats with the addresses that the hosts have now.
+
+        Hosts that are away keep the last one that is known.
+        """
+        now = {(host.slice, host.worker): host for host in hosts}
+        slices = tuple(
+            dataclasses.replace(
+                each,
+                hosts=tuple(now.get((h.slice, h.worker), h) for h in each.hosts),
+            )
+            for each in self.slices
+        )
+        return dataclasses.replace(self, slices=slices)
+
+    def _of(self, part: Part) -> tuple[Seat, ...]:
+        reached = self.slices[part.at]
+        addresses = [host.address for host in reached.hosts]
+        return tuple(
+            Seat(labels=reached.hosts[process.worker].labels, process=process)
+            for process in processes(reached.slice, part.box, addresses=addresses)
+        )
+
+
+def forget_others(environment: MutableMapping[str, str]) -> None:
+    """Drop what describes another job, in an actor that has a `Seat`."""
+    if DROPPED not in environment:
+        return
+    names = environment.pop(DROPPED).split(",")
+    for name in list(environment):
+        if name in names or name.startswith(STALE_PREFIX):
+            del environment[name]
+
+
+# From nodes to slices.
+
+
+def hosts_of(nodes: Iterable[Mapping[str, Any]]) -> list[HostNode]:
+    """Return the hosts with TPU chips among the nodes that `ray.nodes()` lists.
+
+    Raises:
+        ValueError: one does not say what it is a part of.
+    """
+    alive = [node for node in nodes if node["Alive"] and node["Resources"].get("TPU")]
+    found = [_host(node) for node in alive]
+    keys = [(host.slice, host.worker) for host in found]
+    hosts = []
+    for node, host in zip(alive, found, strict=True):
+        if keys.count((host.slice, host.worker)) > 1 and _slice(host).num_hosts == 1:
+            # Machines of one host each need not have names of their own.
+            own = {_NODE: node["NodeID"]}
+            host = dataclasses.replace(host, slice=node["NodeID"], labels=own)
+        hosts.append(host)
+    return hosts
+
+
+def _host(node: Mapping[str, Any]) -> HostNode:
+    labels, address = node["Labels"], node["NodeManagerAddress"]
+    if _TYPE not in labels:
+        raise ValueError(
+            f"the node at {address} has TPU chips but no label {_TYPE}; start Ray "
+            f"there with TPU_ACCELERATOR_TYPE in its environment, as on other machines"
+        )
+    named = all(labels.get(key) for key in (_NAME, _WORKER))
+    keys = (_NAME, _WORKER) if named else (_NODE,)
+    pinned = {key: labels.get(key, node["NodeID"]) for key in keys}
+    return HostNode(
+        slice=labels[_NAME] if named else node["NodeID"],
+        worker=int(labels[_WORKER]) if named else 0,
+        address=address,
+        chips=int(node["Resources"]["TPU"]),
+        type=labels[_TYPE],
+        topology=labels.get(_TOPOLOGY, ""),
+        labels=pinned,
+    )
+
+
+def slices_of(hosts: Iterable[HostNode]) -> tuple[Reached, ...]:
+    """Return the slices that the hosts make, by name.
+
+    Raises:
+        ValueError: a slice lacks hosts, or they disagree.
+    """
+    by_name: dict[str, list[HostNode]] = {}
+    for host in hosts:
+        by_name.setdefault(host.slice, []).append(host)
+    return tuple(_reached(name, by_name[name]) for name in sorted(by_name))
+
+
+def _reached(name: str, hosts: Sequence[HostNode]) -> Reached:
+    first, *others = hosts
+    for other in others:
+        for said in ("type", "topology", "chips"):
+            one, two = getattr(first, said), getattr(other, said)
+            if one != two:
+                raise ValueError(
+                    f"slice {name}: worker {first.worker} has {said} {one} and worker "
+                    f"{other.worker} {two}; give each slice a TPU_NAME of its own"
+                )
+    slice = _slice(first)
+    workers = [host.worker for host in hosts]
+    missing = sorted(set(range(slice.num_hosts)) - set(workers))
+    if missing or len(workers) != slice.num_hosts:
+        twice = sorted({worker for worker in workers if workers.count(worker) > 1})
+        wrong = f"missing: {_some(missing)}" if missing else f"twice: {_some(twice)}"
+        raise ValueError(
+            f"slice {name} ({slice.name}) has {slice.num_hosts} hosts, and the cluster "
+            f"has {len(hosts)}; workers {wrong}; start Ray on each host once"
+        )
+    by_worker = sorted(hosts, key=lambda host: host.worker)
+    return Reached(name=name, slice=slice, hosts=tuple(by_worker))
+
+
+def _slice(host: HostNode) -> Slice:
+    setting = f"slice {host.slice}: {_TYPE}"
+    generation, shape = parse_type(host.type, setting=setting)
+    if host.topology:
+        shape = parse_sides(host.topology, setting=f"slice {host.slice}: {_TOPOLOGY}")
+    chips = {1: (1, 1, 1), 4: (2, 2, 1)}.get(host.chips, shape)
+    return make_slice(
+        generation, shape, host=chips, setting=f"slice {host.slice}: topology"
+    )
+
+
+def _some(numbers: Sequence[int]) -> str:
+    names = list(map(str, numbers))
+    return ", ".join(names if len(names) <= 8 else [*names[:7], "..."])
+
+
+# From slices to seats.
+
+
+def place(
+    slices: Sequence[Reached],
+    *,
+    learner_chips: Sequence[int],
+    open_learner: bool,
+    generators: int,
+    generator_chips: int,
+) -> Seats:
+    """Return who has which chips.
+
+    One slice is cut by `split_slice`.  Of several, one has the learner, the replicas
+    have boxes of the others, and of what the learner leaves.
+
+    Args:
+        slices: of `slices_of`.
+        learner_chips: numbers that the learner can use, the best first.
+        open_learner: whether the learner gets what the replicas leave; else there is
+            one number.
+        generators: how many replicas; 0 for as many as fit.
+        generator_chips: of each.
+
+    Raises:
+        ValueError: no such cut; says which would be.
+    """
+    most = max(each.slice.chips_per_host for each in slices)
+    if generator_chips > most:
+        raise ValueError(
+            f"generators.devices = {generator_chips}: a replica is one process and has "
+            f"chips of one host, at most {most} here; lower it, and raise "
+            f"generators.count"
+        )
+    largest = max(slices, key=lambda each: each.slice.num_chips)
+    if learner_chips and min(learner_chips) > largest.slice.num_chips:
+        raise ValueError(
+            f"the learner's {min(learner_chips)} chips ({_LEARNER}) are more than the "
+            f"{largest.slice.num_chips} of the largest slice, {largest}; a learner "
+            f"over several slices (mesh.data across them) cannot be run yet: lower one "
+            f"of the four"
+        )
+    if len(slices) == 1:
+        return _within(
+            slices[0], learner_chips, open_learner, generators, generator_chips
+        )
+    by_size = sorted(slices, key=lambda each: each.slice.num_chips)
+    for chips, home in itertools.product(learner_chips, by_size):
+        seats = _across(slices, home, chips, generators, generator_chips)
+        if seats is not None:
+            return seats
+    raise ValueError(
+        f"a learner of {_some(learner_chips) or 'any number of'} chips ({_LEARNER}) "
+        f"and generators.count = {generators} of generators.devices = "
+        f"{generator_chips} do not fit {', '.join(map(str, slices))}; lower one of "
+        f"the three"
+    )
+
+
+def _within(
+    reached: Reached,
+    learner_chips: Sequence[int],
+    open_learner: bool,
+    generators: int,
+    generator_chips: int,
+) -> Seats:
+    """Return the seats of one slice."""
+
+    def split(chips: int) -> Any:
+        try:
+            return split_slice(
+                reached.slice,
+                learner_chips=chips,
+                generators=generators,
+                generator_chips=generator_chips,
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"on slice {reached}, with learner_chips = {_LEARNER}, generators = "
+                f"generators.count, generator_chips = generators.devices: {error}"
+            ) from error
+
+    if not open_learner:
+        found = split(learner_chips[0])
+    else:
+        limit = split(0).learner.num_chips
+        fitting = [chips for chips in learner_chips if chips <= limit]
+        if not fitting:
+            raise ValueError(
+                f"mesh.fsdp = 0 finds no shards for the learner on slice {reached}: "
+                f"beside the generators it has at most {limit} chips, in boxes of "
+                f"{_some(box_sizes(reached.slice))}, and none of them suits "
+                f"model.size, batch.rows_per_microbatch and the other sides of mesh"
+            )
+        found = split(fitting[0])
+    return Seats(
+        slices=(reached,),
+        learner=Part(at=0, box=found.learner),
+        replicas=tuple(Part(at=0, box=box) for box in found.replicas),
+    )
+
+
+def _across(
+    slices: Sequence[Reached],
+    home: Reached,
+    learner_chips: int,
+    generators: int,
+    generator_chips: int,
+) -> Seats | None:
+    """Return the seats with the learner on one slice, if that leaves enough room."""
+    found = boxes(home.slice, learner_chips)
+    if not found:
+        return None
+    learner, at = found[0], slices.index(home)
+    order = [each for each in range(len(slices)) if each != at] + [at]
+    parts = [
+        Part(at=each, box=box)
+        for each in order
+        for box in boxes(
+            slices[each].slice, generator_chips, beside=learner if each == at else None
+        )
+    ]
+    if len(parts) < max(generators, 1):
+        return None
+    return Seats(
+        slices=tuple(slices),
+        learner=Part(at=at, box=learner),
+        replicas=tuple(parts[: generators or len(parts)]),
+    )

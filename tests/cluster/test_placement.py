@@ -1,0 +1,312 @@
+"""Seats on TPU slices, from what Ray would say of their hosts."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_slices import config_of, nodes_of
+
+from scalerl_jax.cluster.fit_slices import fit_slices
+from scalerl_jax.cluster.placement import (
+    DROPPED,
+    forget_others,
+    hosts_of,
+    place,
+    slices_of,
+)
+from scalerl_jax.model.architecture import ARCHITECTURES
+from scalerl_jax.pod.deal import deal
+from scalerl_jax.pod.partition import split_slice
+from scalerl_jax.pod.slices import GENERATIONS, make_slice, parse_slice
+
+HEAD = {
+    "NodeID": "head",
+    "Alive": True,
+    "NodeManagerAddress": "10.9.9.9",
+    "Resources": {"CPU": 8.0},
+    "Labels": {"ray.io/node-id": "head"},
+}
+ONE = {
+    "v5p:4x4x4": (32, 8, 4),  # chips of the learner, replicas, chips of each
+    "v6e:4x4": (8, 4, 2),
+}
+
+
+def placed(nodes, learner, generators, each, **changes):
+    asked = {
+        "learner_chips": [learner],
+        "open_learner": False,
+        "generators": generators,
+        "generator_chips": each,
+    }
+    return place(slices_of(hosts_of(nodes)), **(asked | changes))
+
+
+@pytest.mark.parametrize("text", ONE)
+def test_each_role_of_one_slice_sits_where_the_slice_is_dealt(text):
+    learner, generators, each = ONE[text]
+    seats = placed([HEAD, *reversed(nodes_of(text, "pod"))], learner, generators, each)
+    slice = parse_slice(text)
+    split = split_slice(
+        slice, learner_chips=learner, generators=generators, generator_chips=each
+    )
+    addresses = [f"10.0.0.{worker}" for worker in range(slice.num_hosts)]
+    dealt = {
+        (role.name, role.number or role.rank): (host.worker, role.process)
+        for host in deal(slice, split, addresses=addresses)
+        for role in host.roles
+    }
+    found = {("learner", at): seat for at, seat in enumerate(seats.ranks())}
+    found |= {("replica", at): seats.replica(at) for at in range(generators)}
+    assert found.keys() == dealt.keys()
+    for role, (worker, process) in dealt.items():
+        seat = found[role]
+        assert seat.process == process
+        assert seat.labels == {
+            "ray.io/tpu-slice-name": "pod",
+            "ray.io/tpu-worker-id": str(worker),
+        }
+
+
+def test_an_actor_asks_for_its_host_its_chips_and_its_environment():
+    seats = placed(nodes_of("v6e:4x4", "pod"), 8, 4, 2)
+    assert [seat.labels["ray.io/tpu-worker-id"] for seat in seats.ranks()] == ["0", "2"]
+    options = seats.replica(1).options()
+    variables = options["runtime_env"]["env_vars"]
+    assert options["resources"] == {"TPU": 2}
+    assert options["label_selector"]["ray.io/tpu-worker-id"] == "1"
+    assert variables["TPU_VISIBLE_CHIPS"] == "2,3"
+    assert variables["TPU_PROCESS_ADDRESSES"] == "10.0.0.1:8473"
+    assert variables["JAX_PLATFORMS"] == "tpu,cpu"
+    assert "TPU_TOPOLOGY" in variables[DROPPED].split(",")
+
+
+def test_an_actor_drops_what_it_inherits_of_another_job():
+    variables = placed(nodes_of("v6e:4x4", "pod"), 8, 4, 2).replica(0).options()
+    told = variables["runtime_env"]["env_vars"]
+    inherited = {
+        "PATH": "/bin",
+        "TPU_TOPOLOGY": "4x4",
+        "TPU_VISIBLE_DEVICES": "0,1,2,3",
+        "MEGASCALE_NUM_SLICES": "2",
+        "JAX_PROCESS_ID": "3",
+        "TPU_WORKER_ID": "1",
+    }
+    environment = inherited | told
+    forget_others(environment)
+    assert environment == {"PATH": "/bin"} | {
+        name: value for name, value in told.items() if name != DROPPED
+    }
+    plain = dict(inherited)
+    forget_others(plain)
+    assert plain == inherited, "an actor without a seat keeps all"
+
+
+def test_a_learner_on_a_whole_slice_keeps_what_is_said_of_the_slice():
+    nodes = nodes_of("v6e:4x4", "a") + nodes_of("v6e:1x1", "b", chips=1)
+    seats = placed(nodes, 16, 1, 1)
+    variables = seats.ranks()[0].options()["runtime_env"]["env_vars"]
+    assert "TPU_TOPOLOGY" not in variables[DROPPED].split(",")
+    assert len(seats.ranks()) == 4
+
+
+def test_a_host_that_came_back_is_met_at_its_new_address():
+    nodes = nodes_of("v6e:4x4", "pod")
+    seats = placed(nodes, 8, 4, 2)
+    gone, *others = nodes
+    back = gone | {"NodeID": "new", "NodeManagerAddress": "10.0.0.99"}
+    seats = seats.refreshed(hosts_of([*others, back]))
+    assert [seat.process.addresses[0] for seat in seats.ranks()] == ["10.0.0.99"] * 2
+    away = seats.refreshed(hosts_of(others))
+    assert away.ranks() == seats.ranks(), "a host that is away keeps its last address"
+
+
+def test_of_several_slices_one_has_the_learner_and_the_others_replicas():
+    nodes = nodes_of("v5p:2x2x2", "a") + nodes_of("v5p:4x4x4", "b", subnet=1)
+    nodes += nodes_of("v5p:2x2x1", "c", subnet=2)
+    seats = placed(nodes, 64, 3, 4)
+    assert {seat.labels["ray.io/tpu-slice-name"] for seat in seats.ranks()} == {"b"}
+    assert [seat.process.rank for seat in seats.ranks()] == list(range(16))
+    told = [
+        tuple(seats.replica(number).labels.values()) for number in range(3)
+    ]  # slice and worker
+    assert told == [("a", "0"), ("a", "1"), ("c", "0")]
+    # A learner of 8 takes the slice that it fills.
+    seats = placed(nodes, 8, 0, 4)
+    assert {seat.labels["ray.io/tpu-slice-name"] for seat in seats.ranks()} == {"a"}
+    assert len(seats.replicas) == 16 + 1
+
+
+def test_what_the_learner_leaves_of_its_slice_is_used_last():
+    nodes = nodes_of("v6e:4x4", "a") + nodes_of("v6e:4x4", "b", subnet=1)
+    seats = placed(nodes, 8, 6, 4)
+    names = [seats.replica(at).labels["ray.io/tpu-slice-name"] for at in range(6)]
+    assert names == ["b"] * 4 + ["a"] * 2
+
+
+def test_machines_of_one_host_need_no_names_of_their_own():
+    nodes = nodes_of("v6e:2x4", "same", chips=8)
+    twin = dict(nodes[0], NodeID="other", NodeManagerAddress="10.0.0.7")
+    unnamed = dict(nodes[0], NodeID="third", NodeManagerAddress="10.0.0.8")
+    unnamed["Labels"] = {"ray.io/tpu-pod-type": "v6e-8"}
+    seats = placed([*nodes, twin, unnamed], 8, 2, 8)
+    seen = [seats.ranks()[0], seats.replica(0), seats.replica(1)]
+    assert {seat.labels["ray.io/node-id"] for seat in seen} == {
+        "same-0",
+        "other",
+        "third",
+    }
+
+
+@given(data=st.data())
+def test_no_chip_is_given_twice_and_ranks_count_from_zero(data):
+    slices = data.draw(
+        st.lists(
+            st.sampled_from(["v5p:2x2x1", "v5p:2x2x2", "v5p:2x4x4", "v5p:4x4x4"]),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    nodes = [
+        node
+        for at, text in enumerate(slices)
+        for node in nodes_of(text, f"s{at}", subnet=at)
+    ]
+    learner = data.draw(st.sampled_from([1, 2, 4, 8, 16, 32, 64]))
+    each = data.draw(st.sampled_from([1, 2, 4]))
+    count = data.draw(st.integers(0, 6))
+    try:
+        seats = placed(nodes, learner, count, each)
+    except ValueError:
+        total = sum(parse_slice(text).num_chips for text in slices)
+        largest = max(parse_slice(text).num_chips for text in slices)
+        # Boxes of powers of two lose nothing to their corners.
+        assert learner > largest or learner + max(count, 1) * each > total
+        return
+    held = [
+        (*seat.labels.values(), chip)
+        for seat in (*seats.ranks(), *map(seats.replica, range(len(seats.replicas))))
+        for chip in seat.process.visible
+    ]
+    assert len(held) == len(set(held)) == learner + len(seats.replicas) * each
+    assert [seat.process.rank for seat in seats.ranks()] == list(
+        range(len(seats.ranks()))
+    )
+    assert len(seats.replicas) == count or not count
+
+
+def without(nodes, *workers):
+    return [node for at, node in enumerate(nodes) if at not in workers]
+
+
+def renamed(node, **labels):
+    names = {f"ray.io/tpu-{key.replace('_', '-')}": labels[key] for key in labels}
+    return node | {"Labels": node["Labels"] | names}
+
+
+POD = nodes_of("v6e:4x4", "pod")
+
+
+@pytest.mark.parametrize(
+    "nodes, words",
+    [
+        pytest.param(without(POD, 1, 3), "workers missing: 1, 3", id="hosts missing"),
+        pytest.param([*POD, POD[2]], "workers twice: 2", id="a number twice"),
+        pytest.param(
+            [*POD[:3], renamed(POD[3], topology="2x4")],
+            "worker 3 2x4; give each slice a TPU_NAME of its own",
+            id="two slices under one name",
+        ),
+        pytest.param(
+            [POD[0] | {"Labels": {}}], "no label ray.io/tpu-pod-type", id="no labels"
+        ),
+    ],
+)
+def test_a_slice_that_is_not_whole_is_refused(nodes, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        slices_of(hosts_of(nodes))
+
+
+def test_a_dead_node_is_not_counted():
+    dead = POD[1] | {"NodeID": "dead", "Alive": False}
+    (reached,) = slices_of(hosts_of([*POD, dead]))
+    assert [host.worker for host in reached.hosts] == [0, 1, 2, 3]
+
+
+def fitted(nodes, **changes):
+    slices = slices_of(hosts_of(nodes))
+    return fit_slices(config_of(**changes), ARCHITECTURES["tiny"], slices)
+
+
+@pytest.mark.parametrize(
+    "changes, fsdp, processes, replicas",
+    [
+        pytest.param({"mesh__fsdp": 8, "generators__count": 3}, 8, 2, 3, id="given"),
+        pytest.param({"generators__count": 0}, 8, 2, 8, id="half and half"),
+        pytest.param({"generators__count": 4}, 8, 2, 4, id="what replicas leave"),
+        pytest.param(
+            {"mesh__fsdp": 2, "mesh__tensor": 2, "generators__count": 0},
+            2,
+            1,
+            12,
+            id="a host",
+        ),
+        pytest.param(
+            {"mesh__fsdp": 4, "mesh__processes": 1}, 4, 1, 1, id="one, by name"
+        ),
+        pytest.param(
+            {"mesh__fsdp": 8, "mesh__processes": 2}, 8, 2, 1, id="two, by name"
+        ),
+    ],
+)
+def test_what_a_config_leaves_open_is_decided(changes, fsdp, processes, replicas):
+    config, seats = fitted(POD, **changes)
+    assert (config.mesh.fsdp, config.mesh.processes) == (fsdp, processes)
+    assert config.generators.count == replicas == len(seats.replicas)
+    assert len(seats.ranks()) == processes
+    learner = config.mesh.fsdp * config.mesh.tensor
+    assert seats.learner.box.num_chips == learner
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        pytest.param(
+            {"mesh__fsdp": 8, "mesh__processes": 4},
+            "mesh.processes = 4, but the learner's 8 chips on slice pod (v6e:4x4) are "
+            "on 2 hosts, with a process each; set mesh.processes = 2, or leave it at 1",
+            id="processes",
+        ),
+        pytest.param(
+            {"mesh__data": 4, "mesh__fsdp": 8},
+            "a learner over several slices (mesh.data across them) cannot be run yet",
+            id="a learner too large",
+        ),
+        pytest.param(
+            {"mesh__fsdp": 4, "generators__devices": 8},
+            "generators.devices = 8: a replica is one process and has chips of one "
+            "host, at most 4 here",
+            id="a replica of two hosts",
+        ),
+        pytest.param(
+            {"mesh__fsdp": 8, "generators__count": 9},
+            "generators = generators.count",
+            id="too many replicas",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line(changes, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        fitted(POD, **changes)
+
+
+def test_every_slice_is_known_by_what_its_hosts_say():
+    for kind in GENERATIONS.values():
+        for shape in kind.shapes:
+            slice = make_slice(kind.name, shape)
+            if slice.num_hosts > 16:
+                continue
+            nodes = nodes_of(slice.name, "pod", chips=slice.chips_per_host)
+            (reached,) = slices_of(hosts_of(nodes))
+            assert reached.slice == slice

@@ -2,7 +2,8 @@
 
 Every block of shell runs in one directory that looks like a clean clone.  What a block
 needs that not every machine has stands in a comment before it, `<!-- needs a TPU -->`;
-of such a block the configs alone are resolved.
+of such a block the configs alone are resolved.  A step and an evaluation of the run
+that is made have fewer prompts than the config says.
 """
 
 import dataclasses
@@ -32,6 +33,15 @@ set -euo pipefail
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 pip() { :; }
 make() { :; }
+# As typed, but for how many prompts a step and an evaluation have.
+python() {
+  case "$*" in
+    *scalerl_jax.main*--workdir=runs/x*) command python "$@" \\
+      --config.batch.num_prompts=8 --config.eval.num_prompts=60 \\
+      --config.eval.samples_per_prompt=1 ;;
+    *) command python "$@" ;;
+  esac
+}
 """
 
 

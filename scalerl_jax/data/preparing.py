@@ -113,7 +113,13 @@ def prepare(
     if is_prepared(target) and not overwrite:
         raise AlreadyPrepared(f"{name}, split {split!r}, is there already: {target}")
     directory = directory.expanduser()
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--directory={directory}, which is data.directory of a run, cannot be a "
+            f"directory ({error.strerror}); name another"
+        ) from error
     report = Report(name=name, split=split)
     local = [Local(path.expanduser()) for path in paths]
     sources = local or [data_set.sources[split]]

@@ -31,10 +31,19 @@ def keep_programs(directory: str) -> None:
     empty name keeps nothing; JAX's own setting (`JAX_COMPILATION_CACHE_DIR`), where it
     is given, wins.  A directory that cannot be used is a warning: the command then
     compiles as if it had none.
+
+    Raises:
+        ValueError: it is a file, or lies under one.
     """
+    given = Path(directory).expanduser()
+    if directory and any(map(os.path.isfile, (given, *given.parents))):
+        raise ValueError(
+            f"compile_cache = {directory!r} is or lies under a file; name a directory, "
+            f"or '' for none"
+        )
     if not directory or jax.config.values["jax_compilation_cache_dir"]:
         return
-    place = Path(directory).expanduser() / _machine()
+    place = given / _machine()
     try:
         place.mkdir(parents=True, exist_ok=True)
         _remove_torn(place)

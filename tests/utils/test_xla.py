@@ -11,7 +11,7 @@ import pytest
 
 from scalerl_jax.config import Config, to_json
 from scalerl_jax.utils.run_directory import flatten
-from scalerl_jax.utils.xla import explained
+from scalerl_jax.utils.xla import explained, keep_programs
 
 SETTINGS = flatten(to_json(Config()))
 
@@ -131,9 +131,15 @@ def test_nothing_is_kept_where_nothing_is_asked_for(tmp_path, settings):
     assert not (tmp_path / "ours").exists()
 
 
-def test_a_directory_that_cannot_be_used_is_a_warning(tmp_path):
+@pytest.mark.parametrize("name", ["file", "file/under/it"])
+def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path, name):
     (tmp_path / "file").write_text("")
-    counts, said = start(tmp_path / "file")
+    with pytest.raises(ValueError, match=f"compile_cache = .*/{name}' is or lies"):
+        keep_programs(str(tmp_path / name))
+
+
+def test_a_directory_that_cannot_be_used_is_a_warning(tmp_path):
+    counts, said = start(tmp_path / ("longer than a name can be" * 20))
     assert counts == "hits 0 misses 0"
     assert "compile_cache = " in said and "cannot be used" in said
 

@@ -6,12 +6,13 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import ipaddress
+import itertools
 import logging
 import math
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -42,6 +43,7 @@ from scalerl_jax.serve.orders import Served
 from scalerl_jax.serve.sampling_thread import SamplingThread
 from scalerl_jax.serve.service import Service
 from scalerl_jax.types import PyTree
+from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.xla import keep_programs
 from scalerl_jax.wiring.loading import Model, load_model
 
@@ -78,7 +80,8 @@ def serve(flags: argparse.Namespace) -> int:
             header_s=flags.header_s,
             body_s=flags.body_s,
         )
-        served, replicas = _load(flags)
+        with Progress() as progress:
+            served, replicas = _load(flags, progress)
         in_order = answer_requests(
             served,
             replicas,
@@ -124,25 +127,29 @@ def _bind(host: str, port: int, held: contextlib.ExitStack) -> socket.socket:
 # -- the model ------------------------------------------------------------------------
 
 
-def _load(flags: argparse.Namespace) -> tuple[Served, list[Replica]]:
+def _load(
+    flags: argparse.Namespace, progress: Progress
+) -> tuple[Served, list[Replica]]:
     """Load the model, and compile a replica of it for every few devices."""
 
     def meshes(arch: Architecture) -> list[Mesh]:
         return make_meshes(arch, jax.devices(), flags.tensor)
 
-    model = load_model(
-        flags.checkpoint,
-        dtype=flags.dtype,
-        placement=lambda arch: param_shardings(arch, meshes(arch)[0]),
-    )
+    with progress.bar(f"loading {flags.checkpoint}"):
+        model = load_model(
+            flags.checkpoint,
+            dtype=flags.dtype,
+            placement=lambda arch: param_shardings(arch, meshes(arch)[0]),
+        )
     settings = _settings(flags, model)
     params = unstack_layers(model.params, model.arch)
     model = dataclasses.replace(model, params=None)  # its layers are a second copy
     found = meshes(model.arch)
-    _log.info(
-        "compiling, for devices of %s times %s", len(found), found[0].devices.size
-    )
-    replicas = make_replicas(settings, params, found, model.tokenizer.shown)
+    devices = f"{len(found)} times {found[0].devices.size}"
+    with progress.bar(f"compiling for {devices} devices"):
+        replicas = make_replicas(
+            settings, params, found, model.tokenizer.shown, progress.program
+        )
     served = Served(
         name=flags.name or Path(flags.checkpoint).absolute().name,
         policy_version=model.policy_version,
@@ -232,12 +239,18 @@ def make_replicas(
     params: PyTree,
     meshes: Sequence[Mesh],
     spelling: Spelling,
+    notice: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Replica]:
-    """Return, per mesh, a compiled scheduler and its params (as `layered_table`)."""
+    """Return, per mesh, a compiled scheduler and its params (as `layered_table`).
+
+    `notice` hears, from several threads, which program of how many in all is compiled.
+    """
+    count = itertools.count(1)
 
     def make(mesh: Mesh) -> Replica:
         own = jax.device_put(params, sampler_shardings(settings.arch, mesh))
         engine = Engine(settings, mesh=mesh)
+        engine.notice = lambda _, total: notice(next(count), len(meshes) * total)
         engine.warm_up(own)
         return Scheduler(engine, spelling=spelling), own
 

@@ -59,7 +59,8 @@ def test_a_signal_lets_requests_end_and_takes_no_more(start_server):
         code, body = answered.result()
         assert code == 200 and len(body["choices"]) == LONG["n"]
         assert status(server) == 0
-        assert server.said().count("\n") == 2, "compiling, serving, and no complaint"
+        said = [line.split()[0] for line in server.said().splitlines()]
+        assert said == ["loading", "compiling", "serving"], "and no complaint"
 
 
 def test_who_takes_longer_than_the_server_waits_is_told(start_server):
@@ -110,10 +111,11 @@ def test_a_dead_sampler_answers_everyone_and_ends_the_server(start_server, tmp_p
 
 
 def refused(capsys, *arguments, words):
-    """Exit status 2 and one line that holds these words."""
+    """Exit status 2 and one line that holds these words, after what was begun."""
     with pytest.raises(SystemExit, match="^2$"):
         sys.exit(main(arguments))
-    (line,) = capsys.readouterr().err.splitlines()
+    *begun, line = capsys.readouterr().err.splitlines()
+    assert {each.split()[0] for each in begun} <= {"loading", "compiling"}, begun
     assert line.startswith("error: ")
     for word in words:
         assert word in line, line
@@ -174,5 +176,6 @@ def test_the_program_ends_with_a_status_and_one_line(tmp_path):
     process = small_run.start("-m", "scalerl_jax.serve", *flags)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 2 and output == ""
-    (line,) = errors.splitlines()
+    begun, line = errors.splitlines()
+    assert begun == f"loading {weights.parent}"
     assert line.startswith(f"error: --checkpoint={weights.parent}: {weights}")

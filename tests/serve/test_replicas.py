@@ -100,8 +100,18 @@ def test_replicas_share_the_samples_of_a_prompt():
         init_params(arch, jax.random.key(0), dtype=jnp.float32), arch
     )
     meshes = make_meshes(arch, jax.devices()[:2], 0)
-    replicas = make_replicas(settings, params, meshes, load_tokenizer(BASE).shown)
+    heard = []
+    replicas = make_replicas(
+        settings,
+        params,
+        meshes,
+        load_tokenizer(BASE).shown,
+        lambda number, total: heard.append((number, total)),
+    )
     assert len(replicas) == 2
+    most = heard[0][1]
+    assert sorted(heard) == [(number, most) for number in range(1, len(heard) + 1)]
+    assert most / 2 < len(heard) <= most
     order = Order(
         prompts=(np.array([3, 4, 5], np.int32), np.array([6, 7], np.int32)),
         fields=Sampled(n=5, seed=3),

@@ -1,9 +1,10 @@
 r"""Mathematical expressions, read as trees.
 
-Sums, products, fractions, powers, roots, factorials, elementary functions, absolute
-values, floors and ceilings, in LaTeX or plain.  A tree is an operation and what it is
-done to, trees or texts: ("+", ("name", "x"), ("number", Fraction(1))).  Letters are
-names, but for `e` and `i`; a number before a fraction of numbers is a mixed number.
+Sums, products, fractions, powers, roots, factorials (n! and n!!), elementary
+functions, absolute values, floors and ceilings, in LaTeX or plain.  A tree is an
+operation and what it is done to, trees or texts: ("+", ("name", "x"), ("number",
+Fraction(1))).  Letters are names, but for `e` and `i`; a number before a fraction of
+numbers is a mixed number.
 """
 
 import re
@@ -183,12 +184,21 @@ class Reader:
         tree = self._base()
         while sign := self._accept("!", "^"):
             if sign == "!":
-                tree = ("!", tree)
+                tree = self._factorial(tree)
             elif self._accepts_degree():
                 tree = ("*", tree, ("/", ("pi",), ("number", Fraction(180))))
             else:
                 tree = ("^", tree, self._exponent())
         return tree
+
+    def _factorial(self, tree: Tree) -> Tree:
+        """Return n! behind its sign; 5!! is 5 * 3 * 1, and 5!!! is not read."""
+        if not self._accept("!"):
+            return ("!", tree)
+        if self._peek() == "!":
+            raise Unreadable("!!!")
+        self.doubtful |= _has_names(tree)  # (2n)!! = 2^n n! is of whole n alone
+        return ("!!", tree)
 
     def _accepts_degree(self) -> bool:
         for degree in (["\\circ"], ["{", "\\circ", "}"]):
@@ -305,7 +315,7 @@ class Reader:
             argument = self._within(opening)
         else:
             argument = self._product(*(f"\\{each}" for each in FUNCTIONS))
-            self.doubtful |= argument[0] in ("*", "^", "!")
+            self.doubtful |= argument[0] in ("*", "^", "!", "!!")
         tree: Tree = ("function", name, argument)
         if base is not None:
             tree = ("/", tree, ("function", name, base))
@@ -314,6 +324,12 @@ class Reader:
 
 def _power(exponent: int) -> Fraction:
     return Fraction(10) ** exponent
+
+
+def _has_names(tree: Tree) -> bool:
+    if tree[0] in ("name", "unknown"):
+        return True
+    return any(isinstance(part, tuple) and _has_names(part) for part in tree[1:])
 
 
 def _is_whole(tree: Tree) -> bool:

@@ -29,6 +29,7 @@ _MAX_EXACT_BITS = 400_000  # of the operands of one operation
 _MAX_CPU_S = 1.0  # for all operations of an expression
 _MAX_FACTORIAL = 10_000
 _MAX_OPERAND = 1000  # exponent, bound or factorial that a computer algebra is given
+_MAX_GROWING = 100  # the same, where a sum's or product's terms grow like powers
 _MAX_ARGUMENT = 10**6  # of functions but logarithms
 _POINTS = 2  # that expressions with variables are compared at
 
@@ -36,9 +37,10 @@ _GROUP = r"(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\d+|\\?[A-Za-z]+)"
 _OPERANDS = re.compile(
     rf"\^\s*(?P<exponent>{_GROUP}(?:\s*\^\s*{_GROUP})*)"
     r"|_\s*\{[^{}=]*=(?P<bound>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
-    r"|(?P<factor>\d+|\([^()]*\)|\{[^{}]*\})\s*!"
+    r"|(?P<factor>\d+|[A-Za-z]|\([^()]*\)|\{[^{}]*\})\s*!"
     rf"|\\binom\s*(?P<chosen>{_GROUP})"
 )
+_INDEX = re.compile(r"_\s*\{\s*(\\?[A-Za-z]+)\s*=")  # of a sum or a product
 _TEN = r"10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)"
 _MANTISSA = r"(?:\d+(?:\.\d+)?|\.\d+)"
 _SCIENTIFIC = re.compile(
@@ -91,22 +93,34 @@ def is_bounded(text: str) -> bool:
     """Return whether a text has parts of a size that computer algebra can take.
 
     Then no expression in brackets is too large to compute, and no exponent, bound
-    of a sum or product, or operand of a factorial is above `_MAX_OPERAND`.
+    of a sum or product, or operand of a factorial is above `_MAX_OPERAND`, or where
+    one of them has the index of a sum or product in it, above `_MAX_GROWING`.  Double
+    factorials have no bounds there: it takes the factorial twice.
     """
+    if re.search(r"!\s*!", text):
+        return False
     parts, opened = [text], []
     for place, character in enumerate(text):
         if character in "([{":
             opened.append(place + 1)
         elif character in ")]}" and opened:
             parts.append(text[opened.pop() : place])
-    operands = [
-        evaluate(found[found.lastgroup or 0]) for found in _OPERANDS.finditer(text)
-    ]
+    written = [found[found.lastgroup or 0] for found in _OPERANDS.finditer(text)]
+    operands = map(evaluate, written)
+    indices = _INDEX.findall(text)
+    grows = any(_holds(operand, indices) for operand in written)
+    most = _MAX_GROWING if grows else _MAX_OPERAND
     return not any(isinstance(_evaluated(part), TooLarge) for part in parts) and all(
-        abs(operand.points[0]) <= _MAX_OPERAND
+        abs(operand.points[0]) <= most
         for operand in operands
         if operand and operand.constant
     )
+
+
+def _holds(text: str, names: list[str]) -> bool:
+    r"""Return whether one of these names, k or \ell, is in a text."""
+    letters = re.sub(r"\\[A-Za-z]+", " ", text)
+    return any(name in (text if name[0] == "\\" else letters) for name in names)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -301,6 +315,17 @@ def _factorial(value: Number) -> Number:
     return mpmath.gamma(_inexact(value) + 1)
 
 
+def _double_factorial(value: Number) -> Number:
+    """n (n - 2) (n - 4) ..., down to 1 or 2."""
+    if abs(value) > _MAX_FACTORIAL:
+        raise TooLarge("a large factorial")
+    if not (_is_whole(value) and value >= 0):
+        return mpmath.fac2(_inexact(value))
+    half, odd = divmod(value.numerator, 2)
+    even = 2**half * math.factorial(half)
+    return Fraction(math.factorial(value.numerator) // even if odd else even)
+
+
 def _choose(n: Number, k: Number) -> Number:
     below = _exactly(operator.mul)(
         _factorial(k), _factorial(_exactly(operator.sub)(n, k))
@@ -321,6 +346,7 @@ _OPERATIONS: dict[str, Callable[..., Number]] = {
     "^": _raise,
     "root": lambda value, index: _raise(value, _divide(Fraction(1), index)),
     "!": _factorial,
+    "!!": _double_factorial,
     "binom": _choose,
     "abs": abs,
     "floor": _floor,

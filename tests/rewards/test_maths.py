@@ -201,6 +201,8 @@ QUICK = {
 LARGE = (
     *(r"99999!", r"9^{9^{9}}", r"100000!!", r"\prod^{10^6}", r"x<9^9^9", r"(10^5)!>5"),
     *(r"\sum_{k=1}^{10^{7}} k^{k}", r"\prod_{k=10^7}^{n} k", r"9^{9^{9^{9}}} \cup x"),
+    *(r"\sum_{k=1}^{900} k^{k}", r"\sum^{900}_{k = 1} k!", r"\prod_{k=1}^{300} x^{2k}"),
+    *(r"\sum_{\ell=1}^{900} \ell^{\ell}", r"900!! + \int x dx", r"900!!! \cup x"),
     *(
         r"\int_0^1 x^{10^8} dx",
         r"x \in [((10^{999})^{999})^{999}, 5]",
@@ -209,7 +211,7 @@ LARGE = (
     *("*".join(["10000!"] * 100), "+".join(["10000!/9999!"] * 80)),
     r"\binom{1000000}{500000} + \int x dx",
 )
-ENDLESS = {"sum": r"\boxed{\sum_{k=1}^{900} k^{k}}"}
+ENDLESS = {"product": r"\boxed{\prod_{k=1}^{900} (1+k^{2})}"}
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +254,21 @@ def test_what_is_large_is_refused_at_once(answer):
     assert time.process_time() - start < 6.0
 
 
-@pytest.mark.parametrize("answer", ["2024!", r"\binom{2000}{1000}", "3^{10000}"])
+@pytest.mark.parametrize(
+    "answer, value",
+    [
+        (r"\sum_{k=1}^{9} k^{k}", sum(k**k for k in range(1, 10))),
+        (r"\sum_{k=1}^{900} k^{2}", 900 * 901 * 1801 // 6),
+    ],
+)
+def test_sums_that_are_small_are_computed(answer, value):
+    assert judge(rf"\boxed{{{answer}}}", str(value)) == "correct"
+    assert judge(rf"\boxed{{{answer}}}", str(value + 1)) == "wrong"
+
+
+@pytest.mark.parametrize(
+    "answer", ["2024!", "2025!!", r"\binom{2000}{1000}", "3^{10000}"]
+)
 def test_what_can_be_computed_is_not_too_large(answer):
     assert judge(rf"\boxed{{{answer} + 0}}", answer) == "correct"
     assert judge(rf"\boxed{{{answer} + 1}}", answer) == "wrong"

@@ -3,6 +3,7 @@
 from fractions import Fraction
 
 import pytest
+import sympy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +29,11 @@ def same(one, other):
         ("(-3)^2", 9),
         ("2^-1", Fraction(1, 2)),
         ("3^10", 59049),
-        ("3!!", 720),
+        ("(3!)!", 720),
+        ("5!!", 15),
+        ("6! !", 48),
+        ("2 \\cdot 0!! - 1!!^2", 1),
+        ("2^{3!!}", 8),
         (r"\binom{5}{2}", 10),
         (r"2|{-3}|", 6),
         (r"\lfloor -\frac12 \rfloor + \lceil -\frac12 \rceil", -1),
@@ -41,6 +46,22 @@ def same(one, other):
 )
 def test_rational_values_are_exact(text, value):
     assert evaluate(text).points == (value,)
+
+
+@given(st.integers(0, 2000))
+def test_double_factorials_are_sympy_s(n):
+    assert evaluate(f"{n}!!").points == (Fraction(int(sympy.factorial2(n))),)
+
+
+@pytest.mark.parametrize("text", ["3!!!", "10001!!", "(5!!)!!!", "(-2)!!"])
+def test_what_is_no_double_factorial_or_too_large_has_no_value(text):
+    assert evaluate(text) is None
+
+
+def test_an_identity_of_whole_numbers_alone_is_not_decided():
+    assert same("n!!", "n \\cdot (n-2)!!") is True
+    assert same("(2n)!!", "2^n n!") is None
+    assert same("x + 5!!", "x + 16") is False
 
 
 def written(value):

@@ -42,6 +42,7 @@ class JobResult:
     number: int
     value: Any = None
     error: BaseException | None = None
+    without_params: str = ""  # why its params could not be had; it was not begun
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

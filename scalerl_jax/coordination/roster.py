@@ -11,7 +11,6 @@ a run hangs on which of them was faster.
 
 import collections
 import concurrent.futures
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,23 +19,20 @@ from typing import Any
 
 from scalerl_jax.contract import Publication
 from scalerl_jax.coordination.desk import OrderDesk
+from scalerl_jax.coordination.jobs import JobBoard
 from scalerl_jax.coordination.members import Limits, Member
-from scalerl_jax.exchange import Assignment, Instructions, Job, Link, Report
+from scalerl_jax.exchange import (
+    Assignment,
+    Instructions,
+    Job,
+    Link,
+    Report,
+)
 from scalerl_jax.utils.ledger import Ledger
 
 
 class ReplicaLost(Exception):  # noqa: N818  what happened to it, in one line
     """A replica is gone, or has to go."""
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Wanted:
-    """A job that is to be done, by the replica of a number or by any."""
-
-    job: Job
-    number: int | None
-    result: Future[Any]
-    taken: bool = False  # a replica has it
 
 
 class Roster:
@@ -80,7 +76,7 @@ class Roster:
         self._version = -1  # of it
         self._ordering = False
         self._again: collections.deque[int] = collections.deque()  # tickets of the lost
-        self._wanted: list[_Wanted] = []
+        self._jobs = JobBoard()
         self._in_row = 0  # losses since the last finished group
         self.events: collections.Counter[str] = collections.Counter(
             lost=0, reissued=0, late=0, refused=0
@@ -100,22 +96,13 @@ class Roster:
 
     def submit(self, job: Job, number: int | None = None) -> Future[Any]:
         """Have a job done by the replica of a number, or by any."""
-        wanted = _Wanted(job=job, number=number, result=Future())
         with self._lock:
-            self._wanted.append(wanted)
-        return wanted.result
+            return self._jobs.submit(job, number)
 
     def withdraw(self, jobs: Iterable[Job]) -> None:
         """Have these jobs left undone, if they are not done yet."""
-        numbers = {job.number for job in jobs}
         with self._lock:
-            self._wanted = [
-                each for each in self._wanted if each.job.number not in numbers
-            ]
-            for member in self.members:
-                gone = member.jobs & numbers
-                member.jobs -= gone
-                member.abandoned += sorted(gone)
+            self._jobs.withdraw(jobs, self.members)
 
     def in_flight(self) -> dict[int, int]:
         """Return the tickets under way, and how many tokens each has so far."""
@@ -147,7 +134,7 @@ class Roster:
                 return
             if self._ordering:
                 self._deal()
-            self._hand_out_jobs()
+            self._jobs.hand_out(self.members, self._address)
             for member in self.members:
                 self._send(member)
 
@@ -228,15 +215,13 @@ class Roster:
             self._ledger.book(member.pool, report.seconds)
         self._ledger.count(**report.counts)
         self._take_groups(member, report)
+        refused = [report.refused] if report.refused else []
         for result in report.results:
-            for wanted in self._pop_wanted(result.number):
-                if result.error is not None:
-                    wanted.result.set_exception(result.error)
-                else:
-                    wanted.result.set_result(result.value)
             member.jobs.discard(result.number)
-        if report.refused:
-            self._refused(member, report.refused)
+            refused += [result.without_params] if result.without_params else []
+            self._jobs.end(result)
+        if refused:
+            self._refused(member, refused[0])
         elif member.used_version == self._version:
             member.refusals = 0
 
@@ -297,9 +282,7 @@ class Roster:
         )
         for ticket in tickets:
             self._reissue(ticket)
-        for wanted in self._wanted:
-            if wanted.job.number in numbers:
-                wanted.taken = False
+        self._jobs.give_back(numbers)
         if self._in_row > self._limits.losses:
             raise RuntimeError(
                 f"{self._in_row} replicas were lost without a finished group between, "
@@ -352,26 +335,6 @@ class Roster:
             if order := self._desk.admit(version):
                 return Assignment(order=order, version=version)
         return None
-
-    def _hand_out_jobs(self) -> None:
-        for wanted in self._wanted:
-            if wanted.taken:
-                continue
-            able = [
-                each
-                for each in self.members
-                if each.up and not each.jobs and wanted.number in (None, each.number)
-            ]
-            if able:
-                wanted.taken, job = True, wanted.job
-                at, held = able[0].number, able[0].sent_version
-                own = self._address(job.publication, at, held)
-                able[0].give_job(dataclasses.replace(job, publication=own))
-
-    def _pop_wanted(self, number: int) -> list[_Wanted]:
-        found = [each for each in self._wanted if each.job.number == number]
-        self._wanted = [each for each in self._wanted if each.job.number != number]
-        return found
 
     def _send(self, member: Member) -> None:
         """Make a call if there is something new, or none is under way."""

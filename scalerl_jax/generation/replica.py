@@ -7,6 +7,7 @@ a controller makes.
 
 import collections
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -258,16 +259,21 @@ class Replica:
 
     def _do(self, job: Job) -> None:
         """Do a job and report its end."""
+        end = functools.partial(JobResult, number=job.number)
         try:
-            value = self._value(job)
+            # After the fetch of a publication that came with it.
+            received = self._fetching.submit(self._receive, job.publication).result()
+        except Exception as error:  # noqa: BLE001  the controller is told
+            self._desk.finish(end(without_params=f"{error}"))
+            return
+        try:
+            value = self._value(job, received)
         except BaseException as error:  # noqa: BLE001  raised in who asked
-            self._desk.finish(JobResult(number=job.number, error=error))
+            self._desk.finish(end(error=error))
         else:
-            self._desk.finish(JobResult(number=job.number, value=value))
+            self._desk.finish(end(value=value))
 
-    def _value(self, job: Job) -> Any:
-        # After the fetch of a publication that came with it.
-        received = self._fetching.submit(self._receive, job.publication).result()
+    def _value(self, job: Job, received: Published) -> Any:
         if job.kind == "probe":
             return self._generators.sample(received)
         return self._generators.judge(

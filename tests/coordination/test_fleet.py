@@ -190,6 +190,27 @@ def test_jobs_of_a_lost_replica_are_done_by_another():
     assert result.result(0) == "done"
 
 
+def test_a_job_whose_params_do_not_arrive_is_done_again_with_whole_ones():
+    world = calm_world()
+    deliver(world)
+    result = world.roster.submit(
+        Job(number=5, kind="probe", publication="params", policy_version=0)
+    )
+    world.roster.turn()
+    (holder,) = [member for member in world.roster.members if member.jobs]
+    link = world.links[holder.number]
+    link.replica.desk.finish(JobResult(number=5, without_params="a torn object"))
+    hear(world, link)
+    assert "version 0: a torn object" in world.notes[-1] and not result.done()
+    for _ in range(2):
+        for other in world.links.values():
+            hear(world, other)
+    (holder,) = [member for member in world.roster.members if member.jobs]
+    world.links[holder.number].replica.desk.finish(JobResult(number=5, value="done"))
+    hear(world, world.links[holder.number])
+    assert result.result(0) == "done"
+
+
 def test_replicas_that_are_lost_again_and_again_end_the_run():
     world = calm_world()
     world.roster._limits = world.roster._limits.__class__(losses=2)

@@ -1,0 +1,311 @@
+"""Kills of every role of a run over processes, and what is lost by them: nothing.
+
+    python benchmarks/chaos.py [--kills=20] [--seed=0] [--workdir=runs/chaos]
+
+Starts the tiny policy on Ray (two learner ranks, two replicas), and does something to
+it again and again: SIGKILL to a replica, a rank or the controller at a random moment,
+ten seconds of silence of a replica (as when a network is cut), a replica ten times
+slower, a publication that is damaged on its way.  After each it waits until the run is
+whole and has made another step.  At the end it reads from the checkpoint and from what
+the queue handed out whether every ticket was trained on once, and the ledger.
+Ends with status 1 if a prompt was lost or doubled, or the run did not get through it.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from scalerl_jax.utils.reading import parse_json
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PATIENCE_S = 600.0  # for the run to be whole again
+SETTINGS = {
+    "queue.max_staleness": 4,
+    "data.no_positive_resampling": False,  # so that ticket i has the i-th prompt
+    "batch.num_prompts": 8,
+    "batch.group_size": 4,
+    "sampler.slots": 16,
+    "eval.every": 10,
+    "eval.num_prompts": 40,
+    "eval.samples_per_prompt": 1,
+    "checkpoint.every": 5,
+    "checkpoint.keep": 2,
+    "generators.silence_timeout_s": 30.0,
+    "generators.losses": 8,
+}
+# The controller, which writes down what its queue hands out.
+CONTROLLER = """
+import json, sys
+from scalerl_jax import main
+from scalerl_jax.coordination.queue import RolloutQueue
+from absl import app
+
+take, record = RolloutQueue.take, open(sys.argv.pop(1), "a", buffering=1)
+
+def recorded(self, version, timeout_s):
+    groups = take(self, version, timeout_s)
+    rows = {g.ticket: [g.prompt.epoch, g.prompt.prompt_id] for g in groups}
+    record.write(json.dumps([version, list(rows.items())]) + "\\n")
+    return groups
+
+RolloutQueue.take = recorded
+app.run(main.main, flags_parser=main.parse_flags)
+"""
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)  # noqa: T201
+
+
+def rows(path: Path) -> list[Any]:
+    """Return the whole rows of a file that another process may be writing."""
+    text = path.read_text() if path.exists() else ""
+    return [parse_json(line) for line in text.splitlines(True) if line[-1:] == "\n"]
+
+
+class Run:
+    """The run, its processes and the records of its controllers."""
+
+    def __init__(self, directory: Path, num_steps: int) -> None:
+        """Start it; `num_steps` may grow."""
+        self.directory = directory
+        self.record = directory.with_suffix(".record")
+        self.record.unlink(missing_ok=True)
+        self.taken: dict[int, list[Any]] = {}  # version -> tickets with prompts
+        self.num_steps = num_steps
+        self.start()
+
+    def start(self) -> None:
+        """Start a controller, which goes on from the newest checkpoint."""
+        settings = SETTINGS | {"train.num_steps": self.num_steps}
+        self.log = self.directory.with_suffix(".log").open("a")
+        self.controller = subprocess.Popen(
+            [
+                *(sys.executable, "-c", CONTROLLER, str(self.record), "--ray=local"),
+                f"--config={_ROOT / 'configs' / 'tiny_fleet.py'}",
+                f"--workdir={self.directory}",
+                *(f"--config.{name}={value}" for name, value in settings.items()),
+            ],
+            stderr=self.log,
+            stdout=self.log,
+        )
+
+    def steps(self) -> int:
+        """Return how many steps it has made."""
+        return len(rows(self.directory / "metrics.jsonl"))
+
+    def processes(self) -> dict[str, int]:
+        """Return the process of each role that is up and has params."""
+        path, found = self.directory / "status.json", {}
+        status = parse_json(path.read_bytes()) if path.exists() else {"roles": []}
+        for row in status["roles"]:
+            process = re.search(r"process (\d+)", row["where"])
+            if process and row["version"] >= 0:
+                found[row["role"]] = int(process.group(1))
+        return found
+
+    def whole(self, gone: set[int]) -> bool:
+        """Return whether every role is up, in processes that were not killed."""
+        up = self.processes()
+        return len(up) == 4 and not gone & set(up.values())
+
+    def wait(self, reached: Any, what: str) -> float:
+        """Return the seconds until something is so."""
+        began = time.monotonic()
+        while not reached():
+            if self.controller.poll() is not None:
+                raise RuntimeError(f"the controller ended while waiting for {what}")
+            if time.monotonic() - began > _PATIENCE_S:
+                raise TimeoutError(f"no {what} within {_PATIENCE_S:g} s")
+            time.sleep(0.2)
+        return time.monotonic() - began
+
+    def resumed(self) -> None:
+        """Forget what a killed controller took after the checkpoint it goes on from."""
+        saved = sorted((self.directory / "checkpoints").glob("step_*"))
+        step = int(saved[-1].name.removeprefix("step_")) if saved else 0
+        self.note_taken()
+        self.taken = {at: groups for at, groups in self.taken.items() if at < step}
+
+    def note_taken(self) -> None:
+        """Read what the queue has handed out."""
+        for version, groups in rows(self.record):
+            self.taken.setdefault(version, []).extend(groups)
+        self.record.write_text("")
+
+
+def kill(run: Run, role: str) -> float:
+    """SIGKILL to a role; return the seconds until it is back and a step is made."""
+    if role == "controller":
+        run.controller.kill()
+        run.controller.wait()
+        run.resumed()
+        made = run.steps()
+        old = set(run.processes().values())
+        (run.directory / "status.json").unlink(missing_ok=True)
+        run.start()
+        return run.wait(
+            lambda: run.whole(old) and run.steps() != made, f"{role} in action"
+        )
+    process = run.processes().get(role)
+    if process is None:
+        return 0.0
+    gone = {process}
+    if role.startswith("learner"):  # all ranks are replaced
+        gone |= {pid for name, pid in run.processes().items() if name[:7] == role[:7]}
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+    back = run.wait(lambda: run.whole(gone), f"new {role}")
+    made = run.steps()
+    run.wait(lambda: run.steps() > made, "step")
+    return back
+
+
+def silence(run: Run, role: str, seconds: float = 10.0) -> float:
+    """Stop a process for a while, as if its network were cut."""
+    process = run.processes()[role]
+    os.kill(process, signal.SIGSTOP)
+    time.sleep(seconds)
+    os.kill(process, signal.SIGCONT)
+    made = run.steps()
+    return run.wait(lambda: run.steps() > made, "step after a silence")
+
+
+def slow(run: Run, role: str, seconds: float = 15.0) -> float:
+    """Let a process have a tenth of its time."""
+    process, ended, made = run.processes()[role], threading.Event(), run.steps()
+
+    def brake() -> None:
+        while not ended.wait(0.02):
+            os.kill(process, signal.SIGSTOP)
+            time.sleep(0.18)
+            os.kill(process, signal.SIGCONT)
+
+    thread = threading.Thread(target=brake)
+    thread.start()
+    time.sleep(seconds)
+    ended.set()
+    thread.join()
+    return run.wait(lambda: run.steps() > made, "step beside a slow replica")
+
+
+def damage(run: Run) -> float:
+    """Change a byte of everything that is published, as it comes, for a while."""
+    made, seen, folder = run.steps(), set(), run.directory / "weights"
+    deadline = time.monotonic() + 60.0
+    while run.steps() < made + 2 and time.monotonic() < deadline:
+        for path in set(folder.glob("rank*")) - seen:
+            seen.add(path)
+            with contextlib.suppress(OSError), path.open("r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                last = file.read(1)
+                file.seek(-1, os.SEEK_END)
+                file.write(bytes([last[0] ^ 1]))
+        time.sleep(0.001)
+    made = run.steps()
+    return run.wait(lambda: run.steps() > made, "step after a damaged publication")
+
+
+def audit(run: Run) -> Iterator[str]:
+    """Yield what is wrong with the books of the last checkpoint."""
+    run.note_taken()
+    newest = sorted((run.directory / "checkpoints").glob("step_*"))[-1]
+    (host_file,) = newest.rglob("host.json")
+    (group_file,) = newest.rglob("groups.json")
+    host, groups = (
+        parse_json(host_file.read_bytes()),
+        parse_json(group_file.read_bytes()),
+    )
+    step = int(newest.name.removeprefix("step_"))
+    trained = {at: taken for at, taken in run.taken.items() if at < step}
+    pairs = [pair for taken in trained.values() for pair in taken]
+    tickets = [ticket for ticket, _ in pairs]
+    everywhere = [*tickets, *(row["ticket"] for row in groups)]
+    everywhere += [entry["ticket"] for entry in host["in_flight"]]
+    if len(set(everywhere)) != len(everywhere):
+        yield "a ticket was doubled"
+    lost = host["next_ticket"] - len(everywhere) - sum(host["dropped"].values())
+    if lost:
+        yield f"{lost} tickets are nowhere"
+    prompts = [tuple(prompt) for _, prompt in sorted(pairs)]
+    if len(set(prompts)) != len(prompts):
+        yield "a prompt of an epoch was doubled"
+    made = [row["step"] for row in rows(run.directory / "metrics.jsonl")]
+    if made != list(range(1, run.num_steps + 1)):
+        yield f"steps are missing or doubled: {made}"
+    hours = [
+        row["compute/charged_chip_hours"]
+        for row in rows(run.directory / "metrics.jsonl")
+    ]
+    if hours != sorted(hours):
+        yield "the charged chip-hours fall"
+
+
+EVENTS = (
+    ("replica 0", kill),
+    ("learner 1", kill),
+    ("replica 1", silence),
+    ("controller", kill),
+    ("replica 1", kill),
+    ("learner 0", kill),
+    ("replica 0", slow),
+    ("weights", damage),
+)
+
+
+def main() -> int:
+    """Do all of it, and tell."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workdir", default="runs/chaos", type=Path)
+    parser.add_argument("--kills", default=20, type=int)
+    parser.add_argument("--seed", default=0, type=int)
+    arguments = parser.parse_args()
+    chance = random.Random(arguments.seed)
+    arguments.workdir.parent.mkdir(parents=True, exist_ok=True)
+    run, kills, at = Run(arguments.workdir, num_steps=10**5), 0, 0
+    say(f"start: whole after {run.wait(lambda: run.whole(set()), 'start'):.0f} s")
+    try:
+        while kills < arguments.kills:
+            role, act = EVENTS[at % len(EVENTS)]
+            at += 1
+            time.sleep(chance.uniform(0.5, 6.0))
+            seconds = damage(run) if act is damage else act(run, role)
+            kills += act is kill
+            say(f"{act.__name__:8} {role:12} whole again after {seconds:5.1f} s")
+        # The same run, to an end: the newest checkpoint, and a few steps more.
+        run.controller.send_signal(signal.SIGTERM)
+        status = run.controller.wait(_PATIENCE_S)
+        run.num_steps = run.steps() + 5
+        run.resumed()
+        run.start()
+        status = status or run.controller.wait(_PATIENCE_S)
+    finally:
+        run.controller.kill()
+    wrong = list(audit(run)) if status == 0 else [f"it ended with status {status}"]
+    last = rows(run.directory / "metrics.jsonl")[-1]
+    say(
+        f"{kills} kills among {at} events; {run.num_steps} steps, "
+        f"{sum(len(each) for each in run.taken.values())} groups trained on; "
+        f"prompts lost or doubled: {'; '.join(wrong) or 'none'}; tokens lost with the "
+        f"controller {last['compute/lost_tokens']:,.0f}, wasted "
+        f"{last['compute/wasted_tokens']:,.0f} of "
+        f"{last['compute/generated_tokens']:,.0f}"
+    )
+    (run.directory / "chaos.json").write_text(json.dumps({"wrong": wrong}))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -222,11 +222,10 @@ def audit(run: Run) -> Iterator[str]:
     """Yield what is wrong with the books of the last checkpoint."""
     run.note_taken()
     newest = sorted((run.directory / "checkpoints").glob("step_*"))[-1]
-    (host_file,) = newest.rglob("host.json")
-    (group_file,) = newest.rglob("groups.json")
+    # Of rank 0, which got the controller's books.
     host, groups = (
-        parse_json(host_file.read_bytes()),
-        parse_json(group_file.read_bytes()),
+        parse_json((newest / name).read_bytes())
+        for name in ("host.json", "groups.json")
     )
     step = int(newest.name.removeprefix("step_"))
     trained = {at: taken for at, taken in run.taken.items() if at < step}
@@ -254,14 +253,14 @@ def audit(run: Run) -> Iterator[str]:
 
 
 EVENTS = (
+    ("controller", kill),
     ("replica 0", kill),
     ("learner 1", kill),
     ("replica 1", silence),
-    ("controller", kill),
+    ("weights", damage),
     ("replica 1", kill),
     ("learner 0", kill),
     ("replica 0", slow),
-    ("weights", damage),
 )
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ class LearnerRank(_Process):
         """Take the place of a rank; nothing is loaded yet."""
         super().__init__(config, directory)
         self._rank = rank
+        self._sending = threading.Lock()
         self._num_ranks = num_ranks
 
     def address(self) -> str:
@@ -155,12 +157,14 @@ class LearnerRank(_Process):
 
         assert int(self._state.policy_version) == policy_version, policy_version
         shards = own_shards(self._snapshot(self._state.params))
-        offer = self._sender.send(shards, policy_version=policy_version)
-        return offer.to_json(), self._sender.report
+        with self._sending:
+            offer = self._sender.send(shards, policy_version=policy_version)
+            return offer.to_json(), self._sender.report
 
     def publish_again(self) -> str:
-        """Offer the last version in full, for who has no other; between two steps."""
-        return self._sender.send_again().to_json()
+        """Offer the last version in full, for who has no other; beside a step."""
+        with self._sending:
+            return self._sender.send_again().to_json()
 
     def save(self, step: int, host: dict[str, Any], groups: Sequence[Group]) -> None:
         """Begin to write a checkpoint; rank 0's part has the controller's books."""

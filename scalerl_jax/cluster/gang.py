@@ -7,6 +7,7 @@ bit, and nothing that was generated is thrown away.
 """
 
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,12 @@ from typing import Any
 import numpy as np
 import ray
 from jaxtyping import Float
-from ray.exceptions import RayActorError, RayTaskError, WorkerCrashedError
+from ray.exceptions import (
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from scalerl_jax.cluster.actors import LearnerRank, Place
 from scalerl_jax.cluster.session import Cluster, check_versions
@@ -24,7 +30,9 @@ from scalerl_jax.contract import Restored
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.parallel.offers import Offer, PublishReport, merge
 from scalerl_jax.types import Group, PackedBatch
+from scalerl_jax.utils.xla import is_full
 
+_log = logging.getLogger(__name__)
 _LOST = (RayActorError, WorkerCrashedError)
 
 
@@ -39,9 +47,10 @@ class WeightsOf:
     policy_version: int
     base_version: int | None  # what a replica must hold; None: nothing
     text: str
-    whole: Callable[[], str]  # the same version by itself, for who holds no base
+    # The same version by itself, for who holds no base; None: it comes.
+    whole: Callable[[], str | None]
 
-    def to_replica(self, held_version: int) -> str:
+    def to_replica(self, held_version: int) -> str | None:
         """Return what a replica can use that was given that version before."""
         if held_version in (self.policy_version, self.base_version):
             return self.text
@@ -110,6 +119,7 @@ class LearnerGang:
         self._number = 0  # batches trained on
         self._saved: dict[int, int] = {0: 0}  # step of a checkpoint -> batches before
         self._whole: dict[int, str] = {}
+        self._asking: threading.Thread | None = None
         self.version = 0  # of the state, for people
         self.restarts = 0
         self.reports: list[PublishReport] = []
@@ -150,13 +160,31 @@ class LearnerGang:
             whole=lambda: self._publish_again(state),
         )
 
-    def _publish_again(self, version: int) -> str:
-        with self._lock:
-            if version not in self._whole:
-                offers = [Offer.from_json(text) for text in self.call("publish_again")]
-                publication = merge(offers)
-                self._whole = {publication.policy_version: publication.to_json()}
+    def _publish_again(self, version: int) -> str | None:
+        """Return a version in full, once the ranks have offered it so."""
+        if version in self._whole:
             return self._whole[version]
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(
+                target=self._ask_again, name="whole weights", daemon=True
+            )
+            self._asking.start()
+        return None
+
+    def _ask_again(self) -> None:
+        """Have the ranks offer their last version in full, beside what they do."""
+        calls = [
+            rank.publish_again.options(concurrency_group="weights").remote()
+            for rank in self._ranks
+        ]
+        try:
+            offers: Any = ray.get(calls, timeout=_SILENCE_S)
+            publication = merge([Offer.from_json(text) for text in offers])
+        except (*_LOST, RayTaskError, GetTimeoutError, ValueError) as error:
+            _log.info("no params in full for a newcomer as yet: %s", _cause(error))
+            time.sleep(1.0)
+            return
+        self._whole = {publication.policy_version: publication.to_json()}
 
     def save(
         self, step: int, state: int, *, host: dict[str, Any], groups: Sequence[Group]
@@ -270,7 +298,13 @@ class LearnerGang:
                 f"rank {number} on {self._where(number)}: {_cause(error)}"
             ) from error
         except RayTaskError as error:
-            raise error.as_instanceof_cause() from None
+            cause = error.cause
+            broken = type(cause).__name__ == "JaxRuntimeError" and not is_full(cause)
+            if broken and len(self._ranks) > 1:  # a collective, whose other end is gone
+                raise GangLost(
+                    f"rank {number} on {self._where(number)}: {_cause(cause)}"
+                ) from error
+            raise cause from None
 
     def _where(self, number: int) -> str:
         return str(self.places[number]) if number < len(self.places) else "its host"
@@ -281,7 +315,8 @@ class LearnerGang:
         mesh = self._config.mesh
         devices = mesh.data * mesh.fsdp * mesh.context * mesh.tensor // count
         timeout_s = self._config.generators.start_timeout_s
-        actor = ray.remote(LearnerRank)
+        make: Any = ray.remote
+        actor = make(concurrency_groups={"weights": 1})(LearnerRank)
         self._ranks = [
             actor.options(
                 **self._cluster.options(devices, role="learner", number=rank)

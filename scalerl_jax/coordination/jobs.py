@@ -51,9 +51,12 @@ class JobBoard:
                 for each in members
                 if each.up and not each.jobs and wanted.number in (None, each.number)
             ]
-            if able and not wanted.taken:
-                wanted.taken, job = True, wanted.job
-                own = address(job.publication, able[0].number, able[0].sent_version)
+            if not able or wanted.taken:
+                continue
+            job, held = wanted.job, able[0].sent_version
+            own = address(job.publication, able[0].number, held)
+            if own is not None:
+                wanted.taken = True
                 able[0].give_job(dataclasses.replace(job, publication=own))
 
     def give_back(self, numbers: Iterable[int]) -> None:

@@ -58,8 +58,9 @@ class Roster:
         """Have a replica for each of `pools`; `connect` starts the one of a number.
 
         `address` returns a publication for the replica of a number, by the version that
-        it was given last (-1: none).  `by_ticket` deals groups out in turn, whatever
-        replica is free.  `wake` is called when a turn is due.
+        it was given last (-1: none); None where it is not ready yet.  `by_ticket` deals
+        groups out in turn, whatever replica is free.  `wake` is called when a turn is
+        due.
         """
         self._desk = desk
         self._ledger = ledger
@@ -355,7 +356,8 @@ class Roster:
             said["publication"] = self._address(
                 self._publication, member.number, member.sent_version
             )
-            said["policy_version"] = member.sent_version = self._version
+            if said["publication"] is not None:
+                said["policy_version"] = member.sent_version = self._version
         return Instructions(**said, **member.take_new())
 
 

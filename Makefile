@@ -14,7 +14,7 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo fleet seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-publish measures preflight test test-all test-jetstream lint install install-dev clean
+.PHONY: demo fleet chaos seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-publish measures preflight test test-all test-jetstream lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -45,6 +45,11 @@ waiting: seeds
 fleet: install
 	$(BIN)/pip install -q -c $(CONSTRAINTS) -e ".[ray]"
 	$(BIN)/python benchmarks/fleet.py --workdir=runs/fleet
+
+# Twenty kills over every role of such a run, and an audit of its books; 15 minutes.
+chaos: install
+	$(BIN)/pip install -q -c $(CONSTRAINTS) -e ".[ray]"
+	$(BIN)/python benchmarks/chaos.py --workdir=runs/chaos
 
 # SmolLM2-135M with two seeds (docs/smollm2.md): 80 minutes on two idle cores.
 smollm2: install

@@ -223,10 +223,8 @@ def audit(run: Run) -> Iterator[str]:
     run.note_taken()
     newest = sorted((run.directory / "checkpoints").glob("step_*"))[-1]
     # Of rank 0, which got the controller's books.
-    host, groups = (
-        parse_json((newest / name).read_bytes())
-        for name in ("host.json", "groups.json")
-    )
+    files = (newest / "host.json", newest / "groups.json")
+    host, groups = (parse_json(file.read_bytes()) for file in files)
     step = int(newest.name.removeprefix("step_"))
     trained = {at: taken for at, taken in run.taken.items() if at < step}
     pairs = [pair for taken in trained.values() for pair in taken]

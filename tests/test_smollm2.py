@@ -100,6 +100,9 @@ def test_the_config_trains_the_model_for_a_step(tmp_path, checkpoint):
         "batch.num_prompts": 2,
         "batch.group_size": 4,
         "sampler.slots": 8,
+        # A program each: compiling is most of this test.
+        "sampler.prefill_tokens": 128,
+        "sampler.page_size": 128,
         "data.train_prompts": 64,
         "eval.num_prompts": 4,
         "eval.samples_per_prompt": 1,

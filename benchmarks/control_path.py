@@ -1,0 +1,189 @@
+"""What the controller costs with groups of an 8B run's size; replicas only sleep.
+
+    python benchmarks/control_path.py [--seconds=20] [--replicas 1 2 4 8]
+
+Each replica is a process on Ray that "samples" two groups at a time, each for a second,
+and hands in 16 rollouts of 8,000 tokens: 1.7 MB.  Queue, desk, roster and links are the
+real ones; the learner takes batches at once.  Prints groups/s against what the replicas
+could do, the controller's CPU time per group, and how long after the last group of a
+batch was made the loop has the batch.
+"""
+
+import argparse
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import ray
+
+from scalerl_jax.cluster.actors import Place
+from scalerl_jax.cluster.run import RayLink
+from scalerl_jax.contract import QueueClosed
+from scalerl_jax.coordination.desk import OrderDesk
+from scalerl_jax.coordination.fleet import Fleet
+from scalerl_jax.coordination.members import Limits
+from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.coordination.roster import Roster
+from scalerl_jax.data.streams import PromptStream
+from scalerl_jax.exchange import Instructions, Report
+from scalerl_jax.generation.replica import ReplicaDesk
+from scalerl_jax.types import Group, Prompt, Rollout
+from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.progress import Progress
+
+CAPACITY, GROUP_S, ROLLOUTS, TOKENS = 2, 1.0, 16, 8_000
+NUM_PROMPTS = 8  # of a batch
+
+
+class Sleeper:
+    """A replica that sleeps instead of sampling."""
+
+    def __init__(self) -> None:
+        """Begin to wait for orders."""
+        self._desk, self._version = ReplicaDesk(), -1
+        for _ in range(CAPACITY):
+            threading.Thread(target=self._sample, daemon=True).start()
+
+    def _sample(self) -> None:
+        while True:
+            try:
+                order = self._desk.admit(self._version)
+                if order is None:
+                    self._desk.wait(0.05)
+                    continue
+            except QueueClosed:
+                return
+            time.sleep(GROUP_S)
+            versions = np.full(TOKENS, self._version, np.int32)
+            rollouts = tuple(
+                Rollout(
+                    completion_tokens=np.zeros(TOKENS, np.int32),
+                    completion_mask=np.ones(TOKENS, bool),
+                    behavior_logprobs=np.zeros(TOKENS, np.float32),
+                    policy_versions=versions,
+                    cut_off=False,
+                    interrupted=False,
+                    reward=time.time(),
+                )
+                for _ in range(ROLLOUTS)
+            )
+            group = Group(
+                ticket=order.ticket,
+                prompt=order.prompt,
+                rollouts=rollouts,
+                finished_version=self._version,
+            )
+            self._desk.sampled(order.ticket)
+            self._desk.put(group)
+
+    def exchange(self, instructions: Instructions, wait_s: float) -> Report:
+        """Take instructions, and report."""
+        if instructions.publication is not None:
+            self._version = max(self._version, instructions.policy_version)
+        self._desk.deliver(instructions)
+        self._desk.await_news(wait_s)
+        return Report(**self._desk.news(), capacity=CAPACITY)
+
+
+def make_fleet(replicas: int) -> tuple[Fleet, RolloutQueue]:
+    """Return the controller's side of so many sleepers, and its queue."""
+    prompt = Prompt(
+        prompt_id=0,
+        epoch=0,
+        task="none",
+        text="",
+        tokens=np.zeros(1000, np.int32),
+        reference={},
+    )
+    queue = RolloutQueue(num_prompts=NUM_PROMPTS, max_staleness=8, mode="pipeline")
+    pools = [f"replica{number}" for number in range(replicas)]
+    ledger = Ledger(pools=dict.fromkeys(pools, 1), chip="none", remote=pools)
+    ledger.start()
+    stream = PromptStream([prompt], seed=0, max_pass_rate=None)
+    desk = OrderDesk(queue, stream, ledger)
+    make: Any = ray.remote(Sleeper)
+
+    def connect(number: int) -> Future:
+        actor = make.options(num_cpus=0, max_concurrency=4).remote()
+        future: Future = Future()
+        place = Place(host=f"sleeper {number}", pid=0, chip="none", devices=1)
+        future.set_result(RayLink(actor, place))
+        return future
+
+    fleet = Fleet(
+        make_roster=lambda wake: Roster(
+            desk=desk,
+            ledger=ledger,
+            connect=connect,
+            pools=pools,
+            limits=Limits(),
+            address=lambda publication, number, held: publication,
+            wake=wake,
+        ),
+        desk=desk,
+        summarize=lambda *_, **__: None,
+        num_held_out=0,
+        job_timeout_s=60.0,
+        progress=Progress(),
+    )
+    return fleet, queue
+
+
+def measure(replicas: int, seconds: float) -> dict[str, float]:
+    """Return groups/s, its share of what is possible, and CPU seconds per group."""
+    fleet, queue = make_fleet(replicas)
+    fleet.publish("params", policy_version=0)
+    fleet.start()
+    version, groups, late, began = 0, 0, 0.0, 0.0
+    while not began or time.monotonic() - began < seconds:
+        taken = queue.take(version, 60.0)
+        # The last of them was handed in by its replica then.
+        handed_in = max(group.rollouts[0].reward for group in taken)
+        late += time.time() - handed_in
+        version += 1
+        queue.applied()
+        fleet.publish("params", policy_version=version)
+        if not began and version > 2:  # all are at work
+            began, groups, late = time.monotonic(), 0, 0.0
+            cpu, first = time.process_time(), version
+        elif began:
+            groups += len(taken)
+    took, used = time.monotonic() - began, time.process_time() - cpu
+    queue.close()
+    fleet.stop(10.0)
+    rate = groups / took
+    return {
+        "replicas": replicas,
+        "groups/s": rate,
+        "share": rate / (replicas * CAPACITY / GROUP_S),
+        "CPU ms a group": 1000 * used / groups,
+        "ms to the loop": 1000 * late / (version - first),
+    }
+
+
+def main() -> int:
+    """Measure each number of replicas, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", default=20.0, type=float)
+    parser.add_argument("--replicas", default=[1, 2, 4, 8], type=int, nargs="+")
+    arguments = parser.parse_args()
+    ray.init(address="local", num_cpus=64, include_dashboard=False, log_to_driver=False)
+    say = sys.stdout.write
+    say("| replicas | groups/s | of possible | CPU ms a group | ms to the loop |\n")
+    say("|---|---|---|---|---|\n")
+    for replicas in arguments.replicas:
+        found = measure(replicas, arguments.seconds)
+        say(
+            f"| {found['replicas']} | {found['groups/s']:.2f} | {found['share']:.0%} "
+            f"| {found['CPU ms a group']:.1f} | {found['ms to the loop']:.0f} |\n"
+        )
+        sys.stdout.flush()
+    ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

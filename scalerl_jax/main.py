@@ -183,6 +183,9 @@ def main(argv: Sequence[str]) -> None:
     handler.python_handler.setStream(Stderr())
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("scalerl_jax").setLevel(logging.INFO)
+    if not flags.FLAGS["config"].present:
+        why = f"--workdir={workdir} has no run to go on with, and " if workdir else ""
+        _end(f"{why}--config is missing: --config=configs/tiny.py", status=_MISTAKE)
     try:
         config = config_lib.resolve(_CONFIG.value)
     except ValueError as error:
@@ -293,10 +296,4 @@ def _end(message: str, *, status: int) -> NoReturn:
 
 if __name__ == "__main__":
     end_at_sigterm()
-    flags.mark_flag_as_required("config")
-    flags.register_multi_flags_validator(
-        ["workdir", "describe"],
-        lambda values: values["describe"] or values["workdir"] is not None,
-        message="Flag --workdir must have a value other than None.",
-    )
     app.run(main, flags_parser=parse_flags)

@@ -19,6 +19,8 @@ ROWS = [
 ]
 # Each command as a process of its own: nothing of Python comes after its main function.
 WHOLE = (
+    "main --workdir=nothing",
+    "main --config=tiny.py",
     "main --config=syntax.py",
     "data prepare --dataset=jsonl:/dev/zero",
     "warmstart",

@@ -353,5 +353,5 @@ def test_the_program_ends_with_a_status_and_one_line(tmp_path):
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     (line,) = errors.splitlines()
-    assert "--config must have a value" in line and "--workdir must have" in line
+    assert line == "error: --config is missing: --config=configs/tiny.py"
     assert os.listdir(tmp_path) == []

@@ -98,12 +98,17 @@ _RAY = flags.DEFINE_string(
     "ray",
     None,
     "Have learner and generators as processes of a Ray cluster: local starts one on "
-    "this machine, auto takes the one that runs here, HOST:PORT another; extra [ray].",
+    "this machine, auto takes the one that runs here, HOST:PORT another; slice, on "
+    "every host of a TPU slice, makes one of them; extra [ray].",
 )
 
 
-def run_on_ray(config: config_lib.Config, workdir: str, address: str) -> Outcome:
-    """Train with this process as the controller of a cluster; it needs no device."""
+def run_on_ray(config: config_lib.Config, workdir: str, address: str) -> Outcome | None:
+    """Train with this process as the controller of a cluster; it needs no device.
+
+    With the address "slice" it is that on one host; on the others it returns None when
+    the run is over.
+    """
     jax.config.update("jax_platforms", "cpu")
     from scalerl_jax.cluster import run as cluster_run
     from scalerl_jax.cluster import session
@@ -113,9 +118,10 @@ def run_on_ray(config: config_lib.Config, workdir: str, address: str) -> Outcome
             f"--workdir={workdir} with --ray: the processes share a directory that all "
             f"machines see; mount one, and copy it when the run has ended"
         )
-    cluster = session.connect(address)
-    try:
-        arch = wiring.make_architecture(config)
+    arch = wiring.make_architecture(config)
+    with session.connected(address, timeout_s=_START_TIMEOUT_S.value) as cluster:
+        if cluster is None:
+            return None
         config, cluster = cluster_run.fit_cluster(config, arch, cluster)
         with _opened(config, workdir) as directory, Progress() as progress:
             run_state = cluster_run.make_cluster_run(
@@ -125,8 +131,6 @@ def run_on_ray(config: config_lib.Config, workdir: str, address: str) -> Outcome
                 return train(config, run_state, directory.path)
             finally:
                 run_state.close()
-    finally:
-        session.disconnect()
 
 
 def _opened(config: config_lib.Config, workdir: str) -> RunDirectory:
@@ -205,6 +209,12 @@ def main(argv: Sequence[str]) -> None:
             outcome = run_on_ray(config, workdir, _RAY.value)
     except (ValueError, RuntimeError, OSError) as error:
         sys.exit(tell(error))
+    if outcome is not None:
+        _say(outcome, workdir)
+
+
+def _say(outcome: Outcome, workdir: str) -> None:
+    """Write how a run ended, and where everything is."""
     where = "stopped by SIGTERM" if outcome.preempted else "finished"
     if outcome.stop_reason is not None:
         where = f"stopped early (scaling.stop: {outcome.stop_reason})"

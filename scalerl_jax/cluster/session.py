@@ -3,12 +3,16 @@
 Nothing else in the package imports Ray but this package, which a run loads for `--ray`.
 """
 
+import contextlib
 import dataclasses
+import os
 import socket
 import sys
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any, Literal
 
+from scalerl_jax.cluster import slice_hosts
 from scalerl_jax.cluster.placement import HostNode, Seats, hosts_of
 
 try:
@@ -70,6 +74,39 @@ class Cluster:
         return int(ray.cluster_resources()[self.kind.upper()])
 
 
+@contextlib.contextmanager
+def connected(
+    address: str,
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str] = os.environ,
+    port: int = slice_hosts.PORT,
+) -> Iterator[Cluster | None]:
+    """Join a cluster while the block runs.
+
+    Args:
+        address: as `connect` takes it, or "slice" on every host of a TPU slice: worker
+            0 makes the cluster, and the others yield None when it has ended.
+        timeout_s: for the hosts of a slice to come.
+        environment: of this machine.
+        port: of the head of a slice.
+    """
+    with contextlib.ExitStack() as opened:
+        host = None
+        if address == "slice":
+            host = opened.enter_context(
+                slice_hosts.slice_cluster(environment, timeout_s=timeout_s, port=port)
+            )
+            if host is None:
+                yield None
+                return
+        opened.callback(disconnect)
+        cluster = connect(host.head if host else address)
+        if host:
+            slice_hosts.await_hosts(host, cluster.hosts, timeout_s=timeout_s)
+        yield cluster
+
+
 def connect(address: str) -> Cluster:
     """Join the cluster at HOST:PORT, the one of this machine ("auto"), or start one.
 
@@ -87,6 +124,12 @@ def connect(address: str) -> Cluster:
         ray.init(address=address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [repr(error)]
+        if _asks_for_token(error):
+            raise ValueError(
+                f"--ray={address} asks for a token, as a head of Ray does where its "
+                f"machine has ~/.ray/auth_token: set RAY_AUTH_MODE=token here with the "
+                f"same file, or start the head with RAY_AUTH_MODE=disabled"
+            ) from error
         raise ValueError(
             f"--ray={address}: no cluster of Ray {metadata.version('ray')} can be "
             f"joined: {lines[0]}; start one with `ray start --head`, or take "
@@ -102,13 +145,22 @@ def disconnect() -> None:
     ray.shutdown()
 
 
+def _asks_for_token(error: BaseException | None) -> bool:
+    """Return whether a cluster refused this process for its lack of a token."""
+    while error is not None:
+        if "InvalidAuthToken" in str(error):  # in the text of what was tried last
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _check_answers(address: str) -> None:
     """Refuse an address at which nobody listens, before Ray tries for minutes."""
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdecimal():
         raise ValueError(
-            f"--ray={address} must be local, auto or HOST:PORT, which `ray start "
-            f"--head` prints"
+            f"--ray={address} must be local, auto, slice or HOST:PORT, which `ray "
+            f"start --head` prints"
         )
     try:
         socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()

@@ -128,7 +128,7 @@ def test_its_checkpoint_goes_on_in_one_process(killed):
             ["--ray=127.0.0.1:1"], "does not answer within 10 s", id="nobody there"
         ),
         pytest.param(
-            ["--ray=somewhere"], "must be local, auto or HOST:PORT", id="word"
+            ["--ray=somewhere"], "must be local, auto, slice or HOST:PORT", id="word"
         ),
     ],
 )

@@ -1,0 +1,221 @@
+"""One command on every host of a TPU slice: who starts Ray, and who joins it.
+
+Each host finds out which it is.  Worker 0 starts Ray's head and is the controller;
+the others are nodes until the head goes.  `ray start` is told of the slice by the
+variables that it reads on Kubernetes too, and makes labels and resources of them.
+"""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, Any
+
+from scalerl_jax.cluster.placement import HostNode
+from scalerl_jax.cluster.tether import tethered
+from scalerl_jax.pod.discovery import Found, discover
+
+_log = logging.getLogger(__name__)
+PORT = 6379  # of Ray's head on worker 0; Ray's own default
+_PAUSE_S = 1.0
+_GONE_S = 15.0  # without an answer of the head, after which a host leaves
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SliceHost:
+    """This host, and how it takes part in the cluster of its slice."""
+
+    found: Found
+    port: int = PORT
+
+    @property
+    def head(self) -> str:
+        """HOST:PORT of Ray's head."""
+        return f"{self.found.addresses[0]}:{self.port}"
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        return f"worker {self.found.worker} of {self.found.slice.name}"
+
+    def command(self) -> list[str]:
+        """Return the command that makes this host a node, until it is ended."""
+        own = socket.gethostbyname(self.found.addresses[self.found.worker])
+        if self.found.worker:
+            role = [f"--address={self.head}"]
+        else:
+            role = ["--head", f"--port={self.port}", "--include-dashboard=false"]
+        if not own.startswith("127."):  # Kubernetes' name of a single host; Ray's own
+            role.append(f"--node-ip-address={own}")  # choice is seen from outside
+        resources = {"TPU": self.found.slice.chips_per_host}
+        return [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", *role),
+            f"--resources={json.dumps(resources)}",
+            "--disable-usage-stats",
+            "--block",
+        ]
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of that command, from which Ray makes its labels."""
+        slice = self.found.slice
+        # A token that lies on worker 0 alone, from another cluster, would have the head
+        # ask it of hosts that have none.  Who has put one on all of them says so.
+        return (
+            {"RAY_AUTH_MODE": "disabled"}
+            | dict(inherited)
+            | {
+                "TPU_NAME": self.found.name or f"slice-{slice.type}",
+                "TPU_WORKER_ID": str(self.found.worker),
+                "TPU_ACCELERATOR_TYPE": slice.type,
+                "TPU_TOPOLOGY": slice.kind.written(slice.topology),
+            }
+        )
+
+
+@contextlib.contextmanager
+def slice_cluster(
+    inherited: Mapping[str, str], *, timeout_s: float, port: int = PORT
+) -> Iterator[SliceHost | None]:
+    """Be a host of the slice's cluster.
+
+    On worker 0 Ray's head runs while the block runs.  The others are nodes until the
+    head goes, and None is yielded.
+
+    Raises:
+        NotOnTpu: this machine has no TPU.
+        TimeoutError: there was no head in time.
+        RuntimeError: Ray cannot be started here, or this host cannot join.
+    """
+    host = SliceHost(found=discover(inherited), port=port)
+    if host.found.worker:
+        serve(host, inherited, timeout_s=timeout_s)
+        yield None
+        return
+    if answers(host.head):
+        raise RuntimeError(
+            f"port {port} of {host} is taken, perhaps by another cluster of Ray; end "
+            f"that one, or take it with --ray=auto"
+        )
+    with _node(host, inherited) as (process, said):
+        end = time.monotonic() + timeout_s
+        while not answers(host.head):
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(
+                    f"Ray's head does not start on {host} within --start_timeout_s = "
+                    f"{timeout_s:g}: {_last_line(said)}"
+                )
+            time.sleep(_PAUSE_S)
+        yield host
+
+
+def serve(host: SliceHost, inherited: Mapping[str, str], *, timeout_s: float) -> None:
+    """Be a node of the cluster until its head goes; join again if that is needed.
+
+    Raises:
+        TimeoutError: there was no head in time.
+        RuntimeError: this host cannot join.
+    """
+    end = time.monotonic() + timeout_s
+    while not answers(host.head):
+        if time.monotonic() > end:
+            raise TimeoutError(
+                f"{host} found no head of Ray at {host.head} within --start_timeout_s "
+                f"= {timeout_s:g}: run the same command on worker 0, and let the "
+                f"hosts reach each other"
+            )
+        time.sleep(_PAUSE_S)
+    _log.info("%s joins the cluster at %s", host, host.head)
+    while True:
+        began = time.monotonic()
+        with _node(host, inherited) as (process, said):
+            gone = _wait_for_end(process.poll, lambda: answers(host.head))
+            cause = _last_line(said)
+        if gone:
+            _log.info("the head of Ray is gone; %s leaves", host)
+            return
+        now = time.monotonic()
+        if now - began > timeout_s:
+            end = now + timeout_s  # it was in the cluster, and tries anew
+        if now > end:
+            raise RuntimeError(
+                f"{host} cannot join the cluster at {host.head} within "
+                f"--start_timeout_s = {timeout_s:g}: {cause}"
+            )
+        time.sleep(_PAUSE_S)
+
+
+def await_hosts(
+    host: SliceHost,
+    hosts: Callable[[], Iterable[HostNode]],
+    *,
+    timeout_s: float,
+) -> None:
+    """Return when all hosts of the slice are in the cluster.
+
+    Raises:
+        TimeoutError: says which are not.
+    """
+    slice = host.found.slice
+    end = time.monotonic() + timeout_s
+    while True:
+        here = {each.worker for each in hosts()}
+        missing = [each for each in range(slice.num_hosts) if each not in here]
+        if not missing:
+            return
+        if time.monotonic() > end:
+            names = ", ".join(map(str, missing[:8])) + ", ..." * (len(missing) > 8)
+            raise TimeoutError(
+                f"workers {names} of {slice.name} have not joined within "
+                f"--start_timeout_s = {timeout_s:g}: run the same command on every host"
+            )
+        time.sleep(_PAUSE_S)
+
+
+def answers(head: str) -> bool:
+    """Return whether somebody listens at HOST:PORT."""
+    address, _, port = head.rpartition(":")
+    try:
+        socket.create_connection((address, int(port)), 5.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _wait_for_end(
+    ended: Callable[[], int | None], head_answers: Callable[[], bool]
+) -> bool:
+    """Return when a node has ended or the head is gone: whether the head is."""
+    seen = time.monotonic()
+    while ended() is None:
+        now = time.monotonic()
+        if head_answers():
+            seen = now
+        elif now - seen > _GONE_S:
+            return True
+        time.sleep(_PAUSE_S)
+    return not head_answers()
+
+
+@contextlib.contextmanager
+def _node(
+    host: SliceHost, inherited: Mapping[str, str]
+) -> Iterator[tuple[Any, IO[bytes]]]:
+    """Run Ray on this host while the block runs; also return what it says."""
+    with (
+        tempfile.TemporaryFile() as said,
+        tethered(
+            host.command(), environment=host.environment(inherited), output=said
+        ) as process,
+    ):
+        yield process, said
+
+
+def _last_line(said: IO[bytes]) -> str:
+    """Return the last line that says something."""
+    said.seek(0)
+    lines = [line.strip() for line in said.read().decode(errors="replace").splitlines()]
+    return ([line for line in lines if line] or ["it said nothing"])[-1][:300]

@@ -1,0 +1,217 @@
+"""One command on every host of a slice: who starts Ray's head, and who joins it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import small_run
+
+from scalerl_jax.cluster import slice_hosts
+from scalerl_jax.cluster.placement import HostNode
+from scalerl_jax.cluster.slice_hosts import SliceHost, await_hosts, slice_cluster
+from scalerl_jax.pod.discovery import discover
+
+_LIMIT_S = 120
+
+
+def told(worker, *, addresses="localhost,localhost", name="pod"):
+    """What Kubernetes tells a host of a v5p:2x2x2."""
+    return {
+        "TPU_WORKER_HOSTNAMES": addresses,
+        "TPU_WORKER_ID": str(worker),
+        "TPU_ACCELERATOR_TYPE": "tpu-v5p-slice",
+        "TPU_TOPOLOGY": "2x2x2",
+        "TPU_NAME": name,
+    }
+
+
+def host_of(worker, **changes):
+    return SliceHost(found=discover(told(worker, **changes)), port=7000)
+
+
+def free_port():
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_worker_0_starts_the_head_and_the_others_join_it():
+    addresses = "10.0.0.4,10.0.0.5"
+    first, second = (host_of(worker, addresses=addresses) for worker in (0, 1))
+    own = [
+        *("--node-ip-address=10.0.0.4", '--resources={"TPU": 4}'),
+        *("--disable-usage-stats", "--block"),
+    ]
+    head = ["--head", "--port=7000", "--include-dashboard=false"]
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start"]
+    assert first.command() == [*start, *head, *own]
+    own[0] = "--node-ip-address=10.0.0.5"
+    assert second.command() == [*start, "--address=10.0.0.4:7000", *own]
+
+
+def test_ray_is_told_of_the_slice_in_its_own_words():
+    inherited = {"PATH": "/bin", "TPU_WORKER_ID": "0"}
+    environment = host_of(1).environment(inherited)
+    assert environment == {
+        "PATH": "/bin",
+        "RAY_AUTH_MODE": "disabled",
+        "TPU_NAME": "pod",
+        "TPU_WORKER_ID": "1",
+        "TPU_ACCELERATOR_TYPE": "v5p-16",
+        "TPU_TOPOLOGY": "2x2x2",
+    }
+    environment = host_of(1, name="").environment({"RAY_AUTH_MODE": "token"})
+    assert environment["TPU_NAME"] == "slice-v5p-16"
+    assert environment["RAY_AUTH_MODE"] == "token"
+
+
+def test_a_host_that_finds_no_head_says_where_it_looked():
+    port = free_port()
+    words = rf"worker 1 of v5p:2x2x2 found no head of Ray at localhost:{port} within"
+    with (
+        pytest.raises(TimeoutError, match=words),
+        slice_cluster(told(1), timeout_s=0.0, port=port),
+    ):
+        raise AssertionError("it is no host of a cluster")
+
+
+def test_a_port_that_is_taken_is_told_before_ray_starts():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with (
+            pytest.raises(RuntimeError, match=f"port {port} of worker 0"),
+            slice_cluster(told(0), timeout_s=0.0, port=port),
+        ):
+            raise AssertionError("another cluster is there")
+
+
+def test_hosts_that_do_not_come_are_named():
+    came = HostNode(
+        slice="pod",
+        worker=0,
+        address="10.0.0.4",
+        chips=4,
+        type="v5p-16",
+        topology="2x2x2",
+        labels={},
+    )
+    with pytest.raises(TimeoutError, match="workers 1 of v5p:2x2x2 have not joined"):
+        await_hosts(host_of(0), lambda: [came], timeout_s=0.0)
+    later = [[came], [came], [came, came.__class__(**vars(came) | {"worker": 1})]]
+    await_hosts(host_of(0), lambda: later.pop(0), timeout_s=60.0)
+    assert not later
+
+
+def test_a_machine_without_tpu_says_so_in_one_line(tmp_path):
+    pytest.importorskip("ray")
+    process = small_run.start(
+        *("-m", "scalerl_jax.main", "--ray=slice"),
+        *small_run.arguments(tmp_path / "x"),
+        environment={"TPU_SKIP_MDS_QUERY": "1"},
+    )
+    _, errors = process.communicate(timeout=_LIMIT_S)
+    assert process.returncode == 1
+    assert errors.startswith("error: no TPU here") and errors.count("\n") == 1, errors
+    assert not (tmp_path / "x").exists()
+
+
+STARTER = """
+import os, sys, time
+from scalerl_jax.cluster.tether import tethered
+command = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); "
+           "time.sleep(600)"]
+with tethered(command, environment=os.environ, output=sys.stdout) as process:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_command_ends_with_its_starter_even_if_that_one_is_killed():
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=small_run.ROOT,
+    )
+    with starter:
+        command = int(starter.stdout.readline())
+        os.kill(command, 0)  # it is there
+        starter.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + _LIMIT_S
+        while is_there(command):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def is_there(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def alive(ray):
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def kill_raylet(argument):
+    """Kill the raylet of the `ray start` below this process that has an argument."""
+    import psutil
+
+    below = psutil.Process().children(recursive=True)
+    (start, *_) = (each for each in below if argument in each.cmdline())
+    (raylet,) = (
+        each for each in start.children(recursive=True) if each.name() == "raylet"
+    )
+    raylet.kill()
+
+
+@pytest.mark.slow
+def test_the_hosts_of_a_slice_make_a_cluster_and_leave_it_with_its_head():
+    """Two hosts on one machine, as two environments."""
+    ray = pytest.importorskip("ray")
+    from scalerl_jax.cluster import session
+    from scalerl_jax.cluster.placement import slices_of
+
+    port, ended = free_port(), []
+
+    def take_part(worker):
+        return session.connected(
+            "slice",
+            timeout_s=_LIMIT_S,
+            environment=dict(os.environ) | told(worker),
+            port=port,
+        )
+
+    def join():
+        with take_part(1) as cluster:
+            ended.append(cluster)
+
+    other = threading.Thread(target=join, daemon=True)
+    other.start()
+    with take_part(0) as cluster:
+        assert cluster.kind == "tpu"
+        (reached,) = slices_of(cluster.hosts())
+        assert reached.name == "pod"
+        assert reached.slice.name == "v5p:2x2x2"
+        assert [host.chips for host in reached.hosts] == [4, 4]
+        assert other.is_alive() and not ended
+        # The node of worker 1 is lost; the host makes another one, and takes its place.
+        nodes = alive(ray)
+        kill_raylet(f"--address=localhost:{port}")
+        deadline = time.monotonic() + _LIMIT_S
+        while len(now := alive(ray)) != 2 or now == nodes:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        (again,) = slices_of(cluster.hosts())
+        assert [host.labels for host in again.hosts] == [
+            host.labels for host in reached.hosts
+        ]
+    other.join(_LIMIT_S)
+    assert ended == [None], "it ends without an error"
+    assert not slice_hosts.answers(f"localhost:{port}")

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -159,6 +160,13 @@ def write(file, header, *columns):
     file.write_text("\n".join([header, *rows, ""]))
 
 
+def on_a_free_port(text):
+    """The commands with a port of their own: another server may have 8000."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return re.sub(r"(?<=--port=)8000\b|(?<=127\.0\.0\.1:)8000\b", str(port), text)
+
+
 def shell(text, directory):
     """Run it as a reader's shell would, in his directory and with a home of its own."""
     environment = os.environ | {
@@ -186,7 +194,7 @@ def test_every_block_runs_in_its_order(clone):
         if block.language in ("json", "jsonl") and block.named:
             (clone / block.named).write_text(block.text)
         if block.language == "sh" and block.needs is None:
-            done = shell(block.text, clone)
+            done = shell(on_a_free_port(block.text), clone)
             assert done.returncode == 0, f"{block.place}\n{done.stdout}\n{done.stderr}"
             shown = done.stdout
         if block.language == "text":
@@ -224,6 +232,12 @@ def test_what_the_blocks_install_and_make_exists():
             assert all(f'"{name}"' in extras for name in extra.split(",")), command
         if made := re.match(r"make ([\w-]+)", command):
             assert made[1] in targets, command
+
+
+def test_a_server_of_the_blocks_is_asked_where_it_listens():
+    (text,) = [block.text for block in SHELL if "--port=" in block.text]
+    ports = re.findall(r"(?:--port=|127\.0\.0\.1:)(\d+)", on_a_free_port(text))
+    assert len(ports) == 2 and ports[0] == ports[1] != "8000"
 
 
 def test_the_blocks_are_found():

@@ -209,7 +209,8 @@ def _reached(name: str, hosts: Sequence[HostNode]) -> Reached:
         wrong = f"missing: {_some(missing)}" if missing else f"twice: {_some(twice)}"
         raise ValueError(
             f"slice {name} ({slice.name}) has {slice.num_hosts} hosts, and the cluster "
-            f"has {len(hosts)}; workers {wrong}; start Ray on each host once"
+            f"has {len(hosts)}; workers {wrong}; start Ray on each host once (a "
+            f"node that is lost is listed for half a minute)"
         )
     by_worker = sorted(hosts, key=lambda host: host.worker)
     return Reached(name=name, slice=slice, hosts=tuple(by_worker))

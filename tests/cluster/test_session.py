@@ -1,0 +1,43 @@
+"""Clusters that cannot be joined are told apart."""
+
+import os
+import socket
+import sys
+import tempfile
+import time
+
+import pytest
+import small_run
+
+from scalerl_jax.cluster.slice_hosts import answers
+from scalerl_jax.cluster.tether import tethered
+
+_LIMIT_S = 120
+
+
+@pytest.mark.slow
+def test_a_head_that_asks_for_a_token_is_told_as_such(tmp_path):
+    pytest.importorskip("ray")
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    words = ["start", "--head", f"--port={port}", "--include-dashboard=false"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", *words, "--block"]
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    with (
+        tempfile.TemporaryFile() as said,
+        tethered(command, environment=os.environ | token, output=said) as head,
+    ):
+        deadline = time.monotonic() + _LIMIT_S
+        while not answers(f"localhost:{port}"):
+            assert head.poll() is None and time.monotonic() < deadline
+            time.sleep(0.5)
+        process = small_run.start(
+            *("-m", "scalerl_jax.main", f"--ray=localhost:{port}"),
+            *small_run.arguments(tmp_path / "x"),
+            environment={"HOME": str(tmp_path)},  # without a token
+        )
+        _, errors = process.communicate(timeout=_LIMIT_S)
+    assert process.returncode == 2
+    *_, last = errors.splitlines()  # Ray's own come before
+    assert last.startswith(f"error: --ray=localhost:{port} asks for a token"), errors
+    assert not (tmp_path / "x").exists()

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from ray.exceptions import (
 )
 
 from scalerl_jax.cluster.actors import LearnerRank, Place
-from scalerl_jax.cluster.session import Cluster, check_versions
+from scalerl_jax.cluster.session import Cluster, check_process
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Restored
 from scalerl_jax.learner.checkpoint import Checkpointer
@@ -124,7 +125,10 @@ class LearnerGang:
         self.restarts = 0
         self.reports: list[PublishReport] = []
         self.checkpointer = RemoteCheckpoints(files, self)
-        self._start()
+        try:
+            self._start()
+        except (GangLost, *_LOST) as loss:
+            raise RuntimeError(f"the learner cannot start: {_cause(loss)}") from loss
 
     # `contract.Learner`.
 
@@ -323,8 +327,14 @@ class LearnerGang:
             ).remote(self._config, self._directory, rank=rank, num_ranks=count)
             for rank in range(count)
         ]
-        for number, theirs in enumerate(self._ask("versions")):
-            check_versions(theirs, where=f"rank {number} of the learner")
+        for number, rank in enumerate(self._ranks):
+            check_process(
+                rank,
+                f"rank {number} of the learner",
+                Path(self._directory),
+                limit_s=timeout_s,
+                setting="mesh.processes",
+            )
         coordinator = ray.get(self._ranks[0].address.remote())
         self.places = self._ask("start", coordinator, timeout_s)
 

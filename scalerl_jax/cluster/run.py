@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError
 
 from scalerl_jax import wiring
 from scalerl_jax.cluster.actors import GeneratorReplica, Place
 from scalerl_jax.cluster.fit_slices import fit_slices
 from scalerl_jax.cluster.gang import LearnerGang
 from scalerl_jax.cluster.placement import slices_of
-from scalerl_jax.cluster.session import Cluster, check_versions
+from scalerl_jax.cluster.session import Cluster, check_process
 from scalerl_jax.cluster.status_file import kept_up_to_date
 from scalerl_jax.config import Config
 from scalerl_jax.exchange import Instructions, Link, Report
@@ -31,7 +30,6 @@ from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import Progress
 
 _log = logging.getLogger(__name__)
-_LOCK_FILE = "config.json"  # of a run's directory, written before any process starts
 
 
 def fit_cluster(
@@ -141,34 +139,18 @@ class Replicas:
         )
         limit_s = self.config.generators.start_timeout_s
         try:
-            check_process(actor, f"replica {number}", self.directory, limit_s)
+            check_process(
+                actor,
+                f"replica {number}",
+                self.directory,
+                limit_s=limit_s,
+                setting="generators.count",
+            )
             place: Any = ray.get(actor.start.remote(self.held_out), timeout=limit_s)
         except BaseException:
             ray.kill(actor)
             raise
         return RayLink(actor, place)
-
-
-def check_process(actor: Any, name: str, directory: Path, limit_s: float) -> None:
-    """Refuse a process of other versions, or one that has another file system.
-
-    Raises:
-        ValueError: names the process and what is wrong.
-        TimeoutError: it did not come.
-    """
-    try:
-        theirs: Any = ray.get(actor.versions.remote(), timeout=limit_s)
-    except GetTimeoutError as error:
-        raise TimeoutError(
-            f"{name} found no place in the cluster within generators.start_timeout_s = "
-            f"{limit_s:g}: add machines, or lower generators.count"
-        ) from error
-    check_versions(theirs, where=name)
-    if not ray.get(actor.sees.remote(_LOCK_FILE), timeout=limit_s):
-        raise ValueError(
-            f"{name} does not see {directory}/{_LOCK_FILE}: --workdir = {directory} "
-            f"must be a directory that all machines share"
-        )
 
 
 def make_cluster_run(

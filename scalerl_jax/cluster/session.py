@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal
 
 from scalerl_jax.cluster import slice_hosts
@@ -17,6 +18,7 @@ from scalerl_jax.cluster.placement import HostNode, Seats, hosts_of
 
 try:
     import ray
+    from ray.exceptions import GetTimeoutError
 except ImportError as error:
     raise ValueError(
         "--ray needs the package ray, which is not installed here: "
@@ -24,6 +26,7 @@ except ImportError as error:
     ) from error
 
 _CONNECT_TIMEOUT_S = 10.0
+_SEEN_FILE = "config.json"  # of a run, written before any process starts
 _LOCAL_CPUS = 64  # of a cluster that is this machine alone: places, not cores
 Kind = Literal["cpu", "gpu", "tpu"]
 Role = Literal["learner", "replica"]
@@ -169,6 +172,30 @@ def _check_answers(address: str) -> None:
             f"--ray={address} does not answer within {_CONNECT_TIMEOUT_S:g} s "
             f"({error}); see `ray status` there, and its firewall"
         ) from error
+
+
+def check_process(
+    actor: Any, name: str, directory: Path, *, limit_s: float, setting: str
+) -> None:
+    """Refuse a process of other versions, or one that has another file system.
+
+    Raises:
+        ValueError: names the process and what is wrong.
+        TimeoutError: it found no place; `setting` says how many are asked for.
+    """
+    try:
+        theirs: Any = ray.get(actor.versions.remote(), timeout=limit_s)
+    except GetTimeoutError as error:
+        raise TimeoutError(
+            f"{name} found no place in the cluster within generators.start_timeout_s = "
+            f"{limit_s:g}: add machines, or lower {setting}"
+        ) from error
+    check_versions(theirs, where=name)
+    if not ray.get(actor.sees.remote(_SEEN_FILE), timeout=limit_s):
+        raise ValueError(
+            f"{name} does not see {directory}/{_SEEN_FILE}: --workdir = {directory} "
+            f"must be a directory that all machines share"
+        )
 
 
 def versions() -> dict[str, str]:

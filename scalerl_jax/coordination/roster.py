@@ -191,7 +191,9 @@ class Roster:
             member.coming.add_done_callback(lambda _: self._wake())
         elif member.coming.done():
             coming, member.coming = member.coming, None
-            if error := coming.exception():
+            if isinstance(error := coming.exception(), ValueError):
+                raise error  # a mistake in what was asked for: another has it too
+            if error:
                 raise ReplicaLost(f"it did not start: {_first_line(error)}") from error
             member.link, member.since_s = coming.result(), now
         elif now - member.since_s > self._limits.start_timeout_s:

@@ -1,0 +1,56 @@
+"""What a cluster is refused for, before anything is compiled."""
+
+import pytest
+import small_run
+
+pytest.importorskip("ray")
+from scalerl_jax import wiring
+from scalerl_jax.cluster.run import fit_cluster
+from scalerl_jax.cluster.session import Cluster, check_versions, connect, versions
+
+
+def fit(changes, cluster=None):
+    config = small_run.make_config(changes)
+    arch = wiring.make_architecture(config)
+    return fit_cluster(config, arch, cluster or Cluster("here", "cpu"))[0]
+
+
+@pytest.mark.parametrize("name", ["jax", "scalerl_jax", "ray", "Python"])
+def test_a_process_of_another_version_is_refused_by_name(name):
+    check_versions(versions(), where="replica 1 on host b")
+    theirs = versions() | {name: "0.0.1"}
+    with pytest.raises(ValueError, match=rf"replica 1 on host b has {name} 0\.0\.1 "):
+        check_versions(theirs, where="replica 1 on host b")
+
+
+def test_on_cpus_there_are_as_many_devices_as_are_asked_for():
+    config = fit({"mesh.fsdp": 0, "mesh.processes": 2, "generators.count": 3})
+    assert config.mesh.fsdp == 2
+    assert config.generators.count == 3
+    assert config.generators.placement == "apart"
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        pytest.param(
+            {"mesh.fsdp": 2, "mesh.processes": 3},
+            "mesh.processes = 3 does not divide the 2 devices of the learner",
+            id="ranks that are not even",
+        ),
+        pytest.param(
+            {"generators.placement": "shared"},
+            "generators.placement = 'shared' needs the learner's own process",
+            id="shared devices",
+        ),
+    ],
+)
+def test_what_does_not_fall_evenly_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        fit(changes)
+
+
+@pytest.mark.parametrize("address", ["here", "host:port", "127.0.0.1:1"])
+def test_an_address_that_is_none_is_refused_at_once(address):
+    with pytest.raises(ValueError, match=f"--ray={address} "):
+        connect(address)

@@ -93,6 +93,7 @@ def test_without_a_manifest_it_is_none_and_a_save_clears_it_away(bucket, checkpo
     assert folders == {"step_00000001", "step_00000004"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [

@@ -17,6 +17,7 @@ _LIMIT_S = 120
 
 def add_host(cluster, worker):
     return cluster.add_node(
+        wait=False,  # for half a minute, which a busy machine may pass
         num_cpus=4,
         resources={"TPU": 4, "pod": 1} | (HEAD if worker == 0 else {}),
         labels={
@@ -45,6 +46,7 @@ def pod():
     cluster = Cluster(head_node_args={"num_cpus": 2, "include_dashboard": False})
     try:
         hosts = [add_host(cluster, worker) for worker in range(SLICE.num_hosts)]
+        cluster.wait_for_nodes(_LIMIT_S)
         yield cluster, hosts, session.connect(cluster.address)
     finally:
         session.disconnect()

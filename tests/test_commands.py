@@ -34,15 +34,16 @@ set -euo pipefail
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 pip() { :; }
 make() { :; }
-# As typed, but for how many prompts a step and an evaluation have.
-python() {
-  case "$*" in
-    *scalerl_jax.main*--workdir=runs/x*) command python "$@" \\
-      --config.batch.num_prompts=8 --config.eval.num_prompts=60 \\
-      --config.eval.samples_per_prompt=1 ;;
-    *) command python "$@" ;;
-  esac
-}
+"""
+# Stands for python: as typed, but for how many prompts a step and an evaluation have.
+# It becomes what it starts, so that a block can kill what it has started.
+PYTHON = f"""#!/bin/sh
+case "$*" in
+  *scalerl_jax.main*--workdir=runs/x*) exec {sys.executable} "$@" \\
+    --config.batch.num_prompts=8 --config.eval.num_prompts=60 \\
+    --config.eval.samples_per_prompt=1 ;;
+  *) exec {sys.executable} "$@" ;;
+esac
 """
 
 
@@ -169,9 +170,13 @@ def on_a_free_port(text):
 
 def shell(text, directory):
     """Run it as a reader's shell would, in his directory and with a home of its own."""
+    python = directory / "home" / "bin" / "python"
+    python.parent.mkdir(parents=True, exist_ok=True)
+    python.write_text(PYTHON)
+    python.chmod(0o755)
     environment = os.environ | {
         "HOME": str(directory / "home"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{python.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
     }

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,16 @@ def _here() -> Place:
     )
 
 
+def _end_with(parent: int) -> None:
+    """End this process when the one that started it is gone.
+
+    Ray's own check takes a parent that adopts orphans for the one that was lost.
+    """
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
 class _Process:
     """What every process of a run does first."""
 
@@ -61,6 +72,7 @@ class _Process:
         with contextlib.suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         logging.getLogger("scalerl_jax").setLevel(logging.WARNING)
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         self._config = config
         self._directory = Path(directory)
 

@@ -164,7 +164,9 @@ def kill_raylet(argument):
     import psutil
 
     below = psutil.Process().children(recursive=True)
-    (start, *_) = (each for each in below if argument in each.cmdline())
+    # Other tests leave processes that have ended, and that nobody has waited for.
+    running = [each for each in below if each.status() != psutil.STATUS_ZOMBIE]
+    (start, *_) = (each for each in running if argument in each.cmdline())
     (raylet,) = (
         each for each in start.children(recursive=True) if each.name() == "raylet"
     )

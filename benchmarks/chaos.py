@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scalerl_jax.utils.preemption import PREEMPTED
 from scalerl_jax.utils.reading import parse_json
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -283,11 +284,12 @@ def main() -> int:
             say(f"{act.__name__:8} {role:12} whole again after {seconds:5.1f} s")
         # The same run, to an end: the newest checkpoint, and a few steps more.
         run.controller.send_signal(signal.SIGTERM)
-        status = run.controller.wait(_PATIENCE_S)
+        stopped = run.controller.wait(_PATIENCE_S)
         run.num_steps = run.steps() + 5
         run.resumed()
         run.start()
-        status = status or run.controller.wait(_PATIENCE_S)
+        status = run.controller.wait(_PATIENCE_S)
+        status = status if stopped == PREEMPTED else stopped or status
     finally:
         run.controller.kill()
     wrong = list(audit(run)) if status == 0 else [f"it ended with status {status}"]

@@ -18,21 +18,16 @@ from typing import Any
 
 import numpy as np
 import ray
+from sleepers import make_fleet, pool_names
 
 from scalerl_jax.cluster.actors import Place
 from scalerl_jax.cluster.run import RayLink
 from scalerl_jax.contract import QueueClosed
-from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.fleet import Fleet
-from scalerl_jax.coordination.members import Limits
 from scalerl_jax.coordination.queue import RolloutQueue
-from scalerl_jax.coordination.roster import Roster
-from scalerl_jax.data.streams import PromptStream
 from scalerl_jax.exchange import Instructions, Report
 from scalerl_jax.generation.replica import ReplicaDesk
-from scalerl_jax.types import Group, Prompt, Rollout
-from scalerl_jax.utils.ledger import Ledger
-from scalerl_jax.utils.progress import Progress
+from scalerl_jax.types import Group, Rollout
 
 CAPACITY, GROUP_S, ROLLOUTS, TOKENS = 2, 1.0, 16, 8_000
 NUM_PROMPTS = 8  # of a batch
@@ -88,53 +83,29 @@ class Sleeper:
         return Report(**self._desk.news(), capacity=CAPACITY)
 
 
-def make_fleet(replicas: int) -> tuple[Fleet, RolloutQueue]:
+def fleet_of(replicas: int) -> tuple[Fleet, RolloutQueue]:
     """Return the controller's side of so many sleepers, and its queue."""
-    prompt = Prompt(
-        prompt_id=0,
-        epoch=0,
-        task="none",
-        text="",
-        tokens=np.zeros(1000, np.int32),
-        reference={},
-    )
-    queue = RolloutQueue(num_prompts=NUM_PROMPTS, max_staleness=8, mode="pipeline")
-    pools = [f"replica{number}" for number in range(replicas)]
-    ledger = Ledger(pools=dict.fromkeys(pools, 1), chip="none", remote=pools)
-    ledger.start()
-    stream = PromptStream([prompt], seed=0, max_pass_rate=None)
-    desk = OrderDesk(queue, stream, ledger)
     make: Any = ray.remote(Sleeper)
 
     def connect(number: int) -> Future:
         actor = make.options(num_cpus=0, max_concurrency=4).remote()
         future: Future = Future()
-        place = Place(host=f"sleeper {number}", pid=0, chip="none", devices=1)
+        place = Place(host=f"sleeper {number}", pid=0, chip="none")
         future.set_result(RayLink(actor, place))
         return future
 
-    fleet = Fleet(
-        make_roster=lambda wake: Roster(
-            desk=desk,
-            ledger=ledger,
-            connect=connect,
-            pools=pools,
-            limits=Limits(),
-            address=lambda publication, number, held: publication,
-            wake=wake,
-        ),
-        desk=desk,
-        summarize=lambda *_, **__: None,
-        num_held_out=0,
-        job_timeout_s=60.0,
-        progress=Progress(),
+    return make_fleet(
+        pool_names(replicas),
+        connect,
+        prompt_tokens=1000,
+        num_prompts=NUM_PROMPTS,
+        max_staleness=8,
     )
-    return fleet, queue
 
 
 def measure(replicas: int, seconds: float) -> dict[str, float]:
     """Return groups/s, its share of what is possible, and CPU seconds per group."""
-    fleet, queue = make_fleet(replicas)
+    fleet, queue = fleet_of(replicas)
     fleet.publish("params", policy_version=0)
     fleet.start()
     version, groups, late, began = 0, 0, 0.0, 0.0

@@ -18,12 +18,12 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.architecture = "qwen3-32b"
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
-    config.model.remat = "full"
+    config.model.remat = "auto"  # the least that the memory allows
     config_lib.ask_polaris(config)
-    # 1,000,000 tokens at 256 KiB each: 30.5 GiB on each of the sampler's 8 chips, twice
-    # while an evaluation runs.
-    config.sampler.cache_tokens = 1_000_000
     config.batch.rows_per_microbatch = 0  # one for each shard
-    config.mesh.fsdp = 0  # as many trainers as the devices allow
-    config.generators.devices = 8  # one generator, as many as kv heads
+    # The split of a TPU slice with the shortest step, and slots and a cache that fit.
+    config.mesh.data = 0
+    config.mesh.fsdp = 0
+    config.generators.count = 0
+    config.sampler.slots = 0
     return config

@@ -8,10 +8,9 @@ Numbers: https://arxiv.org/abs/2510.13786, appendix A.3; the defaults hold the o
 The prompts: python -m scalerl_jax.data prepare --dataset=polaris_53k.  A model with a
 chat template: --config.data.template=chat --config.data.answer_after=auto.
 
-What fits, and on which TPUs: python -m scalerl_jax.preflight --config=configs/8b.py
---topology=v5p:4x4x4.  The sampler is small enough for chips of 16 GiB; with more memory
-more decodes at once: --config.sampler.cache_tokens=2_000_000 --config.sampler.slots=256
-on v5p, 800_000 and 128 on v6e.
+What fits, on which TPUs, and what a step costs: python -m scalerl_jax.preflight
+--config=configs/8b.py --topology=v5p:4x4x4.  On other devices set numbers for what is 0
+below and has to fit: --config.sampler.slots=64 --config.sampler.cache_tokens=300_000.
 """
 
 import ml_collections
@@ -25,14 +24,13 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.architecture = "llama3.1-8b"
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
-    config.model.remat = "full"
+    config.model.remat = "auto"  # the least that the memory allows
     config_lib.ask_polaris(config)
-    # 300,000 tokens at 128 KiB each: 4.6 GiB on each of the sampler's 8 chips, twice
-    # while an evaluation runs.
-    config.sampler.cache_tokens = 300_000
-    config.sampler.slots = 64
     # 48 prompts x 16 completions; 2,048 + 14,336 tokens: the defaults.
     config.batch.rows_per_microbatch = 0  # one for each shard
-    config.mesh.fsdp = 0  # as many trainers as the devices allow
-    config.generators.devices = 8  # one generator, as many as kv heads
+    # The split of a TPU slice with the shortest step, and slots and a cache that fit.
+    config.mesh.data = 0
+    config.mesh.fsdp = 0
+    config.generators.count = 0
+    config.sampler.slots = 0
     return config

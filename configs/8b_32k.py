@@ -19,18 +19,17 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.architecture = "llama3.1-8b"
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
-    config.model.remat = "full"
+    config.model.remat = "auto"  # the least that the memory allows
     config_lib.ask_polaris(config)
     config.sampler.max_completion_tokens = 32_768 + 2_048
-    # 700,000 tokens at 128 KiB each: 10.7 GiB on each of the sampler's 8 chips, twice
-    # while an evaluation runs.
-    config.sampler.cache_tokens = 700_000
-    config.sampler.slots = 128
     # The paper states [10k, 12k] for a budget of 14k; this leaves the same answer.
     config.interruption.min_tokens = 30_000
     config.interruption.max_tokens = 32_000
     config.batch.row_tokens = 2_048 + 32_768 + 2_048  # 128 x 288
     config.batch.rows_per_microbatch = 0  # one for each shard
-    config.mesh.fsdp = 0  # as many trainers as the devices allow
-    config.generators.devices = 8  # one generator, as many as kv heads
+    # The split of a TPU slice with the shortest step, and slots and a cache that fit.
+    config.mesh.data = 0
+    config.mesh.fsdp = 0
+    config.generators.count = 0
+    config.sampler.slots = 0
     return config

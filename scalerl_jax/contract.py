@@ -57,8 +57,12 @@ class Learner(Protocol):
         """Return a window's batches with the scores that the objective reads."""
         ...
 
-    def publish(self, state: State) -> Publication:
-        """Return a copy of the params, laid out for generators."""
+    def publish(self, state: State, *, pinned: bool = False) -> Publication:
+        """Return a copy of the params, laid out for generators.
+
+        One that is `pinned` can be had until the next such one is published, whatever
+        comes between.
+        """
         ...
 
     def score(self, state: State, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
@@ -147,6 +151,16 @@ class Generators(Protocol):
         stopped: Callable[[], bool],
     ) -> tuple[Any, list[Any]]:
         """Return the pass rate on held-out prompts and more, and what `sample` does."""
+        ...
+
+    def evaluate_beside(
+        self,
+        publication: Publication,
+        *,
+        policy_version: int,
+        stopped: Callable[[], bool],
+    ) -> Any:
+        """Return the pass rate and more; the sampling goes on, with newer params."""
         ...
 
     def in_flight(self) -> Mapping[int, int]:

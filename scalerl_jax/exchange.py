@@ -33,6 +33,7 @@ class Job:
     publication: Any  # params of that version
     policy_version: int
     places: tuple[int, ...] = ()  # held-out prompts of an evaluation
+    beside: bool = False  # the sampling goes on, and the params may be older than its
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

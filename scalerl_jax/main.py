@@ -27,7 +27,7 @@ from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.failures import tell
 from scalerl_jax.utils.hub import is_remote
 from scalerl_jax.utils.metrics import EVALS_FILE
-from scalerl_jax.utils.preemption import end_at_sigterm
+from scalerl_jax.utils.preemption import PREEMPTED, end_at_sigterm
 from scalerl_jax.utils.progress import Progress, Stderr
 from scalerl_jax.utils.run_directory import (
     STATUS_FILE,
@@ -37,7 +37,6 @@ from scalerl_jax.utils.run_directory import (
     open_run_directory,
 )
 from scalerl_jax.utils.xla import keep_programs
-from scalerl_jax.wiring import resumed
 
 # What may differ between a run and its resumption.
 FREE_SETTINGS = (
@@ -145,7 +144,8 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
     """Build the run_state of a run and train."""
     keep_programs(config.compile_cache)
     arch = wiring.make_architecture(config)
-    config = wiring.fit_devices(config, arch, len(jax.devices()))
+    devices = jax.devices()
+    config = wiring.fit_devices(config, arch, len(devices), kind=devices[0].device_kind)
     if config.scaling.stop != "never" and multihost.process_count() > 1:
         raise ValueError(
             f"scaling.stop = {config.scaling.stop!r}: each of the "
@@ -211,6 +211,8 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(tell(error))
     if outcome is not None:
         _say(outcome, workdir)
+        if outcome.preempted:
+            sys.exit(PREEMPTED)
 
 
 def _say(outcome: Outcome, workdir: str) -> None:
@@ -296,6 +298,8 @@ def _with_settings(argv: Sequence[str]) -> Sequence[str]:
     settings = find_settings(given.get("workdir", ""))
     if settings is None:
         return argv
+    from scalerl_jax.wiring import resumed  # a config file, which main need not load
+
     return [argv[0], f"--config={resumed.__file__}:{settings.parent}", *argv[1:]]
 
 

@@ -1,34 +1,123 @@
-"""The loop's bookkeeping: waits, counts, warnings, files and the display."""
+"""The loop's bookkeeping: waits, counts, warnings, files and the display.
 
+One file above 400 lines: whatever is booked at the stops of a step, failures of
+verifiers among it, and evaluations, those beside the run too.
+"""
+
+import collections
+import contextlib
+import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from scalerl_jax.batching.assembly import Assembled, group_histograms, group_metrics
-from scalerl_jax.batching.window import Pass, Window, open_window
+from scalerl_jax.batching.assembly import (
+    Assembled,
+    Pass,
+    Window,
+    group_histograms,
+    group_metrics,
+    open_window,
+)
 from scalerl_jax.config import Config, to_json
 from scalerl_jax.contract import Publication, State
-from scalerl_jax.coordination.agreement import Agreement
-from scalerl_jax.coordination.unjudged import UnjudgedWatch
 from scalerl_jax.evaluate.evaluation import Evaluation
-from scalerl_jax.generation.listed import Abandoned, never
+from scalerl_jax.generation.service import Abandoned, never
+from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.rewards.verifier import NoVerifierError
 from scalerl_jax.run_state import RunState
 from scalerl_jax.types import Group
+from scalerl_jax.utils.background import Background
 from scalerl_jax.utils.metrics import MetricsWriter, StepProfile
 from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained
 
+_BATCHES = 10  # that the share of unjudged rollouts is of
 _POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
+_COLLECT_S = 0.05  # between two looks for the end of an evaluation
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Pending:
+    """An evaluation that is made beside the run."""
+
+    version: int
+    report: dict[str, float]  # of the ledger, when it began
+    result: Evaluation | None = None
+
+
+class UnjudgedWatch:
+    """Counts unjudged rollouts; `reason` says why the run cannot go on.
+
+    A rollout whose verifier timed out or failed is unjudged.  A few are left out
+    without harm; many say that the verifier is broken, and what breaks it chooses what
+    is left.
+    """
+
+    def __init__(self, *, max_share: float, num_prompts: int, group_size: int) -> None:
+        """Before the first group; batches are of so many prompts and rollouts each."""
+        self._max_share = max_share
+        self._recent: collections.deque[tuple[int, str]] = collections.deque(
+            maxlen=_BATCHES * num_prompts
+        )
+        self._most = max_share * _BATCHES * num_prompts * group_size  # rollouts
+        self.reason: str | None = None  # None: it may go on
+
+    def add(self, groups: Sequence[Group]) -> None:
+        """Count groups of the training as they are taken."""
+        for group in groups:
+            failed = _count(rollout.status for rollout in group.rollouts)
+            self._recent.append((failed, group.detail))
+        failed = sum(count for count, _ in self._recent)
+        if failed > self._most:
+            self._stop(
+                f"verifiers failed on {failed} rollouts of the last {_BATCHES} batches",
+                (detail for count, detail in self._recent if count),
+            )
+
+    def evaluated(
+        self, share: float, details: Iterable[str], *, no_figure: bool
+    ) -> None:
+        """The share of the samples of an evaluation that are unjudged, and why.
+
+        `no_figure`: there is no pass rate, for there is no verdict.
+        """
+        if share > self._max_share or no_figure:
+            self._stop(
+                f"verifiers failed on {share:.0%} of the samples of an evaluation",
+                details,
+            )
+
+    def _stop(self, what: str, details: Iterable[str]) -> None:
+        often = collections.Counter(filter(None, details)).most_common(1)
+        why = f", most often with: {often[0][0]}" if often else ""
+        self.reason = (
+            f"{what}, more than reward.max_unjudged_share = {self._max_share}{why}. "
+            f"Mend that, or raise the limit, and start again with the same --workdir"
+        )
+
+
+def _count(statuses: Iterable[str]) -> int:
+    return sum(status in UNJUDGED for status in statuses)
 
 
 class RunMonitor:
     """The loop's bookkeeping: waits, counts, warnings, files and the display."""
 
-    def __init__(self, config: Config, run: RunState, writer: MetricsWriter) -> None:
-        """Begin at the start of a run, or of its resumption."""
+    def __init__(
+        self,
+        config: Config,
+        run: RunState,
+        writer: MetricsWriter,
+        *,
+        evaluated: Callable[[], None],
+    ) -> None:
+        """Begin at the start of a run, or of its resumption.
+
+        `evaluated` is called when an evaluation is on file.
+        """
         self._config = config
         self._settings = flatten(to_json(config))
         self._run = run
@@ -43,6 +132,10 @@ class RunMonitor:
         self._last_tokens = report["compute/generated_tokens"]
         self._times: dict[str, float] = {}
         self._mismatch: dict[str, float] = {}  # as last measured
+        self.stopped: Callable[[], bool] = never  # asked whether to give up evaluations
+        self._evaluated = evaluated
+        self._beside = Background("evaluation")
+        self._pending: _Pending | None = None  # evaluation beside the run
         self._unjudged = UnjudgedWatch(
             max_share=config.reward.max_unjudged_share,
             num_prompts=config.batch.num_prompts,
@@ -87,11 +180,14 @@ class RunMonitor:
     ) -> Publication:
         """Send a copy of the params; on a failure generators keep what they have."""
         run = self._run
+        pinned = self._config.eval.concurrent and self.lacks_evaluation(version)
+        if pinned:  # in the place of those of the evaluation before
+            self.await_evaluation()
         with (
             run.ledger.activity(activity, pool=run.learner_pool),
             explained("publishing params", self._settings),
         ):
-            publication = run.learner.publish(state)
+            publication = run.learner.publish(state, pinned=pinned)
             run.generators.publish(publication, policy_version=version)
         return publication
 
@@ -214,6 +310,7 @@ class RunMonitor:
         metrics: dict[str, float],
     ) -> None:
         """One row of metrics.jsonl, and the display."""
+        self._collect()
         run, now = self._run, time.monotonic()
         elapsed_s, self._last_s = now - self._last_s, now
         report = run.ledger.report()
@@ -225,6 +322,8 @@ class RunMonitor:
             # No token of the learner's own version, or ratios that filters lower: that
             # of the last evaluation.
             row |= self._mismatch
+        elif self._config.eval.concurrent:  # evaluations do not measure it
+            self._mismatch = {name: metrics[name] for name in self._mismatch}
         row |= {
             "train/tokens": assembled.train_tokens,
             "train/epoch": each.epoch,
@@ -293,47 +392,82 @@ class RunMonitor:
         """Return whether one is due at this version, and is not on file."""
         last = version == self._config.train.num_steps
         due = last or version % self._config.eval.every == 0
-        return due and not self._writer.has_eval(version)
+        begun = self._pending is not None and self._pending.version == version
+        return due and not begun and not self._writer.has_eval(version)
 
-    def evaluate(
-        self,
-        state: State,
-        publication: Publication,
-        version: int,
-        *,
-        stopped: Callable[[], bool] = never,
-    ) -> bool:
+    def evaluate(self, state: State, publication: Publication, version: int) -> None:
         """Pass rate and mismatch at this version, into the files and the display.
 
-        False if it was `stopped`, or has no verifiers: it is not on file then.
+        With `eval.concurrent` it is begun, and there at the end of a later step.  It is
+        never on file where it was `stopped`, or has no verifiers.
         """
         run = self._run
-        try:
-            report = run.ledger.report()
+        report = run.ledger.report()
+        if self._config.eval.concurrent:
+            self._begin(publication, _Pending(version=version, report=report))
+            return
+        with self._given_up(version):
             with run.ledger.activity("eval", pool=run.learner_pool):
                 result, sampled = run.generators.evaluate(
-                    publication, policy_version=version, stopped=stopped
+                    publication,
+                    policy_version=version,
+                    stopped=lambda: self.stopped(),
                 )
-                agreement = run.agreement(state, sampled)
-        except Abandoned:
-            self._progress.note(
-                f"the evaluation at step {version} is given up for SIGTERM"
+                self._mismatch = run.agreement(state, sampled).metrics()
+            self._write_evaluation(version, report, result)
+
+    def await_evaluation(self, *, before: int | None = None) -> None:
+        """Wait for the one beside the run, if its version is `before` this one.
+
+        The wait is no time of training.
+        """
+        self._collect()
+        if self._pending and (before is None or self._pending.version < before):
+            with self._run.ledger.activity("eval", pool=self._run.learner_pool):
+                while self._pending:  # generators have a limit
+                    time.sleep(_COLLECT_S)
+                    self._collect()
+
+    def _begin(self, publication: Publication, pending: "_Pending") -> None:
+        """Have an evaluation made beside the run, once there is no other."""
+        self.await_evaluation()
+
+        def work() -> None:
+            pending.result = self._run.generators.evaluate_beside(
+                publication,
+                policy_version=pending.version,
+                stopped=lambda: self.stopped(),
             )
-            return False
+
+        self._pending = pending
+        self._beside.start(work, timeout_s=_POLL_S)
+
+    def _collect(self) -> None:
+        """Write down the evaluation beside the run, if it has ended."""
+        pending = self._pending
+        if pending is None:
+            return
+        with self._given_up(pending.version):
+            self._beside.check()
+            if pending.result is None:
+                return
+            self._write_evaluation(pending.version, pending.report, pending.result)
+        self._pending = None
+
+    @contextlib.contextmanager
+    def _given_up(self, version: int) -> Iterator[None]:
+        """Say why there is no evaluation at a version."""
+        try:
+            yield
+        except Abandoned:
+            why = " for SIGTERM" if self.stopped() else ""
+            self._progress.note(f"the evaluation at step {version} is given up{why}")
         except NoVerifierError as failure:
             self._unjudged.reason = f"an evaluation had no verdicts: {failure}"
-            return False
-        self._write_evaluation(version, report, result, agreement)
-        return True
 
     def _write_evaluation(
-        self,
-        version: int,
-        report: dict[str, float],
-        result: Evaluation,
-        agreement: Agreement,
+        self, version: int, report: dict[str, float], result: Evaluation
     ) -> None:
-        self._mismatch = agreement.metrics()
         no_figure = math.isnan(result.pass_rate)
         self._unjudged.evaluated(
             result.unjudged_share, result.details, no_figure=no_figure
@@ -362,6 +496,7 @@ class RunMonitor:
         }
         if not no_figure:
             self._writer.write_eval(row)
+            self._evaluated()
         self._writer.write_rollouts(
             {"step": version, **each} for each in result.rollouts
         )

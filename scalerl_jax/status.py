@@ -4,7 +4,6 @@ Reads the files of the run's directory, from any machine that sees it, while the
 goes on or after its end.
 """
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -59,7 +58,7 @@ def _last(path: Path) -> dict[str, Any]:
         file.seek(0, 2)
         file.seek(max(file.tell() - 2**18, 0))
         rows = [line for line in file.read().splitlines(True) if line.endswith(b"\n")]
-    return json.loads(rows[-1]) if rows else {}
+    return parse_json(rows[-1]) if rows else {}
 
 
 def _headline(

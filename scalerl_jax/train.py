@@ -47,7 +47,10 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
     A window of several steps (batch.epochs above 1, or queue.mode = "batched") is used
     up before it is saved: what falls due inside of it, a SIGTERM too, is done at its
     end.  Evaluations come when they are due; one that a SIGTERM breaks off is made at
-    the resumption, or never if it is inside a window.
+    the resumption, or never if it is inside a window.  With `eval.concurrent` the
+    run goes on meanwhile, but for one evaluation at a time, and to a checkpoint of
+    another version at the most; one that a SIGTERM breaks off is made at the resumption
+    if the run ends at its version.
     """
     num_steps, settings = config.train.num_steps, flatten(to_json(config))
     with (
@@ -62,19 +65,25 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
         opened.enter_context(kept_on_disk(run.ledger, directory))
         opened.enter_context(run.progress.bar("starting"))
         state, version = run.state, run.version
-        monitor = RunMonitor(config, run, writer)
+        monitor = RunMonitor(config, run, writer, evaluated=live.evaluated)
         opened.callback(monitor.close)
         published = monitor.publish(state, version, activity="startup")
         monitor.require_agreement(state, published)
-        if monitor.lacks_evaluation(version):
+        beside = config.eval.concurrent
+        if monitor.lacks_evaluation(version) and not beside:
             monitor.evaluate(state, published, version)
             monitor.require_verdicts()
-        del published, state  # else they would stay beside those of later versions
         opened.enter_context(run.progress.bar("step", total=num_steps, done=version))
         with Preemption() as preemption:
+            monitor.stopped = lambda: preemption.requested
             run.generators.start()
+            if monitor.lacks_evaluation(version) and beside:
+                monitor.evaluate(state, published, version)
+            del published, state  # else they would stay beside those of later versions
             with _rescued(run), explained("the sampler", settings):
                 version = _steps(config, run, monitor, preemption=preemption, live=live)
+                if monitor.lacks_evaluation(version):
+                    monitor.require_verdicts()
         unfinished = version < num_steps or (
             preemption.requested and monitor.lacks_evaluation(version)
         )
@@ -142,20 +151,20 @@ def _steps(
             published = monitor.publish(state, version)
 
             monitor.log(version, each, assembled, metrics)
-            if monitor.lacks_evaluation(version) and monitor.evaluate(
-                state, published, version, stopped=lambda: preemption.requested
-            ):
-                live.evaluated()
+            if monitor.lacks_evaluation(version):
+                monitor.evaluate(state, published, version)
             if last:
                 break
             preemption.reached(version)  # of every step, or one is missed
         last = version == num_steps
         due = run.learner.checkpointer.due(version, since=window.version)
         if last or due or monitor.must_stop:
+            monitor.await_evaluation(before=version)  # a resumption cannot make it
             save(run, state, version)
         if not last or monitor.lacks_evaluation(version):
             monitor.require_verdicts()
     ensure_saved(run, state, version)
+    monitor.await_evaluation()
     return version
 
 

@@ -32,9 +32,9 @@ from scalerl_jax.data import tasks
 from scalerl_jax.data.demonstrations import Styles, demonstrate
 from scalerl_jax.data.questions import Question
 from scalerl_jax.learner.forward import Forward
-from scalerl_jax.learner.objective import Objective
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
 from scalerl_jax.learner.step import (
+    Objective,
     TrainState,
     TrainStep,
     init_state,

@@ -9,7 +9,7 @@ import collections
 import functools
 
 from scalerl_jax import wiring
-from scalerl_jax.wiring import generators, learning, verifying
+from scalerl_jax.wiring import generators, learning, prompts
 
 LONG = 60.0  # a wait that no test expects to see the end of
 
@@ -36,7 +36,7 @@ class Verifiers:
     def take(self, config, opened):
         """Return a pool that `opened` gives back."""
         idle = self._idle[config.reward]
-        pool = idle.pop() if idle else verifying.make_verifier(config, self._opened)
+        pool = idle.pop() if idle else prompts.make_verifier(config, self._opened)
         opened.callback(self._give_back, pool, idle)
         return pool
 

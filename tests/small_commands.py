@@ -24,6 +24,7 @@ from scalerl_jax.evaluate import __main__ as evaluate
 from scalerl_jax.preflight import command as preflight
 from scalerl_jax.scaling import __main__ as scaling
 from scalerl_jax.serve import __main__ as serve
+from scalerl_jax.simulate import command as simulate
 
 TIMEOUT_S = 60
 BASE = small_run.make_config().model.checkpoint
@@ -53,6 +54,7 @@ COMMANDS = {
     "serve": lambda *arguments: serve.main(arguments),
     "scaling": lambda *arguments: scaling.main(arguments),
     "preflight": lambda *arguments: preflight.run(["preflight", *arguments]),
+    "simulate": lambda *arguments: simulate.run(["simulate", *arguments]),
     "export": lambda *arguments: export.main(list(arguments)),
     "rewards": lambda *arguments: judging.main(arguments),
     "warmstart": lambda *arguments: warmstart.run(["warmstart", *arguments]),
@@ -219,6 +221,17 @@ TEXTS = {
     "rollouts_samples.jsonl": '{"samples": 5}\n',
     "rollouts_keys.jsonl": '{"samples": []}\n',
     "rollouts_later.jsonl": '{"prompt_id": 1}\n7\n',
+    # rates and lengths
+    "rates.json": '{"decode_s": [[1, 0.1], [256, 0.2]], "train_s": 1.0}',
+    "rates_nan.json": '{"decode_s": [[1, 0.1]], "train_s": NaN}',
+    "rates_odd.json": '{"decode_s": [[1, 0.1]], "nope": 1}',
+    "rates_none.json": "{}",
+    "rates_order.json": '{"decode_s": [[8, 0.1], [1, 0.2]]}',
+    "rates_pairs.json": '{"decode_s": [1, 2]}',
+    "rates_huge.json": '{"decode_s": [[1, 0.1]], "train_s": 1' + "0" * 400 + "}",
+    "rates_text.json": '{"decode_s": [[1, 0.1]], "train_s": "1"}',
+    "rates_zero.json": '{"decode_s": [[1, 0.0]]}',
+    "lengths_negative.jsonl": "[5, -1]\n",
     # configs
     "syntax.py": "def get_config(:\n",
     "nul.py": "x = '\0'\n",

@@ -14,9 +14,9 @@ from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.logprobs import Head
-from scalerl_jax.learner.objective import Objective
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
 from scalerl_jax.learner.step import (
+    Objective,
     TrainStep,
     init_state,
     make_accumulate,

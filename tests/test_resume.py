@@ -25,9 +25,9 @@ SYNCHRONOUS = {
 }
 
 
-def finish(process):
+def finish(process, *, status=0):
     output, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+    assert process.returncode == status, errors
     return output, errors
 
 
@@ -50,10 +50,10 @@ def end_after(process, line):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["loading", "compiling the train step"])
-def test_sigterm_before_there_is_anything_to_save_ends_well(tmp_path, phase):
+def test_sigterm_before_there_is_anything_to_save_asks_for_a_restart(tmp_path, phase):
     process = small_run.start_main(tmp_path, SYNCHRONOUS)
     assert end_after(process, phase) == "stopped by SIGTERM with nothing to save\n"
-    assert process.returncode == 0
+    assert process.returncode == 75
     assert not small_run.checkpoints(tmp_path)
 
 
@@ -77,7 +77,7 @@ def interrupted(tmp_path_factory):
     process = start(directory)
     small_run.wait_for_rows(process, directory, 3)
     process.send_signal(signal.SIGTERM)
-    stopped = finish(process)
+    stopped = finish(process, status=75)
     stopped_at = int(small_run.checkpoints(directory)[-1].name.removeprefix("step_"))
     rows_then = small_run.rows(directory)
 
@@ -97,7 +97,7 @@ def interrupted(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_ends_well(interrupted):
+def test_sigterm_saves_and_asks_for_a_restart(interrupted):
     (output, _), step, rows = interrupted["stopped"]
     assert output.startswith(f"stopped by SIGTERM after step {step}:")
     assert [row["step"] for row in rows] == list(range(1, step + 1))
@@ -272,6 +272,7 @@ def after_a_kill(directory, batches, expected, *, before):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600 + 120 * KILLS)
 def test_in_a_pipeline_no_ticket_is_lost_or_doubled(tmp_path):
     """Killed KILLS times: the tickets and the ledger of every checkpoint add up."""
     directory, record = tmp_path / "run", tmp_path / "record"

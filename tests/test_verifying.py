@@ -15,7 +15,7 @@ from scalerl_jax.rewards import maths
 from scalerl_jax.rewards.named import num_processes
 from scalerl_jax.rewards.sandbox import SandboxError
 from scalerl_jax.types import Prompt
-from scalerl_jax.wiring.verifying import check_verifiers, make_verifier
+from scalerl_jax.wiring.prompts import check_verifiers, make_verifier
 
 CONFIG = dataclasses.replace(
     Config(),

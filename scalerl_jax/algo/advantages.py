@@ -1,6 +1,5 @@
-"""Advantages: what a rollout or token did better than expected, and their scale."""
+"""Rewards and advantages: what a rollout or token did better than expected, scaled."""
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
@@ -157,44 +156,6 @@ def normalize_by_running(
     return _scaled(advantages, kept, statistics.spread, eps=eps), statistics
 
 
-def gae(
-    rewards: Float[Array, "*rows S"],
-    values: Float[Array, "*rows S"],
-    sequence_ids: Int[Array, "*rows S"],
-    mask: Bool[Array, "*rows S"],
-    *,
-    gamma: float,
-    gae_lambda: float,
-) -> Float[Array, "*rows S"]:
-    """Generalised advantage estimates of the tokens of packed rows (GAE).
-
-        delta[s] = rewards[s] + gamma * values[next] - values[s]
-        A[s] = delta[s] + gamma * gae_lambda * A[next]
-
-    where values[s] is of the state before token s, and next is the next token of the
-    same sequence that the mask shows, whose value and advantage are 0 if there is none:
-    a completion that was cut off ends like any other.  Forced tokens are passed over.
-    A + values is the return that the critic learns.  0 where the mask is False.
-    https://arxiv.org/abs/1506.02438, equation 16.
-    """
-
-    def back(following: tuple, token: tuple) -> tuple[tuple, Array]:
-        advantage, value, sequence_id = following
-        reward, own_value, own_id, seen = token
-        gone_on = own_id == sequence_id
-        delta = reward + gamma * jnp.where(gone_on, value, 0.0) - own_value
-        own = delta + gamma * gae_lambda * jnp.where(gone_on, advantage, 0.0)
-        found = (own, own_value, own_id)
-        carry = (jnp.where(seen, x, y) for x, y in zip(found, following, strict=True))
-        return tuple(carry), jnp.where(seen, own, 0.0)
-
-    tokens = (rewards, values, sequence_ids, mask)
-    tokens = tuple(jnp.moveaxis(jnp.asarray(x), -1, 0) for x in tokens)
-    end = tuple(jnp.zeros_like(x[0]) for x in (tokens[0], tokens[1], tokens[2]))
-    _, advantages = jax.lax.scan(back, end, tokens, reverse=True)
-    return jnp.moveaxis(advantages, 0, -1)
-
-
 def _groups(
     values: Float[Array, " B"], judged: Bool[Array, " B"] | None, group_size: int
 ) -> tuple[Float[Array, "N G"], Bool[Array, "N G"], Float[Array, "N 1"]]:
@@ -229,3 +190,53 @@ def _scaled(
     # Equal rewards and no eps: 0 / 0.
     divisor = jnp.where(spread + eps > 0, spread + eps, 1.0)
     return jnp.where(kept, advantages / divisor, 0.0)
+
+
+def has_reward_variance(
+    rewards: Float[Array, " B"],
+    judged: Bool[Array, " B"] | None = None,
+    *,
+    group_size: int,
+) -> Bool[Array, " B"]:
+    """True for the rollouts of groups whose judged rewards are not all equal.
+
+    `judged` None: all are.  With fewer than two of them there is no variance.
+    A zero-variance group has no gradient; ScaleRL drops it before normalisation and
+    averaging and does not refill.  https://arxiv.org/abs/2510.13786, section 3.2.
+    """
+    groups = rewards.reshape(-1, group_size)
+    counted = True if judged is None else judged.reshape(-1, group_size)
+    highest = jnp.where(counted, groups, -jnp.inf).max(axis=1)
+    varied = highest > jnp.where(counted, groups, jnp.inf).min(axis=1)
+    return jnp.repeat(varied, group_size)
+
+
+def overlong_penalty(
+    lengths: Int[Array, " B"], *, max_tokens: int, cache_tokens: int
+) -> Float[Array, " B"]:
+    """Soft punishment of completions that come near the longest allowed one.
+
+        penalty = clip((max_tokens - length) / cache_tokens - 1, -1, 0)
+
+    0 up to max_tokens - cache_tokens, then linear, -1 from max_tokens on.  DAPO,
+    https://arxiv.org/abs/2503.14476, equation 13 (which writes the three parts; 20,480
+    and 4,096); ScaleRL, https://arxiv.org/abs/2510.13786 (this form; 14k and 2k).
+    """
+    left = (max_tokens - cache_tokens - lengths).astype(jnp.float32)
+    return jnp.clip(left / cache_tokens, -1.0, 0.0)
+
+
+def add_overlong_penalty(
+    rewards: Float[Array, " B"],
+    lengths: Int[Array, " B"],
+    passed: Bool[Array, " B"],
+    *,
+    max_tokens: int,
+    cache_tokens: int,
+    correct_only: bool,
+) -> Float[Array, " B"]:
+    """Rewards with the penalty, of all (DAPO) or correct completions (ScaleRL)."""
+    penalty = overlong_penalty(
+        lengths, max_tokens=max_tokens, cache_tokens=cache_tokens
+    )
+    return rewards + jnp.where(passed | (not correct_only), penalty, 0.0)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from scalerl_jax.algo.ratios import bounded_exp
+from scalerl_jax.algo.losses import bounded_exp
 from scalerl_jax.algo.regularizers import kl_k3
 
 

@@ -4,7 +4,8 @@ The importance ratio of a loss is over `tokens.behavior_logprobs`, the sampler's
 that it carries staleness and numerics in one factor; `anchored` puts the trainer's own
 log-probabilities, recomputed at the start of the window, in their place.  Losses of
 sequences (GSPO) have one ratio for all tokens of a sequence, in which those that the
-mask hides have no part.  Which settings a loss reads: `config.losses`.
+mask hides have no part; a sequence lies in one row, ids are from 1 to the row's length,
+and what has id 0 belongs to none.  Which settings a loss reads: `config.losses`.
 """
 
 import dataclasses
@@ -13,13 +14,38 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from scalerl_jax.algo.ratios import bounded_exp, importance_ratio, log_ratio
-from scalerl_jax.algo.sequences import sequence_mean, sequence_sum
 from scalerl_jax.types import Tokens
 
 TokenLoss = Callable[[Tokens], Float[Array, "..."]]
+# Past it a ratio and its gradient are constant: e^20 = 5e8 is no weight that anybody
+# wants, and e^89 is infinite in float32, whose zero multiples are NaN.  verl's bound.
+MAX_LOG_RATIO = 20.0
+# No float32 softmax gives less than minus this; larger differences have no gradient.
+MAX_NATS = 1e4
+
+
+def log_ratio(
+    logprobs: Float[Array, "..."], anchor_logprobs: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """clip(logprob - anchor_logprob, -MAX_NATS, MAX_NATS), in nats."""
+    return jnp.clip(logprobs - anchor_logprobs, -MAX_NATS, MAX_NATS)
+
+
+def bounded_exp(log_ratios: Float[Array, "..."]) -> Float[Array, "..."]:
+    """exp(min(log_ratio, MAX_LOG_RATIO)): finite, as are its gradients."""
+    return jnp.exp(jnp.minimum(log_ratios, MAX_LOG_RATIO))
+
+
+def importance_ratio(
+    logprobs: Float[Array, "..."], anchor_logprobs: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """exp(logprob - anchor_logprob): the trained policy's probability over another's.
+
+    Constant past e^20; see `MAX_LOG_RATIO`.
+    """
+    return bounded_exp(log_ratio(logprobs, anchor_logprobs))
 
 
 def reinforce_loss(tokens: Tokens) -> Float[Array, "..."]:
@@ -100,7 +126,7 @@ def clipped_loss(
     PPO, https://arxiv.org/abs/1707.06347, equation 7; GRPO,
     https://arxiv.org/abs/2402.03300, equation 3; DAPO, https://arxiv.org/abs/2503.14476,
     equation 8 (clips 0.2 and 0.28).  A negative advantage has no upper bound but
-    `ratios.MAX_LOG_RATIO`.
+    `MAX_LOG_RATIO`.
     """
     ratio = importance_ratio(tokens.logprobs, tokens.behavior_logprobs)
     return surrogate_loss(
@@ -276,3 +302,34 @@ def decoupled_loss(
 def _proximal(tokens: Tokens) -> Float[Array, "..."]:
     assert tokens.proximal_logprobs is not None, "nobody recomputed the batch"
     return tokens.proximal_logprobs
+
+
+def sequence_sum(
+    values: Float[Array, "*rows S"],
+    sequence_ids: Int[Array, "*rows S"],
+    mask: Bool[Array, "*rows S"],
+) -> Float[Array, "*rows S"]:
+    """Give every token the sum of its sequence's values where the mask is True.
+
+    sum[s] = sum over u with sequence_ids[u] = sequence_ids[s] of mask[u] * values[u]
+    """
+
+    def of_row(values: Array, ids: Array) -> Array:
+        return jax.ops.segment_sum(values, ids, num_segments=ids.size + 1)[ids]
+
+    masked = jnp.where(mask & (sequence_ids > 0), values, 0.0)
+    return jnp.vectorize(of_row, signature="(s),(s)->(s)")(masked, sequence_ids)
+
+
+def sequence_mean(
+    values: Float[Array, "*rows S"],
+    sequence_ids: Int[Array, "*rows S"],
+    mask: Bool[Array, "*rows S"],
+) -> Float[Array, "*rows S"]:
+    """Give every token the mean of its sequence's values where the mask is True.
+
+    0 where the mask is nowhere True.
+    """
+    ones = jnp.ones_like(values)
+    count = jnp.maximum(sequence_sum(ones, sequence_ids, mask), 1.0)
+    return sequence_sum(values, sequence_ids, mask) / count

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from scalerl_jax.algo.ratios import MAX_LOG_RATIO, log_ratio
+from scalerl_jax.algo.losses import MAX_LOG_RATIO, log_ratio
 
 # logprobs, reference_logprobs -> nats of each token
 KlEstimator = Callable[[Array, Array], Float[Array, "..."]]

@@ -1,9 +1,25 @@
 """A critic's rewards, advantages and loss per token, which weights mask and average."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from scalerl_jax.algo.sequences import ends
+
+def ends(
+    sequence_ids: Int[Array, "*rows S"], mask: Bool[Array, "*rows S"]
+) -> Bool[Array, "*rows S"]:
+    """True on the last token of every sequence that the mask shows."""
+    places = jnp.arange(1.0, mask.shape[-1] + 1.0)
+
+    def of_row(ids: Array, seen: Array) -> Array:
+        reached = jax.ops.segment_max(
+            jnp.where(seen, places, 0.0), ids, num_segments=ids.size + 1
+        )
+        return seen & (reached[ids] == places)
+
+    return jnp.vectorize(of_row, signature="(s),(s)->(s)")(
+        sequence_ids, mask & (sequence_ids > 0)
+    )
 
 
 def final_rewards(
@@ -13,6 +29,44 @@ def final_rewards(
 ) -> Float[Array, "*rows S"]:
     """The reward of a completion, given on its last sampled token; 0 on all others."""
     return jnp.where(ends(sequence_ids, mask), rewards, 0.0)
+
+
+def gae(
+    rewards: Float[Array, "*rows S"],
+    values: Float[Array, "*rows S"],
+    sequence_ids: Int[Array, "*rows S"],
+    mask: Bool[Array, "*rows S"],
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> Float[Array, "*rows S"]:
+    """Generalised advantage estimates of the tokens of packed rows (GAE).
+
+        delta[s] = rewards[s] + gamma * values[next] - values[s]
+        A[s] = delta[s] + gamma * gae_lambda * A[next]
+
+    where values[s] is of the state before token s, and next is the next token of the
+    same sequence that the mask shows, whose value and advantage are 0 if there is none:
+    a completion that was cut off ends like any other.  Forced tokens are passed over.
+    A + values is the return that the critic learns.  0 where the mask is False.
+    https://arxiv.org/abs/1506.02438, equation 16.
+    """
+
+    def back(following: tuple, token: tuple) -> tuple[tuple, Array]:
+        advantage, value, sequence_id = following
+        reward, own_value, own_id, seen = token
+        gone_on = own_id == sequence_id
+        delta = reward + gamma * jnp.where(gone_on, value, 0.0) - own_value
+        own = delta + gamma * gae_lambda * jnp.where(gone_on, advantage, 0.0)
+        found = (own, own_value, own_id)
+        carry = (jnp.where(seen, x, y) for x, y in zip(found, following, strict=True))
+        return tuple(carry), jnp.where(seen, own, 0.0)
+
+    tokens = (rewards, values, sequence_ids, mask)
+    tokens = tuple(jnp.moveaxis(jnp.asarray(x), -1, 0) for x in tokens)
+    end = tuple(jnp.zeros_like(x[0]) for x in (tokens[0], tokens[1], tokens[2]))
+    _, advantages = jax.lax.scan(back, end, tokens, reverse=True)
+    return jnp.moveaxis(advantages, 0, -1)
 
 
 def whiten(

@@ -2,6 +2,11 @@
 
 Filters, advantages and token weights are those of the whole batch, computed before
 it is cut into microbatches.
+
+A window is groups that were taken together, cut into batches, and the steps on them.
+These go epoch by epoch, as PPO's do: each epoch goes over all batches of the window,
+the first in the order of their tickets, a later one in an order drawn from (seed,
+version at the start of the window, epoch).
 """
 
 import dataclasses
@@ -10,21 +15,25 @@ from collections.abc import Callable, Iterable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float
 
-from scalerl_jax.algo.rewards import has_reward_variance
+from scalerl_jax.algo.advantages import (
+    RunningStatistics,
+    has_reward_variance,
+    normalize_by_running,
+)
 from scalerl_jax.batching.packing import (
     TrainSequence,
     computed_tokens,
     stack,
     train_sequences,
 )
-from scalerl_jax.batching.running_std import RunningNormalization
 from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.types import Group, PackedBatch, RolloutBatch
 
 # Statuses of rollouts that were judged neither right nor wrong.
 _NO_VERDICTS = ("no_answer", "unparsable", "verifier_timeout", "verifier_error")
+_ORDER = 4  # purpose of the draw of an epoch's order, beside those of `data`
 
 # rewards [B], judged [B], kept [B] -> advantages [B], zero where not kept
 Advantages = Callable[[Array, Array, Array], Array]
@@ -46,6 +55,43 @@ class Assembled:
     row_tokens: int  # prompt and completion tokens computed, padding left out
     wasted_tokens: int  # completion tokens that were filtered away
     mean_context: float  # tokens that a position attends to, on average
+
+
+class RunningNormalization:
+    """Divides advantages by a spread that is kept from batch to batch.
+
+    It counts every batch that it scales; what it holds survives a checkpoint.
+    """
+
+    def __init__(self, *, eps: float) -> None:
+        """Before the first batch."""
+        self._eps = eps
+        self._statistics = RunningStatistics.empty()
+
+    def __call__(
+        self, advantages: Float[Array, " B"], kept: Bool[Array, " B"]
+    ) -> Float[Array, " B"]:
+        """A / (spread of all A kept so far, in this batch too, + eps)."""
+        scaled, self._statistics = normalize_by_running(
+            advantages, kept, self._statistics, eps=self._eps
+        )
+        return scaled
+
+    def state(self) -> dict[str, float]:
+        """The statistics as JSON values, float32 exactly."""
+        fields = dataclasses.fields(self._statistics)
+        return {
+            field.name: float(getattr(self._statistics, field.name)) for field in fields
+        }
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Go on from what `state` gave."""
+        count, squares = state["count"], state["squares"]
+        # A checkpoint whose squares are about a mean.
+        squares += count * state.get("mean", 0.0) ** 2
+        self._statistics = RunningStatistics(
+            count=jnp.float32(count), squares=jnp.float32(squares)
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,3 +262,118 @@ def _pass_rate(groups: Sequence[Group]) -> float:
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return float(np.mean(found)) if found else math.nan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """N groups to train on, as they were taken and as they are laid out."""
+
+    groups: Sequence[Group]
+    refilled: Sequence[Group]  # generated for it too, and without reward variance
+    assembled: Assembled
+
+    @property
+    def wasted_tokens(self) -> int:
+        """Completion tokens that lead to no gradient."""
+        return self.assembled.wasted_tokens + sum(
+            len(rollout.completion_tokens)
+            for group in self.refilled
+            for rollout in group.rollouts
+        )
+
+    @property
+    def num_useful(self) -> int:
+        """Groups of it with reward variance."""
+        return sum(group.has_reward_variance for group in self.groups)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One batch in one epoch: a step to be."""
+
+    batch: Batch
+    epoch: int
+    last: bool  # of the window
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+    """The batches of a window, assembled at `version`."""
+
+    batches: Sequence[Batch]
+    version: int
+
+    def packed(self) -> list[PackedBatch]:
+        """Return the batches that have a gradient, as the step reads them."""
+        packed = (batch.assembled.batch for batch in self.batches)
+        return [each for each in packed if each is not None]
+
+    def annotated(self, packed: Sequence[PackedBatch]) -> "Window":
+        """The same window with other arrays in place of `packed()`."""
+        rest = iter(packed)
+        return dataclasses.replace(
+            self,
+            batches=[
+                dataclasses.replace(
+                    batch,
+                    assembled=dataclasses.replace(batch.assembled, batch=next(rest)),
+                )
+                if batch.assembled.batch is not None
+                else batch
+                for batch in self.batches
+            ],
+        )
+
+    def passes(self, *, epochs: int, seed: int) -> list[Pass]:
+        """Every step to be, in order; a batch without a gradient comes once."""
+        turns = [(0, batch) for batch in self.batches]
+        useful = [batch for batch in self.batches if batch.assembled.batch is not None]
+        for epoch in range(1, epochs):
+            random = np.random.Generator(
+                np.random.PCG64([seed, _ORDER, self.version, epoch])
+            )
+            turns += [(epoch, useful[at]) for at in random.permutation(len(useful))]
+        return [
+            Pass(batch=batch, epoch=epoch, last=number == len(turns))
+            for number, (epoch, batch) in enumerate(turns, start=1)
+        ]
+
+    def at(self, version: int, batch: Batch) -> Assembled:
+        """A batch as the step from `version` sees it: its tokens have aged."""
+        packed, age = batch.assembled.batch, version - self.version
+        if packed is None or not age:
+            return batch.assembled
+        aged = dataclasses.replace(packed, staleness=packed.staleness + age)
+        return dataclasses.replace(batch.assembled, batch=aged)
+
+
+def open_window(
+    groups: Sequence[Group],
+    *,
+    num_prompts: int,
+    num_batches: int,
+    version: int,
+    assemble: Callable[..., Assembled],
+) -> Window:
+    """The window of `groups`, which are in the order of their tickets.
+
+    `assemble` is called as an `Assembler` is.
+    Where there are more than the batches hold, those without reward variance are too
+    many: the last of them are left over, and shared out among the batches, for whom
+    they were generated.
+    """
+    places = num_batches * num_prompts
+    by_use = sorted(groups, key=lambda group: not group.has_reward_variance)
+    kept, over = by_use[:places], by_use[places:]
+    kept = sorted(kept, key=lambda group: group.ticket)
+    batches = []
+    for number in range(num_batches):
+        chosen = kept[number * num_prompts : (number + 1) * num_prompts]
+        batches.append(
+            Batch(
+                groups=chosen,
+                refilled=over[number::num_batches],
+                assembled=assemble(chosen, learner_version=version),
+            )
+        )
+    return Window(batches=batches, version=version)

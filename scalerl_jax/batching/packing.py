@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalerl_jax.model.attention_kernels import MAX_SEGMENTS
+from scalerl_jax.model.attention import MAX_SEGMENTS
 from scalerl_jax.types import Group, PackedBatch, RolloutBatch
 
 
@@ -208,19 +208,30 @@ def abstract_microbatch(*, row_tokens: int, rows_per_microbatch: int) -> PackedB
 def _assign_rows(
     sequences: Sequence[TrainSequence], row_tokens: int, *, packing: bool
 ) -> list[list[TrainSequence]]:
-    """First fit, longest first: within 11/9 of the fewest rows.
-
-    No row gets more segments than an attention kernel can be told of.
-    """
-    rows: list[list[TrainSequence]] = []
-    space: list[int] = []
-    for sequence in sorted(sequences, key=lambda each: -each.row_length):
-        length = sequence.row_length
+    """Return the sequences of each row."""
+    lengths = [sequence.row_length for sequence in sequences]
+    for length in lengths:
         if length > row_tokens:
             raise ValueError(
                 f"a rollout of {length + 1} tokens does not fit in batch.row_tokens = "
                 f"{row_tokens}; raise it"
             )
+    rows = first_fit(lengths, row_tokens, packing=packing)
+    return [[sequences[number] for number in row] for row in rows]
+
+
+def first_fit(
+    lengths: Sequence[int], row_tokens: int, *, packing: bool
+) -> list[list[int]]:
+    """Return the sequences of each row by their numbers, which are places in `lengths`.
+
+    First fit, longest first: within 11/9 of the fewest rows.  No row gets more
+    segments than an attention kernel can be told of.
+    """
+    rows: list[list[int]] = []
+    space: list[int] = []
+    for number in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
+        length = lengths[number]
         fits = (
             row
             for row, left in enumerate(space)
@@ -228,10 +239,10 @@ def _assign_rows(
         )
         row = next(fits, None) if packing else None
         if row is None:
-            rows.append([sequence])
+            rows.append([number])
             space.append(row_tokens - length)
         else:
-            rows[row].append(sequence)
+            rows[row].append(number)
             space[row] -= length
     return rows
 

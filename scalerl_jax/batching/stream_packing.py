@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from scalerl_jax.batching.packing import TrainSequence, lay_out, optional_fields
-from scalerl_jax.model.attention_kernels import MAX_SEGMENTS
+from scalerl_jax.model.attention import MAX_SEGMENTS
 from scalerl_jax.types import PackedBatch, Sharing
 
 

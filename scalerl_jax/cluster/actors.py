@@ -18,10 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from scalerl_jax.cluster.object_store import ObjectStoreChannel
 from scalerl_jax.cluster.placement import forget_others
 from scalerl_jax.cluster.session import versions
 from scalerl_jax.config import Config
 from scalerl_jax.exchange import Instructions, Report
+from scalerl_jax.parallel.channels import DirectoryChannel, Parcel
+from scalerl_jax.parallel.offers import Offer
 from scalerl_jax.types import Group, PackedBatch, Prompt
 
 WEIGHTS_FOLDER = "weights"  # of a run's directory: what is published
@@ -34,7 +37,6 @@ class Place:
     host: str
     pid: int
     chip: str
-    devices: int
 
     def __str__(self) -> str:
         """Return it for people."""
@@ -48,7 +50,6 @@ def _here() -> Place:
         host=socket.gethostname(),
         pid=os.getpid(),
         chip=jax.devices()[0].device_kind,
-        devices=jax.local_device_count(),
     )
 
 
@@ -79,6 +80,12 @@ class _Process:
     def versions(self) -> dict[str, str]:
         """Return what must be the same everywhere."""
         return versions()
+
+    def _make_channel(self, owner: str | None = None) -> ObjectStoreChannel:
+        """Return the way of published params; `owner` is who puts them."""
+        directory = DirectoryChannel(self._directory / WEIGHTS_FOLDER, owner=owner)
+        stored = self._config.generators.channel == "objects"
+        return ObjectStoreChannel(directory, capacity=None if stored else 0)
 
     def sees(self, file: str) -> bool:
         """Return whether a file of the run's directory is there for this process."""
@@ -112,7 +119,6 @@ class LearnerRank(_Process):
         from scalerl_jax import wiring
         from scalerl_jax.learner.publish import make_snapshot
         from scalerl_jax.parallel import multihost
-        from scalerl_jax.parallel.channels import DirectoryChannel
         from scalerl_jax.parallel.sending import Sender
         from scalerl_jax.utils.xla import keep_programs
         from scalerl_jax.wiring.tables import DTYPES
@@ -133,13 +139,11 @@ class LearnerRank(_Process):
         self._snapshot = make_snapshot(
             arch, dtype=DTYPES[config.model.sampler_dtype], learner_mesh=mesh
         )
-        channel = DirectoryChannel(
-            self._directory / WEIGHTS_FOLDER, owner=f"rank{self._rank}"
-        )
+        self._channel = self._make_channel(owner=f"rank{self._rank}")
         self._sender = Sender(
             rank=self._rank,
             num_ranks=self._num_ranks,
-            channel=channel,
+            channel=self._channel,
             base_every=config.generators.base_every,
         )
         return _here()
@@ -163,20 +167,33 @@ class LearnerRank(_Process):
         """Return a batch's metrics and the norm of its gradient."""
         return self._learner.examine(self._state, batch)
 
-    def publish(self, policy_version: int) -> tuple[str, Any]:
-        """Offer this rank's shards of the params: the offer as JSON, and a report."""
+    def publish(self, policy_version: int, pinned: bool) -> tuple[Parcel, Any]:
+        """Offer this rank's shards of the params; return the offer, and a report."""
         from scalerl_jax.parallel.shards import own_shards
 
         assert int(self._state.policy_version) == policy_version, policy_version
         shards = own_shards(self._snapshot(self._state.params))
         with self._sending:
-            offer = self._sender.send(shards, policy_version=policy_version)
-            return offer.to_json(), self._sender.report
+            offer = self._sender.send(
+                shards, policy_version=policy_version, pinned=pinned
+            )
+            return self._parcel(offer), self._sender.report
 
-    def publish_again(self) -> str:
+    def publish_again(self) -> Parcel:
         """Offer the last version in full, for who has no other; beside a step."""
         with self._sending:
-            return self._sender.send_again().to_json()
+            return self._parcel(self._sender.send_again())
+
+    def _parcel(self, offer: Offer) -> Parcel:
+        handles = self._channel.handles
+        return Parcel(
+            text=offer.to_json(),
+            handles={
+                each.reference: handles[each.reference]
+                for each in offer.objects
+                if each.reference in handles
+            },
+        )
 
     def save(self, step: int, host: dict[str, Any], groups: Sequence[Group]) -> None:
         """Begin to write a checkpoint; rank 0's part has the controller's books."""
@@ -214,22 +231,18 @@ class GeneratorReplica(_Process):
 
         keep_programs(self._config.compile_cache)
         arch = wiring.make_architecture(self._config)
-        self._opened = contextlib.ExitStack()
+        channel = self._make_channel()
         self._replica = make_remote_replica(
             self._config,
             arch,
             jax.devices()[: self._config.generators.devices],
             held_out,
-            self._directory / WEIGHTS_FOLDER,
-            self._opened,
+            channel,
+            contextlib.ExitStack(),  # never closed: the process is killed
+            reaching=channel.reaching,
         )
         return _here()
 
     def exchange(self, instructions: Instructions, wait_s: float) -> Report:
         """Take instructions, wait for news of the sampling thread, and report."""
         return self._replica.exchange(instructions, wait_s)
-
-    def stop(self) -> None:
-        """End the sampling thread and the verifiers."""
-        self._replica.stop(1.0)
-        self._opened.close()

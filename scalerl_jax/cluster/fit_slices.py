@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from scalerl_jax import wiring
+from scalerl_jax.balance.chips import CHIPS
+from scalerl_jax.balance.chooser import Slices, choose, is_open
 from scalerl_jax.cluster.placement import Reached, Seats, place
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
@@ -16,17 +18,24 @@ def fit_slices(
     """Return the config with numbers for all that is left open, and who sits where.
 
     The learner has a process on each host of its box; mesh.processes = 1, the default,
-    becomes their number.  With mesh.fsdp = 0 the learner has what replicas leave.
+    becomes their number.  What `balance.chooser` can decide it does; with nothing but
+    mesh.fsdp = 0 the learner has what replicas leave.
 
     Args:
-        config: with generators.devices decided.
+        config: with generators.placement = "apart".
         arch: of the policy.
         slices: of `slices_of`.
 
     Raises:
         ValueError: they do not fit, or a setting contradicts them.
     """
-    mesh, generators = config.mesh, config.generators
+    if is_open(config):
+        config = _balanced(config, arch, slices)
+    generators = config.generators
+    generators = dataclasses.replace(
+        generators, devices=generators.devices or config.mesh.tensor
+    )
+    mesh = config.mesh
     others = mesh.data * mesh.context * mesh.tensor
     if mesh.fsdp:
         sizes = [others * mesh.fsdp]
@@ -58,6 +67,19 @@ def fit_slices(
     )
     total = learner + len(seats.replicas) * generators.devices
     return wiring.fit_devices(config, arch, total), seats
+
+
+def _balanced(config: Config, arch: Architecture, slices: Sequence[Reached]) -> Config:
+    """Return the config with the best split of the slices, which are of one kind."""
+    kinds = sorted({each.slice.generation for each in slices})
+    if len(kinds) > 1:
+        raise ValueError(
+            f"what mesh.data, generators.count or sampler.slots = 0 and model.remat = "
+            f"'auto' leave open is chosen for slices of one kind, and these are "
+            f"{', '.join(kinds)}; set numbers, and the policy by name"
+        )
+    room = Slices(tuple(each.slice for each in slices))
+    return choose(config, arch, CHIPS[kinds[0]], room).config
 
 
 def _usable(config: Config, arch: Architecture, size: int, others: int) -> bool:

@@ -6,7 +6,6 @@ since then, which are kept, are trained on again: the same version comes back, b
 bit, and nothing that was generated is thrown away.
 """
 
-import dataclasses
 import logging
 import threading
 import time
@@ -26,10 +25,12 @@ from ray.exceptions import (
 
 from scalerl_jax.cluster.actors import LearnerRank, Place
 from scalerl_jax.cluster.session import Cluster, check_process
+from scalerl_jax.cluster.weights import WeightsOf, merged
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Restored
 from scalerl_jax.learner.checkpoint import Checkpointer
-from scalerl_jax.parallel.offers import Offer, PublishReport, merge
+from scalerl_jax.parallel.channels import Parcel
+from scalerl_jax.parallel.offers import Publication, PublishReport
 from scalerl_jax.types import Group, PackedBatch
 from scalerl_jax.utils.xla import is_full
 
@@ -39,31 +40,6 @@ _LOST = (RayActorError, WorkerCrashedError)
 
 class GangLost(Exception):  # noqa: N818  what happened to it, in one line
     """A rank is gone, or does not answer."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WeightsOf:
-    """A publication, as it goes to replicas: texts that say where the bytes are."""
-
-    policy_version: int
-    base_version: int | None  # what a replica must hold; None: nothing
-    text: str
-    # The same version by itself, for who holds no base; None: it comes.
-    whole: Callable[[], str | None]
-
-    def to_replica(self, held_version: int) -> str | None:
-        """Return what a replica can use that was given that version before."""
-        if held_version in (self.policy_version, self.base_version):
-            return self.text
-        return self.text if self.base_version is None else self.whole()
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Kept:
-    """A batch since the last complete checkpoint."""
-
-    number: int
-    batch: PackedBatch
 
 
 class RemoteCheckpoints:
@@ -116,10 +92,14 @@ class LearnerGang:
         self._lock = threading.RLock()  # calls come one after the other
         self._ranks: list[Any] = []
         self.places: list[Place] = []
-        self._kept: list[_Kept] = []
+        # Batches since the last complete checkpoint, by how many were before them.
+        self._kept: dict[int, PackedBatch] = {}
         self._number = 0  # batches trained on
         self._saved: dict[int, int] = {0: 0}  # step of a checkpoint -> batches before
-        self._whole: dict[int, str] = {}
+        self._whole: dict[int, Parcel] = {}
+        # Of the newest version, and of the one that is pinned, as they are offered now.
+        self._parcels: dict[int, Parcel] = {}
+        self._published = self._pinned = -1  # versions
         self._asking: threading.Thread | None = None
         self.version = 0  # of the state, for people
         self.restarts = 0
@@ -135,7 +115,7 @@ class LearnerGang:
     def step(self, state: int, batch: PackedBatch) -> tuple[int, dict[str, float], str]:
         """Make an optimizer step on every rank."""
         metrics, fault = self.call("step", batch)[0]
-        self._kept.append(_Kept(number=self._number, batch=batch))
+        self._kept[self._number] = batch
         self._number += 1
         self.version = state + (not fault)
         return self.version, metrics, fault
@@ -152,19 +132,34 @@ class LearnerGang:
         """Return a batch's metrics and the norm of its gradient; no step is made."""
         return self.call("examine", batch)[0]
 
-    def publish(self, state: int) -> WeightsOf:
-        """Have every rank offer its shards; return what replicas are told."""
-        parts = self.call("publish", state)
-        publication = merge([Offer.from_json(offer) for offer, _ in parts])
+    def publish(self, state: int, *, pinned: bool = False) -> WeightsOf:
+        """Have every rank offer its shards; return what replicas are told.
+
+        A gang that starts again offers it again, and what is `pinned`, as it comes by
+        there: no checkpoint is begun after that before nobody needs it any more.
+        """
+        parts = self.call("publish", state, pinned)
+        parcel, base_version = merged([part for part, _ in parts])
         self.reports = [report for _, report in parts]
+        self._pinned = state if pinned else self._pinned
+        self._published = state
+        self._parcels[state] = parcel
+        for version in self._parcels.keys() - {self._published, self._pinned}:
+            del self._parcels[version]
         return WeightsOf(
-            policy_version=publication.policy_version,
-            base_version=publication.base_version,
-            text=publication.to_json(),
+            policy_version=state,
+            base_version=base_version,
+            parcel=lambda: self._parcels.get(state, parcel),
             whole=lambda: self._publish_again(state),
         )
 
-    def _publish_again(self, version: int) -> str | None:
+    def _offer_again(self, version: int) -> None:
+        """Offer what ranks that were lost had offered, where others come by there."""
+        if version in self._parcels:
+            parts = self._ask("publish", version, version == self._pinned)
+            self._parcels[version], _ = merged([part for part, _ in parts])
+
+    def _publish_again(self, version: int) -> Parcel | None:
         """Return a version in full, once the ranks have offered it so."""
         if version in self._whole:
             return self._whole[version]
@@ -182,13 +177,13 @@ class LearnerGang:
             for rank in self._ranks
         ]
         try:
-            offers: Any = ray.get(calls, timeout=_SILENCE_S)
-            publication = merge([Offer.from_json(text) for text in offers])
+            parts: Any = ray.get(calls, timeout=_SILENCE_S)
+            parcel, _ = merged(parts)
         except (*_LOST, RayTaskError, GetTimeoutError, ValueError) as error:
             _log.info("no params in full for a newcomer as yet: %s", _cause(error))
             time.sleep(1.0)
             return
-        self._whole = {publication.policy_version: publication.to_json()}
+        self._whole = {Publication.from_json(parcel.text).policy_version: parcel}
 
     def save(
         self, step: int, state: int, *, host: dict[str, Any], groups: Sequence[Group]
@@ -316,8 +311,7 @@ class LearnerGang:
     def _start(self) -> None:
         """Start every rank, and have them meet."""
         count = self._config.mesh.processes
-        mesh = self._config.mesh
-        devices = mesh.data * mesh.fsdp * mesh.context * mesh.tensor // count
+        devices = self._config.mesh.num_devices // count
         timeout_s = self._config.generators.start_timeout_s
         make: Any = ray.remote
         actor = make(concurrency_groups={"weights": 1})(LearnerRank)
@@ -352,9 +346,14 @@ class LearnerGang:
                 f"kept; start again with the same --workdir"
             )
         since = self._saved[step]
-        again = [kept for kept in self._kept if kept.number >= since]
-        for kept in again:
-            self._ask("step", kept.batch)
+        again = [batch for number, batch in self._kept.items() if number >= since]
+        self._offer_again(step)
+        version = step
+        for batch in again:
+            _, fault = self._ask("step", batch)[0]
+            if not fault:
+                version += 1
+                self._offer_again(version)
         self._note(
             f"the learner is back after {time.monotonic() - began:.0f} s, from step "
             f"{step} and {len(again)} batches that were kept"
@@ -364,7 +363,9 @@ class LearnerGang:
         """Forget the batches that a complete checkpoint has behind it."""
         complete = self.checkpointer.complete()
         before = max((self._saved.get(step, 0) for step in complete), default=0)
-        self._kept = [kept for kept in self._kept if kept.number >= before]
+        self._kept = {
+            number: batch for number, batch in self._kept.items() if number >= before
+        }
 
 
 _SILENCE_S = 1800.0  # compiling is part of it

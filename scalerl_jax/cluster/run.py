@@ -49,26 +49,27 @@ def fit_cluster(
             "generators.placement = 'shared' needs the learner's own process; leave "
             "it at 'auto' with --ray"
         )
-    generators = dataclasses.replace(
-        generators,
-        placement="apart",
-        devices=generators.devices or mesh.tensor,
-        count=generators.count or (0 if cluster.devices() else 1),
-    )
+    generators = dataclasses.replace(generators, placement="apart")
     config = dataclasses.replace(config, generators=generators)
     if cluster.kind == "tpu":
         config, seats = fit_slices(config, arch, slices_of(cluster.hosts()))
         return config, dataclasses.replace(cluster, seats=seats)
     have = cluster.devices()
+    generators = dataclasses.replace(
+        generators,
+        devices=generators.devices or mesh.tensor,
+        count=generators.count or (0 if have else 1),
+    )
+    config = dataclasses.replace(config, generators=generators)
     if have is None:
         if not mesh.fsdp:
             mesh = dataclasses.replace(mesh, fsdp=mesh.processes)
-            config = dataclasses.replace(config, mesh=mesh)
-        learner = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
-        have = learner + generators.count * generators.devices
+        mesh = dataclasses.replace(mesh, data=mesh.data or 1)
+        config = dataclasses.replace(config, mesh=mesh)
+        have = mesh.num_devices + generators.count * generators.devices
     config = wiring.fit_devices(config, arch, have)
     mesh, generators = config.mesh, config.generators
-    learner = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
+    learner = mesh.num_devices
     if learner % mesh.processes:
         raise ValueError(
             f"mesh.processes = {mesh.processes} does not divide the {learner} devices "
@@ -92,7 +93,6 @@ class RayLink:
     def __init__(self, actor: Any, place: Place) -> None:
         """Reach this actor, which has started."""
         self.where = str(place)
-        self.chip = place.chip
         self._actor = actor
 
     def exchange(self, instructions: Instructions, wait_s: float) -> Future[Report]:

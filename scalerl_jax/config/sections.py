@@ -58,8 +58,10 @@ class ModelConfig:
     param_dtype: Dtype = setting("float32", "the learner's master weights")
     sampler_dtype: Dtype = setting("float32", "weights and KV cache of the sampler")
     float32_head: bool = setting(True, "logits of sampler and learner", "ScaleRL 3.2")
-    remat: Literal["none", "dots", "attention", "full"] = setting(
-        "none", "what of a layer is computed again; model/transformer.py"
+    remat: Literal["none", "dots", "attention", "full", "auto"] = setting(
+        "none",
+        "what of a layer is computed again; model/transformer.py; auto: on TPUs the "
+        "least that the memory allows, elsewhere full",
     )
     attention: Literal["auto", "blockwise", "splash", "cudnn"] = setting(
         "auto", "the learner's; auto: by machine; model/attention_kernels.py"
@@ -206,7 +208,11 @@ class BatchConfig:
 class SamplerConfig:
     """Generation: slots, lengths and the distribution that is sampled from."""
 
-    slots: Count = setting(256, "sequences decoded together")
+    slots: CountOr0 = setting(
+        256,
+        "sequences decoded together; 0: on TPUs as many as are best, and a cache for "
+        "them; balance/chooser.py",
+    )
     max_prompt_tokens: Tokens = setting(2048, "of a sequence", "ScaleRL")
     max_completion_tokens: Tokens = setting(
         14336, "of a sequence: 12,288 thinking + 2,048 answer", "ScaleRL"
@@ -450,6 +456,11 @@ class EvalConfig:
     samples_per_prompt: Count = setting(16, "completions of each prompt", "ScaleRL")
     temperature: Positive = setting(1.0, "as in training")
     logged_rollouts: CountOr0 = setting(4, "to read, of each evaluation")
+    concurrent: bool = setting(
+        False,
+        "the run goes on meanwhile; generators then hold the params of that version "
+        "beside the newest, and take turns",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -495,7 +506,9 @@ class TrackingConfig:
 class MeshConfig:
     """Devices of the learner by axis."""
 
-    data: Devices = setting(1, "replicas of the learner's state")
+    data: DevicesOr0 = setting(
+        1, "replicas of the learner's state; 0: what mesh.fsdp = 0 leaves over"
+    )
     fsdp: DevicesOr0 = setting(1, "shards of that state; 0: as many as fit")
     context: Devices = setting(1, "shards of the tokens of a row")
     tensor: Devices = setting(1, "shards of heads and hidden units")
@@ -506,14 +519,25 @@ class MeshConfig:
         "one on each host of its chips, for which 1 stands too",
     )
 
+    @property
+    def num_devices(self) -> int:
+        """Devices of the learner; 0 where `fsdp` is left to what there is."""
+        return self.data * self.fsdp * self.context * self.tensor
+
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorsConfig:
     """Replicas that generate, each with an engine and verifiers of its own."""
 
-    count: CountOr0 = setting(1, "replicas; 0: as many as the devices allow")
+    count: CountOr0 = setting(
+        1,
+        "replicas; 0: as many as the devices allow, on TPUs in the split with the "
+        "shortest step; balance/chooser.py",
+    )
     devices: DevicesOr0 = setting(
-        0, "of each replica, a divisor of the kv heads; 0: mesh.tensor"
+        0,
+        "of each replica, a divisor of the kv heads; 0: mesh.tensor, or, on TPUs with "
+        "count = 0, what is best",
     )
     placement: Literal["auto", "apart", "shared"] = setting(
         "auto",
@@ -532,6 +556,11 @@ class GeneratorsConfig:
         20,
         "versions from one that is published in full to the next, the others as what "
         "has changed; with --ray",
+    )
+    channel: Literal["directory", "objects"] = setting(
+        "directory",
+        "of published params, with --ray; directory: files in --workdir; objects: "
+        "Ray's object store, and files where it has no room",
     )
     losses: Count = setting(
         5, "replicas lost in a row, with no group finished between: the run ends"

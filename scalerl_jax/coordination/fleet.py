@@ -11,7 +11,7 @@ from typing import Any
 from scalerl_jax.contract import Desk, Publication, QueueClosed
 from scalerl_jax.coordination.roster import Roster
 from scalerl_jax.exchange import Job
-from scalerl_jax.generation.listed import Abandoned, Probed, never
+from scalerl_jax.generation.service import Abandoned, Probed, never
 from scalerl_jax.utils.progress import Progress
 
 _TICK_S = 0.5  # between two turns in which nothing happens
@@ -86,16 +86,7 @@ class Fleet:
         Raises:
             Abandoned: `stopped` said so.
         """
-        parts = 2 * len(self.roster.members)  # so that a slow one may do less
-        jobs = [
-            self._job(
-                "evaluate",
-                publication,
-                policy_version,
-                places=tuple(range(first, self._num_held_out, parts)),
-            )
-            for first in range(min(parts, self._num_held_out))
-        ]
+        jobs = self._parts(publication, policy_version)
         jobs.append(self._job("probe", publication, policy_version))
         text = f"evaluation at step {policy_version}: part"
         with self._progress.bar(text, total=len(jobs)) as bar:
@@ -104,8 +95,43 @@ class Fleet:
                 stopped=stopped,
                 ended=lambda _: self._progress.advance(bar),
             )
+        return self._summary(judged, policy_version), probed
+
+    def evaluate_beside(
+        self,
+        publication: Publication,
+        *,
+        policy_version: int,
+        stopped: Callable[[], bool],
+    ) -> Any:
+        """Return the pass rate at a version; the sampling goes on, with newer params.
+
+        Raises:
+            Abandoned: `stopped` said so.
+        """
+        jobs = self._parts(publication, policy_version, beside=True)
+        judged = self._done([(job, None) for job in jobs], stopped=stopped)
+        return self._summary(judged, policy_version)
+
+    def _parts(
+        self, publication: Publication, policy_version: int, **how: Any
+    ) -> list[Job]:
+        """Return the jobs that are an evaluation."""
+        parts = 2 * len(self.roster.members)  # so that a slow one may do less
+        return [
+            self._job(
+                "evaluate",
+                publication,
+                policy_version,
+                places=tuple(range(first, self._num_held_out, parts)),
+                **how,
+            )
+            for first in range(min(parts, self._num_held_out))
+        ]
+
+    def _summary(self, judged: Sequence[Sequence[Any]], policy_version: int) -> Any:
         everything = [each for part in judged for each in part]
-        return self._summarize(everything, policy_version=policy_version), probed
+        return self._summarize(everything, policy_version=policy_version)
 
     def in_flight(self) -> dict[int, int]:
         """Return the tickets under way, and how many tokens each has so far."""
@@ -164,15 +190,17 @@ class Fleet:
         for future in futures:
             future.add_done_callback(ended)
         self._due.set()
-        deadline = time.monotonic() + self._job_timeout_s
+        left, since = len(futures), time.monotonic()
         try:
-            while concurrent.futures.wait(futures, _POLL_S).not_done:
+            while waiting := concurrent.futures.wait(futures, _POLL_S).not_done:
                 if stopped():
                     raise Abandoned
                 self._desk.raise_if_over()
-                if time.monotonic() > deadline:
+                if len(waiting) < left:
+                    left, since = len(waiting), time.monotonic()
+                if time.monotonic() - since > self._job_timeout_s:
                     raise TimeoutError(
-                        f"replicas did not end an evaluation in "
+                        f"replicas ended no part of an evaluation in "
                         f"queue.batch_timeout_s = {self._job_timeout_s:g}"
                     )
             return [future.result() for future in futures]

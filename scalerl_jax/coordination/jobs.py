@@ -39,7 +39,7 @@ class JobBoard:
         for member in members:
             gone = member.jobs & numbers
             member.jobs -= gone
-            member.abandoned += sorted(gone)
+            member.abandoned += sorted(numbers)  # who has done some may hold params
 
     def hand_out(
         self, members: Sequence[Member], address: Callable[[Any, int, int], Any]
@@ -49,7 +49,10 @@ class JobBoard:
             able = [
                 each
                 for each in members
-                if each.up and not each.jobs and wanted.number in (None, each.number)
+                if each.up
+                and not each.jobs
+                and wanted.number in (None, each.number)
+                and (each.used_version >= 0 or not wanted.job.beside)
             ]
             if not able or wanted.taken:
                 continue
@@ -64,6 +67,15 @@ class JobBoard:
         for wanted in self._wanted:
             if wanted.job.number in numbers:
                 wanted.taken = False
+
+    def is_beside(self, number: int) -> bool:
+        """Return whether a job's params are pinned, whatever its replica samples with.
+
+        That they cannot be had says nothing of the replica.
+        """
+        return any(
+            wanted.job.number == number and wanted.job.beside for wanted in self._wanted
+        )
 
     def end(self, result: JobResult) -> None:
         """Hand on what a job has come to; one without params is for any replica."""

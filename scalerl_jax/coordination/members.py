@@ -1,10 +1,40 @@
 """The replicas of a run as its controller knows them, and how patient it is."""
 
 import dataclasses
+from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from scalerl_jax.exchange import Assignment, Job, Link, Report
+
+
+class Roomy(Protocol):
+    """A replica that groups can be given to."""
+
+    @property
+    def up(self) -> bool:
+        """Return whether it has answered."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """Groups that it could begin now."""
+        ...
+
+
+R = TypeVar("R", bound=Roomy)
+
+
+def freest(replicas: Iterable[R]) -> R | None:
+    """Return the replica with the most room, the first of equals; None: all are full.
+
+    It is the one that the next group goes to.
+    """
+    found, most = None, 0
+    for each in replicas:
+        if each.up and (room := each.room) > most:
+            found, most = each, room
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,15 +20,11 @@ from typing import Any
 from scalerl_jax.contract import Publication
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.jobs import JobBoard
-from scalerl_jax.coordination.members import Limits, Member
-from scalerl_jax.exchange import (
-    Assignment,
-    Instructions,
-    Job,
-    Link,
-    Report,
-)
+from scalerl_jax.coordination.members import Limits, Member, freest
+from scalerl_jax.exchange import Assignment, Instructions, Job, Link, Report
 from scalerl_jax.utils.ledger import Ledger
+
+_MOST_REFUSALS = 3  # of publications by one replica, in a row
 
 
 class ReplicaLost(Exception):  # noqa: N818  what happened to it, in one line
@@ -221,7 +217,13 @@ class Roster:
         refused = [report.refused] if report.refused else []
         for result in report.results:
             member.jobs.discard(result.number)
-            refused += [result.without_params] if result.without_params else []
+            if result.without_params and self._jobs.is_beside(result.number):
+                self._note(
+                    f"warning: replica {member.number} on {member.where} cannot make "
+                    f"its part of an evaluation: {result.without_params}"
+                )
+            elif result.without_params:
+                refused.append(result.without_params)
             self._jobs.end(result)
         if refused:
             self._refused(member, refused[0])
@@ -263,7 +265,7 @@ class Roster:
             f"warning: replica {member.number} on {member.where} goes on with the "
             f"params of version {member.used_version}: {reason}"
         )
-        if member.refusals >= 3:
+        if member.refusals >= _MOST_REFUSALS:
             raise ReplicaLost(f"{member.refusals} publications in a row refused")
 
     def _lose(self, member: Member, cause: str) -> None:
@@ -317,15 +319,11 @@ class Roster:
 
     def _free(self, ticket: int = -1, but: Member | None = None) -> Member | None:
         """Return the replica with the most room, if any has some for this ticket."""
-        free = [
+        return freest(
             each
             for each in self.members
-            if each.up
-            and each.room > 0
-            and each is not but
-            and ticket not in each.withdrawn
-        ]
-        return max(free, key=lambda each: each.room, default=None)
+            if each is not but and ticket not in each.withdrawn
+        )
 
     def _admit(self, member: Member) -> Assignment | None:
         """Return a new order, if there may be one, counted by the version in use there.

@@ -44,8 +44,7 @@ from scalerl_jax.evaluate.results import (
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import log_to_stderr
 from scalerl_jax.utils.run_directory import git_revision, versions
-from scalerl_jax.wiring.prompts import evaluation_set
-from scalerl_jax.wiring.verifying import check_verifiers
+from scalerl_jax.wiring.prompts import check_verifiers, evaluation_set
 
 _INTERRUPTED = 130  # exit status
 _OVERALL = "overall"
@@ -152,7 +151,7 @@ def _sample(
                 for group in policy.judged(prompts, meter):
                     row, votes = row_of(group, described, name=name)
                     results.add(first + group.place, row)
-                    outcomes[name].append(group.outcome(votes))
+                    outcomes[name].append(Outcome.of(group, votes))
                 first += len(prompts)
     except KeyboardInterrupt:
         _log.warning("interrupted: what is done is kept, marked as incomplete")

@@ -32,8 +32,7 @@ from scalerl_jax.evaluate.policy import (
 )
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.reading import parse_json
-from scalerl_jax.wiring.prompts import load_prompts
-from scalerl_jax.wiring.verifying import check_verifiers
+from scalerl_jax.wiring.prompts import check_verifiers, load_prompts
 
 _log = logging.getLogger(__name__)
 _INTERRUPTED = 130  # exit status

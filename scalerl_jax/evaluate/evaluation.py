@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
-from scalerl_jax.evaluate.metrics import Outcome, standard_error
 from scalerl_jax.generation.episodes import Episode, Episodes, Judging
-from scalerl_jax.generation.listed import Abandoned, completing, never
+from scalerl_jax.generation.service import Abandoned, completing, never
 from scalerl_jax.rewards.verdict import UNJUDGED, Status
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.sampler.engine import Engine
@@ -72,22 +72,24 @@ class Judged:
             self.unjudged_is_wrong or status not in UNJUDGED for status in self.statuses
         ]
 
-    def outcome(self, votes: Sequence[str | None] | None) -> Outcome:
-        """Return what the figures need, without the tokens, with the answers' votes."""
-        return Outcome(
-            statuses=self.statuses,
-            judged=self.judged,
-            votes=votes,
-            tokens=[len(each.tokens) for each in self.completions],
-            cut_off=[each.cut_off for each in self.completions],
-            interrupted=[each.interrupted for each in self.completions],
-        )
-
     @property
     def pass_rate(self) -> float:
         """Return the share of the judged samples that are correct; NaN without any."""
         judged = sum(self.judged)
         return sum(self.passed) / judged if judged else math.nan
+
+
+def standard_error(values: Float[np.ndarray, " N"]) -> float:
+    """Return that of the mean over prompts, a value each; NaN for a single prompt.
+
+        std(values, ddof = 1) / sqrt(N)
+
+    It holds both what sets prompts apart and what is left of the chance of sampling:
+    prompts are taken as drawn from many, their samples as drawn anew.
+    """
+    if len(values) < 2:
+        return math.nan
+    return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,13 +120,17 @@ class Evaluator:
             Abandoned: `stopped` said so.
         """
         text, total = f"evaluation at step {policy_version}: prompt", len(self.prompts)
-        groups = []
+        groups: list[Judged] = []
         with self.progress.bar(text, total=total) as bar:
             for group in self.judged(
                 params, policy_version=policy_version, stopped=stopped
             ):
                 groups.append(group)
                 self.progress.advance(bar)
+        return self.summary(groups, policy_version=policy_version)
+
+    def summary(self, groups: Iterable[Judged], *, policy_version: int) -> Evaluation:
+        """Return the figures of all prompts, judged."""
         return summarize(
             groups,
             policy_version=policy_version,
@@ -147,6 +153,30 @@ class Evaluator:
         Verifiers work while the sampler does.  `places` are those of the prompts to
         sample; None: all.  `listener` gets tokens as they come.
         """
+        for judged in self.steps(
+            params,
+            policy_version=policy_version,
+            places=places,
+            listener=listener,
+            stopped=stopped,
+            wait_s=min(self.timeout_s, _POLL_S),
+        ):
+            yield from judged
+
+    def steps(
+        self,
+        params: PyTree,
+        *,
+        policy_version: int,
+        places: Sequence[int] | None = None,
+        listener: Listener | None = None,
+        stopped: Callable[[], bool] = never,
+        wait_s: float,
+    ) -> Iterator[list[Judged]]:
+        """Yield what each step of the sampler finds judged, and then each wait.
+
+        `wait_s` is the longest wait for a verdict when nothing is sampled any more.
+        """
         if places is None:
             places = range(len(self.prompts))
         episodes = Episodes(self.verifier, self.judging.answer)
@@ -166,12 +196,12 @@ class Evaluator:
                 if place not in episodes.open:
                     episodes.begin(place, self.prompts[place], self.samples_per_prompt)
                 episodes.add(each, policy_version)
-            yield from map(self._judged, episodes.judged())
+            yield list(map(self._judged, episodes.judged()))
         while episodes.open:
             if stopped():
                 raise Abandoned
-            episodes.wait(min(self.timeout_s, _POLL_S))
-            yield from map(self._judged, episodes.judged())
+            episodes.wait(wait_s)
+            yield list(map(self._judged, episodes.judged()))
 
     def _judged(self, episode: Episode) -> Judged:
         return Judged(

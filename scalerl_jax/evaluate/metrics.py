@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 from jaxtyping import Float, Int
 
+from scalerl_jax.evaluate.evaluation import Judged, standard_error
 from scalerl_jax.rewards.verdict import Status
 
 T = TypeVar("T")
@@ -103,19 +104,6 @@ def _lead(count: int, others: tuple[int, ...], silent: int, k: int) -> float:
     return ways / math.comb(count + sum(others) + silent, k)
 
 
-def standard_error(values: Float[np.ndarray, " N"]) -> float:
-    """Return that of the mean over prompts, a value each; NaN for a single prompt.
-
-        std(values, ddof = 1) / sqrt(N)
-
-    It holds both what sets prompts apart and what is left of the chance of sampling:
-    prompts are taken as drawn from many, their samples as drawn anew.
-    """
-    if len(values) < 2:
-        return math.nan
-    return float(np.std(values, ddof=1) / math.sqrt(len(values)))
-
-
 def counts_up_to(num_samples: int) -> list[int]:
     """Return the k of a table: 1, 2, 4, ... and the number of samples itself."""
     powers = [2**power for power in range(num_samples.bit_length())]
@@ -132,6 +120,18 @@ class Outcome:
     tokens: Sequence[int]
     cut_off: Sequence[bool]
     interrupted: Sequence[bool]
+
+    @classmethod
+    def of(cls, judged: Judged, votes: Sequence[str | None] | None) -> "Outcome":
+        """Return what the figures need of a prompt, with the answers' votes."""
+        return cls(
+            statuses=judged.statuses,
+            judged=judged.judged,
+            votes=votes,
+            tokens=[len(each.tokens) for each in judged.completions],
+            cut_off=[each.cut_off for each in judged.completions],
+            interrupted=[each.interrupted for each in judged.completions],
+        )
 
     @property
     def passed(self) -> list[bool]:

@@ -35,12 +35,12 @@ from scalerl_jax.utils.xla import explained, keep_programs
 from scalerl_jax.wiring.devices import check_kv_heads
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.loading import load_model, run_settings
+from scalerl_jax.wiring.prompts import make_verifier
 from scalerl_jax.wiring.sampling import (
     make_checked_tokenizer,
     make_engine,
     make_evaluator,
 )
-from scalerl_jax.wiring.verifying import make_verifier
 
 _log = logging.getLogger(__name__)
 _PLAIN_S = 10.0  # between two lines of progress where there is no terminal

@@ -4,19 +4,21 @@ The thread begins as many groups as the desk admits, makes one step after the ot
 the newest published params (the KV cache is kept), and never waits for a verifier while
 there is something to sample.  What else is asked of it, such as an evaluation, it does
 between two steps: then nothing else samples, and no token of it is of another version.
+An evaluation beside the sampling makes one step of its own, in slots of its own and
+with its own params, between any two.
 """
 
 import contextlib
+import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from scalerl_jax.contract import Desk, QueueClosed
 from scalerl_jax.generation.episodes import Episode, Episodes, Judging
-from scalerl_jax.generation.listed import Probe, Probed
-from scalerl_jax.generation.service import turns
+from scalerl_jax.generation.service import Abandoned, Probe, Probed, turns
 from scalerl_jax.parallel.publication import Published, receive
 from scalerl_jax.sampler.requests import Completion, Request, Samples, SchedulerStats
 from scalerl_jax.sampler.sampling import Sampling
@@ -27,6 +29,15 @@ from scalerl_jax.utils.work_log import Books
 _IDLE_WAIT_S = 0.05  # between two looks, when there is nothing to sample
 _STEP_TIMEOUT_S = 600.0  # for the step that is under way
 _Result = TypeVar("_Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Beside:
+    """Work whose steps alternate with those of the sampling."""
+
+    steps: Iterator[list[Any]]
+    found: list[Any] = dataclasses.field(default_factory=list)
+    end: Future[list[Any]] = dataclasses.field(default_factory=Future)
 
 
 class LocalGenerators:
@@ -63,9 +74,12 @@ class LocalGenerators:
         self._pool = pool
         self._group_timeout_s = group_timeout_s
         self.metrics: dict[str, int] = {}  # the sampler's, as of the last step
+        # Of what was published, of the jobs, and of whether the thread runs.
+        self._changed = threading.Condition()
         self._published: tuple[PyTree, int] | None = None
+        self._in_use = False  # by the thread, and nothing before it is
         self._jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self._jobs_lock = threading.Lock()  # of them, and of whether the thread runs
+        self._beside: list[_Beside] = []
         self._running = False
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
 
@@ -76,8 +90,17 @@ class LocalGenerators:
             RuntimeError: they are not what was sent; those before stay in use.
         """
         params = receive(publication, policy_version=policy_version)
-        self._published = (params, policy_version)
+        with self._changed:
+            self._published, self._in_use = (params, policy_version), False
         self._desk.wake()
+
+    def await_use(self) -> None:
+        """Return once no params but those published last are held for a step.
+
+        It waits for the step that is under way, or for the end of the thread.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._in_use or not self._running)
 
     def start(self) -> None:
         """Begin to sample what the desk orders."""
@@ -92,8 +115,7 @@ class LocalGenerators:
         """
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        with self._jobs_lock:
-            self._running = False  # nothing waits for a thread that hangs
+        self._end()  # nothing waits for a thread that hangs
 
     def in_flight(self) -> dict[int, int]:
         """Return the tickets under way, and how many tokens each has so far."""
@@ -121,32 +143,64 @@ class LocalGenerators:
 
         return self.between_steps(job)
 
+    def evaluate_beside(
+        self,
+        publication: Published,
+        *,
+        policy_version: int,
+        stopped: Callable[[], bool],
+    ) -> Any:
+        """Return the pass rate at a version; the sampling goes on, with newer params.
+
+        Raises:
+            Abandoned: `stopped` said so, or the run is over.
+        """
+        groups = self.judge(
+            publication, policy_version=policy_version, stopped=stopped, beside=True
+        )
+        return self.evaluator.summary(groups, policy_version=policy_version)
+
     def judge(
         self,
         publication: Published,
         *,
         policy_version: int,
-        places: Sequence[int],
+        places: Sequence[int] | None = None,
         stopped: Callable[[], bool],
+        beside: bool = False,
     ) -> list[Any]:
         """Return held-out prompts of these places, completed and judged at a version.
 
+        With `beside` the sampling goes on meanwhile.
+
         Raises:
-            Abandoned: `stopped` said so.
+            Abandoned: `stopped` said so, or the run is over.
         """
+        steps = self.evaluator.steps(
+            publication.params,
+            policy_version=policy_version,
+            places=places,
+            stopped=stopped,
+            wait_s=_IDLE_WAIT_S,
+        )
+        work = _Beside(self._booked(steps))
+        with self._changed:
+            alternating = beside and self._running
+            if alternating:
+                self._beside.append(work)
+                self._desk.wake()
+        if alternating:
+            return work.end.result()  # it has one at the thread's end
+        return self.between_steps(lambda: [one for each in work.steps for one in each])
 
-        def job() -> list[Any]:
+    def _booked(self, steps: Iterator[list[Any]]) -> Iterator[list[Any]]:
+        """Yield what these steps do, whose time is that of an evaluation."""
+        while True:
             with self._ledger.activity("eval", pool=self._pool):
-                return list(
-                    self.evaluator.judged(
-                        publication.params,
-                        policy_version=policy_version,
-                        places=places,
-                        stopped=stopped,
-                    )
-                )
-
-        return self.between_steps(job)
+                found = next(steps, None)
+            if found is None:
+                return
+            yield found
 
     def sample(self, publication: Published) -> list[Probed]:
         """Return completions of always the same prompts, to compare with."""
@@ -155,7 +209,7 @@ class LocalGenerators:
     def between_steps(self, job: Callable[[], _Result]) -> _Result:
         """Return what `job` does between two steps, or at once if there are none."""
         future: Future[_Result] = Future()
-        with self._jobs_lock:
+        with self._changed:
             if self._running:
                 self._jobs.append((job, future))
                 self._desk.wake()
@@ -187,18 +241,28 @@ class LocalGenerators:
         except BaseException as failure:  # noqa: BLE001  raised again in the loop
             self._desk.fail(failure)
         finally:
-            with self._jobs_lock:
-                self._running = False
+            self._end()
             self._do_jobs()
+            for work in self._beside:
+                work.end.set_exception(Abandoned())
+
+    def _end(self) -> None:
+        with self._changed:
+            self._running = False
+            self._changed.notify_all()
 
     def _newest(self) -> tuple[PyTree, int]:
         self._do_jobs()
-        assert self._published is not None, "start() has checked it"
-        return self._published
+        self._step_beside()
+        with self._changed:
+            assert self._published is not None, "start() has checked it"
+            self._in_use = True
+            self._changed.notify_all()
+            return self._published
 
     def _do_jobs(self) -> None:
         """Do what others asked for, and hand them its result or its error."""
-        with self._jobs_lock:
+        with self._changed:
             jobs, self._jobs = self._jobs, []
         for job, future in jobs:
             if not future.set_running_or_notify_cancel():
@@ -207,6 +271,21 @@ class LocalGenerators:
                 future.set_result(job())
             except BaseException as error:  # noqa: BLE001  raised in who asked
                 future.set_exception(error)
+
+    def _step_beside(self) -> None:
+        """Make a step of each work that goes on beside the sampling."""
+        for work in list(self._beside):
+            try:
+                found = next(work.steps, None)
+            except BaseException as error:  # noqa: BLE001  raised in who asked
+                work.end.set_exception(error)
+            else:
+                if found is not None:
+                    work.found.extend(found)
+                    continue
+                work.end.set_result(work.found)
+            with self._changed:
+                self._beside.remove(work)
 
     def fill(self, scheduler: Scheduler, version: int) -> bool:
         """Begin as many groups as the desk admits and the slots can begin."""
@@ -245,7 +324,7 @@ class LocalGenerators:
         for episode in self._episodes.judged():
             self._desk.put(self._group(episode))
             judged = True
-        if sampled or judged:
+        if sampled or judged or self._beside:
             return
         if self._episodes.waiting:
             with self._ledger.activity("verify", pool=self._pool):

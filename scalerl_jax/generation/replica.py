@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 from scalerl_jax.contract import Order, QueueClosed
 from scalerl_jax.exchange import Assignment, Instructions, Job, JobResult, Report
@@ -178,6 +178,22 @@ class ReplicaDesk:
         self._changed.notify_all()
 
 
+class Fetch(Protocol):
+    """Makes params of publications."""
+
+    def __call__(self, publication: Any, /) -> Published:
+        """Return the params of a publication that follows on those before."""
+        ...
+
+    def pinned(self, publication: Any, /) -> Published:
+        """Return the params of any publication, which are held until `release`."""
+        ...
+
+    def release(self) -> None:
+        """Hold no pinned params any more."""
+        ...
+
+
 class Replica:
     """One sampling thread with its engine and verifiers, as a controller reaches it."""
 
@@ -188,24 +204,26 @@ class Replica:
         *,
         capacity: int,
         verifier_restarts: Callable[[], int],
-        receive: Callable[[Any], Published] = lambda publication: publication,
+        fetch: Fetch | None = None,
         work: WorkLog | None = None,
         where: str = "this process",
     ) -> None:
-        """Wrap a thread that is not started; `receive` makes params of a publication.
+        """Wrap a thread that is not started; `fetch` makes params of a publication.
 
-        With `work` busy seconds and counts are reported; else they are booked already.
+        Without it they are params already.  With `work` busy seconds and counts are
+        reported; else they are booked already.
         """
         self.where = where
         self._generators = generators
         self._desk = desk
         self._capacity = capacity
         self._verifier_restarts = verifier_restarts
-        self._receive = receive
+        self._fetch = fetch
         self._work = work
         self._started = False
         self._version = -1  # fetched last
         self._abandoned: set[int] = set()
+        self._pinned_for: set[int] = set()  # jobs with params of their own
         # Params are fetched one after the other, while the thread samples on.
         self._fetching = ThreadPoolExecutor(1, thread_name_prefix="params")
 
@@ -216,8 +234,13 @@ class Replica:
                 self._install, instructions.publication, instructions.policy_version
             )
         self._abandoned.update(instructions.abandoned)
+        if self._fetch and self._pinned_for & self._abandoned:
+            self._pinned_for = set()
+            self._fetching.submit(self._fetch.release)
         self._desk.deliver(instructions)
         for job in instructions.jobs:
+            if job.beside:
+                self._pinned_for.add(job.number)
             threading.Thread(
                 target=self._do, args=(job,), name=f"job {job.number}", daemon=True
             ).start()
@@ -247,7 +270,9 @@ class Replica:
         try:
             if policy_version < self._version:
                 return  # a call was overtaken by the next
-            received = self._receive(publication)
+            if self._fetch:  # two versions on the devices, and not three
+                self._generators.await_use()
+            received = self._params(publication)
             self._version = policy_version
             self._generators.publish(received, policy_version=policy_version)
             if not self._started:
@@ -257,12 +282,19 @@ class Replica:
             _log.warning("params of version %d are not used: %s", policy_version, error)
             self._desk.refuse(f"{error}")
 
+    def _params(self, publication: Any, *, pinned: bool = False) -> Published:
+        if self._fetch is None:
+            return publication
+        return (self._fetch.pinned if pinned else self._fetch)(publication)
+
     def _do(self, job: Job) -> None:
         """Do a job and report its end."""
         end = functools.partial(JobResult, number=job.number)
         try:
             # After the fetch of a publication that came with it.
-            received = self._fetching.submit(self._receive, job.publication).result()
+            received = self._fetching.submit(
+                self._params, job.publication, pinned=job.beside
+            ).result()
         except Exception as error:  # noqa: BLE001  the controller is told
             self._desk.finish(end(without_params=f"{error}"))
             return
@@ -281,6 +313,7 @@ class Replica:
             policy_version=job.policy_version,
             places=job.places,
             stopped=lambda: job.number in self._abandoned,
+            beside=job.beside,
         )
 
 

@@ -25,13 +25,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from scalerl_jax.learner import arrays, group_io
+from scalerl_jax.learner import contents
 from scalerl_jax.learner import manifest as manifests
-from scalerl_jax.learner.background import Background
 from scalerl_jax.learner.manifest import Folder
 from scalerl_jax.learner.places import place_of
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, PyTree
+from scalerl_jax.utils.background import Background
 
 _STATE = "state"
 _HOST = "host.json"
@@ -72,7 +72,7 @@ class _Content:
     """What a process puts into a checkpoint; the run changes nothing of it."""
 
     step: int
-    state: arrays.ArrayCopy
+    state: contents.ArrayCopy
     shapes: dict[str, list[Any]]
     host: str  # JSON
     columns: dict[str, np.ndarray]  # of the groups
@@ -84,7 +84,7 @@ class _Content:
         folder = _part_folder(checkpoint, multihost.process_index())
         if folder != checkpoint:
             folder.mkdir(exist_ok=True)
-        group_io.write(folder, self.columns, self.rows)
+        contents.write_groups(folder, self.columns, self.rows)
         (folder / _HOST).write_text(self.host)
 
 
@@ -125,7 +125,7 @@ class Checkpointer:
         self._timeout_s = timeout_s
         self._damaged: set[Folder] = set()
         self._writing = Background("writing a checkpoint") if background else None
-        self._arrays = arrays.ArrayFiles()
+        self._arrays = contents.ArrayFiles()
 
     def due(self, step: int, *, since: int) -> bool:
         """Return whether one is due after any of the steps `since` + 1 to `step`."""
@@ -144,9 +144,9 @@ class Checkpointer:
             ValueError: a value that would not read back as it is.
         """
         self.wait()
-        group_io.check_json(host, name="host")
-        arrays.check_processes(state)
-        columns, rows = group_io.flatten(groups)
+        contents.check_json(host, name="host")
+        contents.check_processes(state)
+        columns, rows = contents.flatten(groups)
         name = self._place.partial_name(step)
         with self._told(step):
             multihost.agree(
@@ -162,7 +162,7 @@ class Checkpointer:
                     state=self._together(
                         lambda: self._arrays.copy(partial / _STATE, state)
                     ),
-                    shapes=arrays.describe(state),
+                    shapes=contents.describe(state),
                     host=json.dumps(host),
                     columns=columns,
                     rows=rows,
@@ -251,7 +251,7 @@ class Checkpointer:
         if found is None:
             return None
         step, path, manifest = found
-        arrays.check_shapes(path, manifest["arrays"], abstract_state)
+        contents.check_shapes(path, manifest["arrays"], abstract_state)
 
         def load() -> Restored:
             return Restored(
@@ -283,7 +283,7 @@ class Checkpointer:
             for name, shape in manifest["arrays"].items()
             if name.startswith("params.")
         }
-        arrays.check_shapes(path, params, wanted)
+        contents.check_shapes(path, params, wanted)
         state = self._together(
             lambda: self._arrays.load(path / _STATE, wanted, partial=True)
         )
@@ -388,5 +388,5 @@ def _part_folder(checkpoint: Folder, process: int) -> Folder:
 def _load_part(folder: Folder) -> HostPart:
     return HostPart(
         host=json.loads((folder / _HOST).read_bytes()),
-        groups=group_io.read(folder),
+        groups=contents.read_groups(folder),
     )

@@ -21,13 +21,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from scalerl_jax.algo.advantages import gae
-from scalerl_jax.algo.values import clipped_value_loss, final_rewards, whiten
+from scalerl_jax.algo.values import clipped_value_loss, final_rewards, gae, whiten
 from scalerl_jax.learner.forward import Forward
-from scalerl_jax.learner.objective import Scalars
 from scalerl_jax.learner.step import (
     Accumulate,
     Accumulated,
+    Scalars,
     TrainState,
     TrainStep,
     Update,
@@ -185,8 +184,13 @@ class PairedStep:
 
         The critic makes a step on each of `num_minibatches` parts of a batch.
         """
-        self.policy, self.critic = policy, critic
+        self._policy, self.critic = policy, critic
         self._num_minibatches = num_minibatches
+
+    @property
+    def policy(self) -> TrainStep:
+        """The step of the policy alone."""
+        return self._policy
 
     def lower(self) -> dict[str, Any]:
         """The programs by name, not compiled."""

@@ -9,8 +9,7 @@ from jaxtyping import Array, Float
 
 from scalerl_jax.contract import Publication, Restored
 from scalerl_jax.learner.checkpoint import Checkpointer
-from scalerl_jax.learner.critic import PairedStep
-from scalerl_jax.learner.step import TrainState, TrainStep
+from scalerl_jax.learner.step import Step, TrainState
 from scalerl_jax.types import Group, PackedBatch, PyTree
 
 # State at the start of a window, its batches -> the batches with what they lack.
@@ -22,7 +21,7 @@ class LocalLearner:
     """Compiled programs over the train state; the `contract.Learner` of one process."""
 
     layout: PyTree  # of the train state: shapes, dtypes and shardings
-    train_step: TrainStep | PairedStep
+    train_step: Step
     diagnose: Callable[[PyTree, PackedBatch], str]  # of a skipped step
     annotate_window: Annotate
     to_sampler: Callable[[PyTree, Array], Publication]
@@ -49,8 +48,10 @@ class LocalLearner:
         """Return a window's batches with the scores that the objective reads."""
         return self.annotate_window(state, batches)
 
-    def publish(self, state: TrainState) -> Publication:
+    def publish(self, state: TrainState, *, pinned: bool = False) -> Publication:
         """Return a copy of the params, on the devices of every generator replica.
+
+        It is there as long as somebody holds it, `pinned` or not.
 
         Raises:
             RuntimeError: it could not be sent.
@@ -65,9 +66,7 @@ class LocalLearner:
 
     def examine(self, state: TrainState, batch: PackedBatch) -> dict[str, float]:
         """Return a batch's metrics and the norm of its gradient; no step is made."""
-        step = self.train_step
-        policy = step.policy if isinstance(step, PairedStep) else step
-        return policy.examine(state.params, batch)
+        return self.train_step.policy.examine(state.params, batch)
 
     def save(
         self,

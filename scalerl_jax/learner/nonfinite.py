@@ -16,8 +16,7 @@ import optax
 from jaxtyping import Array, Bool, Int
 
 from scalerl_jax.learner.forward import Forward
-from scalerl_jax.learner.objective import Objective, tokens_of
-from scalerl_jax.learner.step import TrainStep
+from scalerl_jax.learner.step import Objective, TrainStep, tokens_of
 from scalerl_jax.model.transformer import head_weights
 from scalerl_jax.types import PackedBatch, PyTree
 

@@ -25,6 +25,8 @@ MASKED = -1e30  # finite: a row without any key must not make a NaN
 SAVED = "attention"
 _UNROLLED = 4  # blocks of a row, at most
 _TINY = 128  # tokens
+# Segments of a row that cuDNN is told of; `batching.packing` puts no more in one.
+MAX_SEGMENTS = 128
 _Carry = Any
 # First key, how many, what was found so far -> what is found with them.
 _Meet = Callable[[Array | int, int, _Carry], _Carry]

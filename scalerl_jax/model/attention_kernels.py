@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import (
     KEYS,
+    MAX_SEGMENTS,
     QUERIES,
     ROWS,
     SAVED,
@@ -30,8 +31,6 @@ from scalerl_jax.parallel.mesh import largest_divisor, over_mesh
 
 _LANES = 128  # of a TPU's vector; what the kernel's blocks are multiples of
 _MOST_BLOCK = 512
-# Segments of a row that cuDNN is told of; `batching.packing` puts no more in one.
-MAX_SEGMENTS = 128
 
 
 @dataclasses.dataclass(frozen=True)

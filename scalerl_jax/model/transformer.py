@@ -34,7 +34,6 @@ from scalerl_jax.model.layers import (
     rotate,
     rotations,
 )
-from scalerl_jax.model.prompt_sharing import collect, spread
 from scalerl_jax.types import PyTree, Sharing
 
 _INIT_STD = 0.02
@@ -167,6 +166,8 @@ def hidden_states(
         def attend(q: Array, k: Array, v: Array) -> Array:
             if sharing is None:
                 return attention(q, k, v, segment_ids)
+            from scalerl_jax.model.prompt_sharing import collect, spread
+
             q, k, v = (spread(x, sharing) for x in (q, k, v))
             return collect(attention(q, k, v, segment_ids), sharing)
 

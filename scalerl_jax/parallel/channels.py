@@ -6,6 +6,7 @@ compares sizes and checksums.  Another transport is another class with these met
 """
 
 import contextlib
+import dataclasses
 import io
 import os
 import re
@@ -13,9 +14,9 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,15 @@ class LostObjectError(RuntimeError):
 
 class FullChannelError(RuntimeError):
     """An object that finds no place."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parcel:
+    """A publication on its way to replicas."""
+
+    text: str  # of an `offers.Publication`
+    # Of its objects, where a reference alone does not reach them.
+    handles: Mapping[Reference, Any] = dataclasses.field(default_factory=dict)
 
 
 class Channel(Protocol):

@@ -83,16 +83,23 @@ class Sender:
         self._shards: tuple[Shard, ...] = ()  # of it, as the base of the next
         self._since_anchor = 0
         self._anchor: list[Reference] = []
+        self._pinned: list[Reference] = []
         self._recent: list[list[Reference]] = []
         self._stored: set[Reference] = set()  # all that the channel holds
 
     def send(
-        self, shards: Sequence[Shard], *, policy_version: int, full: bool = False
+        self,
+        shards: Sequence[Shard],
+        *,
+        policy_version: int,
+        full: bool = False,
+        pinned: bool = False,
     ) -> Offer:
         """Offer the shards of a version.
 
         Their values are kept as the base of the next version: nobody may change them.
-        Objects of the version before the last are discarded, unless it is the anchor.
+        Objects of the version before the last are discarded, unless it is the anchor,
+        or the last one that was `pinned`, which is offered in full.
 
         Raises:
             ValueError: the version is not after the last one.
@@ -105,13 +112,18 @@ class Sender:
                 f"{last.policy_version}, which is offered already; a sender that "
                 f"starts anew is a new one"
             )
-        full = full or last is None or self._since_anchor + 1 >= self._base_every
+        if pinned:
+            self._pinned = []  # no two at a time
+        full = (
+            full or pinned or last is None or self._since_anchor + 1 >= self._base_every
+        )
         coded = self._code(shards, {} if full else self._base)
         self._discard(keep=_KEPT - 1)
         offer = self._offer(coded, policy_version, None if full else last)
         references = [each.reference for each in offer.objects]
         self._since_anchor = 0 if full else self._since_anchor + 1
         self._anchor = references if full else self._anchor
+        self._pinned = references if pinned else self._pinned
         self._recent.append(references)
         self._discard(keep=_KEPT)
         if self._base_every > 1:
@@ -186,9 +198,9 @@ class Sender:
         return objects, listed
 
     def _discard(self, *, keep: int) -> None:
-        """Discard all but the last publications and the anchor."""
+        """Discard all but the last publications, the anchor and what is pinned."""
         self._recent = self._recent[-keep:]
-        kept = {*self._anchor}.union(*self._recent)
+        kept = {*self._anchor, *self._pinned}.union(*self._recent)
         for reference in self._stored - kept:
             self._channel.discard(reference)
         self._stored &= kept

@@ -11,11 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from scalerl_jax.balance import work
+from scalerl_jax.balance.lengths import Lengths
+from scalerl_jax.balance.memory import logits_tile, saved_activations
+from scalerl_jax.balance.work import Work
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.parallel.mesh import largest_divisor
-from scalerl_jax.preflight import chips
-from scalerl_jax.preflight.chips import Roofline, Topology, Work
 from scalerl_jax.preflight.hlo import (
     Compiled,
     HeadMatmuls,
@@ -26,6 +28,8 @@ from scalerl_jax.preflight.hlo import (
     traffic,
 )
 from scalerl_jax.preflight.programs import Parts, attention_names, make_parts
+from scalerl_jax.preflight.topologies import Roofline, Topology, roofline
+from scalerl_jax.preflight.whole_step import WholeStep, make_whole_step
 from scalerl_jax.sampler.lowering import (
     decode_state,
     lower_generate,
@@ -66,6 +70,7 @@ class Result:
     programs: dict[str, Checked]
     attention: dict[str, str]
     microbatches: int
+    whole: WholeStep
 
     @property
     def fits(self) -> bool:
@@ -76,8 +81,10 @@ class Result:
         )
 
 
-def check(config: Config, topology: Topology) -> Result:
+def check(config: Config, topology: Topology, lengths: Lengths | None = None) -> Result:
     """Compile everything that a run of `config` needs on the topology.
+
+    `lengths` of rollouts, by default assumed, are for the seconds of a whole step.
 
     Raises:
         ValueError: a setting cannot be used on this topology.
@@ -99,6 +106,7 @@ def check(config: Config, topology: Topology) -> Result:
         programs=programs | {"publish": Checked(parts=_publish_memory(parts))},
         attention=attention_names(parts),
         microbatches=count_microbatches(parts.config),
+        whole=make_whole_step(parts.fitted, parts.arch, topology, lengths),
     )
 
 
@@ -116,21 +124,15 @@ def _checked(
     name: str, compiled: Compiled, parts: Parts, topology: Topology
 ) -> Checked:
     mesh = parts.sampler_mesh if name in _SAMPLING else parts.learner_mesh
-    work, found = _work(name, parts), {}
+    needed, found = _work(name, parts), {}
     if compiled.program is not None:
         found = traffic(compiled.program, num_devices=mesh.size)
     return Checked(
         parts=_memory(name, compiled, parts),
         too_large=compiled.too_large,
         traffic=found,
-        work=work,
-        roofline=chips.roofline(
-            topology.chip,
-            work,
-            found,
-            devices=mesh.size,
-            float32_head=parts.config.model.float32_head,
-        ),
+        work=needed,
+        roofline=roofline(topology.chip, needed, found, devices=mesh.size),
         head=_head(name, compiled, parts),
         calls=count_microbatches(parts.config) if name.endswith("accumulate") else 1,
     )
@@ -149,49 +151,6 @@ def device_bytes(tree: PyTree) -> int:
 
 def _gradient_bytes(params: PyTree) -> int:
     return device_bytes(jax.tree.map(lambda x: x.update(dtype=jnp.float32), params))
-
-
-def _device_tokens(config: Config) -> int:
-    """Return the tokens of a microbatch on one device."""
-    mesh, batch = config.mesh, config.batch
-    rows = batch.rows_per_microbatch // (mesh.data * mesh.fsdp)
-    return rows * batch.row_tokens // mesh.context
-
-
-def saved_activations(config: Config, arch: Architecture) -> int:
-    """Return the bytes that a microbatch's forward pass keeps for the backward one.
-
-    Per token and layer, in the compute dtype, by `model.remat`: the layer's input;
-    with "attention" what attention found and its float32 normalisers; with "dots"
-    the results of all matmuls too; with "none" also what lies between them.
-    """
-    tensor, remat = config.mesh.tensor, config.model.remat
-    heads, width = arch.num_heads // tensor, arch.hidden_size
-    queries, keys = heads * arch.head_dim, arch.num_kv_heads // tensor * arch.head_dim
-    ffn = arch.ffn_size // tensor
-    matmuls = queries + 2 * keys + 2 * width + 2 * ffn
-    values = {
-        "full": 0,
-        "attention": queries,
-        "dots": queries + matmuls,
-        "none": queries + matmuls + queries + keys + 2 * width + ffn,
-    }[remat]
-    itemsize = 2 if config.model.compute_dtype == "bfloat16" else 4
-    normalisers = 0 if remat == "full" else 4 * heads
-    per_token = (width + values) * itemsize + normalisers
-    return arch.num_layers * _device_tokens(config) * per_token
-
-
-def logits_tile(config: Config, arch: Architecture) -> dict[str, int]:
-    """Return the bytes of the head's tile of logits and of the slab gathered for it."""
-    vocabulary = arch.vocab_size // config.mesh.tensor
-    slab = largest_divisor(vocabulary, config.model.head_chunk_vocab)
-    chunk = largest_divisor(_device_tokens(config), config.model.head_chunk_tokens)
-    itemsize = 4 if config.model.float32_head else 2
-    return {
-        "logits tile": chunk * slab * 4,
-        "slab of the head": slab * arch.hidden_size * itemsize,
-    }
 
 
 def learner_parts(
@@ -291,7 +250,7 @@ def _work(name: str, parts: Parts) -> Work:
     match name.removeprefix("critic_"):
         case "accumulate":
             attention = type(parts.attention).__name__.removesuffix("Attention")
-            return chips.microbatch(
+            return work.microbatch(
                 arch,
                 rows=config.batch.rows_per_microbatch,
                 row_tokens=config.batch.row_tokens,
@@ -301,19 +260,20 @@ def _work(name: str, parts: Parts) -> Work:
                 attention=attention.lower(),
                 float32_head=config.model.float32_head,
                 param_bytes=param_bytes,
+                compute_bytes=2 if config.model.compute_dtype == "bfloat16" else 4,
             )
         case "update":
-            return chips.optimizer_update(arch, param_bytes=param_bytes)
+            return work.optimizer_update(arch, param_bytes=param_bytes)
         case "start":
             return Work(bytes=4.0 * arch.num_params)
         case "prefill":
-            return chips.prefill(
+            return work.prefill(
                 arch,
                 tokens=engine.chunk_sizes[-1],
                 context=engine.settings.max_prompt_tokens,
                 itemsize=itemsize,
             )
-    return chips.decode(
+    return work.decode(
         arch,
         rows=engine.row_counts[-1],
         context=decode_context(parts),

@@ -8,10 +8,11 @@ from absl import flags
 from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
+from scalerl_jax.balance.lengths import read_lengths
 from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.preflight.check import check, search_rows
-from scalerl_jax.preflight.chips import parse_topology
 from scalerl_jax.preflight.report import to_json, to_text
+from scalerl_jax.preflight.topologies import parse_topology
 from scalerl_jax.utils.failures import tell
 
 _FITS, _TOO_LARGE = 0, 1
@@ -33,7 +34,21 @@ def _run(argv: list[str]) -> int:
     flags.DEFINE_string(
         "topology",
         None,
-        "NAME:AxB or NAME:AxBxC; N* before it for N slices.",
+        "NAME:AxB or NAME:AxBxC, or a type like v5p-128; N* before it for N slices.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "lengths",
+        None,
+        "A run's directory, or a file with the tokens of one completion on each line; "
+        "default: what the config's limits let expect.",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "price",
+        None,
+        "Of a chip-hour, in any currency.",
+        lower_bound=0.0,
         flag_values=values,
     )
     for name, meaning in {
@@ -50,12 +65,15 @@ def _run(argv: list[str]) -> int:
             )
     topology = parse_topology(str(values["topology"].value))
     config = config_lib.resolve(given.value)
-    result = check(config, topology)
+    asked = values["lengths"].value
+    lengths = read_lengths(str(asked), config) if asked else None
+    result = check(config, topology, lengths)
     found = search_rows(config, topology, result) if values["search"].value else None
     file = config_flags.get_config_filename(values["config"])
-    text = to_text(result, config_file=file)
+    price = values["price"].value
+    text = to_text(result, config_file=file, price=price)
     if values["json"].value:
-        answer = to_json(result, config_file=file)
+        answer = to_json(result, config_file=file, price=price)
         answer |= {"largest_compiled": found} if found is not None else {}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stderr.write(text)

@@ -1,25 +1,27 @@
 """A config's learner and sampler, made for the devices of a topology."""
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from scalerl_jax.cluster.placement import Seats
 from scalerl_jax.config import Config
 from scalerl_jax.data.spelling import Spelling
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import SegmentAttention
 from scalerl_jax.model.attention_kernels import why_not
-from scalerl_jax.parallel.mesh import AXES, split_devices
-from scalerl_jax.preflight.chips import Topology, part_of
+from scalerl_jax.parallel.mesh import split_devices
+from scalerl_jax.pod.partition import Box
+from scalerl_jax.preflight.fitting import Fitted, fit_topology
+from scalerl_jax.preflight.topologies import Topology, part_of
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.kernels import why_not_pallas
 from scalerl_jax.utils.hub import is_hub_id
-from scalerl_jax.wiring.devices import fit_devices, is_shared, make_meshes
+from scalerl_jax.wiring.devices import is_shared, make_meshes
 from scalerl_jax.wiring.learning import (
     abstract_state,
     make_architecture,
@@ -44,8 +46,32 @@ class Placement:
         return self.learner != self.sampler
 
 
+def seat(seats: Seats, topology: Topology) -> Placement:
+    """Return the boxes of a run on several hosts, each as a slice of its own."""
+    learner = _of_box(topology, seats.learner.box)
+    sampler = _of_box(topology, seats.replicas[0].box)
+    busy = seats.learner.box.num_chips
+    busy += sum(part.box.num_chips for part in seats.replicas)
+    return Placement(
+        learner,
+        sampler,
+        [
+            *learner.devices()[: seats.learner.box.num_chips],
+            *sampler.devices()[: seats.replicas[0].box.num_chips],
+        ],
+        topology.num_devices - busy,
+    )
+
+
+def _of_box(topology: Topology, box: Box) -> Topology:
+    """Return the slice that a box is; a part of a host is one of its host's."""
+    part = box.num_chips < 4 and not topology.chip.whole_slices
+    shape = (2, 2, 1) if part else box.shape[: topology.chip.sides]
+    return dataclasses.replace(topology, shape=shape, slices=1)
+
+
 def place(config: Config, topology: Topology) -> Placement:
-    """Choose the devices of a config whose axes are numbers.
+    """Choose the devices of a config whose axes are numbers, in one process.
 
     On 3D tori both are parts of one slice.  On 2D tori, where the compiler takes whole
     slices, each is a rectangle of its own.
@@ -54,7 +80,7 @@ def place(config: Config, topology: Topology) -> Placement:
         ValueError: the topology has too few, or none of that form.
     """
     mesh, generators = config.mesh, config.generators
-    learner = math.prod(getattr(mesh, axis) for axis in AXES)
+    learner = mesh.num_devices
     split_devices(
         range(topology.num_devices),
         learner_count=learner,
@@ -103,6 +129,7 @@ class Parts:
 
     config: Config
     arch: Architecture
+    fitted: Fitted
     placement: Placement
     learner_mesh: Mesh
     sampler_mesh: Mesh
@@ -115,13 +142,20 @@ class Parts:
 def make_parts(config: Config, topology: Topology) -> tuple[Parts, Any]:
     """Return the parts, and the train step.
 
+    Each role of a run that can be started on several hosts has the box of chips that
+    it would get.
+
     Raises:
         ValueError: a setting cannot be used on this topology.
     """
     notes: list[str] = []
     arch = make_architecture(config)
-    config = fit_devices(config, arch, topology.num_devices)
-    placement = place(config, topology)
+    fitted = fit_topology(config, arch, topology)
+    config = fitted.config
+    if fitted.seats is not None:
+        placement = seat(fitted.seats, topology)
+    else:
+        placement = place(config, topology)
     # Every replica runs the programs of the first.
     first = dataclasses.replace(config.generators, count=1)
     learner_mesh, (sampler_mesh,) = make_meshes(
@@ -142,6 +176,7 @@ def make_parts(config: Config, topology: Topology) -> tuple[Parts, Any]:
     parts = Parts(
         config=config,
         arch=arch,
+        fitted=fitted,
         placement=placement,
         learner_mesh=learner_mesh,
         sampler_mesh=sampler_mesh,

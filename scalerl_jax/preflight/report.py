@@ -20,6 +20,7 @@ from scalerl_jax.preflight.check import (
     head_is_float32,
 )
 from scalerl_jax.preflight.hlo import Traffic
+from scalerl_jax.preflight.whole_step import step_json, step_lines
 from scalerl_jax.wiring.devices import is_shared
 
 _OTHERS = ("prefill", "decode", "publish")  # what a train step does not run
@@ -55,19 +56,25 @@ _CASES = (
     ("8b", "v5e:8x8"),
     ("8b", "v5e:16x16"),
     ("8b", "v6e:8x8"),
+    ("8b", "v5p:2x2x1"),
     ("8b_32k", "v5p:4x4x4"),
     ("8b_32k", "v6e:8x8"),
     ("32b", "v5p:4x4x8"),
 )
 _HEADER = (
-    "| config | topology | learner + sampler devices | fits | limit | train step "
-    "| prefill | decode | step, at least | binds |\n"
-    "|---|---|---|---|---|---|---|---|---|---|\n"
+    "| config | topology | learner + generators | can start | generate | train "
+    "| at work | chip-hours a step | fits | limit | train step | prefill | decode |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
 )
 
 
-def to_json(result: Result, *, config_file: str) -> dict[str, Any]:
-    """Return everything that was found; bytes are of one device."""
+def to_json(
+    result: Result, *, config_file: str, price: float | None = None
+) -> dict[str, Any]:
+    """Return everything that was found; bytes are of one device.
+
+    `price` of a chip-hour makes the costs of a run money.
+    """
     parts = result.parts
     programs = {
         name: _program_json(name, each) for name, each in result.programs.items()
@@ -82,6 +89,10 @@ def to_json(result: Result, *, config_file: str) -> dict[str, Any]:
     }
     return {
         "fits": result.fits,
+        "can_start": parts.fitted.can_start,
+        "why_not_start": parts.fitted.why_not,
+        "processes": parts.fitted.processes,
+        **step_json(result.whole, price=price),
         "config": config_file,
         "settings": config_lib.to_json(parts.config),
         "topology": result.topology.name,
@@ -181,18 +192,19 @@ def advice(result: Result) -> list[str]:
 def notes(result: Result) -> list[str]:
     """Return what a reader must know about how it was found."""
     parts, placement = result.parts, result.parts.placement
-    chip, said = result.topology.chip, list(parts.notes)
+    said = list(parts.notes)
     if placement.separate or placement.learner.shape != result.topology.shape:
         said.append(
-            f"{chip.name} programs take a whole slice or a rectangle of its hosts: the "
-            f"learner is compiled for {placement.learner.name}, the sampler for "
-            f"{placement.sampler.name}; start them as processes of their own"
+            f"the learner is compiled for {placement.learner.name}, the sampler for "
+            f"{placement.sampler.name}: boxes of the slice; --ray=slice starts their "
+            f"processes"
         )
     if placement.unused:
         said.append(
-            f"{placement.unused} of {result.topology.num_devices} devices stay unused: "
-            f"mesh.fsdp must divide hidden_size = {parts.arch.hidden_size}; they can "
-            f"hold {placement.unused // parts.sampler_mesh.size} more generators"
+            f"{placement.unused} of {result.topology.num_devices} devices stay unused; "
+            f"they can hold {placement.unused // parts.sampler_mesh.size} more "
+            f"generators of this size: mesh.data, mesh.fsdp and generators.count = 0 "
+            f"leave the split to the preflight and to runs"
         )
     if result.topology.slices > 1:
         said.append(
@@ -205,13 +217,14 @@ def notes(result: Result) -> list[str]:
     )
     said.append(
         "rooflines are bounds from below (everything at its peak, all overlapped); a "
-        "float32 head at the highest precision takes 6 bfloat16 passes"
+        "float32 product at the highest precision takes 6 bfloat16 passes, or 3 if an "
+        "operand was bfloat16"
     )
     return said
 
 
-def to_text(result: Result, *, config_file: str) -> str:
-    """Return tables to read."""
+def to_text(result: Result, *, config_file: str, price: float | None = None) -> str:
+    """Return tables to read; with `price` of a chip-hour, what a run costs."""
     parts, limit = result.parts, result.limit
     mesh = parts.config.mesh
     lines = [
@@ -230,6 +243,7 @@ def to_text(result: Result, *, config_file: str) -> str:
     for name, each in result.programs.items():
         lines += _memory_lines(name, each, limit)
     lines += _cost_lines(result)
+    lines += step_lines(result.whole, parts.fitted, price=price)
     found = estimate_largest(result)
     if found:
         lines.append(
@@ -287,14 +301,13 @@ def _cost_lines(result: Result) -> list[str]:
             )
     settings = result.parts.engine.settings
     work = result.programs["accumulate"].work
-    whole = work.passes(float32_head=result.parts.config.model.float32_head)
     tokens = result.programs["decode"]
     rate = settings.slots * settings.tokens_per_call / tokens.roofline.seconds
     lines += [
         "",
         f"optimizer step: {_step_seconds(result):.2f} s or more "
         f"({result.microbatches} microbatches if every rollout is as long as can be)",
-        f"its head: {1 - work.layers / whole:.0%} of the matrix units' work",
+        f"its head: {1 - work.layers / work.passes:.0%} of the matrix units' work",
         f"decoding: {rate:,.0f} tokens/s or less from a sampler with "
         f"{settings.slots} slots of {decode_context(result.parts):,.0f} tokens",
     ]
@@ -312,13 +325,13 @@ def row(config: str, answer: dict) -> str:
         f"{programs[name]['peak_bytes'] / 2**30:.1f}"
         for name in ("train_step", "prefill", "decode")
     )
-    step = programs["train_step"]
+    start, fits = ("yes" if answer[name] else "no" for name in ("can_start", "fits"))
     return (
         f"| `{config}.py` | {answer['topology']} | {devices['learner']} + "
-        f"{devices['sampler']} | {'yes' if answer['fits'] else 'no'} | "
-        f"{answer['hbm_limit_bytes'] / 2**30:.2f} | {memory} | "
-        f"{step['roofline_seconds']:.0f} s | "
-        f"{step['programs']['accumulate']['roofline']['bound_by']} |\n"
+        f"{devices['generators']} x {devices['sampler']} | {start} | "
+        f"{answer['generate_seconds']:.0f} s | {answer['train_seconds']:.0f} s | "
+        f"{answer['busy_share']:.0%} | {answer['chip_hours_per_step']:.2f} | {fits} | "
+        f"{answer['hbm_limit_bytes'] / 2**30:.2f} | {memory} |\n"
     )
 
 

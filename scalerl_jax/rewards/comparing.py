@@ -340,6 +340,7 @@ class _Quantity(NamedTuple):
     value: Value
     text: str
     is_percentage: bool
+    has_unit: bool
 
     def hundredth(self) -> Value | None:
         """The value of a percentage in hundredths; of others their own."""
@@ -353,13 +354,16 @@ def _quantity(text: str) -> _Quantity | None:
     value = evaluate(ungrouped(rest.removesuffix("%")))
     if value is None or not (is_unit or value.constant):
         rest, value = text, evaluate(ungrouped(text.removesuffix("%")))
-    return value and _Quantity(value, rest.removesuffix("%"), rest.endswith("%"))
+    bare = rest.removesuffix("%")
+    return value and _Quantity(value, bare, rest != bare, has_unit=rest != text)
 
 
 def _as_quantities(expected: str, found: str) -> bool | None:
     mine, theirs = _quantity(expected), _quantity(found)
     if mine is None or theirs is None:
         return None
+    if mine.is_percentage and theirs.has_unit or theirs.is_percentage and mine.has_unit:
+        return False  # 125% and 125 miles
     verdict = same_value(mine.value, theirs.value)
     if verdict is False and mine.is_percentage != theirs.is_percentage:
         one, other = mine.hundredth(), theirs.hundredth()

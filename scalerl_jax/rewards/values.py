@@ -32,6 +32,8 @@ _MAX_OPERAND = 1000  # exponent, bound or factorial that a computer algebra is g
 _MAX_GROWING = 100  # the same, where a sum's or product's terms grow like powers
 _MAX_ARGUMENT = 10**6  # of functions but logarithms
 _POINTS = 2  # that expressions with variables are compared at
+_FURTHER_POINTS = 6  # for those that are rounded, with values so many times as large:
+_FURTHER = 10
 
 _GROUP = r"(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\d+|\\?[A-Za-z]+)"
 _OPERANDS = re.compile(
@@ -159,9 +161,36 @@ def same_value(one: Value, other: Value) -> bool | None:
     pairs = zip(one.points * _POINTS, other.points * _POINTS, strict=False)
     with mpmath.workdps(_DIGITS):
         agreed = [_agree(a, b, relative, absolute) for a, b in pairs]
+        if all(agreed) and (_rounds(one.tree) or _rounds(other.tree)):
+            return _agree_further(one, other, relative, absolute)
         if all(agreed) or _vanish(one, other):
             return True
     return None if any(agreed) or one.doubtful or other.doubtful else False
+
+
+def _rounds(tree: Tree) -> bool:
+    """Return whether a tree has a floor or a ceiling in it."""
+    parts = [part for part in tree if isinstance(part, tuple)]
+    return tree[0] in ("floor", "ceil") or any(map(_rounds, parts))
+
+
+def _agree_further(
+    one: Value, other: Value, relative: Fraction, absolute: Fraction | None
+) -> bool | None:
+    """Compare what is rounded at larger values, too: near 1 much of it is 0.
+
+    None where the values there are too large.
+    """
+    if one.constant and other.constant:
+        return True
+    points = map(_Point, range(_POINTS, _POINTS + _FURTHER_POINTS))
+    try:
+        return all(
+            _agree(point.value(one.tree), point.value(other.tree), relative, absolute)
+            for point in points
+        )
+    except (Unreadable, ArithmeticError, ValueError):
+        return None
 
 
 def is_about(one: Value, other: Value) -> bool:
@@ -197,17 +226,23 @@ def _agree(a: Number, b: Number, relative: Fraction, absolute: Fraction | None) 
 
 def _vanish(one: Value, other: Value) -> bool:
     """Return whether both are 0 but for rounding, which more digits make smaller."""
-    for each in (one, other):
-        size = abs(each.points[0])
-        if size == 0:
-            continue
-        if isinstance(size, Fraction) or size > _inexact(_EQUAL):
-            return False
-        with mpmath.workdps(2 * _DIGITS):
-            finer = abs(_inexact(_Point(0).value(each.tree)))
-            if finer > size * _inexact(_EQUAL):
-                return False
-    return True
+    return all(
+        _is_zero(number, each.tree, place)
+        for each in (one, other)
+        for place, number in enumerate(each.points)
+    )
+
+
+def _is_zero(number: Number, tree: Tree, place: int) -> bool:
+    """Return whether a tree is 0, but for rounding, at the point of this number."""
+    size = abs(number)
+    if size == 0:
+        return True
+    if isinstance(size, Fraction) or size > _inexact(_EQUAL):
+        return False
+    with mpmath.workdps(2 * _DIGITS):
+        finer = abs(_inexact(_Point(place).value(tree)))
+        return bool(finer <= size * _inexact(_EQUAL))
 
 
 def proportional(one: Value, other: Value) -> bool:
@@ -220,7 +255,7 @@ def proportional(one: Value, other: Value) -> bool:
 
 
 class _Point:
-    """A value for every variable; positive ones at the first point."""
+    """A value for every variable; positive ones at the first point, 1 to 3 at two."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -248,6 +283,8 @@ class _Point:
     def _variable(self, name: str) -> Fraction:
         digest = hashlib.sha256(f"{self._number} {name}".encode()).digest()
         value = 1 + Fraction(int.from_bytes(digest[:2], "big"), 32_749)
+        if self._number >= _POINTS:
+            value *= _FURTHER
         return -value if self._number and digest[2] % 2 else value
 
 

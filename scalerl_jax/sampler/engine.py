@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Int
 
 from scalerl_jax.model.transformer import abstract_params, unstack_layers
-from scalerl_jax.sampler.attention import Chunk, PagedAttention
+from scalerl_jax.sampler.attention import Chunk, GatheredAttention, PagedAttention
 from scalerl_jax.sampler.decoding import (
     DecodeState,
     ResultTokens,
@@ -33,7 +33,6 @@ from scalerl_jax.sampler.decoding import (
     insert,
     prefill,
 )
-from scalerl_jax.sampler.kernels import choose_attention
 from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.types import PyTree
 
@@ -64,7 +63,7 @@ class Engine:
             )
         self.settings = settings
         self.mesh = mesh
-        attention = choose_attention(settings, mesh)
+        attention = _attention(settings, mesh)
         # Programs are made for a few sizes each; a call takes the smallest that fits.
         self.row_counts = _ladder(max(8, settings.slots // 16), settings.slots)
         first = -(-64 // settings.page_size)
@@ -274,6 +273,15 @@ def _ladder(first: int, last: int, *, steps: tuple[float, ...] = (1,)) -> tuple:
         sizes |= {round(size * step) for step in within if size * step < last}
         size *= 2
     return tuple(sorted(sizes))
+
+
+def _attention(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
+    """The backend of `settings`; that of a CPU without loading any kernel."""
+    if settings.attention == "auto" and mesh.devices.flat[0].platform == "cpu":
+        return GatheredAttention()
+    from scalerl_jax.sampler.kernels import choose_attention
+
+    return choose_attention(settings, mesh)
 
 
 def _init_state(settings: EngineSettings, attention: PagedAttention) -> DecodeState:

@@ -30,7 +30,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, UInt32
 
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.sampler import decoding, prefilling
+from scalerl_jax.sampler import decoding, placing
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.sampling import Sampling, SamplingRows, sample_keys
 from scalerl_jax.sampler.settings import EngineSettings
@@ -240,10 +240,10 @@ class JetStreamEngine(engine_api.Engine):
                 f"{self.max_prefill_length} is the limit, and 1 the least"
             )
         width = self._prompts.settings.pages_per_slot
-        prefix = prefilling.Prefix(
+        prefix = placing.Prefix(
             tokens=tokens[:-1], pages=list(range(width)), version=0, done=cached
         )
-        while (chunk := prefilling.fill_chunk(self._prompts, [prefix])) is not None:
+        while (chunk := placing.fill_chunk(self._prompts, [prefix])) is not None:
             state = self._prompts.prefill(self.load_params(params), state, chunk)
         if key is None:
             key = self._next_key()

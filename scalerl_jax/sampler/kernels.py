@@ -360,8 +360,17 @@ def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
 
 def _table_bytes(settings: EngineSettings) -> int:
     """Return bytes of scalar memory for the pages and lengths of all slots."""
-    line = -(-settings.pages_per_slot // _TABLE_LINE) * _TABLE_LINE
-    return 4 * settings.slots * (line + 2)
+    return settings.slots * _slot_bytes(settings.pages_per_slot)
+
+
+def most_slots(pages_per_slot: int) -> int:
+    """Return the most slots of so many pages that the TPU kernel takes."""
+    return _TABLE_BYTES // _slot_bytes(pages_per_slot)
+
+
+def _slot_bytes(pages_per_slot: int) -> int:
+    line = -(-pages_per_slot // _TABLE_LINE) * _TABLE_LINE
+    return 4 * (line + 2)
 
 
 # By the value of sampler.attention.

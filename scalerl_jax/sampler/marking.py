@@ -1,7 +1,8 @@
 """Seeing a text in what tokens spell, whichever tokens they are, one token at a time.
 
 Merges join the end of a marker with what follows it (Llama 3 has a token ">\\n\\n"),
-and a policy need not write it as its tokenizer would.
+and a policy need not write it as its tokenizer would.  `Marker` is looked for on the
+device, with every token; `StopWatch` on the host, in what has been written.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import UInt
 
-from scalerl_jax.data.spelling import Spelling
+from scalerl_jax.data.spelling import Spelling, TextStream
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,3 +78,23 @@ def _states_by_token(
         tokens = longest_first[: np.count_nonzero(lengths > place)]
         states[:, tokens] = by_byte[states[:, tokens], text[starts[tokens] + place]]
     return states
+
+
+class StopWatch:
+    """Looks for stop strings in one completion, as its tokens come."""
+
+    def __init__(self, stops: Sequence[str], spelling: Spelling) -> None:
+        """A watch before the first token."""
+        self._stops = stops
+        self._text = TextStream(spelling)
+        self._before = ""  # as much as a stop string that is not complete can hold
+        self._reach = max(map(len, stops)) - 1
+
+    def end(self, tokens: np.ndarray) -> int | None:
+        """Count the tokens that it takes to complete a stop string; None: more."""
+        for count, token in enumerate(tokens.tolist(), 1):
+            text = self._before + self._text.add(token)
+            if any(stop in text for stop in self._stops):
+                return count
+            self._before = text[max(0, len(text) - self._reach) :]
+        return None

@@ -21,9 +21,14 @@ import numpy as np
 from scalerl_jax.data.spelling import Spelling
 from scalerl_jax.sampler.decoding import ResultTokens
 from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.pages import PageLedger
-from scalerl_jax.sampler.placing import Placed, insertion
-from scalerl_jax.sampler.prefilling import Prefix, Waiting, fill_chunk
+from scalerl_jax.sampler.placing import (
+    PageLedger,
+    Placed,
+    Prefix,
+    Waiting,
+    fill_chunk,
+    insertion,
+)
 from scalerl_jax.sampler.requests import (
     Completion,
     Request,
@@ -267,11 +272,8 @@ class Scheduler:
         """A call for every sample that may go on, before the last one is read."""
         for sample in sorted(self._running.values(), key=lambda each: each.order):
             self._reserve(sample)
-        rows = [
-            (slot, sample)
-            for slot, sample in sorted(self._running.items())
-            if sample.goes_on
-        ]
+        in_order = sorted(self._running.items())
+        rows = [(slot, sample) for slot, sample in in_order if sample.goes_on]
         if not rows:
             return None
         count = next(each for each in self._engine.row_counts if each >= len(rows))

@@ -125,11 +125,6 @@ class Fit(Record):
     midpoint_interval = _interval_of("C_mid")
 
     @property
-    def initial_reward_interval(self) -> Interval | None:
-        """Interval of R0; None unless it was fitted."""
-        return self.parameters["R0"].interval
-
-    @property
     def initial_reward_source(self) -> str:
         """Source of R0: measured, given, or free (fitted)."""
         source = self.parameters["R0"].source

@@ -17,7 +17,6 @@ told apart: `lost_tokens` (generated) and `lost_flops` (of sampler and learner).
 """
 
 import contextlib
-import logging
 import threading
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from scalerl_jax.utils.background import repeated
 from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.run_directory import write_json
 
@@ -54,8 +54,6 @@ _LOST = {
     "lost_flops": ("train_flops", "generate_flops", "lost_flops"),
 }
 _SECONDS_PER_HOUR = 3600.0
-
-_log = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -163,13 +161,6 @@ class Ledger:
     def waste_tokens(self, tokens: int) -> None:
         """Say that `tokens` generated tokens led to no gradient."""
         self.count(wasted_tokens=tokens)
-
-    @property
-    def charged_chip_hours(self) -> float:
-        """The training axis: all chip-hours but those of start-up and evaluation."""
-        with self._lock:
-            self._advance()
-            return self._charged_chip_hours()
 
     def report(self) -> dict[str, float]:
         """Return chip-seconds by category, charged chip-hours and counters, up to now.
@@ -309,33 +300,19 @@ def read_ledger(directory: Path) -> dict[str, Any] | None:
 def kept_on_disk(ledger: Ledger, directory: Path) -> Iterator[None]:
     """Write the ledger's state while the block runs, and once more at its end.
 
-    A thread of its own replaces the file in one go.  A file that cannot be written is
-    reported once; the run goes on.
+    The file is replaced in one go.  One that cannot be written is told in the log; the
+    run goes on.
     """
-    path, ended = directory / LEDGER_FILE, threading.Event()
+    path = directory / LEDGER_FILE
 
-    def keep() -> None:
-        told = last = False
-        while True:
-            try:
-                write_json(path, ledger.state())
-            except OSError as error:
-                if not told:
-                    _log.warning(
-                        "cannot write %s (%s): what is lost if this process is killed "
-                        "will be in no ledger",
-                        path,
-                        error.strerror or error,
-                    )
-                told = True
-            if last:
-                return
-            last = ended.wait(WRITE_EVERY_S)
+    def write(last: bool) -> None:
+        try:
+            write_json(path, ledger.state())
+        except OSError as error:
+            raise RuntimeError(
+                f"cannot write {path} ({error.strerror or error}): what is lost if "
+                f"this process is killed will be in no ledger"
+            ) from error
 
-    thread = threading.Thread(target=keep, name="ledger", daemon=True)
-    thread.start()
-    try:
+    with repeated(write, name="ledger", every_s=WRITE_EVERY_S, last_s=_LAST_WRITE_S):
         yield
-    finally:
-        ended.set()
-        thread.join(_LAST_WRITE_S)

@@ -1,7 +1,8 @@
 """Notice that this machine is about to be taken away: SIGTERM, asked once per step.
 
 A program calls `end_at_sigterm` first: as long as there is nothing to save, SIGTERM
-ends it at once, with status 0.  While a `Preemption` is entered, it is only noticed.
+ends it at once.  While a `Preemption` is entered, it is only noticed.  Either way the
+program ends with the status `PREEMPTED`: start it again, and it goes on.
 
 Where `jax.distributed` has joined several processes, JAX catches SIGTERM itself and
 agrees with the others on one step to stop at; a handler of our own would replace that
@@ -16,11 +17,12 @@ import sys
 import threading
 from typing import Any, Self
 
+PREEMPTED = 75  # exit status, EX_TEMPFAIL of sysexits.h
 _ENDED = b"stopped by SIGTERM with nothing to save\n"
 
 
 def end_at_sigterm() -> None:
-    """Let SIGTERM end the process, with status 0; called from the main thread.
+    """Let SIGTERM end the process, with `PREEMPTED`; called from the main thread.
 
     A thread does it, since Python's own handlers wait for a compilation to end.
     """
@@ -33,7 +35,7 @@ def end_at_sigterm() -> None:
         while signal.SIGTERM not in woken.recv(1):
             pass
         os.write(1, _ENDED)
-        os._exit(0)
+        os._exit(PREEMPTED)
 
     threading.Thread(target=end, name="sigterm", daemon=True).start()
 

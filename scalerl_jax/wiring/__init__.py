@@ -18,12 +18,11 @@ from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.data.streams import Stream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.checkpoint import Checkpointer
-from scalerl_jax.learner.critic import PairedStep
 from scalerl_jax.learner.forward import Forward, plain_scorer
 from scalerl_jax.learner.local import LocalLearner
 from scalerl_jax.learner.optimizer import frozen_params
 from scalerl_jax.learner.publish import make_publish
-from scalerl_jax.learner.step import TrainState, TrainStep
+from scalerl_jax.learner.step import Step, TrainState
 from scalerl_jax.model.architecture import Architecture, parameter_table
 from scalerl_jax.parallel.mesh import AXES, Device, make_mesh
 from scalerl_jax.run_state import RunState
@@ -47,7 +46,7 @@ from scalerl_jax.wiring.learning import (
     make_pack,
 )
 from scalerl_jax.wiring.objective import make_assembler
-from scalerl_jax.wiring.prompts import LoadedPrompts, load_prompts
+from scalerl_jax.wiring.prompts import LoadedPrompts, check_verifiers, load_prompts
 from scalerl_jax.wiring.sampling import (
     make_checked_tokenizer,
     make_engine,
@@ -55,7 +54,6 @@ from scalerl_jax.wiring.sampling import (
     make_stream,
 )
 from scalerl_jax.wiring.tables import DTYPES
-from scalerl_jax.wiring.verifying import check_verifiers
 
 if TYPE_CHECKING:  # loaded only where a prompt is followed
     from scalerl_jax.coordination.tracing import Tracer
@@ -219,7 +217,7 @@ def make_local_learner(
     config: Config,
     forward: Forward,
     state: TrainState,
-    step: TrainStep | PairedStep,
+    step: Step,
     meshes: tuple[Mesh, Sequence[Mesh]],
     assemble: Assembler,
     checkpointer: Checkpointer,

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from scalerl_jax.config import Config
 from scalerl_jax.learner.critic import (
     CriticAdvantages,
+    PairedStep,
     critic_params,
     make_critic_accumulate,
     make_critic_update,
@@ -54,17 +55,21 @@ def make_critic(
     )(params)
 
 
-def make_critic_step(
+def make_paired_step(
     config: Config,
     forward: Forward,
+    policy: TrainStep,
     optimizer: optax.GradientTransformation,
     *,
     critic: TrainState,
     batch: PackedBatch,
     mesh: Mesh,
-) -> TrainStep:
-    """The critic's own step, for a `critic` and microbatches like these."""
-    return TrainStep(
+) -> PairedStep:
+    """The policy's step and the critic's, for a `critic` and microbatches like these.
+
+    `optimizer` is the critic's.
+    """
+    step = TrainStep(
         make_critic_accumulate(forward, value_clip=config.critic.value_clip),
         make_critic_update(
             optimizer, stochastic_rounding=config.optimizer.stochastic_rounding
@@ -73,6 +78,7 @@ def make_critic_step(
         batch=batch,
         mesh=mesh,
     )
+    return PairedStep(policy, step, num_minibatches=config.critic.minibatches)
 
 
 def make_critic_advantages(

@@ -10,11 +10,10 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from scalerl_jax.algo import regularizers, rewards
-from scalerl_jax.algo.advantages import gae
+from scalerl_jax.algo import advantages, regularizers
 from scalerl_jax.algo.losses import anchored, corrected
-from scalerl_jax.algo.values import clipped_value_loss
-from scalerl_jax.batching.running_std import RunningNormalization
+from scalerl_jax.algo.values import clipped_value_loss, gae
+from scalerl_jax.batching.assembly import RunningNormalization
 from scalerl_jax.config import Config, InterruptionConfig, losses
 from scalerl_jax.data.streams import PromptStream
 from scalerl_jax.learner.window_scores import KlPenalty
@@ -122,7 +121,7 @@ def _of_rollouts(config: Config) -> Iterator[Ingredient]:
     )
     yield _part(
         "Zero-variance filter",
-        rewards.has_reward_variance,
+        advantages.has_reward_variance,
         "zero_variance_filter batch.dynamic_sampling batch.max_refills",
         objective.zero_variance_filter,
     )
@@ -135,7 +134,7 @@ def _of_rollouts(config: Config) -> Iterator[Ingredient]:
     )
     yield _part(
         "Overlong punishment",
-        rewards.overlong_penalty,
+        advantages.overlong_penalty,
         "overlong_cache_tokens overlong_max_tokens overlong_on",
         objective.overlong_cache_tokens > 0,
     )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 from collections.abc import Sequence
 
 from jax.sharding import Mesh
@@ -14,17 +13,37 @@ from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
 _log = logging.getLogger(__name__)
 
 
-def fit_devices(config: Config, arch: Architecture, num_devices: int) -> Config:
+def fit_devices(
+    config: Config, arch: Architecture, num_devices: int, *, kind: str = ""
+) -> Config:
     """Return the config with numbers for all that is left to the devices.
 
-    They are mesh.fsdp, batch.rows_per_microbatch and the numbers and the placement of
-    generators.
+    They are mesh.data and mesh.fsdp, batch.rows_per_microbatch, the numbers and the
+    placement of generators, slots, and model.remat.
+
+    Args:
+        config: as the user wrote it.
+        arch: of the policy.
+        num_devices: that this process has.
+        kind: of the devices, as JAX names it.  What is left to a TPU is chosen by
+            `balance.chooser`, which knows its memory and its speed.
 
     Raises:
         ValueError: the devices do not suffice.
     """
+    if kind.startswith("TPU"):
+        config = _balanced(config, arch, num_devices, kind)
+    if config.model.remat == "auto":
+        model = dataclasses.replace(config.model, remat="full")
+        config = dataclasses.replace(config, model=model)
+    if not config.sampler.slots:
+        raise ValueError(
+            f"sampler.slots = 0 is chosen on TPUs alone, whose memory and speed are "
+            f"known; these devices are {kind or 'no TPUs'}: set sampler.slots = 64 and "
+            f"sampler.cache_tokens = 300_000, or what fits"
+        )
     mesh, generators = config.mesh, config.generators
-    others = mesh.data * mesh.context * mesh.tensor
+    others = (mesh.data or 1) * mesh.context * mesh.tensor
     least = others * (mesh.fsdp or 1)
     each, count = generators.devices, generators.count
     placement = generators.placement
@@ -36,10 +55,13 @@ def fit_devices(config: Config, arch: Architecture, num_devices: int) -> Config:
     if placement == "apart":
         count = count or max((num_devices - least) // each, 1)
         left -= count * each
-    mesh = dataclasses.replace(mesh, fsdp=mesh.fsdp or _most_shards(config, arch, left))
+    if not mesh.fsdp or not mesh.data:
+        data, fsdp = _most_shards(config, arch, left)
+        mesh = dataclasses.replace(mesh, data=data, fsdp=fsdp)
+    others = mesh.data * mesh.context * mesh.tensor
     rows = config.batch.rows_per_microbatch or mesh.data * mesh.fsdp
     if placement == "shared":
-        learner = others * mesh.fsdp
+        learner = mesh.num_devices
         each = _fitting(each, learner, arch)
         count = count or learner // each
     check_kv_heads(arch, each)
@@ -53,19 +75,39 @@ def fit_devices(config: Config, arch: Architecture, num_devices: int) -> Config:
     )
 
 
-def _most_shards(config: Config, arch: Architecture, left: int) -> int:
-    """Return the largest mesh.fsdp for the devices that generators leave."""
+def _balanced(
+    config: Config, arch: Architecture, num_devices: int, kind: str
+) -> Config:
+    """Return the config with the best split of a TPU's devices, if that is open."""
+    from scalerl_jax.balance.chips import chip_of
+    from scalerl_jax.balance.chooser import OneProcess, choose, is_open
+
+    chip = chip_of(kind)
+    if chip is None or not is_open(config):
+        return config
+    return choose(config, arch, chip, OneProcess(num_devices)).config
+
+
+def _most_shards(config: Config, arch: Architecture, left: int) -> tuple[int, int]:
+    """Return mesh.data and mesh.fsdp that use most devices of those that are left.
+
+    Of several, the one with the most shards of the state.
+    """
     mesh, rows = config.mesh, config.batch.rows_per_microbatch
-    others = mesh.data * mesh.context * mesh.tensor
-    if rows % mesh.data:
+    others = (mesh.data or 1) * mesh.context * mesh.tensor
+    if mesh.data and rows % mesh.data:
         raise ValueError(
             f"batch.rows_per_microbatch = {rows} cannot be cut into mesh.data = "
             f"{mesh.data} shards; make it a multiple, or 0"
         )
+    most = left // (mesh.context * mesh.tensor)
     fits = [
-        shards
-        for shards in range(1, left // others + 1)
-        if arch.hidden_size % shards == 0 and rows % (mesh.data * shards) == 0
+        (data * shards, shards, data)
+        for shards in ([mesh.fsdp] if mesh.fsdp else range(1, most + 1))
+        for data in ([mesh.data] if mesh.data else range(1, most // shards + 1))
+        if data * shards <= most
+        and arch.hidden_size % shards == 0
+        and rows % (data * shards) == 0
     ]
     if not fits:
         generators = config.generators
@@ -76,7 +118,8 @@ def _most_shards(config: Config, arch: Architecture, left: int) -> int:
             f"mesh.tensor = {others}; lower one of them, or set generators.placement "
             f"= 'shared'"
         )
-    return fits[-1]
+    _, shards, data = max(fits)
+    return data, shards
 
 
 def _fitting(each: int, learner: int, arch: Architecture) -> int:
@@ -114,14 +157,14 @@ def make_meshes(
         ValueError: there are too few devices, or kv heads for a replica's.
     """
     generators = fit_devices(config, arch, len(devices)).generators
-    axes = {name: getattr(config.mesh, name) for name in AXES}
     learner, replicas = split_devices(
         devices,
-        learner_count=math.prod(axes.values()),
+        learner_count=config.mesh.num_devices,
         replicas=generators.count,
         each=generators.devices,
         shared=generators.placement == "shared",
     )
+    axes = {name: getattr(config.mesh, name) for name in AXES}
     return make_mesh(learner, **axes), tuple(
         make_mesh(own, tensor=len(own)) for own in replicas
     )

@@ -19,6 +19,7 @@ from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.work_log import Books
 from scalerl_jax.wiring.devices import generator_pools
+from scalerl_jax.wiring.prompts import make_verifier
 from scalerl_jax.wiring.sampling import (
     make_distribution,
     make_evaluator,
@@ -26,7 +27,6 @@ from scalerl_jax.wiring.sampling import (
     make_probe,
     make_training_samples,
 )
-from scalerl_jax.wiring.verifying import make_verifier
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

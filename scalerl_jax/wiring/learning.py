@@ -10,13 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalerl_jax.batching.assembly import Assembler, Pack
 from scalerl_jax.batching.packing import abstract_microbatch, pack
-from scalerl_jax.batching.stream_packing import (
-    StreamShape,
-    abstract_streams,
-    pack_shared,
-)
 from scalerl_jax.config import Config
-from scalerl_jax.learner.critic import PairedStep, held
 from scalerl_jax.learner.forward import Forward, LearnerFlops
 from scalerl_jax.learner.local import Annotate
 from scalerl_jax.learner.logprobs import Head
@@ -27,6 +21,7 @@ from scalerl_jax.learner.optimizer import (
     scaled_rate,
 )
 from scalerl_jax.learner.step import (
+    Step,
     TrainState,
     TrainStep,
     init_state,
@@ -35,7 +30,7 @@ from scalerl_jax.learner.step import (
     state_layout,
 )
 from scalerl_jax.model.architecture import ARCHITECTURES, Architecture
-from scalerl_jax.model.attention_kernels import choose_attention
+from scalerl_jax.model.attention import BlockwiseAttention, SegmentAttention
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import abstract_params, init_params
@@ -43,7 +38,6 @@ from scalerl_jax.model.weights import load_params
 from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
-from scalerl_jax.wiring.critic import abstract_critic, make_critic, make_critic_step
 from scalerl_jax.wiring.devices import generator_pools, learner_pool
 from scalerl_jax.wiring.objective import (
     make_annotator,
@@ -70,7 +64,7 @@ def make_ledger(config: Config, *, chip: str = "", remote: bool = False) -> Ledg
     """
     mesh = config.mesh
     pools = dict.fromkeys(generator_pools(config), config.generators.devices)
-    pools[learner_pool(config)] = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
+    pools[learner_pool(config)] = mesh.num_devices
     chip = mesh.chip or chip or jax.devices()[0].device_kind
     told = generator_pools(config) if remote else ()
     return Ledger(pools=pools, chip=chip, remote=told)
@@ -85,14 +79,7 @@ def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
         remat=model.remat,
         mesh=mesh,
         scan_layers=model.scan_layers,
-        attention=choose_attention(
-            model.attention,
-            arch=arch,
-            mesh=mesh,
-            dtype=DTYPES[model.compute_dtype],
-            row_tokens=config.batch.row_tokens,
-            block=model.attention_block,
-        ),
+        attention=make_attention(config, arch, mesh),
         head=Head(
             mesh=mesh,
             temperature=config.sampler.temperature,
@@ -100,6 +87,23 @@ def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
             chunk_tokens=model.head_chunk_tokens,
             chunk_vocab=model.head_chunk_vocab,
         ),
+    )
+
+
+def make_attention(config: Config, arch: Architecture, mesh: Mesh) -> SegmentAttention:
+    """The learner's attention; that of a CPU without loading any kernel."""
+    model, platform = config.model, mesh.devices.flat[0].platform
+    if model.attention == "auto" and platform == "cpu":
+        return BlockwiseAttention(mesh, block=model.attention_block)
+    from scalerl_jax.model.attention_kernels import choose_attention
+
+    return choose_attention(
+        model.attention,
+        arch=arch,
+        mesh=mesh,
+        dtype=DTYPES[model.compute_dtype],
+        row_tokens=config.batch.row_tokens,
+        block=model.attention_block,
     )
 
 
@@ -139,7 +143,7 @@ def make_adamw(config: Config) -> optax.GradientTransformation:
 
 def make_learner(
     config: Config, forward: Forward, mesh: Mesh, progress: Progress
-) -> tuple[TrainState, TrainStep | PairedStep]:
+) -> tuple[TrainState, Step]:
     """The state at version 0 on its mesh, and the compiled step."""
     arch, dtype = forward.arch, DTYPES[config.model.param_dtype]
     shardings = param_shardings(arch, mesh)
@@ -162,6 +166,8 @@ def make_learner(
         out_shardings=jax.tree.map(lambda leaf: leaf.sharding, layout),
     )(params)
     if config.objective.advantage == "critic":
+        from scalerl_jax.wiring.critic import make_critic  # few runs have one
+
         critic = make_critic(params, make_critic_adamw(config), mesh)
         state = dataclasses.replace(state, critic=critic)
     step = make_train_step(config, forward, mesh)
@@ -185,6 +191,8 @@ def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState
     )
     if config.objective.advantage != "critic":
         return state
+    from scalerl_jax.wiring.critic import abstract_critic
+
     critic = abstract_critic(params, make_critic_adamw(config), mesh)
     return dataclasses.replace(state, critic=critic)
 
@@ -207,9 +215,7 @@ def make_critic_adamw(config: Config) -> optax.GradientTransformation:
     return make_adamw(dataclasses.replace(config, optimizer=settings, model=model))
 
 
-def make_train_step(
-    config: Config, forward: Forward, mesh: Mesh
-) -> TrainStep | PairedStep:
+def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> Step:
     """The step of the objective that is set, not compiled; `mesh` may be abstract."""
     state = abstract_state(config, forward.arch, mesh)
     batch = with_annotations(make_pack(config)[1], config.objective)
@@ -218,28 +224,28 @@ def make_train_step(
         stochastic_rounding=config.optimizer.stochastic_rounding,
         reference_every=config.objective.reference_every,
     )
-    if config.critic.pretrain_steps:
-        update = held(update, steps=config.critic.pretrain_steps)
-    step = TrainStep(
+    make = functools.partial(
+        TrainStep,
         make_accumulate(forward, make_objective(config), frozen=config.model.frozen),
-        update,
         state=dataclasses.replace(state, critic=None),
         batch=batch,
         mesh=mesh,
     )
     if state.critic is None:
-        return step
-    return PairedStep(
-        step,
-        make_critic_step(
-            config,
-            forward,
-            make_critic_adamw(config),
-            critic=state.critic,
-            batch=batch,
-            mesh=mesh,
-        ),
-        num_minibatches=config.critic.minibatches,
+        return make(update)
+    from scalerl_jax.learner.critic import held
+    from scalerl_jax.wiring.critic import make_paired_step
+
+    if config.critic.pretrain_steps:
+        update = held(update, steps=config.critic.pretrain_steps)
+    return make_paired_step(
+        config,
+        forward,
+        make(update),
+        make_critic_adamw(config),
+        critic=state.critic,
+        batch=batch,
+        mesh=mesh,
     )
 
 
@@ -254,16 +260,15 @@ def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
 
 
 def make_diagnosis(
-    config: Config, forward: Forward, step: TrainStep | PairedStep
+    config: Config, forward: Forward, step: Step
 ) -> Callable[[PyTree, PackedBatch], str]:
     """Make what explains a step that was skipped, from its params and its batch."""
 
     def diagnose(params: PyTree, batch: PackedBatch) -> str:
         from scalerl_jax.learner.nonfinite import Diagnosis  # few runs need it
 
-        policy = step.policy if isinstance(step, PairedStep) else step
         objective = make_objective(config)
-        return Diagnosis(step=policy, forward=forward, objective=objective)(
+        return Diagnosis(step=step.policy, forward=forward, objective=objective)(
             params, batch
         )
 
@@ -300,6 +305,12 @@ def make_pack(config: Config) -> tuple[Pack, PackedBatch]:
             functools.partial(pack, **rows, packing=batch.packing),
             abstract_microbatch(**rows),
         )
+    from scalerl_jax.batching.stream_packing import (  # few runs share prompts
+        StreamShape,
+        abstract_streams,
+        pack_shared,
+    )
+
     streams = config.mesh.data * config.mesh.fsdp
     shape = StreamShape(
         rows=batch.rows_per_microbatch // streams,

@@ -3,32 +3,34 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from scalerl_jax.algo import regularizers, rewards
-from scalerl_jax.algo.losses import TokenLoss, anchored, corrected
-from scalerl_jax.algo.ratios import importance_ratio, log_ratio
-from scalerl_jax.algo.sequences import sequence_sum
+from scalerl_jax.algo import advantages, regularizers
+from scalerl_jax.algo.losses import (
+    TokenLoss,
+    anchored,
+    corrected,
+    importance_ratio,
+    log_ratio,
+    sequence_sum,
+)
 from scalerl_jax.batching.assembly import (
     Advantages,
     Assembler,
     Pack,
+    RunningNormalization,
     ShapeRewards,
     Weigh,
 )
-from scalerl_jax.batching.running_std import RunningNormalization
 from scalerl_jax.config import Config, ObjectiveConfig, losses
 from scalerl_jax.learner.forward import Forward, Scorer, make_logprobs
-from scalerl_jax.learner.objective import Objective
-from scalerl_jax.learner.step import TrainState
-from scalerl_jax.learner.window_scores import Annotator, KlPenalty
+from scalerl_jax.learner.step import Objective, TrainState
 from scalerl_jax.types import PackedBatch, Tokens
-from scalerl_jax.wiring.critic import make_critic_advantages
 from scalerl_jax.wiring.tables import (
     AGGREGATIONS,
     BASELINES,
@@ -37,6 +39,9 @@ from scalerl_jax.wiring.tables import (
     NORMALIZATIONS,
     with_keywords,
 )
+
+if TYPE_CHECKING:  # loaded only where a window is annotated
+    from scalerl_jax.learner.window_scores import Annotator
 
 
 def make_objective(config: Config) -> Objective:
@@ -184,7 +189,7 @@ def make_shape_rewards(config: Config) -> ShapeRewards | None:
         return None
     most = objective.overlong_max_tokens or config.sampler.max_completion_tokens
     return functools.partial(
-        rewards.add_overlong_penalty,
+        advantages.add_overlong_penalty,
         max_tokens=most,
         cache_tokens=objective.overlong_cache_tokens,
         correct_only=objective.overlong_on == "correct",
@@ -246,7 +251,7 @@ def make_annotator(
     state: TrainState,
     batch: PackedBatch,
     assemble: Assembler,
-) -> Annotator | None:
+) -> "Annotator | None":
     """Return what fills in a window's batches; None where nothing is asked for.
 
     `state` and `batch`, a microbatch, may be abstract.
@@ -258,6 +263,8 @@ def make_annotator(
     )
     if not (proximal or reference or scored_first(objective)):
         return None
+    from scalerl_jax.learner.window_scores import Annotator, KlPenalty
+
     penalty, critic = None, None
     if objective.kl_in == "reward":
         penalty = KlPenalty(
@@ -265,6 +272,8 @@ def make_annotator(
             coefficient=objective.kl_coefficient,
         )
     if objective.advantage == "critic":
+        from scalerl_jax.wiring.critic import make_critic_advantages
+
         assert state.critic is not None, "the objective has a critic"
         critic = make_critic_advantages(
             config,

@@ -1,9 +1,10 @@
-"""Prompts of a Config: from generated tasks, data sets, and both together."""
+"""Prompts of a Config: from tasks, data sets or both; and the verifiers they name."""
 
+import contextlib
 import dataclasses
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from scalerl_jax.data.splits import (
     draw_order,
 )
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.rewards.named import check_programs, make_pool, named_verifiers
+from scalerl_jax.rewards.verifier import VerifierPool, verifier_of
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.hub import is_remote
 from scalerl_jax.utils.progress import Progress
@@ -355,3 +358,22 @@ def _check_name(name: str, setting: str) -> None:
         raise ValueError(
             f"{setting} holds {name!r}, and {base!r} has the splits {splits}"
         )
+
+
+def make_verifier(config: Config, opened: contextlib.ExitStack) -> VerifierPool:
+    """Make a pool of processes that judge, closed with `opened`."""
+    pool = make_pool(config.reward, tasks.score)
+    opened.callback(pool.close)
+    return pool
+
+
+def check_verifiers(config: Config, prompts: Iterable[Prompt]) -> None:
+    """Check, before a run, that every verifier which a prompt names can work.
+
+    Raises:
+        ValueError: there is none of that name, or reward.code_packages is not there.
+        SandboxError: there are programs to judge, and no sandbox for them.
+    """
+    known = named_verifiers(config.reward)
+    if "code" in {verifier_of(prompt.reference, known) for prompt in prompts}:
+        check_programs(config.reward)

@@ -2,9 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,13 +18,13 @@ from scalerl_jax.exchange import Link
 from scalerl_jax.generation.replica import Replica, ReplicaDesk, ThreadLink
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.shardings import sampler_layout
-from scalerl_jax.parallel.channels import DirectoryChannel
+from scalerl_jax.parallel.channels import Channel, Parcel, Reference
 from scalerl_jax.parallel.mesh import Device, make_mesh
 from scalerl_jax.parallel.offers import Publication
 from scalerl_jax.parallel.publication import Published, checksums
 from scalerl_jax.parallel.receiving import Receiver
 from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.types import Prompt
+from scalerl_jax.types import Prompt, PyTree
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.work_log import Books, WorkLog
@@ -42,6 +41,9 @@ from scalerl_jax.wiring.sampling import (
     make_judging,
 )
 from scalerl_jax.wiring.tables import DTYPES
+
+# Has a channel reach what it needs handles for, while a block runs.
+Reaching = Callable[[Mapping[Reference, Any]], contextlib.AbstractContextManager[None]]
 
 
 def make_local_fleet(
@@ -99,10 +101,14 @@ def make_remote_replica(
     arch: Architecture,
     devices: Sequence[Device],
     held_out: Sequence[Prompt],
-    weights: Path,
+    channel: Channel,
     opened: contextlib.ExitStack,
+    *,
+    reaching: Reaching = lambda handles: contextlib.nullcontext(),
 ) -> Replica:
-    """Return a replica of a process of its own, which takes params from a directory.
+    """Return a replica of a process of its own, which takes params from a channel.
+
+    `reaching` has the channel reach what it needs handles for, in a block.
 
     Its verifiers are closed with `opened`.
     """
@@ -113,37 +119,73 @@ def make_remote_replica(
     )
     engine = make_engine(config, arch, tokenizer, mesh)
     layout = sampler_layout(arch, dtype=DTYPES[config.model.sampler_dtype], mesh=mesh)
-    source = PublishedFrom(Receiver(DirectoryChannel(weights), layout))
+    source = PublishedFrom(channel, layout, reaching=reaching)
     work = WorkLog()
-    return make_replica(
-        parts, engine, work, "remote", opened, receive=source, work=work
-    )
+    return make_replica(parts, engine, work, "remote", opened, fetch=source, work=work)
+
+
+_Bits = tuple[int, list[int]]  # a version, and the checksums of its shards
 
 
 class PublishedFrom:
-    """Makes params of the texts in which a learner's processes offer them."""
+    """Makes params of the parcels in which a learner's processes offer them."""
 
-    def __init__(self, receiver: Receiver) -> None:
-        """Fetch by this receiver."""
-        self._receiver = receiver
+    def __init__(
+        self,
+        channel: Channel,
+        abstract: PyTree,
+        *,
+        reaching: Reaching = lambda handles: contextlib.nullcontext(),
+    ) -> None:
+        """Fetch over this channel; arguments are those of a `Receiver`."""
+        self._reaching = reaching
+        self.receiver = Receiver(channel, abstract)
+        # Of versions that the next one does not follow on.
+        self._apart = Receiver(channel, abstract, keep_base=False)
         self._newest: Published | None = None
+        self._pinned: tuple[_Bits, Published] | None = None
 
-    def __call__(self, text: str) -> Published:
+    def __call__(self, parcel: Parcel) -> Published:
         """Return the params of a publication; those held are not fetched again.
 
         Raises:
             NotReceivedError: what was received before stays as it is.
         """
-        publication = Publication.from_json(text)
-        if self._newest is None or not self._receiver.holds(publication):
-            params = self._receiver.receive(publication)
-            version = jnp.int32(publication.policy_version)
-            self._newest = Published(
-                params=params,
-                policy_version=version,
-                checksums=checksums(params, version),
-            )
+        publication = Publication.from_json(parcel.text)
+        if self._newest is None or not self.receiver.holds(publication):
+            with self._reaching(parcel.handles):
+                self._newest = _received(self.receiver, publication)
         return self._newest
+
+    def pinned(self, parcel: Parcel) -> Published:
+        """Return the params of a publication that may be older, held until `release`.
+
+        Raises:
+            NotReceivedError: they cannot be had.
+        """
+        publication = Publication.from_json(parcel.text)
+        sums = [shard.crc32 for _, shard in publication.shards]
+        bits = (publication.policy_version, sums)
+        if self._pinned is None or self._pinned[0] != bits:
+            self._pinned = None  # no two at a time
+            if self._newest is not None and self.receiver.holds(publication):
+                self._pinned = (bits, self._newest)
+            else:
+                with self._reaching(parcel.handles):
+                    self._pinned = (bits, _received(self._apart, publication))
+        return self._pinned[1]
+
+    def release(self) -> None:
+        """Hold no pinned params any more."""
+        self._pinned = None
+
+
+def _received(receiver: Receiver, publication: Publication) -> Published:
+    params = receiver.receive(publication)
+    version = jnp.int32(publication.policy_version)
+    return Published(
+        params=params, policy_version=version, checksums=checksums(params, version)
+    )
 
 
 def make_fleet(

@@ -13,14 +13,13 @@ from scalerl_jax.data.streams import Curriculum, MixtureStream, PromptStream, St
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
 from scalerl_jax.evaluate.evaluation import Evaluator
 from scalerl_jax.generation.episodes import Judging
-from scalerl_jax.generation.lengths import LengthBudget
-from scalerl_jax.generation.listed import Probe
+from scalerl_jax.generation.service import Probe
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.marking import Marker, make_marker
-from scalerl_jax.sampler.requests import Samples
+from scalerl_jax.sampler.requests import LengthBudget, Samples
 from scalerl_jax.sampler.sampling import (
     Purpose,
     Sampling,

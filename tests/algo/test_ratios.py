@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from small_tokens import floats
 
-from scalerl_jax.algo.ratios import (
+from scalerl_jax.algo.losses import (
     MAX_LOG_RATIO,
     MAX_NATS,
     bounded_exp,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from small_tokens import floats
 
-from scalerl_jax.algo.ratios import MAX_LOG_RATIO
+from scalerl_jax.algo.losses import MAX_LOG_RATIO
 from scalerl_jax.algo.regularizers import (
     easy_prompts,
     entropy_bonus,

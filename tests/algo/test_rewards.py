@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from scalerl_jax.algo.rewards import (
+from scalerl_jax.algo.advantages import (
     add_overlong_penalty,
     has_reward_variance,
     overlong_penalty,

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from small_tokens import make_tokens
 
-from scalerl_jax.algo.advantages import group_advantages, normalize_by_batch
+from scalerl_jax.algo.advantages import (
+    group_advantages,
+    has_reward_variance,
+    normalize_by_batch,
+)
 from scalerl_jax.algo.losses import cispo_loss
-from scalerl_jax.algo.rewards import has_reward_variance
 from scalerl_jax.algo.weights import prompt_weights
 
 torch = pytest.importorskip("torch")

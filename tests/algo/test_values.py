@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from small_tokens import floats
 
-from scalerl_jax.algo.values import clipped_value_loss, final_rewards, whiten
+from scalerl_jax.algo.values import clipped_value_loss, final_rewards, gae, whiten
 
 torch = pytest.importorskip("torch")
 
@@ -97,3 +97,67 @@ def test_whitened_advantages_are_finite_and_hide_the_mask(advantages, mask, eps)
     np.testing.assert_allclose(found.sum(), 0.0, atol=1e-4)
     # Whatever survives a mask: no spread is so small that it makes one larger.
     assert (np.abs(found) <= np.sqrt(mask.sum()) * 1.001).all()
+
+
+def test_gae_by_hand():
+    # Two sequences in a row; the second token of the first is forced.
+    found = gae(
+        jnp.array([[0.0, 9.0, 1.0, 9.0, 3.0]]),
+        jnp.array([[0.5, 9.0, 0.25, 9.0, 1.0]]),
+        jnp.array([[1, 1, 1, 0, 2]]),
+        jnp.array([[True, False, True, False, True]]),
+        gamma=0.5,
+        gae_lambda=0.5,
+    )
+    # The end: 1 - 0.25 = 0.75.  Before it: 0.5 * 0.25 - 0.5 + 0.25 * 0.75 = -0.1875.
+    assert found.tolist() == [[-0.1875, 0.0, 0.75, 0.0, 2.0]]
+
+
+JITTED_GAE = jax.jit(gae, static_argnames=("gamma", "gae_lambda"))
+
+
+def slow_gae(rewards, values, ids, mask, *, gamma, gae_lambda):
+    """Equation 16: the discounted sum of a token's own and all later deltas."""
+    found = np.zeros(rewards.shape)
+    for row in range(len(rewards)):
+        for name in set(ids[row]):
+            places = np.flatnonzero((ids[row] == name) & mask[row])
+            r, v = rewards[row, places], np.append(values[row, places], 0.0)
+            deltas = r + gamma * v[1:] - v[:-1]
+            for start, place in enumerate(places):
+                steps = np.arange(len(places) - start)
+                share = (gamma * gae_lambda) ** steps
+                found[row, place] = (share * deltas[start:]).sum()
+    return found
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    hnp.arrays(np.float32, (2, 8), elements=st.floats(-2, 2, width=16)),
+    hnp.arrays(np.float32, (2, 8), elements=st.floats(-2, 2, width=16)),
+    hnp.arrays(np.bool_, (2, 8)),
+    hnp.arrays(np.int32, (2, 3), elements=st.integers(0, 4)),
+    st.sampled_from([(1.0, 1.0), (1.0, 0.95), (0.9, 0.5), (1.0, 0.0)]),
+)
+def test_gae_is_equation_16_for_each_packed_sequence(
+    rewards, values, mask, lengths, numbers
+):
+    ids = np.zeros((2, 8), np.int32)
+    for row, counts in zip(ids, lengths, strict=True):
+        ends = np.cumsum(counts)
+        for name, (end, count) in enumerate(zip(ends, counts, strict=True), start=1):
+            row[end - count : end] = name
+    mask = mask & (ids > 0)
+    options = dict(zip(("gamma", "gae_lambda"), numbers, strict=True))
+    found = JITTED_GAE(rewards, values, ids, mask, **options)
+    expected = slow_gae(rewards.astype(float), values, ids, mask, **options)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_with_gamma_and_lambda_1_the_return_is_the_reward_of_the_completion():
+    rewards = jnp.array([[0.0, 0.0, 1.0, 0.0, -1.0]])
+    values = jnp.array([[0.3, -0.2, 0.5, 0.1, 0.7]])
+    ids, mask = jnp.array([[1, 1, 1, 2, 2]]), jnp.ones((1, 5), bool)
+    found = gae(rewards, values, ids, mask, gamma=1.0, gae_lambda=1.0)
+    expected = [[1.0, 1.0, 1.0, -1.0, -1.0]]
+    np.testing.assert_allclose(found + values, expected, atol=1e-6)

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalerl_jax.algo import advantages, weights
-from scalerl_jax.algo.advantages import group_advantages
+from scalerl_jax.algo.advantages import add_overlong_penalty, group_advantages
 from scalerl_jax.algo.regularizers import easy_prompts
-from scalerl_jax.algo.rewards import add_overlong_penalty
-from scalerl_jax.batching.assembly import Assembler, group_metrics
+from scalerl_jax.batching.assembly import (
+    Assembler,
+    RunningNormalization,
+    group_metrics,
+)
 from scalerl_jax.batching.packing import pack
-from scalerl_jax.batching.running_std import RunningNormalization
 from scalerl_jax.types import Group, Prompt, Rollout
 
 G = 2

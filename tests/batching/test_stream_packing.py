@@ -21,8 +21,8 @@ from scalerl_jax.batching.packing import TrainSequence, pack
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.logprobs import Head
-from scalerl_jax.learner.objective import Objective
 from scalerl_jax.learner.step import (
+    Objective,
     TrainStep,
     init_state,
     make_accumulate,

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from queue_world import make_group
 
-from scalerl_jax.batching.assembly import Assembled
+from scalerl_jax.batching.assembly import Assembled, open_window
 from scalerl_jax.batching.packing import TrainSequence, pack
-from scalerl_jax.batching.window import open_window
 
 
 def assemble(groups, *, learner_version):

@@ -12,6 +12,7 @@ pytest.importorskip("ray")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1300)
 def test_a_killed_controller_and_replica_lose_no_prompt(tmp_path):
     done = subprocess.run(
         [

@@ -93,6 +93,21 @@ def test_a_rank_and_a_replica_that_are_killed_change_no_bit(killed, tmp_path):
 
 
 @pytest.mark.slow
+def test_evaluations_beside_the_run_and_params_by_way_of_the_object_store(tmp_path):
+    changes = {
+        "train.num_steps": 3,
+        "eval.concurrent": True,
+        "eval.every": 1,
+        "generators.channel": "objects",
+    }
+    finish(start_on_ray(tmp_path, GANG | changes))
+    rows = small_run.rows(tmp_path, "evals.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert [row["policy_version"] for row in rows] == [0, 1, 2, 3]
+    assert list((tmp_path / "weights").iterdir()) == []  # the store had room
+
+
+@pytest.mark.slow
 def test_status_says_how_it_stood(killed):
     directory, _ = killed
     done = subprocess.run(

@@ -1,13 +1,13 @@
 """Clusters that cannot be joined are told apart."""
 
 import os
-import socket
 import sys
 import tempfile
 import time
 
 import pytest
 import small_run
+from small_gang import free_port
 
 from scalerl_jax.cluster.slice_hosts import answers
 from scalerl_jax.cluster.tether import tethered
@@ -18,8 +18,7 @@ _LIMIT_S = 120
 @pytest.mark.slow
 def test_a_head_that_asks_for_a_token_is_told_as_such(tmp_path):
     pytest.importorskip("ray")
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     words = ["start", "--head", f"--port={port}", "--include-dashboard=false"]
     command = [sys.executable, "-m", "ray.scripts.scripts", *words, "--block"]
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}

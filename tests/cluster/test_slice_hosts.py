@@ -10,6 +10,7 @@ import time
 
 import pytest
 import small_run
+from small_gang import free_port
 
 from scalerl_jax.cluster import slice_hosts
 from scalerl_jax.cluster.placement import HostNode
@@ -32,11 +33,6 @@ def told(worker, *, addresses="localhost,localhost", name="pod"):
 
 def host_of(worker, **changes):
     return SliceHost(found=discover(told(worker, **changes)), port=7000)
-
-
-def free_port():
-    with socket.create_server(("", 0)) as server:
-        return server.getsockname()[1]
 
 
 def test_worker_0_starts_the_head_and_the_others_join_it():

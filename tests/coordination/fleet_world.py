@@ -17,12 +17,13 @@ from scalerl_jax.coordination.members import Limits
 from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.coordination.roster import Roster
 from scalerl_jax.data.streams import PromptStream
-from scalerl_jax.exchange import Report
+from scalerl_jax.exchange import Job, JobResult, Report
 from scalerl_jax.generation.replica import ReplicaDesk
 from scalerl_jax.types import Group, Prompt
 from scalerl_jax.utils.ledger import Ledger
 
 NUM_PROMPTS_OF_DATA = 7
+HELD_OUT = 5  # prompts of an evaluation
 
 
 def make_prompt(number):
@@ -45,6 +46,7 @@ class SampledByHand:
         self.version = -1
         self.open = {}  # ticket -> [order, version of its first token or None]
         self.judging = {}  # ticket -> (order, first version, last version)
+        self.jobs = {}  # number -> job; of evaluations beside the sampling
 
     def begin(self):
         """Begin all that may begin, as the sampling thread would."""
@@ -81,6 +83,15 @@ class SampledByHand:
                 finished_version=last,
             )
         )
+
+    def work(self, number, *, arrived):
+        """Do a part of an evaluation, if its params have arrived."""
+        job = self.jobs.pop(number)
+        if arrived:
+            value = (job.publication, job.policy_version, job.places)
+            self.desk.finish(JobResult(number=number, value=value))
+        else:
+            self.desk.finish(JobResult(number=number, without_params="torn"))
 
     def drop(self, ticket):
         del self.open[ticket]
@@ -123,6 +134,12 @@ class LateLink:
             instructions, future = self.calls.pop(0)
             if instructions.publication is not None:
                 self.publications.append(instructions.policy_version)
+            for job in instructions.jobs:
+                if job.beside:
+                    assert job.number not in self.replica.jobs
+                    self.replica.jobs[job.number] = job
+            for number in instructions.abandoned:
+                self.replica.jobs.pop(number, None)
             self.replica.desk.deliver(instructions)
             self.arrived.append(future)
 
@@ -172,6 +189,9 @@ class FleetWorld:
         self.prompts = {}  # ticket -> prompt id and epoch at its first order
         self.consumed, self.version, self.window = [], 0, []
         self.notes = []
+        self.job_numbers = itertools.count()
+        self.evaluation = None  # its version and the futures of its parts
+        self.evaluations = []  # versions of those that have ended
         self.roster = Roster(
             desk=self.desk,
             ledger=self.ledger,
@@ -217,6 +237,8 @@ class FleetWorld:
             self.come(number)
         elif name == "step":
             self.step(skip=choice % 7 == 0)
+        elif name == "evaluate":
+            self.evaluate()
         elif name == "late":
             self.now += 20.0
         elif link is not None:
@@ -226,22 +248,25 @@ class FleetWorld:
     def act_on(self, link, name, choice):
         replica = link.replica
         running, judging = sorted(replica.open), sorted(replica.judging)
-        if name == "arrive":
-            link.arrive()
+        moves = dict(
+            arrive=link.arrive,
+            swap=link.swap,
+            begin=replica.begin,
+            token=replica.token,
+        )
+        if name in moves:
+            moves[name]()
         elif name == "answer":
             link.answer(choice)
-        elif name == "swap":
-            link.swap()
-        elif name == "begin":
-            replica.begin()
-        elif name == "token":
-            replica.token()
         elif name == "sample" and running:
             replica.sample(running[choice % len(running)])
         elif name == "judge" and judging:
             replica.judge(judging[choice % len(judging)])
         elif name == "drop" and running:
             replica.drop(running[choice % len(running)])
+        elif name == "work" and replica.jobs:
+            number = sorted(replica.jobs)[choice % len(replica.jobs)]
+            replica.work(number, arrived=choice % 5 > 0)
         elif name == "die":
             link.die()
             self.links = {n: each for n, each in self.links.items() if each != link}
@@ -266,6 +291,34 @@ class FleetWorld:
             self.queue.applied()
             self.roster.publish(f"params of version {self.version}", self.version)
         return True
+
+    def evaluate(self):
+        """Take the evaluation that has ended, or begin one at the newest version."""
+        if self.evaluation is None:
+            parts = 2 * len(self.roster.members)
+            jobs = [
+                Job(
+                    number=next(self.job_numbers),
+                    kind="evaluate",
+                    publication=f"params of version {self.version}",
+                    policy_version=self.version,
+                    places=tuple(range(first, HELD_OUT, parts)),
+                    beside=True,
+                )
+                for first in range(min(parts, HELD_OUT))
+            ]
+            futures = [self.roster.submit(job) for job in jobs]
+            self.evaluation = (self.version, jobs, futures)
+            return
+        version, jobs, futures = self.evaluation
+        if all(future.done() for future in futures):
+            found = [future.result() for future in futures]
+            pinned = (f"params of version {version}", version)
+            assert {part[:2] for part in found} == {pinned}
+            assert sorted(p for part in found for p in part[2]) == [*range(HELD_OUT)]
+            self.roster.withdraw(jobs)
+            self.evaluations.append(version)
+            self.evaluation = None
 
     def check(self):
         """No prompt is lost or doubled; a ticket keeps its prompt wherever it goes."""
@@ -307,6 +360,8 @@ class FleetWorld:
                     link.replica.sample(ticket)
                 for ticket in sorted(link.replica.judging):
                     link.replica.judge(ticket)
+                for number in sorted(link.replica.jobs):
+                    link.replica.work(number, arrived=True)
                 while link.arrived:
                     link.answer()
         self.roster.turn()

@@ -27,6 +27,8 @@ NAMES = dict(
     die=(0, 3),
     drop=(0, 2),
     late=(0, 2),
+    evaluate=(0, 5),
+    work=(0, 10),
 )
 
 
@@ -73,6 +75,14 @@ def test_no_schedule_loses_or_doubles_a_prompt_or_stops_the_learner(kind, events
             world.calm()
         assert world.step(), world.queue.snapshot()
         world.step()
+    if world.evaluation is None:
+        world.evaluate()
+    version, *_ = world.evaluation
+    for _ in range(2 * kind["replicas"] + 2):
+        world.calm()
+    world.evaluate()
+    assert world.evaluations[-1] == version
+    assert world.evaluations == sorted(world.evaluations)
     totals = world.ledger.report()
     seconds = sum(amount for name, amount in totals.items() if name.endswith("_chip_s"))
     chips = 1 + 2 * kind["replicas"]

@@ -55,3 +55,43 @@ def test_replicas_with_devices_of_their_own_evaluate_as_one_and_keep_the_books(
 
 
 PLACES = ("learner", "replica0", "replica1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"queue.max_staleness": 0}, id="one thread"),
+        pytest.param(ON_POLICY, id="replicas on the learner's devices"),
+        pytest.param(
+            ON_POLICY | {"generators.devices": 1, "mesh.fsdp": 4},
+            id="replicas with devices of their own",
+        ),
+    ],
+)
+def test_evaluations_beside_the_run_change_nothing_but_when_they_are_there(
+    tmp_path, changes
+):
+    beside, apart, cut = (tmp_path / name for name in ("beside", "apart", "cut"))
+    concurrent = changes | {"eval.concurrent": True}
+    main.run(small_run.make_config(concurrent), str(beside))
+    main.run(small_run.make_config(changes), str(apart))
+    main.run(small_run.make_config(concurrent | {"train.num_steps": 3}), str(cut))
+    main.run(small_run.make_config(concurrent), str(cut))
+    evaluations = [
+        small_run.rows(directory, "evals.jsonl") for directory in (beside, apart, cut)
+    ]
+    steps = [[row["step"] for row in rows] for rows in evaluations]
+    assert steps == [[0, 2, 4], [0, 2, 4], [0, 2, 3, 4]]
+    assert evaluations[2].pop(2)["policy_version"] == 3  # its own last one
+    for rows in zip(*evaluations, strict=True):
+        for name in ("policy_version", "prompt_pass_rates", "mean_completion_tokens"):
+            assert rows[0][name] == rows[1][name] == rows[2][name]
+    expected, *others = (
+        small_run.saved_arrays(small_run.checkpoints(directory)[-1])
+        for directory in (apart, beside, cut)
+    )
+    for found in others:
+        for name, leaf in expected.items():
+            assert leaf.tobytes() == found[name].tobytes(), name
+    assert small_run.rows(beside)[-1]["compute/eval_chip_s"] > 0

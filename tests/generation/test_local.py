@@ -25,6 +25,7 @@ from scalerl_jax.data.streams import PromptStream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.generation.episodes import Episodes, Judging
 from scalerl_jax.generation.local import LocalGenerators
+from scalerl_jax.generation.service import Abandoned
 from scalerl_jax.parallel.publication import Published, checksums
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.sampler.requests import Completion, Samples, SchedulerStats
@@ -535,6 +536,64 @@ def test_what_else_is_asked_is_done_between_two_steps(place):
         }
         for ticket, prompt in enumerate(in_order(2))
     ]
+
+
+class StepsOf:
+    """An evaluator whose steps are numbers, and what it saw of the sampling."""
+
+    def __init__(self, at, count, failure=None):
+        self.at, self.count, self.failure = at, count, failure
+        self.seen = []
+
+    def steps(self, params, *, policy_version, places, stopped, wait_s):
+        for number in range(self.count):
+            assert params["weight"] == policy_version
+            self.seen.append(self.at.scheduler.steps)
+            yield [number] * (number % 2)
+        if self.failure:
+            raise self.failure
+
+
+def test_an_evaluation_beside_the_sampling_alternates_with_it_at_its_own_version(place):
+    at = place(WrittenScheduler({}, default=(endless, endless)), max_staleness=4)
+    until(lambda: at.scheduler.steps > 3)
+    at.ledger.start()
+    at.generators.evaluator = evaluator = StepsOf(at, 6)
+    pinned = sent(0)
+    at.generators.publish(sent(1), policy_version=1)
+    judged = at.generators.judge(
+        pinned, policy_version=0, stopped=lambda: False, beside=True
+    )
+    assert judged == [1, 3, 5]
+    first = evaluator.seen[0]
+    assert evaluator.seen == list(range(first, first + 6))
+    assert at.ledger.report()["compute/eval_chip_s"] > 0
+    at.generators.evaluator = StepsOf(at, 2, failure=ZeroDivisionError("a verifier"))
+    with pytest.raises(ZeroDivisionError, match="a verifier"):
+        at.generators.judge(
+            pinned, policy_version=0, stopped=lambda: False, beside=True
+        )
+    until(lambda: at.scheduler.steps > first + 20)
+
+
+def test_an_evaluation_beside_the_sampling_ends_with_the_thread(place):
+    at = place(WrittenScheduler({}, default=(endless, endless)), max_staleness=4)
+    at.generators.evaluator = StepsOf(at, 10**9)
+    found = []
+
+    def evaluate():
+        with pytest.raises(Abandoned):
+            at.generators.judge(
+                sent(0), policy_version=0, stopped=lambda: False, beside=True
+            )
+        found.append("abandoned")
+
+    waiting = threading.Thread(target=evaluate)
+    waiting.start()
+    until(lambda: at.generators.evaluator.seen)
+    at.stop(LONG)
+    waiting.join(LONG)
+    assert found == ["abandoned"]
 
 
 def test_a_job_hands_its_error_to_who_asked_and_the_thread_lives_on(place):

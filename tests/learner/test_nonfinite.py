@@ -15,8 +15,8 @@ from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pac
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.nonfinite import Diagnosis
-from scalerl_jax.learner.objective import Objective
 from scalerl_jax.learner.step import (
+    Objective,
     TrainStep,
     init_state,
     make_accumulate,

@@ -1,7 +1,9 @@
 """Versions from sender to receiver: the same bits in any layout, or the old ones."""
 
 import dataclasses
+import re
 import threading
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -134,6 +136,22 @@ def test_the_last_two_publications_and_the_anchor_are_kept():
     last = pair.publish(5, full=True)
     references = [each.reference for each in last.parts[0].objects]
     assert list(pair.channel) == [*kept[4], *references]
+
+
+def test_a_pinned_version_is_kept_until_the_next_such_one():
+    pair = Pair(base_every=3)
+    kept = []
+    for version in range(6):
+        publication = pair.publish(version, pinned=version in (1, 4))
+        kept.append([each.reference for each in publication.parts[0].objects])
+        assert (publication.base_version is None) == (version in (0, 1, 4))
+    assert list(pair.channel) == [*kept[4], *kept[5]]
+    pair = Pair(base_every=2)
+    kept = []
+    for version in range(6):
+        publication = pair.publish(version, pinned=version == 1)
+        kept.append([each.reference for each in publication.parts[0].objects])
+    assert list(pair.channel) == [*kept[1], *kept[4], *kept[5]]
 
 
 def test_large_data_are_cut_into_objects():
@@ -321,6 +339,18 @@ def test_a_version_that_does_not_follow_is_refused():
         make_sender(pair.channel, base_every=0)
 
 
+@pytest.mark.parametrize("bits_of", [1, 2])
+def test_a_version_of_a_restored_learner_is_fetched_if_it_has_other_bits(bits_of):
+    pair = Pair()
+    pair.pass_on(1)
+    pair.sender = make_sender(pair.channel)
+    shards = small_weights.shards(bits_of, pair.learner)
+    again = published(pair.sender.send(shards, policy_version=1))
+    assert pair.receiver.holds(again) == (bits_of == 1)
+    assert_is_version(pair.receiver.receive(again), bits_of)
+    assert pair.receiver.holds(again)
+
+
 def test_ranks_whose_bases_differ_are_asked_for_a_full_version():
     channel, on = MemoryChannel(), mesh(0, 2, fsdp=2)
     senders = [Sender(rank=rank, num_ranks=2, channel=channel) for rank in (0, 1)]
@@ -357,3 +387,16 @@ def test_two_processes_offer_each_shard_once_and_their_params_arrive(tmp_path):
             assert bool(offers[1].shards) == (number == 0)
             assert_is_version(receiver.receive(published(*offers)), version)
             assert (receiver.report.base_version is None) == (version == 0)
+
+
+def test_the_code_of_the_page_works(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "many-machines.md").read_text()
+    code = re.search(r"## Weights.*?```python\n(.*?)```", page, re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    exec(code.replace("print(", "told = ("), found)
+    assert found["told"] == 0
+    np.testing.assert_array_equal(
+        found["params"]["embedding"],
+        found["learned"]["embedding"].astype(found["dtype"]),
+    )

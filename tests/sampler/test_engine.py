@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from small_spelling import PIECES, spelling_of
 
-from scalerl_jax.generation.listed import complete
+from scalerl_jax.generation.service import completing
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.sampler.decoding import NEVER, empty_rows
-from scalerl_jax.sampler.prefilling import Prefix, fill_chunk
+from scalerl_jax.sampler.placing import Prefix, fill_chunk
 from scalerl_jax.sampler.reference import next_token_logits
 from scalerl_jax.sampler.requests import Samples
 from scalerl_jax.types import Prompt
@@ -602,7 +602,7 @@ def test_a_loop_over_prompts_names_the_one_that_failed(
     ]
 
     def run(params):
-        return complete(
+        steps = completing(
             bench.engine,
             params,
             prompts,
@@ -613,6 +613,7 @@ def test_a_loop_over_prompts_names_the_one_that_failed(
             sampling=bench.request(0, [1], temperature=0.5).sampling,
             version=3,
         )
+        return [each for ended in steps for each in ended]
 
     with pytest.raises(FloatingPointError, match="of prompt 'prompt 1' failed: .*3;"):
         run(counting_params | {"embedding": broken})

@@ -140,7 +140,7 @@ def test_r0_is_free_and_said_to_be_without_a_measurement():
     x, y = noisy_curve()
     result = fit(x, y)
     assert result.initial_reward_source == "free"
-    assert result.initial_reward_interval is not None
+    assert result.parameters["R0"].interval is not None
     assert "R0 was not measured" in result.warnings[0]
     assert fit(x, y, initial_reward=0.25).initial_reward_source == "given"
 

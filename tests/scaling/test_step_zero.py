@@ -53,7 +53,7 @@ def test_the_fit_is_the_least_squares_of_all_points_with_step_zero(errors):
 def test_a_given_r0_is_exact_and_free_leaves_step_zero_out():
     y = noisy(1)
     given = fit(X, y, initial_reward=0.25)
-    assert given.initial_reward == 0.25 and given.initial_reward_interval is None
+    assert given.initial_reward == 0.25 and given.parameters["R0"].interval is None
     assert given.cost == pytest.approx(fit(X[1:], y[1:], initial_reward=0.25).cost)
     y[0] = 0.5
     free = fit(X, y, initial_reward="free")

@@ -23,8 +23,8 @@ from scalerl_jax import config as config_lib
 from scalerl_jax.model.architecture import ARCHITECTURES
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.preflight.check import check
-from scalerl_jax.preflight.chips import parse_topology
 from scalerl_jax.preflight.report import to_json
+from scalerl_jax.preflight.topologies import parse_topology
 from scalerl_jax.sampler.attention import Chunk, Rows
 from scalerl_jax.sampler.engine import MAX_SEQUENCES, Engine
 from scalerl_jax.sampler.kernels import PallasAttention, why_not_pallas

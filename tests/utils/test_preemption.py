@@ -84,7 +84,7 @@ def test_jax_distributed_of_one_process_does_not_keep_sigterm_to_itself():
         cwd=Path(scalerl_jax.__file__).parents[1],
     )
     assert done.stdout == "noticed\nstopped by SIGTERM with nothing to save\n"
-    assert done.returncode == 0
+    assert done.returncode == 75
 
 
 ENDING = """
@@ -110,7 +110,7 @@ def test_with_nothing_to_save_sigterm_ends_a_program_in_the_midst_of_c():
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=20)
     assert output == "stopped by SIGTERM with nothing to save\n"
-    assert process.returncode == 0
+    assert process.returncode == 75
 
 
 @pytest.mark.parametrize("module", ["ledger", "metrics", "preemption", "run_directory"])

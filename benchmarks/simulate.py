@@ -1,0 +1,632 @@
+"""Hold the simulator against arithmetic, published runs, and runs of this machine.
+
+    make simulate                     # everything: half an hour on two idle cores
+    python benchmarks/simulate.py --only=published,speed
+
+One Markdown table a part: what was simulated, what is known, and their ratio.
+
+- speed: 1,000 steps of an 8B run with 24 replicas.
+- published: Applied Compute's six runs of Qwen3-8B
+  (https://www.appliedcompute.com/research/staleness-in-fully-async-rl).  Their rollout
+  engines never stop, and a queue that is full drops its oldest groups; both of their
+  closed forms follow from that.  Such a queue stands in for ours.  Their group size
+  is not given: 8 here; lengths are as unlike as their M says, E[longest of a group] /
+  E[length].
+- sleepers: a controller's own fleet (roster, desk, queue) in real time, with replicas
+  that sleep instead of sampling, and with kills of them.
+- tiny: configs/tiny.py over staleness, slots and batches, with seconds and lengths
+  measured in the run itself.
+"""
+
+import argparse
+import collections
+import json
+import math
+import runpy
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+from sleepers import make_fleet, pool_names
+
+from scalerl_jax import config as config_lib
+from scalerl_jax import wiring
+from scalerl_jax.contract import QueueClosed
+from scalerl_jax.exchange import Instructions, Report
+from scalerl_jax.generation.replica import ReplicaDesk
+from scalerl_jax.simulate.lengths import Drawn, Lengths
+from scalerl_jax.simulate.outcome import Outcome
+from scalerl_jax.simulate.rates import Rates
+from scalerl_jax.simulate.replica import LAG_CALLS
+from scalerl_jax.simulate.run import Simulation
+from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
+from scalerl_jax.train import train
+from scalerl_jax.types import Group, Rollout
+from scalerl_jax.utils.progress import Progress
+
+ROOT = Path(__file__).parents[1]
+
+# C, B, q, rho, M, measured staleness, and that of their closed form.
+PUBLISHED = (
+    (120, 240, 2, 0.63, 1.42, 1.26, 1.34),
+    (240, 120, 2, 0.92, 1.43, 3.59, 3.86),
+    (128, 128, 2, 1.07, 1.44, 3.09, 3.29),
+    (240, 120, 1, 0.86, 1.42, 3.40, 3.34),
+    (120, 120, 1, 0.67, 1.42, 1.92, 1.95),
+    (128, 128, 1, 1.14, 1.45, 2.01, 2.24),
+)
+GROUP_SIZE = 8
+
+
+def say(*cells: Any, rule: bool = False) -> None:
+    """Print a row of a table, with a rule below a heading."""
+    texts = [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells]
+    print(f"| {' | '.join(texts)} |")
+    if rule:
+        print("|" + "---|" * len(cells))
+    sys.stdout.flush()
+
+
+class DroppingQueue:
+    """A queue without a bound on staleness: what is full drops its oldest group."""
+
+    def __init__(self, *, capacity: int, num_prompts: int, **_: Any) -> None:
+        """Hold `capacity` groups at most."""
+        self._capacity, self._num_prompts = capacity, num_prompts
+        self._groups: collections.deque[Any] = collections.deque()
+        self.version = self.running = self.taken = self.dropped = self._next = 0
+        self._changed: Callable[[], None] = lambda: None
+
+    @property
+    def buffered(self) -> int:
+        """Finished groups."""
+        return len(self._groups)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called when a group may begin: always."""
+        self._changed = listener
+
+    def admit(self, version: int) -> int:
+        """Return the next ticket."""
+        self._next += 1
+        self.running += 1
+        return self._next - 1
+
+    def sampled(self, ticket: int) -> None:
+        """Do nothing."""
+
+    def put(self, group: Any) -> None:
+        """Take a group in, and perhaps drop another."""
+        self.running -= 1
+        self._groups.append(group)
+        if len(self._groups) > self._capacity:
+            self._groups.popleft()
+            self.dropped += 1
+
+    def take(self, version: int, timeout_s: float) -> list[Any]:
+        """Return the oldest groups of a batch."""
+        self.taken = self._num_prompts
+        return [self._groups.popleft() for _ in range(self._num_prompts)]
+
+    def applied(self, *, last: bool = True) -> None:
+        """Note a new version."""
+        self.version += 1
+        self.taken = 0
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def tail_of(longest: float) -> float:
+    """Return p99 over median at which E[longest of a group] / E[length] is this."""
+    low, high = 1.0, 50.0
+    for _ in range(12):
+        middle = math.sqrt(low * high)
+        drawn = Drawn(published_lengths(middle), group_size=GROUP_SIZE)
+        rows = np.array([drawn.tokens(ticket) for ticket in range(3000)])
+        if rows.max(axis=1).mean() / rows.mean() < longest:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(low * high)
+
+
+def published_lengths(tail: float) -> Lengths:
+    """Their mean length, 1,354 tokens, of prompts as unlike as their completions."""
+    return Lengths(mean_tokens=1354.0, tail=tail, alike=0.5, limit=32_000)
+
+
+def published() -> None:
+    """Print their runs beside ours."""
+    say(
+        *("C", "B", "q", "rho", "M", "measured", "closed form", "simulated"),
+        "of measured",
+        rule=True,
+    )
+    for slots, batch, queued, rho, longest, measured, formula in PUBLISHED:
+        found = published_staleness(slots, batch, queued, rho, longest)
+        say(
+            slots,
+            batch,
+            queued,
+            rho,
+            longest,
+            measured,
+            formula,
+            found,
+            f"{found / measured:.0%}",
+        )
+
+
+def published_staleness(
+    slots: int, batch: int, queued: int, rho: float, longest: float
+) -> float:
+    """Return the mean staleness of one of their runs, simulated."""
+    lengths = published_lengths(tail_of(longest))
+    call_s, per_call = 0.2, 16
+    calls = lengths.mean_tokens / per_call + LAG_CALLS + 0.5
+    train_s = rho * batch * calls * call_s / slots
+    scenario = Scenario(
+        num_prompts=batch // GROUP_SIZE,
+        group_size=GROUP_SIZE,
+        max_staleness=10**6,
+        num_steps=400,
+        slots=slots,
+        tokens_per_call=per_call,
+        prompt_tokens=0,
+    )
+    tokens = batch * lengths.mean_tokens
+    rates = Rates(decode_s=((1, call_s),), train_token_s=train_s / tokens)
+
+    def make(**how: Any) -> DroppingQueue:
+        return DroppingQueue(capacity=queued * batch // GROUP_SIZE, **how)
+
+    simulation = Simulation(scenario, rates, lengths, make_queue=make)
+    return simulation.run().figures()["staleness"]
+
+
+def speed() -> None:
+    """Print the CPU seconds of 1,000 steps."""
+    began, clock = time.process_time(), time.monotonic()
+    outcome = thousand_steps()
+    used, took = time.process_time() - began, time.monotonic() - clock
+    say("steps", "replicas", "rollouts", "events", "CPU s", "s", rule=True)
+    say(1000, 24, 768_000, outcome.counts["events"], used, took)
+
+
+def thousand_steps() -> Outcome:
+    """Return 1,000 steps of an 8B run with 24 replicas."""
+    rates = Rates(
+        decode_s=((1, 0.08), (64, 0.12)),
+        decode_context_s=1e-8,
+        prefill_s=0.02,
+        train_token_s=9e-6,
+        publish_s=0.5,
+        transfer_s=2.0,
+        verify_s=1.0,
+        exchange_s=0.05,
+    )
+    scenario = Scenario(
+        num_prompts=48,
+        group_size=16,
+        max_staleness=8,
+        num_steps=1000,
+        replicas=24,
+        slots=64,
+        eval_every=100,
+        eval_completions=16_000,
+        checkpoint_every=50,
+    )
+    lengths = Lengths(mean_tokens=8000.0, limit=14_336)
+    return Simulation(scenario, rates, lengths).run()
+
+
+class Sleeper:
+    """A replica whose groups take the time that they are given, and no work."""
+
+    replaceable = True
+    where = "a thread that sleeps"
+
+    def __init__(self, capacity: int, seconds: Callable[[int], float]) -> None:
+        """Begin to wait for orders; `seconds` is asked by ticket."""
+        self._desk, self._version, self._seconds = ReplicaDesk(), -1, seconds
+        self._capacity = capacity
+        self._calls = ThreadPoolExecutor(3)
+        self.killed = False
+        for _ in range(capacity):
+            threading.Thread(target=self._sample, daemon=True).start()
+
+    def _sample(self) -> None:
+        while not self.killed:
+            try:
+                order = self._desk.admit(self._version)
+                if order is None:
+                    self._desk.wait(0.05)
+                    continue
+            except QueueClosed:
+                return
+            begun = self._version
+            time.sleep(self._seconds(order.ticket))
+            versions = np.array([begun, self._version], np.int32)
+            rollout = Rollout(
+                completion_tokens=np.zeros(2, np.int32),
+                completion_mask=np.ones(2, bool),
+                behavior_logprobs=np.zeros(2, np.float32),
+                policy_versions=versions,
+                cut_off=False,
+                interrupted=False,
+                reward=0.0,
+            )
+            group = Group(
+                ticket=order.ticket,
+                prompt=order.prompt,
+                rollouts=(rollout,),
+                finished_version=self._version,
+            )
+            self._desk.sampled(order.ticket)
+            self._desk.put(group)
+
+    def exchange(self, instructions: Instructions, wait_s: float) -> Future[Report]:
+        """Take instructions, and report; never again once it is killed."""
+        return self._calls.submit(self._exchange, instructions, wait_s)
+
+    def _exchange(self, instructions: Instructions, wait_s: float) -> Report:
+        if instructions.publication is not None:
+            self._version = max(self._version, instructions.policy_version)
+            self._desk.wake()
+        self._desk.deliver(instructions)
+        self._desk.await_news(wait_s)
+        if self.killed:
+            raise ConnectionError("killed")
+        return Report(**self._desk.news(), capacity=self._capacity)
+
+    def close(self) -> None:
+        """End it."""
+        self.killed = True
+        self._calls.shutdown(wait=False)
+
+
+def fleet_of(replicas: list[Sleeper], make: Callable[[], Sleeper], **how: Any) -> Any:
+    """Return a controller's fleet of sleepers, and its queue."""
+    fresh = list(replicas)
+
+    def connect(number: int) -> Future[Any]:
+        future: Future[Any] = Future()
+        if fresh:
+            future.set_result(fresh[number])
+            if number == len(replicas) - 1:
+                fresh.clear()
+            return future
+        # Another machine comes up.
+        threading.Timer(START_S, lambda: _come(future, replicas, number, make)).start()
+        return future
+
+    return make_fleet(pool_names(len(replicas)), connect, prompt_tokens=1, **how)
+
+
+START_S, TRAIN_S, CALL_S = 4.0, 0.8, 0.2
+# Replicas, groups at a time of each, N, k, W, kills.
+FLEETS = (
+    (4, 2, 4, 8, 1, 0),
+    (4, 4, 4, 8, 1, 0),
+    (8, 2, 4, 2, 0, 0),
+    (4, 2, 4, 8, 1, 4),
+)
+
+
+def _come(
+    future: Future[Any], replicas: list[Sleeper], number: int, make: Callable[..., Any]
+) -> None:
+    replicas[number] = make()
+    future.set_result(replicas[number])
+
+
+def sleepers(seconds: float) -> None:
+    """Print real controllers, of replicas that sleep, beside simulated ones."""
+    say(
+        "replicas",
+        "groups each",
+        "N",
+        "k",
+        "W",
+        "kills",
+        "s a step",
+        "simulated",
+        "staleness in flight",
+        "simulated",
+        "queued",
+        "simulated",
+        "learner idle",
+        "simulated",
+        rule=True,
+    )
+    lengths = Lengths(mean_tokens=10.0, tail=2.5, alike=0.0, limit=40)
+    for count, capacity, size, most, waiting, kills in FLEETS:
+        settings = dict(num_prompts=size, max_staleness=most, max_waiting=waiting)
+        real = run_fleet(count, capacity, settings, lengths, kills, seconds)
+        steps = int(real.pop("steps"))
+        mtbf_s = count * seconds / kills if kills else 0.0
+        scenario = Scenario(
+            **settings,
+            group_size=1,
+            num_steps=400 if kills else steps + WARM,
+            replicas=count,
+            slots=capacity,
+            tokens_per_call=1,
+            prompt_tokens=0,
+            failures=Failures(
+                replica_mtbf_s=mtbf_s, notice_s=0.0, replica_start_s=START_S
+            ),
+        )
+        rates = Rates(decode_s=((1, CALL_S),), train_s=TRAIN_S, exchange_s=EXCHANGE_S)
+        # The same groups as the real one had, but for those around kills.
+        found = Simulation(scenario, rates, lengths).run().figures(first_step=WARM)
+        cells: list[Any] = []
+        for name in (
+            "step_s",
+            "staleness_in_flight",
+            "staleness_queued",
+            "learner_idle",
+        ):
+            cells += [real[name], found[name]]
+        say(count, capacity, size, most, waiting, kills, *cells)
+
+
+EXCHANGE_S, WARM = 0.005, 5
+
+
+def run_fleet(
+    count: int,
+    capacity: int,
+    settings: dict[str, int],
+    lengths: Lengths,
+    kills: int,
+    seconds: float,
+) -> dict[str, float]:
+    """Return figures of a fleet in real time, whose learner sleeps as well."""
+    drawn, lock = Drawn(lengths, group_size=1), threading.Lock()
+
+    def take_s(ticket: int) -> float:
+        with lock:
+            return CALL_S * (drawn.tokens(ticket)[0] + LAG_CALLS)
+
+    def make() -> Sleeper:
+        return Sleeper(capacity, take_s)
+
+    replicas = [make() for _ in range(count)]
+    fleet, queue = fleet_of(replicas, make, **settings)
+    fleet.publish("params", policy_version=0)
+    fleet.start()
+    version, waited_s, began = 0, 0.0, 0.0
+    ages: list[tuple[int, int]] = []
+    due = [seconds * (place + 0.5) / kills for place in range(kills)]
+    while not began or time.monotonic() - began < seconds:
+        if began and due and time.monotonic() - began > due[0]:
+            due.pop(0)
+            replicas[len(due) % count].killed = True
+        looked = time.monotonic()
+        groups = queue.take(version, 60.0)
+        waited_s += time.monotonic() - looked
+        ages += [
+            (
+                each.finished_version - each.oldest_version,
+                version - each.finished_version,
+            )
+            for each in groups
+        ]
+        time.sleep(TRAIN_S)
+        version += 1
+        queue.applied()
+        fleet.publish("params", policy_version=version)
+        if version == WARM:
+            began, waited_s, ages = time.monotonic(), 0.0, []
+    took = time.monotonic() - began
+    queue.close()
+    fleet.stop(10.0)
+    flight, queued = np.mean(ages, axis=0)
+    return {
+        "steps": version - WARM,
+        "step_s": took / (version - WARM),
+        "staleness_in_flight": float(flight),
+        "staleness_queued": float(queued),
+        "learner_idle": waited_s / took,
+    }
+
+
+# Of configs/tiny.py: k, slots, N.
+RUNS = ((0, 32, 8), (1, 32, 8), (4, 32, 8), (8, 32, 8), (8, 64, 4), (8, 16, 8))
+
+
+class Watch:
+    """Seconds and lengths of a run, taken down while it goes."""
+
+    def __init__(self, run: Any) -> None:
+        """Look at what its sampling thread and its queue do."""
+        self.steps: list[tuple[float, float, int, int]] = []  # time, s, rows, chunks
+        self.groups: dict[int, list[int]] = {}
+        self.verify: list[tuple[float, float]] = []  # time, seconds
+        self.applied: list[float] = []  # times
+        self.publish_s: list[float] = []
+        self._sampled: dict[int, float] = {}
+        scheduler, queue = run.generators._scheduler, run.queue
+        step, put, sampled = scheduler.step, queue.put, queue.sampled
+
+        def timed(*arguments: Any, **how: Any) -> Any:
+            before, began = scheduler.stats.chunks, time.monotonic()
+            ended = step(*arguments, **how)
+            took, call = time.monotonic() - began, scheduler._call
+            rows = len(call.samples) if call else 0
+            chunks = scheduler.stats.chunks - before
+            self.steps.append((began, took, rows, chunks))
+            return ended
+
+        def note_put(group: Any) -> None:
+            now = time.monotonic()
+            self.verify.append((now, now - self._sampled.pop(group.ticket, now)))
+            self.groups[group.ticket] = [
+                len(each.completion_tokens) for each in group.rollouts
+            ]
+            put(group)
+
+        def note_sampled(ticket: int) -> None:
+            self._sampled[ticket] = time.monotonic()
+            sampled(ticket)
+
+        applied, publish = queue.applied, run.learner.publish
+
+        def note_applied(**how: Any) -> None:
+            self.applied.append(time.monotonic())
+            applied(**how)
+
+        def timed_publish(state: Any) -> Any:
+            began = time.monotonic()
+            publication = publish(state)
+            self.publish_s.append(time.monotonic() - began)
+            return publication
+
+        scheduler.step, queue.put, queue.sampled = timed, note_put, note_sampled
+        queue.applied, run.learner.publish = note_applied, timed_publish
+
+    def rates(
+        self,
+        calls: list[tuple[float, float, int, int]],
+        *,
+        slots: int,
+        train_s: float,
+        busy_s: float,
+        since_s: float,
+    ) -> Rates:
+        """Return the means of what was seen: a line over sequences, and a chunk."""
+        seconds = np.array([each[1] for each in calls])
+        seen = np.array([[1, each[2], each[3]] for each in calls], float)
+        (fixed, a_row, a_chunk), _ = nnls(seen, seconds)
+        publish_s = float(np.mean(self.publish_s[len(self.publish_s) // 3 :]))
+        verify = [took for at, took in self.verify if at >= since_s]
+        return Rates(
+            decode_s=((0, fixed), (slots, fixed + a_row * slots)),
+            prefill_s=float(a_chunk),
+            train_s=train_s,
+            publish_s=publish_s,
+            assemble_s=max(0.0, busy_s - train_s - publish_s),
+            verify_s=float(np.mean(verify)),
+        )
+
+
+def tiny(directory: Path, num_steps: int) -> None:
+    """Print runs of configs/tiny.py beside simulations of the same."""
+    names = (
+        "step_s",
+        "learner_idle",
+        "generators_idle",
+        "staleness_in_flight",
+        "staleness_queued",
+        "groups_buffered",
+    )
+    heads = [head for name in names for head in (name, "simulated")]
+    say("k", "slots", "N", *heads, rule=True)
+    for most, slots, size in RUNS:
+        real, found = tiny_run(
+            directory / f"k{most}-slots{slots}-n{size}", most, slots, size, num_steps
+        )
+        cells = [value for name in names for value in (real[name], found[name])]
+        say(most, slots, size, *cells)
+
+
+def tiny_run(
+    directory: Path, most: int, slots: int, size: int, num_steps: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the figures of a run, and those of its simulation, by name."""
+    settings = runpy.run_path(str(ROOT / "configs" / "tiny.py"))["get_config"]()
+    settings.update_from_flattened_dict(
+        {
+            "queue.max_staleness": most,
+            "sampler.slots": slots,
+            "batch.num_prompts": size,
+            "batch.group_size": 4,
+            "train.num_steps": num_steps,
+            "eval.every": num_steps,
+            "eval.num_prompts": 6,
+            "eval.samples_per_prompt": 1,
+            "checkpoint.every": num_steps,
+            "data.train_prompts": 600,
+        }
+    )
+    config = config_lib.resolve(settings)
+    config = wiring.fit_devices(config, wiring.make_architecture(config), 1)
+    ledger = wiring.make_ledger(config)
+    ledger.start()
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "metrics.jsonl").unlink(missing_ok=True)
+    run = wiring.make_run(config, directory, ledger, Progress())
+    watch = Watch(run)
+    try:
+        train(config, run, directory)
+    finally:
+        run.close()
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    first = num_steps // 3  # compiled by then, and the queue is full
+    late, since, until = rows[first:], watch.applied[first - 1], watch.applied[-1]
+    count = len(late)
+    calls = [each for each in watch.steps if since <= each[0] < until]
+    means = {
+        name: float(np.mean([row[name] for row in late]))
+        for name in (
+            "time/wait_s",
+            "time/train_s",
+            "staleness/in_flight_mean",
+            "staleness/queued_mean",
+            "queue/buffered",
+        )
+    }
+    step_s = (until - since) / count
+    real = {
+        "step_s": step_s,
+        "learner_idle": means["time/wait_s"] / step_s,
+        "generators_idle": 1 - sum(each[1] for each in calls) / (until - since),
+        "staleness_in_flight": means["staleness/in_flight_mean"],
+        "staleness_queued": means["staleness/queued_mean"],
+        "groups_buffered": means["queue/buffered"],
+    }
+    rates = watch.rates(
+        calls,
+        slots=slots,
+        train_s=means["time/train_s"],
+        busy_s=step_s - means["time/wait_s"],
+        since_s=since,
+    )
+    scenario = scenario_of(
+        config, num_steps=400, prompt_tokens=20, eval_every=0, checkpoint_every=0
+    )
+    measured = tuple(tuple(each) for _, each in sorted(watch.groups.items()))
+    lengths = Lengths(limit=64, measured=measured)
+    return real, Simulation(scenario, rates, lengths).run().figures()
+
+
+def main() -> None:
+    """Print the tables that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="speed,published,sleepers,tiny")
+    parser.add_argument("--seconds", default=60.0, type=float, help="of a fleet")
+    parser.add_argument("--steps", default=45, type=int, help="of a run of tiny")
+    parser.add_argument("--workdir", default=Path("runs/simulate"), type=Path)
+    options = parser.parse_args()
+    parts: dict[str, Callable[[], None]] = {
+        "speed": speed,
+        "published": published,
+        "sleepers": lambda: sleepers(options.seconds),
+        "tiny": lambda: tiny(options.workdir, options.steps),
+    }
+    for name in options.only.split(","):
+        print(f"\n{name}\n")
+        parts[name]()
+
+
+if __name__ == "__main__":
+    main()

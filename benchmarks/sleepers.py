@@ -1,0 +1,68 @@
+"""A controller's side of a fleet whose replicas sleep: what both benchmarks share."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from scalerl_jax.coordination.desk import OrderDesk
+from scalerl_jax.coordination.fleet import Fleet
+from scalerl_jax.coordination.members import Limits
+from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.coordination.roster import Roster
+from scalerl_jax.data.streams import PromptStream
+from scalerl_jax.types import Prompt
+from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.progress import Progress
+
+
+def pool_names(replicas: int) -> list[str]:
+    """Return the ledger's pools of so many replicas."""
+    return [f"replica{number}" for number in range(replicas)]
+
+
+def make_fleet(
+    pools: Sequence[str],
+    connect: Callable[[int], Future[Any]],
+    *,
+    prompt_tokens: int,
+    **queue_settings: Any,
+) -> tuple[Fleet, RolloutQueue]:
+    """Return a fleet with the links that `connect` makes, and its queue.
+
+    Args:
+        pools: of the ledger, one for each replica.
+        connect: returns the link to the replica of a number, once it is up.
+        prompt_tokens: of the one prompt.
+        queue_settings: of the queue, but for its mode.
+    """
+    prompt = Prompt(
+        prompt_id=0,
+        epoch=0,
+        task="none",
+        text="",
+        tokens=np.zeros(prompt_tokens, np.int32),
+        reference={},
+    )
+    queue = RolloutQueue(mode="pipeline", **queue_settings)
+    ledger = Ledger(pools=dict.fromkeys(pools, 1), chip="none", remote=pools)
+    ledger.start()
+    desk = OrderDesk(queue, PromptStream([prompt], seed=0, max_pass_rate=None), ledger)
+    fleet = Fleet(
+        make_roster=lambda wake: Roster(
+            desk=desk,
+            ledger=ledger,
+            connect=connect,
+            pools=pools,
+            limits=Limits(),
+            address=lambda publication, number, held: publication,
+            wake=wake,
+        ),
+        desk=desk,
+        summarize=lambda *_, **__: None,
+        num_held_out=0,
+        job_timeout_s=60.0,
+        progress=Progress(),
+    )
+    return fleet, queue

@@ -1,0 +1,316 @@
+"""The best split of devices into learner and generators, for what a config leaves open.
+
+Open are mesh.data = 0, mesh.fsdp = 0, generators.count = 0 and with it
+generators.devices = 0, sampler.slots = 0 with its cache, model.remat = "auto" and
+batch.rows_per_microbatch = 0.  Every split that can be formed and whose programs fit is
+forecast, and the one with the shortest step is taken; of equal ones, the one with more
+devices at work, then with fewer slots, whose tokens are younger.  Runs and the
+preflight ask here alike.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from scalerl_jax.balance import memory
+from scalerl_jax.balance.chips import Chip
+from scalerl_jax.balance.forecast import Forecast, forecast, slots_that_fit
+from scalerl_jax.balance.lengths import Lengths, assumed_lengths
+from scalerl_jax.config import Config
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.pod.partition import box_sizes, boxes, split_slice
+from scalerl_jax.pod.slices import Slice
+
+# The fastest first; "none" multiplies as much as "dots" does and keeps more.
+_REMAT = ("dots", "attention", "full")
+_SLOTS = (*range(1, 16), *range(16, 64, 4), *range(64, 128, 8), *range(128, 513, 16))
+# Settings that a choice may fill in, by section.
+_CHOSEN = (
+    *("mesh.data", "mesh.fsdp", "batch.rows_per_microbatch"),
+    *("generators.count", "generators.devices", "generators.placement"),
+    *("sampler.slots", "sampler.cache_tokens", "model.remat"),
+)
+
+
+class Room(Protocol):
+    """Devices, and the parts of them that roles can have."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that are paid for."""
+        ...
+
+    def learner_sizes(self) -> Sequence[int]:
+        """Return the numbers of devices that a learner can have."""
+        ...
+
+    def replica_sizes(self) -> Sequence[int]:
+        """Return the numbers of devices that a replica can have."""
+        ...
+
+    def replicas(self, learner: int, each: int) -> int:
+        """Return how many replicas of a size fit beside a learner."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Slices:
+    """Slices whose hosts are processes: roles have boxes of chips."""
+
+    slices: tuple[Slice, ...]
+
+    @property
+    def num_devices(self) -> int:
+        """Chips of all slices."""
+        return sum(each.num_chips for each in self.slices)
+
+    def learner_sizes(self) -> tuple[int, ...]:
+        """Return the chips of each box of a slice: a learner is on one."""
+        found = {size for each in self.slices for size in box_sizes(each)}
+        return tuple(sorted(found))
+
+    def replica_sizes(self) -> tuple[int, ...]:
+        """Return the chips of each box within a host: a replica is one process."""
+        most = min(each.chips_per_host for each in self.slices)
+        return tuple(size for size in self.learner_sizes() if size <= most)
+
+    def replicas(self, learner: int, each: int) -> int:
+        """Return how many boxes are left beside the learner's."""
+        if len(self.slices) == 1:
+            try:
+                split = split_slice(
+                    self.slices[0], learner_chips=learner, generator_chips=each
+                )
+            except ValueError:
+                return 0
+            return len(split.replicas)
+        homes = [one for one in self.slices if learner in box_sizes(one)]
+        if not homes:
+            return 0
+        home = min(homes, key=lambda one: one.num_chips)
+        at = self.slices.index(home)
+        return sum(
+            len(boxes(one, each, beside=boxes(home, learner)[0] if n == at else None))
+            for n, one in enumerate(self.slices)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class OneProcess:
+    """Devices of one process, which roles share out one by one."""
+
+    num_devices: int
+
+    def learner_sizes(self) -> range:
+        """Return any number."""
+        return range(1, self.num_devices + 1)
+
+    def replica_sizes(self) -> range:
+        """Return any number."""
+        return range(1, self.num_devices + 1)
+
+    def replicas(self, learner: int, each: int) -> int:
+        """Return how many find devices of their own."""
+        return (self.num_devices - learner) // each
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A config with numbers for all that it left open, and its forecast."""
+
+    config: Config
+    forecast: Forecast
+    tried: int  # splits that fit
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings to write, by dotted name."""
+        return {name: _read(self.config, name) for name in _CHOSEN}
+
+
+def is_open(config: Config) -> bool:
+    """Return whether a config leaves anything to `choose`."""
+    return (
+        0 in (config.mesh.data, config.generators.count, config.sampler.slots)
+        or config.model.remat == "auto"
+    )
+
+
+def opened(config: Config) -> Config:
+    """Return the config with all that `choose` fills in left open."""
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, remat="auto"),
+        mesh=dataclasses.replace(config.mesh, data=0, fsdp=0),
+        batch=dataclasses.replace(config.batch, rows_per_microbatch=0),
+        sampler=dataclasses.replace(config.sampler, slots=0, cache_tokens=0),
+        generators=dataclasses.replace(
+            config.generators, count=0, devices=0, placement="auto"
+        ),
+    )
+
+
+def choose(
+    config: Config,
+    arch: Architecture,
+    chip: Chip,
+    room: Room,
+    lengths: Lengths | None = None,
+) -> Choice:
+    """Return the split with the shortest step of all that fit.
+
+    Args:
+        config: with something left open.
+        arch: of the policy.
+        chip: the kind of TPU.
+        room: which devices there are.
+        lengths: of rollouts; None: what the config's limits let expect.
+
+    Raises:
+        ValueError: no split fits.
+    """
+    lengths = lengths or assumed_lengths(config)
+    best, tried = None, 0
+    for candidate in candidates(config, arch, chip, room, lengths):
+        found = forecast(candidate, arch, chip, lengths, devices=room.num_devices)
+        tried += 1
+        if best is None or _rank(candidate, found) < _rank(*best):
+            best = candidate, found
+    if best is None:
+        raise ValueError(
+            f"no split of {room.num_devices} {chip.name} devices into learner and "
+            f"generators fits model.architecture = {config.model.architecture!r}: of "
+            f"{chip.hbm_bytes / 2**30:.0f} GiB each device may hold "
+            f"{memory.usable_bytes(chip) / 2**30:.1f}; take more devices, or set "
+            f"mesh.*, generators.*, sampler.slots and sampler.cache_tokens to numbers"
+        )
+    return Choice(config=best[0], forecast=best[1], tried=tried)
+
+
+def _rank(config: Config, found: Forecast) -> tuple[float, ...]:
+    """Return what is lower for a better split."""
+    return (
+        found.step_seconds,
+        -found.devices_at_work,
+        found.shared,
+        config.sampler.slots,
+        config.generators.count,
+    )
+
+
+def candidates(
+    config: Config, arch: Architecture, chip: Chip, room: Room, lengths: Lengths
+) -> Iterator[Config]:
+    """Yield the config with numbers, for each split that fits the devices' memory."""
+    placements = [config.generators.placement]
+    if placements == ["auto"]:
+        both = isinstance(room, OneProcess)
+        placements = ["apart", "shared"] if both else ["apart"]
+    for size in room.learner_sizes():
+        learner = _with_learner(config, arch, size)
+        if learner is None:
+            continue
+        for placement in placements:
+            for split in _with_replicas(learner, arch, room, size, placement):
+                yield from _that_fit(split, arch, chip, lengths)
+
+
+def _with_learner(config: Config, arch: Architecture, size: int) -> Config | None:
+    """Return the config with a learner of so many devices, if they fall evenly.
+
+    The state is cut into as many shards as divide the width of the model; what is
+    left are replicas of it.
+    """
+    mesh, rows = config.mesh, config.batch.rows_per_microbatch
+    others = mesh.context * mesh.tensor
+    if size % others:
+        return None
+    both = size // others  # data * fsdp
+    for data in range(1, both + 1):
+        if both % data or mesh.data not in (0, data):
+            continue
+        fsdp = both // data
+        if mesh.fsdp not in (0, fsdp) or arch.hidden_size % fsdp or rows % both:
+            continue
+        return dataclasses.replace(
+            config,
+            mesh=dataclasses.replace(mesh, data=data, fsdp=fsdp),
+            batch=dataclasses.replace(
+                config.batch, rows_per_microbatch=rows or data * fsdp
+            ),
+        )
+    return None
+
+
+def _with_replicas(
+    config: Config, arch: Architecture, room: Room, learner: int, placement: Any
+) -> Iterator[Config]:
+    """Yield the config with as many replicas of each size as fit."""
+    asked = config.generators
+    shared = placement == "shared"
+    for each in room.replica_sizes():
+        if asked.devices not in (0, each) or arch.num_kv_heads % each:
+            continue
+        fit = learner // each if shared else room.replicas(learner, each)
+        count = asked.count or fit
+        if not count or (count > fit and not shared) or not fit:
+            continue
+        yield dataclasses.replace(
+            config,
+            generators=dataclasses.replace(
+                asked, count=count, devices=each, placement=placement
+            ),
+        )
+
+
+def _that_fit(
+    config: Config, arch: Architecture, chip: Chip, lengths: Lengths
+) -> Iterator[Config]:
+    """Yield the config with slots, a cache and a remat policy that fit together."""
+    usable = memory.usable_bytes(chip)
+    shared = config.generators.placement == "shared"
+    for remat in _REMAT if config.model.remat == "auto" else (config.model.remat,):
+        model: Any = dataclasses.replace(config.model, remat=remat)
+        found = dataclasses.replace(config, model=model)
+        learner = memory.learner_bytes(found, arch)
+        if learner > usable:
+            continue
+        yield from _with_slots(found, arch, lengths, usable - learner * shared)
+        if not shared:
+            return  # a slower policy leaves the replicas no more
+
+
+def _with_slots(
+    config: Config, arch: Architecture, lengths: Lengths, usable: float
+) -> Iterator[Config]:
+    """Yield the config with each number of slots that the memory of a replica holds."""
+    asked = config.sampler
+    if asked.slots:
+        if memory.sampler_bytes(config, arch) <= usable:
+            yield config
+        return
+    most = memory.largest_cache(
+        config, arch, chips=config.generators.devices, usable=usable
+    )
+    cache = asked.cache_tokens or most
+    longest = asked.max_prompt_tokens + asked.max_completion_tokens
+    if cache > most or cache < longest + asked.page_size:
+        return
+    limit = min(slots_that_fit(cache, lengths), memory.slots_limit(config))
+    for slots in _SLOTS:
+        if slots > limit:
+            return
+        # No more than all slots at their limit, and a page for a prompt's copy.
+        held = min(cache, slots * longest + asked.page_size)
+        page = asked.page_size
+        yield dataclasses.replace(
+            config,
+            sampler=dataclasses.replace(
+                asked, slots=slots, cache_tokens=held // page * page
+            ),
+        )
+
+
+def _read(config: Config, name: str) -> Any:
+    section, field = name.split(".")
+    return getattr(getattr(config, section), field)

@@ -1,0 +1,183 @@
+"""The least that programs cost: FLOPs of their products, bytes to and from HBM.
+
+Work is counted by hand from the model's shapes, for one call and all devices of its
+mesh.  A row is taken to be one sequence, the most that causal attention can cost.
+"""
+
+import dataclasses
+
+from scalerl_jax.model.architecture import Architecture
+
+# A product of float32 operands at the highest precision is six bfloat16 products on a
+# TPU: each operand is three bfloat16 terms, and of the nine products the three
+# smallest are left out.  A float32 operand that is a cast bfloat16 is one term, and the
+# compiler sees it: three are left.
+HIGHEST_PASSES = 6
+CAST_PASSES = 3
+# Matmuls of queries x keys in each pass of attention: scores and mixing; of the
+# backward pass, a kernel that makes the scores once, and the TPU's two kernels.
+FORWARD_ATTENTION = 2
+BACKWARD_ATTENTION = {"blockwise": 5, "cudnn": 5, "splash": 7}
+# Remat policy -> whether (the linears, the attention) of a layer are made again.
+RECOMPUTED = {
+    "none": (False, False),
+    "dots": (False, False),
+    "attention": (True, False),
+    "full": (True, True),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """FLOPs, those of float32 products apart, and bytes to and from HBM."""
+
+    layers: float = 0.0  # bfloat16 products of the layers, attention included
+    head: float = 0.0  # counted once, whatever its precision
+    head_passes: float = 0.0  # the same, each bfloat16 product that makes it counted
+    bytes: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of all products."""
+        return self.layers + self.head
+
+    @property
+    def passes(self) -> float:
+        """FLOPs of the matrix units: a float32 product is several."""
+        return self.layers + self.head_passes
+
+    def __add__(self, other: "Work") -> "Work":
+        """Return both."""
+        mine, theirs = vars(self), vars(other)
+        return Work(**{name: mine[name] + theirs[name] for name in mine})
+
+    def __mul__(self, count: float) -> "Work":
+        """Return the work done several times."""
+        return Work(**{name: value * count for name, value in vars(self).items()})
+
+
+def _linears(
+    arch: Architecture, tokens: float, copies: int = 1, *, last: bool = True
+) -> Work:
+    """Return the matmuls of a layer, without the `last` one if it is False.
+
+    A value has 2 bytes; each of `copies` replicas reads the weights.
+    """
+    width, queries = arch.hidden_size, arch.num_heads * arch.head_dim
+    keys, ffn = arch.num_kv_heads * arch.head_dim, arch.ffn_size
+    sides = [(width, queries), (width, keys), (width, keys), (queries, width)]
+    sides += [(width, ffn), (width, ffn), *[(ffn, width)] * last]
+    return Work(
+        layers=sum(2 * tokens * n * k for n, k in sides),
+        bytes=sum(2 * (tokens * (n + k) + copies * n * k) for n, k in sides),
+    )
+
+
+def _attention(arch: Architecture, rows: float, length: float, matmuls: int) -> Work:
+    """Return the attention of one layer over whole causal rows."""
+    seen = length * (length + 1) / 2
+    values = rows * length * arch.head_dim
+    return Work(
+        layers=matmuls * 2 * rows * seen * arch.num_heads * arch.head_dim,
+        bytes=2 * values * (2 * arch.num_heads + 2 * arch.num_kv_heads),
+    )
+
+
+def _cached(
+    arch: Architecture, tokens: float, rows: float, context: float, itemsize: int
+) -> Work:
+    """Return a layer of tokens that attend to `rows` cached sequences of `context`."""
+    heads = arch.head_dim * arch.num_heads
+    return _linears(arch, tokens) + Work(
+        layers=4 * tokens * context * heads,
+        bytes=rows * context * 2 * arch.num_kv_heads * arch.head_dim * itemsize,
+    )
+
+
+def _head(
+    arch: Architecture,
+    tokens: float,
+    copies: int = 1,
+    *,
+    float32_head: bool,
+    passes: int,
+) -> Work:
+    """Return one product with the head, of so many passes if it is float32."""
+    width, vocabulary = arch.hidden_size, arch.vocab_size
+    moved = tokens * (width + vocabulary) + copies * width * vocabulary
+    flops = 2.0 * tokens * width * vocabulary
+    return Work(
+        head=flops,
+        head_passes=flops * (passes if float32_head else 1),
+        bytes=(4 if float32_head else 2) * moved,
+    )
+
+
+def microbatch(
+    arch: Architecture,
+    *,
+    rows: int,
+    row_tokens: int,
+    devices: int,
+    tensor: int,
+    remat: str,
+    attention: str,
+    float32_head: bool,
+    param_bytes: int,
+    compute_bytes: int = 2,
+) -> Work:
+    """Return the forward and backward pass of a microbatch, and its gradients added up.
+
+    The head is multiplied four times: forward, again for the backward pass, and for
+    the gradients of its two operands.  With `compute_bytes` = 2 the hidden states are
+    cast bfloat16 ones, which are an operand of all but the gradient of themselves.
+    """
+    tokens, copies = rows * row_tokens, devices // tensor
+    again, attention_again = RECOMPUTED[remat]
+    layer = _linears(arch, tokens, copies) * 3
+    if again:  # nobody needs the last product again
+        layer += _linears(arch, tokens, copies, last=False)
+    matmuls = FORWARD_ATTENTION * (1 + attention_again) + BACKWARD_ATTENTION[attention]
+    layer += _attention(arch, rows, row_tokens, matmuls)
+    cast = CAST_PASSES if compute_bytes == 2 else HIGHEST_PASSES
+    head = Work()
+    for passes in (cast, cast, cast, HIGHEST_PASSES):
+        head += _head(arch, tokens, copies, float32_head=float32_head, passes=passes)
+    # Params are read, the gradients so far are read and written.
+    state = Work(bytes=arch.num_params * (param_bytes + 4 + 4))
+    return layer * arch.num_layers + head + state
+
+
+def optimizer_update(arch: Architecture, *, param_bytes: int) -> Work:
+    """Return an update: params and both moments read and written, gradients read twice.
+
+    The second time is for their norm.
+    """
+    return Work(bytes=arch.num_params * (2 * param_bytes + 4 * 4 + 2 * 4))
+
+
+def decode(
+    arch: Architecture,
+    *,
+    rows: float,
+    context: float,
+    steps: int,
+    itemsize: int,
+    float32_head: bool,
+) -> Work:
+    """Return `steps` tokens in each of `rows` sequences that hold `context` tokens.
+
+    Heads are cut over the devices: together they read everything once.  The output
+    head is kept in the sampler's dtype, and made float32 on its way.
+    """
+    layer = _cached(arch, rows, rows, context, itemsize)
+    passes = CAST_PASSES if itemsize == 2 else HIGHEST_PASSES
+    head = _head(arch, rows, float32_head=float32_head, passes=passes)
+    return (layer * arch.num_layers + head) * steps
+
+
+def prefill(
+    arch: Architecture, *, tokens: float, context: float, itemsize: int
+) -> Work:
+    """Return a chunk of prompt tokens, the last of `context`; it has no head."""
+    return _cached(arch, tokens, 1, context, itemsize) * arch.num_layers

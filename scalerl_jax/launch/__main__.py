@@ -1,0 +1,331 @@
+"""Machines for a run: made, started, looked at, paid for and removed.
+
+    python -m scalerl_jax.launch run --place=local --name=tiny --bucket=runs \\
+        --config=configs/tiny.py
+
+`run` does all in turn: create, start, machines again after a preemption, fetch, stop,
+and the fit.  What follows -- goes to the run: -- --config.train.num_steps=50.
+Everything but `supervise` may be called again at any time, from any machine.
+"""
+
+import argparse
+import datetime
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from scalerl_jax import status as run_status
+from scalerl_jax.launch import estimate, supervisor
+from scalerl_jax.launch.client import Client
+from scalerl_jax.launch.job import Job, add_flags, read_job
+from scalerl_jax.launch.keep import Patience, Refused, keep, say
+from scalerl_jax.launch.local import LocalPlace
+from scalerl_jax.launch.outcome import Outcome
+from scalerl_jax.launch.place import Machines, Place
+from scalerl_jax.launch.ray_place import RayPlace
+from scalerl_jax.launch.tpu import TpuPlace
+from scalerl_jax.utils.failures import Parser, answer
+from scalerl_jax.utils.metrics import METRICS_FILE
+
+_FAILURE, _MISTAKE = 1, 2
+COMMANDS = {
+    "run": "all of it, until the run is over",
+    "create": "look at config, price and place, ask, and make the machines",
+    "start": "start the run on them, if it does not run and is not finished",
+    "status": "machines, run, roles, and what it has cost",
+    "logs": "the last lines of all hosts",
+    "fetch": "the run's files, all but checkpoints",
+    "stop": "save the run, and remove the machines",
+    "cost": "chip-hours and price: of the machines since they came, and of the run",
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the flags of all commands."""
+    parser = Parser(
+        "python -m scalerl_jax.launch",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, meaning in COMMANDS.items():
+        command = commands.add_parser(name, help=meaning, description=meaning)
+        add_flags(command)
+        if name in ("run", "create"):
+            command.add_argument("--yes", action="store_true", help="do not ask")
+        if name == "run":
+            command.add_argument(
+                "--preemptions", type=int, default=0, help="place=local: make as many"
+            )
+            command.add_argument(
+                "--keep-machines", action="store_true", help="when the run is over"
+            )
+        command.add_argument("--poll-s", type=float, help="between two looks")
+        command.add_argument("--dry-run", action="store_true", help="print commands")
+        if name == "logs":
+            command.add_argument("--lines", type=int, default=50, help="of each host")
+    supervise = commands.add_parser(
+        "supervise", help="run a command after --, and start it again when it fails"
+    )
+    supervise.add_argument("--workdir", required=True, help="directory of the run")
+    supervise.add_argument("--failures", type=int, default=5, help="in a row, at most")
+    supervise.add_argument(
+        "--follow", action="store_true", help="it serves a head on another machine"
+    )
+    supervise.add_argument("--pause-s", type=float, default=10.0, help="the first one")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    more: list[str] = []
+    if "--" in words:
+        at = words.index("--")
+        words, more = words[:at], words[at + 1 :]
+    flags = make_parser().parse_args(words)
+    if flags.command == "supervise":
+        if not more:
+            raise ValueError("supervise: the command to run is missing after --")
+        rules = supervisor.Rules(failures=flags.failures, pause_s=flags.pause_s)
+        follow = flags.follow
+        return supervisor.supervise(more, flags.workdir, rules=rules, follow=follow)
+    job = read_job(flags)
+    if flags.command in ("run", "create", "start") and not job.config:
+        raise ValueError("--config is missing: --config=configs/tiny.py")
+    if flags.dry_run:
+        return _print(job, flags, more)
+    if flags.poll_s is None:
+        flags.poll_s = 1.0 if job.place == "local" else 60.0
+    client = Client(pause_s=flags.poll_s / 4)
+    place = make_place(job, more, client, poll_s=flags.poll_s / 4)
+    try:
+        return _ACTIONS[flags.command](job, place, flags, more)
+    except Refused as refused:
+        raise RuntimeError(f"{refused}; try again, or let `launch run` do so") from (
+            refused
+        )
+
+
+def make_place(job: Job, more: list[str], client: Client, *, poll_s: float) -> Place:
+    """Return the machines of a job."""
+    if job.place == "local":
+        return LocalPlace(job, more)
+    if job.place == "ray_tpu":
+        return RayPlace(job, more, client, poll_s=poll_s)
+    return TpuPlace(job, more, client, poll_s=poll_s)
+
+
+def _print(job: Job, flags: argparse.Namespace, more: list[str]) -> int:
+    """Print the commands that a command would run, and run none."""
+    if job.place == "local":
+        raise ValueError("--dry-run: --place=local has no commands of a cloud")
+    place = make_place(job, more, Client(dry_run=True), poll_s=0.0)
+    if flags.command in ("run", "create"):
+        sys.stdout.write(f"{shlex.join(estimate.preflight_command(job, more))}\n")
+    for step in _STEPS[flags.command]:
+        sys.stdout.write(f"# {step}\n")
+        if step == "logs":
+            place.logs(50)
+        elif step == "fetch":
+            place.fetch(str(_files(job)))
+        else:
+            getattr(place, step)()
+    return 0
+
+
+def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+    look: Callable[[Machines, Outcome | None], None] = lambda *_: None  # noqa: E731
+    if flags.preemptions:
+        if not isinstance(place, LocalPlace):
+            raise ValueError("--preemptions needs --place=local; clouds make theirs")
+        look = _Preempting(job, place, flags.preemptions, more)
+    before = place.outcome()
+    if before is None or before.state != "done":
+        _prepare(job, place, flags, more)
+    patience = Patience(poll_s=flags.poll_s, first_pause_s=flags.poll_s)
+    try:
+        outcome = keep(place, patience=patience, tell=say, look=look)
+    except KeyboardInterrupt:
+        say("the machines go on without this command; `launch run` takes up again")
+        raise
+    say(
+        f"the run is {outcome.state} after {outcome.attempts} attempts, "
+        f"{outcome.preemptions} of them preempted"
+    )
+    place.fetch(str(_files(job)))
+    left = [] if flags.keep_machines else _stop_all(place)
+    if outcome.state != "done":
+        sys.stderr.write(f"{outcome.said or 'error: see launch logs'}\n")
+        return _MISTAKE if outcome.state == "mistake" else _FAILURE
+    fitted = subprocess.run(
+        [sys.executable, "-m", "scalerl_jax.scaling", "fit", str(_files(job))]
+    )
+    return _FAILURE if left or fitted.returncode else 0
+
+
+class _Preempting:
+    """Takes the machine of a run away so many times, evenly over its steps."""
+
+    def __init__(
+        self, job: Job, place: LocalPlace, times: int, more: list[str]
+    ) -> None:
+        steps = estimate.resolve_config(job, more).train.num_steps
+        self._at = [steps * (n + 1) // (times + 1) for n in range(times)]
+        self._file, self._place = _files(job) / METRICS_FILE, place
+
+    def __call__(self, machines: Machines, outcome: Outcome | None) -> None:
+        steps = self._file.read_bytes().count(b"\n") if self._file.is_file() else 0
+        if machines.state == "up" and self._at and steps >= self._at[0]:
+            self._at.pop(0)
+            say(f"after step {steps} the machine is taken away")
+            self._place.end()  # a spot machine has as long to save the run
+
+
+def _create(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+    _prepare(job, place, flags, more)
+    there = place.machines()
+    if there.wrong:
+        raise ValueError(there.wrong)
+    if there.state in ("absent", "partial"):
+        place.create()
+        say("machines are asked for")
+    else:
+        say(f"machines are {there.said} already")
+    return 0
+
+
+def _prepare(
+    job: Job, place: Place, flags: argparse.Namespace, more: list[str]
+) -> None:
+    """Look at config, price and place, and ask.
+
+    Raises:
+        ValueError: one of them is wrong, or the answer is no.
+    """
+    found = estimate.make_estimate(job, more)
+    place.check()
+    for line in found.lines(datetime.datetime.now()):
+        say(line)
+    if job.place == "local" or flags.yes:
+        return
+    if not sys.stdin.isatty():
+        raise ValueError("nobody is here to ask whether to go on; --yes goes on")
+    if input("make these machines? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ValueError("nothing was made")
+
+
+def _start(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+    before, there = place.outcome(), place.machines()
+    if there.state != "up":
+        raise ValueError(f"machines of {job.name} are {there.said}; nothing can start")
+    if before and before.state == "done" and before.command == tuple(job.command(more)):
+        say(f"the run was finished at {before.at}; it is not started again")
+        return 0
+    say(place.start())
+    return 0
+
+
+def _status(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+    there = place.machines()
+    since = f" since {there.created}" if there.created else ""
+    sys.stdout.write(f"machines: {there.said}{since}\n")
+    outcome = place.outcome()
+    if outcome is None:
+        sys.stdout.write("run: never started\n")
+        return 0
+    sys.stdout.write(
+        f"run: {outcome.state} at {outcome.at}, attempt {outcome.attempts}, "
+        f"{outcome.preemptions} preempted\n"
+    )
+    if outcome.said:
+        sys.stdout.write(f"{outcome.said}\n")
+    place.fetch(str(_files(job)))
+    if (_files(job) / "config.json").is_file():
+        sys.stdout.write(run_status.describe(_files(job)))
+    now = datetime.datetime.now(datetime.UTC)
+    for line in estimate.cost_lines(job, there, _files(job), now):
+        sys.stdout.write(f"{line}\n")
+    return 0
+
+
+def _cost(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+    place.fetch(str(_files(job)))
+    now = datetime.datetime.now(datetime.UTC)
+    for line in estimate.cost_lines(job, place.machines(), _files(job), now):
+        sys.stdout.write(f"{line}\n")
+    return 0
+
+
+def _logs(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+    sys.stdout.write(place.logs(flags.lines))
+    return 0
+
+
+def _fetch(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+    place.fetch(str(_files(job)))
+    say(f"the run's files are in {_files(job)}")
+    return 0
+
+
+def _stop(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+    return _FAILURE if _stop_all(place) else 0
+
+
+def _stop_all(place: Place) -> list[str]:
+    """Save the run and remove the machines; return and tell what stays."""
+    there = place.machines()
+    if there.state == "absent":
+        say("there are no machines")
+        return []
+    if there.state == "up":
+        place.end()
+    left = place.remove()
+    for each in left:
+        say(f"NOT stopped: {each}")
+    if not left:
+        say("all machines are removed")
+    return left
+
+
+def _files(job: Job) -> Path:
+    """Return where the run's files are, or come, on this machine."""
+    if job.place == "local":
+        return Path(job.directory).expanduser()
+    return Path("runs") / job.name
+
+
+_STEPS = {
+    "run": (
+        "check",
+        "outcome",
+        "machines",
+        "create",
+        "start",
+        "fetch",
+        "end",
+        "remove",
+    ),
+    "create": ("check", "machines", "create"),
+    "start": ("outcome", "machines", "start"),
+    "status": ("machines", "outcome", "fetch"),
+    "logs": ("logs",),
+    "fetch": ("fetch",),
+    "stop": ("machines", "end", "remove"),
+    "cost": ("fetch", "machines"),
+}
+_ACTIONS: dict[str, Callable[[Job, Place, argparse.Namespace, list[str]], int]] = {
+    "run": _run,
+    "create": _create,
+    "start": _start,
+    "status": _status,
+    "logs": _logs,
+    "fetch": _fetch,
+    "stop": _stop,
+    "cost": _cost,
+}
+
+if __name__ == "__main__":
+    sys.exit(answer(main))

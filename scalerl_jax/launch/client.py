@@ -1,0 +1,172 @@
+"""Google's clients and other programs: run, or printed, and their refusals told.
+
+A refusal is one line that says what is wrong and what helps; the texts looked for are
+those that the clients print.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from scalerl_jax.launch.keep import Refused
+from scalerl_jax.utils.reading import parse_json
+
+_LIMIT_S = 1800.0  # of one command; a host's installation takes minutes
+_SSH_TRIES = 5
+_SSH_FAILED = re.compile(
+    r"ssh\] exited with return code \[255\]|Connection (refused|cl)"
+)
+_SECRET = re.compile(r"ya29\.[\w.-]+|hf_\w{8,}|(?i:bearer )\S+")
+
+
+class NotFound(ValueError):
+    """The cloud has nothing of this name."""
+
+
+# Text of a client -> what it is, and what to say; the first that matches.
+_REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
+    (
+        r"(?i)no more capacity|RESOURCE_POOL_EXHAUSTED|insufficient capacity|stockout",
+        Refused,
+        "there are no such machines just now",
+    ),
+    (
+        r"Quota limit '(?P<a>[^']+)' has been exceeded\. Limit: 0\b",
+        ValueError,
+        "no quota: {a} is 0 here; ask for more at console.cloud.google.com/iam-admin/"
+        "quotas, or take another --zone, or --spot, which has a quota of its own",
+    ),
+    (
+        r"(?i)quota (limit )?'(?P<a>[^']+)'.* exceeded|quota exceeded(?P<b>)",
+        Refused,
+        "the quota {a} is used up: other machines of the project have it",
+    ),
+    (
+        r"(?i)SERVICE_DISABLED|API has not been used|API .*is disabled",
+        ValueError,
+        "an API of the project is off: gcloud services enable tpu.googleapis.com "
+        "compute.googleapis.com storage.googleapis.com",
+    ),
+    (
+        r"(?i)active account selected|reauthentication|credentials.*(expired|invalid)"
+        r"|gcloud auth login",
+        ValueError,
+        "gcloud has no login here: gcloud auth login",
+    ),
+    (
+        r"(?i)not found: .*bucket|gs://\S+ not found|bucket does not exist",
+        NotFound,
+        "there is no such bucket: gcloud storage buckets create makes one",
+    ),
+    (
+        r"(?i)NOT_FOUND|was not found|matched no objects|HTTPError 404",
+        NotFound,
+        "{said}",
+    ),
+    (
+        r"(?i)Permission denied on 'locations/(?P<a>[\w-]+)'"
+        r"|Location (?P<b>\S+) is not found",
+        ValueError,
+        "there is no zone {a}{b} with TPUs: gcloud compute tpus locations list",
+    ),
+    (
+        r"(?i)PERMISSION_DENIED|does not have permission|HTTPError 403|access denied"
+        r"|does not have storage\.",
+        ValueError,
+        "your account, or the machines' service account, lacks a right; docs/pods.md "
+        "lists the roles: {said}",
+    ),
+    (r"(?i)ALREADY_EXISTS|already exists", ValueError, "the name is taken: {said}"),
+    (
+        r"(?i)UNAVAILABLE|DEADLINE_EXCEEDED|INTERNAL|rate ?limit|HTTPError (5\d\d|429)",
+        Refused,
+        "the cloud does not do it just now: {said}",
+    ),
+)
+
+
+def refusal(said: str, *, command: Sequence[str]) -> Exception:
+    """Return what a client's error text means, as an error of one line."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"(?i)error|denied|not found", line)]
+    last = _SECRET.sub("...", (errors or lines or ["it said nothing"])[-1])
+    for pattern, kind, text in _REFUSALS:
+        if found := re.search(pattern, said):
+            groups = {"a": "", "b": ""} | {
+                name: value or "" for name, value in found.groupdict().items()
+            }
+            return kind(text.format(said=last, **groups))
+    return RuntimeError(f"{' '.join(command[:5])} fails: {last}")
+
+
+class Client:
+    """Runs commands; with `dry_run` it prints them and runs none."""
+
+    def __init__(self, *, dry_run: bool = False, pause_s: float = 15.0) -> None:
+        """Run nothing yet.
+
+        Args:
+            dry_run: print commands, one a line.
+            pause_s: between two tries of a connection.
+        """
+        self.dry_run, self._pause_s = dry_run, pause_s
+
+    def run(self, command: Sequence[str]) -> str:
+        """Return what a command writes; of a dry run, nothing.
+
+        Raises:
+            NotFound, ValueError: it cannot work as it stands.
+            Refused: it may work at another time.
+            RuntimeError: it fails in a way that is not known.
+        """
+        if self.dry_run:
+            sys.stdout.write(f"{shlex.join(command)}\n")
+            return ""
+        if shutil.which(command[0]) is None:
+            raise ValueError(
+                f"{command[0]} is not installed here; docs/pods.md says what each "
+                f"place needs"
+            )
+        done = subprocess.run(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+        )
+        if done.returncode:
+            raise refusal(done.stderr or done.stdout, command=command)
+        return done.stdout
+
+    def ssh(self, command: Sequence[str]) -> str:
+        """Return what a command of ssh writes; a connection that fails is tried again.
+
+        Raises:
+            Refused: there is no connection.
+            RuntimeError: the command on the host fails.
+        """
+        for tried in range(1, _SSH_TRIES + 1):
+            try:
+                return self.run(command)
+            except (RuntimeError, Refused) as error:
+                if not _SSH_FAILED.search(str(error)):
+                    raise
+                if tried == _SSH_TRIES:
+                    raise Refused(
+                        f"the hosts do not answer to ssh after {tried} tries: {error}"
+                    ) from error
+                time.sleep(self._pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    def ask(self, command: Sequence[str]) -> Any:
+        """Return the JSON that a command writes; None: there is nothing of the name."""
+        try:
+            text = self.run([*command, "--format=json"])
+        except NotFound:
+            return None
+        return parse_json(text) if text.strip() else None

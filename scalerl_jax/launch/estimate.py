@@ -1,0 +1,180 @@
+"""The look before the money: is the config one, does it fit, what will it cost.
+
+The answers are those of `scalerl_jax.preflight`, run as a process of its own, since it
+needs an environment that hides real TPUs.
+"""
+
+import dataclasses
+import datetime
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from scalerl_jax import config as config_lib
+from scalerl_jax.config.command_line import read_flags
+from scalerl_jax.launch.job import Job
+from scalerl_jax.launch.place import Machines
+from scalerl_jax.utils.metrics import EVALS_FILE
+from scalerl_jax.utils.reading import parse_json
+
+_LIMIT_S = 3600.0  # for the compiler; a large config takes minutes
+_FITS, _TOO_LARGE = 0, 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a run will take, as far as that is known."""
+
+    num_steps: int
+    chips: int
+    price: float  # of a chip-hour; 0: not given
+    step_s: float | None = None  # None: the preflight does not say
+    step_chip_hours: float | None = None
+
+    def lines(self, now: datetime.datetime) -> list[str]:
+        """Return it for people."""
+        said = f"{self.num_steps:,} optimizer steps"
+        if not self.chips:
+            return [f"{said} on this machine"]
+        said = f"{self.chips} chips, {said}"
+        if self.step_s is None:
+            return [f"{said}; how long a step takes is not known beforehand"]
+        hours = self.num_steps * self.step_s / 3600.0
+        spent = self.num_steps * (self.step_chip_hours or 0.0)
+        spent = spent or hours * self.chips
+        end = now + datetime.timedelta(hours=hours)
+        rows = [
+            f"{said} of {self.step_s:.1f} s: {hours:.1f} h, {spent:,.0f} chip-hours, "
+            f"until about {end:%Y-%m-%d %H:%M}; evaluations, starts and preemptions "
+            f"come on top"
+        ]
+        if self.price:
+            rows.append(f"price: {spent * self.price:,.2f} at {self.price:g} each")
+        else:
+            rows.append("price: unknown without --price-per-chip-hour")
+        return rows
+
+
+def cost_lines(
+    job: Job, there: Machines, files: Path, now: datetime.datetime
+) -> list[str]:
+    """Return what machines and run have cost so far.
+
+    Args:
+        job: what runs, with its price.
+        there: the machines, whose time of creation the place says.
+        files: the run's directory on this machine.
+        now: the time, with its zone.
+    """
+    rows = []
+    if there.created and job.chips:
+        hours = (now - datetime.datetime.fromisoformat(there.created)).total_seconds()
+        hours /= 3600.0
+        spent = job.chips * hours
+        rows.append(
+            f"these machines: {job.chips} chips x {hours:.2f} h since they were asked "
+            f"for = {spent:.2f} chip-hours at most{_price(spent, job)}"
+        )
+    evals = files / EVALS_FILE
+    lines = evals.read_bytes().splitlines(True) if evals.is_file() else []
+    whole = [line for line in lines if line.endswith(b"\n")]
+    if whole:
+        last = parse_json(whole[-1])
+        spent = last["compute_chip_hours"]
+        rows.append(
+            f"the run: {spent:.4f} chip-hours of compute at step {last['step']}, over "
+            f"all machines that it has had{_price(spent, job)}"
+        )
+    return rows or ["nothing was spent"]
+
+
+def _price(chip_hours: float, job: Job) -> str:
+    price = job.price_per_chip_hour
+    return f", {chip_hours * price:,.2f} at {price:g} each" if price else ""
+
+
+def settings_flags(more: Sequence[str]) -> list[str]:
+    """Return those of a run's further flags that are settings."""
+    return [each for each in more if each.startswith("--config.")]
+
+
+def resolve_config(job: Job, more: Sequence[str]) -> config_lib.Config:
+    """Return the settings of the run.
+
+    Raises:
+        ValueError: a setting is wrong, or one of the further flags is none.
+    """
+    for each in more:
+        if not each.startswith("--") or "=" not in each:
+            raise ValueError(f"{each!r} after --: write flags as --NAME=VALUE")
+    values = flags.FlagValues()
+    argv = ["launch", f"--config={job.config}", *settings_flags(more)]
+    given = config_flags.DEFINE_config_file(
+        "config", None, "Settings.", flag_values=values, sys_argv=argv
+    )
+    read_flags(values, argv, settings=config_lib.Config)
+    return config_lib.resolve(given.value)
+
+
+def preflight_command(job: Job, more: Sequence[str]) -> list[str]:
+    """Return the command that says whether the run fits its machines."""
+    count, slice = job.slices
+    assert slice is not None, "`make_job` asks for a topology"
+    topology = f"{count}*{slice.name}" if count > 1 else slice.name
+    return [
+        *(sys.executable, "-m", "scalerl_jax.preflight", "--json"),
+        *(f"--config={job.config}", f"--topology={topology}", *settings_flags(more)),
+    ]
+
+
+def make_estimate(job: Job, more: Sequence[str]) -> Estimate:
+    """Return what a run will take.
+
+    Raises:
+        ValueError: it does not fit, or cannot be started, or that cannot be found out.
+    """
+    settings = resolve_config(job, more)
+    known = Estimate(
+        num_steps=settings.train.num_steps,
+        chips=job.chips,
+        price=job.price_per_chip_hour,
+    )
+    if job.place == "local" or job.preflight == "skip":
+        return known
+    done = subprocess.run(
+        preflight_command(job, more), capture_output=True, text=True, timeout=_LIMIT_S
+    )
+    if done.returncode not in (_FITS, _TOO_LARGE):
+        why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise ValueError(
+            f"the preflight of {job.config} on {job.topology} fails: "
+            f"{why.removeprefix('error: ')}; --preflight=skip goes without it"
+        )
+    return read_preflight(known, parse_json(done.stdout), job)
+
+
+def read_preflight(known: Estimate, found: dict[str, Any], job: Job) -> Estimate:
+    """Return the estimate with what a preflight found.
+
+    Raises:
+        ValueError: the run does not fit, or cannot be started.
+    """
+    refusals = {
+        "fits": f"{job.config} does not fit {job.topology}",
+        "can_start": f"{job.config} cannot be started on {job.topology}",
+    }
+    for name, refusal in refusals.items():
+        if not found.get(name, True):
+            advice = found.get("advice") or ["python -m scalerl_jax.preflight says why"]
+            advice = [advice] if isinstance(advice, str) else list(advice)
+            raise ValueError(f"{refusal}: {'; '.join(map(str, advice))}")
+    return dataclasses.replace(
+        known,
+        step_s=found.get("step_seconds"),
+        step_chip_hours=found.get("chip_hours_per_step"),
+    )

@@ -1,0 +1,276 @@
+"""What is to run where: the flags of the commands, or one file of the same names.
+
+A file is TOML or JSON and is read, never executed; flags win over it.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scalerl_jax.launch.outcome import FILE
+from scalerl_jax.pod.slices import Slice, parse_slice
+from scalerl_jax.utils.hub import is_remote
+from scalerl_jax.utils.reading import parse_json
+
+PLACES = {
+    "local": "processes of this machine, and a directory in the bucket's place",
+    "tpu_vm": "one TPU VM of one host",
+    "queued_resource": "a slice of one or more hosts, asked for as a queued resource",
+    "ray_tpu": "slices as queued resources, and a CPU machine with head and controller",
+}
+# docs.cloud.google.com/tpu/docs/runtimes, read in November 2026.
+RUNTIMES = {
+    "v4": "tpu-ubuntu2204-base",
+    "v5e": "v2-alpha-tpuv5-lite",
+    "v5p": "v2-alpha-tpuv5",
+    "v6e": "v2-alpha-tpuv6e",
+}
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+_ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
+
+
+def _field(default: Any, meaning: str) -> Any:
+    return dataclasses.field(default=default, metadata={"meaning": meaning})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run and its machines; `make_job` refuses one that cannot be."""
+
+    place: str = _field("", f"where: {', '.join(PLACES)}")
+    name: str = _field("", "of the run and of its machines: a-z, 0-9 and -, at most 40")
+    config: str = _field("", "settings of the run, a Python file: configs/tiny.py")
+    bucket: str = _field("", "gs://BUCKET[/PATH] for code and runs; local: a directory")
+    project: str = _field("", "of Google Cloud")
+    zone: str = _field("", "us-east5-a, say")
+    topology: str = _field("", "v6e:4x4 or v6e-16; 2*v6e:4x4 for two such slices")
+    spot: bool = _field(False, "machines that may be taken away, for less")
+    reserved: bool = _field(False, "machines of your reservation")
+    runtime: str = _field("", "of TPU VMs; empty: the one of the generation")
+    service_account: str = _field("", "of the machines; empty: the project's default")
+    network: str = _field("", "of the machines; empty: default")
+    subnetwork: str = _field("", "of the machines; empty: the network's own")
+    internal_ips: bool = _field(False, "no addresses on the internet for the machines")
+    head_machine: str = _field("n2-standard-16", "ray_tpu: type of the head's machine")
+    price_per_chip_hour: float = _field(0.0, "for the estimates; there is no default")
+    mount: str = _field("/mnt/scalerl_jax", "of the bucket, where hosts share it")
+    failures: int = _field(5, "in a row, after which a run is given up")
+    preflight: str = _field("require", "require, or skip: what fits is not looked at")
+
+    @property
+    def slices(self) -> tuple[int, Slice | None]:
+        """How many slices, and of which kind; none on this machine."""
+        if not self.topology:
+            return 0, None
+        count, _, shape = self.topology.rpartition("*")
+        return int(count or 1), parse_slice(shape)
+
+    @property
+    def slice(self) -> Slice:
+        """The kind of its slices."""
+        found = self.slices[1]
+        assert found is not None, "`make_job` asks for a topology"
+        return found
+
+    @property
+    def chips(self) -> int:
+        """Chips of all slices."""
+        count, slice = self.slices
+        return count * slice.num_chips if slice else 0
+
+    @property
+    def directory(self) -> str:
+        """The directory of the run as this machine names it."""
+        return f"{self.bucket.rstrip('/')}/{self.name}"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several hosts share the directory, by a mount of the bucket."""
+        return self.place == "ray_tpu" or (
+            self.place == "queued_resource" and self.slice.num_hosts > 1
+        )
+
+    @property
+    def workdir(self) -> str:
+        """The directory of the run as its machines name it."""
+        return f"{self.mount}/{self.name}" if self.is_shared else self.directory
+
+    @property
+    def outcome_file(self) -> str:
+        """The file that says how the run stands, as this machine names it."""
+        return f"{self.directory}/{FILE}"
+
+    def command(self, more: Sequence[str], *, python: str = "python") -> list[str]:
+        """Return the command of the run, with further flags of its own."""
+        ray = [f"--ray={self.ray}"] if self.ray else []
+        return [
+            *(python, "-m", "scalerl_jax.main", f"--config={self.config}"),
+            f"--workdir={self.workdir}",
+            *(flag for flag in ray if not _is_given("--ray", more)),
+            *more,
+        ]
+
+    @property
+    def ray(self) -> str:
+        """How the hosts find each other; empty: there is one."""
+        if self.place == "ray_tpu":
+            return "auto"
+        return "slice" if self.is_shared else ""
+
+
+def _is_given(flag: str, arguments: Sequence[str]) -> bool:
+    return any(each.partition("=")[0] == flag for each in arguments)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Give a command the flags of a job."""
+    parser.add_argument("--job", metavar="FILE", help="TOML or JSON with these names")
+    for field in dataclasses.fields(Job):
+        flag = f"--{field.name.replace('_', '-')}"
+        meaning = field.metadata["meaning"]
+        if field.default not in ("", 0.0, False):
+            meaning += f" (default {field.default})"
+        if isinstance(field.default, bool):
+            action: Any = argparse.BooleanOptionalAction
+            parser.add_argument(flag, action=action, default=None, help=meaning)
+        else:
+            kind = type(field.default)
+            parser.add_argument(flag, type=kind, default=None, help=meaning)
+
+
+def read_job(flags: argparse.Namespace) -> Job:
+    """Return the job that flags and file make.
+
+    Raises:
+        ValueError: a name or a value in them is wrong.
+    """
+    fields = {field.name: field for field in dataclasses.fields(Job)}
+    values = _read_file(flags.job) if flags.job else {}
+    for name, value in values.items():
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, n=1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"{flags.job}: {name} is no setting of a job{meant}")
+        kind = type(fields[name].default)
+        if kind is float and type(value) is int:
+            values[name] = float(value)
+        elif type(value) is not kind:
+            raise ValueError(
+                f"{flags.job}: {name} = {value!r} must be of the type {kind.__name__}"
+            )
+    given = {name: getattr(flags, name) for name in fields}
+    return make_job(
+        values | {name: value for name, value in given.items() if value is not None}
+    )
+
+
+def _read_file(name: str) -> dict[str, Any]:
+    path = Path(name)
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".json":
+            values = parse_json(data)
+        else:
+            values = tomllib.loads(data.decode())
+    except OSError as error:
+        raise ValueError(f"--job={name} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"--job={name} is neither TOML nor JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"--job={name} must hold names and values")
+    return values
+
+
+def make_job(values: Mapping[str, Any]) -> Job:
+    """Return a job whose settings fit together.
+
+    Raises:
+        ValueError: they do not.
+    """
+    job = Job(**values)
+    if job.place not in PLACES:
+        raise ValueError(f"--place={job.place}: choose from {', '.join(PLACES)}")
+    for name in _needed(job.place):
+        if not getattr(job, name):
+            raise ValueError(
+                f"--{name} is missing ({_meaning(name)}); --place={job.place} needs it"
+            )
+    if not _NAME.fullmatch(job.name):
+        raise ValueError(
+            f"--name={job.name} must begin with a letter, end with a letter or digit "
+            f"and have nothing else in it but a-z, 0-9 and -, at most 40 in all"
+        )
+    if job.preflight not in ("require", "skip"):
+        raise ValueError(f"--preflight={job.preflight}: choose from require, skip")
+    price = job.price_per_chip_hour
+    if not math.isfinite(price) or price < 0 or job.failures < 0:
+        raise ValueError(
+            f"--price-per-chip-hour={price:g} and --failures={job.failures} must be 0 "
+            f"or more"
+        )
+    if job.place == "local":
+        if is_remote(job.bucket):
+            raise ValueError(
+                f"--bucket={job.bucket}: --place=local keeps the run in a directory of "
+                f"this machine; name one"
+            )
+        return job
+    _check_cloud(job)
+    return job
+
+
+def _needed(place: str) -> list[str]:
+    """Return the settings that a place cannot do without."""
+    cloud = ["project", "zone", "topology"] if place != "local" else []
+    return ["name", "bucket", *cloud]
+
+
+def _meaning(name: str) -> str:
+    fields = {field.name: field for field in dataclasses.fields(Job)}
+    return fields[name].metadata["meaning"]
+
+
+def _check_cloud(job: Job) -> None:
+    """Refuse what no cloud can give."""
+    if not re.fullmatch(r"gs://[a-z0-9][-_.a-z0-9]+(/[\w.-]+)*", job.bucket):
+        raise ValueError(
+            f"--bucket={job.bucket} is no bucket of Google Cloud Storage: write "
+            f"gs://BUCKET or gs://BUCKET/PATH, with no / at the end"
+        )
+    if not _ZONE.fullmatch(job.zone):
+        raise ValueError(
+            f"--zone={job.zone} is no zone: us-east5-a is one, us-east5 a region"
+        )
+    if not re.fullmatch(r"([1-9]\d{0,2}\*)?[^*]+", job.topology):
+        raise ValueError(
+            f"--topology={job.topology}: write v6e:4x4, v6e-16, or 2*v6e:4x4"
+        )
+    count, _ = job.slices
+    if count > 1 and job.place != "ray_tpu":
+        raise ValueError(
+            f"--topology={job.topology} with --place={job.place}: several slices are "
+            f"--place=ray_tpu"
+        )
+    if job.place == "tpu_vm" and job.slice.num_hosts > 1:
+        raise ValueError(
+            f"--place=tpu_vm is for slices of one host, and {job.slice.name} has "
+            f"{job.slice.num_hosts}: take --place=queued_resource"
+        )
+    if job.spot and job.reserved:
+        raise ValueError("--spot and --reserved exclude each other; choose one")
+
+
+def runtime_of(job: Job) -> str:
+    """Return the runtime version of the job's TPU VMs."""
+    return job.runtime or RUNTIMES[job.slice.generation]
+
+
+def region_of(zone: str) -> str:
+    """Return the region of a zone."""
+    return zone.rpartition("-")[0]

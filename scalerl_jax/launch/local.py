@@ -1,0 +1,161 @@
+"""Machines that are processes of this one, to try the whole cycle without a cloud.
+
+A machine is a supervisor with what it has started.  It is taken away as a spot machine
+is: SIGTERM, a while, SIGKILL, and it never comes back.
+"""
+
+import contextlib
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from scalerl_jax.launch.job import Job
+from scalerl_jax.launch.outcome import Outcome, read_outcome
+from scalerl_jax.launch.place import Machines
+from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.run_directory import write_json
+
+GRACE_S = 30.0  # as a spot machine has it
+_FILE, _LOG = "machine.json", "log.txt"
+
+
+class LocalPlace:
+    """A machine in a folder beside the run's directory, NAME.machine."""
+
+    def __init__(self, job: Job, more: Sequence[str]) -> None:
+        """Make nothing yet.
+
+        Args:
+            job: what runs.
+            more: further flags of the run.
+        """
+        self._job, self._more = job, tuple(more)
+        self._folder = Path(f"{Path(job.directory).expanduser()}.machine")
+
+    def check(self) -> None:
+        """Refuse a directory that cannot be made."""
+        try:
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"--bucket={self._job.bucket} cannot be made ({error.strerror}); name "
+                f"a directory that you may write"
+            ) from error
+
+    def machines(self) -> Machines:
+        """Return what the machine's file and the kernel say."""
+        known = self._read()
+        if known is None:
+            return Machines(state="absent", said="ABSENT")
+        if known["pid"] and self._process() is None:
+            return Machines(state="broken", said="SUSPENDED", created=known["created"])
+        return Machines(state="up", said="ACTIVE", created=known["created"])
+
+    def create(self) -> None:
+        """Write the machine's file; its process comes with the run."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._write({"created": now, "pid": 0, "began": 0.0})
+
+    def replace(self) -> list[str]:
+        """Remove the machine."""
+        return self.remove()
+
+    def remove(self) -> list[str]:
+        """End the machine's processes and forget it; its log stays."""
+        self._stop(grace_s=5.0)
+        left = self._process()
+        if left is not None:
+            return [f"process {left.pid} of {self._job.name}, which does not end"]
+        (self._folder / _FILE).unlink(missing_ok=True)
+        return []
+
+    def start(self) -> str:
+        """Start the supervisor as the leader of a session of its own."""
+        process = self._process()
+        if process is not None:
+            return f"process {process.pid} runs already"
+        known = self._read()
+        if known is None:
+            raise ValueError(f"there is no machine {self._job.name}; create it first")
+        command = self._job.command(self._more, python=sys.executable)
+        with (self._folder / _LOG).open("ab") as log:
+            child = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "scalerl_jax.launch", "supervise"),
+                    f"--workdir={Path(self._job.workdir).expanduser()}",
+                    f"--failures={self._job.failures}",
+                    "--",
+                    *command,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        began = psutil.Process(child.pid).create_time()
+        self._write({**known, "pid": child.pid, "began": began})
+        return f"process {child.pid} supervises the run"
+
+    def end(self) -> None:
+        """Have the run save itself, as long as that takes."""
+        self._stop(grace_s=GRACE_S)
+
+    def outcome(self) -> Outcome | None:
+        """Return how the run stands."""
+        return read_outcome(self._job.directory)
+
+    def logs(self, lines: int) -> str:
+        """Return the last lines of the one host."""
+        log = self._folder / _LOG
+        if not log.is_file():
+            return ""
+        text = log.read_text(errors="replace").splitlines()[-lines:]
+        return "".join(f"{self._job.name}: {line}\n" for line in text)
+
+    def fetch(self, target: str) -> None:
+        """Do nothing: the files are here."""
+
+    def _stop(self, *, grace_s: float) -> None:
+        """End the session: SIGTERM to its leader, and SIGKILL to all that is left."""
+        process = self._process()
+        if process is None:
+            return
+        members = [process, *process.children(recursive=True)]
+        process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + grace_s
+        while self._process() is not None and time.monotonic() < end:
+            time.sleep(0.1)
+        for each in members:  # psutil knows each by its start, too
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if each.is_running():
+                    each.kill()
+        psutil.wait_procs(members, timeout=5.0)
+
+    def _process(self) -> psutil.Process | None:
+        """Return the supervisor, if it runs; numbers of processes are used again."""
+        known = self._read()
+        if known is None or not known["pid"]:
+            return None
+        with contextlib.suppress(psutil.Error, ChildProcessError):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(known["pid"], os.WNOHANG)  # ours, if we started it
+            process = psutil.Process(known["pid"])
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            if alive and abs(process.create_time() - known["began"]) < 1.0:
+                return process
+        return None
+
+    def _read(self) -> dict | None:
+        file = self._folder / _FILE
+        return parse_json(file.read_bytes()) if file.is_file() else None
+
+    def _write(self, values: dict) -> None:
+        write_json(self._folder / _FILE, values)

@@ -1,0 +1,79 @@
+"""How a supervised run stands, `launch.json` in its directory, here or in a bucket.
+
+The supervisor writes it; whoever makes machines for the run reads it.  It outlives the
+machines, and so says of a run that is finished that it need not be started again.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Literal
+
+from scalerl_jax.utils.hub import is_remote
+from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.run_directory import replace_file
+
+FILE = "launch.json"
+State = Literal["running", "done", "preempted", "mistake", "failed"]
+FINAL = ("done", "mistake", "failed")  # nothing is started again by itself
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the command of a run stands, as its supervisor saw it last."""
+
+    state: State
+    command: tuple[str, ...]
+    attempts: int = 0  # times that it was started
+    preemptions: int = 0  # ends with status 75 among them
+    status: int | None = None  # exit status of the last end
+    said: str = ""  # its last line that began with "error:"
+    at: str = ""  # time of the last change, ISO 8601
+
+    def to_json(self) -> bytes:
+        """Return it as the file has it."""
+        return (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode()
+
+
+def parse_outcome(text: bytes | str | None) -> Outcome | None:
+    """Return what a file says; None: there is none, or it is no such file."""
+    if not text:
+        return None
+    try:
+        values = parse_json(text)
+        return Outcome(**{**values, "command": tuple(values["command"])})
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def read_outcome(workdir: str) -> Outcome | None:
+    """Return how the run of a directory stands; None: nobody has supervised one.
+
+    Raises:
+        ValueError: the bucket cannot be used.
+    """
+    if not is_remote(workdir):
+        file = Path(workdir).expanduser() / FILE
+        return parse_outcome(file.read_bytes() if file.is_file() else None)
+    from scalerl_jax.utils import remote
+
+    path = remote.open_path(workdir, setting="--workdir=")
+    return parse_outcome(remote.read(path / FILE))
+
+
+def write_outcome(workdir: str, outcome: Outcome) -> None:
+    """Write it into the directory.
+
+    Raises:
+        OSError: the directory cannot be written.
+        ValueError: the bucket cannot be used.
+    """
+    if is_remote(workdir):
+        from scalerl_jax.utils import remote
+
+        path = remote.open_path(workdir, setting="--workdir=")
+        remote.write(path / FILE, outcome.to_json())
+        return
+    directory = Path(workdir).expanduser()
+    directory.mkdir(parents=True, exist_ok=True)
+    replace_file(directory / FILE, outcome.to_json())

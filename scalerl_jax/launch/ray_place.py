@@ -1,0 +1,189 @@
+"""Slices under one Ray cluster, whose head is a machine without TPUs, on demand.
+
+The head has Ray's head, the controller and its supervisor.  Hosts of slices have a Ray
+node each.  A slice that goes is made again alone, and the run goes on meanwhile.
+"""
+
+from collections.abc import Sequence
+
+from scalerl_jax.launch import gcloud, hosts
+from scalerl_jax.launch.client import Client, NotFound
+from scalerl_jax.launch.job import Job
+from scalerl_jax.launch.keep import Refused, say
+from scalerl_jax.launch.outcome import Outcome
+from scalerl_jax.launch.place import Machines, State
+from scalerl_jax.launch.tpu import GRACE_S, TpuPlace
+
+PORT = 6379  # of Ray's head
+# cloud.google.com/compute/docs/instances/instance-lifecycle
+_INSTANCE: dict[str, State] = {
+    "PROVISIONING": "coming",
+    "STAGING": "coming",
+    "PENDING": "coming",
+    "REPAIRING": "coming",
+    "RUNNING": "up",
+    "STOPPING": "going",
+    "SUSPENDING": "going",
+    "STOPPED": "broken",
+    "SUSPENDED": "broken",
+    "TERMINATED": "broken",
+}
+_COUNT = (
+    "from scalerl_jax.cluster.session import connect; "
+    "c = connect('127.0.0.1:{port}'); print('chips', c.devices() or 0)"
+)
+
+
+def _together(states: Sequence[State]) -> State:
+    """Return the state of several machines: what must be done first decides."""
+    if "broken" in states:
+        return "broken"
+    if "absent" in states:
+        return "absent" if set(states) == {"absent"} else "partial"
+    if "going" in states:
+        return "going"
+    return "coming" if "coming" in states else "up"
+
+
+class RayPlace:
+    """The machines of a run over slices: NAME-head, NAME-0, NAME-1, ..."""
+
+    def __init__(
+        self, job: Job, more: Sequence[str], client: Client, *, poll_s: float = 15.0
+    ) -> None:
+        """Ask for nothing yet; the arguments are those of `TpuPlace`."""
+        self._job, self._more, self._client = job, tuple(more), client
+        self._head = f"{job.name}-head"
+        self._slices = [
+            TpuPlace(job, more, client, poll_s=poll_s, name=f"{job.name}-{n}")
+            for n in range(job.slices[0])
+        ]
+
+    def check(self) -> None:
+        """Refuse a zone, a topology or a bucket that is not there; bring the code."""
+        self._slices[0].check()
+
+    def machines(self) -> Machines:
+        """Return what the cloud says of head and slices together."""
+        parts = self._parts()
+        state = _together([each.state for each in parts.values()])
+        dates = [each.created for each in parts.values() if each.created]
+        return Machines(
+            state=state,
+            said=", ".join(f"{name} {each.said}" for name, each in parts.items()),
+            created=min(dates, default=""),
+            wrong="; ".join(each.wrong for each in parts.values() if each.wrong),
+        )
+
+    def create(self) -> None:
+        """Ask for what is not there, the head first."""
+        parts = self._parts()
+        if parts[self._head].state == "absent":
+            self._client.run(gcloud.head_create(self._job, self._head))
+        for each in self._slices:
+            if parts[each.name].state == "absent":
+                each.create()
+
+    def replace(self) -> list[str]:
+        """Remove head or slices that are broken."""
+        return self._remove(
+            [name for name, part in self._parts().items() if part.state == "broken"]
+        )
+
+    def remove(self) -> list[str]:
+        """Remove all, the slices first: they cost most."""
+        return self._remove([*(each.name for each in self._slices), self._head])
+
+    def start(self) -> str:
+        """Start Ray where it does not run, and the run once all chips are there.
+
+        Raises:
+            Refused: they are not.
+        """
+        job, digest = self._job, self._slices[0].upload()
+        node = ["ray", "start", "--block", "--disable-usage-stats"]
+        first = [*node, "--head", f"--port={PORT}", "--include-dashboard=false"]
+        self._on_head(self._follower(first, digest, extras="gcs,ray"))
+        joined = [*node, f"--address={self._address()}:{PORT}"]
+        script = self._follower(joined, digest, extras="tpu,gcs,ray")
+        for each in self._slices:
+            self._client.ssh(gcloud.ssh(job, each.name, script))
+        said = self._on_head(hosts.python_script(job, _COUNT.format(port=PORT)))
+        chips = int(said.split()[-1]) if said.split() else 0
+        if chips < job.chips and not self._client.dry_run:
+            raise Refused(f"{chips} of {job.chips} chips have joined Ray")
+        command = job.command(self._more)
+        said = self._on_head(hosts.start_script(job, digest, command, extras="gcs,ray"))
+        started = said.rstrip().endswith("starts")
+        return "the run starts on the head" if started else "it runs already"
+
+    def end(self) -> None:
+        """Have the run save itself."""
+        try:
+            self._on_head(hosts.end_script(self._job, grace_s=GRACE_S))
+        except (Refused, RuntimeError, ValueError) as error:
+            say(f"the run could not be asked to save itself: {error}")
+
+    def outcome(self) -> Outcome | None:
+        """Return how the run stands, from the bucket."""
+        return self._slices[0].outcome()
+
+    def logs(self, lines: int) -> str:
+        """Return the last lines of the head and of every host."""
+        own = self._on_head(hosts.log_script(self._job, lines))
+        return own + "".join(each.logs(lines) for each in self._slices)
+
+    def fetch(self, target: str) -> None:
+        """Bring the run's files here, all but checkpoints."""
+        self._slices[0].fetch(target)
+
+    def _follower(self, command: list[str], digest: str, *, extras: str) -> str:
+        return hosts.start_script(
+            self._job, digest, command, extras=extras, follow=True, role="ray"
+        )
+
+    def _on_head(self, script: str) -> str:
+        return self._client.ssh(gcloud.head_ssh(self._job, self._head, script))
+
+    def _address(self) -> str:
+        """Return the head's address inside of the network."""
+        found = self._client.ask(gcloud.head(self._job, "describe", self._head))
+        if self._client.dry_run:
+            return "HEAD"
+        return str(found["networkInterfaces"][0]["networkIP"])
+
+    def _parts(self) -> dict[str, Machines]:
+        return {
+            self._head: self._head_machine(),
+            **{each.name: each.machines() for each in self._slices},
+        }
+
+    def _head_machine(self) -> Machines:
+        found = self._client.ask(gcloud.head(self._job, "describe", self._head))
+        if found is None:
+            return Machines(state="absent", said="ABSENT")
+        said = str(found.get("status"))
+        if said not in _INSTANCE:
+            raise RuntimeError(f"{self._head} is in a state not known here: {said}")
+        label = found.get("labels", {}).get(gcloud.LABEL, "")
+        taken = f"the name {self._head} is taken by another machine"
+        return Machines(
+            state=_INSTANCE[said],
+            said=said,
+            created=str(found.get("creationTimestamp", "")),
+            wrong="" if label == self._job.name else taken,
+        )
+
+    def _remove(self, names: Sequence[str]) -> list[str]:
+        left = []
+        for each in self._slices:
+            if each.name in names:
+                left += each.remove()
+        if self._head in names:
+            try:
+                self._client.run(gcloud.head(self._job, "delete", self._head))
+            except NotFound:
+                pass
+            except (Refused, RuntimeError, ValueError) as error:
+                left.append(f"{self._head} in {self._job.zone}: {error}")
+        return left

@@ -1,0 +1,270 @@
+"""The restarting of a run on its machine, by the exit status of its command.
+
+0 done, and 2 a mistake of the user: never again.  75 preempted and saved: again at
+once.  Any other: again after a pause that doubles, up to a limit of failures in a row.
+SIGTERM to the supervisor is the machine's end: it is handed on, and nothing is started
+again.
+"""
+
+import dataclasses
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from scalerl_jax.launch.outcome import (
+    FINAL,
+    Outcome,
+    State,
+    read_outcome,
+    write_outcome,
+)
+from scalerl_jax.pod.discovery import NotOnTpu, discover
+from scalerl_jax.utils.hub import is_remote
+from scalerl_jax.utils.preemption import PREEMPTED
+
+DONE, FAILURE, MISTAKE = 0, 1, 2
+_LONGEST_PAUSE_S = 600.0
+_AGAIN_S = 5.0  # before a follower looks for its head again
+_UNSTARTABLE = 127  # as a shell says it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How often and how soon a command is started again."""
+
+    failures: int = 5  # in a row, after which it is given up
+    pause_s: float = 10.0  # before the first of them; then twice as long each time
+    healthy_s: float = 600.0  # a command that ran so long had not failed at its start
+    grace_s: float = 30.0  # between SIGTERM and SIGKILL
+
+
+class Supervisor:
+    """One command, started until it is done; `run` returns the exit status."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        workdir: str,
+        *,
+        rules: Rules,
+        follower: bool = False,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            command: what is run.
+            workdir: of the run, here or in a bucket; the outcome is kept there.
+            rules: of the restarts.
+            follower: the command only serves a head on another machine, whose
+                supervisor keeps the outcome: its end with 0 says nothing of the run.
+        """
+        self._command, self._workdir, self._rules = tuple(command), workdir, rules
+        self._follower = follower
+        self._stopped = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._said = ""
+        self._failures = 0  # in a row
+        self._outcome = Outcome(state="running", command=self._command)
+
+    def stop(self, *_: object) -> None:
+        """Hand SIGTERM on, and start nothing again; a handler of signals."""
+        self._stopped.set()
+        if self._child is not None and self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
+            timer = threading.Timer(self._rules.grace_s, self._child.kill)
+            timer.daemon = True
+            timer.start()
+
+    def run(self) -> int:
+        """Run the command to its end; return the status of that."""
+        if self._was_done():
+            return DONE
+        while True:
+            self._warn_of_long_saves()
+            self._note("running")
+            began = time.monotonic()
+            status = self._run_once()
+            lasted_s = time.monotonic() - began
+            ended = f"attempt {self._outcome.attempts} ended {_named(status)} after "
+            ended += f"{lasted_s:.0f} s"
+            if self._stopped.is_set():
+                final = "done" if status == DONE and not self._follower else "preempted"
+                self._end(final, status, f"{ended}; this machine is being stopped")
+                return status if status >= 0 else PREEMPTED
+            if lasted_s > self._rules.healthy_s:
+                self._failures = 0
+            pause_s = self._after(status, ended, lasted_s=lasted_s)
+            if pause_s is None:
+                return status if status in (DONE, MISTAKE) else FAILURE
+            if self._stopped.wait(pause_s):
+                self._end("preempted", status, "this machine is being stopped")
+                return PREEMPTED
+
+    def _warn_of_long_saves(self) -> None:
+        """Tell if a save takes longer than SIGTERM leaves for it."""
+        took_s = None if is_remote(self._workdir) else save_seconds(self._workdir)
+        if took_s is not None and took_s > self._rules.grace_s:
+            self._tell(
+                f"the last checkpoint took {took_s:.0f} s to write, and SIGTERM leaves "
+                f"{self._rules.grace_s:g} s: a preemption will lose what came after "
+                f"the checkpoint before it; lower checkpoint.every"
+            )
+
+    def _was_done(self) -> bool:
+        """Return whether the run is finished; take its counts over if it is not."""
+        before = None if self._follower else read_outcome(self._workdir)
+        if before is None:
+            return False
+        if before.state == "done" and before.command == self._command:
+            self._tell(
+                f"the run in {self._workdir} was finished at {before.at}; it is not "
+                f"started again"
+            )
+            return True
+        self._outcome = dataclasses.replace(
+            self._outcome, attempts=before.attempts, preemptions=before.preemptions
+        )
+        return False
+
+    def _after(self, status: int, ended: str, *, lasted_s: float) -> float | None:
+        """Return seconds to wait before the next start; None: there is none."""
+        if self._follower and status == DONE:
+            if self._is_over():
+                return None
+            self._tell(f"{ended}, but the run is not over; it is joined again")
+            return _AGAIN_S
+        if status == DONE:
+            self._end("done", status, ended)
+            return None
+        if status == MISTAKE:
+            why = "a mistake that a restart cannot mend"
+            self._end("mistake", status, f"{ended}: {why}")
+            return None
+        if status == PREEMPTED:
+            self._end("preempted", status, f"{ended}, saved; it starts again at once")
+            return 0.0 if lasted_s > _AGAIN_S else _AGAIN_S
+        self._failures += 1
+        if self._failures > self._rules.failures:
+            why = f"it is given up after {self._failures} failures in a row"
+            self._end("failed", status, f"{ended}; {why}")
+            return None
+        pause_s = self._rules.pause_s * 2 ** (self._failures - 1)
+        pause_s = min(pause_s, _LONGEST_PAUSE_S)
+        self._tell(
+            f"{ended}; failure {self._failures} of at most {self._rules.failures} in a "
+            f"row, it starts again in {pause_s:g} s"
+        )
+        return pause_s
+
+    def _run_once(self) -> int:
+        """Run the command once; return its exit status, or minus its signal."""
+        self._said = ""
+        try:
+            child = subprocess.Popen(self._command, stderr=subprocess.PIPE)
+        except OSError as error:
+            self._said = f"error: {self._command[0]} cannot be started: {error}"
+            self._tell(self._said)
+            return _UNSTARTABLE
+        self._child = child
+        if self._stopped.is_set():  # it came while the command was started
+            self.stop()
+        assert child.stderr is not None, "it is a pipe"
+        reader = threading.Thread(target=self._pass_on, args=(child.stderr,))
+        reader.daemon = True
+        reader.start()
+        status = child.wait()
+        reader.join(5.0)  # what it has started may hold the pipe longer
+        return status
+
+    def _pass_on(self, errors: IO[bytes]) -> None:
+        """Write what the command says to our stderr, and remember its error."""
+        with errors:
+            for line in errors:
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
+                if line.startswith(b"error:"):
+                    self._said = line.decode(errors="replace").strip()
+
+    def _is_over(self) -> bool:
+        outcome = read_outcome(self._workdir)
+        return outcome is not None and outcome.state in FINAL
+
+    def _note(self, state: State, status: int | None = None) -> None:
+        """Write the outcome; a bucket that does not answer does not end the run."""
+        starts, preempted = state == "running", status == PREEMPTED
+        self._outcome = dataclasses.replace(
+            self._outcome,
+            state=state,
+            status=status,
+            said=self._said if status else "",
+            attempts=self._outcome.attempts + starts,
+            preemptions=self._outcome.preemptions + preempted,
+            at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+        if self._follower:
+            return
+        try:
+            write_outcome(self._workdir, self._outcome)
+        except (OSError, ValueError) as error:
+            self._tell(f"how the run stands cannot be written: {error}")
+
+    def _end(self, state: State, status: int, line: str) -> None:
+        self._note(state, status)
+        self._tell(line)
+
+    def _tell(self, line: str) -> None:
+        at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+        sys.stderr.write(f"supervisor {at}: {line}\n")
+        sys.stderr.flush()
+
+
+def save_seconds(workdir: str) -> float | None:
+    """Return how long the newest whole checkpoint was written; None: there is none.
+
+    Its files tell: the first was closed some time after the beginning, so it is a
+    lower bound, and the manifest comes last.
+    """
+    directory = Path(workdir).expanduser() / "checkpoints"
+    manifests = sorted(directory.glob("step_*/manifest.json"))
+    if not manifests:
+        return None
+    files = [file for file in manifests[-1].parent.rglob("*") if file.is_file()]
+    times = [file.stat().st_mtime for file in files]
+    return max(times) - min(times)
+
+
+def supervise(
+    command: Sequence[str], workdir: str, *, rules: Rules, follow: bool = False
+) -> int:
+    """Run a command to its end in this process, whose SIGTERM it hands on.
+
+    It follows a head elsewhere if it is told to, or is no worker 0 of `--ray=slice`.
+    """
+    follower = follow or _follows("--ray=slice" in command)
+    supervisor = Supervisor(command, workdir, rules=rules, follower=follower)
+    signal.signal(signal.SIGTERM, supervisor.stop)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a connection that is closed
+    return supervisor.run()
+
+
+def _follows(on_every_host: bool) -> bool:
+    """Return whether the head of the run is on another host of this slice."""
+    if not on_every_host:
+        return False
+    try:
+        return discover(os.environ).worker > 0
+    except (NotOnTpu, ValueError):  # the command itself tells it
+        return False
+
+
+def _named(status: int) -> str:
+    if status < 0:
+        return f"by {signal.Signals(-status).name}"
+    return f"with status {status}"

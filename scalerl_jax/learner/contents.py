@@ -1,0 +1,279 @@
+"""The contents of a checkpoint: arrays of a train state, and groups.  No pickle.
+
+Arrays are written and read by orbax, and compared by name.  `ArrayFiles.copy` returns
+when the state may change or be donated; the files are whole only after
+`ArrayCopy.write`, which may be called in another thread.
+
+Groups are flat arrays and JSON rows.  Their arrays must have the types that
+`types.Rollout` and `types.Prompt` state, and what goes to JSON must be JSON, so that
+each group reads back exactly as it was.
+"""
+
+import dataclasses
+import io
+import json
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint._src import asyncio_utils
+
+from scalerl_jax.learner.manifest import Folder
+from scalerl_jax.parallel import multihost
+from scalerl_jax.types import Group, Prompt, PyTree, Rollout
+
+_FILES = ("groups.npz", "groups.json")
+_ROLLOUT_ARRAYS = {
+    "completion_tokens": np.dtype(np.int32),
+    "completion_mask": np.dtype(np.bool_),
+    "behavior_logprobs": np.dtype(np.float32),
+    "policy_versions": np.dtype(np.int32),
+}
+
+# What a JSON file holds; `check_json` checks it, a type cannot.
+Json = Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArrayCopy:
+    """A state on the host, on its way to the files."""
+
+    futures: list[Any]  # of orbax
+
+    def write(self) -> None:
+        """Return once this process's part is in the files."""
+        for future in self.futures:
+            future.result()
+
+
+class ArrayFiles:
+    """Writes and reads the arrays of a state, with shardings, in a directory."""
+
+    def __init__(self) -> None:
+        """Open orbax's handler; its threads run until `close`."""
+        for library in ("absl", "asyncio"):  # used by orbax
+            logging.getLogger(library).addFilter(_is_no_echo)
+        # OCDBT packs the arrays into a few files; weights do not compress.
+        self._handler = ocp.PyTreeCheckpointHandler(
+            use_ocdbt=True, use_compression=False
+        )
+
+    def copy(self, directory: Folder, state: PyTree) -> ArrayCopy:
+        """Copy a state off the devices and begin to write it.
+
+        On CPU devices the copy is a view, which keeps its buffers from being donated.
+        """
+        futures = asyncio_utils.run_sync(
+            self._handler.async_save(
+                epath.Path(directory), args=ocp.args.PyTreeSave(state)
+            )
+        )
+        return ArrayCopy(futures=futures or [])
+
+    def finalize(self, directory: Folder) -> None:
+        """Join what several processes wrote, in one of them."""
+        self._handler.finalize(epath.Path(directory))
+
+    def load(
+        self, directory: Folder, abstract: PyTree, *, partial: bool = False
+    ) -> PyTree:
+        """Arrays as `abstract` describes them; `partial`: it leaves some out."""
+        target = jax.tree.map(_placed, abstract)
+        restore_args = ocp.checkpoint_utils.construct_restore_args(target)
+        return self._handler.restore(
+            epath.Path(directory),
+            args=ocp.args.PyTreeRestore(
+                target, restore_args=restore_args, partial_restore=partial
+            ),
+        )
+
+    def close(self) -> None:
+        """Stop the threads that write."""
+        self._handler.close()
+
+
+def _is_no_echo(record: logging.LogRecord) -> bool:
+    """Return whether a record is no log, array by array, of what `write` raises."""
+    echoes = "_SignalingThread|async_serialize|in OCDBT database"
+    return not re.search(echoes, record.getMessage())
+
+
+def _placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def describe(tree: PyTree) -> dict[str, list[Any]]:
+    """Dtype and shape of every array by its name, as JSON values."""
+    return {name: _shape(leaf) for name, leaf in _named_leaves(tree).items()}
+
+
+def _named_leaves(tree: PyTree) -> dict[str, Any]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in leaves
+    }
+
+
+def check_processes(state: PyTree) -> None:
+    """Refuse arrays that belong to one of several processes."""
+    count = multihost.process_count()
+    for name, leaf in _named_leaves(state).items():
+        if count > 1 and leaf.is_fully_addressable:
+            raise ValueError(
+                f"{name} is on the devices of one process, which a checkpoint of "
+                f"{count} cannot hold; put it on a mesh of all of them"
+            )
+
+
+def check_shapes(path: Folder, arrays: dict[str, list[Any]], wanted: PyTree) -> None:
+    """Refuse a state of other arrays, naming the first that differ."""
+    here = describe(wanted)
+    differences = [
+        f"{name} is {_text(arrays.get(name))} there and {_text(here.get(name))} here"
+        for name in [*here, *(arrays.keys() - here.keys())]
+        if arrays.get(name) != here.get(name)
+    ]
+    if differences:
+        raise ValueError(
+            f"{path} is of another model or optimizer: {'; '.join(differences[:5])} "
+            f"({len(differences)} in all); resume with the settings that it was "
+            f"written with, or choose another --workdir"
+        )
+
+
+def _shape(leaf: jax.Array | jax.ShapeDtypeStruct) -> list[Any]:
+    return [str(leaf.dtype), list(leaf.shape)]
+
+
+def _text(shape: list[Any] | None) -> str:
+    return "absent" if shape is None else f"{shape[0]}{shape[1]}"
+
+
+def flatten(
+    groups: Sequence[Group],
+) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+    """All arrays laid end to end, with the offsets of each; the rest as JSON rows."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    prompts = [group.prompt.tokens for group in groups]
+    completions = [rollout.completion_tokens for rollout in rollouts]
+    arrays = {
+        "prompt_tokens": _join(prompts, prompts, "prompt.tokens", np.dtype(np.int32)),
+        "prompt_offsets": _offsets(prompts),
+        "completion_offsets": _offsets(completions),
+    }
+    for name, dtype in _ROLLOUT_ARRAYS.items():
+        parts = [getattr(rollout, name) for rollout in rollouts]
+        arrays[name] = _join(parts, completions, name, dtype)
+    return arrays, [_group_row(group) for group in groups]
+
+
+def _join(
+    parts: Sequence[np.ndarray],
+    like: Sequence[np.ndarray],
+    name: str,
+    dtype: np.dtype[Any],
+) -> np.ndarray:
+    for part, other in zip(parts, like, strict=True):
+        if part.dtype != dtype or part.ndim != 1 or part.shape != other.shape:
+            raise ValueError(
+                f"{name} is {part.dtype}{list(part.shape)}; it must be "
+                f"{dtype}[{other.shape[0]}] to be saved"
+            )
+    return np.concatenate([np.empty(0, dtype), *parts])
+
+
+def _offsets(parts: Iterable[np.ndarray]) -> np.ndarray:
+    return np.cumsum([0, *(part.shape[0] for part in parts)], dtype=np.int64)
+
+
+def _group_row(group: Group) -> dict[str, Any]:
+    prompt = group.prompt
+    check_json(prompt.reference, name=f"reference of prompt {prompt.prompt_id}")
+    return {
+        "ticket": int(group.ticket),
+        "finished_version": int(group.finished_version),
+        "detail": group.detail,
+        "prompt": {
+            "prompt_id": int(prompt.prompt_id),
+            "epoch": int(prompt.epoch),
+            "task": prompt.task,
+            "text": prompt.text,
+            "reference": prompt.reference,
+        },
+        "rollouts": [
+            {
+                "cut_off": bool(rollout.cut_off),
+                "interrupted": bool(rollout.interrupted),
+                "reward": float(rollout.reward),
+                "passed": bool(rollout.passed),
+                "judged": bool(rollout.judged),
+                "status": rollout.status,
+            }
+            for rollout in group.rollouts
+        ],
+    }
+
+
+def unflatten(
+    arrays: dict[str, np.ndarray], rows: list[dict[str, Any]]
+) -> tuple[Group, ...]:
+    """The groups that `flatten` was given."""
+    prompts = iter(np.split(arrays["prompt_tokens"], arrays["prompt_offsets"][1:-1]))
+    cuts = arrays["completion_offsets"][1:-1]
+    parts = {name: iter(np.split(arrays[name], cuts)) for name in _ROLLOUT_ARRAYS}
+    return tuple(
+        Group(
+            ticket=row["ticket"],
+            finished_version=row["finished_version"],
+            detail=row.get("detail", ""),  # older checkpoints have none
+            prompt=Prompt(tokens=next(prompts).copy(), **row["prompt"]),
+            rollouts=tuple(
+                Rollout(
+                    **{name: next(part).copy() for name, part in parts.items()}, **rest
+                )
+                for rest in row["rollouts"]
+            ),
+        )
+        for row in rows
+    )
+
+
+def write_groups(
+    folder: Folder, arrays: dict[str, np.ndarray], rows: list[dict[str, Any]]
+) -> None:
+    """Write what `flatten` made as files in a folder."""
+    with (folder / _FILES[0]).open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    (folder / _FILES[1]).write_text(json.dumps(rows))
+
+
+def read_groups(folder: Folder) -> tuple[Group, ...]:
+    """The groups whose files are in a folder."""
+    content = io.BytesIO((folder / _FILES[0]).read_bytes())
+    with np.load(content, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    return unflatten(arrays, json.loads((folder / _FILES[1]).read_bytes()))
+
+
+def check_json(value: Json, *, name: str) -> None:
+    """Refuse what would read back as something else: tuples, integer keys, arrays."""
+    if type(value) is dict:
+        for key, part in value.items():
+            if type(key) is not str:
+                raise ValueError(f"{name} has the key {key!r}; JSON keys are strings")
+            check_json(part, name=f"{name}.{key}")
+    elif type(value) is list:
+        for place, part in enumerate(value):
+            check_json(part, name=f"{name}[{place}]")
+    elif value is not None and type(value) not in (str, bool, int, float):
+        raise ValueError(
+            f"{name} = {value!r} is of type {type(value).__name__}, which is not a "
+            f"JSON value; a checkpoint would give back another type"
+        )

@@ -1,0 +1,147 @@
+"""Who gets which devices of a topology, decided by the code that runs ask.
+
+On a slice of several hosts that is `cluster.fit_slices`, as under --ray=slice; on one
+host `wiring.fit_devices`, as in one process.  A layout that a run would refuse is
+compiled all the same, and is said not to start.
+"""
+
+import dataclasses
+
+from scalerl_jax.balance.chooser import (
+    Choice,
+    OneProcess,
+    Room,
+    Slices,
+    choose,
+    is_open,
+    opened,
+)
+from scalerl_jax.balance.lengths import Lengths
+from scalerl_jax.cluster.fit_slices import fit_slices
+from scalerl_jax.cluster.placement import HostNode, Reached, Seats
+from scalerl_jax.config import Config
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.pod.slices import GENERATIONS, Bounds, Slice, make_slice
+from scalerl_jax.preflight.topologies import Topology
+from scalerl_jax.wiring.devices import fit_devices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A config with numbers for a topology, and whether a run could begin so."""
+
+    config: Config
+    room: Room
+    seats: Seats | None = None  # of a run on several hosts that can start
+    why_not: str = ""  # it cannot be started
+
+    @property
+    def can_start(self) -> bool:
+        """Return whether hosts and processes can be given their parts."""
+        return not self.why_not
+
+    @property
+    def processes(self) -> int:
+        """Processes of learner and generators."""
+        if self.seats is None:
+            return 1
+        return len(self.seats.ranks()) + len(self.seats.replicas)
+
+
+def fit_topology(config: Config, arch: Architecture, topology: Topology) -> Fitted:
+    """Return the config with numbers for all that it leaves to the devices.
+
+    Raises:
+        ValueError: the devices do not suffice, however they are started.
+    """
+    slices = slices_of(topology)
+    if slices is not None and slices[0].slice.num_hosts * len(slices) == 1:
+        slices = None
+    room = room_of(topology)
+    if slices is not None:
+        apart = dataclasses.replace(config.generators, placement="apart")
+        try:
+            if config.generators.placement == "shared":
+                raise ValueError(
+                    "generators.placement = 'shared' needs one process, and a slice of "
+                    "several hosts has one on each; leave it at 'auto'"
+                )
+            fitted, seats = fit_slices(
+                dataclasses.replace(config, generators=apart), arch, slices
+            )
+            return Fitted(config=fitted, room=room, seats=seats)
+        except ValueError as error:
+            if is_open(config) and not config.sampler.slots:
+                raise
+            why = str(error)
+        return Fitted(
+            config=fit_devices(config, arch, topology.num_devices),
+            room=room,
+            why_not=why,
+        )
+    known = topology.chip.name in GENERATIONS
+    if is_open(config):
+        config = choose(config, arch, topology.chip, room).config
+    why = (
+        ""
+        if known
+        else f"the processes of a {topology.chip.name} slice cannot be given their "
+        f"chips yet; known are {', '.join(GENERATIONS)}"
+    )
+    return Fitted(
+        config=fit_devices(config, arch, topology.num_devices), room=room, why_not=why
+    )
+
+
+def choose_best(
+    config: Config, arch: Architecture, topology: Topology, lengths: Lengths
+) -> Choice:
+    """Return the best split of the topology, whatever the config says of it.
+
+    Raises:
+        ValueError: none fits.
+    """
+    return choose(opened(config), arch, topology.chip, room_of(topology), lengths)
+
+
+def room_of(topology: Topology) -> Room:
+    """Return which parts of a topology roles can have."""
+    slices = slices_of(topology)
+    if slices is None or slices[0].slice.num_hosts * len(slices) == 1:
+        return OneProcess(topology.num_devices)
+    return Slices(tuple(each.slice for each in slices))
+
+
+def slices_of(topology: Topology) -> tuple[Reached, ...] | None:
+    """Return the slices of a topology with hosts at addresses of their own.
+
+    None for a kind whose slices `pod` does not know.
+
+    Raises:
+        ValueError: there is no such slice.
+    """
+    if topology.chip.name not in GENERATIONS:
+        return None
+    sides: Bounds = (*topology.shape, 1)[:3]  # pyright: ignore[reportAssignmentType]
+    slice = make_slice(topology.chip.name, sides, setting="--topology")
+    return tuple(_reached(slice, number) for number in range(topology.slices))
+
+
+def _reached(slice: Slice, number: int) -> Reached:
+    name = f"slice {number}"
+    return Reached(
+        name=name,
+        slice=slice,
+        hosts=tuple(
+            HostNode(
+                slice=name,
+                worker=worker,
+                address=f"10.{number}.{worker // 250}.{worker % 250 + 1}",
+                chips=slice.chips_per_host,
+                type=slice.type,
+                topology=slice.kind.written(slice.topology),
+                labels={},
+            )
+            for worker in range(slice.num_hosts)
+        ),
+    )

@@ -1,0 +1,178 @@
+"""Topologies as they are written, and the rooflines of programs on them.
+
+A topology is NAME:AxB or NAME:AxBxC, chips along each side of a slice, with `N*` before
+it for several slices.  Google's types, v5p-128 or v5litepod-16, name slices too.
+"""
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+from scalerl_jax.balance.chips import CHIPS, Chip
+from scalerl_jax.balance.work import Work
+from scalerl_jax.pod.slices import parse_type
+from scalerl_jax.preflight.hlo import Traffic
+
+_MOST_SLICES = 1024  # Google's largest jobs are of a few hundred
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Slices of one chip and one shape."""
+
+    chip: Chip
+    shape: tuple[int, ...]  # chips along each side
+    slices: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all slices."""
+        return self.slices * math.prod(self.shape) * self.chip.devices_per_chip
+
+    @property
+    def name(self) -> str:
+        """The topology as it is written."""
+        sides = "x".join(map(str, self.shape))
+        return f"{f'{self.slices}*' * (self.slices > 1)}{self.chip.name}:{sides}"
+
+    def devices(self) -> list[Any]:
+        """Return its devices, by slice; they hold no array.
+
+        Raises:
+            ValueError: the compiler knows no slice of this shape.
+        """
+        from jax.experimental import topologies
+
+        options: dict[str, Any] = dict(self.chip.options)
+        if self.chip.host:
+            # Chips of a host along a side: as many as its largest, if they divide it.
+            sides = zip(self.shape, self.chip.host, strict=True)
+            options["chips_per_host_bounds"] = (*(math.gcd(*each) for each in sides), 1)
+        one = dataclasses.replace(self, slices=1)
+        try:
+            found = topologies.get_topology_desc(
+                platform="tpu",
+                topology_name=one.name,
+                num_slices=self.slices,
+                **options,
+            )
+        except Exception as error:  # noqa: BLE001  of no public type
+            raise ValueError(
+                f"--topology={self.name}: the compiler does not take it: "
+                f"{' '.join(str(error).split())[:300]}"
+            ) from error
+        # A device of one slice alone has no slice_index.
+        return sorted(
+            found.devices, key=lambda one: getattr(one, "slice_index", 0) or 0
+        )
+
+
+def parse_topology(text: str) -> Topology:
+    """Return the topology that a text names, as sides or as an accelerator type.
+
+    Raises:
+        ValueError: it is not written as one, or there is no such chip.
+    """
+    written = {
+        chip.name: f"{chip.name}:{'x'.join('ABC'[: chip.sides])}"
+        for chip in CHIPS.values()
+    }
+    if typed := re.fullmatch(r"(?:([1-9]\d*)\*)?([a-z0-9-]+-\d+)", text):
+        name, sides = parse_type(typed[2], setting=f"--topology={text}")
+        shape = sides[: CHIPS[name].sides]
+        return Topology(
+            chip=CHIPS[name], shape=shape, slices=_slices(typed[1] or "1", text)
+        )
+    found = re.fullmatch(r"(?:(\d+)\*)?([a-z0-9]+):(\d+(?:x\d+)*)", text)
+    if not found or found[2] not in CHIPS:
+        raise ValueError(
+            f"--topology={text}: choose from {', '.join(written.values())}, with "
+            f"numbers of chips for the letters, or an accelerator type like v5p-128, "
+            f"and N* before it for N slices (2*v5e:16x16)"
+        )
+    chip = CHIPS[found[2]]
+    shape = tuple(map(int, found[3].split("x")))
+    slices = _slices(found[1] or "1", text)
+    if len(shape) != chip.sides or not all(shape) or not slices:
+        raise ValueError(
+            f"--topology={text}: {chip.name} is a {chip.sides}D torus; write "
+            f"{written[chip.name]} with numbers above 0"
+        )
+    longest = math.isqrt(chip.most) if chip.sides == 2 else chip.most
+    if math.prod(shape) > chip.most or max(shape) > longest:
+        raise ValueError(
+            f"--topology={text}: a slice of {chip.name} has at most {chip.most} chips"
+            + f", {longest}x{longest}" * (chip.sides == 2)
+            + f"; for more write slices: 2*{chip.name}:..."
+        )
+    return Topology(chip=chip, shape=shape, slices=slices)
+
+
+def _slices(number: str, text: str) -> int:
+    """Return the number of slices that a topology's text begins with."""
+    if int(number) > _MOST_SLICES:
+        raise ValueError(
+            f"--topology={text}: {number} slices; a job has at most {_MOST_SLICES}"
+        )
+    return int(number)
+
+
+def part_of(topology: Topology, devices: int, *, setting: str) -> Topology:
+    """Return the most compact rectangle of a 2D slice that has so many devices.
+
+    Raises:
+        ValueError: there is none; `setting` says what asked for it.
+    """
+    each, left = divmod(devices, topology.slices)
+    rectangles = [
+        (rows, each // rows)
+        for rows in range(1, min(topology.shape) + 1)
+        if each % rows == 0 and each // rows <= max(topology.shape)
+    ]
+    if left or not each or not rectangles:
+        raise ValueError(
+            f"{setting} = {devices} devices are no rectangle of {topology.name}, and "
+            f"a program on {topology.chip.name} takes a whole slice or a rectangle of "
+            f"its hosts; change {setting}"
+        )
+    best = min(rectangles, key=lambda sides: (sum(sides), sides))
+    return dataclasses.replace(topology, shape=best)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """Seconds of one call if each resource were the only one."""
+
+    compute: float = 0.0
+    hbm: float = 0.0
+    ici: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds with everything overlapped: a bound from below, not a forecast."""
+        return max(self.compute, self.hbm, self.ici)
+
+    @property
+    def bound_by(self) -> str:
+        """The resource that takes the longest."""
+        return max(("compute", "hbm", "ici"), key=lambda name: getattr(self, name))
+
+
+def roofline(
+    chip: Chip,
+    work: Work,
+    traffic: dict[str, Traffic],
+    *,
+    devices: int,
+) -> Roofline:
+    """Return the bounds of a call over `devices` devices of a kind.
+
+    Collectives are taken to use all links of a device at once; the slower network
+    between slices is left out.
+    """
+    return Roofline(
+        compute=work.passes / devices / chip.flops,
+        hbm=work.bytes / devices / chip.hbm_bandwidth,
+        ici=sum(each.sent_bytes for each in traffic.values()) / chip.ici_bandwidth,
+    )

@@ -1,0 +1,166 @@
+"""A whole step on a topology: seconds, idle shares, chip-hours, and the best split."""
+
+import dataclasses
+from typing import Any
+
+from scalerl_jax.balance.chooser import Choice
+from scalerl_jax.balance.forecast import Forecast, forecast
+from scalerl_jax.balance.lengths import Lengths, assumed_lengths
+from scalerl_jax.balance.rates import BOUND, EXPECTED
+from scalerl_jax.config import Config
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.preflight.fitting import Fitted, choose_best
+from scalerl_jax.preflight.topologies import Topology
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WholeStep:
+    """What a step of a config takes, and what the best split of the devices would."""
+
+    config: Config
+    lengths: Lengths
+    expected: Forecast
+    bound: Forecast  # everything at its peak
+    best: Choice | None  # None: no split is known to fit
+
+    @property
+    def saved(self) -> float:
+        """Share of the chip-hours that the best split saves, in [0, 1)."""
+        if self.best is None:
+            return 0.0
+        ours, theirs = self.expected, self.best.forecast
+        return max(0.0, 1 - theirs.chip_hours_per_step / ours.chip_hours_per_step)
+
+
+def make_whole_step(
+    fitted: Fitted,
+    arch: Architecture,
+    topology: Topology,
+    lengths: Lengths | None = None,
+) -> WholeStep:
+    """Return the whole step of a config on a topology.
+
+    Args:
+        fitted: of `fit_topology`.
+        arch: of the policy.
+        topology: all of which is paid for.
+        lengths: of rollouts; None: assumed.
+    """
+    config = fitted.config
+    lengths = lengths or assumed_lengths(config)
+
+    def seconds(reached: Any) -> Forecast:
+        return forecast(
+            *(config, arch, topology.chip, lengths),
+            devices=topology.num_devices,
+            reached=reached,
+        )
+
+    try:
+        best = choose_best(config, arch, topology, lengths)
+    except ValueError:
+        best = None
+    return WholeStep(
+        config=config,
+        lengths=lengths,
+        expected=seconds(EXPECTED),
+        bound=seconds(BOUND),
+        best=best,
+    )
+
+
+def step_json(step: WholeStep, *, price: float | None) -> dict[str, Any]:
+    """Return the keys of the JSON object that are about whole steps."""
+    best: dict[str, Any] | None = None
+    if step.best is not None:
+        best = _forecast_json(step.best.forecast, step.best.config, price=price)
+        best |= {
+            "settings": step.best.settings,
+            "can_start": True,  # only splits that can be formed are tried
+            "saves": step.saved,
+        }
+    return _forecast_json(step.expected, step.config, price=price) | {
+        "bound": _forecast_json(step.bound, step.config, price=price),
+        "lengths": {
+            "source": step.lengths.source,
+            "mean_tokens": step.lengths.mean,
+            "longest_tokens": step.lengths.longest,
+            "prompt_tokens": step.lengths.prompt,
+        },
+        "best": best,
+    }
+
+
+def _forecast_json(
+    found: Forecast, config: Config, *, price: float | None
+) -> dict[str, Any]:
+    chip_hours = found.chip_hours(config)
+    return {
+        "generate_seconds": found.generate_seconds,
+        "train_seconds": found.train_seconds,
+        "publish_seconds": found.publish_seconds,
+        "step_seconds": found.step_seconds,
+        "busy_share": found.busy_share,
+        "learner_idle_share": found.learner_idle,
+        "generator_idle_share": found.generator_idle,
+        "unused_devices": found.devices - found.devices_at_work,
+        "chip_hours_per_step": found.chip_hours_per_step,
+        "evaluation_hours": found.evaluation_hours(config),
+        "chip_hours": chip_hours,
+        "money": None if price is None else price * chip_hours,
+    }
+
+
+def step_lines(step: WholeStep, fitted: Fitted, *, price: float | None) -> list[str]:
+    """Return lines to read."""
+    found, bound, config = step.expected, step.bound, step.config
+    longer = "generation" if found.generate_seconds >= found.train_seconds else "train"
+    what = f"the longer of both, {longer}"
+    if found.step_seconds > 1.01 * max(found.generate_seconds, found.train_seconds):
+        what = "both in turn" if found.shared else "held up by turns or the longest"
+    lines = [
+        "",
+        f"a whole step, with rollouts of {step.lengths.mean:,.0f} tokens "
+        f"({step.lengths.source}):",
+        f"{'':<14} {'expected':>10} {'bound':>10}",
+    ]
+    for name in ("generate", "train", "publish", "step"):
+        one, other = (getattr(each, f"{name}_seconds") for each in (found, bound))
+        lines.append(f"    {name:<10} {one:>8.1f} s {other:>8.1f} s")
+    hours, evaluations = found.chip_hours(config), found.evaluation_hours(config)
+    money = "" if price is None else f", {price * hours:,.0f} at {price:g} a chip-hour"
+    lines += [
+        f"a step is {what}; idle: learner {found.learner_idle:.0%}, generators "
+        f"{found.generator_idle:.0%}, unused {found.devices - found.devices_at_work} "
+        f"devices; {found.busy_share:.0%} of the devices' time is work",
+        f"{found.chip_hours_per_step:.2f} chip-hours a step; train.num_steps = "
+        f"{config.train.num_steps:,}: {hours:,.0f} chip-hours{money}, with "
+        f"{evaluations:.1f} h of evaluations",
+        f"can be started: yes, {fitted.processes} processes"
+        if fitted.can_start
+        else f"CANNOT BE STARTED: {fitted.why_not}",
+    ]
+    return lines + _best_lines(step)
+
+
+def _best_lines(step: WholeStep) -> list[str]:
+    """Return what the best split is, and the settings that it needs."""
+    if step.best is None:
+        return ["no split of these devices is known to fit with its settings open"]
+    found, chosen = step.best.forecast, step.best.settings
+    if all(_same(step.config, name, value) for name, value in chosen.items()):
+        return [f"it is the best of {step.best.tried} splits that fit"]
+    written = " ".join(f"--config.{name}={value}" for name, value in chosen.items())
+    return [
+        f"best split of {step.best.tried}: learner {found.learner_devices}, generators "
+        f"{step.best.config.generators.count} x "
+        f"{step.best.config.generators.devices}: a step of {found.step_seconds:.1f} s, "
+        f"{found.busy_share:.0%} work, {found.chip_hours_per_step:.2f} chip-hours "
+        f"({step.saved:.0%} saved):",
+        f"    {written}",
+    ]
+
+
+def _same(config: Config, name: str, value: Any) -> bool:
+    section, field = name.split(".")
+    return getattr(getattr(config, section), field) == value

@@ -1,0 +1,159 @@
+"""Lengths of completions: drawn from a law, or taken from what was measured.
+
+A group's lengths depend on seed and ticket alone, and not on who samples it or when:
+two settings are compared on the same groups.
+"""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+
+_BLOCK = 64  # groups drawn together
+_P99 = NormalDist().inv_cdf(0.99)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Tokens of completions, lognormal and cut off at a limit, or as measured.
+
+        log(tokens) = mu + sigma * (sqrt(r) * x[prompt] + sqrt(1 - r) * y[completion])
+
+    with x, y normal, r = `alike`, sigma = log(p99 / median) / 2.33, and mu such that
+    the mean after the cut is `mean_tokens`.
+    """
+
+    mean_tokens: float = 0.0
+    tail: float = 4.0  # p99 over the median, before the cut
+    alike: float = 0.5  # share of the variance (of logs) that is between prompts
+    limit: int  # tokens of the longest
+    drift: float = 1.0  # mean at the last step over that at the first
+    num_steps: int = 1  # over which it drifts, evenly
+    measured: tuple[tuple[int, ...], ...] = ()  # groups to draw from, in place of it
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be drawn.
+
+        Raises:
+            ValueError: names the number.
+        """
+        if self.measured:
+            return
+        if not 0 < self.mean_tokens < self.limit:
+            raise ValueError(
+                f"mean_tokens = {self.mean_tokens:g} must be above 0 and below the "
+                f"longest completion, {self.limit:,} tokens"
+            )
+        if not 1 <= self.tail <= 1000:
+            raise ValueError(f"tail = {self.tail:g} must be from 1 to 1,000")
+        if not 0 <= self.alike <= 1:
+            raise ValueError(f"alike = {self.alike:g} must be from 0 to 1")
+        if not 0.01 <= self.drift <= 100:
+            raise ValueError(f"drift = {self.drift:g} must be from 0.01 to 100")
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the logarithm, before the cut."""
+        return math.log(self.tail) / _P99
+
+    def mu(self) -> float:
+        """Return the mean of the logarithm that leads to `mean_tokens`."""
+        low, high = math.log(self.mean_tokens), math.log(self.limit) + 20 * self.sigma
+        low -= self.sigma**2
+        for _ in range(60):
+            middle = (low + high) / 2
+            if _cut_mean(middle, self.sigma, self.limit) < self.mean_tokens:
+                low = middle
+            else:
+                high = middle
+        return (low + high) / 2
+
+    def of_block(self, block: int, group_size: int) -> np.ndarray:
+        """Tokens of the groups of a block, int [groups, group_size], before drift."""
+        random = np.random.default_rng([self.seed, block])
+        if self.measured:
+            rows = random.integers(0, len(self.measured), _BLOCK)
+            return np.array(
+                [
+                    random.permutation(np.resize(self.measured[row], group_size))
+                    for row in rows
+                ]
+            )
+        x = random.standard_normal((_BLOCK, 1)) * math.sqrt(self.alike)
+        y = random.standard_normal((_BLOCK, group_size)) * math.sqrt(1 - self.alike)
+        tokens = np.exp(self.mu() + self.sigma * (x + y))
+        return np.clip(np.rint(tokens), 1, self.limit).astype(np.int64)
+
+
+class Drawn:
+    """Groups' lengths by ticket, drawn as they are asked for."""
+
+    def __init__(self, lengths: Lengths, *, group_size: int) -> None:
+        """Begin without any."""
+        self._lengths, self._group_size = lengths, group_size
+        self._blocks: dict[int, np.ndarray] = {}
+
+    def tokens(self, ticket: int, version: int = 0) -> list[int]:
+        """Tokens of each completion of a group that begins at a version."""
+        block, place = divmod(ticket, _BLOCK)
+        if block not in self._blocks:
+            self._blocks = {
+                each: rows for each, rows in self._blocks.items() if each > block - 8
+            }
+            self._blocks[block] = self._lengths.of_block(block, self._group_size)
+        row = self._blocks[block][place]
+        drift = self._lengths.drift
+        if drift != 1.0:
+            row = row * drift ** (version / self._lengths.num_steps)
+            row = np.clip(np.rint(row), 1, self._lengths.limit).astype(np.int64)
+        return row.tolist()
+
+
+def _cut_mean(mu: float, sigma: float, limit: int) -> float:
+    """Return E[min(X, limit)] of a lognormal X."""
+    normal = NormalDist()
+    if not sigma:
+        return min(math.exp(mu), limit)
+    place = (math.log(limit) - mu) / sigma
+    below = math.exp(min(mu + sigma**2 / 2, 700.0)) * normal.cdf(place - sigma)
+    return below + limit * (1 - normal.cdf(place))
+
+
+def read_lengths(path: str) -> tuple[tuple[int, ...], ...]:
+    """Return measured groups: a line of a file has the tokens of one, a JSON list.
+
+    Raises:
+        ValueError: a line holds something else.
+        OSError: it cannot be read.
+    """
+    rows = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--lengths={path} is no text in UTF-8") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, list) or not row or not all(map(_is_length, row)):
+            raise ValueError(
+                f"--lengths={path}, line {number}: a line must be the tokens of one "
+                f"prompt's completions, such as [512, 900]"
+            )
+        rows.append(tuple(row))
+    if not rows:
+        raise ValueError(f"--lengths={path} holds no groups")
+    return tuple(rows)
+
+
+def _is_length(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return 1 <= value <= 10_000_000

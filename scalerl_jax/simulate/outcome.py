@@ -1,0 +1,167 @@
+"""Figures of a simulated run: chip-hours, idle shares, staleness, what was lost."""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from scalerl_jax.simulate.replica import SimulatedGroup, SimulatedReplica
+from scalerl_jax.simulate.scenario import Scenario
+
+_S_PER_HOUR = 3600.0
+# Columns of the record, a row per optimizer step; seconds and tokens are sums so far.
+_LEVELS = ("buffered", "sampled", "running")
+_ACTIVITIES = ("waiting", "assemble", "train", "publish", "checkpoint", "eval", "down")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """All that a simulated run has to say."""
+
+    scenario: Scenario
+    columns: dict[str, np.ndarray]  # a value per step
+    staleness: dict[tuple[int, int, int], int]  # groups by (step, in flight, queued)
+    counts: dict[str, int]
+
+    def figures(self, *, first_step: int | None = None) -> dict[str, float]:
+        """Return means from `first_step` on; by default the first tenth is left out.
+
+        Chip-hours and step_s are of all that happens, evaluations included, but those
+        before the first step.
+        """
+        scenario, columns = self.scenario, self.columns
+        steps = len(columns["time_s"]) - 1
+        first = steps // 10 if first_step is None else min(first_step, steps - 1)
+        spent = {name: values[-1] - values[first] for name, values in columns.items()}
+        count, time_s = steps - first, spent["time_s"]
+        replicas_s = scenario.replicas * time_s
+        pairs = [
+            (flight, queued, groups)
+            for (step, flight, queued), groups in self.staleness.items()
+            if step >= first
+        ]
+        groups = sum(number for *_, number in pairs)
+        flight = sum(each * number for each, _, number in pairs) / groups
+        queued = sum(each * number for _, each, number in pairs) / groups
+        eval_s = spent["learner/eval"]
+        busy_s = spent["busy_s"]
+        return {
+            "step_s": time_s / count,
+            "chip_hours_per_step": scenario.chips * time_s / count / _S_PER_HOUR,
+            "eval_share": eval_s / time_s,
+            # Of the time in which no evaluation is made, as the ledger has it.
+            "learner_idle": spent["learner/waiting"] / (time_s - eval_s),
+            "generators_idle": 1
+            - (busy_s + spent["down_s"]) / (replicas_s - spent["eval_s"]),
+            "generators_down": spent["down_s"] / replicas_s,
+            "slots_in_use": spent["slot_s"] / (busy_s * scenario.slots),
+            "busy_share": (
+                scenario.learner_chips * spent["learner/train"]
+                + scenario.replica_chips * busy_s
+            )
+            / (scenario.chips * time_s),
+            "tokens_per_s": spent["generated"] / time_s,
+            "staleness": flight + queued,
+            "staleness_in_flight": flight,
+            "staleness_queued": queued,
+            "staleness_max": max(one + two for one, two, _ in pairs),
+            **{
+                f"groups_{name}": float(columns[name][first + 1 :].mean())
+                for name in _LEVELS
+            },
+        }
+
+    def histogram(self) -> dict[tuple[int, int], int]:
+        """Return trained groups by (staleness in flight, queued), of all steps."""
+        found: collections.Counter[tuple[int, int]] = collections.Counter()
+        for (_, flight, queued), number in self.staleness.items():
+            found[flight, queued] += number
+        return dict(found)
+
+
+class Record:
+    """What a simulation writes down as it goes."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        """Begin empty."""
+        self._scenario = scenario
+        self._rows: list[dict[str, float]] = []
+        self._staleness: collections.Counter[tuple[int, int, int]] = (
+            collections.Counter()
+        )
+        self.lost_replicas = self.lost_learners = self.reissued = 0
+        self.lost_tokens = self.useless_tokens = 0
+        self.trained = self.refilled = 0  # groups
+
+    def used(self, version: int, batch: Iterable[SimulatedGroup]) -> None:
+        """Note a step on a batch, from this version."""
+        for group in batch:
+            flight = group.finished_version - group.oldest_version
+            queued = version - group.finished_version
+            self._staleness[version, flight, queued] += 1
+            self.trained += 1
+
+    def waste(self, groups: Iterable[SimulatedGroup]) -> None:
+        """Note groups without a gradient that were refilled."""
+        for group in groups:
+            self.refilled += 1
+            self.useless_tokens += group.total
+
+    def step(
+        self,
+        now_s: float,
+        replicas: Sequence[SimulatedReplica],
+        *,
+        spent: dict[str, float],
+        levels: dict[str, int],
+    ) -> None:
+        """Note how all stands after a step.
+
+        `spent` are the learner's seconds by activity, `levels` counts of groups.
+        """
+        since = [
+            max(0.0, now_s - each.time_s) if each.up and not each.paused else 0.0
+            for each in replicas
+        ]
+        self._rows.append(
+            {
+                "time_s": now_s,
+                "busy_s": sum(
+                    each.busy_s + (part if each.running else 0.0)
+                    for each, part in zip(replicas, since, strict=True)
+                ),
+                "slot_s": sum(
+                    each.slot_s + part * each.running
+                    for each, part in zip(replicas, since, strict=True)
+                ),
+                "eval_s": sum(each.eval_s for each in replicas),
+                "down_s": sum(each.down_s for each in replicas),
+                "generated": sum(each.generated for each in replicas),
+                "trained": self.trained,
+                **levels,
+                **{f"learner/{name}": spent.get(name, 0.0) for name in _ACTIVITIES},
+            }
+        )
+
+    def outcome(self, events: int, replicas: Sequence[SimulatedReplica]) -> Outcome:
+        """Return the figures of a run that is over, after so many events."""
+        return Outcome(
+            scenario=self._scenario,
+            columns={
+                name: np.array([row[name] for row in self._rows])
+                for name in self._rows[0]
+            },
+            staleness=dict(self._staleness),
+            counts={
+                "events": events,
+                "trained_groups": self.trained,
+                "refilled_groups": self.refilled,
+                "useless_tokens": self.useless_tokens,
+                "lost_replicas": self.lost_replicas,
+                "lost_learners": self.lost_learners,
+                "reissued_groups": self.reissued,
+                "lost_tokens": self.lost_tokens,
+                "suspended": sum(each.suspended for each in replicas),
+            },
+        )

@@ -1,0 +1,333 @@
+"""Discrete events of a run: who may begin, who waits, what a loss costs.
+
+Admission, pacing and refills are the run's own: the simulation asks a `RolloutQueue`,
+on a clock that nothing waits on.  Groups go to replicas as the roster deals them:
+those of lost replicas first, then to the replica with the most room.
+"""
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from scalerl_jax.coordination.members import freest
+from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.simulate.learner import SimulatedLearner
+from scalerl_jax.simulate.lengths import Drawn, Lengths
+from scalerl_jax.simulate.outcome import Outcome, Record
+from scalerl_jax.simulate.rates import Rates
+from scalerl_jax.simulate.replica import Machine, SimulatedGroup, SimulatedReplica
+from scalerl_jax.simulate.scenario import Scenario
+
+_USEFUL = 7919  # a prime: spreads groups without variance evenly over the tickets
+
+
+class Simulation:
+    """One run in simulated time; `run` gives its figures."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        rates: Rates,
+        lengths: Lengths,
+        *,
+        make_queue: Callable[..., Any] = RolloutQueue,
+    ) -> None:
+        """Begin at time 0 with empty replicas."""
+        self.scenario, self.rates = scenario, rates
+        self.now_s = 0.0
+        self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.events = 0
+        self.queue = scenario.queue(make_queue)
+        self.queue.on_change(self._note)
+        self._changed = False
+        self._drawn = Drawn(lengths, group_size=scenario.group_size)
+        self._random = np.random.default_rng([scenario.seed, 1])
+        self.machine = Machine.of(
+            rates,
+            slots=scenario.slots,
+            tokens_per_call=scenario.tokens_per_call,
+            prompt_tokens=scenario.prompt_tokens,
+            cache_tokens=scenario.cache_tokens,
+            prefill_tokens=scenario.prefill_tokens,
+        )
+        self.replicas = [
+            SimulatedReplica(self.machine, number, scenario.capacity)
+            for number in range(scenario.replicas)
+        ]
+        self.version = -1  # published last
+        self._again: list[int] = []  # tickets of lost replicas
+        self.judging = 0  # groups that lack nothing but their verdicts
+        self.record = Record(scenario)
+        self._eval_s = evaluation_seconds(scenario, self.machine, lengths)
+        self._evaluating: set[int] = set()
+        self._evaluated: Callable[[], None] = lambda: None
+        self.learner = SimulatedLearner(self, scenario, rates)
+
+    # Time.
+
+    def at(self, time_s: float, do: Callable[..., None], *arguments: Any) -> None:
+        """Have something done at a time."""
+        self.events += 1
+        heapq.heappush(self._due, (time_s, self.events, do, arguments))
+
+    def run(self) -> Outcome:
+        """Go through all events until the last step.
+
+        Raises:
+            RuntimeError: nothing more would ever happen.
+        """
+        self._begin_failures()
+        self.learner.begin()
+        events = self._due
+        while not self.learner.over:
+            if not events:
+                raise RuntimeError(
+                    f"the simulated run stands still at version {self.queue.version}"
+                )
+            self.now_s, _, do, arguments = heapq.heappop(events)
+            do(*arguments)
+            if self._changed:
+                self._changed = False
+                self.deal()
+        self.queue.close()
+        return self.record.outcome(self.events, self.replicas)
+
+    def _note(self) -> None:
+        self._changed = True
+
+    # Groups.
+
+    def deal(self) -> None:
+        """Hand out all groups that may begin, those of lost replicas first."""
+        if self.version < 0:
+            return
+        self._deal_again()
+        by_ticket = self.scenario.by_ticket
+        while True:
+            replica = self.replicas[0] if by_ticket else freest(self.replicas)
+            if replica is None:
+                return
+            versions = (self.version,) if by_ticket else (replica.version, self.version)
+            if not self.scenario.capacity:
+                versions = versions[:1]
+            for version in versions:
+                if (ticket := self.queue.admit(version)) is not None:
+                    break
+            else:
+                return
+            if by_ticket:
+                replica = self.replicas[ticket % len(self.replicas)]
+            self._give(replica, self._begin(ticket, version), version)
+
+    def _deal_again(self) -> None:
+        for ticket in list(self._again):
+            replica = freest(self.replicas)
+            if self.scenario.by_ticket:
+                replica = self.replicas[ticket % len(self.replicas)]
+            if replica is None or not replica.up:
+                return
+            self._again.remove(ticket)
+            version = self.version if self.scenario.by_ticket else replica.version
+            version = self.queue.restart(ticket, version)
+            self._give(replica, self._begin(ticket, version), version)
+
+    def _begin(self, ticket: int, version: int) -> SimulatedGroup:
+        share = self.scenario.zero_variance_share
+        useful = not share or ticket * _USEFUL % 1000 >= 1000 * share
+        return SimulatedGroup(
+            ticket, self._drawn.tokens(ticket, version), useful=useful
+        )
+
+    def _give(
+        self, replica: SimulatedReplica, group: SimulatedGroup, version: int
+    ) -> None:
+        replica.give(group, version)
+        if self.rates.exchange_s:
+            self.at(self.now_s + self.rates.exchange_s, self._wake, replica)
+        else:
+            self._wake(replica)
+
+    # Replicas.
+
+    def _wake(self, replica: SimulatedReplica) -> None:
+        """Have a replica look for new work at its next boundary."""
+        if replica.up and not replica.paused:
+            token, planned_s = replica.token, replica.planned_s
+            time_s = replica.interrupt(max(self.now_s, replica.time_s))
+            if replica.token != token or time_s != planned_s:
+                self.at(time_s, self._boundary, replica, replica.token)
+
+    def _boundary(self, replica: SimulatedReplica, token: int) -> None:
+        """Move a replica on: groups that have ended out, samples that wait in."""
+        if token != replica.token or not replica.up:
+            return
+        for group in replica.advance():
+            self.at(self.now_s + self.rates.exchange_s, self._sampled, replica, group)
+        if replica.number in self._evaluating and not replica.paused:
+            self._pause(replica)
+            return
+        if not self.scenario.capacity and replica.free_slots > 0:
+            self.deal_to(replica)
+        self._go_on(replica)
+
+    def deal_to(self, replica: SimulatedReplica) -> None:
+        """Begin as many groups as a thread with free slots may."""
+        if self.version < 0:
+            return
+        while replica.free_slots > 0 and not self._again:
+            ticket = self.queue.admit(replica.version)
+            if ticket is None:
+                return
+            replica.give(self._begin(ticket, replica.version), replica.version)
+
+    def _go_on(self, replica: SimulatedReplica) -> None:
+        replica.place()
+        time_s = replica.plan()
+        if time_s < float("inf"):
+            self.at(time_s, self._boundary, replica, replica.token)
+
+    def _sampled(self, replica: SimulatedReplica, group: SimulatedGroup) -> None:
+        if group.lost:
+            return
+        self.queue.sampled(group.ticket)
+        group.told = True
+        self.judging += 1
+        self._changed = True  # the replica has room again
+        self.at(self.now_s + self.rates.verify_s, self._put, replica, group)
+
+    def _put(self, replica: SimulatedReplica, group: SimulatedGroup) -> None:
+        if group.lost:
+            return
+        del replica.open[group.ticket]
+        self.judging -= 1
+        self.queue.put(group)
+        self.learner.look()
+
+    def publish(self, version: int) -> None:
+        """Hand over params; replicas have them a while later."""
+        self.version = version
+        self.at(self.now_s + self.rates.transfer_s, self._receive, version)
+
+    def _receive(self, version: int) -> None:
+        for replica in self.replicas:
+            if replica.up:
+                had = replica.inbox
+                replica.receive(version)
+                if had:
+                    self._wake(replica)
+        self._changed = True
+
+    def note_step(self) -> None:
+        """Write down how all stands after a step."""
+        levels = dict(
+            buffered=self.queue.buffered,
+            sampled=self.judging,
+            running=self.queue.running,
+        )
+        spent = self.learner.spent()
+        self.record.step(self.now_s, self.replicas, spent=spent, levels=levels)
+
+    # Evaluations.
+
+    def evaluate(self, then: Callable[[], None]) -> None:
+        """Have every replica do its share of an evaluation, between two calls."""
+        self._evaluating = {replica.number for replica in self.replicas}
+        self._evaluated = then
+        for replica in self.replicas:
+            self._wake(replica)
+
+    def _pause(self, replica: SimulatedReplica) -> None:
+        replica.paused = True
+        replica.token += 1
+        self.at(self.now_s + self._eval_s, self._resume, replica, replica.token)
+
+    def _resume(self, replica: SimulatedReplica, token: int) -> None:
+        if token != replica.token:
+            return
+        replica.paused = False
+        replica.eval_s += self.now_s - replica.time_s
+        replica.time_s = self.now_s
+        self._evaluating.discard(replica.number)
+        if not self.scenario.capacity and replica.free_slots > 0:
+            self.deal_to(replica)
+        self._go_on(replica)
+        if not self._evaluating:
+            self._evaluated()
+
+    # Losses.
+
+    def _begin_failures(self) -> None:
+        failures = self.scenario.failures
+        if failures.replica_mtbf_s:
+            for replica in self.replicas:
+                self._schedule_loss(replica)
+        if failures.learner_mtbf_s:
+            self.at(self._wait(failures.learner_mtbf_s), self._lose_learner)
+
+    def _wait(self, mean_s: float) -> float:
+        return self.now_s + float(self._random.exponential(mean_s))
+
+    def _schedule_loss(self, replica: SimulatedReplica) -> None:
+        mean_s = self.scenario.failures.replica_mtbf_s
+        self.at(self._wait(mean_s), self._lose, replica)
+
+    def _lose_learner(self) -> None:
+        self.learner.lose()
+        self.at(self._wait(self.scenario.failures.learner_mtbf_s), self._lose_learner)
+
+    def _lose(self, replica: SimulatedReplica) -> None:
+        """A machine is gone; what it had is sampled again by others."""
+        failures, record = self.scenario.failures, self.record
+        replica.up = False
+        replica.token += 1
+        record.lost_replicas += 1
+        if replica.paused:
+            replica.eval_s += self.now_s - replica.time_s
+        elif replica.running and self.now_s > replica.time_s:
+            replica.busy_s += self.now_s - replica.time_s
+            replica.slot_s += (self.now_s - replica.time_s) * replica.running
+        for group in replica.open.values():
+            group.lost = True
+            self.judging -= group.told
+        tickets = sorted(replica.open)
+        record.lost_tokens += sum(
+            group.total for group in replica.open.values() if group.sampled
+        )
+        record.lost_tokens += replica.unfinished_tokens()
+        replica.clear(self.now_s)
+        self.at(self.now_s + failures.notice_s, self._reissue, tickets)
+        down_s = failures.notice_s + failures.replica_start_s
+        self.at(self.now_s + down_s, self._come_up, replica, self.now_s)
+
+    def _reissue(self, tickets: list[int]) -> None:
+        self._again += tickets
+        self.record.reissued += len(tickets)
+        self._changed = True
+
+    def _come_up(self, replica: SimulatedReplica, since_s: float) -> None:
+        replica.down_s += self.now_s - since_s
+        replica.time_s = self.now_s
+        replica.up = True
+        replica.receive(self.version)
+        self._schedule_loss(replica)
+        self._changed = True
+        self._wake(replica)  # perhaps to a share of an evaluation
+
+
+def evaluation_seconds(scenario: Scenario, machine: Machine, lengths: Lengths) -> float:
+    """Seconds of an evaluation: a replica's share of its completions, and no others."""
+    if not (scenario.eval_every and scenario.eval_completions):
+        return 0.0
+    replica = SimulatedReplica(machine)
+    replica.receive(0)
+    share = -(-scenario.eval_completions // scenario.replicas)
+    drawn = Drawn(lengths, group_size=1)
+    for number in range(share):
+        replica.give(SimulatedGroup(number, drawn.tokens(number)), 0)
+    replica.place()
+    while replica.plan() < float("inf"):
+        replica.advance()
+        replica.place()
+    return replica.time_s

@@ -1,0 +1,129 @@
+"""What is simulated: the settings of a run that decide who waits for whom."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from scalerl_jax.config import Config, Mode
+from scalerl_jax.coordination.queue import RolloutQueue
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failures:
+    """How often machines are lost, and what that costs; seconds."""
+
+    replica_mtbf_s: float = 0.0  # mean time between losses of one replica; 0: never
+    learner_mtbf_s: float = 0.0
+    notice_s: float = 5.0  # until the controller knows
+    replica_start_s: float = 180.0  # until another one samples
+    learner_start_s: float = 240.0  # until the learner has read its checkpoint
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A run; names are those of the settings."""
+
+    num_prompts: int  # N
+    group_size: int  # G
+    max_staleness: int
+    mode: Mode = "pipeline"
+    max_waiting: int = 1
+    epochs: int = 1
+    max_refills: int = 0  # 0 without dynamic sampling
+    num_steps: int = 100
+    replicas: int = 1
+    slots: int = 64  # of a replica
+    tokens_per_call: int = 16
+    cache_tokens: int = 0  # of a replica; 0: every slot at its limit
+    prefill_tokens: int = 512
+    prompt_tokens: int = 200  # mean
+    zero_variance_share: float = 0.0  # groups without a gradient
+    eval_every: int = 0  # 0: never
+    eval_completions: int = 0  # of an evaluation
+    checkpoint_every: int = 0  # 0: never
+    learner_chips: int = 1
+    replica_chips: int = 1
+    failures: Failures = Failures()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no run.
+
+        Raises:
+            ValueError: names the number.
+        """
+        least = dict(num_prompts=1, group_size=1, num_steps=1, replicas=1, slots=1)
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if not lowest <= value <= 1_000_000:
+                raise ValueError(
+                    f"{name} = {value:,} must be from {lowest} to 1,000,000"
+                )
+        if not 0 <= self.zero_variance_share < 1:
+            raise ValueError(
+                f"zero_variance_share = {self.zero_variance_share:g} must be 0 or "
+                f"more, and below 1"
+            )
+
+    @property
+    def in_turn(self) -> bool:
+        """Return whether sampling and training take turns."""
+        return self.max_staleness == self.epochs - 1
+
+    @property
+    def by_ticket(self) -> bool:
+        """Return whether the replica of a group depends on its ticket alone."""
+        return self.in_turn and self.replicas > 1
+
+    @property
+    def capacity(self) -> int:
+        """Groups that a replica of several has at a time; 0: by free slots.
+
+        One replica is a thread of the loop's process, and begins a group whenever a
+        slot is free.  Of several each is given so many that are not wholly sampled.
+        """
+        return -(-self.slots // self.group_size) if self.replicas > 1 else 0
+
+    @property
+    def chips(self) -> int:
+        """Chips of learner and replicas."""
+        return self.learner_chips + self.replicas * self.replica_chips
+
+    def queue(self, make: Callable[..., Any] = RolloutQueue) -> Any:
+        """Return a queue as the run has it."""
+        return make(
+            num_prompts=self.num_prompts,
+            max_staleness=self.max_staleness,
+            mode=self.mode,
+            max_waiting=self.max_waiting,
+            epochs=self.epochs,
+            max_refills=self.max_refills,
+            num_steps=self.num_steps,
+        )
+
+
+def scenario_of(config: Config, **others: Any) -> Scenario:
+    """Return what a config says of a run; `others` are fields that it does not say."""
+    batch, sampler, queue = config.batch, config.sampler, config.queue
+    said: dict[str, Any] = dict(
+        num_prompts=batch.num_prompts,
+        group_size=batch.group_size,
+        max_staleness=queue.max_staleness,
+        mode=queue.mode,
+        max_waiting=queue.max_waiting,
+        epochs=batch.epochs,
+        max_refills=batch.max_refills if batch.dynamic_sampling else 0,
+        num_steps=config.train.num_steps,
+        replicas=max(1, config.generators.count),
+        slots=sampler.slots,
+        tokens_per_call=sampler.tokens_per_call,
+        cache_tokens=sampler.cache_tokens,
+        prefill_tokens=sampler.prefill_tokens,
+        prompt_tokens=sampler.max_prompt_tokens // 10,
+        eval_every=config.eval.every,
+        eval_completions=config.eval.num_prompts * config.eval.samples_per_prompt,
+        checkpoint_every=config.checkpoint.every,
+        replica_chips=max(1, config.generators.devices),
+        seed=config.seed,
+    )
+    return Scenario(**(said | others))

@@ -1,0 +1,239 @@
+"""Versions that come to a replica: in order, one at a time, or not at all."""
+
+import threading
+
+import pytest
+import small_weights
+from small_weights import assert_is_version, layout, mesh
+
+from scalerl_jax.exchange import Instructions, Job
+from scalerl_jax.generation.replica import Replica, ReplicaDesk
+from scalerl_jax.parallel.channels import MemoryChannel, Parcel
+from scalerl_jax.parallel.publication import receive
+from scalerl_jax.parallel.sending import Sender
+from scalerl_jax.utils.work_log import WorkLog
+from scalerl_jax.wiring.replicas import PublishedFrom
+
+WAIT_S = 60.0
+
+
+class StepsByHand:
+    """A sampling thread whose steps a test makes."""
+
+    def __init__(self):
+        self.metrics = {}
+        self.params = self.version = None  # published last
+        self.begun = False
+        self.evaluated = []
+        self.came = threading.Semaphore(0)
+        self.used = threading.Event()
+        self.used.set()
+
+    def publish(self, publication, *, policy_version):
+        self.params = receive(publication, policy_version=policy_version)
+        self.version = policy_version
+        self.used.clear()
+        self.came.release()
+
+    def await_use(self):
+        assert self.used.wait(WAIT_S)
+
+    def start(self):
+        assert not self.begun
+        self.begun = True
+
+    def step(self):
+        """Use the version that comes next; return its number."""
+        assert self.came.acquire(timeout=WAIT_S), "no version came"
+        assert_is_version(self.params, self.version)
+        version = self.version
+        self.used.set()
+        return version
+
+    def sample(self, publication):
+        assert_is_version(publication.params, int(publication.policy_version))
+        return int(publication.policy_version)
+
+    def judge(self, publication, *, policy_version, places, stopped, beside):
+        assert beside and int(publication.policy_version) == policy_version
+        assert_is_version(publication.params, policy_version)
+        self.evaluated.append(publication)
+        return list(places)
+
+    def in_flight(self):
+        return {}
+
+    def stop(self, timeout_s):
+        self.used.set()
+
+
+class World:
+    """A sender, and a replica that fetches from it."""
+
+    def __init__(self):
+        self.channel = MemoryChannel()
+        self.learner = mesh(0, 4, fsdp=4)
+        self.sender = Sender(rank=0, num_ranks=1, channel=self.channel)
+        self.fetch = PublishedFrom(self.channel, layout(mesh(4, 6, tensor=2)))
+        self.receiver = self.fetch.receiver
+        self.generators = StepsByHand()
+        self.refused = []  # what its reports said
+        self.replica = Replica(
+            self.generators,
+            ReplicaDesk(),
+            capacity=1,
+            verifier_restarts=int,
+            fetch=self.fetch,
+            work=WorkLog(),
+        )
+
+    def publish(self, version, **options):
+        shards = small_weights.shards(version, self.learner)
+        offer = self.sender.send(shards, policy_version=version, **options)
+        return small_weights.published(offer)
+
+    def give(self, publication):
+        report = self.replica.exchange(
+            Instructions(
+                publication=Parcel(text=publication.to_json()),
+                policy_version=publication.policy_version,
+            ),
+            0.0,
+        )
+        self.refused.append(report.refused)
+
+    def lose(self, publication):
+        reference = publication.parts[0].objects[0].reference
+        self.channel.discard(reference)
+
+    def wait_for_refusal(self):
+        for _ in range(600):
+            if refused := self.refused.pop() if self.refused else "":
+                return refused
+            self.refused.append(self.replica.exchange(Instructions(), 0.1).refused)
+        raise AssertionError("nothing was refused")
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    world.replica.stop(WAIT_S)
+
+
+def test_versions_come_in_order_and_none_before_the_last_is_in_use(world):
+    for version in range(3):
+        world.give(world.publish(version))
+    for version in range(3):
+        assert world.generators.came.acquire(timeout=WAIT_S)
+        # The fetch of the next one waits, so that two are on the devices and not three.
+        assert world.receiver.policy_version == version
+        world.generators.came.release()
+        assert world.generators.step() == version
+    assert world.generators.begun
+
+
+def test_a_version_that_does_not_come_leaves_the_one_in_use_and_is_told(
+    world, monkeypatch
+):
+    world.give(world.publish(0))
+    world.generators.step()
+    lost = world.publish(1)
+    world.lose(lost)
+    monkeypatch.setattr(MemoryChannel, "fetch", _impatient(MemoryChannel.fetch))
+    world.give(lost)
+    said = world.wait_for_refusal()
+    assert "version 1 were not received" in said and "0 stays in use" in said
+    world.give(world.publish(2))  # against the version that was lost
+    assert "ask for a full one" in world.wait_for_refusal()
+    assert_is_version(world.generators.params, 0)
+    world.give(small_weights.published(world.sender.send_again()))
+    assert world.generators.step() == 2
+
+
+def _impatient(fetch):
+    def soon(self, reference, *, num_bytes, timeout_s):
+        return fetch(self, reference, num_bytes=num_bytes, timeout_s=0.05)
+
+    return soon
+
+
+def test_a_version_that_is_offered_once_more_is_not_fetched_again(world):
+    world.give(world.publish(0))
+    world.generators.step()
+    again = small_weights.published(world.sender.send_again())
+    world.lose(again)
+    world.give(again)
+    world.generators.step()
+    world.give(world.publish(1))
+    assert world.generators.step() == 1
+
+
+def test_a_job_whose_params_do_not_come_is_not_begun(world, monkeypatch):
+    monkeypatch.setattr(MemoryChannel, "fetch", _impatient(MemoryChannel.fetch))
+    first = world.publish(0)
+    world.give(first)
+    world.generators.step()
+    lost = world.publish(1)
+    world.lose(lost)
+    results = []
+    for number, publication in enumerate([first, lost]):
+        job = Job(
+            number=number,
+            kind="probe",
+            publication=Parcel(text=publication.to_json()),
+            policy_version=publication.policy_version,
+        )
+        results += world.replica.exchange(Instructions(jobs=(job,)), WAIT_S).results
+    for _ in range(600):
+        if len(results) == 2:
+            break
+        results += world.replica.exchange(Instructions(), 0.1).results
+    done, refused = sorted(results, key=lambda each: each.number)
+    assert done.value == 0 and not done.without_params
+    assert "version 1 were not received" in refused.without_params
+
+
+def done(world, number, publication):
+    """The result of a part of an evaluation beside the sampling."""
+    job = Job(
+        number=number,
+        kind="evaluate",
+        publication=Parcel(text=publication.to_json()),
+        policy_version=publication.policy_version,
+        places=(number,),
+        beside=True,
+    )
+    results = list(world.replica.exchange(Instructions(jobs=(job,)), 0.0).results)
+    for _ in range(600):
+        if results:
+            (result,) = results
+            return result
+        results += world.replica.exchange(Instructions(), 0.1).results
+    raise AssertionError("the job did not end")
+
+
+def test_a_pinned_version_is_evaluated_while_newer_ones_come_and_go(world, monkeypatch):
+    monkeypatch.setattr(MemoryChannel, "fetch", _impatient(MemoryChannel.fetch))
+    world.give(world.publish(0))
+    world.generators.step()
+    pinned = world.publish(1, pinned=True)
+    world.give(pinned)
+    world.generators.step()
+    assert done(world, 0, pinned).value == [0]
+    for version in range(2, 6):
+        world.give(world.publish(version))
+        assert world.generators.step() == version
+    # The channel still has it, and the replica has not let it go.
+    assert done(world, 1, pinned).value == [1]
+    held, again = world.generators.evaluated
+    assert held is again
+    world.replica.exchange(Instructions(abandoned=(0, 1)), 0.0)
+    assert done(world, 2, pinned).value == [2]
+    assert world.generators.evaluated[-1] is not held  # it was let go, and fetched
+    assert_is_version(world.generators.params, 5)
+    world.give(world.publish(6))  # a delta against 5, whatever was fetched between
+    assert world.generators.step() == 6
+    world.publish(7, pinned=True)
+    world.replica.exchange(Instructions(abandoned=(2,)), 0.0)
+    assert "not there" in done(world, 3, pinned).without_params

@@ -1,0 +1,178 @@
+"""Every command against a fake gcloud that refuses, stalls and takes machines away."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import small_bucket
+import small_run
+from fake_gcloud import FLAGS
+from small_cloud import cloud as cloud
+
+pytestmark = small_bucket.NEEDS_EXTRA
+COMPLETIONS = Path("/usr/lib/google-cloud-sdk/data/cli/gcloud_completions.py")
+REAL = [
+    f"--config.{name}={value}"
+    for name, value in small_run.SETTINGS.items()
+    if name != "train.num_steps"
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "script, steps, real",
+    [
+        pytest.param("queued_resource.sh", 60, [], id="a slice"),
+        pytest.param("tpu_vm.sh", 60, [], id="a machine"),
+        pytest.param("queued_resource.sh", 12, REAL, id="a slice and a real run"),
+    ],
+)
+def test_a_run_gets_to_its_end_whatever_the_cloud_does(cloud, script, steps, real):
+    cloud.script(create=["stock-out", "quota"], ssh=2, preempt=[4, 8])
+    flags = [*real, f"--config.train.num_steps={steps}"]
+    done = cloud.launch("run", *flags, script=script, run=not real, timeout=3000)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stderr
+    assert "there are no such machines just now; try 2" in said
+    assert "is used up: other machines of the project have it; try 3" in said
+    # A machine's supervisor has no time for a second attempt.
+    assert "the run is done after 3 attempts, 2 of them preempted" in said
+    assert said.count("they will not come back") == 2
+    assert said.count("the run starts on 1 hosts") == 3
+    assert not cloud.state()  # nothing is left
+    rows = small_run.rows(cloud.folder / "laptop/runs/run-1")
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    assert (cloud.folder / "laptop/runs/run-1/fit.json").is_file()
+    installed = (cloud.folder / "installed.txt").read_text().splitlines()
+    assert len(installed) == 3 and "constraints.txt" in installed[0]
+
+
+@pytest.mark.slow
+def test_a_slice_of_two_is_made_again_alone_and_the_head_stays(cloud):
+    """Ray, its nodes and the run are stand-ins; the mount is the bucket itself."""
+    changes = {"topology": "2*v6e:2x4", "mount": "gs://bucket/runs"}
+    cloud.script(create=["", "stock-out"], preempt=[4])
+    steps = "--config.train.num_steps=60"
+    done = cloud.launch("run", steps, script="ray_tpu.sh", **changes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "run-1-head ABSENT, run-1-0 ABSENT, run-1-1 ABSENT" in done.stderr
+    assert "run-1-head RUNNING, run-1-0 SUSPENDED, run-1-1 ACTIVE" in done.stderr
+    assert "the run is done after 1 attempts, 0 of them preempted" in done.stderr
+    assert len(cloud.calls("instances create")) == 1
+    created = [line.split()[4] for line in cloud.calls("queued-resources create")]
+    assert created == ["run-1-0", "run-1-1", "run-1-1", "run-1-0"]
+    assert not cloud.state()
+
+
+@pytest.mark.slow
+def test_a_failed_slice_is_made_again_and_a_mistake_ends_it(cloud):
+    cloud.script(create=["failed"])
+    done = cloud.launch("run", "--config.train.num_steps=2")
+    assert done.returncode == 1  # two points make no curve
+    assert "machines are FAILED" in done.stderr
+    assert "the run is done after 1 attempts" in done.stderr
+    assert not cloud.state()
+    created = len(cloud.calls("queued-resources create"))
+    again = cloud.launch("run", "--config.train.num_steps=2")  # not started again
+    assert "the run is done after 1 attempts" in again.stderr
+    assert len(cloud.calls("queued-resources create")) == created == 2
+
+
+@pytest.mark.parametrize(
+    "changes, troubles, words",
+    [
+        pytest.param({"zone": "us-east5"}, {}, "us-east5 is no zone", id="region"),
+        pytest.param(
+            {"topology": "v6e:16x16"}, {}, "us-east5-b has v6e-16, v6e-8", id="topology"
+        ),
+        pytest.param(
+            {}, {"types": []}, "us-east5-b has no TPUs", id="a zone without TPUs"
+        ),
+        pytest.param(
+            {"bucket": "gs://other/x"}, {}, "there is no such bucket", id="no bucket"
+        ),
+        pytest.param(
+            {}, {"location": "EUROPE-WEST4"}, "every checkpoint would travel", id="far"
+        ),
+        pytest.param({}, {"create": ["no quota"]}, "no quota: TPUV6E", id="no quota"),
+        pytest.param(
+            {"config": "configs/tinny.py"}, {}, "--config cannot be read", id="typo"
+        ),
+        pytest.param(
+            {"config": "/etc/x.py"}, {}, "--config cannot be read", id="elsewhere"
+        ),
+    ],
+)
+def test_bad_input_is_a_line_before_anything_is_made(cloud, changes, troubles, words):
+    cloud.script(**troubles)
+    done = cloud.launch("create", **changes)
+    assert done.returncode in (1, 2)
+    (line,) = [each for each in done.stderr.splitlines() if each.startswith("error:")]
+    assert words in line and "Traceback" not in done.stderr
+    assert not cloud.state()
+
+
+def test_a_wrong_setting_of_the_run_is_found_here(cloud):
+    done = cloud.launch("create", "--config.batch.grup_size=3")
+    assert done.returncode == 2 and "no such setting: 'grup_size'" in done.stderr
+    assert not cloud.state()
+
+
+def test_rights_that_lack_are_told_with_the_page_that_lists_them(cloud):
+    cloud.bucket.denied = True
+    done = cloud.launch("create")
+    assert done.returncode == 2
+    assert "lacks a right; docs/pods.md lists the roles" in done.stderr
+
+
+def test_a_name_that_another_has_is_not_touched(cloud):
+    assert cloud.launch("create").returncode == 0
+    other = cloud.launch("create", topology="v6e:4x4")
+    assert other.returncode == 2 and "is taken by a v6e-8" in other.stderr
+    assert cloud.launch("create").returncode == 0  # ours: it is there already
+    assert len(cloud.calls("create")) == 1
+
+
+def test_stop_may_be_called_at_any_time_and_tells_what_stays(cloud):
+    assert "there are no machines" in cloud.launch("stop").stderr
+    cloud.launch("create")
+    cloud.script(stuck=["run-1"])
+    stuck = cloud.launch("stop", **{"poll-s": 0.01})
+    assert stuck.returncode == 1
+    assert "NOT stopped: run-1 in us-east5-b, which is still DELETING" in stuck.stderr
+    cloud.script()
+    assert cloud.launch("stop").returncode == 0
+    assert cloud.launch("stop").returncode == 0 and not cloud.state()
+
+
+def test_a_dry_run_calls_nobody_and_names_what_it_would(cloud):
+    done = cloud.launch("run", "--config.seed=3", flags=["--dry-run", "--spot"])
+    assert done.returncode == 0 and not (cloud.folder / "calls.txt").exists()
+    assert re.search(r"queued-resources create run-1 .* --spot", done.stdout)
+    assert "scalerl_jax.main --config=configs/tiny.py" in done.stdout
+    assert "--workdir=gs://bucket/runs/run-1 --config.seed=3" in done.stdout
+
+
+@pytest.mark.skipif(not COMPLETIONS.is_file(), reason="gcloud is not installed")
+@pytest.mark.parametrize("command", FLAGS)
+def test_flags_are_those_of_the_real_gcloud(command):
+    code = f"""
+import json, runpy
+node = runpy.run_path({str(COMPLETIONS)!r})["STATIC_COMPLETION_CLI_TREE"]
+flags = set(node["flags"])
+for word in {command.split()!r}:
+    node = node["commands"][word]
+    flags |= set(node.get("flags", ()))
+print(json.dumps(sorted(flags)))
+"""
+    done = subprocess.run(["python3", "-c", code], capture_output=True, text=True)
+    assert FLAGS[command] <= set(json.loads(done.stdout))
+
+
+def test_every_flag_of_gcloud_is_known_to_the_fake():
+    text = (small_run.ROOT / "scalerl_jax/launch/gcloud.py").read_text()
+    known = set().union(*FLAGS.values()) | {"--project", "--quiet"}
+    assert set(re.findall(r"--[a-z-]+", text)) <= known

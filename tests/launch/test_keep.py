@@ -1,0 +1,82 @@
+"""The loop that keeps machines under a run, on a place that follows a script."""
+
+import pytest
+
+from scalerl_jax.launch.keep import Patience, Refused, keep
+from scalerl_jax.launch.outcome import Outcome
+from scalerl_jax.launch.place import Machines
+
+PATIENCE = Patience(poll_s=0.0, first_pause_s=0.0, refusals=2, losses=3)
+STATES = {"ABSENT": "absent", "WAITING": "coming", "ACTIVE": "up", "GONE": "broken"}
+
+
+class Script:
+    """Says what it is told to, a word at each look, and notes what is asked of it."""
+
+    def __init__(self, *words, attempts=(), refuse=0, final="done"):
+        self.words, self.done, self.refuse = list(words), [], refuse
+        self.attempts, self.final = list(attempts), final
+
+    def outcome(self):
+        if not self.words:
+            return Outcome(state=self.final, command=(), attempts=1)
+        attempts = self.attempts.pop(0) if self.attempts else 0
+        return Outcome(state="running", command=(), attempts=attempts)
+
+    def machines(self):
+        word = self.words.pop(0)
+        return Machines(state=STATES[word], said=word)
+
+    def create(self):
+        if self.refuse:
+            self.refuse -= 1
+            raise Refused("no more capacity")
+        self.done.append("create")
+
+    def replace(self):
+        self.done.append("remove")
+        return []
+
+    def start(self):
+        self.done.append("start")
+        return "started"
+
+
+def test_machines_are_made_again_and_the_run_started_on_them():
+    place, lines = Script("ABSENT", "WAITING", "ACTIVE", "GONE", "ABSENT", "ACTIVE"), []
+    assert keep(place, patience=PATIENCE, tell=lines.append).state == "done"
+    assert place.done == ["create", "start", "remove", "create", "start"]
+    assert lines[0] == "machines are ABSENT" and any(
+        "not come back" in each for each in lines
+    )
+
+
+@pytest.mark.parametrize("final", ["done", "mistake", "failed"])
+def test_nothing_is_made_for_a_run_that_is_over(final):
+    place = Script(final=final)
+    assert keep(place, patience=PATIENCE, tell=print).state == final
+    assert not place.done
+
+
+def test_refusals_are_tried_again_up_to_a_limit():
+    place, lines = Script("ABSENT", "ABSENT", "ABSENT", refuse=2), []
+    keep(place, patience=PATIENCE, tell=lines.append)
+    assert place.done == ["create"]
+    assert [line for line in lines if "try 3" in line]
+    with pytest.raises(RuntimeError, match="no more capacity; given up after 3 tries"):
+        keep(Script(*["ABSENT"] * 9, refuse=9), patience=PATIENCE, tell=lines.append)
+
+
+def test_machines_that_never_begin_a_run_are_not_made_for_ever():
+    with pytest.raises(RuntimeError, match="3 machines in a row went before"):
+        keep(Script(*["GONE"] * 9), patience=PATIENCE, tell=lambda _: None)
+    # Preemptions of a run that goes on have no limit.
+    place = Script(*["GONE"] * 9, attempts=range(9))
+    assert keep(place, patience=PATIENCE, tell=lambda _: None).state == "done"
+
+
+def test_machines_of_another_job_end_the_loop():
+    place = Script("ABSENT")
+    place.machines = lambda: Machines(state="up", said="ACTIVE", wrong="name is taken")
+    with pytest.raises(RuntimeError, match="name is taken"):
+        keep(place, patience=PATIENCE, tell=lambda _: None)

@@ -1,0 +1,188 @@
+"""Exit statuses and what becomes of them, with commands that end as they are told."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import small_run
+
+from scalerl_jax.launch.outcome import (
+    FILE,
+    Outcome,
+    parse_outcome,
+    read_outcome,
+    write_outcome,
+)
+from scalerl_jax.launch.supervisor import Rules, Supervisor
+
+RULES = Rules(failures=3, pause_s=0.01)
+# Ends with the statuses that it is given, one at each start.
+ENDING = """
+import pathlib, sys
+file = pathlib.Path(sys.argv[1])
+statuses = file.read_text().split()
+file.write_text(" ".join(statuses[1:]))
+sys.stderr.write("error: out of luck\\n" if statuses[0] != "0" else "all is well\\n")
+sys.exit(int(statuses[0]))
+"""
+
+
+@pytest.fixture
+def supervise(tmp_path, monkeypatch):
+    """Run a command with these statuses; return status, outcome and how often."""
+    monkeypatch.setattr("scalerl_jax.launch.supervisor._AGAIN_S", 0.01)
+
+    def run(statuses, *, rules=RULES, **options):
+        file = tmp_path / "statuses"
+        file.write_text(" ".join(map(str, statuses)))
+        command = [sys.executable, "-c", ENDING, str(file)]
+        supervisor = Supervisor(command, str(tmp_path / "run"), rules=rules, **options)
+        status = supervisor.run()
+        left = len(file.read_text().split())
+        return status, read_outcome(str(tmp_path / "run")), len(statuses) - left
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "statuses, status, state, starts",
+    [
+        pytest.param([0, 9], 0, "done", 1, id="done"),
+        pytest.param([2, 0], 2, "mistake", 1, id="a mistake is never tried again"),
+        pytest.param([75, 75, 75, 75, 75, 0], 0, "done", 6, id="preemptions: no limit"),
+        pytest.param([1, 1, 1, 0], 0, "done", 4, id="as many failures as allowed"),
+        pytest.param([1, 1, 139, 1, 0], 1, "failed", 4, id="one too many"),
+        pytest.param([1, 1, 75, 1, 1, 0], 1, "failed", 5, id="75 is no success"),
+    ],
+)
+def test_a_command_is_started_again_by_its_status(
+    supervise, statuses, status, state, starts
+):
+    found, outcome, started = supervise(statuses)
+    assert (found, outcome.state, started) == (status, state, starts)
+    assert outcome.attempts == starts
+    assert outcome.preemptions == statuses[:starts].count(75)
+    assert outcome.said == ("error: out of luck" if status else "")
+
+
+def test_failures_count_in_a_row_of_short_attempts_only(supervise):
+    rules = Rules(failures=1, pause_s=0.01, healthy_s=0.0)
+    assert supervise([1, 1, 1, 1, 0], rules=rules)[:2][0] == 0
+
+
+def test_a_finished_run_is_not_started_again_but_another_command_is(
+    supervise, tmp_path, capfd
+):
+    assert supervise([0, 0])[0] == 0
+    status, outcome, starts = supervise([0])
+    assert (status, starts, outcome.attempts) == (0, 0, 1)
+    assert "was finished at" in capfd.readouterr().err
+    done = read_outcome(str(tmp_path / "run"))
+    write_outcome(str(tmp_path / "run"), Outcome(**{**vars(done), "command": ("x",)}))
+    assert supervise([0])[2] == 1
+
+
+def test_a_follower_joins_again_until_the_head_says_that_the_run_is_over(
+    supervise, tmp_path, monkeypatch
+):
+    directory = str(tmp_path / "run")
+    running = Outcome(state="running", command=("x",))
+    answers = [running, running, Outcome(state="done", command=("x",))]
+    write_outcome(directory, running)
+    monkeypatch.setattr(
+        "scalerl_jax.launch.supervisor.read_outcome", lambda _: answers.pop(0)
+    )
+    status, _, starts = supervise([0, 0, 0, 0], follower=True)
+    assert (status, starts, answers) == (0, 3, [])
+    assert read_outcome(directory) == running  # it is the head's to write
+
+
+def test_what_cannot_be_started_is_tried_again_and_told(tmp_path, capfd):
+    supervisor = Supervisor(["/no/such/command"], str(tmp_path), rules=RULES)
+    assert supervisor.run() == 1
+    assert "/no/such/command cannot be started" in capfd.readouterr().err
+    assert read_outcome(str(tmp_path)).state == "failed"
+
+
+SAVING = """
+import signal, sys, time
+def save(*_):
+    time.sleep(0.2)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "code, status, within_s",
+    [
+        pytest.param(SAVING, 75, 20, id="it saves"),
+        pytest.param(
+            SAVING.replace("time.sleep(0.2)", "time.sleep(60)"), 75, 40, id="too late"
+        ),
+    ],
+)
+def test_sigterm_is_handed_on_and_nothing_is_started_again(
+    tmp_path, code, status, within_s
+):
+    code = f"""
+from scalerl_jax.launch import supervisor
+import sys
+rules = supervisor.Rules(grace_s=1.0)
+command = [sys.executable, "-c", {code!r}]
+sys.exit(supervisor.supervise(command, {str(tmp_path)!r}, rules=rules))
+"""
+    process = small_run.start("-c", code)
+    assert process.stdout.readline() == "ready\n"
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=within_s)
+    assert process.returncode == status, errors
+    assert time.monotonic() - began < within_s
+    outcome = read_outcome(str(tmp_path))
+    assert (outcome.state, outcome.attempts) == ("preempted", 1)
+    assert "this machine is being stopped" in errors
+
+
+def test_the_command_line_has_the_statuses(tmp_path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "scalerl_jax.launch", "supervise"),
+            *(f"--workdir={tmp_path}", "--", sys.executable, "-c", "exit(2)"),
+        ],
+        env=os.environ | {"PYTHONPATH": str(small_run.ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "a mistake that a restart cannot mend" in done.stderr
+    assert json.loads((tmp_path / FILE).read_text())["state"] == "mistake"
+
+
+@pytest.mark.parametrize("text", [None, "", "no json", "[]", '{"state": "done"}'])
+def test_a_file_that_says_nothing_is_no_outcome(text):
+    assert parse_outcome(text) is None
+
+
+def test_a_save_that_takes_longer_than_sigterm_leaves_is_told(
+    supervise, tmp_path, capfd
+):
+    newest = tmp_path / "run" / "checkpoints" / "step_00000020"
+    newest.mkdir(parents=True)
+    for name, at in (("arrays", 1000.0), ("manifest.json", 1045.0)):
+        (newest / name).touch()
+        os.utime(newest / name, (at, at))
+    unfinished = newest.with_name("step_00000030")
+    unfinished.mkdir()
+    (unfinished / "arrays").touch()
+    assert supervise([0])[0] == 0
+    said = capfd.readouterr().err
+    assert "the last checkpoint took 45 s to write, and SIGTERM leaves 30 s" in said
+    supervise([0], rules=Rules(grace_s=60.0))
+    assert "to write" not in capfd.readouterr().err

@@ -1,0 +1,108 @@
+"""Topologies as they are written; rooflines by hand."""
+
+import dataclasses
+
+import pytest
+
+from scalerl_jax.balance.chips import CHIPS
+from scalerl_jax.balance.work import Work
+from scalerl_jax.preflight.hlo import Traffic
+from scalerl_jax.preflight.topologies import parse_topology, part_of, roofline
+
+
+@pytest.mark.parametrize(
+    "text, shape, slices, devices",
+    [
+        pytest.param("v5p:4x4x4", (4, 4, 4), 1, 64, id="a cube"),
+        pytest.param("v5e:16x16", (16, 16), 1, 256, id="a square"),
+        pytest.param("2*v5e:16x16", (16, 16), 2, 512, id="two slices"),
+        pytest.param("tpu7x:2x2x1", (2, 2, 1), 1, 8, id="two devices on a chip"),
+    ],
+)
+def test_a_topology_is_read(text, shape, slices, devices):
+    topology = parse_topology(text)
+    assert (topology.shape, topology.slices) == (shape, slices)
+    assert topology.num_devices == devices
+    assert topology.name == text
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        pytest.param("v3:4x4", "v5p:AxBxC", id="a chip that is not known"),
+        pytest.param("v5p", "v5p:AxBxC", id="no sides"),
+        pytest.param("v5p:4x4", "3D torus", id="two sides of a 3D torus"),
+        pytest.param("v5e:2x2x1", "2D torus", id="three sides of a 2D torus"),
+        pytest.param("v5e:0x4", "above 0", id="a side of no chips"),
+        pytest.param("0*v5e:4x4", "above 0", id="no slice"),
+        pytest.param("v5e:32x8", "at most 256 chips, 16x16", id="a side too long"),
+        pytest.param("v5p:32x32x32", "at most 8960 chips", id="too many chips"),
+    ],
+)
+def test_a_wrong_topology_is_answered_with_the_way_out(text, said):
+    with pytest.raises(ValueError, match="--topology=") as error:
+        parse_topology(text)
+    assert said in str(error.value)
+
+
+def test_unknown_chips_are_answered_with_all_known_ones():
+    with pytest.raises(ValueError, match="v4:AxBxC") as error:
+        parse_topology("h100:8")
+    assert all(name in str(error.value) for name in CHIPS)
+
+
+@pytest.mark.parametrize(
+    "whole, devices, shape",
+    [
+        pytest.param("v5e:8x8", 32, (4, 8), id="half"),
+        pytest.param("v5e:8x8", 8, (2, 4), id="a host"),
+        pytest.param("v6e:16x16", 128, (8, 16), id="half of a pod"),
+        pytest.param("v5e:4x8", 1, (1, 1), id="one"),
+        pytest.param("2*v5e:8x8", 64, (4, 8), id="half of each slice"),
+    ],
+)
+def test_a_part_of_a_slice_is_the_most_compact_rectangle(whole, devices, shape):
+    assert part_of(parse_topology(whole), devices, setting="mesh.fsdp").shape == shape
+
+
+@pytest.mark.parametrize("devices", [17, 22])
+def test_a_number_that_is_no_rectangle_is_refused(devices):
+    with pytest.raises(ValueError, match=f"mesh.fsdp = {devices} devices are no rect"):
+        part_of(parse_topology("v5e:8x8"), devices, setting="mesh.fsdp")
+
+
+def test_the_figures_of_a_chip_are_those_of_its_data_sheet():
+    v5e, tpu7x = CHIPS["v5e"], CHIPS["tpu7x"]
+    # 197 TFLOPS, 16 GB at 819 GB/s, 400 GB/s of interconnect in both directions.
+    assert (v5e.flops, v5e.hbm_bytes, v5e.hbm_bandwidth) == (197e12, 2**34, 819e9)
+    assert 2 * v5e.ici_bandwidth == 400e9
+    # 2307 TFLOPS and 192 GiB on a chip of two devices.
+    assert tpu7x.devices_per_chip * tpu7x.flops == 2307e12
+    assert tpu7x.devices_per_chip * tpu7x.hbm_bytes == 192 * 2**30
+
+
+V5E = dataclasses.replace(
+    CHIPS["v5e"], flops=100.0, hbm_bandwidth=10.0, ici_bandwidth=5.0
+)
+
+
+@pytest.mark.parametrize(
+    "layers, moved, sent, seconds, bound_by",
+    [
+        pytest.param(8000.0, 40.0, 5.0, 20.0, "compute", id="compute"),
+        pytest.param(400.0, 400.0, 5.0, 10.0, "hbm", id="memory"),
+        pytest.param(400.0, 40.0, 35.0, 7.0, "ici", id="interconnect"),
+    ],
+)
+def test_the_slowest_resource_is_the_roofline(layers, moved, sent, seconds, bound_by):
+    """Of 4 devices of 100 FLOP/s, 10 byte/s of memory, 5 byte/s of links."""
+    found = roofline(
+        V5E,
+        Work(layers=layers, bytes=moved),
+        {"all-gather": Traffic(count=1, bytes=sent, sent_bytes=sent)},
+        devices=4,
+    )
+    assert found.compute == layers / 4 / 100
+    assert found.hbm == moved / 4 / 10
+    assert found.ici == sent / 5
+    assert (found.seconds, found.bound_by) == (seconds, bound_by)

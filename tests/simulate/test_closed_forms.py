@@ -1,0 +1,130 @@
+"""The simulator against arithmetic that anyone can do by hand."""
+
+import numpy as np
+import pytest
+
+from scalerl_jax.simulate.lengths import Drawn, Lengths
+from scalerl_jax.simulate.rates import Rates
+from scalerl_jax.simulate.replica import LAG_CALLS
+from scalerl_jax.simulate.run import Simulation
+from scalerl_jax.simulate.scenario import Scenario
+
+CALL_S, PER_CALL = 0.5, 10
+RATES = Rates(decode_s=((1, CALL_S),))  # whatever the number of sequences
+ALL_ALIKE = Lengths(mean_tokens=100.0, tail=1.0, limit=1000)
+
+
+def simulate(rates, lengths, **settings):
+    said = dict(num_prompts=4, group_size=2, slots=8, tokens_per_call=PER_CALL)
+    said |= dict(max_staleness=0, num_steps=40, prompt_tokens=0) | settings
+    return Simulation(Scenario(**said), rates, lengths).run()
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("slots", [8, 2])
+def test_in_turn_a_step_takes_the_sum_of_its_parts(replicas, slots):
+    """k = 0: rounds of calls of all samples, then verdicts, train step, publish."""
+    rates = Rates(
+        decode_s=((1, CALL_S),),
+        train_s=3.0,
+        train_token_s=0.01,
+        publish_s=0.25,
+        transfer_s=0.75,
+        verify_s=2.0,
+        assemble_s=0.125,
+    )
+    outcome = simulate(rates, ALL_ALIKE, replicas=replicas, slots=slots)
+    rounds = -(-8 // (replicas * slots))
+    sample_s = rounds * (100 // PER_CALL + LAG_CALLS) * CALL_S
+    step_s = sample_s + 2.0 + 0.125 + 3.0 + 8 * 100 * 0.01 + 0.25 + 0.75
+    figures = outcome.figures()
+    assert figures["step_s"] == pytest.approx(step_s)
+    assert figures["learner_idle"] == pytest.approx((sample_s + 2.75) / step_s)
+    assert figures["generators_idle"] == pytest.approx(1 - sample_s / step_s)
+    assert figures["staleness_max"] == 0
+
+
+def test_a_learner_that_is_slower_never_waits():
+    """Saturation: a step takes what the learner takes.
+
+    N = 4 groups, W = 1, and R = 8 in the slots: `Pacing` has the bound.
+    """
+    rates = Rates(decode_s=((1, CALL_S),), train_s=30.0, publish_s=2.0)
+    figures = simulate(rates, ALL_ALIKE, max_staleness=8, slots=16).figures()
+    assert figures["step_s"] == pytest.approx(32.0)
+    assert figures["learner_idle"] == pytest.approx(0.0)
+    assert 1.0 < figures["staleness_queued"] <= (1 * 4 - 1 + 8) / 4
+
+
+def test_a_sampler_that_is_slower_is_always_full():
+    """Saturation: slots / seconds of a call, for each completion and its lag."""
+    lengths = Lengths(mean_tokens=400.0, tail=3.0, limit=2000)
+    figures = simulate(
+        RATES, lengths, max_staleness=8, max_waiting=8, slots=12, num_steps=600
+    ).figures()
+    drawn = Drawn(lengths, group_size=2)
+    tokens = np.array([drawn.tokens(ticket) for ticket in range(2400)])
+    calls = np.ceil(tokens / PER_CALL).mean() + LAG_CALLS
+    assert figures["slots_in_use"] == pytest.approx(1.0, abs=0.002)
+    assert figures["generators_idle"] == pytest.approx(0.0, abs=1e-9)
+    assert figures["step_s"] == pytest.approx(8 * calls * CALL_S / 12, rel=0.02)
+    assert figures["tokens_per_s"] == pytest.approx(
+        tokens.mean() * 12 / (calls * CALL_S), rel=0.02
+    )
+
+
+def test_littles_law_holds_for_slots_and_for_groups():
+    """Mean number inside = rate of arrival x mean stay."""
+    rates = Rates(decode_s=((1, CALL_S),), train_s=60.0, verify_s=20.0)
+    lengths = Lengths(mean_tokens=400.0, tail=3.0, limit=2000)
+    outcome = simulate(rates, lengths, max_staleness=4, slots=12, num_steps=600)
+    figures = outcome.figures()
+    drawn = Drawn(lengths, group_size=2)
+    tokens = np.array([drawn.tokens(ticket) for ticket in range(2400)])
+    stay_s = (np.ceil(tokens / PER_CALL).mean() + LAG_CALLS) * CALL_S
+    busy = 1 - figures["generators_idle"]
+    inside = figures["slots_in_use"] * 12 * busy
+    assert inside == pytest.approx(8 / figures["step_s"] * stay_s, rel=0.02)
+    # Verdicts: 20 s each, a group at a time leaves; seen after steps alone.
+    assert figures["groups_sampled"] <= 20.0 * 4 / figures["step_s"] + 2
+
+
+@pytest.mark.parametrize("tail, alike", [(1.5, 0.0), (4.0, 0.5), (10.0, 1.0)])
+def test_lengths_have_the_mean_and_tail_that_were_asked_for(tail, alike):
+    lengths = Lengths(mean_tokens=500.0, tail=tail, alike=alike, limit=50_000)
+    drawn = Drawn(lengths, group_size=8)
+    tokens = np.array([drawn.tokens(ticket) for ticket in range(4000)])
+    assert tokens.mean() == pytest.approx(500.0, rel=0.06)
+    found = np.quantile(tokens, 0.99) / np.quantile(tokens, 0.5)
+    assert found == pytest.approx(tail, rel=0.12)
+    logs = np.log(tokens)
+    between = logs.mean(axis=1).var() - logs.var(axis=1, ddof=1).mean() / 8
+    assert between / logs.var() == pytest.approx(alike, abs=0.05)
+
+
+def test_a_cut_keeps_the_mean():
+    drawn = Drawn(Lengths(mean_tokens=500.0, tail=8.0, limit=1500), group_size=8)
+    tokens = np.array([drawn.tokens(ticket) for ticket in range(4000)])
+    assert tokens.max() == 1500
+    assert tokens.mean() == pytest.approx(500.0, rel=0.03)
+
+
+def test_lengths_drift_and_do_not_depend_on_the_order():
+    lengths = Lengths(mean_tokens=500.0, limit=50_000, drift=2.0, num_steps=100)
+    drawn, again = (Drawn(lengths, group_size=4) for _ in range(2))
+    early = [sum(drawn.tokens(ticket, 0)) for ticket in range(500)]
+    late = [sum(again.tokens(ticket, 100)) for ticket in reversed(range(500))]
+    assert sum(late) == pytest.approx(2 * sum(early), rel=0.01)
+    assert np.argsort(early).tolist() == pytest.approx(np.argsort(late[::-1]).tolist())
+
+
+def test_a_full_cache_holds_samples_back():
+    """Room for the contexts of 4 at their end: a 16-slot sampler as fast as 4 slots."""
+    lengths = Lengths(mean_tokens=200.0, tail=1.0, limit=1000)
+    said = dict(max_staleness=8, max_waiting=8, num_steps=100, slots=16)
+    held = simulate(RATES, lengths, cache_tokens=4 * 220, **said)
+    free = simulate(RATES, lengths, **said)
+    assert held.counts["suspended"] > 0 == free.counts["suspended"]
+    ratio = held.figures()["step_s"] / free.figures()["step_s"]
+    # Young samples are short: up to twice as many as at their end.
+    assert 2.0 < ratio < 4.0

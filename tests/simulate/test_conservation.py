@@ -1,0 +1,136 @@
+"""No ticket is lost or trained on twice, whatever the settings and the losses."""
+
+import collections
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.simulate.lengths import Lengths
+from scalerl_jax.simulate.rates import Rates
+from scalerl_jax.simulate.run import Simulation
+from scalerl_jax.simulate.scenario import Failures, Scenario
+
+
+class Watched(RolloutQueue):
+    """A queue that keeps books of its own about who came and who went."""
+
+    def __init__(self, **how):
+        super().__init__(**how)
+        self.came, self.went, self.stale = [], collections.Counter(), []
+
+    def admit(self, version):
+        ticket = super().admit(version)
+        if ticket is not None:
+            self.came.append(ticket)
+        return ticket
+
+    def take(self, version, timeout_s):
+        groups = super().take(version, timeout_s)
+        for group in groups:
+            self.went[group.ticket] += 1
+            self.stale.append(version - group.oldest_version)
+            assert group.oldest_version <= group.finished_version <= version
+        return groups
+
+
+@st.composite
+def scenarios(draw):
+    mode = draw(st.sampled_from(["pipeline", "batched"]))
+    epochs = draw(st.integers(1, 3))
+    least = epochs if mode == "batched" else epochs - 1
+    most_stale = least + epochs * draw(st.integers(0, 3))
+    return Scenario(
+        num_prompts=draw(st.integers(1, 6)),
+        group_size=draw(st.integers(1, 4)),
+        max_staleness=most_stale,
+        mode=mode,
+        max_waiting=draw(st.integers(0, 3)),
+        epochs=epochs,
+        max_refills=draw(st.integers(0, 2)),
+        num_steps=draw(st.integers(1, 20)),
+        replicas=draw(st.integers(1, 4)),
+        slots=draw(st.integers(1, 10)),
+        tokens_per_call=draw(st.sampled_from([1, 8])),
+        cache_tokens=draw(st.sampled_from([0, 150, 400])),
+        prompt_tokens=draw(st.integers(0, 20)),
+        zero_variance_share=draw(st.sampled_from([0.0, 0.3, 0.8])),
+        eval_every=draw(st.sampled_from([0, 3])),
+        eval_completions=7,
+        checkpoint_every=draw(st.sampled_from([0, 2])),
+        failures=Failures(
+            replica_mtbf_s=draw(st.sampled_from([0.0, 300.0])),
+            learner_mtbf_s=draw(st.sampled_from([0.0, 200.0])),
+            notice_s=1.0,
+            replica_start_s=10.0,
+            learner_start_s=20.0,
+        ),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@st.composite
+def machines(draw):
+    seconds = st.sampled_from([0.0, 0.3, 5.0])
+    return Rates(
+        decode_s=((1, 0.1), (8, draw(st.sampled_from([0.1, 1.0])))),
+        decode_context_s=draw(st.sampled_from([0.0, 1e-4])),
+        prefill_s=draw(seconds),
+        train_s=draw(seconds),
+        assemble_s=draw(seconds),
+        publish_s=draw(seconds),
+        transfer_s=draw(seconds),
+        verify_s=draw(seconds),
+        exchange_s=draw(seconds),
+        checkpoint_s=draw(seconds),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(scenario=scenarios(), rates=machines(), tail=st.sampled_from([1.0, 6.0]))
+def test_every_ticket_is_trained_on_once_or_left_at_the_end(scenario, rates, tail):
+    lengths = Lengths(mean_tokens=40.0, tail=tail, limit=100, seed=scenario.seed)
+    simulation = Simulation(scenario, rates, lengths, make_queue=Watched)
+    outcome, queue = simulation.run(), simulation.queue
+    assert queue.version == scenario.num_steps
+    assert queue.came == list(range(len(queue.came)))
+    assert max(queue.went.values()) == 1
+    assert len(queue.came) == sum(queue.went.values()) + queue.running + queue.buffered
+    assert max(queue.stale) <= scenario.max_staleness
+    # What is open in replicas, or on its way to another, is what the queue says.
+    held = [ticket for each in simulation.replicas for ticket in each.open]
+    assert len(held) == len(set(held)) <= queue.running
+    if not scenario.failures.replica_mtbf_s:
+        assert len(held) == queue.running
+    for replica in simulation.replicas:
+        spent = replica.busy_s + replica.eval_s + replica.down_s
+        assert spent <= simulation.now_s + 1e-6
+    assert outcome.counts["trained_groups"] >= scenario.num_steps
+
+
+def test_losses_cost_time_and_no_groups():
+    """A loss an hour per replica; each is away for a tenth of an hour."""
+    scenario = Scenario(
+        num_prompts=4,
+        group_size=2,
+        max_staleness=8,
+        replicas=4,
+        slots=4,
+        num_steps=2000,
+        tokens_per_call=10,
+        prompt_tokens=0,
+    )
+    rates = Rates(decode_s=((1, 1.0),))
+    lengths = Lengths(mean_tokens=100.0, tail=2.0, limit=500)
+    failures = Failures(replica_mtbf_s=3600.0, notice_s=0.0, replica_start_s=400.0)
+    whole = Simulation(scenario, rates, lengths).run()
+    broken = dataclasses.replace(scenario, failures=failures)
+    broken = Simulation(broken, rates, lengths).run()
+    assert broken.counts["lost_replicas"] > 10
+    assert broken.counts["reissued_groups"] > 0
+    down = broken.figures()["generators_down"]
+    assert down == pytest.approx(400 / 4000, rel=0.35)
+    slower = broken.figures()["step_s"] / whole.figures()["step_s"]
+    assert slower == pytest.approx(1 / (1 - down), rel=0.06)

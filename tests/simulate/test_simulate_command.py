@@ -1,0 +1,83 @@
+"""The command `simulate`: figures, a sweep, a picture."""
+
+import json
+from pathlib import Path
+
+import pytest
+import small_commands
+import small_run
+
+RATES = {
+    "decode_s": [[1, 0.1], [64, 0.2]],
+    "train_s": 2.0,
+    "train_token_s": 1e-4,
+    "publish_s": 0.1,
+}
+TINY = f"simulate --config={small_run.ROOT}/configs/tiny.py --rates=rates.json"
+OPEN = f"simulate --config={small_run.ROOT}/configs/8b.py --topology=v5p:4x4x4"
+POD = (
+    f"{OPEN} --config.generators.count=1 --config.generators.devices=8 "
+    f"--config.sampler.slots=64 --config.sampler.cache_tokens=300000 "
+    f"--config.mesh.data=1 --config.model.remat=full"
+)
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rates.json").write_text(json.dumps(RATES))
+
+
+def ask(line):
+    status, said, errors = small_commands.outcome(line)
+    assert status == 0, errors
+    return said
+
+
+def test_figures_and_a_picture():
+    said = ask(f"{TINY} --steps=30 --mean_tokens=30 --picture=run.png --price=2")
+    assert "30 steps simulated" in said and "of money" in said
+    assert Path("run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_has_the_settings_of_the_config():
+    line = f"{TINY} --json --steps=30 --mean_tokens=30"
+    turns = json.loads(ask(f"{line} --config.queue.max_staleness=0"))
+    ahead = json.loads(ask(line))
+    assert turns["staleness_max"] == 0 < ahead["staleness_max"]
+    assert ahead["step_s"] < turns["step_s"]
+    assert ahead["trained_groups"] == 30 * 32
+
+
+def test_measured_lengths_are_drawn_from():
+    Path("lengths.jsonl").write_text("[10, 10]\n[50, 50]\n")
+    found = json.loads(ask(f"{TINY} --json --steps=40 --lengths=lengths.jsonl"))
+    tokens = found["tokens_per_s"] * found["step_s"] / (32 * 8)
+    assert tokens == pytest.approx(30, rel=0.1)
+
+
+def test_a_sweep_names_the_cheapest_and_what_cannot_be():
+    said = ask(
+        f"{POD} --steps=12 --mean_tokens=8000 "
+        f"--sweep='generators.count=1,4,16 sampler.slots=64'"
+    )
+    rows = [line.split("|")[1:-1] for line in said.splitlines()[2:5]]
+    hours = [float(row[2]) for row in rows[:2]]
+    assert hours == sorted(hours)
+    assert int(rows[0][0]) == 4 and int(rows[1][0]) == 1
+    assert "leave no device of v5p:4x4x4 (64) to the learner" in rows[2][2]
+    assert "--config.generators.count=4 --config.sampler.slots=64" in said
+
+
+def test_what_a_config_leaves_open_is_chosen():
+    found = json.loads(ask(f"{OPEN} --json --steps=12"))
+    poor = json.loads(ask(f"{POD} --json --steps=12"))
+    assert found["chip_hours_per_step"] < poor["chip_hours_per_step"] / 2
+
+
+def test_losses_are_told():
+    said = ask(
+        f"{POD} --steps=12 --mean_tokens=8000 --replica_mtbf_h=0.5 "
+        f"--learner_mtbf_h=0.5 --config.generators.count=4"
+    )
+    assert "groups sampled again" in said

@@ -14,7 +14,7 @@ from scalerl_jax.cluster.object_store import ObjectStoreChannel
 from scalerl_jax.parallel.channels import DirectoryChannel, LostObjectError
 
 MB = 1 << 20
-ray.init(num_cpus=4, object_store_memory=80 * MB, include_dashboard=False,
+ray.init("local", num_cpus=4, object_store_memory=80 * MB, include_dashboard=False,
          log_to_driver=False, logging_level="error")
 
 

@@ -26,10 +26,10 @@ from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.failures import tell
 from scalerl_jax.utils.hub import is_remote
-from scalerl_jax.utils.metrics import EVALS_FILE
 from scalerl_jax.utils.preemption import PREEMPTED, end_at_sigterm
 from scalerl_jax.utils.progress import Progress, Stderr
 from scalerl_jax.utils.run_directory import (
+    EVALS_FILE,
     STATUS_FILE,
     RunDirectory,
     find_settings,

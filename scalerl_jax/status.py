@@ -11,9 +11,8 @@ from typing import Any
 
 from scalerl_jax.utils.failures import Parser, answer
 from scalerl_jax.utils.hub import refuse_bucket
-from scalerl_jax.utils.metrics import EVALS_FILE, METRICS_FILE
 from scalerl_jax.utils.reading import parse_json
-from scalerl_jax.utils.run_directory import STATUS_FILE
+from scalerl_jax.utils.run_directory import EVALS_FILE, METRICS_FILE, STATUS_FILE
 
 _LATE_S = 30.0  # without a word from a controller that writes every second
 _COLUMNS = ("role", "where", "version", "groups", "tokens/s", "idle", "lost")

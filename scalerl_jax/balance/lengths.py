@@ -10,7 +10,7 @@ from typing import Any
 
 from scalerl_jax.batching.packing import first_fit
 from scalerl_jax.config import Config
-from scalerl_jax.utils.metrics import METRICS_FILE, ROLLOUTS_FILE
+from scalerl_jax.utils.run_directory import METRICS_FILE, ROLLOUTS_FILE
 
 # The assumption: lognormal completions, whose mean is this share of the limit, and
 # whose standard deviation this share of the mean; those beyond the limit are cut off.

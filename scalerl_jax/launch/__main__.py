@@ -27,7 +27,7 @@ from scalerl_jax.launch.place import Machines, Place
 from scalerl_jax.launch.ray_place import RayPlace
 from scalerl_jax.launch.tpu import TpuPlace
 from scalerl_jax.utils.failures import Parser, answer
-from scalerl_jax.utils.metrics import METRICS_FILE
+from scalerl_jax.utils.run_directory import METRICS_FILE
 
 _FAILURE, _MISTAKE = 1, 2
 COMMANDS = {

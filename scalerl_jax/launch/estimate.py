@@ -19,8 +19,8 @@ from scalerl_jax import config as config_lib
 from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.place import Machines
-from scalerl_jax.utils.metrics import EVALS_FILE
 from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.run_directory import EVALS_FILE
 
 _LIMIT_S = 3600.0  # for the compiler; a large config takes minutes
 _FITS, _TOO_LARGE = 0, 1

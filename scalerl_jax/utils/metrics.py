@@ -25,16 +25,18 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from scalerl_jax.utils.reading import parse_json
-from scalerl_jax.utils.run_directory import replace_file
+from scalerl_jax.utils.run_directory import (
+    EVALS_FILE,
+    METRICS_FILE,
+    ROLLOUTS_FILE,
+    replace_file,
+)
 
 # Message classes are made at import, where a type checker cannot see them.
 Event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
 SessionLog = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 Summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
 
-METRICS_FILE = "metrics.jsonl"
-EVALS_FILE = "evals.jsonl"
-ROLLOUTS_FILE = "rollouts.jsonl"
 TENSORBOARD_DIRECTORY = "tensorboard"
 
 

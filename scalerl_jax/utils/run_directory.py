@@ -26,15 +26,12 @@ from scalerl_jax.utils.reading import parse_json
 if TYPE_CHECKING:
     from scalerl_jax.utils.run_files import RunFiles
 
+METRICS_FILE = "metrics.jsonl"
+EVALS_FILE = "evals.jsonl"
+ROLLOUTS_FILE = "rollouts.jsonl"
 # What a run leaves behind: with one of these and no config.json, nobody can tell
 # which recipe they belong to.
-RUN_FILES = (
-    "metrics.jsonl",
-    "evals.jsonl",
-    "rollouts.jsonl",
-    "ledger.json",
-    "checkpoints",
-)
+RUN_FILES = (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE, "ledger.json", "checkpoints")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _OPTIONAL_PACKAGES = ("reasoning_gym",)
 STATUS_FILE = "status.json"  # how the processes of a run stand

@@ -78,9 +78,16 @@ def main():
         try:
             action = Cloud(state, script, command).action(names, flags)
         finally:
-            file.write_text(json.dumps(state))
-            (CLOUD / "script.json").write_text(json.dumps(script))
+            write(file, state)
+            write(CLOUD / "script.json", script)
     action()
+
+
+def write(file, values):
+    """A run reads these files at any time."""
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps(values))
+    new.replace(file)
 
 
 def parse(words):

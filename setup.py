@@ -70,10 +70,12 @@ setuptools.setup(
             "hypothesis>=6.100",
             "import-linter>=2.1,<3",
             "ipykernel>=6.29,<8",  # notebooks run in the tests
+            "jsonschema>=4.23,<5",  # manifests against the schemas of their kinds
             "nbclient>=0.10,<1",
             "openai>=2,<4",  # a client of the server
             "pyright[nodejs]>=1.1.390",
             "pytest>=8.3",
+            "pyyaml>=6,<7",  # manifests
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "ruff>=0.14,<1",
@@ -87,6 +89,7 @@ setuptools.setup(
         "gcs": GCS,
         "gguf": GGUF,
         "ray": RAY,
+        "kuberay": ["ray[default]>=2.60,<3"],  # the job server that KubeRay asks
         "wandb": WANDB,
         "serve": SERVE,
         "tpu": ["jax[tpu]>=0.10,<0.13"],

@@ -1,14 +1,25 @@
-"""Files for other clients, read by the clients themselves where they are installed."""
+"""Files for other clients, read by the clients themselves where they are installed.
 
+Manifests are held against the schemas of their kinds in third_party/, with the
+strictness of `kubectl apply --validate=strict`: a name that a schema lacks is refused.
+Rules written in CEL (x-kubernetes-validations) are not evaluated.
+"""
+
+import gzip
+import json
 import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import jsonschema
 import pytest
 import small_run
 import yaml
+
+from scalerl_jax.launch.supervisor import PREEMPTED
+from scalerl_jax.pod.slices import generation_of, parse_slice
 
 LAUNCH = small_run.ROOT / "launch"
 JOB = {
@@ -24,6 +35,102 @@ JOB = {
 }
 
 
+RAY = {"NAME": "run-1", "IMAGE": "image", "BUCKET": "bucket", "ACCOUNT": "account"}
+RAY |= {"CONFIG": "configs/8b.py"}
+
+
+def refusals(manifest, kind):
+    """What the schema of a kind has against a manifest."""
+    file = small_run.ROOT / f"third_party/kubernetes_schemas/{kind}.json.gz"
+    schema = closed(json.loads(gzip.decompress(file.read_bytes())))
+    validator = jsonschema.Draft202012Validator(schema)
+    return [
+        f"{error.json_path}: {error.message}"
+        for error in validator.iter_errors(manifest)
+    ]
+
+
+def closed(schema):
+    """The schema, with no names but those that it lists; lists and maps of them too."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {name: closed(value) for name, value in schema.items()}
+    # `properties` may also be the name of a field: then it is no map of schemas.
+    is_object = schema.get("type") == "object" and "properties" in schema
+    if is_object and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def ray_job():
+    text = (LAUNCH / "gke_ray.yaml").read_text()  # envsubst leaves $(NODE_IP) alone
+    return yaml.safe_load(re.sub(r"\$\{(\w+)\}", lambda name: RAY[name[1]], text))
+
+
+def test_the_ray_job_is_one():
+    assert not refusals(ray_job(), "rayjob")
+
+
+@pytest.mark.parametrize(
+    "names, value, words",
+    [
+        pytest.param(["entrypont"], "x", "'entrypont' was unexpected", id="a name"),
+        pytest.param(["backoffLimit"], "0", "is not of type 'integer'", id="a type"),
+        pytest.param(
+            ["rayClusterSpec", "headGroupSpec", "template", "spec", "container"],
+            [],
+            "'container' was unexpected",
+            id="a name of a pod",
+        ),
+    ],
+)
+def test_a_wrong_ray_job_is_refused(names, value, words):
+    job = ray_job()
+    part = job["spec"]
+    for name in names[:-1]:
+        part = part[name]
+    part[names[-1]] = value
+    (line,) = refusals(job, "rayjob")
+    assert words in line
+
+
+def test_the_ray_job_has_the_hosts_and_the_chips_of_its_slice():
+    cluster = ray_job()["spec"]["rayClusterSpec"]
+    (group,) = cluster["workerGroupSpecs"]
+    pod = group["template"]["spec"]
+    (container,) = pod["containers"]
+    selector = pod["nodeSelector"]
+    kind = generation_of(selector["cloud.google.com/gke-tpu-accelerator"])
+    topology = selector["cloud.google.com/gke-tpu-topology"]
+    slice = parse_slice(f"{kind.name}:{topology}")
+    assert group["numOfHosts"] == slice.num_hosts
+    limits = container["resources"]["limits"]
+    assert int(limits["google.com/tpu"]) == slice.chips_per_host
+    head = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert "google.com/tpu" not in head["resources"]["limits"]
+    pinned = (small_run.ROOT / "constraints.txt").read_text()
+    assert f"\nray=={cluster['rayVersion']}\n" in pinned
+    assert f"WORKDIR {head['workingDir']}\n" in (LAUNCH / "Dockerfile").read_text()
+
+
+def test_the_file_of_the_ray_job_names_what_it_needs_makes_and_costs():
+    text = (LAUNCH / "gke_ray.yaml").read_text()
+    assert set(re.findall(r"\$\{(\w+)\}", text)) == set(RAY)
+    (exported,) = re.findall(r"# +export (.+)", text)
+    assert {each.partition("=")[0] for each in exported.split()} == set(RAY)
+    assert all(f"# {word}:" in text for word in ("Makes", "Costs", "Stopped"))
+
+
+def without_empty(value):
+    """A manifest as the API takes it: a name without a value is left out."""
+    if isinstance(value, dict):
+        kept = {name: without_empty(each) for name, each in value.items()}
+        return {name: each for name, each in kept.items() if each is not None}
+    return [without_empty(each) for each in value] if type(value) is list else value
+
+
 def without_storage(path):
     """The script's text; storages are asked of a cluster, which is not there."""
     text = (LAUNCH / "gke_xpk.sh").read_text()
@@ -31,7 +138,6 @@ def without_storage(path):
     return path
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("xpk") is None, reason="xpk is not installed")
 def test_xpk_makes_a_job_set_that_restarts_on_preemptions_alone(tmp_path):
     manifest = tmp_path / "job.yaml"
@@ -45,6 +151,8 @@ def test_xpk_makes_a_job_set_that_restarts_on_preemptions_alone(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = yaml.safe_load(manifest.read_text())
+    (named_later,) = refusals(without_empty(found), "jobset")  # by JobSet's webhook
+    assert named_later.endswith("Policy.rules[0]: 'name' is a required property")
     assert (found["kind"], found["metadata"]["name"]) == ("JobSet", "run-1")
     assert found["spec"]["failurePolicy"]["maxRestarts"] == 50
     (job,) = found["spec"]["replicatedJobs"]
@@ -52,7 +160,7 @@ def test_xpk_makes_a_job_set_that_restarts_on_preemptions_alone(tmp_path):
     (rule,) = job["template"]["spec"]["podFailurePolicy"]["rules"]
     restarted = rule["onExitCodes"]["values"]
     assert rule["onExitCodes"]["operator"] == "NotIn"
-    assert 75 in restarted and not {0, 1, 2} & set(restarted)
+    assert PREEMPTED in restarted and not {0, 1, 2} & set(restarted)
     pod = job["template"]["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == 60
     (container,) = pod["containers"]

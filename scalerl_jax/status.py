@@ -1,7 +1,7 @@
 """How a run stands: `python -m scalerl_jax.status runs/x`, or `scalerl status runs/x`.
 
-Reads the files of the run's directory, from any machine that sees it, while the run
-goes on or after its end.
+Reads the files of the run's directory, from any machine that sees it or its bucket,
+while the run goes on or after its end.
 """
 
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_jax.utils.failures import Parser, answer
-from scalerl_jax.utils.hub import refuse_bucket
+from scalerl_jax.utils.hub import files_of_run
 from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.run_directory import EVALS_FILE, METRICS_FILE, STATUS_FILE
 
@@ -30,9 +30,9 @@ def describe(directory: Path) -> str:
     """Return the status as text.
 
     Raises:
-        ValueError: it is no run's directory, or in a bucket.
+        ValueError: it is no run's directory, or in a bucket that cannot be used.
     """
-    refuse_bucket(directory)
+    directory = files_of_run(directory)
     if not (directory / "config.json").is_file():
         raise ValueError(
             f"{directory} is not the directory of a run: it has no config.json; give "

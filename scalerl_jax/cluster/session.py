@@ -5,6 +5,8 @@ Nothing else in the package imports Ray but this package, which a run loads for 
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
 import os
 import socket
 import sys
@@ -199,17 +201,33 @@ def check_process(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that all processes of a run must have in common."""
+    """Return what all processes of a run must have in common.
+
+    Settings are not among it: every process gets those of the controller.  Nor is
+    libtpu, which the controller's machine need not have.
+    """
     import jax
 
     import scalerl_jax
 
     return {
         "scalerl_jax": scalerl_jax.__version__,
+        "code": _code_digest(Path(scalerl_jax.__file__).parent),
         "jax": jax.__version__,
+        "jaxlib": metadata.version("jaxlib"),
         "ray": ray.__version__,
         "Python": ".".join(map(str, sys.version_info[:2])),
     }
+
+
+@functools.cache  # the code that runs is that of the start
+def _code_digest(package: Path) -> str:
+    """Return a digest of a package's Python files, as `git diff` would tell them."""
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        name = file.relative_to(package).as_posix()
+        digest.update(f"{name} {file.stat().st_size}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def check_versions(theirs: dict[str, str], *, where: str) -> None:

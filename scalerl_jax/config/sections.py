@@ -93,7 +93,9 @@ class DataConfig:
         "names in `data.tasks.TASKS`, and of data sets, with @SPLIT or without; "
         "data/preparing.py",
     )
-    directory: str = setting("", "prepared data sets; empty: ~/.cache/scalerl_jax/data")
+    directory: str = setting(
+        "", "prepared data sets, perhaps gs://...; empty: ~/.cache/scalerl_jax/data"
+    )
     train_prompts: PromptsOr0 = setting(8192, "in equal parts per task; 0: all")
     task_weights: tuple[float, ...] = setting(
         (), "share of the draws of each of data.tasks; empty: one shuffled stream"

@@ -17,6 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from scalerl_jax.config import DataConfig
+from scalerl_jax.data import bucket
 from scalerl_jax.data.catalog import DATA_SETS, find, is_own_file
 from scalerl_jax.data.chat import CHAT, make_renderer
 from scalerl_jax.data.preparing import (
@@ -30,6 +31,7 @@ from scalerl_jax.data.questions import Question
 from scalerl_jax.data.records import is_prepared, read_report
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
 from scalerl_jax.utils.failures import Parser, answer
+from scalerl_jax.utils.hub import is_remote, local_file
 
 # Its part stands above this package, and is imported when it is asked for.
 _DIFFICULTY = "scalerl_jax.evaluate.difficulty"
@@ -48,7 +50,7 @@ def make_parser() -> Parser:
     everywhere = Parser(add_help=False)
     everywhere.add_argument(
         "--directory",
-        type=Path,
+        type=a_directory,
         default=DEFAULT_DIRECTORY,
         metavar="DIR",
         help="where prepared data sets lie, as data.directory (default: %(default)s)",
@@ -61,6 +63,12 @@ def make_parser() -> Parser:
     )
     preparing.add_argument(
         "--overwrite", action="store_true", help="prepare it again if it is there"
+    )
+    preparing.add_argument(
+        "--upload",
+        metavar="gs://BUCKET/PATH",
+        help="copy it there, too: data.directory of runs on other machines; of "
+        "jsonl:FILE or parquet:FILE the file",
     )
     inspecting = commands.add_parser(
         "inspect",
@@ -137,6 +145,16 @@ def _add_view(parser: argparse.ArgumentParser) -> None:
     add("--ids", action="store_true", help="show token ids too")
 
 
+def a_directory(text: str) -> Path:
+    """Read a directory of this machine."""
+    if is_remote(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is in a bucket: data sets are prepared on this machine, and "
+            f"prepare --upload={text} copies them there"
+        )
+    return Path(text)
+
+
 def a_count(text: str) -> int:
     """Read a whole number of at least 0."""
     if not text.isdecimal() or len(text) > 9:
@@ -153,6 +171,8 @@ def prepare_data(flags: argparse.Namespace) -> None:
             f"--path: {flags.dataset} has the splits {', '.join(splits)}; say which "
             f"one the files hold, as --split={splits[0]}"
         )
+    if flags.upload:
+        bucket.check(flags.upload)  # to prepare may take long
     for split in splits:
         choose_split(data_set, split)
         target = prepared_path(flags.dataset, split, flags.directory)
@@ -171,6 +191,13 @@ def prepare_data(flags: argparse.Namespace) -> None:
             )
             _say(f"Prepared: {target}")
         _say(*report.lines())
+        if flags.upload and not is_own_file(flags.dataset):
+            place = bucket.upload(target, flags.directory, flags.upload)
+            _say(f"Uploaded: {place}", f"  --config.data.directory={flags.upload}")
+    if flags.upload and is_own_file(flags.dataset):
+        kind, _, file = flags.dataset.partition(":")
+        place = bucket.upload_file(local_file(file), flags.upload)
+        _say(f"Uploaded: --config.data.tasks=\"('{kind}:{place}',)\"")
 
 
 def inspect_data(flags: argparse.Namespace) -> None:

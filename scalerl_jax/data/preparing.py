@@ -19,7 +19,7 @@ from scalerl_jax.data.questions import Question
 from scalerl_jax.data.records import QuestionSource, Report, is_prepared, write_records
 from scalerl_jax.data.rows import Draft, Malformed, Unusable
 from scalerl_jax.data.screening import Screen, doubts
-from scalerl_jax.utils.hub import local_file
+from scalerl_jax.utils.hub import is_remote, local_file
 
 DEFAULT_DIRECTORY = Path("~/.cache/scalerl_jax/data")
 _UNFINISHED = "unfinished-"  # begins the directory that is being filled
@@ -61,29 +61,53 @@ def prepared_path(name: str, split: str, directory: Path) -> Path:
     return directory.expanduser() / kind / digest / VERSION
 
 
-def open_dataset(name: str, *, split: str | None, directory: Path) -> QuestionSource:
+def open_dataset(
+    name: str, *, split: str | None, directory: Path | str
+) -> QuestionSource:
     """Return the questions of a data set that was prepared in `directory`.
 
     Without a split it is the first one.  A file, "jsonl:FILE" or "parquet:FILE", is
     prepared here when it is opened for the first time, and again when its content has
-    changed.
+    changed.  From a directory in a bucket (a text, gs://BUCKET/PATH) a data set is
+    copied to this machine; files are prepared here.
 
     Raises:
         ValueError: there is no such data set or split, or it is not prepared, or it is
             damaged.
     """
     split = choose_split(find(name), split)
+    asked, directory = directory, _local_directory(name, split, directory)
     prepared = prepared_path(name, split, directory)
     if not is_prepared(prepared):
         if not is_own_file(name):
             raise ValueError(
-                f"data set {name!r}, split {split!r}, is not prepared in {directory}; "
+                f"data set {name!r}, split {split!r}, is not prepared in {asked}; "
                 f"run python -m scalerl_jax.data prepare --dataset={name} "
-                f"--split={split} --directory={directory}"
+                f"--split={split} --{_flag(asked)}={asked}"
             )
         with contextlib.suppress(AlreadyPrepared):  # by another process, just now
             prepare(name, split=split, directory=directory)
     return QuestionSource(name, prepared)
+
+
+def _local_directory(name: str, split: str, directory: Path | str) -> Path:
+    """Return the directory of this machine in which a data set lies, if anywhere.
+
+    Raises:
+        ValueError: the directory is in a bucket that cannot be used.
+    """
+    if not is_remote(directory):
+        return Path(directory)
+    if is_own_file(name):
+        return DEFAULT_DIRECTORY
+    from scalerl_jax.data import bucket  # for buckets only
+
+    return bucket.bring(prepared_path(name, split, Path()), str(directory))
+
+
+def _flag(directory: Path | str) -> str:
+    """Return the flag of `prepare` by which data sets come into a directory."""
+    return "upload" if is_remote(directory) else "directory"
 
 
 def prepare(

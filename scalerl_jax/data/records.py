@@ -17,7 +17,7 @@ from scalerl_jax.data.questions import LazySequence, Question
 _SHARD = 2**17  # records in a file
 _CHUNK = 64  # questions written together
 _FEATURES = ("id", "text", "system", "reference")  # texts; the reference as JSON
-_REPORT = "report.json"
+REPORT = "report.json"
 _LEAST_BAD_ROWS, _BAD_SHARE = 10, 0.01  # that are skipped where no limit is given
 
 
@@ -68,7 +68,7 @@ class Report:
 
     def write(self, prepared: Path) -> None:
         """Write it beside the records: they are whole now."""
-        (prepared / _REPORT).write_text(json.dumps(dataclasses.asdict(self), indent=1))
+        (prepared / REPORT).write_text(json.dumps(dataclasses.asdict(self), indent=1))
 
     @property
     def usual_limit(self) -> int:
@@ -98,7 +98,7 @@ def read_report(prepared: Path) -> Report:
         ValueError: it is not one.
     """
     try:
-        values: dict[str, Any] = json.loads((prepared / _REPORT).read_bytes())
+        values: dict[str, Any] = json.loads((prepared / REPORT).read_bytes())
         for kind in ("dropped", "bad", "doubtful"):
             values[kind] = Tally(values.get(kind, {}))  # older ones lack some
         return Report(**values)
@@ -108,7 +108,7 @@ def read_report(prepared: Path) -> Report:
 
 def is_prepared(prepared: Path) -> bool:
     """Return whether a whole data set lies there."""
-    return (prepared / _REPORT).is_file()
+    return (prepared / REPORT).is_file()
 
 
 def write_records(

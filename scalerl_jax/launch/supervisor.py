@@ -9,6 +9,7 @@ again.
 import dataclasses
 import datetime
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,7 +110,11 @@ class Supervisor:
 
     def _warn_of_long_saves(self) -> None:
         """Tell if a save takes longer than SIGTERM leaves for it."""
-        took_s = None if is_remote(self._workdir) else save_seconds(self._workdir)
+        try:
+            took_s = save_seconds(self._workdir)
+        except (OSError, ValueError) as error:
+            self._tell(f"how long a save takes is not known: {error}")
+            return
         if took_s is not None and took_s > self._rules.grace_s:
             self._tell(
                 f"the last checkpoint took {took_s:.0f} s to write, and SIGTERM leaves "
@@ -228,16 +233,39 @@ class Supervisor:
 def save_seconds(workdir: str) -> float | None:
     """Return how long the newest whole checkpoint was written; None: there is none.
 
-    Its files tell: the first was closed some time after the beginning, so it is a
-    lower bound, and the manifest comes last.
+    The times of its files tell, or those of its objects in a bucket: the first one was
+    whole some time after the beginning, so it is a lower bound, and the manifest comes
+    last.
+
+    Raises:
+        ValueError: the bucket cannot be used.
     """
-    directory = Path(workdir).expanduser() / "checkpoints"
-    manifests = sorted(directory.glob("step_*/manifest.json"))
-    if not manifests:
+    times = _times_in_bucket if is_remote(workdir) else _times_here
+    written = times(workdir)
+    whole = [name for name in written if re.fullmatch(r"step_\d+/manifest\.json", name)]
+    if not whole:
         return None
-    files = [file for file in manifests[-1].parent.rglob("*") if file.is_file()]
-    times = [file.stat().st_mtime for file in files]
-    return max(times) - min(times)
+    newest = max(whole).removesuffix("manifest.json")
+    of_it = [at for name, at in written.items() if name.startswith(newest)]
+    return max(of_it) - min(of_it)
+
+
+def _times_here(workdir: str) -> dict[str, float]:
+    """Return when each file of the checkpoints was written, in seconds."""
+    directory = Path(workdir).expanduser() / "checkpoints"
+    return {
+        file.relative_to(directory).as_posix(): file.stat().st_mtime
+        for file in directory.rglob("*")
+        if file.is_file()
+    }
+
+
+def _times_in_bucket(workdir: str) -> dict[str, float]:
+    from scalerl_jax.utils import remote
+
+    path = remote.open_path(workdir, setting="--workdir=") / "checkpoints"
+    found = remote.entries(path)
+    return {name: each["mtime"].timestamp() for name, each in found.items()}
 
 
 def supervise(

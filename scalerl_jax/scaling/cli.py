@@ -69,8 +69,9 @@ from scalerl_jax.scaling.records import (
 )
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.result import Fit, Settings
-from scalerl_jax.scaling.tables import EVALS_NAME, is_step
+from scalerl_jax.scaling.tables import EVALS_NAME, at_hand, is_step
 from scalerl_jax.utils.failures import Parser, answer
+from scalerl_jax.utils.hub import send_back
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +102,7 @@ class Answer:
 
     said: str
     record: Any
-    written: Sequence[Path] = ()
+    written: Sequence[Path | str] = ()  # a text is a place in a bucket
 
 
 Run = Callable[[Flags], Answer | int]
@@ -185,7 +186,8 @@ FIELDS = {
 }
 READABLE = """
     a run directory with evals.jsonl or trainer_state.json, a .jsonl or .csv file (W&B's
-    chart exports too), a trainer_state.json, or TensorBoard event files"""
+    chart exports too) or a trainer_state.json, here or in a bucket (gs://BUCKET/PATH);
+    or TensorBoard event files here"""
 # Tables of flags: name, what it takes and by default; two spaces, then the help.
 INPUT = f"""
 [input]
@@ -298,7 +300,7 @@ def read(flags: Flags, **settings: str | None) -> Curves:
     selection = dataclasses.replace(_from_flags(Selection, flags), constants=constants)
     found: Curves = []
     taken: set[str] = set()
-    for path in flags.paths:
+    for path in map(at_hand, flags.paths):
         for curve in load_curves(path, selection=selection):
             name = curve.name
             if name in taken:
@@ -397,7 +399,7 @@ def fit(flags: Flags) -> Answer:
         return _fit_sizes(flags)
     texts, records = [], []
     fits: dict[str, Fit] = {}
-    written: list[Path] = []
+    written: list[Path | str] = []
     for path, curve in read(flags):
         try:
             result = fits[curve.name] = fit_one(curve, flags)
@@ -407,7 +409,7 @@ def fit(flags: Flags) -> Answer:
         said, record = _with_extras(result, curve, flags)
         if (path / EVALS_NAME).is_file():
             said += on_a_cpu(path, curve)
-            written += _write_beside(path, result, record)
+            written += [send_back(file) for file in _write_beside(path, result, record)]
         texts.append(said)
         records.append(record)
     if flags.out is not None:

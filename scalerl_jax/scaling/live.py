@@ -27,6 +27,7 @@ from scalerl_jax.scaling.checking import (
 from scalerl_jax.scaling.load import Selection, load_curve
 from scalerl_jax.scaling.plots import draw_status, to_png
 from scalerl_jax.scaling.records import CurveError
+from scalerl_jax.scaling.tables import at_hand
 from scalerl_jax.scaling.text import show
 from scalerl_jax.utils.reading import read_json
 
@@ -100,11 +101,12 @@ class Watch:
         Raises:
             CurveError: there is no curve (yet).
         """
-        curve = load_curve(self.path, selection=self.selection)
+        path = at_hand(self.path)
+        curve = load_curve(path, selection=self.selection)
         if curve.x.size == self.seen:
             return None
         self.seen = curve.x.size
-        end, last = _num_steps(self.path), curve.last_step
+        end, last = _num_steps(path), curve.last_step
         self.at_end = end is not None and last is not None and last >= end
         horizon = self.horizon
         if horizon is None and end and last and last < end:

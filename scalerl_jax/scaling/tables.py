@@ -237,21 +237,29 @@ class Table:
         return [self.require(flag, name.strip()) for name in names.split(",")]
 
 
+def at_hand(path: str | Path) -> Path:
+    """Return a local path; of a run or a file in a bucket, that of a fresh copy.
+
+    Raises:
+        ValueError: the bucket does not have it, or cannot be used.
+    """
+    from scalerl_jax.utils.hub import files_of_run  # a fit of arrays needs it not
+
+    return files_of_run(path)
+
+
 def read_table(path: str | Path) -> Table:
     """Read whatever `path` is; directories are looked through for a file that is known.
 
     A directory may be a run of this package (`evals.jsonl`), of Hugging Face's
     trainers (`trainer_state.json`, or the newest checkpoint's), or hold TensorBoard
-    event files at any depth.
+    event files at any depth.  All but event files may also be in a bucket.
 
     Raises:
         CurveError: nothing there that can be read; the message lists what can.
-        ValueError: it is in a bucket.
+        ValueError: it is in a bucket that does not have it, or cannot be used.
     """
-    from scalerl_jax.utils.hub import refuse_bucket  # a fit of arrays needs it not
-
-    refuse_bucket(path)
-    given = Path(path)
+    given = at_hand(path)
     file = _find_in(given) if given.is_dir() else given
     if file.is_dir() or ".tfevents." in file.name:
         return _read_events(file)

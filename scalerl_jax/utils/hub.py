@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from scalerl_jax.utils.gguf import GGUFModel
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+# Whose sizes do not grow with the model's, by which a run is looked at.
+_FILES_OF_RUN = ("config.json", "data.json", "ledger.json", "status.json")
+_FILES_OF_RUN += ("metrics.jsonl", "evals.jsonl", "trainer_state.json")
 _DESCRIPTION = ("*.json", "*.jinja", "merges.txt")  # of a model, its weights apart
 
 
@@ -40,21 +43,47 @@ def origin_of(path: Path) -> str:
     return f"gs://{path.relative_to(copies()).as_posix()}"
 
 
-def refuse_bucket(path: str | Path) -> None:
-    """Refuse a path in a bucket, where files of this machine are read.
+def files_of_run(path: str | Path) -> Path:
+    """Return a path of this machine; of a run in a bucket, a copy of its small files.
+
+    The copy is fetched as far as it has changed, and lies apart from the one that a run
+    of this machine writes (`copy_of`).  A path may also be a single file.
 
     Raises:
-        ValueError: it is in one; the message says how to copy it, or where a copy is.
+        ValueError: the bucket does not have it, or cannot be used.
     """
     parted = re.match(r"([a-z][a-z0-9]+):/+", str(path))  # a Path has one slash only
     if parted is None:
-        return
-    url = f"{parted[1]}://{str(path)[parted.end() :]}"
-    files = url if Path(url).suffix else f"{url}/*.json*"
-    way = f"copy it and give the copy: gcloud storage cp '{files}' ."
-    if copy_of(url).exists():
-        way = f"give the copy that its run keeps on this machine: {copy_of(url)}"
-    raise ValueError(f"{url} is in a bucket, and is not read from there; {way}")
+        return Path(path)
+    url = f"{parted[1]}://{str(path)[parted.end() :]}".rstrip("/")
+    from scalerl_jax.utils import remote  # for buckets only
+
+    copy = _looked_at() / url.partition("://")[2]
+    remote.fetch(url, copy, setting="", suffixes=_FILES_OF_RUN)
+    return copy
+
+
+def send_back(file: Path) -> str:
+    """Write a file beside what it was made of, if that is in a bucket.
+
+    Returns:
+        its place: in the bucket, or here if it is of this machine or the bucket takes
+        no writing of ours.
+    """
+    if not file.is_relative_to(_looked_at()):
+        return str(file)
+    from scalerl_jax.utils import remote
+
+    url = f"gs://{file.relative_to(_looked_at()).as_posix()}"
+    try:
+        remote.write(remote.open_path(url, setting=""), file.read_bytes())
+    except (OSError, ValueError):  # who may only read has it here
+        return str(file)
+    return url
+
+
+def _looked_at() -> Path:
+    return copies().with_name("looked_at")
 
 
 def local_file(name: str, *, suffixes: tuple[str, ...] | None = None) -> Path:

@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -281,9 +280,7 @@ class _Maker:
         if (base, chosen) not in self._sources:
             directory = self._data.directory or preparing.DEFAULT_DIRECTORY
             with naming(f"{setting} holds {name!r}"):
-                source = preparing.open_dataset(
-                    base, split=chosen, directory=Path(directory)
-                )
+                source = preparing.open_dataset(base, split=chosen, directory=directory)
             self._sources[base, chosen] = source, Wording.of(source)
         source, self._wordings[name] = self._sources[base, chosen]
         return source

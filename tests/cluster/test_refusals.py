@@ -1,12 +1,21 @@
 """What a cluster is refused for, before anything is compiled."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import small_run
 
 pytest.importorskip("ray")
 from scalerl_jax import wiring
 from scalerl_jax.cluster.run import fit_cluster
-from scalerl_jax.cluster.session import Cluster, check_versions, connect, versions
+from scalerl_jax.cluster.session import (
+    Cluster,
+    _code_digest,
+    check_versions,
+    connect,
+    versions,
+)
 
 
 def fit(changes, cluster=None):
@@ -15,12 +24,34 @@ def fit(changes, cluster=None):
     return fit_cluster(config, arch, cluster or Cluster("here", "cpu"))[0]
 
 
-@pytest.mark.parametrize("name", ["jax", "scalerl_jax", "ray", "Python"])
+@pytest.mark.parametrize(
+    "name", ["jax", "jaxlib", "scalerl_jax", "code", "ray", "Python"]
+)
 def test_a_process_of_another_version_is_refused_by_name(name):
     check_versions(versions(), where="replica 1 on host b")
     theirs = versions() | {name: "0.0.1"}
     with pytest.raises(ValueError, match=rf"replica 1 on host b has {name} 0\.0\.1 "):
         check_versions(theirs, where="replica 1 on host b")
+
+
+def test_the_same_code_elsewhere_has_the_same_digest_and_other_code_another(tmp_path):
+    package = small_run.ROOT / "scalerl_jax"
+    skipped = shutil.ignore_patterns("__pycache__")
+
+    def digest(name, change):
+        copy = tmp_path / name
+        shutil.copytree(package, copy, ignore=skipped)
+        change(copy)
+        return _code_digest(copy)
+
+    def edit(copy: Path):
+        with (copy / "algo" / "losses.py").open("a") as file:
+            file.write("\n")
+
+    assert digest("same", lambda copy: None) == versions()["code"]
+    changes = [edit, lambda copy: (copy / "types.py").rename(copy / "kinds.py")]
+    others = {digest(f"other-{n}", change) for n, change in enumerate(changes)}
+    assert len(others | {versions()["code"]}) == 3
 
 
 def test_on_cpus_there_are_as_many_devices_as_are_asked_for():

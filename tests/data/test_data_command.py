@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import small_bucket
 
 import scalerl_jax
 from scalerl_jax.data.__main__ import main
+from scalerl_jax.data.preparing import open_dataset
 
 TOKENIZER = Path(scalerl_jax.__file__).parent / "assets/tiny_base"
 
@@ -62,6 +64,46 @@ def test_a_data_set_is_prepared_listed_and_looked_at(capsys, tmp_path, gsm8k):
     assert len(lines[5].split()) == 10
     assert "3 questions; tokens of a prompt:" in lines
     assert lines[-1].split() == ["math", "3"]
+
+
+@small_bucket.NEEDS_EXTRA
+def test_a_data_set_is_uploaded_and_read_from_the_bucket(
+    capsys, tmp_path, gsm8k, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path / "other machine"))
+    bucket = small_bucket.empty()
+    which = ("--dataset=gsm8k", "--split=test", f"--directory={tmp_path / 'prepared'}")
+    upload = ("--upload=gs://bucket/data/",)
+    with pytest.raises(ValueError, match=r"not prepared in gs://.* --upload=gs://buck"):
+        open_dataset("gsm8k", split="test", directory="gs://bucket/data")
+    status, said, _ = run(capsys, "prepare", *which, *upload, f"--path={gsm8k}")
+    assert status == 0 and "Uploaded: gs://bucket/data/gsm8k/test/" in said
+    assert bucket.written[-1].endswith("/report.json")  # without it, it is none
+    here = open_dataset("gsm8k", split="test", directory=tmp_path / "prepared")
+    there = open_dataset("gsm8k", split="test", directory="gs://bucket/data")
+    assert list(there) == list(here) and len(there) == 3
+
+    status, said, _ = run(capsys, "prepare", *which, "--upload=gs://nowhere/x")
+    assert status == 2 and not said  # before anything is prepared
+    with pytest.raises(SystemExit, match="2"):
+        main(["prepare", "--dataset=gsm8k", "--directory=gs://bucket/data"])
+    assert "prepare --upload=gs://bucket/data copies" in capsys.readouterr().err
+
+
+@small_bucket.NEEDS_EXTRA
+def test_a_file_of_ones_own_is_uploaded_as_it_is(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    bucket = small_bucket.empty()
+    file = tmp_path / "sums.jsonl"
+    file.write_text('{"question": "1 + 1", "answer": 2}\n')
+    named = f"--dataset=jsonl:{file}"
+    status, said, _ = run(capsys, "prepare", named, "--upload=gs://bucket/data")
+    assert status == 0
+    assert "data.tasks=\"('jsonl:gs://bucket/data/sums.jsonl',)\"" in said
+    assert bucket.objects["data/sums.jsonl"][0] == file.read_bytes()
+    name = "jsonl:gs://bucket/data/sums.jsonl"
+    (question,) = open_dataset(name, split=None, directory="gs://bucket/data")
+    assert question.text == "1 + 1"
 
 
 def test_a_local_file_is_looked_at_without_being_prepared(capsys, tmp_path, gsm8k):

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import small_bucket
 import small_run
 
 from scalerl_jax.launch.outcome import (
@@ -17,7 +18,7 @@ from scalerl_jax.launch.outcome import (
     read_outcome,
     write_outcome,
 )
-from scalerl_jax.launch.supervisor import Rules, Supervisor
+from scalerl_jax.launch.supervisor import Rules, Supervisor, save_seconds
 
 RULES = Rules(failures=3, pause_s=0.01)
 # Ends with the statuses that it is given, one at each start.
@@ -186,3 +187,18 @@ def test_a_save_that_takes_longer_than_sigterm_leaves_is_told(
     assert "the last checkpoint took 45 s to write, and SIGTERM leaves 30 s" in said
     supervise([0], rules=Rules(grace_s=60.0))
     assert "to write" not in capfd.readouterr().err
+
+
+@small_bucket.NEEDS_EXTRA
+def test_so_is_one_into_a_bucket_by_the_times_of_its_objects():
+    bucket = small_bucket.empty()
+    assert save_seconds("gs://bucket/runs/x") is None
+    for step, name, day in (
+        *((10, "arrays", 1), (10, "manifest.json", 9)),
+        *((20, "state/a", 10), (20, "state/b", 11), (20, "manifest.json", 12)),
+        (30, "arrays", 20),  # it is being written, or was broken off
+    ):
+        object = f"runs/x/checkpoints/step_{step:08d}/{name}"
+        bucket.write(object, b"")
+        bucket.days[object] = day
+    assert save_seconds("gs://bucket/runs/x") == 2 * 24 * 3600.0

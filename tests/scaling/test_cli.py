@@ -6,10 +6,12 @@ import sys
 
 import numpy as np
 import pytest
+import small_bucket
 
 from scalerl_jax.scaling import extrapolate_curve, fit_curve, load_curve, sigmoid
 from scalerl_jax.scaling.cli import main
 from scalerl_jax.scaling.plots import draw_extrapolation, draw_fits
+from scalerl_jax.utils.hub import send_back
 
 
 @pytest.fixture
@@ -163,26 +165,63 @@ def test_fitting_needs_neither_jax_nor_matplotlib():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "path, way",
-    [
-        ("gs://bucket/runs/x", "gcloud storage cp 'gs://bucket/runs/x/*.json*' ."),
-        ("gs://bucket/curve.csv", "gcloud storage cp 'gs://bucket/curve.csv' ."),
-    ],
-)
-def test_a_path_in_a_bucket_is_answered_with_how_to_copy_it(path, way, capsys):
-    for command in ("fit", "watch", "report"):
-        assert main([command, path]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"error: {path} is in a bucket") and way in said
-        assert said.count("\n") == 1
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """A bucket, and a home of its own for the copies of what is in it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return small_bucket.empty()
 
 
-def test_of_a_run_in_a_bucket_its_copy_here_is_named(run_dir, monkeypatch, capsys):
+@small_bucket.NEEDS_EXTRA
+def test_a_run_in_a_bucket_is_fitted_there(run_dir, bucket, capsys):
+    rows = (run_dir / "evals.jsonl").read_bytes()
+    bucket.write("runs/x/evals.jsonl", rows)
+    bucket.write("runs/x/checkpoints/step_00000002/state", b"large")
+    assert main(["fit", str(run_dir), "--json"]) == 0
+    here = json.loads(capsys.readouterr().out)
+    assert main(["fit", "gs://bucket/runs/x/", "--json"]) == 0
+    there = json.loads(capsys.readouterr().out)
+    assert there.pop("name") == "x" and here.pop("name")
+    assert there == here
+    assert json.loads(bucket.objects["runs/x/fit.json"][0]) == {"name": "x", **here}
+    assert bucket.objects["runs/x/fit.png"][0].startswith(b"\x89PNG")
+    copies = [file for file in run_dir.glob("home/**/*") if file.is_file()]
+    assert {file.name for file in copies} == {"evals.jsonl", "fit.json", "fit.png"}
+    # A run of this machine has its own copy elsewhere, and nobody writes into that.
+    assert not (run_dir / "home/.cache/scalerl_jax/buckets").exists()
+
+    bucket.write("runs/x/evals.jsonl", rows[: rows.rindex(b"\n", 0, -1) + 1])
+    assert main(["fit", "gs://bucket/runs/x", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["n_points"] == here["n_points"] - 1
+
+
+@small_bucket.NEEDS_EXTRA
+def test_other_commands_and_files_read_a_bucket_too(run_dir, bucket, capsys):
+    bucket.write("runs/x/evals.jsonl", (run_dir / "evals.jsonl").read_bytes())
+    curve = "".join(f"{x},{x / (x + 3)}\n" for x in range(12))
+    bucket.write("curve.csv", f"hours,rate\n{curve}".encode())
+    assert main(["watch", "gs://bucket/runs/x", "--once"]) == 0
+    assert "x: 20 evaluations" in capsys.readouterr().out
+    file = "gs://bucket/curve.csv"
+    assert main(["fit", file, "--x", "hours", "--y", "rate"]) == 0
+    assert not [name for name in bucket.names() if "fit" in name]  # of runs alone
+    assert main(["fit", "gs://bucket/runs/y"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: gs://bucket/runs/y: there is nothing of this name")
+    assert said.count("\n") == 1
+    assert main(["fit", "s3://bucket/runs/y"]) == 2
+    assert "write gs://BUCKET/PATH" in capsys.readouterr().err
+
+
+@small_bucket.NEEDS_EXTRA
+def test_who_may_not_write_into_the_bucket_has_the_fit_here(
+    run_dir, bucket, monkeypatch
+):
     monkeypatch.setenv("HOME", str(run_dir))
-    copy = run_dir / ".cache/scalerl_jax/buckets/bucket/runs/x"
-    copy.mkdir(parents=True)
-    (run_dir / "evals.jsonl").rename(copy / "evals.jsonl")
-    assert main(["fit", "gs://bucket/runs/x/"]) == 2
-    assert f"on this machine: {copy}\n" in capsys.readouterr().err
-    assert main(["fit", str(copy)]) == 0
+    file = run_dir / ".cache/scalerl_jax/looked_at/bucket/runs/x/fit.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    assert send_back(file) == "gs://bucket/runs/x/fit.json"
+    bucket.denied = True
+    assert send_back(file) == str(file)
+    assert send_back(run_dir / "fit.json") == str(run_dir / "fit.json")

@@ -11,8 +11,8 @@ import numpy as np
 from peers import work
 
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.saving import save_params
 from scalerl_jax.model.transformer import init_params
-from scalerl_jax.model.weights import save_params
 
 PACKAGES = ("jax", "jaxlib", "numpy")
 

@@ -42,8 +42,8 @@ from scalerl_jax.learner.step import (
     make_update,
 )
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.saving import save_params
 from scalerl_jax.model.transformer import init_params
-from scalerl_jax.model.weights import save_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.utils.failures import answer
 

@@ -24,13 +24,45 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
-class Architecture:
-    """A decoder of the Llama 3, Qwen2.5 or Qwen3 family."""
+class Experts:
+    """A feed-forward of several experts, of which each token takes a few.
 
-    family: Literal["llama", "qwen2", "qwen3"]
+    `gate` makes the gates of the chosen experts from their logits: "softmax" over all
+    experts, "normalized" to a sum of 1 among the chosen, or "sigmoid" of each.
+    """
+
+    count: int
+    top_k: int  # experts of a token
+    gate: Literal["softmax", "normalized", "sigmoid"]
+    gate_input: bool = False  # what an expert is given is gated, not what it returns
+    shared: bool = False  # one more expert, of all tokens and without a gate
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalLayers:
+    """Layers with positions and near keys among those with neither (Llama 4).
+
+    A layer with positions turns queries and keys, and sees the tokens of its own chunk;
+    one without sees all of them, and scales its queries by
+
+        1 + scale * log(1 + floor((position + 1) / floor_positions))
+    """
+
+    with_positions: tuple[bool, ...]  # of each layer
+    chunk: int  # tokens
+    normalized: bool  # queries and keys of layers with positions, after their turn
+    scale: float  # 0: queries are not scaled
+    floor_positions: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """A decoder of a family that `hugging_face.FAMILIES` lists."""
+
+    family: Literal["llama", "qwen2", "qwen3", "qwen3_moe", "llama4_text"]
     vocab_size: int
     hidden_size: int
-    ffn_size: int
+    ffn_size: int  # of one expert, where there are several
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -40,6 +72,8 @@ class Architecture:
     tied_embeddings: bool
     max_positions: int
     rope_scaling: RopeScaling | None = None
+    experts: Experts | None = None
+    local: LocalLayers | None = None
 
     @property
     def qkv_bias(self) -> bool:
@@ -48,30 +82,51 @@ class Architecture:
 
     @property
     def qk_norm(self) -> bool:
-        """Return whether queries and keys are normalised per head (Qwen3)."""
-        return self.family == "qwen3"
+        """Return whether queries and keys have a norm with weights (Qwen3)."""
+        return self.family in ("qwen3", "qwen3_moe")
 
     @property
     def feed_forward(self) -> str:
         """The feed-forward of its layers, a name in `transformer.FEED_FORWARDS`."""
-        return "gated"
+        if self.experts is None:
+            return "gated"
+        return "shared_experts" if self.experts.shared else "experts"
 
     @property
     def num_params(self) -> int:
         """Number of parameters, embeddings included."""
         return sum(spec.size for spec in jax.tree.leaves(parameter_table(self)))
 
+    @property
+    def num_active_params(self) -> int:
+        """Number of parameters that a token meets: of the experts, those it takes."""
+        if self.experts is None:
+            return self.num_params
+        of_experts = sum(
+            spec.size
+            for spec in jax.tree.leaves(parameter_table(self))
+            if spec.axes[:2] == ("layers", "experts")
+        )
+        idle = self.experts.count - self.experts.top_k
+        return self.num_params - of_experts // self.experts.count * idle
+
     def flops_per_token(self, context: float, *, head: bool = True) -> float:
         """Forward FLOPs of one token that attends to `context` tokens.
 
-        Two per parameter of each matmul (the embedding lookup is none), and
-        4 * heads * head_dim per attended token and layer.
+        Two per active parameter of each matmul (the embedding lookup is none), and
+        4 * heads * head_dim per attended token and layer; a layer that sees chunks
+        attends to half of one on average, if that is less.
         """
         embedding = self.vocab_size * self.hidden_size
-        matmul_params = self.num_params - (1 if self.tied_embeddings else 2) * embedding
+        outer = (1 if self.tied_embeddings else 2) * embedding
+        matmul_params = self.num_active_params - outer
         if head:
             matmul_params += embedding
-        attention = 4 * self.num_layers * self.num_heads * self.head_dim * context
+        seen = self.num_layers * context
+        if self.local is not None:
+            near = sum(self.local.with_positions)
+            seen -= near * max(0.0, context - self.local.chunk / 2)
+        attention = 4 * self.num_heads * self.head_dim * seen
         return 2.0 * matmul_params + attention
 
 
@@ -111,6 +166,16 @@ _FEED_FORWARDS = {
         "down": "ffn hidden",
     }
 }
+# An expert's gate and up matrices are one array: they are multiplied together.
+_FEED_FORWARDS["experts"] = {
+    "ffn_norm": "width",
+    "router": "hidden router",
+    "expert_gate_up": "experts hidden pair ffn",
+    "expert_down": "experts ffn hidden",
+}
+_FEED_FORWARDS["shared_experts"] = _FEED_FORWARDS["experts"] | {
+    f"shared_{name}": _FEED_FORWARDS["gated"][name] for name in ("gate", "up", "down")
+}
 
 
 def parameter_table(arch: Architecture) -> PyTree:
@@ -124,7 +189,10 @@ def parameter_table(arch: Architecture) -> PyTree:
         "kv_heads": arch.num_kv_heads * arch.head_dim,
         "head_dim": arch.head_dim,
         "ffn": arch.ffn_size,
+        "pair": 2,
     }
+    if arch.experts is not None:
+        extents |= {"experts": arch.experts.count, "router": arch.experts.count}
 
     def spec(name: str, axes: str) -> ParamSpec:
         names = tuple(axes.split())
@@ -176,6 +244,17 @@ _QWEN3_8B = Architecture(
     max_positions=40_960,
 )
 
+# Qwen/Qwen3-30B-A3B, config.json.
+_QWEN3_30B_A3B = dataclasses.replace(
+    _QWEN3_8B,
+    family="qwen3_moe",
+    hidden_size=2048,
+    ffn_size=768,
+    num_layers=48,
+    num_kv_heads=4,
+    experts=Experts(count=128, top_k=8, gate="normalized"),
+)
+
 # Shapes that a config can name; a checkpoint brings its own.
 ARCHITECTURES: dict[str, Architecture] = {
     # meta-llama/Llama-3.1-8B, config.json
@@ -203,6 +282,42 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3-8b": _QWEN3_8B,
     "qwen3-32b": dataclasses.replace(
         _QWEN3_8B, hidden_size=5120, ffn_size=25_600, num_layers=64, num_heads=64
+    ),
+    "qwen3-30b-a3b": _QWEN3_30B_A3B,
+    # Qwen/Qwen3-235B-A22B, config.json
+    "qwen3-235b-a22b": dataclasses.replace(
+        _QWEN3_30B_A3B, hidden_size=4096, ffn_size=1536, num_layers=94, num_heads=64
+    ),
+    # meta-llama/Llama-4-Scout-17B-16E, text_config of config.json
+    "scout": Architecture(
+        family="llama4_text",
+        vocab_size=202_048,
+        hidden_size=5120,
+        ffn_size=8192,
+        num_layers=48,
+        num_heads=40,
+        num_kv_heads=8,
+        head_dim=128,
+        rope_theta=500_000.0,
+        rms_eps=1e-5,
+        tied_embeddings=False,
+        max_positions=10_485_760,
+        rope_scaling=RopeScaling(
+            factor=16.0,
+            low_freq_factor=1.0,
+            high_freq_factor=1.0,
+            original_max_positions=8192,
+        ),
+        experts=Experts(
+            count=16, top_k=1, gate="sigmoid", gate_input=True, shared=True
+        ),
+        local=LocalLayers(
+            with_positions=(True, True, True, False) * 12,
+            chunk=8192,
+            normalized=True,
+            scale=0.1,
+            floor_positions=8192,
+        ),
     ),
     # The laptop policy: about 0.8 million parameters.
     "tiny": Architecture(

@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from scalerl_jax.model.architecture import (
     Architecture,
-    ParamSpec,
+    Experts,
+    LocalLayers,
     RopeScaling,
-    parameter_table,
 )
 from scalerl_jax.utils.hub import local_path
 from scalerl_jax.utils.reading import read_json
@@ -25,6 +23,9 @@ from scalerl_jax.utils.reading import read_json
 CONFIG_FILE = "config.json"
 # Ends of the names of tensors that hold no parameter.
 IGNORED = ("rotary_emb.inv_freq",)
+# Beginnings of the names of tensors in a checkpoint that also reads images: of those
+# that hold the decoder, and of those that a decoder has no use for.
+TEXT, IMAGES = "language_model.", ("vision_model.", "multi_modal_projector.")
 # Parameter -> the tensors that hold it, one per layer where they have {layer}.
 _DECODER = {
     "embedding": "model.embed_tokens.weight",
@@ -49,6 +50,26 @@ _DECODER = {
         "down": "mlp.down_proj.weight",
     }.items()
 }
+# A tensor per expert, or with {expert} missing one of all of them, [expert, in, out].
+_QWEN3_MOE = _DECODER | {
+    f"layers/{name}": f"model.layers.{{layer}}.mlp.{tensor}.weight"
+    for name, tensor in {
+        "router": "gate",
+        "expert_gate_up": "experts.{expert}.{side}_proj",
+        "expert_down": "experts.{expert}.down_proj",
+    }.items()
+}
+_LLAMA4 = _DECODER | {
+    f"layers/{name}": f"model.layers.{{layer}}.feed_forward.{tensor}"
+    for name, tensor in {
+        "router": "router.weight",
+        "expert_gate_up": "experts.gate_up_proj",
+        "expert_down": "experts.down_proj",
+        "shared_gate": "shared_expert.gate_proj.weight",
+        "shared_up": "shared_expert.up_proj.weight",
+        "shared_down": "shared_expert.down_proj.weight",
+    }.items()
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +79,9 @@ class Family:
     loader: str  # class that transformers loads them into
     tensors: Mapping[str, str]  # parameter -> pattern of its tensors' names
     fixed: Mapping[str, Any]  # fields of config.json that must say just this
+    experts: str = ""  # field of config.json that counts them
+    sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # see `_SIZES`
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 FAMILIES = {
@@ -70,6 +94,32 @@ FAMILIES = {
         "Qwen3ForCausalLM",
         _DECODER,
         {"attention_bias": False, "use_sliding_window": False},
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        _QWEN3_MOE,
+        {
+            "attention_bias": False,
+            "use_sliding_window": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
+        experts="num_experts",
+        sizes={"ffn_size": "moe_intermediate_size"},
+    ),
+    "llama4_text": Family(
+        "Llama4ForCausalLM",
+        _LLAMA4,
+        {"attention_bias": False, "interleave_moe_layer_step": 1},
+        experts="num_local_experts",
+        defaults={  # of transformers: published files leave some of them out
+            "attention_chunk_size": 8192,
+            "attn_scale": 0.1,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "no_rope_layer_interval": 4,
+            "use_qk_norm": True,
+        },
     ),
 }
 # Field of an `Architecture`, or of its `RopeScaling` -> field of config.json.
@@ -124,6 +174,11 @@ class _Fields:
             raise self.refuse(name, f"it must be an integer from 1 to {most}")
         return value
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "_Fields":
+        """The fields, and defaults of those that are absent or null."""
+        given = {name: each for name, each in self.values.items() if each is not None}
+        return dataclasses.replace(self, values=dict(defaults) | given)
+
     def number(self, name: str) -> float:
         """A finite one above 0."""
         value: Any = self.values.get(name)
@@ -149,27 +204,26 @@ def read_architecture(checkpoint: str | Path) -> Architecture:
         raise ValueError(
             f"{file} does not exist; name a Hugging Face directory or a GGUF file"
         )
-    fields = _Fields(file, read_json(file))
+    fields = _text_fields(_Fields(file, read_json(file)))
     family: Any = fields.values.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise fields.refuse("model_type", f"choose from {sorted(FAMILIES)}")
+    fields = fields.with_defaults(FAMILIES[family].defaults)
     fixed = {name: (value,) for name, value in FAMILIES[family].fixed.items()}
     for name, allowed in (_ONLY_VALUES | fixed).items():
         fields.only(name, allowed)
-    layer_types = fields.values.get("layer_types") or []
-    if not isinstance(layer_types, list) or set(map(str, layer_types)) - {
-        "full_attention"
-    }:
-        raise fields.refuse("layer_types", "only 'full_attention' in every layer is")
-
     num_heads = fields.integer("num_attention_heads")
     defaults = {"num_kv_heads": num_heads}
     if family != "qwen3":
         defaults["head_dim"] = fields.integer("hidden_size") // num_heads
     sizes: dict[str, Any] = {
         name: fields.integer(theirs, defaults.get(name))
-        for name, theirs in _SIZES.items()
+        for name, theirs in {**_SIZES, **FAMILIES[family].sizes}.items()
     }
+    local = None
+    if family == "llama4_text":
+        local = _read_local(fields, sizes["num_layers"])
+    _check_layer_types(fields, local)
     if num_heads % sizes["num_kv_heads"]:
         raise fields.refuse(
             "num_key_value_heads", f"it must divide num_attention_heads = {num_heads}"
@@ -185,8 +239,71 @@ def read_architecture(checkpoint: str | Path) -> Architecture:
         rms_eps=fields.number("rms_norm_eps"),
         tied_embeddings=bool(fields.values.get("tie_word_embeddings", False)),
         rope_scaling=rope_scaling,
+        experts=_read_experts(fields, FAMILIES[family]),
+        local=local,
         **sizes,
     )
+
+
+def _text_fields(fields: _Fields) -> _Fields:
+    """The fields of the decoder, of a file that may also be of what reads images."""
+    if fields.values.get("model_type") != "llama4":
+        return fields
+    fields.only("quantization_config", ())
+    given = fields.values.get("text_config")
+    if not isinstance(given, dict):
+        raise fields.refuse("text_config", "it must be an object")
+    return _Fields(fields.file, {"model_type": "llama4_text"} | given, "text_config.")
+
+
+def _read_experts(fields: _Fields, family: Family) -> Experts | None:
+    """How many experts there are, and how a token's gates are made."""
+    if not family.experts:
+        return None
+    # transformers 5 may write either name.
+    other = {"num_experts", "num_local_experts"} - {family.experts}
+    name = family.experts if family.experts in fields.values else other.pop()
+    count, top_k = fields.integer(name), fields.integer("num_experts_per_tok")
+    if top_k > count:
+        raise fields.refuse("num_experts_per_tok", f"there are {name} = {count}")
+    if family.loader == "Llama4ForCausalLM":
+        return Experts(count, top_k, "sigmoid", gate_input=True, shared=True)
+    fields.only("norm_topk_prob", (True, False))
+    normalized = fields.values.get("norm_topk_prob")
+    return Experts(count, top_k, "normalized" if normalized else "softmax")
+
+
+def _read_local(fields: _Fields, num_layers: int) -> LocalLayers:
+    """Which layers of a Llama 4 know positions, and what follows from that."""
+    every_layer = [*range(num_layers)]
+    fields.only("moe_layers", (every_layer,))
+    given = fields.values.get("no_rope_layers") or []
+    interval = fields.integer("no_rope_layer_interval")
+    known = given or [int((layer + 1) % interval != 0) for layer in every_layer]
+    if not isinstance(known, list) or len(known) < num_layers or set(known) - {0, 1}:
+        raise fields.refuse("no_rope_layers", "it must be a 0 or a 1 for each layer")
+    tuned = fields.values["attn_temperature_tuning"]
+    return LocalLayers(
+        with_positions=tuple(map(bool, known[:num_layers])),
+        chunk=fields.integer("attention_chunk_size"),
+        normalized=bool(fields.values["use_qk_norm"]),
+        scale=fields.number("attn_scale") if tuned else 0.0,
+        floor_positions=fields.integer("floor_scale"),
+    )
+
+
+def _layer_types(local: LocalLayers) -> list[str]:
+    kinds = {True: "chunked_attention", False: "full_attention"}
+    return [kinds[near] for near in local.with_positions]
+
+
+def _check_layer_types(fields: _Fields, local: LocalLayers | None) -> None:
+    """Refuse layers of a kind that the forward pass does not have."""
+    given = fields.values.get("layer_types") or []
+    if local is not None:
+        fields.only("layer_types", ([], _layer_types(local)))
+    elif not isinstance(given, list) or set(map(str, given)) - {"full_attention"}:
+        raise fields.refuse("layer_types", "only 'full_attention' in every layer is")
 
 
 def _read_rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
@@ -223,7 +340,10 @@ def config_values(
     return {
         "architectures": [family.loader],
         "model_type": arch.family,
-        **{theirs: getattr(arch, name) for name, theirs in _SIZES.items()},
+        **{
+            theirs: getattr(arch, name)
+            for name, theirs in {**_SIZES, **family.sizes}.items()
+        },
         "hidden_act": "silu",
         "rms_norm_eps": arch.rms_eps,
         "rope_theta": arch.rope_theta,
@@ -236,45 +356,32 @@ def config_values(
         "bos_token_id": None,
         "eos_token_id": eos_token_id,
         **family.fixed,
+        **_mixture_values(arch),
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """A leaf of the parameter tree and the tensors that hold it, layer by layer.
-
-    Checkpoints keep a matrix per layer as [out, in]; here they are [in, out] and
-    stacked over layers.
-    """
-
-    name: str  # its path in the tree
-    spec: ParamSpec
-    tensors: tuple[str, ...]
-
-    @property
-    def stacked(self) -> bool:
-        """Return whether the leaf has an axis of layers, each of which is a tensor."""
-        return self.spec.axes[0] == "layers"
-
-    @property
-    def transposed(self) -> bool:
-        """Return whether the tensors are [out, in]."""
-        return self.stacked and len(self.spec.shape) == 3
-
-    @property
-    def tensor_shape(self) -> tuple[int, ...]:
-        """The shape of each of the tensors."""
-        shape = self.spec.shape[1:] if self.stacked else self.spec.shape
-        return shape[::-1] if self.transposed else shape
-
-
-def parameters(arch: Architecture) -> list[Parameter]:
-    """Every parameter, in the order of `jax.tree.leaves(parameter_table(arch))`."""
-    found = []
-    for path, spec in jax.tree_util.tree_leaves_with_path(parameter_table(arch)):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        pattern = FAMILIES[arch.family].tensors[name]
-        layers = range(arch.num_layers if spec.axes[0] == "layers" else 1)
-        tensors = tuple(pattern.format(layer=layer) for layer in layers)
-        found.append(Parameter(name, spec, tensors))
-    return found
+def _mixture_values(arch: Architecture) -> dict[str, Any]:
+    """Fields that `_read_experts` and `_read_local` read back."""
+    experts, local = arch.experts, arch.local
+    if experts is None:
+        return {}
+    values: dict[str, Any] = {
+        FAMILIES[arch.family].experts: experts.count,
+        "num_experts_per_tok": experts.top_k,
+    }
+    if local is None:
+        return values | {
+            "norm_topk_prob": experts.gate == "normalized",
+            "intermediate_size": arch.ffn_size,  # of a layer without experts: none
+        }
+    return values | {
+        "moe_layers": [*range(arch.num_layers)],
+        "no_rope_layers": [*map(int, local.with_positions)],
+        "layer_types": _layer_types(local),
+        "attention_chunk_size": local.chunk,
+        "use_qk_norm": local.normalized,
+        "attn_temperature_tuning": local.scale > 0,
+        "attn_scale": local.scale,
+        "floor_scale": local.floor_positions,
+        "pad_token_id": None,  # absent, transformers takes its own
+    }

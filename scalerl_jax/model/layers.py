@@ -17,6 +17,8 @@ from scalerl_jax.parallel.mesh import over_mesh
 
 # Under a scan nothing is merged across the two passes: a barrier would only cost.
 _remember_inputs = functools.partial(jax.checkpoint, prevent_cse=False)
+# Names, for remat policies, of the experts that tokens chose and of grouped products.
+CHOSEN, GROUPED = "chosen experts", "grouped"
 # How the embedding's table, tokens and the rows that they find are cut over a mesh.
 _TABLE = PartitionSpec("tensor", "fsdp")
 _TOKENS = PartitionSpec(("data", "fsdp"), "context")
@@ -96,11 +98,23 @@ def rotations(
 def rotate(
     x: Float[Array, "... heads dim"],
     turns: tuple[Float[Array, "... 1 half"], Float[Array, "... 1 half"]],
+    *,
+    neighbours: bool = False,
 ) -> Array:
-    """Rotary position embedding; dimension i is paired with i + dim / 2."""
+    """Rotary position embedding; dimension i is paired with i + dim / 2.
+
+    With `neighbours` dimension 2 i is paired with 2 i + 1.
+    """
     cos, sin = turns
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    x32 = x.astype(jnp.float32)
+    if neighbours:
+        pairs = x32.reshape(*x.shape[:-1], -1, 2)
+        first, second = pairs[..., 0], pairs[..., 1]
+    else:
+        first, second = jnp.split(x32, 2, axis=-1)
     turned = (first * cos - second * sin, second * cos + first * sin)
+    if neighbours:
+        return jnp.stack(turned, axis=-1).reshape(x.shape).astype(x.dtype)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 

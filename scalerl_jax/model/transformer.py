@@ -11,7 +11,7 @@ Neither samples, masks a loss nor knows a mesh.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,8 @@ from scalerl_jax.model.architecture import (
 )
 from scalerl_jax.model.attention import SAVED, BlockwiseAttention, SegmentAttention
 from scalerl_jax.model.layers import (
+    CHOSEN,
+    GROUPED,
     embed,
     gated,
     linear,
@@ -39,15 +41,16 @@ from scalerl_jax.types import PyTree, Sharing
 _INIT_STD = 0.02
 _saveable = jax.checkpoint_policies
 # Name of a remat policy -> what the backward pass finds of a layer; None: everything.
-# The others compute the rest again from the layer's input.
+# The others compute the rest again from the layer's input, but never who was chosen:
+# logits that are computed again may round to other experts than the loss was of.
 REMAT: dict[str, Callable[..., Any] | None] = {
     "none": None,
     "dots": _saveable.save_from_both_policies(
         _saveable.dots_with_no_batch_dims_saveable,
-        _saveable.save_only_these_names(SAVED),
+        _saveable.save_only_these_names(SAVED, GROUPED, CHOSEN),
     ),
-    "attention": _saveable.save_only_these_names(SAVED),
-    "full": _saveable.nothing_saveable,
+    "attention": _saveable.save_only_these_names(SAVED, CHOSEN),
+    "full": _saveable.save_only_these_names(CHOSEN),
 }
 
 
@@ -84,13 +87,20 @@ def unstack_layers(params: PyTree, arch: Architecture) -> PyTree:
 
 # Queries, keys and values of a layer's new tokens -> what attention returns.
 Attend = Callable[[Array, Array, Array], Array]
-Turns = tuple[Array, Array]  # of `layers.rotations`
-# What a layer has to say besides its output, by name: nothing, of those that there are.
+# What a layer has to say besides its output, by name: "experts", whom it chose.
 Said = dict[str, Array]
 
 
+class Where(NamedTuple):
+    """Where the tokens of a layer are, and which of its kind the layer is."""
+
+    positions: Array
+    turns: tuple[Array, Array]  # of `layers.rotations`
+    near: Any = None  # a bool or a traced one; see `architecture.LocalLayers`
+
+
 def _attention(
-    layer: PyTree, arch: Architecture, x: Array, turns: Turns, attend: Attend
+    layer: PyTree, arch: Architecture, x: Array, where: Where, attend: Attend
 ) -> Array:
     """Attention, without the input that it is added to."""
     dtype = x.dtype
@@ -106,12 +116,26 @@ def _attention(
     if arch.qk_norm:
         q = rms_norm(q, layer["query_norm"], arch.rms_eps)
         k = rms_norm(k, layer["key_norm"], arch.rms_eps)
-    mixed = attend(rotate(q, turns), rotate(k, turns), v)
+    if arch.local is None:
+        q, k = rotate(q, where.turns), rotate(k, where.turns)
+    else:
+        from scalerl_jax.model.local_layers import placed
+
+        q, k = placed(
+            q,
+            k,
+            where.turns,
+            where.positions,
+            local=arch.local,
+            near=where.near,
+            eps=arch.rms_eps,
+        )
+    mixed = attend(q, k, v)
     return linear(mixed.reshape(*x.shape[:-1], -1), layer["output"])
 
 
 def _gated_feed_forward(
-    layer: PyTree, arch: Architecture, x: Array
+    layer: PyTree, arch: Architecture, x: Array, **unread: Any
 ) -> tuple[Array, Said]:
     """A gated feed-forward (SwiGLU), without the input that it is added to.
 
@@ -122,18 +146,37 @@ def _gated_feed_forward(
     return linear(h, layer["down"]), {}
 
 
+def _expert_feed_forward(
+    layer: PyTree, arch: Architecture, x: Array, **options: Any
+) -> tuple[Array, Said]:
+    """See `ffn_moe.expert_feed_forward`, whose options these are."""
+    from scalerl_jax.model.ffn_moe import expert_feed_forward
+
+    return expert_feed_forward(layer, arch, x, **options)
+
+
 # By `Architecture.feed_forward`; `architecture.parameter_table` has their parameters.
-FEED_FORWARDS: dict[
-    str, Callable[[PyTree, Architecture, Array], tuple[Array, Said]]
-] = {"gated": _gated_feed_forward}
+FEED_FORWARDS: dict[str, Callable[..., tuple[Array, Said]]] = {
+    "gated": _gated_feed_forward,
+    "experts": _expert_feed_forward,
+    "shared_experts": _expert_feed_forward,
+}
 
 
 def _block(
-    layer: PyTree, arch: Architecture, x: Array, turns: Turns, attend: Attend
+    layer: PyTree,
+    arch: Architecture,
+    x: Array,
+    where: Where,
+    attend: Attend,
+    *,
+    given: Array | None = None,
+    decoding: bool = False,
 ) -> tuple[Array, Said]:
     """One layer: attention and a feed-forward, each added to its input."""
-    x = x + _attention(layer, arch, x, turns, attend)
-    more, said = FEED_FORWARDS[arch.feed_forward](layer, arch, x)
+    x = x + _attention(layer, arch, x, where, attend)
+    feed_forward = FEED_FORWARDS[arch.feed_forward]
+    more, said = feed_forward(layer, arch, x, given=given, decoding=decoding)
     return x + more, said
 
 
@@ -150,6 +193,7 @@ def hidden_states(
     mesh: Mesh | None = None,
     sharing: Sharing | None = None,
     scan_layers: bool = True,
+    experts: Int[Array, "layers rows tokens k"] | None = None,
 ) -> tuple[Float[Array, "rows tokens D"], Said]:
     """Final hidden states of whole rows, and what their layers have to say, stacked.
 
@@ -158,38 +202,64 @@ def hidden_states(
     device, without `attention` a plain one.  `remat` is a name in `REMAT`: what of a
     layer the backward pass computes again.  Unscanned layers take longer to compile and
     save the copies in and out of a stack.
+
+    A mixture says {"experts": int32 [layers, rows, tokens, k]}, and takes `experts` of
+    that shape in place of its own choice; -1: none, the router chooses for this token.
     """
     attention = attention or BlockwiseAttention(mesh)
     turns = rotations(positions, rope_frequencies(arch))
+    near, chunks = None, segment_ids
+    if arch.local is not None:
+        from scalerl_jax.model.local_layers import chunked
 
-    def step(x: Array, layer: PyTree) -> tuple[Array, Said]:
+        near = jnp.array(arch.local.with_positions)
+        chunks = chunked(segment_ids, arch.local.chunk)
+
+    def step(x: Array, of_layer: _OfLayer) -> tuple[Array, Said]:
         def attend(q: Array, k: Array, v: Array) -> Array:
+            seen = segment_ids
+            if arch.local is not None:
+                seen = jnp.where(of_layer.near, chunks, segment_ids)
             if sharing is None:
-                return attention(q, k, v, segment_ids)
+                return attention(q, k, v, seen)
             from scalerl_jax.model.prompt_sharing import collect, spread
 
             q, k, v = (spread(x, sharing) for x in (q, k, v))
-            return collect(attention(q, k, v, segment_ids), sharing)
+            return collect(attention(q, k, v, seen), sharing)
 
-        x, said = _block(layer, arch, x, turns, attend)
+        where = Where(positions, turns, of_layer.near)
+        x, said = _block(of_layer.params, arch, x, where, attend, given=of_layer.given)
         return cut_rows(x, mesh), said
 
     if REMAT[remat] is not None:
         step = jax.checkpoint(step, policy=REMAT[remat])
     x = embed(params["embedding"], tokens, mesh=mesh, dtype=dtype)
-    x = cut_rows(x, mesh)
-    if scan_layers:
-        x, said = jax.lax.scan(step, x, params["layers"])
-        return rms_norm(x, params["final_norm"], arch.rms_eps), said
-    leaves, treedef = jax.tree.flatten(params["layers"])
+    stack = _OfLayer(params["layers"], experts, near)
+    over = jax.lax.scan if scan_layers else _unscanned
+    x, said = over(step, cut_rows(x, mesh), stack)
+    return rms_norm(x, params["final_norm"], arch.rms_eps), said
+
+
+class _OfLayer(NamedTuple):
+    """What is one layer's own; stacked, what all of them have."""
+
+    params: PyTree
+    given: Array | None  # experts
+    near: Any  # see `Where`
+
+
+def _unscanned(
+    step: Callable[[Array, Any], tuple[Array, Said]], x: Array, stack: Any
+) -> tuple[Array, Said]:
+    """What `jax.lax.scan` returns, layer by layer."""
+    leaves, treedef = jax.tree.flatten(stack)
     # Not slices: their gradients would be padded to stacks, and these added up.
-    parts = [jax.lax.split(leaf, (1,) * arch.num_layers) for leaf in leaves]
+    parts = [jax.lax.split(leaf, (1,) * len(leaf)) for leaf in leaves]
     each = []
     for layer in zip(*parts, strict=True):
         x, said = step(x, jax.tree.unflatten(treedef, [leaf[0] for leaf in layer]))
         each.append(said)
-    said = jax.tree.map(lambda *layers: jnp.stack(layers), *each)
-    return rms_norm(x, params["final_norm"], arch.rms_eps), said
+    return x, jax.tree.map(lambda *layers: jnp.stack(layers), *each)
 
 
 def cut_rows(x: Float[Array, "R S D"], mesh: Mesh | None) -> Float[Array, "R S D"]:
@@ -211,19 +281,33 @@ def cached_hidden(
     positions: Int[Array, " T"],
     attend: Callable[[int, Array, Array, Array], Array],
     dtype: DTypeLike,
-) -> Float[Array, "T D"]:
+    experts: Int[Array, "layers T k"] | None = None,
+) -> tuple[Float[Array, "T D"], Said]:
     """Final hidden states of new tokens, whichever sequences they belong to.
 
     `attend(layer, q, k, v)` caches the keys and values [T, kv heads, head dim] of a
     layer and returns what the queries [T, heads, head dim] find in the cache.  The
     layers are unrolled, every layer's cache is updated in place, and `params` are laid
-    out by `architecture.layered_table`.
+    out by `architecture.layered_table`.  What the layers say, and `experts`, are as in
+    `hidden_states`, for T tokens.
     """
     turns = rotations(positions, rope_frequencies(arch))
     x = params["embedding"][tokens].astype(dtype)
+    each = []
     for index, layer in enumerate(params["layers"]):
-        x, _ = _block(layer, arch, x, turns, functools.partial(attend, index))
-    return rms_norm(x, params["final_norm"], arch.rms_eps)
+        near = arch.local is None or arch.local.with_positions[index]
+        x, said = _block(
+            layer,
+            arch,
+            x,
+            Where(positions, turns, near),
+            functools.partial(attend, index),
+            given=None if experts is None else experts[index],
+            decoding=True,
+        )
+        each.append(said)
+    said = jax.tree.map(lambda *layers: jnp.stack(layers), *each)
+    return rms_norm(x, params["final_norm"], arch.rms_eps), said
 
 
 def head_weights(params: PyTree) -> Float[Array, "V D"]:

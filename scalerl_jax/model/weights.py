@@ -1,16 +1,14 @@
-"""Parameters out of checkpoints, straight onto the devices, and into safetensors files.
+"""Parameters out of checkpoints, straight onto the devices.
 
-A device's shard of a parameter is filled layer by layer with the parts of the tensors
-that it needs: the host holds one shard, and of the files `_CHUNK_BYTES` at a time.  An
-export is whole or not there at all; it takes one tensor and one file at a time.
+A device's shard of a parameter is filled part by part with what it needs of the
+tensors: the host holds one shard, and of the files `_CHUNK_BYTES` at a time.
 """
 
-import contextlib
-import itertools
-import json
+import dataclasses
+import functools
 import math
-import shutil
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,42 +16,98 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 from jax.typing import DTypeLike
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
-from scalerl_jax.model.architecture import Architecture, parameter_table
+from scalerl_jax.model.architecture import Architecture, ParamSpec, parameter_table
 from scalerl_jax.model.hugging_face import (
     CONFIG_FILE,
     FAMILIES,
     IGNORED,
-    Parameter,
-    config_values,
-    parameters,
+    IMAGES,
+    TEXT,
 )
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.hub import local_path
-from scalerl_jax.utils.safetensors import DTYPES, INDEX, SINGLE, read_tensors
+from scalerl_jax.utils.safetensors import read_tensors
 
-# What says how texts become tokens and where they end.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "generation_config.json",
-)
-# What may lie beside the weights; the last says how a base checkpoint was made.
-COMPANIONS = (*TOKENIZER_FILES, "warmstart.json")
 # Of a tensor, as float32, that is read at one time.  Few rows are also turned from
 # [out, in] to [in, out] within a processor's cache.
 _CHUNK_BYTES = 2**20
 
 Region = tuple[tuple[int, int], ...]  # per dimension, from where to where
 Stored = Any  # `utils.safetensors.SafeTensor`, or `utils.gguf.GGUFTensor`, its twin
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A vector or matrix of a parameter, and where checkpoints keep it.
+
+    Most keep a matrix as [out, in]; here they are [in, out].
+    """
+
+    tensor: str  # its name
+    shape: tuple[int, ...]  # of the whole tensor
+    place: tuple[int | None, ...]  # in the parameter, None along the matrix itself
+    before: tuple[int, ...] = ()  # in the tensor: indices before the matrix,
+    column: int = 0  # and the matrix's first column
+    transposed: bool = False  # the tensor's matrix is [out, in]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A leaf of the parameter tree and the parts that it is read and written in."""
+
+    name: str  # its path in the tree
+    spec: ParamSpec
+    parts: tuple[Part, ...]
+
+    @functools.cached_property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Names of the tensors that hold it, in order, and their shapes."""
+        return {part.tensor: part.shape for part in self.parts}
+
+
+def parameters(arch: Architecture) -> list[Parameter]:
+    """Every parameter, in the order of `jax.tree.leaves(parameter_table(arch))`."""
+    found = []
+    for path, spec in jax.tree_util.tree_leaves_with_path(parameter_table(arch)):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        pattern = FAMILIES[arch.family].tensors[name]
+        if spec.axes[0] != "layers":
+            whole = (None,) * len(spec.shape)
+            parts = [Part(pattern, spec.shape, whole)]
+        else:
+            parts = [
+                part
+                for layer in range(arch.num_layers)
+                for part in _layer_parts(pattern, layer, spec)
+            ]
+        found.append(Parameter(name, spec, tuple(parts)))
+    return found
+
+
+def _layer_parts(pattern: str, layer: int, spec: ParamSpec) -> list[Part]:
+    """Parts of one layer: a tensor, one per expert, or an expert's of a common one."""
+    shape, name = spec.shape[1:], functools.partial(pattern.format, layer=layer)
+    if spec.axes[1] != "experts":
+        place = (layer, *(None,) * len(shape))
+        transposed = len(shape) == 2
+        held = shape[::-1] if transposed else shape
+        return [Part(name(), held, place, transposed=transposed)]
+    count, rows, columns = shape[0], shape[1], shape[-1]
+    sides = ("gate", "up") if "pair" in spec.axes else ("",)
+    parts = []
+    for expert in range(count):
+        for index, side in enumerate(sides):
+            pair = (index,) if side else ()
+            place = (layer, expert, None, *pair, None)
+            if "{expert}" in pattern:
+                tensor = name(expert=expert, side=side)
+                parts.append(Part(tensor, (columns, rows), place, transposed=True))
+            else:
+                held = (count, rows, len(sides) * columns)
+                parts.append(Part(name(), held, place, (expert,), index * columns))
+    return parts
 
 
 def load_params(
@@ -82,6 +136,11 @@ def load_params(
     """
     path = local_path(checkpoint, weights=True)
     stored = read_tensors(path) if isinstance(path, Path) else path.tensors()
+    stored = {
+        name.removeprefix(TEXT): tensor
+        for name, tensor in stored.items()
+        if not name.startswith(IMAGES)
+    }
     found = parameters(arch)
     _check_tensors(path, stored, found, arch)
     placements = jax.tree.leaves(shardings) or [None] * len(found)
@@ -128,27 +187,38 @@ def _read(
     dtype: np.dtype,
     require_finite: bool,
 ) -> np.ndarray:
-    """A region of a parameter, read layer by layer and chunk by chunk."""
+    """A region of a parameter, read part by part and chunk by chunk."""
     host = np.empty([stop - start for start, stop in region], dtype)
-    layers, inner = (region[0], region[1:]) if parameter.stacked else ((0, 1), region)
-    if parameter.transposed:
-        inner = inner[::-1]
-    for place, layer in enumerate(range(*layers)):
-        part = host[place] if parameter.stacked else host
-        part = part.T if parameter.transposed else part
-        tensor = stored[parameter.tensors[layer]]
-        (first, end), *rest = inner
+    for part in parameter.parts:
+        index: list[int | slice] = []
+        bounds = []
+        for place, (start, stop) in zip(part.place, region, strict=True):
+            if place is None:
+                index.append(slice(None))
+                bounds.append((start, stop))
+            elif start <= place < stop:
+                index.append(place - start)
+        if len(index) < len(region):
+            continue  # of another shard
+        into = host[tuple(index)]
+        if part.transposed:
+            into, bounds = into.T, bounds[::-1]
+        (first, end), *rest = bounds
+        rest = [(start + part.column, stop + part.column) for start, stop in rest]
+        before = [(place, place + 1) for place in part.before]
+        tensor = stored[part.tensor]
         row_bytes = 4 * math.prod(stop - start for start, stop in rest)
         rows = max(1, _CHUNK_BYTES // row_bytes)
         for start in range(first, end, rows):
             stop = min(start + rows, end)
-            chunk = tensor.read(((start, stop), *rest))
+            chunk = tensor.read((*before, (start, stop), *rest))
             if require_finite and not _all_finite(chunk):
                 raise ValueError(
                     f"{tensor.file}: tensor {tensor.name} holds numbers that are NaN "
                     f"or infinite; take another checkpoint"
                 )
-            part[start - first : stop - first] = chunk
+            chunk = chunk.reshape(chunk.shape[len(before) :])
+            into[start - first : stop - first] = chunk
     return host
 
 
@@ -167,7 +237,9 @@ def _check_tensors(
     arch: Architecture,
 ) -> None:
     """Refuse what does not fit `arch`, before anything is read."""
-    expected = {name: param for param in found for name in param.tensors}
+    expected = {name: shape for each in found for name, shape in each.tensors.items()}
+    if arch.experts is not None:
+        _check_experts(stored, expected, arch.experts.count)
     missing = [name for name in expected if name not in stored]
     if missing:
         raise ValueError(
@@ -184,157 +256,30 @@ def _check_tensors(
                 f"{tensor.file} holds tensor {tensor.name}, which this {arch.family} "
                 f"model does not have (tied_embeddings = {arch.tied_embeddings})"
             )
-        if tensor.shape != expected[name].tensor_shape:
+        if tensor.shape != expected[name]:
             raise ValueError(
                 f"{tensor.file}: tensor {tensor.name} has shape {tensor.shape}; the "
-                f"architecture asks for {expected[name].tensor_shape}"
+                f"architecture asks for {expected[name]}"
             )
 
 
-def save_params(
-    directory: str | Path,
-    params: PyTree,
-    arch: Architecture,
-    *,
-    dtype: DTypeLike,
-    max_shard_bytes: int = 5 * 10**9,
-    companions: Mapping[str, bytes] | None = None,
-    eos_token_id: int | list[int] | None = None,
+def _check_experts(
+    stored: Mapping[str, Stored], expected: Mapping[str, Any], count: int
 ) -> None:
-    """Write a directory that transformers' `AutoModelForCausalLM` loads.
-
-    It is written under another name and renamed when whole.  An earlier export at
-    `directory` is replaced; a directory with anything else in it is refused.
-
-    Args:
-        directory: made with its parents.
-        params: on any devices; they stay there.
-        arch: what config.json will say.
-        dtype: of the files.
-        max_shard_bytes: of a file, unless one tensor is larger.
-        companions: names in `COMPANIONS` and the contents of these files.
-        eos_token_id: what ends a text, for config.json.
-
-    Raises:
-        ValueError: `params` do not fit `arch`, or `directory` is not ours to replace.
-        RuntimeError: it cannot be written; what was there before still is.
-    """
-    directory, dtype = Path(directory).absolute(), np.dtype(dtype)
-    companions = companions or {}
-    assert companions.keys() <= set(COMPANIONS), sorted(companions)
-    if dtype not in DTYPES.values():
-        choices = sorted(known.name for known in DTYPES.values())
-        raise ValueError(f"dtype = {dtype.name}; choose from {choices}")
-    found = parameters(arch)
-    leaves = _check_params(params, found)
-    with _whole(directory) as partial:
-        _write_tensors(partial, leaves, found, dtype, max_shard_bytes)
-        for name, content in companions.items():
-            (partial / name).write_bytes(content)
-        config = config_values(arch, dtype=dtype.name, eos_token_id=eos_token_id)
-        _write_json(partial / CONFIG_FILE, config)
-
-
-@contextlib.contextmanager
-def _whole(directory: Path) -> Iterator[Path]:
-    """An empty directory to write into, which then takes the place of `directory`."""
-    partial = directory.with_name(f".{directory.name}.partial")
-    replaced = directory.with_name(f".{directory.name}.replaced")
-    try:
-        if replaced.exists() and not directory.exists():  # died between two renames
-            replaced.rename(directory)
-        _check_replaceable(directory)
-        for leftover in (partial, replaced):
-            shutil.rmtree(leftover, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        if directory.exists():
-            directory.rename(replaced)
-        partial.rename(directory)
-    except (OSError, SafetensorError) as error:
-        raise RuntimeError(
-            f"cannot write {directory} ({error}); free space or rights there, or name "
-            f"another directory"
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _check_replaceable(directory: Path) -> None:
-    known = (CONFIG_FILE, INDEX, *COMPANIONS)
-    if directory.exists() and not directory.is_dir():
-        raise ValueError(f"{directory} is a file; name a directory")
-    for file in directory.iterdir() if directory.exists() else ():
-        if file.name not in known and not file.match("model*.safetensors"):
+    """Refuse experts that are kept in another layout, or of another number."""
+    of_one = re.compile(r"\.experts\.(\d+)\.")
+    apart = any(of_one.search(name) for name in expected)
+    for name, tensor in stored.items():
+        number = of_one.search(name)
+        if ".experts." in name and apart != bool(number):
+            layouts = ("in one tensor per layer", "in a tensor each")
             raise ValueError(
-                f"{directory} holds {file.name}, which no export writes, and would be "
-                f"replaced as a whole; name a new directory"
+                f"{tensor.file} keeps its experts {layouts[bool(number)]} "
+                f"({tensor.name}); this family has them {layouts[apart]}: save it "
+                f"again with save_pretrained of transformers"
             )
-
-
-def _check_params(params: PyTree, found: list[Parameter]) -> list[jax.Array]:
-    """The leaves of `params`, in the order of `found`."""
-    leaves = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
-    shapes = {parameter.name: parameter.spec.shape for parameter in found}
-    for name in sorted(leaves.keys() | shapes.keys()):
-        shape = leaves[name].shape if name in leaves else None
-        if shape != shapes.get(name):
+        if number and int(number[1]) >= count:
             raise ValueError(
-                f"parameter {name} has shape {shape}; the architecture asks for "
-                f"{shapes.get(name)} (None: no such parameter)"
+                f"{tensor.file} holds tensor {tensor.name}, of an expert that "
+                f"{CONFIG_FILE} does not count: it says {count} experts"
             )
-    return [leaves[parameter.name] for parameter in found]
-
-
-def _write_tensors(
-    directory: Path,
-    leaves: list[jax.Array],
-    found: list[Parameter],
-    dtype: np.dtype,
-    max_shard_bytes: int,
-) -> None:
-    """One file, or as many as needed and the index that says what is where."""
-    sizes = {
-        name: math.prod(parameter.tensor_shape) * dtype.itemsize
-        for parameter in found
-        for name in parameter.tensors
-    }
-    plan: list[list[str]] = [[]]
-    room = max_shard_bytes
-    for name, size in sizes.items():
-        if plan[-1] and size > room:
-            plan.append([])
-            room = max_shard_bytes
-        plan[-1].append(name)
-        room -= size
-    count, where = len(plan), {}
-    tensors = _tensors(leaves, found, dtype)
-    for number, names in enumerate(plan, 1):
-        file = f"model-{number:05d}-of-{count:05d}.safetensors" if count > 1 else SINGLE
-        where |= dict.fromkeys(names, file)
-        shard = dict(itertools.islice(tensors, len(names)))
-        # transformers refuses files that do not name a format.
-        save_file(shard, directory / file, metadata={"format": "pt"})
-        (directory / file).chmod(0o644)  # safetensors makes it the owner's alone
-    if count > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
-        _write_json(directory / INDEX, index)
-
-
-def _tensors(
-    leaves: list[jax.Array], found: list[Parameter], dtype: np.dtype
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor by name, as Hugging Face lays it out."""
-    for leaf, parameter in zip(leaves, found, strict=True):
-        for layer, name in enumerate(parameter.tensors):
-            tensor = np.asarray(leaf[layer] if parameter.stacked else leaf)
-            tensor = tensor.T if parameter.transposed else tensor
-            yield name, np.ascontiguousarray(tensor, dtype=dtype)
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

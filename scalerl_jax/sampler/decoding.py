@@ -191,7 +191,7 @@ def _decode(
         )
         return mixed
 
-    hidden = cached_hidden(
+    hidden, _ = cached_hidden(
         params,
         settings.arch,
         rows.tokens,

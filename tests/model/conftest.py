@@ -71,6 +71,56 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Config",
         dict(rope_parameters=_PLAIN_ROPE, tie_word_embeddings=True, head_dim=16),
     ),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        dict(
+            rope_parameters=_PLAIN_ROPE,
+            head_dim=16,
+            num_experts=5,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            norm_topk_prob=True,
+        ),
+    ),
+    "qwen3-moe-not-normalized": (
+        "Qwen3MoeConfig",
+        dict(
+            rope_parameters=_PLAIN_ROPE,
+            tie_word_embeddings=True,
+            num_experts=4,
+            num_experts_per_tok=3,
+            moe_intermediate_size=24,
+            norm_topk_prob=False,
+        ),
+    ),
+    # 100 tokens in chunks of 16, temperatures that grow every 8.
+    "llama4": (
+        "Llama4TextConfig",
+        dict(
+            rope_parameters=_LLAMA3_ROPE,
+            head_dim=16,
+            pad_token_id=None,
+            num_local_experts=4,
+            num_experts_per_tok=1,
+            no_rope_layers=[1, 0],
+            attention_chunk_size=16,
+            floor_scale=8,
+            attn_scale=0.3,
+        ),
+    ),
+    "llama4-plain": (
+        "Llama4TextConfig",
+        dict(
+            rope_parameters=_PLAIN_ROPE,
+            head_dim=16,
+            pad_token_id=None,
+            num_local_experts=3,
+            num_experts_per_tok=2,
+            no_rope_layer_interval=2,
+            use_qk_norm=False,
+            attn_temperature_tuning=False,
+        ),
+    ),
 }
 
 

@@ -220,7 +220,7 @@ def _decode_alone(params, arch, token, cache, position):
         return mixed.reshape(q.shape)
 
     cache = jnp.asarray(cache)
-    hidden = cached_hidden(
+    hidden, _ = cached_hidden(
         unstack_layers(params, arch),
         arch,
         jnp.asarray(token)[None],

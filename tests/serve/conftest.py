@@ -7,7 +7,8 @@ import pytest
 from small_server import BASE, FLAGS, POISON, TEMPLATE, running
 
 from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.weights import load_params, save_params
+from scalerl_jax.model.saving import save_params
+from scalerl_jax.model.weights import load_params
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,8 @@ from scalerl_jax import config as config_lib
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.weights import load_params, save_params
+from scalerl_jax.model.saving import save_params
+from scalerl_jax.model.weights import load_params
 from scalerl_jax.wiring.learning import make_adamw
 from scalerl_jax.wiring.loading import load_model
 

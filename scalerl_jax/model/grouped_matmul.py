@@ -1,0 +1,199 @@
+"""Rows sorted by group, each times the matrix of its own group; no row is dropped.
+
+    loop       blocks of a group's rows, one after the other: what XLA's CPU does best
+    ragged     `jax.lax.ragged_dot`
+    megablox   JAX's grouped kernel for TPUs
+
+All three compute what `product[r] = x[r] @ weights[group of r]` says, forward and in
+both gradients.  XLA expands `ragged_dot` on a CPU, and its weight gradient on a TPU
+too, to a product of every row with every group.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int
+
+from scalerl_jax.model.layers import GROUPED
+
+_BLOCK = 64  # rows of a group that the loop takes together
+_TILE = 128  # of megablox, a vector's lanes: rows are padded to a multiple
+_LARGEST_TILES = (512, 1024, 1024)  # rows, inner and outer columns
+
+
+def _transposed(weights: Array) -> Array:
+    return weights.swapaxes(1, 2)
+
+
+def _blocks(rows: int, sizes: Array) -> tuple[int, Array, Array, Array]:
+    """Most blocks of _BLOCK rows or fewer; of each its group, first row and rows."""
+    most = -(-rows // _BLOCK) + min(len(sizes), rows)
+    ends, blocks = jnp.cumsum(sizes), -(-sizes // _BLOCK)
+    last = jnp.cumsum(blocks)
+    number = jnp.arange(most)
+    group = jnp.searchsorted(last, number, side="right").astype(jnp.int32)
+    group = jnp.minimum(group, len(sizes) - 1)
+    first = (ends - sizes)[group] + (number - (last - blocks)[group]) * _BLOCK
+    return most, group, first, jnp.clip(ends[group] - first, 0, _BLOCK)
+
+
+def _loop(x: Array, weights: Array, sizes: Array) -> Array:
+    rows = len(x)
+    _, group, first, _ = _blocks(rows, sizes)
+    count = (-(-sizes // _BLOCK)).sum()
+    x = jnp.pad(x, ((0, _BLOCK), (0, 0)))
+
+    def one(block: Array, found: Array) -> Array:
+        # Rows past the group's last are written again by the group that they are of.
+        these = jax.lax.dynamic_slice_in_dim(x, first[block], _BLOCK)
+        these = these @ weights[group[block]]
+        return jax.lax.dynamic_update_slice_in_dim(found, these, first[block], 0)
+
+    found = jnp.zeros((rows + _BLOCK, weights.shape[2]), x.dtype)
+    return jax.lax.fori_loop(0, count, one, found)[:rows]
+
+
+def _loop_of_weights(x: Array, cotangent: Array, sizes: Array, like: Array) -> Array:
+    _, group, first, length = _blocks(len(x), sizes)
+    count = (-(-sizes // _BLOCK)).sum()
+    x, cotangent = (jnp.pad(each, ((0, _BLOCK), (0, 0))) for each in (x, cotangent))
+
+    def one(block: Array, sums: Array) -> Array:
+        own = (jnp.arange(_BLOCK) < length[block])[:, None]
+        left, right = (
+            jax.lax.dynamic_slice_in_dim(each, first[block], _BLOCK)
+            for each in (x, cotangent)
+        )
+        more = jnp.einsum(
+            "rk,rn->kn",
+            jnp.where(own, left, 0),
+            jnp.where(own, right, 0),
+            preferred_element_type=sums.dtype,
+        )
+        return sums.at[group[block]].add(more)
+
+    return jax.lax.fori_loop(0, count, one, jnp.zeros(like.shape, like.dtype))
+
+
+_OF_WEIGHTS = jax.lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((0,), (0,)), ((), ())),
+    lhs_ragged_dimensions=[0],
+    rhs_group_dimensions=[],
+)
+
+
+def _ragged_of_weights(x: Array, cotangent: Array, sizes: Array, like: Array) -> Array:
+    return jax.lax.ragged_dot_general(
+        x, cotangent, sizes, _OF_WEIGHTS, preferred_element_type=like.dtype
+    )
+
+
+def _tiles(rows: int, inner: int, outer: int) -> tuple[int, int, int]:
+    """The largest of megablox's tiles that divide the rows and fit the columns."""
+    most_rows, most_inner, most_outer = _LARGEST_TILES
+    while rows % most_rows:
+        most_rows //= 2
+    return most_rows, min(most_inner, inner), min(most_outer, outer)
+
+
+def _whole_tiles(x: Array) -> Array:
+    """The rows and some of zeros, which no group has."""
+    return jnp.pad(x, ((0, -len(x) % _TILE), (0, 0)))
+
+
+def _megablox(
+    x: Array, weights: Array, sizes: Array, *, interpret: bool = False
+) -> Array:
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+
+    rows, x = len(x), _whole_tiles(x)
+    tiling = _tiles(len(x), x.shape[1], weights.shape[2])
+    found: Any = gmm(
+        x,
+        weights,
+        sizes,
+        preferred_element_type=x.dtype,
+        tiling=tiling,
+        interpret=interpret,
+    )
+    return found[:rows]
+
+
+def _megablox_of_weights(
+    x: Array, cotangent: Array, sizes: Array, like: Array, *, interpret: bool = False
+) -> Array:
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+
+    x, cotangent = _whole_tiles(x), _whole_tiles(cotangent)
+    tiling = _tiles(len(x), x.shape[1], cotangent.shape[1])
+    return tgmm(
+        x.T,
+        cotangent,
+        sizes,
+        preferred_element_type=like.dtype,
+        tiling=tiling,
+        interpret=interpret,
+    )
+
+
+# x [rows, K], weights [groups, K, N], sizes [groups] -> [rows, N]
+Product = Callable[[Array, Array, Array], Array]
+# x [rows, K], cotangent [rows, N], sizes [groups], weights -> their gradient
+OfWeights = Callable[[Array, Array, Array, Array], Array]
+KERNELS: dict[str, tuple[Product, OfWeights]] = {
+    "loop": (_loop, _loop_of_weights),
+    "ragged": (jax.lax.ragged_dot, _ragged_of_weights),
+    "megablox": (_megablox, _megablox_of_weights),
+    "megablox-interpreted": (  # on any device, slowly: for tests
+        functools.partial(_megablox, interpret=True),
+        functools.partial(_megablox_of_weights, interpret=True),
+    ),
+}
+_OF_PLATFORM = {"tpu": "megablox", "cpu": "loop", "default": "ragged"}
+
+
+def _run(part: int, kernel: str, *arrays: Array) -> Array:
+    """One of a kernel's two functions; "auto": of the platform that is compiled for."""
+    if kernel != "auto":
+        return KERNELS[kernel][part](*arrays)
+    platforms = {name: KERNELS[of][part] for name, of in _OF_PLATFORM.items()}
+    return jax.lax.platform_dependent(*arrays, **platforms)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def grouped_matmul(
+    x: Float[Array, "rows K"],
+    weights: Float[Array, "groups K N"],
+    sizes: Int[Array, " groups"],
+    kernel: str = "auto",
+) -> Float[Array, "rows N"]:
+    """x[r] @ weights[group of r] in the dtype of x, rows sorted by group.
+
+    The first sizes[0] rows are of group 0, and so on; the sizes add up to the rows.
+    The gradient of the weights is summed in their own dtype.  `kernel` is a name in
+    `KERNELS`.
+    """
+    product = _run(0, kernel, x, weights.astype(x.dtype), sizes)
+    return checkpoint_name(product, GROUPED)
+
+
+def _forward(
+    x: Array, weights: Array, sizes: Array, kernel: str
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    return grouped_matmul(x, weights, sizes, kernel), (x, weights, sizes)
+
+
+def _backward(
+    kernel: str, saved: tuple[Array, Array, Array], cotangent: Array
+) -> tuple[Array, Array, None]:
+    x, weights, sizes = saved
+    back = _transposed(weights.astype(x.dtype))
+    of_x = _run(0, kernel, cotangent, back, sizes)
+    return of_x, _run(1, kernel, x, cotangent, sizes, weights), None
+
+
+grouped_matmul.defvjp(_forward, _backward)

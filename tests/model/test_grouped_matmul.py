@@ -1,0 +1,93 @@
+"""Grouped products against a plain loop in NumPy, forward and both gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalerl_jax.model.grouped_matmul import grouped_matmul
+
+
+def oracle(x, weights, sizes):
+    """Every row times the matrix of its group, one after the other."""
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    rows = [row @ weights[number] for row, number in zip(x, group, strict=True)]
+    return np.array(rows).reshape(len(x), weights.shape[2])
+
+
+def oracle_gradients(x, weights, sizes, cotangent):
+    """Gradients of (product * cotangent).sum() by x and by the weights."""
+    of_x, of_weights = np.zeros_like(x), np.zeros_like(weights)
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    for row, number in enumerate(group):
+        of_x[row] = weights[number] @ cotangent[row]
+        of_weights[number] += np.outer(x[row], cotangent[row])
+    return of_x, of_weights
+
+
+def numbers(sizes, inner, outer):
+    rng, rows = np.random.default_rng(0), sum(sizes)
+    return (
+        rng.normal(size=(rows, inner)),
+        rng.normal(size=(len(sizes), inner, outer)),
+        rng.normal(size=(rows, outer)),
+    )
+
+
+def check(sizes, inner, outer, kernel):
+    x, weights, cotangent = numbers(sizes, inner, outer)
+    args = [jnp.asarray(each, jnp.float32) for each in (x, weights)]
+    groups = jnp.asarray(sizes, jnp.int32)
+
+    @jax.jit
+    def run(x, weights):
+        product, back = jax.vjp(
+            lambda x, weights: grouped_matmul(x, weights, groups, kernel), x, weights
+        )
+        return product, *back(jnp.asarray(cotangent, jnp.float32))
+
+    product, *gradients = run(*args)
+    np.testing.assert_allclose(product, oracle(x, weights, sizes), atol=1e-4)
+    expected = oracle_gradients(x, weights, sizes, cotangent)
+    for found, wanted in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-4)
+
+
+CASES = [
+    pytest.param([3, 0, 5, 1], id="an empty group"),
+    pytest.param([0, 0, 130, 0], id="all rows in one group, more than a block"),
+    pytest.param([64, 64, 128], id="whole blocks"),
+    pytest.param([1], id="one row"),
+    pytest.param([70, 1, 0, 63, 66], id="blocks that end anywhere"),
+]
+
+
+@pytest.mark.parametrize("sizes", CASES)
+@pytest.mark.parametrize("kernel", ["auto", "ragged", "megablox-interpreted"])
+def test_every_kernel_is_the_plain_loop(sizes, kernel):
+    check(sizes, 128 if kernel.startswith("mega") else 6, 128, kernel)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 90), min_size=1, max_size=6).filter(any),
+    inner=st.integers(1, 9),
+    outer=st.integers(1, 9),
+)
+@settings(max_examples=15, deadline=None)
+def test_any_sizes_are_the_plain_loop(sizes, inner, outer):
+    check(sizes, inner, outer, "loop")
+
+
+def test_a_weight_gradient_is_summed_in_the_weights_dtype():
+    # 257 products of 1: bfloat16 knows no 257.
+    x = jnp.ones((257, 1), jnp.bfloat16)
+
+    def total(weights, kernel):
+        sizes = jnp.array([257], jnp.int32)
+        return grouped_matmul(x, weights, sizes, kernel).astype(jnp.float32).sum()
+
+    for kernel in ("loop", "ragged"):
+        gradient = jax.grad(total)(jnp.ones((1, 1, 1), jnp.float32), kernel)
+        assert gradient.dtype == jnp.float32 and gradient.item() == 257.0

@@ -13,11 +13,12 @@ import datetime
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from scalerl_jax import status as run_status
-from scalerl_jax.launch import estimate, supervisor
+from scalerl_jax.launch import estimate, supervisor, watching
 from scalerl_jax.launch.client import Client
 from scalerl_jax.launch.job import Job, add_flags, read_job
 from scalerl_jax.launch.keep import Patience, Refused, keep, say
@@ -29,12 +30,13 @@ from scalerl_jax.launch.tpu import TpuPlace
 from scalerl_jax.utils.failures import Parser, answer
 from scalerl_jax.utils.run_directory import METRICS_FILE
 
-_FAILURE, _MISTAKE = 1, 2
+_FAILURE, _MISTAKE, _ALARM = 1, 2, 3
+_WATCH_S = 600.0  # between two looks for an alarm: each fetches the run's files
 COMMANDS = {
     "run": "all of it, until the run is over",
     "create": "look at config, price and place, ask, and make the machines",
     "start": "start the run on them, if it does not run and is not finished",
-    "status": "machines, run, roles, and what it has cost",
+    "status": "machines, run, roles, forecast and cost; 3 after an alarm",
     "logs": "the last lines of all hosts",
     "fetch": "the run's files, all but checkpoints",
     "stop": "save the run, and remove the machines",
@@ -137,7 +139,7 @@ def _print(job: Job, flags: argparse.Namespace, more: list[str]) -> int:
 
 
 def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
-    look: Callable[[Machines, Outcome | None], None] = lambda *_: None  # noqa: E731
+    look: Callable[[Machines, Outcome | None], None] = _Watching(job, place)
     if flags.preemptions:
         if not isinstance(place, LocalPlace):
             raise ValueError("--preemptions needs --place=local; clouds make theirs")
@@ -182,6 +184,32 @@ class _Preempting:
             self._at.pop(0)
             say(f"after step {steps} the machine is taken away")
             self._place.end()  # a spot machine has as long to save the run
+
+
+class _Watching:
+    """Tells from time to time that a run has died or stalled, once for each reason."""
+
+    def __init__(self, job: Job, place: Place) -> None:
+        self._job, self._place = job, place
+        self._next, self._told = time.monotonic() + _WATCH_S, ""
+
+    def __call__(self, machines: Machines, outcome: Outcome | None) -> None:
+        if machines.state != "up" or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _WATCH_S
+        self._place.fetch(str(_files(self._job)))
+        alarm = _find_alarm(self._job, self._place, machines, outcome)
+        if alarm and not self._told:
+            say(f"ALARM: {alarm}")
+        self._told = alarm
+
+
+def _find_alarm(
+    job: Job, place: Place, there: Machines, outcome: Outcome | None
+) -> str:
+    now = datetime.datetime.now(datetime.UTC)
+    last = place.last_step()
+    return watching.find_alarm(there, outcome, _files(job), last_step=last, now=now)
 
 
 def _create(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
@@ -243,12 +271,17 @@ def _status(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) 
     if outcome.said:
         sys.stdout.write(f"{outcome.said}\n")
     place.fetch(str(_files(job)))
+    lines, falling = [], ""
     if (_files(job) / "config.json").is_file():
         sys.stdout.write(run_status.describe(_files(job)))
+        lines, falling = watching.forecast(_files(job))
     now = datetime.datetime.now(datetime.UTC)
-    for line in estimate.cost_lines(job, there, _files(job), now):
-        sys.stdout.write(f"{line}\n")
-    return 0
+    lines += estimate.cost_lines(job, there, _files(job), now)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    found = [_find_alarm(job, place, there, outcome), falling]
+    alarms = [each for each in found if each]
+    sys.stdout.write("".join(f"ALARM: {each}\n" for each in alarms))
+    return _ALARM if alarms else 0
 
 
 def _cost(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
@@ -310,7 +343,7 @@ _STEPS = {
     ),
     "create": ("check", "machines", "create"),
     "start": ("outcome", "machines", "start"),
-    "status": ("machines", "outcome", "fetch"),
+    "status": ("machines", "outcome", "fetch", "last_step"),
     "logs": ("logs",),
     "fetch": ("fetch",),
     "stop": ("machines", "end", "remove"),

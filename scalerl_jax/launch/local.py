@@ -20,7 +20,7 @@ from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.outcome import Outcome, read_outcome
 from scalerl_jax.launch.place import Machines
 from scalerl_jax.utils.reading import parse_json
-from scalerl_jax.utils.run_directory import write_json
+from scalerl_jax.utils.run_directory import METRICS_FILE, write_json
 
 GRACE_S = 30.0  # as a spot machine has it
 _FILE, _LOG = "machine.json", "log.txt"
@@ -111,6 +111,14 @@ class LocalPlace:
     def outcome(self) -> Outcome | None:
         """Return how the run stands."""
         return read_outcome(self._job.directory)
+
+    def last_step(self) -> str:
+        """Return when the run last wrote a step."""
+        file = Path(self._job.directory).expanduser() / METRICS_FILE
+        if not file.is_file():
+            return ""
+        at = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.UTC)
+        return at.isoformat(timespec="seconds")
 
     def logs(self, lines: int) -> str:
         """Return the last lines of the one host."""

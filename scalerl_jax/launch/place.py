@@ -56,6 +56,10 @@ class Place(Protocol):
         """Return how the run stands; None: it never was started."""
         ...
 
+    def last_step(self) -> str:
+        """Return when the run last wrote a step, ISO 8601; empty: never."""
+        ...
+
     def logs(self, lines: int) -> str:
         """Return the last lines of every host, each with the host's name."""
         ...

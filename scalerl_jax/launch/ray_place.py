@@ -128,6 +128,10 @@ class RayPlace:
         """Return how the run stands, from the bucket."""
         return self._slices[0].outcome()
 
+    def last_step(self) -> str:
+        """Return when the run last wrote a step, as the bucket says."""
+        return self._slices[0].last_step()
+
     def logs(self, lines: int) -> str:
         """Return the last lines of the head and of every host."""
         own = self._on_head(hosts.log_script(self._job, lines))

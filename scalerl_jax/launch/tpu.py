@@ -13,6 +13,7 @@ from scalerl_jax.launch.keep import Refused, say
 from scalerl_jax.launch.outcome import Outcome, parse_outcome
 from scalerl_jax.launch.place import Machines
 from scalerl_jax.pod.slices import parse_type
+from scalerl_jax.utils.run_directory import METRICS_FILE
 
 GRACE_S = 60  # for the save that `end` asks for
 _GONE_TRIES = 40  # looks for a slice that is being removed
@@ -213,6 +214,12 @@ class TpuPlace:
         except NotFound:
             return None
         return parse_outcome(text)
+
+    def last_step(self) -> str:
+        """Return when the run last wrote a step, as the bucket says."""
+        url = f"{self.job.directory}/{METRICS_FILE}"
+        found = self.client.ask(gcloud.storage("objects", "describe", url))
+        return str(found.get("update_time", "")) if found else ""
 
     def logs(self, lines: int) -> str:
         """Return the last lines of every host."""

@@ -17,9 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from pathlib import Path
 
 CLOUD = Path(os.environ.get("FAKE_CLOUD", "."))
@@ -45,6 +43,7 @@ FLAGS = {
     "compute instances delete": {"--zone"},
     "compute ssh": {"--zone", "--command", "--internal-ip"},
     "storage buckets describe": set(),
+    "storage objects describe": set(),
     "storage cat": set(),
     "storage cp": set(),
     "storage ls": set(),
@@ -114,7 +113,8 @@ class Cloud:
         """What is left to do once the state is written; it may take long."""
         kind, verb = self.command.split()[-2:]
         if self.command.startswith("storage"):
-            verbs = {"describe": self.bucket, "cat": cat, "ls": ls, "cp": cp}
+            described = self.bucket if kind == "buckets" else object_
+            verbs = {"describe": described, "cat": cat, "ls": ls, "cp": cp}
             verbs["rsync"] = rsync
             return lambda: verbs[verb](*names)
         if kind == "accelerator-types":
@@ -286,6 +286,9 @@ def terminate(host, number):
 
 
 def fetch(path, missing, *, data=None, method="GET"):
+    import urllib.error  # half of the time of a call that needs it not
+    import urllib.request
+
     request = urllib.request.Request(
         os.environ["STORAGE_EMULATOR_HOST"] + path, data=data, method=method
     )
@@ -309,6 +312,15 @@ def get(url):
     bucket, name = parts(url)
     missing = f"The following URLs matched no objects or files: {url}"
     return fetch(f"/storage/v1/b/{bucket}/o/{name}?alt=media", missing)
+
+
+def object_(url):
+    bucket, name = parts(url)
+    missing = f"The following URLs matched no objects or files: {url}"
+    found = json.loads(fetch(f"/storage/v1/b/{bucket}/o/{name}", missing))
+    # As gcloud names and writes it.
+    updated = datetime.datetime.fromisoformat(found["updated"])
+    show({"name": found["name"], "update_time": f"{updated:%Y-%m-%dT%H:%M:%S%z}"})
 
 
 def cat(url):

@@ -39,7 +39,7 @@ fi
     # A bucket is mounted: what is written there is in the bucket of the emulator.
     "mountpoint": "#!/bin/bash\nexit 0\n",
     "gcloud": """#!/bin/bash
-exec {python} {here}/fake_gcloud.py "$@"
+exec {python} -IS {here}/fake_gcloud.py "$@"
 """,
 }
 

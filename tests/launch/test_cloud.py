@@ -1,6 +1,7 @@
 """Every command against a fake gcloud that refuses, stalls and takes machines away."""
 
 import functools
+import json
 import re
 import runpy
 from pathlib import Path
@@ -10,6 +11,8 @@ import small_bucket
 import small_run
 from fake_gcloud import FLAGS
 from small_cloud import cloud as cloud
+
+from scalerl_jax.launch.outcome import Outcome
 
 pytestmark = small_bucket.NEEDS_EXTRA
 COMPLETIONS = Path("/usr/lib/google-cloud-sdk/data/cli/gcloud_completions.py")
@@ -146,6 +149,48 @@ def test_stop_may_be_called_at_any_time_and_tells_what_stays(cloud):
     cloud.script()
     assert cloud.launch("stop").returncode == 0
     assert cloud.launch("stop").returncode == 0 and not cloud.state()
+
+
+def test_the_status_has_machines_run_forecast_and_cost_and_an_alarm_when_it_stalls(
+    cloud,
+):
+    cloud.launch("create")
+    looks = [cloud.launch("status") for _ in range(3)]
+    assert looks[-1].stdout.startswith("machines: ACTIVE since ")
+    assert "run: never started" in looks[-1].stdout and not looks[-1].returncode
+    outcome = Outcome(state="running", command=("run",), at="2026-01-01T00:00:00+00:00")
+    cloud.bucket.write("runs/run-1/launch.json", outcome.to_json())
+    config = {"config": {"train": {"num_steps": 30}}}
+    cloud.bucket.write("runs/run-1/config.json", json.dumps(config).encode())
+    rows = [
+        {"step": n, "compute_chip_hours": n / 10, "pass_rate": 0.2 + 0.6 * n / (n + 4)}
+        for n in range(12)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    cloud.bucket.write("runs/run-1/evals.jsonl", lines.encode())
+    done = cloud.launch("status", **{"price-per-chip-hour": 2})
+    assert done.returncode == 3, done.stderr
+    for words in (
+        *("step 0 of 30, pass rate 0.640 at step 11", "forecast at compute_chip_hours"),
+        *("the run: 1.1000 chip-hours of compute at step 11", ", 2.20 at 2 each"),
+        "ALARM: the run has made no step for",
+    ):
+        assert words in done.stdout
+    assert len(cloud.calls("storage objects describe")) == 1
+
+
+def test_a_slice_of_two_that_is_half_there_is_completed_or_removed(cloud):
+    both = {"topology": "2*v6e:2x4", "place": "ray_tpu"}
+    cloud.script(create=["", "stock-out", "", "stock-out"])
+    done = cloud.launch("create", **both)
+    assert (
+        done.returncode == 1 and "no such machines just now; try again" in done.stderr
+    )
+    assert sorted(cloud.state()) == ["run-1-0", "run-1-head"]
+    assert cloud.launch("create", **both).returncode == 0  # only what lacks
+    assert sorted(cloud.state()) == ["run-1-0", "run-1-1", "run-1-head"]
+    assert len(cloud.calls("instances create")) == 1
+    assert cloud.launch("stop", **both).returncode == 0 and not cloud.state()
 
 
 def test_a_dry_run_calls_nobody_and_names_what_it_would(cloud):

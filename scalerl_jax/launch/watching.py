@@ -1,0 +1,80 @@
+"""What is told of a run under way: its forecast, and an alarm if it died or stalled."""
+
+import datetime
+from pathlib import Path
+
+from scalerl_jax.launch.outcome import Outcome
+from scalerl_jax.launch.place import Machines
+from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.run_directory import METRICS_FILE
+
+# Without a step: hosts install, load and compile before the first one; an evaluation,
+# a checkpoint or a program of another length lies between two of them.
+_FIRST_S, _LEAST_S = 3600.0, 900.0
+_TIMES = 10.0  # as long as the slowest of the last steps
+_LAST = 20  # of them are looked at
+
+
+def find_alarm(
+    there: Machines,
+    outcome: Outcome | None,
+    files: Path,
+    *,
+    last_step: str,
+    now: datetime.datetime,
+) -> str:
+    """Return what is wrong with a run that says that it is running; empty: nothing.
+
+    Args:
+        there: its machines.
+        outcome: how it stands, as its supervisor wrote it.
+        files: copies of the run's small files.
+        last_step: when a step was last written, ISO 8601; empty: never.
+        now: the time, with its zone.
+    """
+    if outcome is None or outcome.state != "running":
+        return ""
+    if there.state in ("absent", "broken"):
+        return (
+            f"the run died with its machines, which are {there.said}: `launch run` "
+            f"makes others, on which it goes on"
+        )
+    heard = [
+        datetime.datetime.fromisoformat(at) for at in (outcome.at, last_step) if at
+    ]
+    silent_s = (now - max(heard, default=now)).total_seconds()
+    steps = _step_seconds(files / METRICS_FILE)
+    limit_s = max(_LEAST_S, _TIMES * max(steps)) if steps else _FIRST_S
+    if silent_s <= limit_s:
+        return ""
+    usual = "there was none yet"
+    if steps:
+        usual = f"the slowest of the last {len(steps)} took {max(steps):.0f} s"
+    return (
+        f"the run has made no step for {silent_s / 60:.0f} minutes, and {usual}: "
+        f"`launch logs` shows what it does; `launch stop` and `launch run` begin again "
+        f"from its newest checkpoint"
+    )
+
+
+def _step_seconds(file: Path) -> list[float]:
+    """Return how long each of the last steps took."""
+    lines = file.read_bytes().splitlines(True) if file.is_file() else []
+    whole = [line for line in lines if line.endswith(b"\n")]
+    rows = [parse_json(line) for line in whole[-_LAST:]]
+    return [row["time/step_s"] for row in rows if row.get("time/step_s") is not None]
+
+
+def forecast(files: Path) -> tuple[list[str], str]:
+    """Return what `scaling watch` says of a run, and its alarm; empty: none."""
+    # SciPy is half a second, and only this command needs it.
+    from scalerl_jax.scaling.checking import to_text
+    from scalerl_jax.scaling.live import Watch
+    from scalerl_jax.scaling.records import CurveError
+
+    try:
+        status = Watch(path=files).look()
+    except CurveError as error:
+        return [f"forecast: not yet: {error}"], ""
+    assert status is not None, "the first look finds something"
+    return to_text(status).splitlines(), status.alarm or ""

@@ -53,6 +53,7 @@ FREE_SETTINGS = (
     "queue.batch_timeout_s",
     "queue.group_timeout_s",
     "eval.logged_rollouts",
+    "eval.concurrent",
     "scaling.live",
     "scaling.stop",
     "scaling.patience",
@@ -68,6 +69,7 @@ FREE_SETTINGS = (
     "generators.reissue_after_s",
     "generators.losses",
     "generators.base_every",
+    "generators.channel",
     "mesh.processes",
 )
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else

@@ -88,15 +88,24 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
     )
 
 
+def sampler_versions(config: Config) -> int:
+    """Return the most versions of the params that a replica's devices hold.
+
+    That in use and the next one; beside them, where evaluations are made beside the
+    run, the evaluated one.
+    """
+    return 3 if config.eval.concurrent else 2
+
+
 def sampler_bytes(config: Config, arch: Architecture) -> float:
     """Return the bytes of a device of a replica.
 
-    Two versions of the params and two caches, one of them an evaluation's; programs
-    and what they hold for themselves come to some hundredths more.
+    Versions of the params and two caches, one of them an evaluation's; programs and
+    what they hold for themselves come to some hundredths more.
     """
     params = arch.num_params * _sampler_itemsize(config) / config.generators.devices
     cache = cache_tokens(config) * kv_bytes(config, arch) / config.generators.devices
-    return 1.04 * (2 * params + 2 * cache) + 0.6 * _GIB
+    return 1.04 * (sampler_versions(config) * params + 2 * cache) + 0.6 * _GIB
 
 
 def kv_bytes(config: Config, arch: Architecture) -> int:
@@ -124,7 +133,7 @@ def largest_cache(
         usable: bytes of a device that it may fill.
     """
     params = arch.num_params * _sampler_itemsize(config) / chips
-    left = (usable - 0.6 * _GIB) / 1.04 - 2 * params
+    left = (usable - 0.6 * _GIB) / 1.04 - sampler_versions(config) * params
     tokens = int(left / 2 / (kv_bytes(config, arch) / chips))
     page = config.sampler.page_size
     return max(0, tokens // page * page)

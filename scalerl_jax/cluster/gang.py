@@ -337,7 +337,10 @@ class LearnerGang:
         began = time.monotonic()
         self.close()
         self._whole = {}
-        self._start()
+        try:
+            self._start()
+        except TimeoutError as error:  # a host is not back yet
+            raise GangLost(str(error)) from error
         found = self._ask("restore")[0]
         step = 0 if found is None else found[0]
         if step not in self._saved:

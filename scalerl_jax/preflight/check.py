@@ -13,7 +13,11 @@ import jax.numpy as jnp
 
 from scalerl_jax.balance import work
 from scalerl_jax.balance.lengths import Lengths
-from scalerl_jax.balance.memory import logits_tile, saved_activations
+from scalerl_jax.balance.memory import (
+    logits_tile,
+    sampler_versions,
+    saved_activations,
+)
 from scalerl_jax.balance.work import Work
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
@@ -175,9 +179,11 @@ def _sampler_parts(parts: Parts) -> dict[str, int]:
     """Return the bytes of a device of the sampler, whatever it runs."""
     params = device_bytes(sampler_params(parts.engine))
     cache = device_bytes(decode_state(parts.engine))
+    evaluated = {"params of an evaluation": params}
     return {
         "sampler's params": params,
         "params of the next version": params,
+        **(evaluated if sampler_versions(parts.config) > 2 else {}),
         "KV cache": cache,
         "KV cache of an evaluation": cache,
     }

@@ -213,7 +213,8 @@ def notes(result: Result) -> list[str]:
         )
     said.append(
         "an evaluation holds a KV cache of its own beside the training one, and the "
-        "sampler two versions of the params while one is published; both are counted"
+        "sampler two versions of the params while one is published, or three with "
+        "eval.concurrent; all are counted"
     )
     said.append(
         "rooflines are bounds from below (everything at its peak, all overlapped); a "

@@ -117,6 +117,16 @@ def test_what_is_chosen_can_be_cut_from_the_slice_and_fits():
     assert memory.sampler_bytes(found, ARCH) <= usable
 
 
+@pytest.mark.parametrize("concurrent, versions", [(False, 2), (True, 3)])
+def test_a_cache_fills_what_the_versions_of_the_params_leave(concurrent, versions):
+    found = config_of(eval__concurrent=concurrent, sampler__page_size=64)
+    usable, token = 30 * 2**30, 2 * 32 * 8 * 128 * 2  # keys and values of 32 layers
+    tokens = memory.largest_cache(found, ARCH, chips=2, usable=usable)
+    params = versions * 8_030_261_248 * 2
+    left = 2 * (usable - 0.6 * 2**30) / 1.04 - params
+    assert 0 <= left - tokens * token * 2 < 64 * token * 2
+
+
 def test_what_is_set_is_kept():
     found = chosen(
         "v5p:4x4x4",

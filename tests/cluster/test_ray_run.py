@@ -19,7 +19,7 @@ GANG = {
     "mesh.processes": 2,
     "generators.count": 2,
     "optimizer.learning_rate": 1e-3,
-    "eval.every": 4,
+    "eval.every": 1,
     "compile_cache": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
 }
 _LIMIT_S = 600
@@ -62,9 +62,13 @@ def wait_for_step(process, directory, step):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """A run in which a rank and then a replica are killed, and what it said."""
+    """A run in which a rank and then a replica are killed, and what it said.
+
+    Evaluations are made beside it, and params come by way of the object store.
+    """
     directory = tmp_path_factory.mktemp("killed")
-    process = start_on_ray(directory, GANG | {"train.num_steps": 6})
+    beside = {"eval.concurrent": True, "generators.channel": "objects"}
+    process = start_on_ray(directory, GANG | beside | {"train.num_steps": 6})
     wait_for_step(process, directory, 3)
     os.kill(process_of(directory, "learner 1"), signal.SIGKILL)
     wait_for_step(process, directory, 5)
@@ -86,25 +90,18 @@ def test_a_rank_and_a_replica_that_are_killed_change_no_bit(killed, tmp_path):
     assert expected.keys() == found.keys()
     for name, leaf in expected.items():
         assert leaf.tobytes() == found[name].tobytes(), name
+    names = ("step", "policy_version", "pass_rate")
+    expected, found = (
+        [[row[name] for name in names] for row in small_run.rows(at, "evals.jsonl")]
+        for at in (tmp_path, directory)
+    )
+    assert [step for step, *_ in expected] == [0, 1, 2, 3, 4, 5, 6]
+    assert found == expected
+    assert list((directory / "weights").iterdir()) == []  # the store had room
     rows = small_run.rows(directory)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert rows[-1]["learner/restarts"] == 1
     assert rows[-1]["publish/bytes"] > 0
-
-
-@pytest.mark.slow
-def test_evaluations_beside_the_run_and_params_by_way_of_the_object_store(tmp_path):
-    changes = {
-        "train.num_steps": 3,
-        "eval.concurrent": True,
-        "eval.every": 1,
-        "generators.channel": "objects",
-    }
-    finish(start_on_ray(tmp_path, GANG | changes))
-    rows = small_run.rows(tmp_path, "evals.jsonl")
-    assert [row["step"] for row in rows] == [0, 1, 2, 3]
-    assert [row["policy_version"] for row in rows] == [0, 1, 2, 3]
-    assert list((tmp_path / "weights").iterdir()) == []  # the store had room
 
 
 @pytest.mark.slow

@@ -27,18 +27,19 @@ def saved_activations(config: Config, arch: Architecture) -> int:
 
     Per token and layer, in the compute dtype, by `model.remat`: the layer's input;
     with "attention" what attention found and its float32 normalisers; with "dots"
-    the results of all matmuls too; with "none" also what lies between them.
+    the results of all matmuls too, but for the last, which only the next layer's input
+    has; with "none" also what lies between them.
     """
     tensor, remat = config.mesh.tensor, config.model.remat
     heads, width = arch.num_heads // tensor, arch.hidden_size
     queries, keys = heads * arch.head_dim, arch.num_kv_heads // tensor * arch.head_dim
     ffn = arch.ffn_size // tensor
-    matmuls = queries + 2 * keys + 2 * width + 2 * ffn
+    matmuls = queries + 2 * keys + width + 2 * ffn
     values = {
         "full": 0,
         "attention": queries,
         "dots": queries + matmuls,
-        "none": queries + matmuls + queries + keys + 2 * width + ffn,
+        "none": queries + matmuls + queries + keys + 3 * width + ffn,
     }[remat]
     itemsize = 2 if config.model.compute_dtype == "bfloat16" else 4
     normalisers = 0 if remat == "full" else 4 * heads

@@ -24,6 +24,7 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import SegmentAttention
 from scalerl_jax.model.shardings import batch_sharding
 from scalerl_jax.model.transformer import head_weights, hidden_states
+from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.parallel.multihost import put_global
 from scalerl_jax.types import PackedBatch, PyTree
 
@@ -122,7 +123,10 @@ class Scorer:
         )
         # On every device, so that every process can read the whole of it.
         everywhere = NamedSharding(mesh, PartitionSpec())
-        self._jitted = jax.jit(function, out_shardings=everywhere)
+        options = compiler_options("learner", mesh)
+        self._jitted = jax.jit(
+            function, out_shardings=everywhere, compiler_options=options
+        )
 
     def lower(self) -> Any:
         """The program, not compiled."""
@@ -163,7 +167,11 @@ def plain_scorer(
     """
     # On every device, so that every process can read the whole of it.
     everywhere = forward.mesh and NamedSharding(forward.mesh, PartitionSpec())
-    logprobs = jax.jit(make_logprobs(forward), out_shardings=everywhere)
+    logprobs = jax.jit(
+        make_logprobs(forward),
+        out_shardings=everywhere,
+        compiler_options=forward.mesh and compiler_options("learner", forward.mesh),
+    )
 
     def score(params: PyTree, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
         read = read_forward(batch)

@@ -29,6 +29,7 @@ from scalerl_jax.learner.optimizer import (
     round_stochastically,
 )
 from scalerl_jax.model.shardings import batch_sharding
+from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.types import PackedBatch, PyTree, Tokens
 
 Scalars = dict[str, Float[Array, ""]]
@@ -368,14 +369,17 @@ class TrainStep:
         def start() -> Accumulated:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
 
+        jit = functools.partial(
+            jax.jit, compiler_options=compiler_options("learner", mesh)
+        )
         self._jitted = {
-            "start": (jax.jit(start, out_shardings=layout), ()),
+            "start": (jit(start, out_shardings=layout), ()),
             "accumulate": (
-                jax.jit(accumulate, out_shardings=layout, donate_argnums=1),
+                jit(accumulate, out_shardings=layout, donate_argnums=1),
                 (state.params, sums, batch),
             ),
             "update": (
-                jax.jit(
+                jit(
                     update,
                     out_shardings=(shardings, everywhere),
                     donate_argnums=0,

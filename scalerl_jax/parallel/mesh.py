@@ -6,7 +6,7 @@ caller asks which of them exist.  What is cut along them is said in
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -51,6 +51,17 @@ def make_mesh(
         AXES,
         axis_types=(AxisType.Auto,) * len(AXES),
     )
+
+
+def compiler_options(
+    role: Literal["learner", "sampler"], mesh: Mesh
+) -> dict[str, bool | int]:
+    """Return the options for `jax.jit` of a program on a mesh: none but on TPUs."""
+    if mesh.devices.flat[0].platform != "tpu":
+        return {}
+    from scalerl_jax.parallel.compiling import tpu_options
+
+    return tpu_options(role, mesh)
 
 
 def over_mesh(

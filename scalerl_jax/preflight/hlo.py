@@ -65,6 +65,18 @@ class Program:
 
     computations: dict[str, dict[str, Instruction]]
     entry: str
+    places: dict[str, str] = dataclasses.field(default_factory=dict)  # frame: file:line
+
+    def place(self, instruction: Instruction) -> str:
+        """Return the line of the source that asked for it, as file:line, or ""."""
+        return self.places.get(instruction.attribute("stack_frame_id") or "", "")
+
+    def calls(self, instruction: Instruction, within: str) -> Iterator[tuple[str, int]]:
+        """Yield the computations that an instruction runs, and how often each."""
+        times = self._trips(instruction, within) if instruction.op == "while" else 1
+        for called in instruction.called:
+            if called in self.computations:
+                yield called, times
 
     def runs(self) -> Iterator[tuple[Instruction, str, int]]:
         """Yield each instruction, its computation, and how often it runs in one call.
@@ -77,12 +89,8 @@ class Program:
     def _runs(self, name: str, times: int) -> Iterator[tuple[Instruction, str, int]]:
         for instruction in self.computations[name].values():
             yield instruction, name, times
-            inside = times
-            if instruction.op == "while":
-                inside *= self._trips(instruction, name)
-            for called in instruction.called:
-                if called in self.computations:
-                    yield from self._runs(called, inside)
+            for called, turns in self.calls(instruction, name):
+                yield from self._runs(called, times * turns)
 
     def _trips(self, loop: Instruction, within: str) -> int:
         if known := _KNOWN.search(loop.rest):
@@ -150,7 +158,21 @@ def parse(text: str) -> Program:
             current = None
         elif current is not None and (found := _INSTRUCTION.match(line)):
             current[found[1]] = Instruction(*found.groups())
-    return Program(computations, entry)
+    return Program(computations, entry, _places(text))
+
+
+def _places(text: str) -> dict[str, str]:
+    """Return stack frame -> the innermost line of the source, from a program's head."""
+    files = dict(
+        re.findall(r'^(\d+) "(.*)"$', text.split("\n\nFunctionNames")[0], re.M)
+    )
+    location = r"^(\d+) \{file_name_id=(\d+) function_name_id=\d+ line=(\d+)"
+    lines = {
+        number: f"{files.get(file, '?')}:{line}"
+        for number, file, line in re.findall(location, text, re.M)
+    }
+    frames = re.findall(r"^(\d+) \{file_location_id=(\d+)", text, re.M)
+    return {frame: lines.get(at, "") for frame, at in frames}
 
 
 def _whole_lines(text: str) -> Iterator[str]:
@@ -163,6 +185,12 @@ def _whole_lines(text: str) -> Iterator[str]:
         else:
             held = f"{held} {line}" if held else line
     yield held
+
+
+def extents(shape: str) -> list[int]:
+    """Return the sides of an array."""
+    found = _SHAPE.search(shape)
+    return [int(each) for each in _DIGITS.findall(found[2])] if found else []
 
 
 def shape_bytes(shape: str) -> int:

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Int
 
 from scalerl_jax.model.transformer import abstract_params, unstack_layers
+from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.sampler.attention import Chunk, GatheredAttention, PagedAttention
 from scalerl_jax.sampler.decoding import (
     DecodeState,
@@ -86,14 +87,7 @@ class Engine:
             pages=jax.tree.map(lambda _: heads, state.pages)
         )
 
-        def program(function: Any, state_at: int, *, out: Any) -> Any:
-            def counted(*args: Any) -> Any:
-                self._traces += 1  # runs when it is traced only
-                self.notice(self._traces, self.num_programs)
-                return function(*args)
-
-            return jax.jit(counted, donate_argnums=state_at, out_shardings=out)
-
+        program = self._program
         self._init = jax.jit(init, out_shardings=shardings)
         self._prefill = program(
             functools.partial(prefill, settings, attention), 1, out=shardings
@@ -105,6 +99,21 @@ class Engine:
             out=(shardings, replicated),
         )
         self._release = program(_release, 0, out=shardings)
+
+    def _program(self, function: Any, state_at: int, *, out: Any) -> Any:
+        """Return a program that donates an argument, the state, and is counted."""
+
+        def counted(*args: Any) -> Any:
+            self._traces += 1  # runs when it is traced only
+            self.notice(self._traces, self.num_programs)
+            return function(*args)
+
+        return jax.jit(
+            counted,
+            donate_argnums=state_at,
+            out_shardings=out,
+            compiler_options=compiler_options("sampler", self.mesh),
+        )
 
     @property
     def max_concurrent_decodes(self) -> int:

@@ -342,6 +342,18 @@ def test_remat_does_not_change_the_gradient(params, remat):
         np.testing.assert_allclose(leaf, 0.0, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "remat, again", [("none", 0), ("dots", 0), ("attention", 6), ("full", 6)]
+)
+def test_products_with_weights_that_the_backward_pass_makes_anew(params, remat, again):
+    def loss(params):
+        return forward_rows(params, ARCH, LOOSE_ROWS, remat=remat).sum()
+
+    # Attention's have batch dimensions.  Nobody needs the last of a layer again.
+    products = str(jax.make_jaxpr(jax.grad(loss))(params)).count("([], []))")
+    assert products == 3 * 7 + again
+
+
 def test_random_starts_are_as_the_table_says():
     arch = dataclasses.replace(ARCH, family="qwen2", vocab_size=500)
     start = jax.jit(lambda key: init_params(arch, key, dtype=jnp.dtype("float32")))

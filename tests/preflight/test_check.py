@@ -9,7 +9,11 @@ import pytest
 from scalerl_jax import config as config_lib
 from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.shardings import param_shardings
-from scalerl_jax.model.transformer import init_params
+from scalerl_jax.model.transformer import (
+    abstract_params,
+    hidden_states,
+    init_params,
+)
 from scalerl_jax.preflight import check
 from scalerl_jax.preflight.hlo import compile_program
 from scalerl_jax.preflight.programs import AssumedTokenizer
@@ -88,8 +92,8 @@ def test_the_cache_is_as_large_as_its_arrays():
         pytest.param("attention", 4 * (128 + 128) + 16, id="attention: what it found"),
         pytest.param(
             "dots",
-            4 * (128 + 128 + 128 + 2 * 64 + 2 * 128 + 2 * 384) + 16,
-            id="dots: every product",
+            4 * (128 + 128 + 128 + 2 * 64 + 128 + 2 * 384) + 16,
+            id="dots: every product but the last",
         ),
     ],
 )
@@ -102,18 +106,36 @@ def test_saved_activations_by_hand(remat, values):
     assert check.saved_activations(config, arch) == 4 * 2 * 512 * values
 
 
-def test_saved_activations_under_full_remat_are_the_scans_stack():
-    """XLA keeps one [layers, rows, tokens, hidden] array between the two passes."""
+@pytest.mark.parametrize("remat", ["full", "attention", "dots"])
+def test_saved_activations_are_what_the_backward_pass_holds(remat):
+    """Stacks of all layers' values for each token, between the two passes."""
+    config = small(fsdp=4)
+    model = dataclasses.replace(config.model, remat=remat)
+    config = dataclasses.replace(config, model=model)
+    arch = make_architecture(config)
 
-    def layers(params, x):
-        step = jax.checkpoint(lambda x, w: (jax.numpy.tanh(x @ w), None))
-        return jax.lax.scan(step, x, params)[0].sum()
+    def backward(params, tokens):
+        def sums(params):
+            hidden, _ = hidden_states(
+                params,
+                arch,
+                tokens,
+                positions=tokens,
+                segment_ids=tokens,
+                dtype=jax.numpy.float32,
+                remat=remat,
+            )
+            return hidden.sum()
 
-    params = jax.ShapeDtypeStruct((4, 128, 128), jax.numpy.float32)
-    x = jax.ShapeDtypeStruct((2, 512, 128), jax.numpy.float32)
-    _, backward = jax.eval_shape(lambda *args: jax.vjp(layers, *args), params, x)
-    shapes = [leaf.shape for leaf in jax.tree.leaves(backward)]
-    assert (4, 2, 512, 128) in shapes
+        return jax.vjp(sums, params)[1]
+
+    params = abstract_params(arch, dtype=jax.numpy.float32)
+    tokens = jax.ShapeDtypeStruct((2, 512), jax.numpy.int32)
+    held = jax.tree.leaves(jax.eval_shape(backward, params, tokens))
+    stacks = [leaf for leaf in held if leaf.shape[:2] == (4, 2) and 512 in leaf.shape]
+    assert check.saved_activations(config, arch) == sum(
+        leaf.size * leaf.dtype.itemsize for leaf in stacks
+    )
 
 
 def test_the_heads_tile_is_cut_as_the_learner_cuts_it():

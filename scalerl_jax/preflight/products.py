@@ -1,0 +1,245 @@
+"""Products of a compiled program: FLOPs beyond those asked for, sums rounded halfway.
+
+A compiler may compute more than a program says (a grouped product as a dense one), and
+may cut a contraction into pieces whose sum it keeps in a narrow type.  Neither is an
+error to it, and neither shows on the CPU that the tests run on.
+"""
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+from scalerl_jax.preflight.hlo import Instruction, Program, extents
+
+# Compiled FLOPs over those asked for from which on a product is named.
+MOST_WASTE = 1.5
+_PRODUCTS = ("dot", "convolution", "ragged-dot")
+_NARROW = re.compile(r"(bf16|f16|f8\w*)\[")
+# Operations through which a value goes as it is, rounding apart.
+_UNCHANGED = ("bitcast", "copy", "convert", "reshape", "transpose", "slice")
+
+
+@dataclasses.dataclass(frozen=True)
+class Excess:
+    """Products of one place of the source, on one device and in one call."""
+
+    place: str  # file:line
+    asked: float  # FLOPs
+    compiled: float
+
+    @property
+    def ratio(self) -> float:
+        """Compiled FLOPs over those asked for."""
+        return self.compiled / self.asked
+
+
+def excesses(compiled: Program, asked: Program, *, num_devices: int) -> list[Excess]:
+    """Return the places whose products cost above `MOST_WASTE` times what they should.
+
+    Args:
+        compiled: for one device.
+        asked: the same program before any pass, with the shapes of all devices.
+        num_devices: that share what was asked for.
+    """
+    wanted: dict[str, float] = collections.defaultdict(float)
+    for place, flops, local in _flops(asked):
+        wanted[place] += flops if local else flops / num_devices
+    spent: dict[str, float] = collections.defaultdict(float)
+    for place, flops, _ in _flops(compiled):
+        spent[place] += flops
+    found = [
+        Excess(place, flops, spent[place])
+        for place, flops in wanted.items()
+        if place and spent[place] > MOST_WASTE * flops
+    ]
+    return sorted(found, key=lambda each: each.asked - each.compiled)
+
+
+def _flops(program: Program) -> Iterator[tuple[str, float, bool]]:
+    """Yield place, FLOPs, and whether they are one device's, of every product."""
+    yield from _flops_of(program, program.entry, 1, False)
+
+
+def _flops_of(
+    program: Program, name: str, times: int, local: bool
+) -> Iterator[tuple[str, float, bool]]:
+    # As a shard_map is called, whose shapes are those of one device.
+    local = local or "manual_computation" in name
+    inside = program.computations[name]
+    for each in inside.values():
+        if each.op in _PRODUCTS:
+            yield program.place(each), times * product_flops(each, inside), local
+        for called, turns in program.calls(each, name):
+            yield from _flops_of(program, called, times * turns, local)
+
+
+def product_flops(product: Instruction, inside: dict[str, Instruction]) -> float:
+    """Return the FLOPs of a product: two for each pair of values that meet.
+
+    A grouped product multiplies each row by the matrix of its own group alone.
+    """
+    out, left, right = (
+        extents(shape)
+        for shape in (
+            product.shape,
+            *(inside[name].shape for name in product.operands[:2]),
+        )
+    )
+    if product.op == "ragged-dot":
+        return 2.0 * math.prod(left) * out[-1]
+    if product.op == "dot":
+        contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", product.rest)
+        sides = re.findall(r"\d+", contracted[1]) if contracted else []
+        return 2.0 * math.prod(out) * math.prod(left[int(each)] for each in sides)
+    return _convolution_flops(product.rest, out, left, right)
+
+
+def _convolution_flops(
+    attributes: str, out: list[int], left: list[int], right: list[int]
+) -> float:
+    """Return the FLOPs of a convolution, padding and holes left out.
+
+    TPUs have products as convolutions: a batch may be a dimension of the window.
+    """
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes)
+    assert labels, f"a convolution without dim_labels: {attributes[:200]}"
+    of_left, of_right, of_out = labels.groups()
+    window = re.search(r"window=\{([^}]*)\}", attributes)
+    fields = dict(re.findall(r"(\w+)=(\S+)", window[1])) if window else {}
+    flops = 2.0 * out[of_out.index("b")] * out[of_out.index("f")]
+    flops *= right[of_right.index("i")]
+    for number, side in enumerate(sorted(set(of_out) - set("bf"))):
+
+        def field(
+            name: str, default: str, number: int = number, count: int = len(of_out) - 2
+        ) -> str:
+            return fields.get(name, "x".join([default] * count)).split("x")[number]
+
+        flops *= _meetings(
+            outputs=out[of_out.index(side)],
+            inputs=left[of_left.index(side)],
+            kernel=right[of_right.index(side)],
+            stride=int(field("stride", "1")),
+            before=int(field("pad", "0_0").split("_")[0]),
+            spread=int(field("lhs_dilate", "1")),
+            apart=int(field("rhs_dilate", "1")),
+        )
+    return flops
+
+
+def _meetings(
+    *,
+    outputs: int,
+    inputs: int,
+    kernel: int,
+    stride: int,
+    before: int,
+    spread: int,
+    apart: int,
+) -> int:
+    """Return how many places of a window meet an input, over all outputs of a side."""
+    last, count = (inputs - 1) * spread, 0
+    for tap in range(kernel):
+        # Output o meets the input at o * stride + offset.
+        offset = tap * apart - before
+        first = max(0, -(offset // stride))
+        end = min(outputs - 1, (last - offset) // stride)
+        if spread == 1:
+            count += max(0, end - first + 1)
+        else:
+            reached = range(first, end + 1)
+            count += sum((o * stride + offset) % spread == 0 for o in reached)
+    return count
+
+
+# -- sums that are rounded halfway -----------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """What a value in the body of a loop is made of."""
+
+    carried: frozenset[int] = frozenset()  # places of the loop's tuple, in any way
+    product: bool = False
+    sum: int = -1  # the place that it is, but for products added; -1: none
+    added: str = ""  # where a product that has no part of the sum was added
+    elements: tuple["_Made", ...] = ()  # of a tuple
+
+
+def narrow_loops(program: Program) -> list[str]:
+    """Return places of loops that add products up in less than float32.
+
+    Such a loop carries a sum in a narrow type, and a turn adds a product to it in which
+    the sum is no factor: a contraction in pieces.  A residual stream, to which a layer
+    adds what it makes of it, is none.
+    """
+    found: dict[str, None] = {}
+    for inside in program.computations.values():
+        for each in inside.values():
+            if each.op != "while":
+                continue
+            shapes = re.findall(r"\w+\[[\d,]*\]", each.shape)
+            start = _Made(
+                elements=tuple(
+                    _Made(frozenset({place}), sum=place) for place in range(len(shapes))
+                )
+            )
+            after = _made(program, each.attribute("body") or "", [start]).elements
+            for place, (shape, value) in enumerate(zip(shapes, after, strict=False)):
+                if _NARROW.match(shape) and value.sum == place and value.added:
+                    found[value.added] = None
+    return list(found)
+
+
+def _made(program: Program, name: str, arguments: list[_Made]) -> _Made:
+    """Return what the result of a computation is made of, its arguments given."""
+    values: dict[str, _Made] = {}
+    result = _Made()
+    # Printed in an order in which each comes after what it takes.
+    for each in program.computations.get(name, {}).values():
+        taken = [values[operand] for operand in each.operands if operand in values]
+        result = values[each.name] = _made_by(program, each, taken, arguments)
+    return result
+
+
+def _made_by(
+    program: Program, each: Instruction, taken: list[_Made], arguments: list[_Made]
+) -> _Made:
+    if each.op == "parameter":
+        number = int(each.rest.split(")")[0])
+        return arguments[number] if number < len(arguments) else _Made()
+    if each.op == "get-tuple-element" and taken and taken[0].elements:
+        return taken[0].elements[int(each.attribute("index") or 0)]
+    if each.op == "tuple":
+        return dataclasses.replace(_mixed(taken), elements=tuple(taken))
+    if each.op in ("fusion", "call"):
+        return _made(program, each.called[0], taken)
+    if each.op in _UNCHANGED and taken:
+        return taken[0]
+    return _computed(program, each, taken)
+
+
+def _computed(program: Program, each: Instruction, taken: list[_Made]) -> _Made:
+    """Return what a value is made of that is none of the operands."""
+    mixed = _mixed(taken)
+    if each.op in _PRODUCTS:
+        return dataclasses.replace(mixed, product=True)
+    if each.op == "select":  # a first turn that begins at zero
+        sums = [one for one in taken[1:] if one.sum >= 0]
+        if len(sums) == 1 and not any(sums[0].sum in one.carried for one in taken[:1]):
+            return dataclasses.replace(mixed, sum=sums[0].sum, added=sums[0].added)
+    if each.op == "add" and len(taken) == 2:
+        for one, other in (taken, taken[::-1]):
+            if one.sum >= 0 and one.sum not in other.carried:
+                added = program.place(each) or each.name if other.product else ""
+                return dataclasses.replace(mixed, sum=one.sum, added=added or one.added)
+    return mixed
+
+
+def _mixed(taken: list[_Made]) -> _Made:
+    return _Made(
+        frozenset().union(*(one.carried for one in taken)),
+        any(one.product for one in taken),
+    )

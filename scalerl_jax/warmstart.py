@@ -41,7 +41,7 @@ from scalerl_jax.learner.step import (
     make_accumulate,
     make_update,
 )
-from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.architecture import Architecture, Experts
 from scalerl_jax.model.saving import save_params
 from scalerl_jax.model.transformer import init_params
 from scalerl_jax.parallel.mesh import make_mesh
@@ -84,7 +84,9 @@ class WarmstartConfig:
     slip: float = 0.6
     hesitation: float = 0.3
     hidden_size: int = 128
-    ffn_size: int = 384
+    ffn_size: int = 384  # of one expert, if there are any
+    num_experts: int = 0  # 0: a feed-forward that is no mixture
+    experts_per_token: int = 2
     num_layers: int = 4
     num_heads: int = 4
     num_kv_heads: int = 2
@@ -96,6 +98,7 @@ class WarmstartConfig:
     rows_per_microbatch: int = 8
     learning_rate: float = 2e-3
     warmup_steps: int = 100
+    file_dtype: str = "float32"  # of the checkpoint
 
 
 def defaults() -> ml_collections.ConfigDict:
@@ -121,9 +124,12 @@ def make_tokenizer() -> tokenizers.Tokenizer:
 
 
 def make_architecture(config: WarmstartConfig, *, vocab_size: int) -> Architecture:
-    """A small Qwen3 decoder with tied embeddings."""
+    """A small Qwen3 decoder with tied embeddings, with experts or without."""
+    experts = None
+    if config.num_experts:
+        experts = Experts(config.num_experts, config.experts_per_token, "normalized")
     return Architecture(
-        family="qwen3",
+        family="qwen3_moe" if experts else "qwen3",
         vocab_size=vocab_size,
         hidden_size=config.hidden_size,
         ffn_size=config.ffn_size,
@@ -135,6 +141,7 @@ def make_architecture(config: WarmstartConfig, *, vocab_size: int) -> Architectu
         rms_eps=1e-6,
         tied_embeddings=True,
         max_positions=512,
+        experts=experts,
     )
 
 
@@ -280,6 +287,7 @@ def save(
         "versions": {name: metadata.version(name) for name in names},
         "device": jax.devices()[0].device_kind,
         "num_params": arch.num_params,
+        "num_active_params": arch.num_active_params,
         "log": log,
     }
     ids = {"eos_token_id": backend.token_to_id(EOS), "pad_token_id": 0}
@@ -292,7 +300,7 @@ def save(
         directory,
         state.params,
         arch,
-        dtype=jnp.float32,
+        dtype=jnp.dtype(config.file_dtype),
         companions={name: text.encode() for name, text in companions.items()},
     )
 

@@ -171,6 +171,11 @@ def why_not(
                 f"a model of head_dim = {dim}: a multiple of 8 up to 128",
             ),
             (shards > 1, f"mesh.context = {shards}: set it to 1"),
+            (
+                arch.local is not None and row_tokens > arch.local.chunk,
+                f"a model whose layers see chunks of {arch.local and arch.local.chunk} "
+                f"tokens with batch.row_tokens = {row_tokens}: lower it to the chunk",
+            ),
         ],
     }
     return next((reason for refused, reason in limits[name] if refused), None)

@@ -6,7 +6,8 @@
     pallas     JAX's ragged paged attention kernel for TPUs
 
 A page holds `page_size` tokens of one sequence, in every layer.  How it holds them is
-the backend's business; the first axis of every array counts the pages.
+the backend's business; the first axis of every array counts the pages.  The file is
+above 400 lines: its two backends share masks and pages.
 """
 
 import dataclasses
@@ -154,14 +155,22 @@ class PagedAttention:
         step: Int[Array, ""],
         positions: Int[Array, " rows"],
         active: Bool[Array, " rows"],
+        near: int | None = None,
     ) -> tuple[Float[Array, "rows heads dim"], Any]:
-        """Attention of one new token per row, and the view with its key and value."""
+        """Attention of one new token per row, and the view with its key and value.
+
+        With `near` a token sees its own chunk of so many positions alone.  Kernels do
+        not know it: `kernels.choose_attention` does not choose them then.
+        """
         del step
         places = places_of(
             rows.table, positions, page_size=view.page_size, valid=active
         )
         view = view.write(k, v, places)
-        return self.attend_rows(q, view, rows.table, positions + 1), view
+        lengths, first = positions + 1, {}
+        if near is not None:
+            first = {"first": positions // near * near}
+        return self.attend_rows(q, view, rows.table, lengths, **first), view
 
     def close(
         self,
@@ -182,6 +191,8 @@ class PagedAttention:
         k: Float[Array, "C kv dim"],
         v: Float[Array, "C kv dim"],
         chunk: Chunk,
+        *,
+        near: int | None = None,
     ) -> tuple[Float[Array, "C heads dim"], Any]:
         """Causal attention of a chunk, and the pages with its keys and values."""
         places = places_of(
@@ -191,12 +202,18 @@ class PagedAttention:
             valid=chunk.segments > 0,
         )
         pages = pages.write(k, v, places)
-        return self.attend_chunk(q, k, v, pages, chunk), pages
+        options = {} if near is None else {"near": near}
+        return self.attend_chunk(q, k, v, pages, chunk, **options), pages
 
     def attend_rows(
-        self, q: Array, pages: Any, table: Array, lengths: Array
+        self,
+        q: Array,
+        pages: Any,
+        table: Array,
+        lengths: Array,
+        first: Array | None = None,
     ) -> Float[Array, "rows heads dim"]:
-        """One query per row over the first `lengths` tokens of its pages."""
+        """One query per row over the tokens of its pages from `first` to `lengths`."""
         grouped = q.reshape(q.shape[0], 1, pages.keys.shape[1], -1, q.shape[-1])
         shape = grouped.shape[:-1]
         carry = (
@@ -205,11 +222,20 @@ class PagedAttention:
             jnp.zeros(grouped.shape, jnp.float32),
         )
         everyone = jnp.ones(grouped.shape[:2], bool)
-        _, total, mixed = _over_pages(grouped, pages, table, lengths, everyone, carry)
+        first = None if first is None else first[:, None]
+        _, total, mixed = _over_pages(
+            grouped, pages, table, lengths, everyone, carry, first
+        )
         return (mixed / total[..., None]).reshape(q.shape).astype(q.dtype)
 
     def attend_chunk(
-        self, q: Array, k: Array, v: Array, pages: Any, chunk: Chunk
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        pages: Any,
+        chunk: Chunk,
+        near: int | None = None,
     ) -> Float[Array, "C heads dim"]:
         """A chunk's queries over the chunk, and the first sequence's over its past."""
         length, heads, dim = q.shape
@@ -219,6 +245,11 @@ class PagedAttention:
         allowed = (chunk.segments[:, None] == chunk.segments) & (
             order[:, None] >= order
         )
+        first = None
+        if near is not None:
+            part = chunk.positions // near
+            allowed &= part[:, None] == part
+            first = (part * near)[None]
         scores = jnp.einsum(
             "qkgd,skd->qkgs", grouped, k, preferred_element_type=jnp.float32
         )
@@ -233,6 +264,7 @@ class PagedAttention:
             chunk.positions[:1],
             (chunk.segments == 1)[None],
             (highest[None], shares.sum(axis=-1)[None], mixed[None]),
+            first,
         )
         return (mixed / total[..., None]).reshape(length, heads, dim).astype(q.dtype)
 
@@ -244,8 +276,12 @@ def _over_pages(
     lengths: Int[Array, " rows"],
     allowed: Bool[Array, "rows queries"],
     carry: tuple[Array, Array, Array],
+    first: Int[Array, "rows queries"] | None = None,
 ) -> tuple[Array, Array, Array]:
-    """(highest score, sum of exponentials, mixed values) with the rows' pages added."""
+    """(highest score, sum of exponentials, mixed values) with the rows' pages added.
+
+    A query sees the tokens from its `first` on; None: all of them.
+    """
     page_size, dim = pages.page_size, q.shape[-1]
     per_block = min(max(1, _BLOCK_TOKENS // page_size), table.shape[1])
     table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % per_block)))
@@ -261,6 +297,8 @@ def _over_pages(
         )
         order = block * per_block * page_size + jnp.arange(per_block * page_size)
         seen = (order < lengths[:, None])[:, None] & allowed[..., None]
+        if first is not None:
+            seen &= order >= first[..., None]
         seen = seen.reshape(*allowed.shape, 1, 1, per_block, page_size)
         scores = jnp.where(seen, scores * dim**-0.5, MASKED)
         higher = jnp.maximum(highest, scores.max(axis=(-2, -1)))
@@ -276,7 +314,8 @@ def _over_pages(
 
     block_tokens = per_block * page_size
     blocks = (lengths.max() + block_tokens - 1) // block_tokens
-    return jax.lax.fori_loop(0, blocks, add, carry)
+    start = 0 if first is None else first.min() // block_tokens
+    return jax.lax.fori_loop(start, blocks, add, carry)
 
 
 @struct.dataclass(kw_only=True)
@@ -328,9 +367,11 @@ class GatheredAttention(PagedAttention):
         step: Array,
         positions: Array,
         active: Array,
+        near: int | None = None,
     ) -> tuple[Array, _Gathered]:
         """Attention over the past and the call's tokens up to `step`."""
-        del positions, active
+        del active
+        first = positions // (near or 1) * (near or 0)
         view = dataclasses.replace(
             view,
             new_keys=view.new_keys.at[step].set(k.astype(view.new_keys.dtype)),
@@ -344,9 +385,15 @@ class GatheredAttention(PagedAttention):
         past = past.transpose(0, 2, 3, 1, 4).reshape(*grouped.shape[:3], -1)
         new = (grouped * view.new_keys[:, :, :, None]).sum(axis=-1)
         order = jnp.arange(past.shape[-1])
-        past = jnp.where((order < rows.starts[:, None])[:, None, None], past, MASKED)
+        seen = order < rows.starts[:, None]
+        if near is not None:
+            seen &= order >= first[:, None]
+        past = jnp.where(seen[:, None, None], past, MASKED)
         order = jnp.arange(new.shape[0])[:, None, None, None]
-        new = jnp.where(order <= step, new, MASKED)
+        seen = order <= step
+        if near is not None:
+            seen &= rows.starts[:, None, None] + order >= first[:, None, None]
+        new = jnp.where(seen, new, MASKED)
         highest = jnp.maximum(past.max(axis=-1), new.max(axis=0))
         past, new = jnp.exp(past - highest[..., None]), jnp.exp(new - highest)
         total = past.sum(axis=-1) + new.sum(axis=0)

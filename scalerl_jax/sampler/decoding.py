@@ -92,7 +92,8 @@ def prefill(
     pages = list(state.pages)
 
     def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
-        mixed, pages[layer] = attention.chunk(pages[layer], q, k, v, chunk)
+        near = _near(settings, layer)
+        mixed, pages[layer] = attention.chunk(pages[layer], q, k, v, chunk, **near)
         return mixed
 
     # What follows the last layer's keys and values is dead code to the compiler.
@@ -105,6 +106,12 @@ def prefill(
         dtype=settings.dtype,
     )
     return dataclasses.replace(state, pages=tuple(pages))
+
+
+def _near(settings: EngineSettings, layer: int) -> dict[str, int]:
+    """What attention is told of a layer that does not see everything."""
+    near = settings.chunk_of(layer)
+    return {} if near is None else {"near": near}
 
 
 def insert(
@@ -188,6 +195,7 @@ def _decode(
             step=step,
             positions=rows.positions,
             active=rows.active,
+            **_near(settings, layer),
         )
         return mixed
 

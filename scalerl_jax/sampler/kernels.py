@@ -1,4 +1,7 @@
-"""Attention by kernels that JAX ships, and which backend a machine gets."""
+"""Attention by kernels that JAX ships, and which backend a machine gets.
+
+The file is above 400 lines: it has the kernels of two machines, and who gets which.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -62,6 +65,9 @@ class CombinedPages:
         )
 
 
+_NEAR = "choose_attention chooses no kernel where layers see chunks"
+
+
 class PallasAttention(PagedAttention):
     """JAX's ragged paged attention, a Mosaic kernel for TPUs."""
 
@@ -90,8 +96,10 @@ class PallasAttention(PagedAttention):
         step: Array,
         positions: Array,
         active: Array,
+        near: int | None = None,
     ) -> tuple[Array, CombinedPages]:
         """Attention of one new token per row, and the pages with its key and value."""
+        assert near is None, _NEAR
         return super().decode(
             view,
             q,
@@ -105,9 +113,15 @@ class PallasAttention(PagedAttention):
         )
 
     def attend_rows(
-        self, q: Array, pages: CombinedPages, table: Array, lengths: Array
+        self,
+        q: Array,
+        pages: CombinedPages,
+        table: Array,
+        lengths: Array,
+        first: Array | None = None,
     ) -> Float[Array, "rows heads dim"]:
         """One query per row over the first `lengths` tokens of its pages."""
+        assert first is None, _NEAR
         count = q.shape[0]
         return self._attend(
             q,
@@ -120,9 +134,16 @@ class PallasAttention(PagedAttention):
         )
 
     def attend_chunk(
-        self, q: Array, k: Array, v: Array, pages: CombinedPages, chunk: Chunk
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        pages: CombinedPages,
+        chunk: Chunk,
+        near: int | None = None,
     ) -> Float[Array, "C heads dim"]:
         """A chunk's queries over their sequences' pages; 0 for padding."""
+        assert near is None, _NEAR
         del k, v
         # The kernel fetches the first sequence's pages and waits for them only where
         # it has a query: an empty chunk gets one, of one token.
@@ -217,8 +238,10 @@ class CudnnAttention(PagedAttention):
         step: Array,
         positions: Array,
         active: Array,
+        near: int | None = None,
     ) -> tuple[Array, _WholeRows]:
         """Attention over the rows up to `positions`, the new token among them."""
+        assert near is None, _NEAR
         del rows, step
         count, width = view.keys.shape[:2]
         at = (jnp.arange(count), jnp.where(active, positions, width))
@@ -276,11 +299,19 @@ def choose_attention(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
         raise ValueError(
             f"sampler.attention = {name!r}; choose from {sorted(ATTENTION)}"
         )
+    if name == "cudnn" and settings.near and settings.arch.local is not None:
+        raise ValueError(
+            f"sampler.attention = 'cudnn' does not take a model whose layers see "
+            f"chunks of {settings.arch.local.chunk} tokens and sequences of "
+            f"{settings.max_tokens}; set sampler.attention = 'auto'"
+        )
     return ATTENTION[name](settings, mesh)
 
 
 def _for_machine(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
     platform = mesh.devices.flat[0].platform
+    if settings.near:  # no kernel knows of chunks
+        return GatheredAttention() if platform == "cpu" else PagedAttention()
     if platform == "tpu":
         refused = why_not_pallas(settings, tensor=mesh.shape["tensor"])
         return PagedAttention() if refused else PallasAttention(mesh)
@@ -323,6 +354,11 @@ def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
     kv_heads, group = arch.num_kv_heads // tensor, arch.num_heads // arch.num_kv_heads
     whole = 8 if dtype == jnp.bfloat16 else 4
     table_bytes = _table_bytes(settings)
+    if settings.near and arch.local is not None:
+        return (
+            f"a model whose layers see chunks of {arch.local.chunk} tokens and "
+            f"sequences of {settings.max_tokens}: lower sampler.max_completion_tokens"
+        )
     if settings.page_size > _BLOCK_TOKENS:
         return (
             f"sampler.page_size = {settings.page_size}: "

@@ -32,6 +32,18 @@ class EngineSettings:
         """Return the most tokens of one sequence, prompt and completion."""
         return self.max_prompt_tokens + self.max_completion_tokens
 
+    def chunk_of(self, layer: int) -> int | None:
+        """Tokens of the chunks that a layer looks into; None: it sees all there are."""
+        local = self.arch.local
+        if local is None or not local.with_positions[layer]:
+            return None
+        return local.chunk if self.max_tokens > local.chunk else None
+
+    @property
+    def near(self) -> bool:
+        """Return whether a layer sees less than all tokens of the longest sequence."""
+        return any(self.chunk_of(layer) for layer in range(self.arch.num_layers))
+
     @property
     def pages_per_slot(self) -> int:
         """Pages of a sequence at its full length."""

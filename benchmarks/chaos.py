@@ -1,14 +1,16 @@
 """Kills of every role of a run over processes, and what is lost by them: nothing.
 
-    python benchmarks/chaos.py [--kills=20] [--seed=0] [--workdir=runs/chaos]
+    python benchmarks/chaos.py [--kills=20] [--no-cut] [--seed=0] [--workdir=runs/chaos]
 
 Starts the tiny policy on Ray (two learner ranks, two replicas), and does something to
 it again and again: SIGKILL to a replica, a rank or the controller at a random moment,
-ten seconds of silence of a replica (as when a network is cut), a replica ten times
-slower, a publication that is damaged on its way.  After each it waits until the run is
-whole and has made another step.  At the end it reads from the checkpoint and from what
-the queue handed out whether every ticket was trained on once, and the ledger.
-Ends with status 1 if a prompt was lost or doubled, or the run did not get through it.
+ten seconds of silence of a replica, SIGTERM to a replica, a replica ten times slower, a
+publication that is damaged on its way.  After each it waits until the run is whole and
+has made another step.  Then it goes on over two hosts, a network namespace each, one of
+which has a replica, and the network between them is cut for ten seconds (where this
+process may make namespaces).  At the end it reads from the checkpoint and from what the
+queue handed out whether every ticket was trained on once, and the ledger.  Ends with
+status 1 if a prompt was lost or doubled, or the run did not get through it.
 """
 
 import argparse
@@ -65,6 +67,11 @@ app.run(main.main, flags_parser=main.parse_flags)
 """
 
 
+UNGUARDED = {"RAY_AUTH_MODE": "disabled"}  # as on a network that is closed to others
+_NAMESPACE, _HEAD, _NODE = "scalerl-chaos", "10.217.0.1", "10.217.0.2"
+_PORT = 6397
+
+
 def say(text: str) -> None:
     """Print a line at once."""
     print(text, flush=True)  # noqa: T201
@@ -88,19 +95,26 @@ class Run:
         self.num_steps = num_steps
         self.start()
 
-    def start(self) -> None:
+    def start(self, address: str = "local") -> None:
         """Start a controller, which goes on from the newest checkpoint."""
         settings = SETTINGS | {"train.num_steps": self.num_steps}
         self.log = self.directory.with_suffix(".log").open("a")
         self.controller = subprocess.Popen(
             [
-                *(sys.executable, "-c", CONTROLLER, str(self.record), "--ray=local"),
+                *(
+                    sys.executable,
+                    "-c",
+                    CONTROLLER,
+                    str(self.record),
+                    f"--ray={address}",
+                ),
                 f"--config={_ROOT / 'configs' / 'tiny_fleet.py'}",
                 f"--workdir={self.directory}",
                 *(f"--config.{name}={value}" for name, value in settings.items()),
             ],
             stderr=self.log,
             stdout=self.log,
+            env=os.environ | UNGUARDED,
         )
 
     def steps(self) -> int:
@@ -133,6 +147,18 @@ class Run:
             time.sleep(0.2)
         return time.monotonic() - began
 
+    def wait_for_step(self, what: str) -> float:
+        """Return the seconds until the next step is made."""
+        made = self.steps()
+        return self.wait(lambda: self.steps() > made, what)
+
+    def stop(self) -> int:
+        """Have it saved and ended; return its status, 0 if that is as it should be."""
+        self.controller.send_signal(signal.SIGTERM)
+        status = self.controller.wait(_PATIENCE_S)
+        (self.directory / "status.json").unlink(missing_ok=True)
+        return 0 if status == PREEMPTED else status
+
     def resumed(self) -> None:
         """Forget what a killed controller took after the checkpoint it goes on from."""
         saved = sorted((self.directory / "checkpoints").glob("step_*"))
@@ -147,8 +173,8 @@ class Run:
         self.record.write_text("")
 
 
-def kill(run: Run, role: str) -> float:
-    """SIGKILL to a role; return the seconds until it is back and a step is made."""
+def kill(run: Run, role: str, number: int = signal.SIGKILL) -> float:
+    """A signal to a role; return the seconds until it is back, and a step is made."""
     if role == "controller":
         run.controller.kill()
         run.controller.wait()
@@ -167,11 +193,15 @@ def kill(run: Run, role: str) -> float:
     if role.startswith("learner"):  # all ranks are replaced
         gone |= {pid for name, pid in run.processes().items() if name[:7] == role[:7]}
     with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
+        os.kill(process, number)
     back = run.wait(lambda: run.whole(gone), f"new {role}")
-    made = run.steps()
-    run.wait(lambda: run.steps() > made, "step")
+    run.wait_for_step("step")
     return back
+
+
+def terminate(run: Run, role: str) -> float:
+    """SIGTERM to a replica or a rank; return as `kill`."""
+    return kill(run, role, signal.SIGTERM)
 
 
 def silence(run: Run, role: str, seconds: float = 10.0) -> float:
@@ -180,13 +210,12 @@ def silence(run: Run, role: str, seconds: float = 10.0) -> float:
     os.kill(process, signal.SIGSTOP)
     time.sleep(seconds)
     os.kill(process, signal.SIGCONT)
-    made = run.steps()
-    return run.wait(lambda: run.steps() > made, "step after a silence")
+    return run.wait_for_step("step after a silence")
 
 
 def slow(run: Run, role: str, seconds: float = 15.0) -> float:
     """Let a process have a tenth of its time."""
-    process, ended, made = run.processes()[role], threading.Event(), run.steps()
+    process, ended = run.processes()[role], threading.Event()
 
     def brake() -> None:
         while not ended.wait(0.02):
@@ -199,7 +228,7 @@ def slow(run: Run, role: str, seconds: float = 15.0) -> float:
     time.sleep(seconds)
     ended.set()
     thread.join()
-    return run.wait(lambda: run.steps() > made, "step beside a slow replica")
+    return run.wait_for_step("step beside a slow replica")
 
 
 def damage(run: Run) -> float:
@@ -215,8 +244,84 @@ def damage(run: Run) -> float:
                 file.seek(-1, os.SEEK_END)
                 file.write(bytes([last[0] ^ 1]))
         time.sleep(0.001)
-    made = run.steps()
-    return run.wait(lambda: run.steps() > made, "step after a damaged publication")
+    return run.wait_for_step("step after a damaged publication")
+
+
+def sh(*command: str, quiet: bool = False) -> None:
+    """Run a command; it fails if the command does, unless `quiet`."""
+    subprocess.run(
+        command, check=not quiet, capture_output=True, env=os.environ | UNGUARDED
+    )
+
+
+@contextlib.contextmanager
+def two_networks() -> Iterator[bool]:
+    """Have a network namespace beside this one; yields whether that may be done."""
+    inside = ("ip", "netns", "exec", _NAMESPACE)
+    try:
+        sh("ip", "netns", "add", _NAMESPACE)
+        sh("ip", "link", "add", "chaos0", "type", "veth", "peer", "name", "chaos1")
+        sh("ip", "link", "set", "chaos1", "netns", _NAMESPACE)
+        sh("ip", "addr", "add", f"{_HEAD}/24", "dev", "chaos0")
+        sh("ip", "link", "set", "chaos0", "up")
+        sh(*inside, "ip", "addr", "add", f"{_NODE}/24", "dev", "chaos1")
+        sh(*inside, "ip", "link", "set", "chaos1", "up")
+        sh(*inside, "ip", "link", "set", "lo", "up")
+        yield True
+    except (OSError, subprocess.CalledProcessError):
+        yield False
+    finally:
+        sh("ip", "link", "del", "chaos0", quiet=True)
+        sh("ip", "netns", "del", _NAMESPACE, quiet=True)
+
+
+@contextlib.contextmanager
+def ray_node(*arguments: str, inside: tuple[str, ...] = ()) -> Iterator[None]:
+    """Have a node of Ray while the block runs; `inside` is what runs its command."""
+    ray = str(Path(sys.executable).with_name("ray"))
+    process = subprocess.Popen(
+        [*inside, ray, "start", "--block", "--disable-usage-stats", *arguments],
+        env=os.environ | UNGUARDED,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()  # it ends what it has started
+        process.wait(_PATIENCE_S)
+
+
+def cut(run: Run, seconds: float = 10.0) -> float:
+    """Go on over two hosts, and cut the network between them; return as `silence`."""
+    address, inside = f"{_HEAD}:{_PORT}", ("ip", "netns", "exec", _NAMESPACE)
+    head = ("--head", f"--node-ip-address={_HEAD}", f"--port={_PORT}", "--num-cpus=3")
+    node = (f"--address={address}", f"--node-ip-address={_NODE}", "--num-cpus=1")
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(ray_node(*head, "--include-dashboard=false"))
+        run.start(address)
+        opened.callback(run.stop)
+        run.wait(lambda: len(run.processes()) == 3, "all that the first host holds")
+        opened.enter_context(ray_node(*node, inside=inside))
+        run.wait(lambda: run.whole(set()), "the replica of the second host")
+        run.wait_for_step("step over two hosts")
+        sh("ip", "link", "set", "chaos0", "down")
+        time.sleep(seconds)
+        sh("ip", "link", "set", "chaos0", "up")
+        made = run.steps()
+        return run.wait(
+            lambda: run.whole(set()) and run.steps() > made, "step after a cut"
+        )
+
+
+def over_two_hosts(run: Run) -> str:
+    """Do what `cut` does, where it may be done; return a line about it."""
+    with two_networks() as may:
+        if not may:
+            return "no cut: this process may not make network namespaces"
+        run.resumed()
+        seconds = cut(run)
+    return f"{'cut':9} {'replica 1':12} whole again after {seconds:5.1f} s"
 
 
 def audit(run: Run) -> Iterator[str]:
@@ -260,6 +365,8 @@ EVENTS = (
     ("replica 1", kill),
     ("learner 0", kill),
     ("replica 0", slow),
+    ("replica 0", terminate),
+    ("learner 1", terminate),
 )
 
 
@@ -269,6 +376,7 @@ def main() -> int:
     parser.add_argument("--workdir", default="runs/chaos", type=Path)
     parser.add_argument("--kills", default=20, type=int)
     parser.add_argument("--seed", default=0, type=int)
+    parser.add_argument("--no-cut", dest="cut", action="store_false")
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
     arguments.workdir.parent.mkdir(parents=True, exist_ok=True)
@@ -281,15 +389,15 @@ def main() -> int:
             time.sleep(chance.uniform(0.5, 6.0))
             seconds = damage(run) if act is damage else act(run, role)
             kills += act is kill
-            say(f"{act.__name__:8} {role:12} whole again after {seconds:5.1f} s")
+            say(f"{act.__name__:9} {role:12} whole again after {seconds:5.1f} s")
+        status = run.stop()
+        if arguments.cut:
+            say(over_two_hosts(run))
         # The same run, to an end: the newest checkpoint, and a few steps more.
-        run.controller.send_signal(signal.SIGTERM)
-        stopped = run.controller.wait(_PATIENCE_S)
         run.num_steps = run.steps() + 5
         run.resumed()
         run.start()
-        status = run.controller.wait(_PATIENCE_S)
-        status = status if stopped == PREEMPTED else stopped or status
+        status = run.controller.wait(_PATIENCE_S) or status
     finally:
         run.controller.kill()
     wrong = list(audit(run)) if status == 0 else [f"it ended with status {status}"]

@@ -75,6 +75,7 @@ class Report:
     results: tuple[JobResult, ...] = ()
     verifier_restarts: int = 0  # in all
     refused: str = ""  # why the last publication is not in use
+    leaving: bool = False  # its machine is being taken away; give it nothing more
     failure: BaseException | None = None  # what ended its sampling
 
 

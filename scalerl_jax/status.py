@@ -93,6 +93,7 @@ def _measures(step: dict[str, Any]) -> list[str]:
     ]
     failures = {
         "replicas lost": "replicas/lost",
+        "replicas that left": "replicas/left",
         "groups begun again": "replicas/reissued",
         "late groups refused": "replicas/late",
         "publications refused": "replicas/refused",

@@ -69,13 +69,18 @@ class _Process:
     def __init__(self, config: Config, directory: str) -> None:
         """Take the run's fitted settings, and the directory that all see."""
         forget_others(os.environ)  # before JAX looks for devices
-        # The controller says when to end; its own SIGTERM has it save first.
-        with contextlib.suppress(ValueError):  # not the main thread
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # The controller is told of a SIGTERM, and says when to end.  Ray makes actors
+        # in the main thread, which alone may take a signal.
+        self._leaving = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: self._leave())
         logging.getLogger("scalerl_jax").setLevel(logging.WARNING)
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         self._config = config
         self._directory = Path(directory)
+
+    def _leave(self) -> None:
+        """Note that this process is to end soon."""
+        self._leaving.set()
 
     def versions(self) -> dict[str, str]:
         """Return what must be the same everywhere."""
@@ -125,6 +130,8 @@ class LearnerRank(_Process):
 
         config = self._config
         keep_programs(config.compile_cache)
+        # JAX would take SIGTERM for itself; the controller is told of it instead.
+        jax.config.update("jax_enable_preemption_service", False)
         if self._num_ranks > 1:
             multihost.initialize(
                 coordinator=coordinator,
@@ -148,10 +155,14 @@ class LearnerRank(_Process):
         )
         return _here()
 
-    def step(self, batch: PackedBatch) -> tuple[dict[str, float], str]:
-        """Make an optimizer step; return its metrics, and why it was skipped."""
+    def step(self, batch: PackedBatch) -> tuple[dict[str, float], str, bool]:
+        """Make an optimizer step.
+
+        Returns:
+            Its metrics, why it was skipped, and whether this process got a SIGTERM.
+        """
         self._state, metrics, fault = self._learner.step(self._state, batch)
-        return metrics, fault
+        return metrics, fault, self._leaving.is_set()
 
     def annotate(self, batches: list[PackedBatch]) -> list[PackedBatch]:
         """Return a window's batches with the scores that the objective reads."""
@@ -221,6 +232,11 @@ class LearnerRank(_Process):
 class GeneratorReplica(_Process):
     """One process with an engine, verifiers, and a sampling thread."""
 
+    def __init__(self, config: Config, directory: str) -> None:
+        """Take the place of a replica; nothing is loaded yet."""
+        self._started = threading.Event()
+        super().__init__(config, directory)
+
     def start(self, held_out: list[Prompt]) -> Place:
         """Make the engine, and begin to wait for params."""
         import jax
@@ -241,8 +257,19 @@ class GeneratorReplica(_Process):
             contextlib.ExitStack(),  # never closed: the process is killed
             reaching=channel.reaching,
         )
+        self._started.set()
         return _here()
 
     def exchange(self, instructions: Instructions, wait_s: float) -> Report:
         """Take instructions, wait for news of the sampling thread, and report."""
         return self._replica.exchange(instructions, wait_s)
+
+    def _leave(self) -> None:
+        """Tell the controller, which may be waiting for news."""
+        super()._leave()
+        # A thread, since a handler that waits for a lock would stop the process.
+        threading.Thread(target=self._tell, name="leaving", daemon=True).start()
+
+    def _tell(self) -> None:
+        self._started.wait()
+        self._replica.leave()

@@ -32,6 +32,7 @@ from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.parallel.channels import Parcel
 from scalerl_jax.parallel.offers import Publication, PublishReport
 from scalerl_jax.types import Group, PackedBatch
+from scalerl_jax.utils.failures import first_line
 from scalerl_jax.utils.xla import is_full
 
 _log = logging.getLogger(__name__)
@@ -51,8 +52,11 @@ class RemoteCheckpoints:
         self._gang = gang
 
     def due(self, step: int, *, since: int) -> bool:
-        """Return whether one is due after any of the steps `since` + 1 to `step`."""
-        return self._files.due(step, since=since)
+        """Return whether one is due after any of the steps `since` + 1 to `step`.
+
+        It is once a rank has got a SIGTERM, before its machine is taken away.
+        """
+        return self._gang.leaving or self._files.due(step, since=since)
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints on disk, oldest first."""
@@ -83,12 +87,17 @@ class LearnerGang:
         cluster: Cluster,
         files: Checkpointer,
         note: Callable[[str], None],
+        placed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the ranks, which load the state and compile."""
+        """Start the ranks, which load the state and compile.
+
+        `placed` is called whenever they all have a place in the cluster, before that.
+        """
         self._config = config
         self._directory = directory
         self._cluster = cluster
         self._note = note
+        self._placed = placed
         self._lock = threading.RLock()  # calls come one after the other
         self._ranks: list[Any] = []
         self.places: list[Place] = []
@@ -103,21 +112,33 @@ class LearnerGang:
         self._asking: threading.Thread | None = None
         self.version = 0  # of the state, for people
         self.restarts = 0
+        self.leaving = False  # a rank has got a SIGTERM, and nothing is saved since
+        self._renew = False  # that is saved: all ranks are to start again
         self.reports: list[PublishReport] = []
         self.checkpointer = RemoteCheckpoints(files, self)
         try:
             self._start()
         except (GangLost, *_LOST) as loss:
-            raise RuntimeError(f"the learner cannot start: {_cause(loss)}") from loss
+            raise RuntimeError(
+                f"the learner cannot start: {first_line(loss)}"
+            ) from loss
 
     # `contract.Learner`.
 
     def step(self, state: int, batch: PackedBatch) -> tuple[int, dict[str, float], str]:
         """Make an optimizer step on every rank."""
-        metrics, fault = self.call("step", batch)[0]
+        answers = self.call("step", batch)
+        metrics, fault, _ = answers[0]
         self._kept[self._number] = batch
         self._number += 1
         self.version = state + (not fault)
+        told = [number for number, (*_, leaving) in enumerate(answers) if leaving]
+        if told and not self.leaving:
+            self.leaving = True
+            self._note(
+                f"warning: rank {told[0]} on {self._where(told[0])} of the learner got "
+                f"a SIGTERM; the state is saved, and all ranks start again"
+            )
         return self.version, metrics, fault
 
     def annotate(self, state: int, batches: list[PackedBatch]) -> list[PackedBatch]:
@@ -177,10 +198,9 @@ class LearnerGang:
             for rank in self._ranks
         ]
         try:
-            parts: Any = ray.get(calls, timeout=_SILENCE_S)
-            parcel, _ = merged(parts)
+            parcel, _ = merged(ray.get(calls, timeout=_SILENCE_S))
         except (*_LOST, RayTaskError, GetTimeoutError, ValueError) as error:
-            _log.info("no params in full for a newcomer as yet: %s", _cause(error))
+            _log.info("no params in full for a newcomer as yet: %s", first_line(error))
             time.sleep(1.0)
             return
         self._whole = {Publication.from_json(parcel.text).policy_version: parcel}
@@ -193,6 +213,9 @@ class LearnerGang:
         self._forget()
         parts = [(step, host, groups)] + [(step, {}, ())] * (len(self._ranks) - 1)
         self.call("save", each=parts)
+        if self.leaving:
+            self.call("await_save")
+            self.leaving, self._renew = False, True
 
     def restore(self) -> Restored | None:
         """Have every rank go on from the newest good checkpoint, if there is any."""
@@ -243,9 +266,12 @@ class LearnerGang:
         """
         with self._lock:
             cause, limit = GangLost(), self._config.generators.losses
+            # A run that ends needs no other ranks.
+            renew = self._renew and method not in ("await_save", "check_save")
+            self.restarts += renew
             for attempt in range(limit + 1):
                 try:
-                    if attempt:
+                    if attempt or renew:
                         self._replace()
                     return self._ask(method, *arguments, each=each)
                 except GangLost as loss:
@@ -294,14 +320,14 @@ class LearnerGang:
             ray.get(call)
         except _LOST as error:
             raise GangLost(
-                f"rank {number} on {self._where(number)}: {_cause(error)}"
+                f"rank {number} on {self._where(number)}: {first_line(error)}"
             ) from error
         except RayTaskError as error:
             cause = error.cause
             broken = type(cause).__name__ == "JaxRuntimeError" and not is_full(cause)
             if broken and len(self._ranks) > 1:  # a collective, whose other end is gone
                 raise GangLost(
-                    f"rank {number} on {self._where(number)}: {_cause(cause)}"
+                    f"rank {number} on {self._where(number)}: {first_line(cause)}"
                 ) from error
             raise cause from None
 
@@ -329,6 +355,7 @@ class LearnerGang:
                 limit_s=timeout_s,
                 setting="mesh.processes",
             )
+        self._placed()
         coordinator = ray.get(self._ranks[0].address.remote())
         self.places = self._ask("start", coordinator, timeout_s)
 
@@ -337,6 +364,7 @@ class LearnerGang:
         began = time.monotonic()
         self.close()
         self._whole = {}
+        self.leaving = self._renew = False
         try:
             self._start()
         except TimeoutError as error:  # a host is not back yet
@@ -353,7 +381,7 @@ class LearnerGang:
         self._offer_again(step)
         version = step
         for batch in again:
-            _, fault = self._ask("step", batch)[0]
+            _, fault, _ = self._ask("step", batch)[0]
             if not fault:
                 version += 1
                 self._offer_again(version)
@@ -372,8 +400,3 @@ class LearnerGang:
 
 
 _SILENCE_S = 1800.0  # compiling is part of it
-
-
-def _cause(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:200]

@@ -112,9 +112,21 @@ class Replicas:
     directory: Path
     cluster: Cluster
     held_out: list[Prompt]
+    _began: bool = False
+    _coming: dict[int, Future[Link]] = dataclasses.field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Start all of them, once: those that `connect` will be asked for first."""
+        if not self._began:
+            self._began = True
+            numbers = range(self.config.generators.count)
+            self._coming = {number: self._launch(number) for number in numbers}
 
     def connect(self, number: int) -> Future[Link]:
-        """Start the replica of a number."""
+        """Return the replica of a number to come: one that was begun, or another."""
+        return self._coming.pop(number, None) or self._launch(number)
+
+    def _launch(self, number: int) -> Future[Link]:
         future: Future[Link] = Future()
 
         def start() -> None:
@@ -168,24 +180,25 @@ def make_cluster_run(
     began = time.monotonic()
     with contextlib.ExitStack() as opened:
         books = wiring.make_books(config, directory, progress)
-        gang = LearnerGang(
-            config,
-            str(directory),
-            cluster=cluster,
-            files=wiring.make_checkpointer(config, directory),
-            note=progress.note,
-        )
-        opened.callback(gang.close)
-        ledger = wiring.make_ledger(config, chip=gang.places[0].chip, remote=True)
-        ledger.start(startup_s=time.monotonic() - began)
-        from scalerl_jax.wiring.replicas import make_fleet
-
         replicas = Replicas(
             config=config,
             directory=directory,
             cluster=cluster,
             held_out=list(books.parts.held_out),
         )
+        gang = LearnerGang(
+            config,
+            str(directory),
+            cluster=cluster,
+            files=wiring.make_checkpointer(config, directory),
+            note=progress.note,
+            placed=replicas.begin,  # they load and compile while the learner does
+        )
+        opened.callback(gang.close)
+        ledger = wiring.make_ledger(config, chip=gang.places[0].chip, remote=True)
+        ledger.start(startup_s=time.monotonic() - began)
+        from scalerl_jax.wiring.replicas import make_fleet
+
         desk = books.desk(ledger)
         fleet = make_fleet(
             books.parts,

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from scalerl_jax.cluster import slice_hosts
 from scalerl_jax.cluster.placement import HostNode, Seats, hosts_of
+from scalerl_jax.utils.failures import first_line
 
 try:
     import ray
@@ -128,7 +129,6 @@ def connect(address: str) -> Cluster:
     try:
         ray.init(address=address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        lines = str(error).strip().splitlines() or [repr(error)]
         if _asks_for_token(error):
             raise ValueError(
                 f"--ray={address} asks for a token, as a head of Ray does where its "
@@ -137,7 +137,7 @@ def connect(address: str) -> Cluster:
             ) from error
         raise ValueError(
             f"--ray={address}: no cluster of Ray {metadata.version('ray')} can be "
-            f"joined: {lines[0]}; start one with `ray start --head`, or take "
+            f"joined: {first_line(error)}; start one with `ray start --head`, or take "
             f"--ray=local"
         ) from error
     resources = ray.cluster_resources()

@@ -22,6 +22,7 @@ from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.jobs import JobBoard
 from scalerl_jax.coordination.members import Limits, Member, freest
 from scalerl_jax.exchange import Assignment, Instructions, Job, Link, Report
+from scalerl_jax.utils.failures import first_line
 from scalerl_jax.utils.ledger import Ledger
 
 _MOST_REFUSALS = 3  # of publications by one replica, in a row
@@ -29,6 +30,10 @@ _MOST_REFUSALS = 3  # of publications by one replica, in a row
 
 class ReplicaLost(Exception):  # noqa: N818  what happened to it, in one line
     """A replica is gone, or has to go."""
+
+
+class ReplicaLeaves(ReplicaLost):
+    """A replica is about to be gone, and says so: no fault of anybody's."""
 
 
 class Roster:
@@ -76,7 +81,7 @@ class Roster:
         self._jobs = JobBoard()
         self._in_row = 0  # losses since the last finished group
         self.events: collections.Counter[str] = collections.Counter(
-            lost=0, reissued=0, late=0, refused=0
+            lost=0, left=0, reissued=0, late=0, refused=0
         )
 
     # Asked for from outside.
@@ -124,6 +129,8 @@ class Roster:
             for member in self.members:
                 try:
                     self._hear(member)
+                except ReplicaLeaves as leave:
+                    self._replace(member, f"leaves ({leave})", event="left")
                 except ReplicaLost as loss:
                     self._lose(member, str(loss))
             self._desk.raise_if_over()
@@ -155,7 +162,7 @@ class Roster:
         for call in [call for call in member.calls if call.done()]:
             member.calls.remove(call)
             if error := call.exception():
-                raise ReplicaLost(f"{type(error).__name__}: {_first_line(error)}")
+                raise ReplicaLost(f"{type(error).__name__}: {first_line(error)}")
             member.since_s = now
             self._take(member, call.result())
         silence = now - member.since_s
@@ -190,7 +197,7 @@ class Roster:
             if isinstance(error := coming.exception(), ValueError):
                 raise error  # a mistake in what was asked for: another has it too
             if error:
-                raise ReplicaLost(f"it did not start: {_first_line(error)}") from error
+                raise ReplicaLost(f"it did not start: {first_line(error)}") from error
             member.link, member.since_s = coming.result(), now
         elif now - member.since_s > self._limits.start_timeout_s:
             raise ReplicaLost(
@@ -204,7 +211,7 @@ class Roster:
             if member.link and not member.link.replaceable:
                 raise report.failure
             raise ReplicaLost(
-                f"{type(report.failure).__name__}: {_first_line(report.failure)}"
+                f"{type(report.failure).__name__}: {first_line(report.failure)}"
             )
         member.used_version = max(member.used_version, report.used_version)
         member.capacity = report.capacity
@@ -229,6 +236,8 @@ class Roster:
             self._refused(member, refused[0])
         elif member.used_version == self._version:
             member.refusals = 0
+        if report.leaving:
+            raise ReplicaLeaves("SIGTERM")
 
     def _take_groups(self, member: Member, report: Report) -> None:
         own = member.assignments
@@ -269,13 +278,23 @@ class Roster:
             raise ReplicaLost(f"{member.refusals} publications in a row refused")
 
     def _lose(self, member: Member, cause: str) -> None:
-        """Give up a replica: its work goes to others, and another one comes."""
-        self.events["lost"] += 1
+        """Give up a replica; the run ends when that happens too often in a row."""
         self._in_row += 1
-        tickets = sorted(member.assignments)
         where = member.where
+        self._replace(member, f"is lost ({cause})", event="lost")
+        if self._in_row > self._limits.losses:
+            raise RuntimeError(
+                f"{self._in_row} replicas were lost without a finished group between, "
+                f"the limit is generators.losses = {self._limits.losses}; the last was "
+                f"replica {member.number} on {where}: {cause}"
+            )
+
+    def _replace(self, member: Member, what: str, *, event: str) -> None:
+        """Give a replica's work to others, and have another one come."""
+        self.events[event] += 1
+        tickets = sorted(member.assignments)
         self._note(
-            f"warning: replica {member.number} on {where} is lost ({cause}); "
+            f"warning: replica {member.number} on {member.where} {what}; "
             f"{len(tickets)} groups are sampled again"
         )
         self._ledger.waste_tokens(sum(member.tokens.values()))
@@ -288,12 +307,6 @@ class Roster:
         for ticket in tickets:
             self._reissue(ticket)
         self._jobs.give_back(numbers)
-        if self._in_row > self._limits.losses:
-            raise RuntimeError(
-                f"{self._in_row} replicas were lost without a finished group between, "
-                f"the limit is generators.losses = {self._limits.losses}; the last was "
-                f"replica {member.number} on {where}: {cause}"
-            )
 
     def _reissue(self, ticket: int) -> None:
         self.events["reissued"] += 1
@@ -359,7 +372,3 @@ class Roster:
             if said["publication"] is not None:
                 said["policy_version"] = member.sent_version = self._version
         return Instructions(**said, **member.take_new())
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0][:300]

@@ -39,6 +39,7 @@ class ReplicaDesk:
         self._dropped: list[tuple[int, str]] = []
         self._results: list[JobResult] = []
         self._refused = ""
+        self._leaving = False
         self._failure: BaseException | None = None
         self._over = False
         self._deliveries = 0
@@ -141,6 +142,12 @@ class ReplicaDesk:
             self._refused = reason
             self._tell()
 
+    def leave(self) -> None:
+        """Report that this replica is to end soon."""
+        with self._changed:
+            self._leaving = True
+            self._tell()
+
     def await_news(self, timeout_s: float) -> None:
         """Sleep until there is something to report, or another delivery has come."""
         with self._changed:
@@ -160,6 +167,7 @@ class ReplicaDesk:
                 dropped=tuple(self._dropped),
                 results=tuple(self._results),
                 refused=self._refused,
+                leaving=self._leaving,
                 failure=self._failure,
             )
             for outbox in (self._sampled, self._groups, self._dropped, self._results):
@@ -255,6 +263,10 @@ class Replica:
             metrics=dict(self._generators.metrics),
             verifier_restarts=self._verifier_restarts(),
         )
+
+    def leave(self) -> None:
+        """Have the controller take back what this replica has, and replace it."""
+        self._desk.leave()
 
     def stop(self, timeout_s: float) -> None:
         """End the sampling thread, which may be in the midst of a step."""

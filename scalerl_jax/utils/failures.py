@@ -25,6 +25,12 @@ class Parser(argparse.ArgumentParser):
         self.exit(_MISTAKE, f"error: {said}; {self.prog} --help lists the flags\n")
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or its type's name; cut short."""
+    lines = str(error).strip().splitlines()
+    return (lines[0].strip() if lines else type(error).__name__)[:300]
+
+
 def is_explained(error: BaseException) -> bool:
     """Return whether this package raised it, with a message for the user."""
     if type(error).__name__ == "JaxRuntimeError":  # its own frames are not there

@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from scalerl_jax.utils.failures import first_line
+
 if TYPE_CHECKING:
     from scalerl_jax.utils.gguf import GGUFModel
 
@@ -161,15 +163,11 @@ def fetch(
         raise ValueError(
             f"{name} is no file here, and the Hugging Face hub cannot be reached, nor "
             f"does its cache have it: hf download {repository} fetches it where there "
-            f"is a network ({_first_line(error)})"
+            f"is a network ({first_line(error)})"
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise ValueError(
             f"{name} is no file here, and the Hugging Face hub does not give it: "
-            f"{_first_line(error)}; look at the name, and at the login of a gated one"
+            f"{first_line(error)}; look at the name, and at the login of a gated one"
         ) from error
     return Path(found)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -22,6 +22,7 @@ GANG = {
     "eval.every": 1,
     "compile_cache": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
 }
+STEPS = 9
 _LIMIT_S = 600
 
 
@@ -62,27 +63,32 @@ def wait_for_step(process, directory, step):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """A run in which a rank and then a replica are killed, and what it said.
+    """A run in which a rank and a replica are killed, then others get a SIGTERM.
 
     Evaluations are made beside it, and params come by way of the object store.
     """
     directory = tmp_path_factory.mktemp("killed")
     beside = {"eval.concurrent": True, "generators.channel": "objects"}
-    process = start_on_ray(directory, GANG | beside | {"train.num_steps": 6})
+    process = start_on_ray(directory, GANG | beside | {"train.num_steps": STEPS})
     wait_for_step(process, directory, 3)
     os.kill(process_of(directory, "learner 1"), signal.SIGKILL)
     wait_for_step(process, directory, 5)
     os.kill(process_of(directory, "replica 0"), signal.SIGKILL)
+    wait_for_step(process, directory, 6)
+    os.kill(process_of(directory, "replica 1"), signal.SIGTERM)
+    os.kill(process_of(directory, "learner 0"), signal.SIGTERM)
     return directory, finish(process)
 
 
 @pytest.mark.slow
-def test_a_rank_and_a_replica_that_are_killed_change_no_bit(killed, tmp_path):
+def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_path):
     directory, said = killed
     assert "warning: the learner is lost (rank 1 on" in said
     assert "batches that were kept" in said
     assert "warning: replica 0 on" in said
-    finish(start_on_ray(tmp_path, GANG | {"train.num_steps": 6}))
+    assert re.search(r"warning: replica 1 on .* leaves \(SIGTERM\)", said)
+    assert re.search(r"warning: rank 0 on .* of the learner got a SIGTERM", said)
+    finish(start_on_ray(tmp_path, GANG | {"train.num_steps": STEPS}))
     expected, found = (
         small_run.saved_arrays(small_run.checkpoints(at)[-1])
         for at in (tmp_path, directory)
@@ -95,12 +101,12 @@ def test_a_rank_and_a_replica_that_are_killed_change_no_bit(killed, tmp_path):
         [[row[name] for name in names] for row in small_run.rows(at, "evals.jsonl")]
         for at in (tmp_path, directory)
     )
-    assert [step for step, *_ in expected] == [0, 1, 2, 3, 4, 5, 6]
+    assert [step for step, *_ in expected] == [*range(STEPS + 1)]
     assert found == expected
     assert list((directory / "weights").iterdir()) == []  # the store had room
     rows = small_run.rows(directory)
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert rows[-1]["learner/restarts"] == 1
+    assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
+    assert rows[-1]["learner/restarts"] == 2 and rows[-1]["replicas/left"] == 1
     assert rows[-1]["publish/bytes"] > 0
 
 
@@ -116,21 +122,21 @@ def test_status_says_how_it_stood(killed):
     assert done.returncode == 0, done.stderr
     for words in ("learner 0", "learner 1", "replica 0", "replica 1", "pass rate"):
         assert words in done.stdout
-    assert "replicas lost" in done.stdout and "learner restarted 1" in done.stdout
+    assert "replicas lost" in done.stdout and "learner restarted 2" in done.stdout
 
 
 @pytest.mark.slow
 def test_its_checkpoint_goes_on_in_one_process(killed):
     directory, _ = killed
-    changes = GANG | {"train.num_steps": 7, "generators.count": 1}
+    changes = GANG | {"train.num_steps": STEPS + 1, "generators.count": 1}
     process = small_run.start(
         "-m",
         "scalerl_jax.main",
         *small_run.arguments(directory, changes),
         environment={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
     )
-    assert "resumed after step 6" in finish(process)
-    assert [row["step"] for row in small_run.rows(directory)][-1] == 7
+    assert f"resumed after step {STEPS}" in finish(process)
+    assert [row["step"] for row in small_run.rows(directory)][-1] == STEPS + 1
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,8 @@ class FleetWorld:
         elif name == "work" and replica.jobs:
             number = sorted(replica.jobs)[choice % len(replica.jobs)]
             replica.work(number, arrived=choice % 5 > 0)
+        elif name == "leave":
+            replica.desk.leave()
         elif name == "die":
             link.die()
             self.links = {n: each for n, each in self.links.items() if each != link}

@@ -25,6 +25,7 @@ NAMES = dict(
     step=(5, 20),
     come=(2, 10),
     die=(0, 3),
+    leave=(0, 2),
     drop=(0, 2),
     late=(0, 2),
     evaluate=(0, 5),
@@ -139,6 +140,28 @@ def test_groups_of_a_lost_replica_are_sampled_by_another_and_charged():
     )
     # Three tokens of each of its two groups, as it had reported.
     assert world.ledger.report()["compute/wasted_tokens"] == 6
+    for ticket in begun[1]:
+        world.links[1].replica.sample(ticket)
+    for _ in range(3):
+        deliver(world)
+    assert open_tickets(world)[1] == begun[0]
+
+
+def test_a_replica_that_gets_a_sigterm_is_replaced_at_once_and_is_no_loss():
+    world = calm_world()
+    world.roster._limits = world.roster._limits.__class__(losses=0)
+    for _ in range(3):
+        deliver(world)
+    begun, leaving = open_tickets(world), world.links.pop(0)
+    leaving.replica.desk.leave()
+    hear(world, leaving)
+    world.roster.turn()
+    assert leaving.closed and 0 in world.coming
+    assert world.notes[-1] == (
+        "warning: replica 0 on host 0 leaves (SIGTERM); 2 groups are sampled again"
+    )
+    events = world.roster.events
+    assert (events["lost"], events["left"], events["reissued"]) == (0, 1, 2)
     for ticket in begun[1]:
         world.links[1].replica.sample(ticket)
     for _ in range(3):

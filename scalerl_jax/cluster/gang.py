@@ -89,10 +89,7 @@ class LearnerGang:
         note: Callable[[str], None],
         placed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the ranks, which load the state and compile.
-
-        `placed` is called whenever they all have a place in the cluster, before that.
-        """
+        """Start the ranks, which load and compile once all are `placed`, as is told."""
         self._config = config
         self._directory = directory
         self._cluster = cluster
@@ -119,9 +116,8 @@ class LearnerGang:
         try:
             self._start()
         except (GangLost, *_LOST) as loss:
-            raise RuntimeError(
-                f"the learner cannot start: {first_line(loss)}"
-            ) from loss
+            text = f"the learner cannot start: {first_line(loss)}"
+            raise RuntimeError(text) from loss
 
     # `contract.Learner`.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 # What a parameter tree, a KV cache or a tree of gradients is to a type checker.
 PyTree = Any
@@ -46,6 +46,9 @@ class Rollout:
     passed: bool = False
     judged: bool = True  # False: its verifier failed, and nothing is learned from it
     status: str = struct.field(pytree_node=False, default="unverified")
+    # Of a mixture whose routing is replayed: uint8 or uint16 [P - 1 + T, layers, k],
+    # the experts that every token but the last one took; the dtype's largest: none.
+    experts: np.ndarray | None = None
 
 
 @struct.dataclass(kw_only=True)
@@ -157,9 +160,12 @@ class PackedBatch:
     regularization: Float[Array, "M R S"] | None = None
     # While the advantages still are rewards: the rollout n * G + g; -1 on padding.
     rollout: Int[Array, "M R S"] | None = None
+    # Experts to replay, uint8 or uint16, at the tokens; the dtype's largest: none.
+    experts: UInt[Array, "M R S L k"] | None = None
     # With a critic: what it said at the start of the window, and what it is to learn.
     values: Float[Array, "M R S"] | None = None
     returns: Float[Array, "M R S"] | None = None
-    # With it, tokens and positions are of streams [M D U], segment_ids of rows, and
+    # With it, tokens, positions and experts are of streams [M D U], segment_ids of
+    # rows, and
     # all others of what follows the shared tokens of a stream.
     sharing: Sharing | None = None

@@ -28,6 +28,7 @@ from scalerl_jax.batching.packing import (
     stack,
     train_sequences,
 )
+from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.types import Group, PackedBatch, RolloutBatch
 
@@ -110,6 +111,7 @@ class Assembler:
     shape_rewards: ShapeRewards | None = None
     regularization: Callable[[Array], Array] | None = None  # pass rates -> factors
     running: RunningNormalization | None = None  # if `advantages` goes by it
+    replay: Architecture | None = None  # the mixture whose experts are replayed
 
     def state(self) -> dict[str, float]:
         """Return the state for a checkpoint, as JSON values."""
@@ -164,7 +166,16 @@ class Assembler:
             learner_version=learner_version,
             regularization=self._regularization(batch),
             rollouts=None if self.advantages is not None else np.flatnonzero(kept),
+            experts=self._experts(groups),
         )
+
+    def _experts(self, groups: Sequence[Group]) -> list[np.ndarray] | None:
+        """Return the experts of rollouts [B], where they are replayed."""
+        if self.replay is None:
+            return None
+        from scalerl_jax.batching.replay import replayed_experts  # few runs do
+
+        return replayed_experts(groups, self.replay)
 
     def _rewards(self, batch: RolloutBatch) -> np.ndarray:
         """Return the rewards of rollouts [B], their lengths reckoned in."""

@@ -69,6 +69,7 @@ class TrainSequence:
     # the batch.
     regularization: float | None = None
     rollout: int | None = None
+    experts: np.ndarray | None = None  # to replay, of each position; `types.Rollout`'s
 
     @property
     def row_length(self) -> int:
@@ -116,6 +117,20 @@ def lay_out(
     return out | {name: np.full(shape, _OPTIONAL[name]) for name in optional}
 
 
+def no_experts(
+    sequences: Sequence[TrainSequence], shape: tuple[int, ...]
+) -> dict[str, np.ndarray]:
+    """Nothing to replay at any position, if the first of the sequences has something.
+
+    All of them then have it, of one dtype, and for as many layers and experts.
+    """
+    if not sequences or (first := sequences[0].experts) is None:
+        return {}
+    of_token: tuple[int, ...] = first.shape[1:]
+    none = np.iinfo(first.dtype).max
+    return {"experts": np.full((*shape, *of_token), none, first.dtype)}
+
+
 def train_sequences(
     batch: RolloutBatch,
     *,
@@ -124,6 +139,7 @@ def train_sequences(
     learner_version: int,
     regularization: np.ndarray | None = None,
     rollouts: np.ndarray | None = None,
+    experts: Sequence[np.ndarray] | None = None,
 ) -> list[TrainSequence]:
     """The rollouts of a batch that carry any weight.
 
@@ -134,6 +150,7 @@ def train_sequences(
         learner_version: version of the params that the step starts from.
         regularization: float [B], what scales the regularisers of each.
         rollouts: those to take, with any weight or none; their places are kept.
+        experts: what each rollout has of them, where they are replayed.
     """
     rows = np.flatnonzero(weights.any(axis=1)) if rollouts is None else rollouts
     sequences = []
@@ -153,6 +170,7 @@ def train_sequences(
                 if regularization is None
                 else float(regularization[row]),
                 rollout=None if rollouts is None else int(row),
+                experts=None if experts is None else experts[int(row)],
             )
         )
     return sequences
@@ -178,13 +196,14 @@ def pack(
     integers = ("tokens", "segment_ids", "positions")
     out = lay_out(shape, optional_fields(sequences))
     out |= {name: np.zeros(shape, np.int32) for name in integers}
+    out |= no_experts(sequences, shape)
     for row, members in enumerate(rows):
         start = 0
         for segment, sequence in enumerate(members, 1):
             _place(out, row, start, segment, sequence)
             start += sequence.row_length
     arrays: dict[str, Any] = {
-        name: array.reshape(filled, rows_per_microbatch, row_tokens)
+        name: array.reshape(filled, rows_per_microbatch, *array.shape[1:])
         for name, array in out.items()
     }
     return PackedBatch(**arrays)
@@ -259,5 +278,7 @@ def _place(
     out["tokens"][row, start:end] = sequence.tokens[:-1]
     out["segment_ids"][row, start:end] = segment
     out["positions"][row, start:end] = np.arange(sequence.row_length)
+    if sequence.experts is not None:
+        out["experts"][row, start:end] = sequence.experts
     predictions = slice(start + sequence.prompt_length - 1, end)
     sequence.write(out, (row, predictions), number=segment)

@@ -12,7 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalerl_jax.batching.packing import TrainSequence, lay_out, optional_fields
+from scalerl_jax.batching.packing import (
+    TrainSequence,
+    lay_out,
+    no_experts,
+    optional_fields,
+)
 from scalerl_jax.model.attention import MAX_SEGMENTS
 from scalerl_jax.types import PackedBatch, Sharing
 
@@ -122,7 +127,15 @@ def pack_shared(
     while len(filled) % streams:
         filled.append(_Stream(shape))
     optional = optional_fields(sequences)
-    return _stacked([_arrays(stream, optional) for stream in filled], shape, streams)
+    experts = [no_experts(sequences, (shape.tokens,)) for _ in filled]
+    return _stacked(
+        [
+            _arrays(stream, optional) | _experts(stream, held)
+            for stream, held in zip(filled, experts, strict=True)
+        ],
+        shape,
+        streams,
+    )
 
 
 def _stacked(
@@ -208,4 +221,15 @@ def _arrays(stream: _Stream, optional: Sequence[str] = ()) -> dict[str, Any]:
         out["place"][mine] = in_rows[len(prompt) :]
         first_target = member.place - shape.shared_tokens
         sequence.write(out, slice(first_target, first_target + count), number=number)
+    return out
+
+
+def _experts(stream: _Stream, out: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What is replayed, into `out`: of a prompt, what its first member has."""
+    for member in reversed(stream.members if out else ()):
+        experts, count = member.sequence.experts, len(member.sequence.weights)
+        assert experts is not None, "all sequences have them, or none"
+        first, own = stream.prompts[member.group], len(experts) - count
+        out["experts"][first : first + own] = experts[:own]
+        out["experts"][member.place : member.place + count] = experts[own:]
     return out

@@ -368,6 +368,12 @@ class ObjectiveConfig:
         "completions without EOS; mask: no loss on them, and their group's baseline "
         "still counts them; wrong: their reward is that of a wrong answer",
     )
+    routing_replay: Literal["off", "on"] = setting(
+        "off",
+        "on: the learner sends each token to the experts that the sampler chose for "
+        "it; of mixtures only",
+        "R3, 2510.11370",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

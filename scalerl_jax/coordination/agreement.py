@@ -90,4 +90,5 @@ def _sequence(prompt: Prompt, completion: Completion) -> TrainSequence:
         behavior_logprobs=completion.full_logprobs,
         staleness=np.zeros(length, np.int32),
         advantage=0.0,
+        experts=completion.experts,
     )

@@ -40,6 +40,7 @@ class Judging:
             completion_mask=completion.mask,
             behavior_logprobs=completion.logprobs,
             policy_versions=completion.versions,
+            experts=completion.experts,
             cut_off=completion.cut_off,
             interrupted=completion.interrupted,
             reward=(self.correct if passed else self.wrong) if judged else 0.0,

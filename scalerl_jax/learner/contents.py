@@ -11,10 +11,11 @@ each group reads back exactly as it was.
 
 import dataclasses
 import io
+import itertools
 import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -171,7 +172,40 @@ def flatten(
     for name, dtype in _ROLLOUT_ARRAYS.items():
         parts = [getattr(rollout, name) for rollout in rollouts]
         arrays[name] = _join(parts, completions, name, dtype)
+    arrays |= _join_experts(groups)
     return arrays, [_group_row(group) for group in groups]
+
+
+def _join_experts(groups: Sequence[Group]) -> dict[str, np.ndarray]:
+    """Experts laid end to end, and offsets; nothing where no rollout has any."""
+    lengths = [
+        len(group.prompt.tokens) - 1 + len(rollout.completion_tokens)
+        for group in groups
+        for rollout in group.rollouts
+    ]
+    held = [rollout.experts for group in groups for rollout in group.rollouts]
+    known = [each for each in held if each is not None]
+    if not known:
+        return {}
+    like = known[0]
+    for each, length in zip(held, lengths, strict=True):
+        wanted = (length, *like.shape[1:])
+        if each is not None and (each.dtype, each.shape) != (like.dtype, wanted):
+            raise ValueError(
+                f"experts is {each.dtype}{list(each.shape)}; it must be "
+                f"{like.dtype}{list(wanted)} to be saved"
+            )
+    none = like[:0]
+    parts = [none if each is None else each for each in held]
+    return {"experts": np.concatenate(parts), "experts_offsets": _offsets(parts)}
+
+
+def _split_experts(arrays: dict[str, np.ndarray]) -> Iterator[np.ndarray | None]:
+    """Yield what `_join_experts` was given, and None for ever where it was nothing."""
+    if "experts" not in arrays:
+        yield from itertools.repeat(None)
+    for part in np.split(arrays["experts"], arrays["experts_offsets"][1:-1]):
+        yield part.copy() if len(part) else None
 
 
 def _join(
@@ -228,6 +262,7 @@ def unflatten(
     prompts = iter(np.split(arrays["prompt_tokens"], arrays["prompt_offsets"][1:-1]))
     cuts = arrays["completion_offsets"][1:-1]
     parts = {name: iter(np.split(arrays[name], cuts)) for name in _ROLLOUT_ARRAYS}
+    experts = _split_experts(arrays)
     return tuple(
         Group(
             ticket=row["ticket"],
@@ -236,7 +271,9 @@ def unflatten(
             prompt=Prompt(tokens=next(prompts).copy(), **row["prompt"]),
             rollouts=tuple(
                 Rollout(
-                    **{name: next(part).copy() for name, part in parts.items()}, **rest
+                    **{name: next(part).copy() for name, part in parts.items()},
+                    **rest,
+                    experts=next(experts),
                 )
                 for rest in row["rollouts"]
             ),

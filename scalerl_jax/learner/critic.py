@@ -49,7 +49,11 @@ def critic_params(params: PyTree) -> PyTree:
 def token_values(
     params: PyTree, batch: PackedBatch, *, forward: Forward
 ) -> Float[Array, "R S"]:
-    """value = hidden . head, in float32, where a sampled token is predicted; or 0."""
+    """value = hidden . head, in float32, where a sampled token is predicted; or 0.
+
+    A critic that is a mixture routes for itself: the sampler's choice is the policy's.
+    """
+    batch = dataclasses.replace(batch, experts=None)
     values = jnp.einsum(
         "rsd,d->rs",
         forward.hidden(params, batch).astype(jnp.float32),

@@ -23,12 +23,15 @@ from scalerl_jax.learner.logprobs import (
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import SegmentAttention
 from scalerl_jax.model.shardings import batch_sharding
-from scalerl_jax.model.transformer import head_weights, hidden_states
+from scalerl_jax.model.transformer import Said, head_weights, hidden_states
 from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.parallel.multihost import put_global
 from scalerl_jax.types import PackedBatch, PyTree
 
-_READ = {"tokens", "segment_ids", "positions", "targets", "mask", "sharing"}
+_READ = {
+    *("tokens", "segment_ids", "positions", "targets", "mask", "sharing"),
+    "experts",
+}
 _UNREAD = {field.name for field in dataclasses.fields(PackedBatch)} - _READ
 
 
@@ -50,7 +53,17 @@ class Forward:
 
     def hidden(self, params: PyTree, batch: PackedBatch) -> Float[Array, "R S D"]:
         """Final hidden states, where the targets are predicted."""
-        hidden, _ = hidden_states(
+        hidden, _ = self._states(params, batch)
+        return hidden[:, hidden.shape[1] - batch.targets.shape[1] :]
+
+    def _states(self, params: PyTree, batch: PackedBatch) -> tuple[Array, Said]:
+        """Final hidden states of all tokens, and what the layers say."""
+        experts = None
+        if batch.experts is not None:
+            from scalerl_jax.model.ffn_moe import from_ids  # few runs replay them
+
+            experts = from_ids(batch.experts)
+        return hidden_states(
             params,
             self.arch,
             batch.tokens,
@@ -62,8 +75,8 @@ class Forward:
             mesh=self.mesh,
             sharing=batch.sharing,
             scan_layers=self.scan_layers,
+            experts=experts,
         )
-        return hidden[:, hidden.shape[1] - batch.targets.shape[1] :]
 
     def logprobs(
         self, params: PyTree, batch: PackedBatch
@@ -82,7 +95,12 @@ class Forward:
             batch.targets,
             # All that there is one of for each target.
             dataclasses.replace(
-                batch, tokens=None, positions=None, segment_ids=None, sharing=None
+                batch,
+                tokens=None,
+                positions=None,
+                segment_ids=None,
+                sharing=None,
+                experts=None,
             ),
             pointwise,
             self.head,

@@ -9,6 +9,7 @@ import math
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from scalerl_jax.types import PyTree
 
@@ -36,6 +37,11 @@ class Experts:
     gate: Literal["softmax", "normalized", "sigmoid"]
     gate_input: bool = False  # what an expert is given is gated, not what it returns
     shared: bool = False  # one more expert, of all tokens and without a gate
+
+    @property
+    def id_dtype(self) -> np.dtype[Any]:
+        """Dtype of experts that travel with tokens; its largest value: no expert."""
+        return np.dtype(np.uint8 if self.count <= np.iinfo(np.uint8).max else np.uint16)
 
 
 @dataclasses.dataclass(frozen=True)

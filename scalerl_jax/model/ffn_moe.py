@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
 
 from scalerl_jax.model.architecture import Architecture, Experts
 from scalerl_jax.model.grouped_matmul import grouped_matmul
@@ -56,6 +56,20 @@ def route(
     if experts.gate == "normalized":
         gates = gates / gates.sum(axis=1, keepdims=True)
     return chosen, gates
+
+
+def to_ids(chosen: Int[Array, "L T k"], experts: Experts) -> UInt[Array, "T L k"]:
+    """Experts of every layer as they travel: by token, -1 as the largest value."""
+    dtype = experts.id_dtype
+    none = jnp.iinfo(dtype).max
+    return jnp.moveaxis(jnp.where(chosen < 0, none, chosen), 0, 1).astype(dtype)
+
+
+def from_ids(ids: UInt[Array, "R S L k"]) -> Int[Array, "L R S k"]:
+    """Experts of every layer, and -1 for none, from what travelled."""
+    none = jnp.iinfo(ids.dtype).max
+    chosen = jnp.where(ids == none, -1, ids.astype(jnp.int32))
+    return jnp.moveaxis(chosen, 2, 0)
 
 
 def expert_feed_forward(

@@ -9,7 +9,12 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
-from scalerl_jax.model.transformer import cached_hidden, head_logits, head_weights
+from scalerl_jax.model.transformer import (
+    Said,
+    cached_hidden,
+    head_logits,
+    head_weights,
+)
 from scalerl_jax.sampler.attention import Chunk, PagedAttention, Rows
 from scalerl_jax.sampler.sampling import SamplingRows, draw_tokens
 from scalerl_jax.sampler.settings import EngineSettings
@@ -56,6 +61,8 @@ class ResultTokens:
     active: Bool[Array, " rows"]  # after the call
     cut_off: Bool[Array, " rows"]  # ended by the limit, without EOS
     failed: Bool[Array, " rows"]  # ended by logits that are not finite
+    # Of the tokens that these follow, if they are reported; see `ffn_moe.to_ids`.
+    experts: UInt[Array, "steps rows layers k"] | None = None
 
 
 def empty_rows(settings: EngineSettings, count: int) -> SlotRows:
@@ -87,8 +94,11 @@ def prefill(
     params: PyTree,
     state: DecodeState,
     chunk: Chunk,
-) -> DecodeState:
-    """The keys and values of a chunk's tokens into their pages."""
+) -> tuple[DecodeState, UInt[Array, "T layers k"] | None]:
+    """The keys and values of a chunk's tokens into their pages; and their experts.
+
+    In the last layer they have none: what it makes of these tokens is never read.
+    """
     pages = list(state.pages)
 
     def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
@@ -97,7 +107,7 @@ def prefill(
         return mixed
 
     # What follows the last layer's keys and values is dead code to the compiler.
-    cached_hidden(
+    _, said = cached_hidden(
         params,
         settings.arch,
         chunk.tokens,
@@ -105,7 +115,21 @@ def prefill(
         attend=attend,
         dtype=settings.dtype,
     )
-    return dataclasses.replace(state, pages=tuple(pages))
+    if settings.report_experts:
+        chosen = said["experts"]
+        nobody = jnp.full_like(chosen[:1], -1)
+        said = {"experts": jnp.concatenate([chosen[:-1], nobody])}
+    return dataclasses.replace(state, pages=tuple(pages)), _reported(settings, said)
+
+
+def _reported(settings: EngineSettings, said: Said) -> Array | None:
+    """Return the experts of tokens as they travel; None where nobody asks for them."""
+    if not settings.report_experts:
+        return None
+    from scalerl_jax.model.ffn_moe import to_ids
+
+    assert settings.arch.experts is not None, "only a mixture is asked"
+    return to_ids(said["experts"], settings.arch.experts)
 
 
 def _near(settings: EngineSettings, layer: int) -> dict[str, int]:
@@ -163,8 +187,12 @@ def generate(
 
     def advance(carry: tuple) -> tuple:
         step, rows, views, results = carry
-        hidden, views = _decode(settings, attention, params, rows, places, views, step)
+        hidden, views, experts = _decode(
+            settings, attention, params, rows, places, views, step
+        )
         rows, new = _next_tokens(settings, params, rows, hidden, next_states)
+        if experts is not None:
+            new["experts"] = experts
         return step + 1, rows, views, _record(results, step, rows, new)
 
     start = (jnp.int32(0), rows, views, _no_results(settings, rows.active))
@@ -181,8 +209,8 @@ def _decode(
     places: Rows,
     views: tuple[Any, ...],
     step: Int[Array, ""],
-) -> tuple[Float[Array, "rows D"], tuple[Any, ...]]:
-    """Hidden states of the rows' next tokens, and the views with them cached."""
+) -> tuple[Float[Array, "rows D"], tuple[Any, ...], Array | None]:
+    """Hidden states of the rows' next tokens, the views with them cached, experts."""
     views_after = list(views)
 
     def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
@@ -199,7 +227,7 @@ def _decode(
         )
         return mixed
 
-    hidden, _ = cached_hidden(
+    hidden, said = cached_hidden(
         params,
         settings.arch,
         rows.tokens,
@@ -207,7 +235,7 @@ def _decode(
         attend=attend,
         dtype=settings.dtype,
     )
-    return hidden, tuple(views_after)
+    return hidden, tuple(views_after), _reported(settings, said)
 
 
 def _record(
@@ -231,6 +259,10 @@ def _record(
 def _no_results(settings: EngineSettings, active: Array) -> ResultTokens:
     shape = (settings.tokens_per_call, *active.shape)
     top = (*shape, settings.top_logprobs)
+    experts, arch = None, settings.arch
+    if settings.report_experts and arch.experts is not None:
+        of_token = (arch.num_layers, arch.experts.top_k)
+        experts = jnp.zeros((*shape, *of_token), arch.experts.id_dtype)
     return ResultTokens(
         tokens=jnp.zeros(shape, jnp.int32),
         logprobs=jnp.zeros(shape, jnp.float32),
@@ -242,6 +274,7 @@ def _no_results(settings: EngineSettings, active: Array) -> ResultTokens:
         active=active,
         cut_off=jnp.zeros(active.shape, bool),
         failed=jnp.zeros(active.shape, bool),
+        experts=experts,
     )
 
 

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Bool, Int, UInt
 
 from scalerl_jax.model.transformer import abstract_params, unstack_layers
 from scalerl_jax.parallel.mesh import compiler_options
@@ -90,7 +90,9 @@ class Engine:
         program = self._program
         self._init = jax.jit(init, out_shardings=shardings)
         self._prefill = program(
-            functools.partial(prefill, settings, attention), 1, out=shardings
+            functools.partial(prefill, settings, attention),
+            1,
+            out=(shardings, replicated),
         )
         self._insert = program(insert, 0, out=shardings)
         self._generate = program(
@@ -204,6 +206,12 @@ class Engine:
 
     def prefill(self, params: PyTree, state: DecodeState, chunk: Chunk) -> DecodeState:
         """The keys and values of a chunk into its pages; donates `state`."""
+        return self.prefill_routed(params, state, chunk)[0]
+
+    def prefill_routed(
+        self, params: PyTree, state: DecodeState, chunk: Chunk
+    ) -> tuple[DecodeState, UInt[Array, "T layers k"] | None]:
+        """As `prefill`; also the experts of the chunk, if settings ask for them."""
         return self._prefill(self.load_params(params), state, chunk)
 
     def insert(

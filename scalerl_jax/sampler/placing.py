@@ -124,6 +124,9 @@ class Prefix:
     pages: list[int]
     version: int
     done: int = 0  # tokens in the cache
+    place: slice | None = None  # in the last chunk, if it is part of that
+    # Of a mixture that reports them: what chunks said, and where it stands there.
+    experts: list[tuple[Any, slice]] = dataclasses.field(default_factory=list)
 
     @property
     def ready(self) -> bool:
@@ -140,12 +143,29 @@ class Waiting:
     tokens: np.ndarray  # int32, to be cached before a sample can go on
     prefix: Prefix | None = None
 
+    def first_pages(self, settings: EngineSettings) -> int:
+        """Pages of its own that a sample needs for its first call."""
+        cached = len(self.tokens)
+        ahead = min(cached + settings.tokens_per_call, settings.max_tokens)
+        return settings.pages_for(ahead) - cached // settings.page_size
+
+
+def to_go_on(sample: Sample) -> Waiting:
+    """A sample that was suspended: all but its last token is to be cached again."""
+    return Waiting(
+        request=sample.request,
+        samples=collections.deque([sample]),
+        tokens=sample.tokens()[:-1],
+    )
+
 
 def fill_chunk(engine: Engine, prefixes: Sequence[Prefix]) -> Chunk | None:
     """The next tokens of these prefixes, which are counted as done; None: no more.
 
     A prefix that an earlier chunk has begun comes first: a chunk takes one past.
     """
+    for prefix in prefixes:
+        prefix.place = None
     open_ones = [prefix for prefix in prefixes if not prefix.ready]
     open_ones.sort(key=lambda prefix: prefix.done == 0)
     wanted = sum(len(prefix.tokens) - prefix.done for prefix in open_ones)
@@ -168,6 +188,7 @@ def fill_chunk(engine: Engine, prefixes: Sequence[Prefix]) -> Chunk | None:
         positions[places] = np.arange(prefix.done, prefix.done + here)
         segments[places] = count + 1
         table[count, : len(prefix.pages)] = prefix.pages
+        prefix.place = places
         prefix.done += here
         lengths[count] = prefix.done
         filled, count = filled + here, count + 1
@@ -182,3 +203,13 @@ def fill_chunk(engine: Engine, prefixes: Sequence[Prefix]) -> Chunk | None:
         lengths=lengths,
         num_sequences=np.array([count], np.int32),
     )
+
+
+def note_experts(prefixes: Sequence[Prefix], experts: Any) -> None:
+    """Let prefixes know the experts [T, layers, k] of the chunk just filled, if any."""
+    if experts is None:
+        return
+    experts.copy_to_host_async()
+    for prefix in prefixes:
+        if prefix.place is not None:
+            prefix.experts.append((experts, prefix.place))

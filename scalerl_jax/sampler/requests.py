@@ -107,6 +107,7 @@ class Completion:
     interrupted: bool
     stopped: bool = False  # ended by a stop string
     failure: str = ""  # why there is no more; empty: nothing went wrong
+    experts: np.ndarray | None = None  # as `types.Rollout` has them
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -174,6 +175,7 @@ PIECES = (
     "top_tokens",
     "top_logprobs",
     "versions",
+    "experts",
 )
 
 
@@ -181,6 +183,7 @@ def piece_of(
     results: Any, column: int, count: int, version: int
 ) -> tuple[np.ndarray, ...]:
     """The first `count` tokens of a column of a call's `ResultTokens`."""
+    experts = results.experts
     return (
         results.tokens[:count, column],
         ~results.forced[:count, column],
@@ -189,6 +192,9 @@ def piece_of(
         results.top_tokens[:count, column],
         results.top_logprobs[:count, column],
         np.full(count, version, np.int32),
+        np.zeros((count, 0, 0), np.uint8)
+        if experts is None
+        else experts[:count, column],
     )
 
 
@@ -206,6 +212,8 @@ class Sample:
     order: int = 0  # of placement: the oldest comes first
     row: object = None  # of a suspended sample: its `SlotRows` row
     stops: StopWatch | None = None  # of a request that has stop strings
+    # Of the prefix that it began from: see `placing.Prefix`.
+    prompt_experts: list[tuple[Any, slice]] | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -232,8 +240,17 @@ class Sample:
             interrupted=not arrays["mask"].all(),
             stopped=stopped,
             failure=failure,
+            experts=self._with_prompt(arrays.pop("experts")),
             **arrays,
         )
+
+    def _with_prompt(self, experts: np.ndarray) -> np.ndarray | None:
+        """Experts of all tokens, from those of the completion; None: not reported."""
+        if not experts.shape[1]:
+            return None
+        prompt = self.prompt_experts or []
+        parts = [np.asarray(chunk)[place] for chunk, place in prompt]
+        return np.concatenate([*parts, experts])
 
 
 def new_samples(

@@ -28,6 +28,8 @@ from scalerl_jax.sampler.placing import (
     Waiting,
     fill_chunk,
     insertion,
+    note_experts,
+    to_go_on,
 )
 from scalerl_jax.sampler.requests import (
     Completion,
@@ -174,20 +176,26 @@ class Scheduler:
             Prefix(tokens=sample.tokens()[:-1], pages=sample.pages, version=0)
             for sample in self._running.values()
         ]
-        while (chunk := fill_chunk(self._engine, prefixes)) is not None:
-            self._state = self._engine.prefill(params, self._state, chunk)
-            self._stats.note_prefill(chunk, again=True)
+        while self._prefill(params, prefixes, again=True):
+            pass
+
+    def _prefill(
+        self, params: PyTree, prefixes: list[Prefix], *, again: bool = False
+    ) -> bool:
+        """One chunk of these prefixes; return whether there was anything left."""
+        chunk = fill_chunk(self._engine, prefixes)
+        if chunk is not None:
+            self._state, said = self._engine.prefill_routed(params, self._state, chunk)
+            note_experts(prefixes, said)
+            self._stats.note_prefill(chunk, again=again)
+        return chunk is not None
 
     # -- from waiting to running ------------------------------------------------------
 
     def _admit(self, params: PyTree, version: int) -> None:
         """One prefill chunk, or as many as it takes where nothing is running."""
         while self._waiting and self._free:
-            begun = self._begin_prefixes(version)
-            chunk = fill_chunk(self._engine, begun)
-            if chunk is not None:
-                self._state = self._engine.prefill(params, self._state, chunk)
-                self._stats.note_prefill(chunk)
+            self._prefill(params, self._begin_prefixes(version))
             self._place()
             if self._running:
                 return
@@ -205,7 +213,8 @@ class Scheduler:
             if entry.prefix is None:
                 count = self._settings.pages_for(len(entry.tokens))
                 # Room for its first sample, and a page for everyone who grows.
-                room = self._pages.free - self._first_pages(entry) - len(self._running)
+                own = entry.first_pages(self._settings)
+                room = self._pages.free - own - len(self._running)
                 if count > room and (self._running or begun):
                     break
                 entry.prefix = Prefix(
@@ -214,12 +223,6 @@ class Scheduler:
             begun.append(entry.prefix)
         return begun
 
-    def _first_pages(self, entry: Waiting) -> int:
-        """Pages of its own that a sample needs for its first call."""
-        cached = len(entry.tokens)
-        ahead = min(cached + self._settings.tokens_per_call, self._settings.max_tokens)
-        return self._settings.pages_for(ahead) - cached // self._settings.page_size
-
     def _place(self) -> None:
         """Samples with a ready prefix into slots."""
         placed: list[Placed] = []
@@ -227,7 +230,7 @@ class Scheduler:
             if entry.prefix is None or not entry.prefix.ready:
                 continue
             while entry.samples and self._free:
-                own = self._first_pages(entry)
+                own = entry.first_pages(self._settings)
                 alone = not (self._running or placed)
                 if alone and own > self._pages.free:
                     self._drop_prefixes(keep=entry)
@@ -249,6 +252,8 @@ class Scheduler:
         whole, rest = divmod(len(entry.tokens), self._settings.page_size)
         fresh = self._pages.take(own)
         sample.pages = self._pages.share(entry.prefix.pages[:whole]) + fresh
+        if sample.prompt_experts is None:  # else it goes on, and keeps its first
+            sample.prompt_experts = entry.prefix.experts
         self._placed += 1
         sample.order = self._placed
         self._running[slot] = sample
@@ -323,13 +328,7 @@ class Scheduler:
         sample.row = row
         self._stop([slot])
         self._stats.suspended += 1
-        self._waiting.appendleft(
-            Waiting(
-                request=sample.request,
-                samples=collections.deque([sample]),
-                tokens=sample.tokens()[:-1],
-            )
-        )
+        self._waiting.appendleft(to_go_on(sample))
 
     def _read(self) -> None:
         """The results of the last call, if there is one."""

@@ -26,6 +26,7 @@ class EngineSettings:
     prefill_tokens: int = 256  # of the largest chunk
     attention: str = "auto"  # see `kernels.ATTENTION`
     top_logprobs: int = 0  # likeliest tokens reported beside the drawn one
+    report_experts: bool = False  # of every token and layer; of a mixture only
 
     @property
     def max_tokens(self) -> int:

@@ -53,7 +53,7 @@ from scalerl_jax.wiring.sampling import (
     make_length_budget,
     make_stream,
 )
-from scalerl_jax.wiring.tables import DTYPES
+from scalerl_jax.wiring.tables import DTYPES, replayed
 
 if TYPE_CHECKING:  # loaded only where a prompt is followed
     from scalerl_jax.coordination.tracing import Tracer
@@ -170,7 +170,9 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
         arch=arch,
         parts=parts,
         stream=make_stream(config, prompts.train),
-        assemble=make_assembler(config, make_pack(config)[0]),
+        assemble=make_assembler(
+            config, make_pack(config)[0], replay=replayed(config, arch)
+        ),
         queue=make_queue(config),
     )
 
@@ -187,7 +189,9 @@ def make_gang_learner(
     forward = make_forward(config, arch, mesh)
     with explained("the train step", flatten(to_json(config))):
         state, step = make_learner(config, forward, mesh, Progress())
-    assemble = make_assembler(config, make_pack(config)[0])
+    assemble = make_assembler(
+        config, make_pack(config)[0], replay=replayed(config, arch)
+    )
     checkpointer = make_checkpointer(config, directory)
     learner = make_local_learner(
         config, forward, state, step, (mesh, ()), assemble, checkpointer
@@ -208,6 +212,7 @@ def _checked_architecture(config: Config) -> Architecture:
     """Return the architecture, in which every pattern of frozen params is found."""
     arch = make_architecture(config)
     frozen_params(parameter_table(arch), config.model.frozen)
+    replayed(config, arch)  # refuses a model without experts
     if jax.default_backend() == "cpu":
         keep_freed_memory(arch.num_params)
     return arch

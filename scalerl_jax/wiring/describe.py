@@ -14,6 +14,7 @@ from scalerl_jax.algo import advantages, regularizers
 from scalerl_jax.algo.losses import anchored, corrected
 from scalerl_jax.algo.values import clipped_value_loss, gae
 from scalerl_jax.batching.assembly import RunningNormalization
+from scalerl_jax.batching.replay import replayed_experts
 from scalerl_jax.config import Config, InterruptionConfig, losses
 from scalerl_jax.data.streams import PromptStream
 from scalerl_jax.learner.window_scores import KlPenalty
@@ -177,6 +178,12 @@ def _of_tokens(config: Config) -> Iterator[Ingredient]:
         head_logits,
         "model.float32_head model.compute_dtype model.sampler_dtype",
         config.model.float32_head,
+    )
+    yield _part(
+        "Routing replay",
+        replayed_experts,
+        "routing_replay",
+        objective.routing_replay == "on",
     )
     yield _part(
         "Weights",

@@ -44,7 +44,7 @@ from scalerl_jax.wiring.objective import (
     make_objective,
     with_annotations,
 )
-from scalerl_jax.wiring.tables import DTYPES, choose, naming
+from scalerl_jax.wiring.tables import DTYPES, choose, naming, replayed
 
 
 def make_architecture(config: Config) -> Architecture:
@@ -218,7 +218,8 @@ def make_critic_adamw(config: Config) -> optax.GradientTransformation:
 def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> Step:
     """The step of the objective that is set, not compiled; `mesh` may be abstract."""
     state = abstract_state(config, forward.arch, mesh)
-    batch = with_annotations(make_pack(config)[1], config.objective)
+    microbatch = make_microbatch(config, forward.arch)
+    batch = with_annotations(microbatch, config.objective)
     update = make_update(
         make_adamw(config),
         stochastic_rounding=config.optimizer.stochastic_rounding,
@@ -284,7 +285,7 @@ def make_annotate(
         forward,
         mesh,
         state=abstract_state(config, forward.arch, mesh),
-        batch=make_pack(config)[1],
+        batch=make_microbatch(config, forward.arch),
         assemble=assemble,
     )
     if annotator is None:
@@ -292,6 +293,17 @@ def make_annotate(
     if annotator.proximal or annotator.reference:
         annotator.score.compile()
     return annotator
+
+
+def make_microbatch(config: Config, arch: Architecture) -> PackedBatch:
+    """The shapes of a microbatch, with those of the experts that are replayed."""
+    batch = make_pack(config)[1]
+    if replayed(config, arch) is None:
+        return batch
+    assert arch.experts is not None, "`replayed` has looked"
+    shape = (*batch.tokens.shape, arch.num_layers, arch.experts.top_k)
+    experts = jax.ShapeDtypeStruct(shape, arch.experts.id_dtype)
+    return dataclasses.replace(batch, experts=experts)
 
 
 def make_pack(config: Config) -> tuple[Pack, PackedBatch]:

@@ -30,6 +30,7 @@ from scalerl_jax.batching.assembly import (
 from scalerl_jax.config import Config, ObjectiveConfig, losses
 from scalerl_jax.learner.forward import Forward, Scorer, make_logprobs
 from scalerl_jax.learner.step import Objective, TrainState
+from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.types import PackedBatch, Tokens
 from scalerl_jax.wiring.tables import (
     AGGREGATIONS,
@@ -201,7 +202,9 @@ def scored_first(objective: ObjectiveConfig) -> bool:
     return objective.advantage == "critic" or objective.kl_in == "reward"
 
 
-def make_assembler(config: Config, pack: Pack) -> Assembler:
+def make_assembler(
+    config: Config, pack: Pack, *, replay: Architecture | None = None
+) -> Assembler:
     """Return the objective's part that runs on whole batches."""
     objective = config.objective
     running = None
@@ -226,6 +229,7 @@ def make_assembler(config: Config, pack: Pack) -> Assembler:
         group_size=config.batch.group_size,
         max_completion_tokens=config.sampler.max_completion_tokens,
         pack=pack,
+        replay=replay,
     )
 
 

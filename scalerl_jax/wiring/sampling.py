@@ -29,7 +29,7 @@ from scalerl_jax.sampler.sampling import (
 from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import Progress
-from scalerl_jax.wiring.tables import DTYPES, naming
+from scalerl_jax.wiring.tables import DTYPES, naming, replayed
 from scalerl_jax.wiring.thinking import answer_after, check_thinking
 
 
@@ -130,6 +130,7 @@ def make_engine(
         cache_tokens=sampler.cache_tokens,
         prefill_tokens=sampler.prefill_tokens,
         attention=sampler.attention,
+        report_experts=replayed(config, arch) is not None,
     )
     return Engine(settings, mesh=mesh)
 

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from scalerl_jax.algo import advantages, losses, regularizers, weights
+from scalerl_jax.config import Config
 from scalerl_jax.config import losses as config_losses
+from scalerl_jax.model.architecture import Architecture
 
 T = TypeVar("T")
 # By objective.loss.
@@ -57,6 +59,22 @@ def choose(table: dict[str, T], name: str, *, setting: str) -> T:
     if name not in table:
         raise ValueError(f"{setting} = {name!r}; choose from {sorted(table)}")
     return table[name]
+
+
+def replayed(config: Config, arch: Architecture) -> Architecture | None:
+    """Return the mixture whose experts the learner replays; None: it does not.
+
+    Raises:
+        ValueError: the model that is asked for it has none.
+    """
+    if config.objective.routing_replay == "off":
+        return None
+    if arch.experts is None:
+        raise ValueError(
+            f"objective.routing_replay = 'on' replays experts, of which a model of "
+            f"the family {arch.family} has none; set it to 'off'"
+        )
+    return arch
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """Mixtures of experts, and layers that see chunks, against the slow sampler."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from small_model import small_architecture
 
 from scalerl_jax.model.architecture import Experts, LocalLayers
-from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.model.transformer import abstract_params, hidden_states
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.kernels import choose_attention, why_not_pallas
 
@@ -34,6 +36,17 @@ def params_of(arch):
     )
 
 
+def talking(params, eos_ids):
+    """The params with completions that seldom end: the first number of every token
+    speaks against EOS."""
+    head = params["head"].at[:, 0].set(0.0)
+    return params | {
+        "embedding": params["embedding"].at[:, 0].set(4.0),
+        "head": head.at[np.array(eos_ids), 0].set(-2.0),
+        "final_norm": params["final_norm"].at[0].set(1.0),
+    }
+
+
 # 4 slots gather their experts, 20 compute all of them.
 @pytest.mark.parametrize(
     "arch, attention, slots",
@@ -52,6 +65,7 @@ def test_the_engine_draws_the_tokens_of_the_slow_sampler(
     params = params_of(arch)
     found = bench.complete(params, *requests)
     bench.assert_same(found, bench.expected(params, *requests))
+    assert all(each.experts is None for each in found.values())  # nobody asked
     assert max(len(each.tokens) for each in found.values()) > 8
 
 
@@ -62,3 +76,80 @@ def test_kernels_are_not_asked_for_chunks(make_bench):
     with pytest.raises(ValueError, match="'cudnn' does not take .*chunks of 8 tokens"):
         changed = make_bench(arch=LLAMA4, attention="cudnn").settings
         choose_attention(changed, mesh)
+
+
+# -- the experts that are reported ----------------------------------------------------
+
+
+def chosen_by(params, arch, tokens):
+    """Experts of a whole row of tokens, in a pass that knows no cache: [T, L, k]."""
+    row = np.zeros((1, 38), np.int32)
+    row[0, : len(tokens)] = tokens
+    found = _chosen(params, arch, row, np.arange(38)[None] < len(tokens))
+    return np.asarray(found)[:, 0].transpose(1, 0, 2)[: len(tokens)]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _chosen(params, arch, row, there):
+    _, said = hidden_states(
+        params,
+        arch,
+        row,
+        positions=jnp.arange(row.shape[1])[None],
+        segment_ids=there.astype(jnp.int32),
+        dtype=jnp.float32,
+    )
+    return said["experts"]
+
+
+def assert_experts(params, arch, request, each):
+    """What is reported is what a whole pass chooses."""
+    known = np.concatenate([request.tokens, each.tokens])[:-1]
+    wanted = chosen_by(params, arch, known).astype(np.uint8)
+    before = len(request.tokens) - 1
+    if before:
+        wanted[:before, -1] = 255  # nothing reads what the last layer made of them
+    assert each.experts.dtype == np.uint8
+    np.testing.assert_array_equal(each.experts, wanted)
+
+
+@pytest.mark.parametrize("arch", [QWEN3, LLAMA4], ids=["qwen3", "llama4"])
+def test_completions_have_the_experts_of_every_token(make_bench, arch):
+    """Prompts in several chunks, forced tokens, and pages that do not last."""
+    bench = make_bench(
+        arch=arch, attention="gathered", report_experts=True, cache_tokens=44
+    )
+    requests = [bench.request(number, each) for number, each in enumerate(PROMPTS)]
+    params = talking(params_of(arch), bench.settings.eos_ids)
+    scheduler = bench.scheduler(*requests)
+    found = bench.finish(scheduler, params)
+    assert scheduler.stats.suspended > 0
+    assert any(not each.mask.all() for each in found.values())
+    for (number, _), each in found.items():
+        assert_experts(params, arch, requests[number], each)
+
+
+def test_tokens_keep_the_experts_of_the_version_that_chose_them(make_bench):
+    """Weights change in flight; keys and values of the old ones are kept."""
+    bench = make_bench(arch=QWEN3, attention="gathered", report_experts=True)
+    old = talking(params_of(QWEN3), bench.settings.eos_ids)
+    # Another router alone: embeddings and the first layer's attention are as they were.
+    turned = {"router": old["layers"]["router"][..., ::-1]}
+    new = old | {"layers": old["layers"] | turned}
+    request = bench.request(0, PROMPTS[2], num_samples=2, limits=None)
+    scheduler, found, version = bench.scheduler(request), {}, 0
+    while scheduler.busy:
+        for each in scheduler.step(new if version else old, version=version):
+            found[each.sample] = each
+        version = 1
+    for each in found.values():
+        before = len(request.tokens) - 1
+        assert set(each.versions) == {0, 1}
+        known = np.concatenate([request.tokens, each.tokens])[:-1]
+        first_layer = each.experts[:, 0]
+        # The first layer has seen nothing of the router: whoever asks it decides.
+        by_version = [chosen_by(params, QWEN3, known)[:, 0] for params in (old, new)]
+        np.testing.assert_array_equal(first_layer[:before], by_version[0][:before])
+        for place, asked in enumerate(each.versions, start=before):
+            np.testing.assert_array_equal(first_layer[place], by_version[asked][place])
+        assert (by_version[0] != by_version[1]).any()

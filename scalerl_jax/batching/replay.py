@@ -1,0 +1,50 @@
+"""The experts that a batch's tokens were sampled with, held against the model.
+
+A router that computes its logits again, in another precision or by another kernel, may
+choose other experts than the sampler's did.  A learner that replays takes the sampler's
+choice.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.types import Group
+
+
+def replayed_experts(groups: Sequence[Group], arch: Architecture) -> list[np.ndarray]:
+    """The experts that the rollouts of these groups were sampled with.
+
+        chosen[t, layer] = the sampler's;  gates = of the learner's own router logits
+
+    so that the router has a gradient.  R3, https://arxiv.org/abs/2510.11370.
+
+    Raises:
+        ValueError: a rollout has none, or they are of another model.
+    """
+    assert arch.experts is not None, "only a mixture's are replayed"
+    of_token = (arch.num_layers, arch.experts.top_k)
+    dtype, found = arch.experts.id_dtype, []
+    none = np.iinfo(dtype).max
+    for group in groups:
+        for rollout in group.rollouts:
+            experts = rollout.experts
+            length = len(group.prompt.tokens) - 1 + len(rollout.completion_tokens)
+            if experts is None:
+                raise ValueError(
+                    f"objective.routing_replay = 'on', but the group of ticket "
+                    f"{group.ticket} was sampled without reporting its experts: "
+                    f"resume with 'off', or begin in another --workdir"
+                )
+            same = (experts.dtype, experts.shape) == (dtype, (length, *of_token))
+            if not same or (experts[experts != none] >= arch.experts.count).any():
+                raise ValueError(
+                    f"the group of ticket {group.ticket} has experts "
+                    f"{experts.dtype}{list(experts.shape)}, the largest "
+                    f"{experts.max()}; the model routes {dtype}"
+                    f"{[length, *of_token]} among {arch.experts.count}: resume with "
+                    f"the model that sampled it"
+                )
+            found.append(experts)
+    return found

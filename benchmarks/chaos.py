@@ -186,9 +186,8 @@ def kill(run: Run, role: str, number: int = signal.SIGKILL) -> float:
         return run.wait(
             lambda: run.whole(old) and run.steps() != made, f"{role} in action"
         )
-    process = run.processes().get(role)
-    if process is None:
-        return 0.0
+    run.wait(lambda: role in run.processes(), role)
+    process = run.processes()[role]
     gone = {process}
     if role.startswith("learner"):  # all ranks are replaced
         gone |= {pid for name, pid in run.processes().items() if name[:7] == role[:7]}

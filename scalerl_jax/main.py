@@ -114,11 +114,6 @@ def run_on_ray(config: config_lib.Config, workdir: str, address: str) -> Outcome
     from scalerl_jax.cluster import run as cluster_run
     from scalerl_jax.cluster import session
 
-    if is_remote(workdir):
-        raise ValueError(
-            f"--workdir={workdir} with --ray: the processes share a directory that all "
-            f"machines see; mount one, and copy it when the run has ended"
-        )
     arch = wiring.make_architecture(config)
     with session.connected(address, timeout_s=_START_TIMEOUT_S.value) as cluster:
         if cluster is None:
@@ -126,7 +121,7 @@ def run_on_ray(config: config_lib.Config, workdir: str, address: str) -> Outcome
         config, cluster = cluster_run.fit_cluster(config, arch, cluster)
         with _opened(config, workdir) as directory, Progress() as progress:
             run_state = cluster_run.make_cluster_run(
-                config, directory.path, cluster, progress=progress
+                config, directory, cluster, progress=progress
             )
             try:
                 return train(config, run_state, directory.path)

@@ -20,9 +20,17 @@ SETTINGS = {
     "eval.every": 1000,
     "eval.num_prompts": 3,
     "sampler.slots": 16,
+    "mesh.fsdp": 2,
     "model.checkpoint": "gs://bucket/base",
 }
-WAIT_S = 200.0
+# Two ranks of a learner and a replica, which see nothing of each other's disks.
+GANG = (
+    "--ray=local",
+    "--config.mesh.processes=2",
+    *("--config.generators.count=1", "--config.generators.placement=auto"),
+)
+TWO_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+WAIT_S = 300.0
 
 
 @pytest.fixture
@@ -36,12 +44,12 @@ def bucket():
 def start(home, *, settings=SETTINGS):
     (home / "assets").mkdir(parents=True, exist_ok=True)
     command = ("-m", "scalerl_jax.main", *small_run.arguments(URL, settings))
-    return small_run.start(*command, environment={"HOME": str(home)})
+    return small_run.start(*command, environment={"HOME": str(home), **TWO_DEVICES})
 
 
-def goes_on(home):
-    command = ("-m", "scalerl_jax.main", f"--workdir={URL}")
-    return small_run.start(*command, environment={"HOME": str(home)})
+def goes_on(home, *flags):
+    command = ("-m", "scalerl_jax.main", f"--workdir={URL}", *flags)
+    return small_run.start(*command, environment={"HOME": str(home), **TWO_DEVICES})
 
 
 def rows(bucket, name):
@@ -75,7 +83,8 @@ def test_a_killed_run_goes_on_from_the_bucket_alone(bucket, tmp_path):
     assert bucket.names(f"{RUN}checkpoints/step_00000002/")
 
     shutil.rmtree(tmp_path / "first")
-    process = goes_on(tmp_path / "second")  # the process of the lock is gone
+    # The process of the lock is gone.
+    process = goes_on(tmp_path / "second", *GANG)
     output, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, errors
     assert "taking over the lock of process" in errors

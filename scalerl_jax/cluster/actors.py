@@ -23,9 +23,11 @@ from scalerl_jax.cluster.placement import forget_others
 from scalerl_jax.cluster.session import versions
 from scalerl_jax.config import Config
 from scalerl_jax.exchange import Instructions, Report
-from scalerl_jax.parallel.channels import DirectoryChannel, Parcel
+from scalerl_jax.parallel.bucket_channel import make_channel
+from scalerl_jax.parallel.channels import Parcel
 from scalerl_jax.parallel.offers import Offer
 from scalerl_jax.types import Group, PackedBatch, Prompt
+from scalerl_jax.utils.hub import is_remote
 
 WEIGHTS_FOLDER = "weights"  # of a run's directory: what is published
 
@@ -76,7 +78,7 @@ class _Process:
         logging.getLogger("scalerl_jax").setLevel(logging.WARNING)
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         self._config = config
-        self._directory = Path(directory)
+        self._directory = directory
 
     def _leave(self) -> None:
         """Note that this process is to end soon."""
@@ -88,13 +90,22 @@ class _Process:
 
     def _make_channel(self, owner: str | None = None) -> ObjectStoreChannel:
         """Return the way of published params; `owner` is who puts them."""
-        directory = DirectoryChannel(self._directory / WEIGHTS_FOLDER, owner=owner)
+        directory = make_channel(f"{self._directory}/{WEIGHTS_FOLDER}", owner=owner)
         stored = self._config.generators.channel == "objects"
         return ObjectStoreChannel(directory, capacity=None if stored else 0)
 
     def sees(self, file: str) -> bool:
-        """Return whether a file of the run's directory is there for this process."""
-        return (self._directory / file).exists()
+        """Return whether a file of the run's directory is there for this process.
+
+        Raises:
+            ValueError: the directory is in a bucket that cannot be used.
+        """
+        if not is_remote(self._directory):
+            return Path(self._directory, file).exists()
+        from scalerl_jax.utils import remote  # for buckets only
+
+        path = remote.open_path(self._directory, setting="--workdir=")
+        return remote.read(path / file) is not None
 
 
 class LearnerRank(_Process):

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,6 +86,7 @@ class LearnerGang:
         cluster: Cluster,
         files: Checkpointer,
         note: Callable[[str], None],
+        before_save: Callable[[], None],
         placed: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the ranks, which load and compile once all are `placed`, as is told."""
@@ -94,6 +94,7 @@ class LearnerGang:
         self._directory = directory
         self._cluster = cluster
         self._note = note
+        self._before_save = before_save
         self._placed = placed
         self._lock = threading.RLock()  # calls come one after the other
         self._ranks: list[Any] = []
@@ -205,6 +206,7 @@ class LearnerGang:
         self, step: int, state: int, *, host: dict[str, Any], groups: Sequence[Group]
     ) -> None:
         """Have every rank copy its shards, and write them beside the run."""
+        self._before_save()
         self._saved[step] = self._number
         self._forget()
         parts = [(step, host, groups)] + [(step, {}, ())] * (len(self._ranks) - 1)
@@ -347,7 +349,7 @@ class LearnerGang:
             check_process(
                 rank,
                 f"rank {number} of the learner",
-                Path(self._directory),
+                self._directory,
                 limit_s=timeout_s,
                 setting="mesh.processes",
             )

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 
 from scalerl_jax.parallel.channels import (
     Buffer,
-    DirectoryChannel,
+    Channel,
     LostObjectError,
     Reference,
 )
@@ -33,7 +33,7 @@ class ObjectStoreChannel:
 
     def __init__(
         self,
-        directory: DirectoryChannel,
+        directory: Channel,
         *,
         capacity: int | None = None,
         patience_s: float = 30.0,

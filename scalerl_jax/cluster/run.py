@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -28,8 +27,13 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.run_state import RunState
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import Progress
+from scalerl_jax.utils.run_directory import RunDirectory
 
 _log = logging.getLogger(__name__)
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def fit_cluster(
@@ -109,7 +113,7 @@ class Replicas:
     """Starts replicas, one for a number, each time it is asked."""
 
     config: Config
-    directory: Path
+    directory: str
     cluster: Cluster
     held_out: list[Prompt]
     _began: bool = False
@@ -147,7 +151,7 @@ class Replicas:
                 ),
                 max_concurrency=4,
             )
-            .remote(self.config, str(self.directory))
+            .remote(self.config, self.directory)
         )
         limit_s = self.config.generators.start_timeout_s
         try:
@@ -167,7 +171,7 @@ class Replicas:
 
 def make_cluster_run(
     config: Config,
-    directory: Path,
+    directory: RunDirectory,
     cluster: Cluster,
     *,
     progress: Progress,
@@ -179,18 +183,23 @@ def make_cluster_run(
     """
     began = time.monotonic()
     with contextlib.ExitStack() as opened:
-        books = wiring.make_books(config, directory, progress)
+        path, flush = directory.path, _nothing
+        if directory.bucket:
+            flush = directory.bucket.flush
+            flush()  # other processes look for the run's config.json
+        books = wiring.make_books(config, path, progress)
         replicas = Replicas(
             config=config,
-            directory=directory,
+            directory=directory.url,
             cluster=cluster,
             held_out=list(books.parts.held_out),
         )
         gang = LearnerGang(
             config,
-            str(directory),
+            directory.url,
             cluster=cluster,
-            files=wiring.make_checkpointer(config, directory),
+            files=wiring.make_checkpointer(config, path, directory.bucket),
+            before_save=flush,
             note=progress.note,
             placed=replicas.begin,  # they load and compile while the learner does
         )
@@ -209,7 +218,7 @@ def make_cluster_run(
         )
         # Ends first: the others need the run's books no more.
         opened.enter_context(
-            kept_up_to_date(directory, lambda: gang.table() + fleet.table())
+            kept_up_to_date(path, lambda: gang.table() + fleet.table())
         )
         run = books.run(
             learner=gang,

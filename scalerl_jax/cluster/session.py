@@ -21,7 +21,7 @@ from scalerl_jax.utils.failures import first_line
 
 try:
     import ray
-    from ray.exceptions import GetTimeoutError
+    from ray.exceptions import GetTimeoutError, RayTaskError
 except ImportError as error:
     raise ValueError(
         "--ray needs the package ray, which is not installed here: "
@@ -177,7 +177,7 @@ def _check_answers(address: str) -> None:
 
 
 def check_process(
-    actor: Any, name: str, directory: Path, *, limit_s: float, setting: str
+    actor: Any, name: str, directory: str, *, limit_s: float, setting: str
 ) -> None:
     """Refuse a process of other versions, or one that has another file system.
 
@@ -193,10 +193,14 @@ def check_process(
             f"{limit_s:g}: add machines, or lower {setting}"
         ) from error
     check_versions(theirs, where=name)
-    if not ray.get(actor.sees.remote(_SEEN_FILE), timeout=limit_s):
+    try:
+        seen = ray.get(actor.sees.remote(_SEEN_FILE), timeout=limit_s)
+    except RayTaskError as error:
+        raise ValueError(f"{name}: {first_line(error.cause)}") from error
+    if not seen:
         raise ValueError(
             f"{name} does not see {directory}/{_SEEN_FILE}: --workdir = {directory} "
-            f"must be a directory that all machines share"
+            f"must be a directory that all machines share, or gs://BUCKET/PATH"
         )
 
 

@@ -18,6 +18,7 @@ from scalerl_jax.contract import Order, QueueClosed
 from scalerl_jax.exchange import Assignment, Instructions, Job, JobResult, Report
 from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.parallel.publication import Published
+from scalerl_jax.parallel.receiving import NeedsFullError
 from scalerl_jax.types import Group
 from scalerl_jax.utils.work_log import WorkLog
 
@@ -230,6 +231,7 @@ class Replica:
         self._work = work
         self._started = False
         self._version = -1  # fetched last
+        self._told = False  # the controller, that params after it were not received
         self._abandoned: set[int] = set()
         self._pinned_for: set[int] = set()  # jobs with params of their own
         # Params are fetched one after the other, while the thread samples on.
@@ -285,14 +287,17 @@ class Replica:
             if self._fetch:  # two versions on the devices, and not three
                 self._generators.await_use()
             received = self._params(publication)
-            self._version = policy_version
+            self._version, self._told = policy_version, False
             self._generators.publish(received, policy_version=policy_version)
             if not self._started:
                 self._started = True
                 self._generators.start()
         except Exception as error:  # noqa: BLE001  the controller is told
             _log.warning("params of version %d are not used: %s", policy_version, error)
-            self._desk.refuse(f"{error}")
+            # Deltas were on their way when it was told, and are no further fault.
+            if not (self._told and isinstance(error, NeedsFullError)):
+                self._desk.refuse(f"{error}")
+            self._told = True
 
     def _params(self, publication: Any, *, pinned: bool = False) -> Published:
         if self._fetch is None:

@@ -102,7 +102,7 @@ class DirectoryChannel:
                 seen after so long was discarded.
         """
         self._directory = Path(directory)
-        self._owner = owner and _checked(owner)
+        self._owner = owner and checked_name(owner)
         self._patience_s = patience_s
         self._directory.mkdir(parents=True, exist_ok=True)
         if owner:
@@ -113,11 +113,11 @@ class DirectoryChannel:
     def put(self, name: str, buffers: Sequence[Buffer]) -> Reference:
         """Write a file, and rename it."""
         assert self._owner, "a channel that puts has an owner"
-        reference = f"{self._owner}-{_checked(name)}-{uuid.uuid4().hex[:12]}"
+        reference = f"{self._owner}-{checked_name(name)}-{uuid.uuid4().hex[:12]}"
         partial = self._directory / f".{reference}"
         try:
             with partial.open("xb") as file:
-                _write(file, buffers)
+                write_buffers(file, buffers)
             partial.rename(self._directory / reference)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -135,11 +135,11 @@ class DirectoryChannel:
         """Read a file, once it is there."""
         patience_s = min(timeout_s, self._patience_s)
         deadline = time.monotonic() + patience_s
-        path = self._directory / _checked(reference)
+        path = self._directory / checked_name(reference)
         while True:
             try:
                 with path.open("rb") as file:
-                    return _read(file, num_bytes=num_bytes)
+                    return read_buffers(file, num_bytes=num_bytes)
             except FileNotFoundError:
                 if time.monotonic() >= deadline:
                     raise LostObjectError(
@@ -151,7 +151,7 @@ class DirectoryChannel:
 
     def discard(self, reference: Reference) -> None:
         """Remove a file."""
-        (self._directory / _checked(reference)).unlink(missing_ok=True)
+        (self._directory / checked_name(reference)).unlink(missing_ok=True)
 
 
 _MAGIC = b"weights1"
@@ -160,14 +160,15 @@ _ALIGNMENT = 64  # so that the values of a buffer can be viewed at their width
 _MAX_BUFFERS = 1 << 20
 
 
-def _checked(name: str) -> str:
+def checked_name(name: str) -> str:
     """Return a name that is a file's in the directory itself, and not hidden."""
     if not _NAME.fullmatch(name):
         raise LostObjectError(f"{name[:200]!r} is no name of an object")
     return name
 
 
-def _write(file: BinaryIO, buffers: Sequence[Buffer]) -> None:
+def write_buffers(file: BinaryIO, buffers: Sequence[Buffer]) -> None:
+    """Write buffers as the format of `DirectoryChannel` has them."""
     sizes = np.array([buffer.nbytes for buffer in buffers], "<u8")
     _write_aligned(file, _MAGIC + _COUNT.pack(len(buffers)) + sizes.tobytes())
     for buffer in buffers:
@@ -179,8 +180,8 @@ def _write_aligned(file: BinaryIO, content: bytes | memoryview) -> None:
     file.write(bytes(-len(content) % _ALIGNMENT))
 
 
-def _read(file: io.BufferedReader, *, num_bytes: int) -> list[Buffer]:
-    """The buffers of a file.
+def read_buffers(file: io.BufferedIOBase, *, num_bytes: int) -> list[Buffer]:
+    """Return the buffers of a file, which the caller may keep.
 
     Raises:
         ValueError: it is no such file, or not of this size.
@@ -200,10 +201,10 @@ def _read(file: io.BufferedReader, *, num_bytes: int) -> list[Buffer]:
     skipped = -(len(head) + len(listed)) % _ALIGNMENT
     padded = [size + -size % _ALIGNMENT for size in sizes]
     # Checked before so much memory is asked for.
-    rest = os.fstat(file.fileno()).st_size - len(head) - len(listed)
+    rest = file.seek(0, os.SEEK_END) - len(head) - len(listed)
     if rest != skipped + sum(padded):
         raise ValueError(f"{rest} bytes follow its list and not {sum(padded)}")
-    file.seek(skipped, os.SEEK_CUR)
+    file.seek(len(head) + len(listed) + skipped)
     whole = np.empty(sum(padded), np.uint8)
     if file.readinto(whole.data) != whole.nbytes:
         raise ValueError("it ends too early")

@@ -39,6 +39,10 @@ class NotReceivedError(RuntimeError):
     """A version that did not arrive whole; the one before it is still good."""
 
 
+class NeedsFullError(NotReceivedError):
+    """A delta against a version that is not held here."""
+
+
 class Receiver:
     """Fetches versions for the devices of this process, one at a time.
 
@@ -116,7 +120,8 @@ class Receiver:
             *(TimeoutError, jax.errors.JaxRuntimeError),
         ) as error:
             kept = self.policy_version
-            raise NotReceivedError(
+            full = self.needs_full(publication)
+            raise (NeedsFullError if full else NotReceivedError)(
                 f"the params of version {version} were not received: {error}; "
                 + ("there are none before" if kept is None else f"{kept} stays in use")
             ) from error

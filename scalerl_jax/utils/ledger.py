@@ -27,13 +27,13 @@ from typing import Any
 from scalerl_jax.utils.background import repeated
 from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.run_directory import write_json
+from scalerl_jax.utils.work_log import running
 
 LEDGER_FILE = "ledger.json"
 WRITE_EVERY_S = 5.0  # so much before a kill, at most, is in no ledger
 _LAST_WRITE_S = 60.0  # for a slow disk, at the end of a run
 
-# What a chip can be doing.  `verify` is a pool's wait for verdicts, not CPU seconds:
-# it counts only while nothing else runs there.
+# What a chip can be doing.  `verify` is a pool's wait for verdicts, not CPU seconds.
 ACTIVITIES = ("startup", "generate", "train", "publish", "verify", "eval", "checkpoint")
 NOT_CHARGED = ("startup", "eval")
 COUNTS = (
@@ -95,6 +95,7 @@ class Ledger:
         self._counts: dict[str, float] = dict.fromkeys(COUNTS, 0)
         self._pool_idle_s: dict[str, float] = dict.fromkeys(pools, 0.0)
         self._pool_total_s: dict[str, float] = dict.fromkeys(pools, 0.0)
+        self._charged = 0.0  # chip-hours, as they were reported
         self._restored = False
 
     def start(self, *, startup_s: float = 0.0) -> None:
@@ -130,15 +131,17 @@ class Ledger:
         """Take in what a remote pool has done: seconds of all its chips, by activity.
 
         They are taken from what the clock has counted there as idle, then from what it
-        has counted as a wait for another pool.  What is more than both is left out: a
-        clock that runs faster than ours.
+        has counted as a wait for another pool; an evaluation the other way round, for
+        another pool waits for it.  What is more than both is left out: a clock that
+        runs faster than ours.
         """
         with self._lock:
             self._advance()
             untold = self._untold[pool]
             for name, amount in seconds.items():
                 left = amount * self._pools[pool]
-                for category in ("idle", *NOT_CHARGED):
+                waits = ("idle", *NOT_CHARGED)
+                for category in sorted(waits, key=lambda each: each != name):
                     part = min(left, untold[category])
                     untold[category] -= part
                     self._chip_s[category] -= part
@@ -168,7 +171,8 @@ class Ledger:
             wasted = generate * wasted_tokens / generated_tokens
 
         and is taken out of `generate`, so the `_chip_s` entries still sum to
-        chips x wall clock.
+        chips x wall clock.  The charged hours never fall, when a remote pool tells
+        later that it has evaluated and was not idle.
         """
         with self._lock:
             self._advance()
@@ -177,9 +181,10 @@ class Ledger:
             share = self._counts["wasted_tokens"] / generated if generated else 0.0
             chip_s["wasted"] = chip_s["generate"] * min(share, 1.0)
             chip_s["generate"] -= chip_s["wasted"]
+            self._charged = max(self._charged, self._charged_chip_hours())
             return {
                 **{f"compute/{name}_chip_s": value for name, value in chip_s.items()},
-                "compute/charged_chip_hours": self._charged_chip_hours(),
+                "compute/charged_chip_hours": self._charged,
                 **{f"compute/{name}": value for name, value in self._counts.items()},
             }
 
@@ -245,11 +250,7 @@ class Ledger:
             return
         now = self._clock()
         elapsed_s, self._last = now - self._last, now
-        active = {
-            pool: [name for name in ACTIVITIES if names[name] and name != "verify"]
-            or ["verify"] * bool(names["verify"])
-            for pool, names in self._active.items()
-        }
+        active = {pool: running(names) for pool, names in self._active.items()}
         waited_for = [
             name for name in NOT_CHARGED if any(name in on for on in active.values())
         ]

@@ -48,6 +48,11 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     lock: "TextIO | RunFiles"
     bucket: "RunFiles | None" = None  # keeps the copy and the bucket alike
 
+    @property
+    def url(self) -> str:
+        """Return what processes of other machines know it by."""
+        return str(self.bucket.remote) if self.bucket else str(self.path)
+
     def close(self) -> None:
         """Let another process have the directory."""
         self.lock.close()

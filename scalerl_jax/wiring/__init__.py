@@ -181,7 +181,7 @@ def make_gang_learner(
     config: Config,
     arch: Architecture,
     devices: Sequence[Device],
-    directory: Path,
+    directory: str,
 ) -> tuple[LocalLearner, TrainState, Mesh]:
     """Return one process's part of the learner, its state, and the mesh of all."""
     axes = {name: getattr(config.mesh, name) for name in AXES}
@@ -307,11 +307,11 @@ def _load_prompts(
 
 
 def make_checkpointer(
-    config: Config, directory: Path, bucket: "RunFiles | None" = None
+    config: Config, directory: Path | str, bucket: "RunFiles | None" = None
 ) -> Checkpointer:
     """The checkpoints of the run in a directory, or in that of a bucket."""
     return Checkpointer(
-        bucket.checkpoints if bucket else directory / "checkpoints",
+        bucket.checkpoints if bucket else f"{directory}/checkpoints",
         before_seal=bucket.flush if bucket else None,
         every=config.checkpoint.every,
         keep=config.checkpoint.keep,

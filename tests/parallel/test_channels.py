@@ -4,7 +4,9 @@ import threading
 
 import numpy as np
 import pytest
+import small_bucket
 
+from scalerl_jax.parallel.bucket_channel import BucketChannel
 from scalerl_jax.parallel.channels import (
     DirectoryChannel,
     FullChannelError,
@@ -20,10 +22,24 @@ def directory(tmp_path):
     return DirectoryChannel(tmp_path / "weights", owner="rank0")
 
 
-CHANNELS = {"directory": directory, "memory": lambda _: MemoryChannel()}
+def bucket(tmp_path):
+    small_bucket.empty()
+    return BucketChannel("gs://bucket/weights", owner="rank0")
 
 
-@pytest.fixture(params=sorted(CHANNELS))
+CHANNELS = {
+    "bucket": bucket,
+    "directory": directory,
+    "memory": lambda _: MemoryChannel(),
+}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[small_bucket.NEEDS_EXTRA] if name == "bucket" else [])
+        for name in CHANNELS
+    ]
+)
 def channel(request, tmp_path):
     return CHANNELS[request.param](tmp_path)
 

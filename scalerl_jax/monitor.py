@@ -170,10 +170,7 @@ class RunMonitor:
             sampled = run.generators.sample(publication)
             agreement = run.agreement.require(state, sampled)
         self._mismatch = agreement.metrics()
-        self._progress.note(
-            f"sampler and learner differ by {agreement.mean_abs:.1e} nats on average, "
-            f"{agreement.max_abs:.1e} at most, over {agreement.tokens} tokens"
-        )
+        self._progress.note(str(agreement))
 
     def publish(
         self, state: State, version: int, *, activity: str = "publish"

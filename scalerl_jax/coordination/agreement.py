@@ -25,10 +25,28 @@ class Agreement:
     max_abs: float
     kl: float  # k3 estimator of KL(sampler || learner), of tokens that filters leave
     tokens: int
+    # Where routing is replayed, and asked for: what it would be without.
+    unreplayed: "Agreement | None" = None
 
     def metrics(self) -> dict[str, float]:
         """Return the figures by metric name."""
-        return {f"mismatch/{name}": value for name, value in vars(self).items()}
+        figures = dataclasses.asdict(dataclasses.replace(self, unreplayed=None))
+        del figures["unreplayed"]
+        return {f"mismatch/{name}": value for name, value in figures.items()}
+
+    def __str__(self) -> str:
+        """Say how far apart they are."""
+        said = (
+            f"sampler and learner differ by {self.mean_abs:.1e} nats on average, "
+            f"{self.max_abs:.1e} at most, over {self.tokens} tokens"
+        )
+        if self.unreplayed is None:
+            return said
+        free = self.unreplayed
+        return (
+            f"{said}; without routing replay by {free.mean_abs:.1e} on average, "
+            f"{free.max_abs:.1e} at most (KL {free.kl:.1e}, with it {self.kl:.1e})"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +63,9 @@ class AgreementCheck:
     ) -> Agreement:
         """Return the difference, but refuse a sampler that is not the policy.
 
+        Where completions have experts, these are replayed, and what the difference
+        would be otherwise is told too.
+
         Raises:
             RuntimeError: the mean difference passes the limit.
         """
@@ -58,7 +79,13 @@ class AgreementCheck:
                 f"tokens of one version; train.max_mismatch_nats = {limit}. Check the "
                 f"dtypes of model.* and the checkpoint before raising the limit"
             )
-        return agreement
+        if all(completion.experts is None for _, completion in sampled):
+            return agreement
+        free = [
+            (prompt, dataclasses.replace(completion, experts=None))
+            for prompt, completion in sampled
+        ]
+        return dataclasses.replace(agreement, unreplayed=self(state, free))
 
     def __call__(
         self, state: State, sampled: Sequence[tuple[Prompt, Completion]]

@@ -5,6 +5,7 @@ With equal weights in float32 it chooses what the sampler chose, so replay chang
 nothing; given other experts it says what the learner must compute from them.
 """
 
+import dataclasses
 import functools
 import json
 
@@ -21,6 +22,7 @@ from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.batching.packing import TrainSequence, pack
 from scalerl_jax.batching.replay import replayed_experts
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
+from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.learner import contents
 from scalerl_jax.learner.forward import Forward, plain_scorer, read_forward
 from scalerl_jax.learner.logprobs import Head
@@ -40,6 +42,7 @@ from scalerl_jax.model.transformer import (
     hidden_states,
 )
 from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.sampler.requests import Completion
 from scalerl_jax.types import Group, Prompt, Rollout
 from scalerl_jax.utils.progress import Progress
 
@@ -230,6 +233,58 @@ def test_scores_of_a_window_replay_too():
         [row[where] for row, where in zip(rows, completions(sequences), strict=True)]
     )
     np.testing.assert_allclose(np.sort(found[batch.mask]), np.sort(wanted), atol=1e-5)
+
+
+def test_the_check_at_the_start_tells_what_replay_leaves_of_the_difference():
+    """Experts at random: the learner's own choice is another policy's."""
+    (prompt_length, length), rng = (4, 6), np.random.default_rng(5)
+    tokens = rng.integers(0, 16, prompt_length + length).astype(np.int32)
+    prompt = make_group([None, None]).prompt.replace(tokens=tokens[:prompt_length])
+    sequence = TrainSequence(
+        tokens=tokens,
+        prompt_length=prompt_length,
+        weights=np.ones(length, np.float32),
+        mask=np.ones(length, bool),
+        behavior_logprobs=np.zeros(length, np.float32),
+        staleness=np.zeros(length, np.int32),
+        advantage=0.0,
+        experts=random_ids(rng, prompt_length - 1 + length),
+    )
+    rows = jax.jit(lambda params: alone(params, [sequence]))(params())
+    sampled = np.asarray(rows)[0, completions([sequence])[0]]
+    completion = Completion(
+        request_id=0,
+        sample=0,
+        tokens=tokens[prompt_length:],
+        mask=sequence.mask,
+        logprobs=sampled,
+        full_logprobs=sampled,
+        top_tokens=np.zeros((length, 0), np.int32),
+        top_logprobs=np.zeros((length, 0), np.float32),
+        versions=np.zeros(length, np.int32),
+        cut_off=True,
+        interrupted=False,
+        experts=sequence.experts,
+    )
+    mesh = make_mesh(jax.devices()[:1])
+    check = AgreementCheck(
+        score=plain_scorer(forward(mesh)),
+        row_tokens=16,
+        rows_per_microbatch=1,
+        max_mismatch_nats=1e-4,
+    )
+    state = jax.device_put(params(), jax.NamedSharding(mesh, jax.P()))
+    found = check.require(state, [(prompt, completion)])
+    assert found.mean_abs < 1e-5
+    assert found.unreplayed is not None and found.unreplayed.mean_abs > 1e-2
+    assert "; without routing replay by " in str(found)
+    assert found.metrics().keys() == {
+        f"mismatch/{name}" for name in ("mean_abs", "max_abs", "kl", "tokens")
+    }
+    # Whoever has no experts to replay is told of one difference, and refused by it.
+    free = dataclasses.replace(completion, experts=None)
+    with pytest.raises(RuntimeError, match="max_mismatch_nats = 0.0001"):
+        check.require(state, [(prompt, free)])
 
 
 @pytest.mark.parametrize("count, dtype", [(255, "uint8"), (256, "uint16")])

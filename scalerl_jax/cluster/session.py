@@ -124,6 +124,8 @@ def connect(address: str) -> Cluster:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address == "local":
         options |= {"num_cpus": _LOCAL_CPUS, "include_dashboard": False}
+        # Ray's own choice of 15 starves roles that share cores with other programs.
+        os.environ.setdefault("RAY_worker_niceness", "0")
     elif address != "auto":
         _check_answers(address)
     try:

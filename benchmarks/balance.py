@@ -10,6 +10,7 @@ the closed forms of `balance.rates`, expected ones; nothing here was run on a TP
 
 import argparse
 import dataclasses
+import itertools
 import runpy
 import sys
 from collections.abc import Callable
@@ -36,22 +37,11 @@ ARCH = "llama3.1-8b"
 BLUE, ORANGE, GREEN, GREY = "#1f5fa8", "#c9541a", "#2e8b57", "#6b6b6b"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Held(Scenario):
-    """A run whose replicas are given another number of groups than their slots hold."""
-
-    held: int = 0
-
-    @property
-    def capacity(self) -> int:
-        """Groups that a replica has at a time, not wholly sampled."""
-        return self.held or super().capacity
-
-
 def config_of(limit: int) -> config_lib.Config:
     """Return 8b.py with completions of so many tokens."""
     settings = runpy.run_path(str(ROOT / "configs" / "8b.py"))["get_config"]()
     settings.sampler.max_completion_tokens = limit
+    settings.sampler.slots = SLOTS
     settings.model.remat = "full"
     settings.batch.row_tokens = max(16_384, limit + 2048)
     return config_lib.resolve(settings)
@@ -73,7 +63,6 @@ def simulate(
     said = dict(
         num_steps=steps,
         replicas=replicas,
-        slots=SLOTS,
         cache_tokens=CACHE,
         prompt_tokens=200,
         eval_every=0,
@@ -83,7 +72,7 @@ def simulate(
     )
     base = dataclasses.asdict(scenario_of(config)) | said | fields
     base["failures"] = fields.get("failures", Failures())
-    scenario = Held(**base)
+    scenario = Scenario(**base)
     rates = closed_rates(config, ARCHITECTURES[ARCH], CHIPS["v5p"], scenario)
     lengths = Lengths(mean_tokens=mean, tail=tail, limit=limit)
     figures = Simulation(scenario, rates, lengths).run().figures()
@@ -338,11 +327,10 @@ def evaluations() -> None:
         say(every, completions, f"{row['eval_share']:.1%}", cost(row))
 
 
-def held() -> None:
-    """Print how many groups a replica should be given, and how many may wait."""
+def waiting() -> None:
+    """Print how many finished groups may wait."""
     say(
         "replicas",
-        "groups held by each",
         "queue.max_waiting",
         "slots in use",
         "learner idle",
@@ -351,20 +339,11 @@ def held() -> None:
         "staleness",
         rule=True,
     )
-    for replicas, count, waiting in (
-        (8, 8, 1),
-        (8, 12, 1),
-        (8, 16, 1),
-        (10, 8, 1),
-        (10, 16, 1),
-        (10, 8, 2),
-        (10, 16, 2),
-    ):
-        row = simulate(replicas, held=count, max_waiting=waiting)
+    for replicas, count in itertools.product((6, 8, 10), (1, 2)):
+        row = simulate(replicas, max_waiting=count)
         say(
             replicas,
             count,
-            waiting,
             row["slots_in_use"],
             row["learner_idle"],
             row["generators_idle"],
@@ -382,7 +361,7 @@ def save(figure: Any, name: str) -> None:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (split, modes, losses, tails, evaluations, held)
+    each.__name__: each for each in (split, modes, losses, tails, evaluations, waiting)
 }
 
 

@@ -64,7 +64,7 @@ class Report:
     """What a replica has done since its last report, and how it stands."""
 
     used_version: int  # of the params that the sampling thread has; -1: none so far
-    capacity: int  # groups that it can sample at a time
+    capacity: int  # groups not wholly sampled that it can have, as its slots are now
     sampled: tuple[int, ...] = ()  # tickets that lack nothing but verdicts
     groups: tuple[Group, ...] = ()  # finished and judged
     dropped: tuple[tuple[int, str], ...] = ()  # tickets without a result, and why

@@ -121,6 +121,14 @@ class LocalGenerators:
         """Return the tickets under way, and how many tokens each has so far."""
         return {key: each.tokens for key, each in list(self._episodes.open.items())}
 
+    def lacking(self) -> list[int]:
+        """Return how many completions each group lacks that is not wholly sampled."""
+        return [
+            each.num_samples - len(each.completions)
+            for each in list(self._episodes.open.values())
+            if each.ended_version < 0
+        ]
+
     def evaluate(
         self,
         publication: Published,

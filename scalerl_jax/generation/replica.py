@@ -34,6 +34,7 @@ class ReplicaDesk:
         self._inbox: collections.deque[Assignment] = collections.deque()
         self._withdrawn: set[int] = set()
         self._arrivals = self._seen = 0  # what may let the sampling thread go on
+        self._asked = False  # told that slots are free, and no order has begun since
         self._used_version = -1
         self._sampled: list[int] = []
         self._groups: list[Group] = []
@@ -49,7 +50,10 @@ class ReplicaDesk:
     # The sampling thread's side: `contract.Desk`.
 
     def admit(self, used_version: int) -> Order | None:
-        """Return the first order that these params are new enough for, or None."""
+        """Return the first order that these params are new enough for, or None.
+
+        Whoever asks has free slots, which is news where there is none.
+        """
         with self._changed:
             self.raise_if_over()
             if used_version != self._used_version:
@@ -59,7 +63,11 @@ class ReplicaDesk:
             for assignment in self._inbox:
                 if assignment.version <= used_version:
                     self._inbox.remove(assignment)
+                    self._asked = False
                     return assignment.order
+            if not self._asked:
+                self._asked = True
+                self._tell()
             return None
 
     def sampled(self, ticket: int) -> None:
@@ -130,6 +138,11 @@ class ReplicaDesk:
             self._deliveries += 1
             self._arrivals += 1
             self._changed.notify_all()
+
+    @property
+    def waiting(self) -> int:
+        """Orders that are not begun."""
+        return len(self._inbox)
 
     def finish(self, result: JobResult) -> None:
         """Report the end of a job."""
@@ -211,7 +224,8 @@ class Replica:
         generators: LocalGenerators,
         desk: ReplicaDesk,
         *,
-        capacity: int,
+        slots: int,
+        group_size: int,
         verifier_restarts: Callable[[], int],
         fetch: Fetch | None = None,
         work: WorkLog | None = None,
@@ -225,7 +239,7 @@ class Replica:
         self.where = where
         self._generators = generators
         self._desk = desk
-        self._capacity = capacity
+        self._slots, self._group_size = slots, group_size
         self._verifier_restarts = verifier_restarts
         self._fetch = fetch
         self._work = work
@@ -260,11 +274,17 @@ class Replica:
             **self._desk.news(),
             seconds=seconds,
             counts=counts,
-            capacity=self._capacity,
+            capacity=self._capacity(),
             tokens=self._generators.in_flight(),
             metrics=dict(self._generators.metrics),
             verifier_restarts=self._verifier_restarts(),
         )
+
+    def _capacity(self) -> int:
+        """Groups that it can have: those that it has, and more for slots left free."""
+        lacking, waiting = self._generators.lacking(), self._desk.waiting
+        free = self._slots - sum(lacking) - waiting * self._group_size
+        return len(lacking) + waiting + max(0, -(-free // self._group_size))
 
     def leave(self) -> None:
         """Have the controller take back what this replica has, and replace it."""

@@ -89,9 +89,9 @@ class SimulatedReplica:
     boundary come earlier, for something has changed.
     """
 
-    def __init__(self, machine: Machine, number: int = 0, capacity: int = 0) -> None:
+    def __init__(self, machine: Machine, number: int = 0, group_size: int = 1) -> None:
         """Begin empty, at time 0."""
-        self.machine, self.number, self.capacity = machine, number, capacity
+        self.machine, self.number, self._group_size = machine, number, group_size
         self.version = -1
         self.clear(0.0)
         self.up = True
@@ -116,11 +116,11 @@ class SimulatedReplica:
         self.waiting_samples = 0
         self.inbox: list[tuple[int, SimulatedGroup]] = []  # with the version they need
         self.open: dict[int, SimulatedGroup] = {}  # until handed in
-        self.unsampled = 0  # groups of these
         self._extra_s = 0.0  # of prefills, in the next call
         self._planned = 0  # calls
         self.planned_s = math.inf  # time of the next boundary
         self.paused = False  # for an evaluation
+        self.asked = False  # told that slots are free, and got no group since
 
     @property
     def free_slots(self) -> int:
@@ -129,15 +129,14 @@ class SimulatedReplica:
 
     @property
     def room(self) -> int:
-        """Groups that it could begin now; see `Scenario.capacity`."""
-        if self.capacity:
-            return self.capacity - self.unsampled
-        return int(self.free_slots > 0 and not self.paused)
+        """Groups that it could begin now: the last of them may wait for slots."""
+        waiting = sum(group.unfinished for _, group in self.inbox)
+        return max(0, -(-(self.free_slots - waiting) // self._group_size))
 
     def give(self, group: SimulatedGroup, version: int) -> None:
         """Take a group, to be begun with params of that version or later."""
         self.open[group.ticket] = group
-        self.unsampled += 1
+        self.asked = False
         if version > self.version:
             self.inbox.append((version, group))
         else:
@@ -270,7 +269,6 @@ class SimulatedReplica:
             if not group.unfinished:
                 group.finished_version = self.version
                 group.sampled = True
-                self.unsampled -= 1
                 done.append(group)
         if machine.cache_tokens:
             self._suspend()

@@ -53,7 +53,7 @@ class Simulation:
             prefill_tokens=scenario.prefill_tokens,
         )
         self.replicas = [
-            SimulatedReplica(self.machine, number, scenario.capacity)
+            SimulatedReplica(self.machine, number, scenario.group_size)
             for number in range(scenario.replicas)
         ]
         self.version = -1  # published last
@@ -107,10 +107,10 @@ class Simulation:
         by_ticket = self.scenario.by_ticket
         while True:
             replica = self.replicas[0] if by_ticket else freest(self.replicas)
-            if replica is None:
+            if replica is None or (self._alone and replica.paused):
                 return
             versions = (self.version,) if by_ticket else (replica.version, self.version)
-            if not self.scenario.capacity:
+            if self._alone:
                 versions = versions[:1]
             for version in versions:
                 if (ticket := self.queue.admit(version)) is not None:
@@ -168,12 +168,23 @@ class Simulation:
         if replica.number in self._evaluating and not replica.paused:
             self._pause(replica)
             return
-        if not self.scenario.capacity and replica.free_slots > 0:
-            self.deal_to(replica)
+        self._fill(replica)
         self._go_on(replica)
 
-    def deal_to(self, replica: SimulatedReplica) -> None:
-        """Begin as many groups as a thread with free slots may."""
+    @property
+    def _alone(self) -> bool:
+        """Return whether the one replica is a thread of the loop's process."""
+        return len(self.replicas) == 1
+
+    def _fill(self, replica: SimulatedReplica) -> None:
+        """Have free slots filled: at once in the loop's process, else by its answer."""
+        if self._alone:
+            self._begin_groups(replica)
+        elif replica.room and not replica.asked:
+            replica.asked = True
+            self.at(self.now_s + self.rates.exchange_s, self._note)
+
+    def _begin_groups(self, replica: SimulatedReplica) -> None:
         if self.version < 0:
             return
         while replica.free_slots > 0 and not self._again:
@@ -250,8 +261,7 @@ class Simulation:
         replica.eval_s += self.now_s - replica.time_s
         replica.time_s = self.now_s
         self._evaluating.discard(replica.number)
-        if not self.scenario.capacity and replica.free_slots > 0:
-            self.deal_to(replica)
+        self._fill(replica)
         self._go_on(replica)
         if not self._evaluating:
             self._evaluated()

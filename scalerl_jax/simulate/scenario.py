@@ -76,15 +76,6 @@ class Scenario:
         return self.in_turn and self.replicas > 1
 
     @property
-    def capacity(self) -> int:
-        """Groups that a replica of several has at a time; 0: by free slots.
-
-        One replica is a thread of the loop's process, and begins a group whenever a
-        slot is free.  Of several each is given so many that are not wholly sampled.
-        """
-        return -(-self.slots // self.group_size) if self.replicas > 1 else 0
-
-    @property
     def chips(self) -> int:
         """Chips of learner and replicas."""
         return self.learner_chips + self.replicas * self.replica_chips

@@ -90,7 +90,8 @@ def make_replica(
     return Replica(
         thread,
         desk,
-        capacity=-(-parts.config.sampler.slots // parts.config.batch.group_size),
+        slots=parts.config.sampler.slots,
+        group_size=parts.config.batch.group_size,
         verifier_restarts=lambda: restarts(verifiers),
         **how,
     )

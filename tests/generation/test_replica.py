@@ -1,12 +1,14 @@
-"""Versions that come to a replica: in order, one at a time, or not at all."""
+"""Versions that come to a replica: in order, or not at all; groups that it can have."""
 
 import threading
+import time
 
 import pytest
 import small_weights
 from small_weights import assert_is_version, layout, mesh
 
-from scalerl_jax.exchange import Instructions, Job
+from scalerl_jax.contract import Order
+from scalerl_jax.exchange import Assignment, Instructions, Job
 from scalerl_jax.generation.replica import Replica, ReplicaDesk
 from scalerl_jax.parallel.channels import MemoryChannel, Parcel
 from scalerl_jax.parallel.publication import receive
@@ -25,6 +27,7 @@ class StepsByHand:
         self.params = self.version = None  # published last
         self.begun = False
         self.evaluated = []
+        self.lacks = []
         self.came = threading.Semaphore(0)
         self.used = threading.Event()
         self.used.set()
@@ -34,6 +37,9 @@ class StepsByHand:
         self.version = policy_version
         self.used.clear()
         self.came.release()
+
+    def lacking(self):
+        return self.lacks
 
     def await_use(self):
         assert self.used.wait(WAIT_S)
@@ -81,7 +87,8 @@ class World:
         self.replica = Replica(
             self.generators,
             ReplicaDesk(),
-            capacity=1,
+            slots=8,
+            group_size=4,
             verifier_restarts=int,
             fetch=self.fetch,
             work=WorkLog(),
@@ -155,6 +162,52 @@ def test_a_version_that_does_not_come_leaves_the_one_in_use_and_is_told(
     world.publish(3)
     world.give(small_weights.published(world.sender.send_again()))
     assert world.generators.step() == 3
+
+
+@pytest.mark.parametrize(
+    ("lacks", "waiting", "capacity"),
+    [
+        ((), 0, 2),
+        ((4, 4), 0, 2),
+        ((1, 4), 0, 3),  # three slots are free, and one more sample waits for a fourth
+        ((1, 4), 1, 3),
+        ((1, 1), 0, 4),
+        ((1, 1, 4, 3), 0, 4),  # nine samples for eight slots
+        ((1, 1, 1, 1), 0, 5),
+        ((1, 1, 1, 1), 2, 6),
+    ],
+)
+def test_a_replica_has_groups_for_all_slots_that_long_completions_leave(
+    world, lacks, waiting, capacity
+):
+    world.generators.lacks = list(lacks)
+    orders = tuple(
+        Assignment(order=Order(prompt=None, ticket=ticket, begun_version=0), version=0)
+        for ticket in range(waiting)
+    )
+    report = world.replica.exchange(Instructions(assignments=orders), 0.0)
+    assert report.capacity == capacity
+
+
+def test_free_slots_are_news_until_an_order_comes():
+    desk = ReplicaDesk()
+
+    def is_told():
+        began = time.monotonic()
+        desk.await_news(0.5)
+        desk.news()
+        return time.monotonic() - began < 0.5
+
+    assert desk.admit(0) is None
+    assert is_told()
+    assert desk.admit(0) is None
+    assert not is_told()
+    order = Order(prompt=None, ticket=7, begun_version=0)
+    desk.deliver(Instructions(assignments=(Assignment(order=order, version=0),)))
+    assert desk.admit(0) is order
+    assert not is_told()
+    assert desk.admit(0) is None
+    assert is_told()
 
 
 def _impatient(fetch):

@@ -31,6 +31,7 @@ from scalerl_jax.preflight.hlo import (
     memory_limit,
     traffic,
 )
+from scalerl_jax.preflight.products import Excess, excesses, narrow_loops
 from scalerl_jax.preflight.programs import Parts, attention_names, make_parts
 from scalerl_jax.preflight.topologies import Roofline, Topology, roofline
 from scalerl_jax.preflight.whole_step import WholeStep, make_whole_step
@@ -56,6 +57,10 @@ class Checked:
     work: Work = Work()
     roofline: Roofline = Roofline()
     head: HeadMatmuls | None = None
+    excesses: tuple[Excess, ...] = ()  # products that cost more than was asked for
+    narrow: tuple[
+        str, ...
+    ] = ()  # places of loops that add products up in a narrow type
     calls: int = 1  # in an optimizer step
 
     @property
@@ -129,8 +134,12 @@ def _checked(
 ) -> Checked:
     mesh = parts.sampler_mesh if name in _SAMPLING else parts.learner_mesh
     needed, found = _work(name, parts), {}
-    if compiled.program is not None:
+    wasteful: list[Excess] = []
+    narrow: list[str] = []
+    if compiled.program is not None and compiled.asked is not None:
         found = traffic(compiled.program, num_devices=mesh.size)
+        wasteful = excesses(compiled.program, compiled.asked, num_devices=mesh.size)
+        narrow = narrow_loops(compiled.program)
     return Checked(
         parts=_memory(name, compiled, parts),
         too_large=compiled.too_large,
@@ -138,6 +147,8 @@ def _checked(
         work=needed,
         roofline=roofline(topology.chip, needed, found, devices=mesh.size),
         head=_head(name, compiled, parts),
+        excesses=tuple(wasteful),
+        narrow=tuple(narrow),
         calls=count_microbatches(parts.config) if name.endswith("accumulate") else 1,
     )
 

@@ -20,7 +20,7 @@ _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _DIGITS = re.compile(r"\d+")
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
 _BEGINNING = re.compile(r"\s+(ROOT )?%?[\w.\-]+ = |[%\w.\-]+ .*\{$|ENTRY |\}$")
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
 _INSTRUCTION = re.compile(
     r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$"
 )
@@ -44,7 +44,9 @@ class Instruction:
     @property
     def operands(self) -> list[str]:
         """Names of what it takes."""
-        return re.findall(r"%([\w.\-]+)", self.rest.split("), ")[0])
+        taken = self.rest.split("), ")[0]
+        # A program that was not compiled has names without a sign.
+        return re.findall(r"%([\w.\-]+)", taken) or re.findall(r"[\w.\-]+", taken)
 
     @property
     def called(self) -> list[str]:
@@ -208,6 +210,7 @@ class Compiled:
     """A compiled program and its bytes of a device, or why there is none."""
 
     program: Program | None
+    asked: Program | None = None  # the same, before any pass and for all devices
     kept: int = 0  # arguments and results, less results in an argument's place
     temporaries: int = 0  # at the peak
     code: int = 0
@@ -240,6 +243,7 @@ def compile_program(name: str, lowered: Any) -> Compiled:
     peak = getattr(stats, "peak_memory_in_bytes", 0)
     return Compiled(
         program=parse(compiled.as_text()),
+        asked=parse(lowered.as_text(dialect="hlo", debug_info=True)),
         kept=kept,
         temporaries=max(0, peak - kept) if peak else stats.temp_size_in_bytes,
         code=stats.generated_code_size_in_bytes,

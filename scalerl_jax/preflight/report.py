@@ -129,6 +129,10 @@ def _program_json(name: str, each: Checked) -> dict[str, Any]:
         "roofline_seconds": each.roofline.seconds,
         "roofline": roofline,
         "float32_head": head_is_float32(name, each.head),
+        "excess_products": [
+            {"place": found.place, "ratio": found.ratio} for found in each.excesses
+        ],
+        "narrow_sums": list(each.narrow),
     }
 
 
@@ -300,6 +304,7 @@ def _cost_lines(result: Result) -> list[str]:
                 f"    {name:<17} {kind:<19} {sums.count:>7} x  {_gib(sums.bytes):>10}"
                 f"  sends {_gib(sums.sent_bytes)}"
             )
+    lines += [""] + (_product_lines(result) or ["products cost what was asked for"])
     settings = result.parts.engine.settings
     work = result.programs["accumulate"].work
     tokens = result.programs["decode"]
@@ -313,6 +318,25 @@ def _cost_lines(result: Result) -> list[str]:
         f"{settings.slots} slots of {decode_context(result.parts):,.0f} tokens",
     ]
     return lines
+
+
+def _product_lines(result: Result) -> list[str]:
+    """Return a line for each product that the compiler has made dear, or inexact."""
+    return [
+        f"{name}: the products of {_in_package(found.place)} take {found.ratio:.1f}x the "
+        f"FLOPs that were asked for"
+        for name, each in result.programs.items()
+        for found in each.excesses
+    ] + [
+        f"{name}: products of {_in_package(place)} are added up BELOW float32"
+        for name, each in result.programs.items()
+        for place in each.narrow
+    ]
+
+
+def _in_package(place: str) -> str:
+    """Return a place of the source without what is before its package."""
+    return place[max(place.rfind("scalerl_jax/"), 0) :]
 
 
 def _gib(size: float) -> str:

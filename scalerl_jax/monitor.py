@@ -315,6 +315,7 @@ class RunMonitor:
         self._last_tokens = report["compute/generated_tokens"]
         groups = [*each.batch.groups, *each.batch.refilled]
         row: dict[str, Any] = metrics | group_metrics(groups, learner_version=step - 1)
+        row |= assembled.expert_load
         if not metrics["mismatch/tokens"] or self._config.sampler.filters:
             # No token of the learner's own version, or ratios that filters lower: that
             # of the last evaluation.

@@ -56,6 +56,7 @@ class Assembled:
     row_tokens: int  # prompt and completion tokens computed, padding left out
     wasted_tokens: int  # completion tokens that were filtered away
     mean_context: float  # tokens that a position attends to, on average
+    expert_load: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 class RunningNormalization:
@@ -140,6 +141,7 @@ class Assembler:
             "mean_context": float(
                 (lengths * (lengths + 1)).sum() / max(lengths.sum(), 1) / 2
             ),
+            "expert_load": self._expert_load(sequences),
         }
         if not sequences:
             return Assembled(batch=None, row_tokens=0, **counts)
@@ -176,6 +178,14 @@ class Assembler:
         from scalerl_jax.batching.replay import replayed_experts  # few runs do
 
         return replayed_experts(groups, self.replay)
+
+    def _expert_load(self, sequences: Sequence[TrainSequence]) -> dict[str, float]:
+        """Return how evenly experts are taken, where they are replayed."""
+        if self.replay is None:
+            return {}
+        from scalerl_jax.batching.replay import expert_load
+
+        return expert_load([each.experts for each in sequences], self.replay)
 
     def _rewards(self, batch: RolloutBatch) -> np.ndarray:
         """Return the rewards of rollouts [B], their lengths reckoned in."""

@@ -1,4 +1,4 @@
-"""The experts that a batch's tokens were sampled with, held against the model.
+"""The experts that a batch's tokens were sampled with: held against the model, counted.
 
 A router that computes its logits again, in another precision or by another kernel, may
 choose other experts than the sampler's did.  A learner that replays takes the sampler's
@@ -48,3 +48,35 @@ def replayed_experts(groups: Sequence[Group], arch: Architecture) -> list[np.nda
                 )
             found.append(experts)
     return found
+
+
+def expert_load(
+    chosen: Sequence[np.ndarray | None], arch: Architecture
+) -> dict[str, float]:
+    """How evenly the tokens of sequences fall on the experts, by metric name.
+
+        load[layer, expert] = choices of the expert * count / choices in the layer
+
+    which is 1 where all are taken alike, and 0 of a dead expert, whom no token takes.
+
+    Args:
+        chosen: of each sequence the experts [tokens, layers, k] as they travel.
+        arch: of the mixture.
+    """
+    assert arch.experts is not None, "only a mixture's are counted"
+    count, known = arch.experts.count, [each for each in chosen if each is not None]
+    if not known:
+        return {}
+    flat = np.concatenate(known).swapaxes(0, 1)
+    layers = flat.reshape(len(flat), -1)
+    # An expert that is none is past the last one.
+    taken = np.stack([np.bincount(layer, minlength=count)[:count] for layer in layers])
+    taken = taken[taken.sum(axis=1) > 0]
+    if not len(taken):
+        return {}
+    load = taken * count / taken.sum(axis=1, keepdims=True)
+    return {
+        "experts/max_load": float(load.max()),
+        "experts/mean_max_load": float(load.max(axis=1).mean()),  # over the layers
+        "experts/dead": int((taken == 0).sum()),
+    }

@@ -20,7 +20,7 @@ from small_model import small_architecture
 from scalerl_jax import wiring
 from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.batching.packing import TrainSequence, pack
-from scalerl_jax.batching.replay import replayed_experts
+from scalerl_jax.batching.replay import expert_load, replayed_experts
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.learner import contents
@@ -372,3 +372,33 @@ def test_a_model_without_experts_is_refused_in_a_line(tmp_path):
     config = small_run.make_config({"objective.routing_replay": "on"})
     with pytest.raises(ValueError, match="'on' replays .* family qwen3 has none"):
         wiring.make_books(config, tmp_path, Progress())
+
+
+def of(count):
+    return small_architecture(
+        family="qwen3_moe", experts=Experts(count=count, top_k=2, gate="softmax")
+    )
+
+
+def test_the_load_of_experts_by_hand():
+    none = 255
+    # Two layers of three experts, two of them for each token.
+    one = np.array([[[0, 1], [2, 0]], [[0, 1], [0, 2]]], np.uint8)
+    two = np.array([[[2, 0], [none, none]], [[0, 1], [0, 2]]], np.uint8)
+    found = expert_load([one, None, two], of(3))
+    # Choices: 4, 3, 1 of 8 in the first layer, and 3, 0, 3 of 6 in the second.
+    assert found == {
+        "experts/max_load": 4 * 3 / 8,
+        "experts/mean_max_load": 1.5,
+        "experts/dead": 1,
+    }
+    nobody = np.full((2, 2, 2), none, np.uint8)
+    assert expert_load([nobody], of(3)) == {}
+
+
+def test_a_layer_of_which_a_share_is_known_is_not_dead():
+    """A prompt has no experts in the last layer."""
+    prompt = np.array([[[0, 1], [255, 255]]], np.uint8)
+    found = expert_load([prompt], of(2))
+    assert found["experts/max_load"] == 1.0
+    assert found["experts/dead"] == 0

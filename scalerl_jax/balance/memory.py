@@ -28,23 +28,41 @@ def saved_activations(config: Config, arch: Architecture) -> int:
     Per token and layer, in the compute dtype, by `model.remat`: the layer's input;
     with "attention" what attention found and its float32 normalisers; with "dots"
     the results of all matmuls too, but for the last, which only the next layer's input
-    has; with "none" also what lies between them.
+    has; with "none" also what lies between them.  Of a mixture each expert that a token
+    takes counts, and who they are is kept in any case.
     """
     tensor, remat = config.mesh.tensor, config.model.remat
     heads, width = arch.num_heads // tensor, arch.hidden_size
     queries, keys = heads * arch.head_dim, arch.num_kv_heads // tensor * arch.head_dim
-    ffn = arch.ffn_size // tensor
-    matmuls = queries + 2 * keys + width + 2 * ffn
+    products, between = _feed_forward_values(arch, tensor)
+    matmuls = queries + 2 * keys + width + products
     values = {
         "full": 0,
         "attention": queries,
         "dots": queries + matmuls,
-        "none": queries + matmuls + queries + keys + 3 * width + ffn,
+        "none": queries + matmuls + queries + keys + 3 * width + between,
     }[remat]
     itemsize = 2 if config.model.compute_dtype == "bfloat16" else 4
     normalisers = 0 if remat == "full" else 4 * heads
+    if arch.experts is not None:
+        normalisers += 4 * arch.experts.top_k
+        normalisers += 4 * arch.experts.count * (remat in ("dots", "none"))  # logits
     per_token = (width + values) * itemsize + normalisers
     return arch.num_layers * tokens_per_device(config) * per_token
+
+
+def _feed_forward_values(arch: Architecture, tensor: int) -> tuple[int, int]:
+    """Return a token's values: results of products that are kept, and what is between.
+
+    A dense feed-forward's last product is not among them; those of experts are, for
+    their gates.
+    """
+    ffn, experts = arch.ffn_size // tensor, arch.experts
+    if experts is None:
+        return 2 * ffn, ffn
+    products = experts.top_k * (2 * ffn + arch.hidden_size)
+    between = experts.top_k * (ffn + arch.hidden_size)
+    return products + 2 * ffn * experts.shared, between + ffn * experts.shared
 
 
 def logits_tile(config: Config, arch: Architecture) -> dict[str, int]:
@@ -80,7 +98,10 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
         state += arch.num_params * master / shards  # the reference
     layer = _layer_params(arch) / mesh.tensor
     width, ffn = arch.hidden_size, arch.ffn_size // mesh.tensor
-    passing = tokens_per_device(config) * (4 * ffn + 6 * width) + 2 * layer
+    taken = 1 if arch.experts is None else arch.experts.top_k + arch.experts.shared
+    passing = tokens_per_device(config) * taken * (4 * ffn + 6 * width) + 2 * layer
+    if arch.experts is not None:
+        state += 4 * layer  # gradients of the gathered experts, before they are summed
     return (
         state
         + saved_activations(config, arch)

@@ -3,7 +3,7 @@
 Each is a bound, the slowest resource at its peak with all else overlapped, or what is
 expected, at the shares of the peaks and with the latency that `Reached` has.  No
 device is touched and nothing is compiled.  A chip is a device as JAX counts, half of a
-tpu7x; figures are of dense models on TPUs in `chips.CHIPS`.
+tpu7x; the shares are of dense models on TPUs in `chips.CHIPS`.
 """
 
 import dataclasses

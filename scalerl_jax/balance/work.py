@@ -61,16 +61,39 @@ def _linears(
 ) -> Work:
     """Return the matmuls of a layer, without the `last` one if it is False.
 
-    A value has 2 bytes; each of `copies` replicas reads the weights.
+    A value has 2 bytes; each of `copies` replicas reads the weights.  Of experts a
+    token is multiplied with those that it takes, and those that any token takes are
+    read; their last product is the gates' too, and is always there.
     """
     width, queries = arch.hidden_size, arch.num_heads * arch.head_dim
     keys, ffn = arch.num_kv_heads * arch.head_dim, arch.ffn_size
+    experts = arch.experts
     sides = [(width, queries), (width, keys), (width, keys), (queries, width)]
-    sides += [(width, ffn), (width, ffn), *[(ffn, width)] * last]
+    if experts is None or experts.shared:
+        sides += [(width, ffn), (width, ffn), *[(ffn, width)] * last]
+    taken: list[tuple[int, int]] = []
+    if experts is not None:
+        sides.append((width, experts.count))
+        taken = [(width, ffn), (width, ffn), (ffn, width)]
+    rows = tokens * (experts.top_k if experts else 0)
+    read = copies * experts_hit(arch, tokens / copies)
     return Work(
-        layers=sum(2 * tokens * n * k for n, k in sides),
-        bytes=sum(2 * (tokens * (n + k) + copies * n * k) for n, k in sides),
+        layers=sum(2 * tokens * n * k for n, k in sides)
+        + sum(2 * rows * n * k for n, k in taken),
+        bytes=sum(2 * (tokens * (n + k) + copies * n * k) for n, k in sides)
+        + sum(2 * (rows * (n + k) + read * n * k) for n, k in taken),
     )
+
+
+def experts_hit(arch: Architecture, tokens: float) -> float:
+    """Return how many experts of a layer so many tokens take, on average.
+
+    As if each token drew its own evenly: count * (1 - (1 - top_k / count) ^ tokens).
+    """
+    if arch.experts is None:
+        return 0.0
+    count, top_k = arch.experts.count, arch.experts.top_k
+    return count * (1.0 - (1.0 - top_k / count) ** tokens)
 
 
 def _attention(arch: Architecture, rows: float, length: float, matmuls: int) -> Work:
@@ -88,9 +111,10 @@ def _cached(
 ) -> Work:
     """Return a layer of tokens that attend to `rows` cached sequences of `context`."""
     heads = arch.head_dim * arch.num_heads
+    seen = arch.seen(context) / arch.num_layers
     return _linears(arch, tokens) + Work(
-        layers=4 * tokens * context * heads,
-        bytes=rows * context * 2 * arch.num_kv_heads * arch.head_dim * itemsize,
+        layers=4 * tokens * seen * heads,
+        bytes=rows * seen * 2 * arch.num_kv_heads * arch.head_dim * itemsize,
     )
 
 

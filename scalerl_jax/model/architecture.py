@@ -128,12 +128,16 @@ class Architecture:
         matmul_params = self.num_active_params - outer
         if head:
             matmul_params += embedding
+        attention = 4 * self.num_heads * self.head_dim * self.seen(context)
+        return 2.0 * matmul_params + attention
+
+    def seen(self, context: float) -> float:
+        """Tokens of `context` that a token attends to, added up over the layers."""
         seen = self.num_layers * context
         if self.local is not None:
             near = sum(self.local.with_positions)
             seen -= near * max(0.0, context - self.local.chunk / 2)
-        attention = 4 * self.num_heads * self.head_dim * seen
-        return 2.0 * matmul_params + attention
+        return seen
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,9 @@ nothing has a capacity.  There are three ways to compute it, equal to rounding:
 
 Selection given (`experts`, -1: none) is replayed, and its gates are still those of
 the logits here, so that the router keeps its gradient.
+
+Over a mesh each device takes its own tokens: it gathers the experts of the one layer
+that it computes over fsdp, and has its part of every expert's inner units over tensor.
 """
 
 import functools
@@ -21,16 +24,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, UInt
 
 from scalerl_jax.model.architecture import Architecture, Experts
-from scalerl_jax.model.grouped_matmul import grouped_matmul
-from scalerl_jax.model.layers import CHOSEN, gated, linear, rms_norm
+from scalerl_jax.model.attention import ROWS
+from scalerl_jax.model.grouped_matmul import Cut, grouped_matmul
+from scalerl_jax.model.layers import CHOSEN, ROUTER, gated, linear, rms_norm
+from scalerl_jax.parallel.mesh import over_mesh
 from scalerl_jax.types import PyTree
 
 # Tokens decoded together: below the first bound each gathers its own experts, up to
 # the second every expert is computed for all of them.
 GATHERED_BELOW, DENSE_UP_TO = 16, 160
+# How a layer's parameters are cut over a mesh; those for the router are gathered.
+_CUT = {
+    "router": PartitionSpec(),
+    "expert_gate_up": PartitionSpec(None, "fsdp", None, "tensor"),
+    "expert_down": PartitionSpec(None, "tensor", "fsdp"),
+}
 
 
 def route(
@@ -79,6 +91,7 @@ def expert_feed_forward(
     given: Int[Array, "... k"] | None = None,
     *,
     decoding: bool = False,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "... D"], dict[str, Array]]:
     """The experts' output, without the input that it is added to, and who was chosen.
 
@@ -88,31 +101,58 @@ def expert_feed_forward(
         x: hidden states, the layer's own norm not yet taken.
         given: experts to take, int32; -1 where the router chooses.
         decoding: a forward pass of few tokens: the way is chosen by their number.
+        mesh: over which x is cut like a batch, and the parameters by
+            `model.shardings`; None: on one device.
 
     Returns:
         The output in the dtype of x, and {"experts": int32 [..., k]}.
     """
     experts = arch.experts
     assert experts is not None, "a family with experts says how many"
+    mesh = mesh if mesh is not None and mesh.size > 1 else None
     normed = rms_norm(x, layer["ffn_norm"], arch.rms_eps)
-    tokens = normed.reshape(-1, normed.shape[-1])
+    # [rows, tokens, D] or, of tokens that are decoded together, [tokens, D]
+    cut = PartitionSpec(ROWS, *("context",) * (x.ndim - 2), None)
+    chosen_ones = over_mesh(
+        mesh,
+        functools.partial(_chosen_ones, experts, decoding, mesh is not None),
+        (_CUT, cut, cut),
+        (cut, cut),
+    )
+    output, chosen = chosen_ones({name: layer[name] for name in _CUT}, normed, given)
+    if experts.shared:
+        h = gated(
+            linear(normed, layer["shared_gate"]), linear(normed, layer["shared_up"])
+        )
+        output = output + linear(h, layer["shared_down"])
+    return output, {"experts": chosen}
+
+
+def _chosen_ones(
+    experts: Experts,
+    decoding: bool,
+    over_devices: bool,
+    layer: PyTree,
+    x: Float[Array, "... D"],
+    given: Int[Array, "... k"] | None,
+) -> tuple[Float[Array, "... D"], Int[Array, "... k"]]:
+    """What the chosen experts make of a device's tokens, and who they are."""
+    tokens = x.reshape(-1, x.shape[-1])
     logits = router_logits(tokens, layer["router"])
     if given is not None:
         given = given.reshape(-1, experts.top_k)
     chosen, gates = route(logits, experts, given)
-    way = _grouped
+    way = functools.partial(_grouped, over_devices)
     if decoding and len(tokens) <= DENSE_UP_TO:
         way = _gathered if len(tokens) < GATHERED_BELOW else _dense
-    output = way(layer, experts, tokens, chosen, gates).astype(x.dtype)
-    if experts.shared:
-        h = gated(
-            linear(tokens, layer["shared_gate"]), linear(tokens, layer["shared_up"])
-        )
-        output = output + linear(h, layer["shared_down"])
+    output = way(layer, experts, tokens, chosen, gates)
+    if over_devices:
+        output = jax.lax.psum(output, "tensor")
     chosen = chosen.reshape(*x.shape[:-1], experts.top_k)
-    return output.reshape(x.shape), {"experts": chosen}
+    return output.astype(x.dtype).reshape(x.shape), chosen
 
 
+@jax.named_scope(ROUTER)
 def router_logits(
     tokens: Float[Array, "T D"], router: Float[Array, "D E"]
 ) -> Float[Array, "T E"]:
@@ -134,9 +174,15 @@ def _mixed(outputs: Array, gates: Array, experts: Experts) -> Float[Array, "T D"
 
 
 def _grouped(
-    layer: PyTree, experts: Experts, tokens: Array, chosen: Array, gates: Array
+    over_devices: bool,
+    layer: PyTree,
+    experts: Experts,
+    tokens: Array,
+    chosen: Array,
+    gates: Array,
 ) -> Float[Array, "T D"]:
     """Rows of (token, expert), sorted by expert."""
+    into, out = (Cut("fsdp", 1), Cut("fsdp", 2)) if over_devices else (None, None)
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat, stable=True)
     place = jnp.argsort(order)
@@ -148,9 +194,10 @@ def _grouped(
         sorted_gates = _permuted(gates.reshape(-1), order, place)
         rows = rows * sorted_gates[:, None].astype(rows.dtype)
     gate_up = layer["expert_gate_up"]
-    both: Any = grouped_matmul(rows, gate_up.reshape(*gate_up.shape[:2], -1), sizes)
+    gate_up = gate_up.reshape(*gate_up.shape[:2], -1)
+    both: Any = grouped_matmul(rows, gate_up, sizes, "auto", into)
     h = gated(*jnp.split(both, 2, axis=1))
-    found = grouped_matmul(h, layer["expert_down"], sizes)
+    found = grouped_matmul(h, layer["expert_down"], sizes, "auto", out)
     found = _permuted(found, place, order)
     return _mixed(found.reshape(*chosen.shape, -1), gates, experts)
 

@@ -11,11 +11,12 @@ too, to a product of every row with every group.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.model.layers import GROUPED
@@ -57,7 +58,9 @@ def _loop(x: Array, weights: Array, sizes: Array) -> Array:
     return jax.lax.fori_loop(0, count, one, found)[:rows]
 
 
-def _loop_of_weights(x: Array, cotangent: Array, sizes: Array, like: Array) -> Array:
+def _loop_of_weights(
+    x: Array, cotangent: Array, sizes: Array, *, dtype: DTypeLike
+) -> Array:
     _, group, first, length = _blocks(len(x), sizes)
     count = (-(-sizes // _BLOCK)).sum()
     x, cotangent = (jnp.pad(each, ((0, _BLOCK), (0, 0))) for each in (x, cotangent))
@@ -76,7 +79,8 @@ def _loop_of_weights(x: Array, cotangent: Array, sizes: Array, like: Array) -> A
         )
         return sums.at[group[block]].add(more)
 
-    return jax.lax.fori_loop(0, count, one, jnp.zeros(like.shape, like.dtype))
+    shape = (len(sizes), x.shape[1], cotangent.shape[1])
+    return jax.lax.fori_loop(0, count, one, jnp.zeros(shape, dtype))
 
 
 _OF_WEIGHTS = jax.lax.RaggedDotDimensionNumbers(
@@ -86,9 +90,11 @@ _OF_WEIGHTS = jax.lax.RaggedDotDimensionNumbers(
 )
 
 
-def _ragged_of_weights(x: Array, cotangent: Array, sizes: Array, like: Array) -> Array:
+def _ragged_of_weights(
+    x: Array, cotangent: Array, sizes: Array, *, dtype: DTypeLike
+) -> Array:
     return jax.lax.ragged_dot_general(
-        x, cotangent, sizes, _OF_WEIGHTS, preferred_element_type=like.dtype
+        x, cotangent, sizes, _OF_WEIGHTS, preferred_element_type=dtype
     )
 
 
@@ -124,7 +130,12 @@ def _megablox(
 
 
 def _megablox_of_weights(
-    x: Array, cotangent: Array, sizes: Array, like: Array, *, interpret: bool = False
+    x: Array,
+    cotangent: Array,
+    sizes: Array,
+    *,
+    dtype: DTypeLike,
+    interpret: bool = False,
 ) -> Array:
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
@@ -134,7 +145,7 @@ def _megablox_of_weights(
         x.T,
         cotangent,
         sizes,
-        preferred_element_type=like.dtype,
+        preferred_element_type=dtype,
         tiling=tiling,
         interpret=interpret,
     )
@@ -142,8 +153,8 @@ def _megablox_of_weights(
 
 # x [rows, K], weights [groups, K, N], sizes [groups] -> [rows, N]
 Product = Callable[[Array, Array, Array], Array]
-# x [rows, K], cotangent [rows, N], sizes [groups], weights -> their gradient
-OfWeights = Callable[[Array, Array, Array, Array], Array]
+# x [rows, K], cotangent [rows, N], sizes [groups], dtype -> gradient of the weights
+OfWeights = Callable[..., Array]
 KERNELS: dict[str, tuple[Product, OfWeights]] = {
     "loop": (_loop, _loop_of_weights),
     "ragged": (jax.lax.ragged_dot, _ragged_of_weights),
@@ -156,44 +167,71 @@ KERNELS: dict[str, tuple[Product, OfWeights]] = {
 _OF_PLATFORM = {"tpu": "megablox", "cpu": "loop", "default": "ragged"}
 
 
-def _run(part: int, kernel: str, *arrays: Array) -> Array:
+def _run(part: int, kernel: str, *arrays: Array, **options: Any) -> Array:
     """One of a kernel's two functions; "auto": of the platform that is compiled for."""
     if kernel != "auto":
-        return KERNELS[kernel][part](*arrays)
-    platforms = {name: KERNELS[of][part] for name, of in _OF_PLATFORM.items()}
+        return KERNELS[kernel][part](*arrays, **options)
+    platforms = {
+        name: functools.partial(KERNELS[of][part], **options)
+        for name, of in _OF_PLATFORM.items()
+    }
     return jax.lax.platform_dependent(*arrays, **platforms)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+class Cut(NamedTuple):
+    """How weights are cut within a `shard_map`."""
+
+    axis: str  # of the mesh
+    dimension: int
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def grouped_matmul(
     x: Float[Array, "rows K"],
-    weights: Float[Array, "groups K N"],
+    weights: Float[Array, "groups _ _"],
     sizes: Int[Array, " groups"],
     kernel: str = "auto",
-) -> Float[Array, "rows N"]:
+    cut: Cut | None = None,
+) -> Float[Array, "rows _"]:
     """x[r] @ weights[group of r] in the dtype of x, rows sorted by group.
 
     The first sizes[0] rows are of group 0, and so on; the sizes add up to the rows.
     The gradient of the weights is summed in their own dtype.  `kernel` is a name in
-    `KERNELS`.
+    `KERNELS`.  Weights that are `cut` over devices are gathered in the dtype of x, and
+    the parts of their gradient are summed in their own.
     """
-    product = _run(0, kernel, x, weights.astype(x.dtype), sizes)
+    product = _run(0, kernel, x, _whole(weights, x.dtype, cut), sizes)
     return checkpoint_name(product, GROUPED)
 
 
+def _whole(weights: Array, dtype: DTypeLike, cut: Cut | None) -> Array:
+    weights = weights.astype(dtype)
+    if cut is None:
+        return weights
+    return jax.lax.all_gather(weights, cut.axis, axis=cut.dimension, tiled=True)
+
+
+_Saved = tuple[Array, Array, Array]
+
+
 def _forward(
-    x: Array, weights: Array, sizes: Array, kernel: str
-) -> tuple[Array, tuple[Array, Array, Array]]:
-    return grouped_matmul(x, weights, sizes, kernel), (x, weights, sizes)
+    x: Array, weights: Array, sizes: Array, kernel: str, cut: Cut | None
+) -> tuple[Array, _Saved]:
+    return grouped_matmul(x, weights, sizes, kernel, cut), (x, weights, sizes)
 
 
 def _backward(
-    kernel: str, saved: tuple[Array, Array, Array], cotangent: Array
+    kernel: str, cut: Cut | None, saved: _Saved, cotangent: Array
 ) -> tuple[Array, Array, None]:
     x, weights, sizes = saved
-    back = _transposed(weights.astype(x.dtype))
+    back = _transposed(_whole(weights, x.dtype, cut))
     of_x = _run(0, kernel, cotangent, back, sizes)
-    return of_x, _run(1, kernel, x, cotangent, sizes, weights), None
+    of_weights = _run(1, kernel, x, cotangent, sizes, dtype=weights.dtype)
+    if cut is not None:
+        of_weights = jax.lax.psum_scatter(
+            of_weights, cut.axis, scatter_dimension=cut.dimension, tiled=True
+        )
+    return of_x, of_weights, None
 
 
 grouped_matmul.defvjp(_forward, _backward)

@@ -19,6 +19,8 @@ from scalerl_jax.parallel.mesh import over_mesh
 _remember_inputs = functools.partial(jax.checkpoint, prevent_cse=False)
 # Names, for remat policies, of the experts that tokens chose and of grouped products.
 CHOSEN, GROUPED = "chosen experts", "grouped"
+# Scope of a router's products, by which they are found in a compiled program.
+ROUTER = "router"
 # How the embedding's table, tokens and the rows that they find are cut over a mesh.
 _TABLE = PartitionSpec("tensor", "fsdp")
 _TOKENS = PartitionSpec(("data", "fsdp"), "context")

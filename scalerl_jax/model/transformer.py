@@ -172,11 +172,12 @@ def _block(
     *,
     given: Array | None = None,
     decoding: bool = False,
+    mesh: Mesh | None = None,
 ) -> tuple[Array, Said]:
     """One layer: attention and a feed-forward, each added to its input."""
     x = x + _attention(layer, arch, x, where, attend)
     feed_forward = FEED_FORWARDS[arch.feed_forward]
-    more, said = feed_forward(layer, arch, x, given=given, decoding=decoding)
+    more, said = feed_forward(layer, arch, x, given=given, decoding=decoding, mesh=mesh)
     return x + more, said
 
 
@@ -228,7 +229,9 @@ def hidden_states(
             return collect(attention(q, k, v, seen), sharing)
 
         where = Where(positions, turns, of_layer.near)
-        x, said = _block(of_layer.params, arch, x, where, attend, given=of_layer.given)
+        x, said = _block(
+            of_layer.params, arch, x, where, attend, given=of_layer.given, mesh=mesh
+        )
         return cut_rows(x, mesh), said
 
     if REMAT[remat] is not None:
@@ -281,6 +284,7 @@ def cached_hidden(
     positions: Int[Array, " T"],
     attend: Callable[[int, Array, Array, Array], Array],
     dtype: DTypeLike,
+    mesh: Mesh | None = None,
     experts: Int[Array, "layers T k"] | None = None,
 ) -> tuple[Float[Array, "T D"], Said]:
     """Final hidden states of new tokens, whichever sequences they belong to.
@@ -304,6 +308,7 @@ def cached_hidden(
             functools.partial(attend, index),
             given=None if experts is None else experts[index],
             decoding=True,
+            mesh=mesh,
         )
         each.append(said)
     said = jax.tree.map(lambda *layers: jnp.stack(layers), *each)

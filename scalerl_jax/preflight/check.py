@@ -21,6 +21,7 @@ from scalerl_jax.balance.memory import (
 from scalerl_jax.balance.work import Work
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.layers import ROUTER
 from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.preflight.hlo import (
     Compiled,
@@ -29,6 +30,7 @@ from scalerl_jax.preflight.hlo import (
     compile_program,
     head_matmuls,
     memory_limit,
+    scope_matmuls,
     traffic,
 )
 from scalerl_jax.preflight.products import Excess, excesses, narrow_loops
@@ -58,9 +60,9 @@ class Checked:
     roofline: Roofline = Roofline()
     head: HeadMatmuls | None = None
     excesses: tuple[Excess, ...] = ()  # products that cost more than was asked for
-    narrow: tuple[
-        str, ...
-    ] = ()  # places of loops that add products up in a narrow type
+    # Places of loops that add products up in a narrow type.
+    narrow: tuple[str, ...] = ()
+    router: HeadMatmuls | None = None  # of a mixture
     calls: int = 1  # in an optimizer step
 
     @property
@@ -149,6 +151,7 @@ def _checked(
         head=_head(name, compiled, parts),
         excesses=tuple(wasteful),
         narrow=tuple(narrow),
+        router=_router(compiled, parts),
         calls=count_microbatches(parts.config) if name.endswith("accumulate") else 1,
     )
 
@@ -318,6 +321,13 @@ def _head(name: str, compiled: Compiled, parts: Parts) -> HeadMatmuls | None:
     return head_matmuls(compiled.program, vocabulary=sides)
 
 
+def _router(compiled: Compiled, parts: Parts) -> HeadMatmuls | None:
+    """Return the matmuls of a mixture's router."""
+    if compiled.program is None or parts.arch.experts is None:
+        return None
+    return scope_matmuls(compiled.program, ROUTER)
+
+
 def head_is_float32(name: str, head: HeadMatmuls | None) -> bool:
     """Return whether a program's head was found, and all of it is float32.
 
@@ -326,6 +336,11 @@ def head_is_float32(name: str, head: HeadMatmuls | None) -> bool:
     if head is None:
         return False
     return head.float32 and (head.highest > 0 or name == "prefill")
+
+
+def router_is_float32(router: HeadMatmuls | None) -> bool | None:
+    """Return whether a router was found, and all of it is float32; None: no mixture."""
+    return None if router is None else router.float32 and router.highest > 0
 
 
 # -- what would fit -------------------------------------------------------------------

@@ -354,6 +354,21 @@ class HeadMatmuls:
         return self.lower == 0
 
 
+def scope_matmuls(program: Program, scope: str) -> HeadMatmuls:
+    """Count matmuls that were asked for within a `jax.named_scope`, as a head's are."""
+    highest = lower = 0
+    inside = re.compile(rf'op_name="[^"]*\b{scope}\b')
+    for computation in program.computations.values():
+        for each in computation.values():
+            if each.op in ("dot", "convolution") and inside.search(each.rest):
+                exact = "operand_precision={highest,highest}" in each.rest
+                if exact and each.shape.startswith("f32["):
+                    highest += 1
+                else:
+                    lower += 1
+    return HeadMatmuls(highest, lower)
+
+
 def head_matmuls(program: Program, *, vocabulary: set[int]) -> HeadMatmuls:
     """Count matmuls of which an operand or the result has a side in `vocabulary`.
 

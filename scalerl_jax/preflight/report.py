@@ -18,6 +18,7 @@ from scalerl_jax.preflight.check import (
     decode_context,
     estimate_largest,
     head_is_float32,
+    router_is_float32,
 )
 from scalerl_jax.preflight.hlo import Traffic
 from scalerl_jax.preflight.whole_step import step_json, step_lines
@@ -60,6 +61,8 @@ _CASES = (
     ("8b_32k", "v5p:4x4x4"),
     ("8b_32k", "v6e:8x8"),
     ("32b", "v5p:4x4x8"),
+    ("qwen3_30b_a3b", "v5p:4x4x4"),
+    ("scout", "v5p:4x4x8"),
 )
 _HEADER = (
     "| config | topology | learner + generators | can start | generate | train "
@@ -109,6 +112,8 @@ def to_json(
         "hbm_limit_bytes": result.limit,
         "attention": result.attention,
         "microbatches": result.microbatches,
+        "num_params": parts.arch.num_params,
+        "num_active_params": parts.arch.num_active_params,
         "largest_estimated": estimate_largest(result),
         "advice": advice(result),
         "notes": notes(result),
@@ -133,6 +138,7 @@ def _program_json(name: str, each: Checked) -> dict[str, Any]:
             {"place": found.place, "ratio": found.ratio} for found in each.excesses
         ],
         "narrow_sums": list(each.narrow),
+        "float32_router": router_is_float32(each.router),
     }
 
 
@@ -166,6 +172,7 @@ def _step_json(result: Result) -> dict[str, Any]:
         "float32_head": head_is_float32(
             "accumulate", result.programs["accumulate"].head
         ),
+        "float32_router": router_is_float32(result.programs["accumulate"].router),
     }
 
 
@@ -297,6 +304,13 @@ def _cost_lines(result: Result) -> list[str]:
             f"{each.work.head / 1e12:>10.1f} {cost.compute:>10.4f} {cost.hbm:>8.4f} "
             f"{cost.ici:>8.4f}  {cost.bound_by:<8}  {head}"
         )
+    for name, each in result.programs.items():
+        if each.router is not None:
+            exact, lower = each.router.highest, each.router.lower
+            verdict = (
+                f"{lower} BELOW float32" if lower else "float32, highest precision"
+            )
+            lines.append(f"router of {name}: {exact + lower} matmuls, {verdict}")
     lines += ["", "collectives of a device and call:"]
     for name, each in result.programs.items():
         for kind, sums in sorted(each.traffic.items()):

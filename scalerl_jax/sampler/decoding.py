@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
 from scalerl_jax.model.transformer import (
@@ -94,6 +95,8 @@ def prefill(
     params: PyTree,
     state: DecodeState,
     chunk: Chunk,
+    *,
+    mesh: Mesh | None = None,
 ) -> tuple[DecodeState, UInt[Array, "T layers k"] | None]:
     """The keys and values of a chunk's tokens into their pages; and their experts.
 
@@ -114,6 +117,7 @@ def prefill(
         positions=chunk.positions,
         attend=attend,
         dtype=settings.dtype,
+        mesh=mesh,
     )
     if settings.report_experts:
         chosen = said["experts"]
@@ -169,6 +173,8 @@ def generate(
     next_states: UInt[Array, "states V"] | None,
     slots: Int[Array, " rows"],
     table: Int[Array, "rows pages"],
+    *,
+    mesh: Mesh | None = None,
 ) -> tuple[DecodeState, ResultTokens]:
     """Steps until the call is full or no row is active.
 
@@ -188,7 +194,7 @@ def generate(
     def advance(carry: tuple) -> tuple:
         step, rows, views, results = carry
         hidden, views, experts = _decode(
-            settings, attention, params, rows, places, views, step
+            settings, attention, params, rows, places, views, step, mesh=mesh
         )
         rows, new = _next_tokens(settings, params, rows, hidden, next_states)
         if experts is not None:
@@ -209,6 +215,8 @@ def _decode(
     places: Rows,
     views: tuple[Any, ...],
     step: Int[Array, ""],
+    *,
+    mesh: Mesh | None,
 ) -> tuple[Float[Array, "rows D"], tuple[Any, ...], Array | None]:
     """Hidden states of the rows' next tokens, the views with them cached, experts."""
     views_after = list(views)
@@ -234,6 +242,7 @@ def _decode(
         positions=rows.positions,
         attend=attend,
         dtype=settings.dtype,
+        mesh=mesh,
     )
     return hidden, tuple(views_after), _reported(settings, said)
 

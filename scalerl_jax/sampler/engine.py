@@ -90,13 +90,13 @@ class Engine:
         program = self._program
         self._init = jax.jit(init, out_shardings=shardings)
         self._prefill = program(
-            functools.partial(prefill, settings, attention),
+            functools.partial(prefill, settings, attention, mesh=mesh),
             1,
             out=(shardings, replicated),
         )
         self._insert = program(insert, 0, out=shardings)
         self._generate = program(
-            functools.partial(generate, settings, attention),
+            functools.partial(generate, settings, attention, mesh=mesh),
             1,
             out=(shardings, replicated),
         )

@@ -1,11 +1,14 @@
 """FLOPs and bytes of programs by hand."""
 
+import dataclasses
+import itertools
+
 import pytest
 from small_arch import SMALL, WEIGHTS
 
 from scalerl_jax.balance import work
 from scalerl_jax.balance.work import Work
-from scalerl_jax.model.architecture import ARCHITECTURES
+from scalerl_jax.model.architecture import ARCHITECTURES, Experts
 
 ROWS, LENGTH = 4, 10
 PAIRS = ROWS * 10 * 11 // 2  # query and key of causal rows
@@ -46,7 +49,7 @@ def test_the_tpus_two_backward_kernels_make_the_scores_twice():
     assert kernel.layers - plain.layers == 3 * 2 * 2 * PAIRS * 2 * 4
 
 
-@pytest.mark.parametrize("name", ["llama3.1-8b", "qwen3-32b"])
+@pytest.mark.parametrize("name", ["llama3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "scout"])
 def test_decoding_a_token_costs_what_the_architecture_says(name):
     arch = ARCHITECTURES[name]
     found = work.decode(
@@ -72,6 +75,38 @@ def test_decoding_reads_the_weights_once_and_the_cache_of_every_row():
     )
     # One more token of each of 2 rows: a key and a value of 4, in 3 layers, 5 times.
     assert two.bytes - one.bytes == 5 * 3 * 2 * (2 * 4) * 2
+
+
+def mixture(count, top_k):
+    experts = Experts(count=count, top_k=top_k, gate="normalized")
+    return dataclasses.replace(SMALL, family="qwen3_moe", experts=experts)
+
+
+def test_a_microbatch_of_a_mixture_multiplies_the_experts_that_are_taken():
+    found = work.microbatch(mixture(5, 2), remat="full", **SETTINGS)
+    # Attention's four, a router of 8x5 and two experts, with all of it made again.
+    weights = (64 + 32 + 32 + 64) + 8 * 5 + 2 * 3 * 128
+    attention = 2 * (4 + 5) * PAIRS * 2 * 4
+    assert found.layers == 3 * (2 * ROWS * LENGTH * 4 * weights + attention)
+
+
+def test_experts_hit_are_those_of_all_draws():
+    pairs = list(itertools.combinations(range(4), 2))
+    draws = list(itertools.product(pairs, repeat=3))
+    mean = sum(len(set().union(*each)) for each in draws) / len(draws)
+    assert work.experts_hit(mixture(4, 2), 3) == pytest.approx(mean)
+    assert work.experts_hit(SMALL, 3) == 0
+
+
+def test_a_token_reads_its_own_experts_however_many_there_are():
+    few, many = (
+        work.decode(
+            mixture(count, 2), rows=1, context=9, steps=1, itemsize=2, float32_head=True
+        )
+        for count in (2, 6)
+    )
+    # Routers of 8x2 and 8x6, and their logits, in 3 layers, of 2 bytes each.
+    assert many.bytes - few.bytes == pytest.approx(3 * 2 * (8 * 4 + 4))
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,18 @@ from small_model import small_architecture
 
 from scalerl_jax.model import ffn_moe
 from scalerl_jax.model.architecture import ARCHITECTURES, Experts
+from scalerl_jax.model.shardings import (
+    batch_sharding,
+    param_shardings,
+    sampler_shardings,
+)
 from scalerl_jax.model.transformer import (
     REMAT,
     cached_hidden,
     hidden_states,
     unstack_layers,
 )
+from scalerl_jax.parallel.mesh import make_mesh
 
 SOFTMAX = Experts(count=5, top_k=2, gate="normalized")
 SIGMOID = Experts(count=4, top_k=1, gate="sigmoid", gate_input=True, shared=True)
@@ -242,3 +248,69 @@ def test_flops_count_the_experts_that_are_taken():
     dense = dataclasses.replace(ARCH, family="qwen3", experts=None, ffn_size=48)
     router = 2 * ARCH.num_layers * ARCH.hidden_size * 5
     assert ARCH.flops_per_token(3.0) == dense.flops_per_token(3.0) + router
+
+
+@functools.partial(jax.jit, static_argnames=("arch", "mesh", "remat"))
+def output_and_gradient(params, tokens, arch, mesh=None, remat="none"):
+    def loss(params):
+        hidden, said = hidden_states(
+            params,
+            arch,
+            tokens,
+            positions=jnp.tile(jnp.arange(tokens.shape[1]), (len(tokens), 1)),
+            segment_ids=jnp.ones_like(tokens),
+            dtype=jnp.float32,
+            remat=remat,
+            mesh=mesh,
+        )
+        return (hidden**2).sum() / hidden.size, (hidden, said["experts"])
+
+    return jax.grad(loss, has_aux=True)(params)
+
+
+@pytest.mark.parametrize(
+    "name, axes",
+    [
+        ("qwen3", dict(fsdp=4, tensor=2)),
+        ("qwen3", dict(data=2, context=2, tensor=2)),
+        ("llama4", dict(data=2, fsdp=2, context=2)),
+    ],
+    ids=str,
+)
+def test_a_mesh_has_the_output_and_the_gradient_of_one_device(
+    random_params, name, axes
+):
+    arch = MIXTURES[name]
+    params = random_params(arch)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 16, (8, 6)))
+    wanted, (hidden, chosen) = output_and_gradient(params, tokens, arch)
+    mesh = make_mesh(jax.devices(), **axes)
+    found, (ours, taken) = output_and_gradient(
+        jax.device_put(params, param_shardings(arch, mesh)),
+        jax.device_put(tokens, batch_sharding(mesh)),
+        arch,
+        mesh,
+        "full",
+    )
+    np.testing.assert_array_equal(taken, chosen)
+    np.testing.assert_allclose(ours, hidden, atol=2e-5)
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted))
+    for mine, theirs in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+        np.testing.assert_allclose(mine / scale, theirs / scale, atol=2e-6)
+
+
+# Numbers of tokens that are gathered, dense and grouped.
+@pytest.mark.parametrize("count", [3, 40, 200])
+def test_a_samplers_devices_share_the_inner_units(mixture, count):
+    arch, params = mixture
+    layer, x = first_layer(params), states(count, arch)
+    mesh = make_mesh(jax.devices()[:2], tensor=2)
+    cut = sampler_shardings(arch, mesh)["layers"][0]
+    wanted, chosen = ffn_moe.expert_feed_forward(layer, arch, x, decoding=True)
+    found, said = jax.jit(
+        lambda layer, x: ffn_moe.expert_feed_forward(
+            layer, arch, x, decoding=True, mesh=mesh
+        )
+    )(jax.device_put(layer, cut), x)
+    np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)
+    np.testing.assert_array_equal(said["experts"], chosen["experts"])

@@ -4,7 +4,7 @@
 import pytest
 
 from scalerl_jax.preflight import hlo
-from scalerl_jax.preflight.hlo import head_matmuls, traffic
+from scalerl_jax.preflight.hlo import head_matmuls, scope_matmuls, traffic
 
 # Two nested loops: an outer one of 3 turns, and in each a counter from 2 to 10 in
 # steps of 2, hence 4.  Attributes with line ends in them, as kernels have.
@@ -228,3 +228,20 @@ def test_the_heads_precision_is_read_from_its_matmuls(line, highest, lower):
 def test_a_program_without_a_head_has_none_below_float32():
     found = head_matmuls(module(HEAD), vocabulary={500})
     assert (found.highest, found.lower, found.float32) == (0, 0, True)
+
+
+@pytest.mark.parametrize(
+    "shape, attributes, highest, lower",
+    [
+        pytest.param("f32[64,96]", f"{EXACT}", 1, 0, id="highest"),
+        pytest.param("f32[64,96]", "", 0, 1, id="the default precision"),
+        pytest.param("bf16[64,96]", f"{EXACT}", 0, 1, id="a bfloat16 result"),
+    ],
+)
+def test_products_of_a_scope_are_found_by_its_name(shape, attributes, highest, lower):
+    named = 'metadata={op_name="jit(f)/transpose(jvp(router))/dot_general"}'
+    other = 'metadata={op_name="jit(f)/routers/dot_general"}'
+    line = f"{shape}{{1,0}} dot(%h, %w), lhs_contracting_dims={{1}}{attributes}"
+    lines = [f"%r = {line}, {named}", f"%q = {line}, {other}"]
+    found = scope_matmuls(module([*HEAD, *lines]), "router")
+    assert (found.highest, found.lower) == (highest, lower)

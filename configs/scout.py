@@ -1,0 +1,33 @@
+"""ScaleRL's second model, Llama 4 Scout 17Bx16, a mixture.  Not yet run.
+
+python -m scalerl_jax.main --config=configs/scout.py --workdir=/mnt/runs/scout \
+    --config.model.checkpoint=/mnt/models/Llama-4-Scout-17B-16E
+
+Numbers: https://arxiv.org/abs/2510.13786, appendix A.3, those of its 8B model; the
+defaults hold them.  By closed forms it fits v5p:4x4x8; what the compiler says:
+python -m scalerl_jax.preflight --config=configs/scout.py --topology=v5p:4x4x8
+"""
+
+import ml_collections
+
+from scalerl_jax import config as config_lib
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Only what differs from `scalerl_jax/config`."""
+    config = config_lib.defaults()
+    config.model.architecture = "scout"
+    config.model.compute_dtype = "bfloat16"
+    config.model.sampler_dtype = "bfloat16"
+    config.model.remat = "full"
+    config_lib.ask_polaris(config)
+    config.batch.rows_per_microbatch = 0  # one for each shard
+    config.mesh.fsdp = 64
+    # A replica holds two versions of 201 GiB: on more chips than a host has.  It can be
+    # compiled for them, and no run can be started so yet.
+    config.generators.count = 8
+    config.generators.devices = 8
+    config.generators.placement = "apart"
+    config.sampler.slots = 64
+    config.sampler.cache_tokens = 640_000
+    return config

@@ -337,7 +337,7 @@ def _cost_lines(result: Result) -> list[str]:
 def _product_lines(result: Result) -> list[str]:
     """Return a line for each product that the compiler has made dear, or inexact."""
     return [
-        f"{name}: the products of {_in_package(found.place)} take {found.ratio:.1f}x the "
+        f"{name}: products of {_in_package(found.place)} take {found.ratio:.1f}x the "
         f"FLOPs that were asked for"
         for name, each in result.programs.items()
         for found in each.excesses

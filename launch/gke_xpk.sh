@@ -2,23 +2,17 @@
 # A run on one slice of a GKE cluster that xpk has made: a JobSet in Kueue's queue, a
 # pod for each host, started again by Kubernetes when a node is taken away.
 #
-#   NAME=run-1 PROJECT=... ZONE=... CLUSTER=... IMAGE=... STORAGE=... TPU_TYPE=v6e-16 \
-#     WORKDIR=/data/run-1 CONFIG=configs/8b.py launch/gke_xpk.sh [FLAGS OF XPK ...]
+#   launch/gke_xpk.sh --name=NAME --project=PROJECT --zone=ZONE --cluster=CLUSTER \
+#     --topology=v6e:4x4 --bucket=gs://BUCKET --storage=STORAGE --image=IMAGE \
+#     --config=configs/8b.py --price-per-chip-hour=PRICE [-- FLAGS OF THE RUN ...]
 #
-# STORAGE is a bucket that `xpk storage attach` has made known, mounted above WORKDIR;
-# IMAGE is what launch/Dockerfile makes.  Look at it with `xpk workload list`.
+# STORAGE is the bucket's name in `xpk storage attach`, at /mnt/scalerl_jax; IMAGE is
+# what launch/Dockerfile makes.
 #
-# Makes:   the workload NAME.
-# Costs:   chips x price an hour, as long as the cluster has the nodes: 16 for v6e-16.
-# Stopped: xpk workload delete --workload=NAME, with project, zone and cluster.
+# Makes:   the workload NAME; objects in the bucket.
+# Costs:   chips x price an hour, as long as the cluster has the nodes: 16 for v6e:4x4.
+# Stopped: by itself when the run is over; before that by
+#          python -m scalerl_jax.launch stop --place=gke, and these flags.
 set -euo pipefail
 
-: "${NAME:?}" "${PROJECT:?}" "${ZONE:?}" "${CLUSTER:?}" "${IMAGE:?}" "${STORAGE:?}"
-: "${TPU_TYPE:?}" "${WORKDIR:?}" "${CONFIG:?}"
-
-run="python -m scalerl_jax.main --config=$CONFIG --workdir=$WORKDIR --ray=slice"
-exec xpk workload create --project="$PROJECT" --zone="$ZONE" --cluster="$CLUSTER" \
-  --workload="$NAME" --tpu-type="$TPU_TYPE" --num-slices=1 --docker-image="$IMAGE" \
-  --storage="$STORAGE" --max-restarts=50 --restart-on-exit-codes=75 \
-  --termination-grace-period-seconds=60 \
-  --command="python -m scalerl_jax.launch supervise --workdir=$WORKDIR -- $run" "$@"
+exec "${PYTHON:-python}" -m scalerl_jax.launch run --place=gke --yes "$@"

@@ -20,6 +20,7 @@ from pathlib import Path
 from scalerl_jax import status as run_status
 from scalerl_jax.launch import estimate, supervisor, watching
 from scalerl_jax.launch.client import Client
+from scalerl_jax.launch.gke import GkePlace
 from scalerl_jax.launch.job import Job, add_flags, read_job
 from scalerl_jax.launch.keep import Patience, Refused, keep, say
 from scalerl_jax.launch.local import LocalPlace
@@ -115,6 +116,8 @@ def make_place(job: Job, more: list[str], client: Client, *, poll_s: float) -> P
     """Return the machines of a job."""
     if job.place == "local":
         return LocalPlace(job, more)
+    if job.place == "gke":
+        return GkePlace(job, more, client)
     if job.place == "ray_tpu":
         return RayPlace(job, more, client, poll_s=poll_s)
     return TpuPlace(job, more, client, poll_s=poll_s)

@@ -59,12 +59,23 @@ _REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
         "gcloud has no login here: gcloud auth login",
     ),
     (
+        r"gke-gcloud-auth-plugin",
+        ValueError,
+        "kubectl cannot log in to GKE: gcloud components install "
+        "gke-gcloud-auth-plugin",
+    ),
+    (
+        r"the server doesn't have a resource type \"(?P<a>[^\"]+)\"",
+        ValueError,
+        "the cluster has no {a}: xpk cluster create installs JobSet and storages",
+    ),
+    (
         r"(?i)not found: .*bucket|gs://\S+ not found|bucket does not exist",
         NotFound,
         "there is no such bucket: gcloud storage buckets create makes one",
     ),
     (
-        r"(?i)NOT_FOUND|was not found|matched no objects|HTTPError 404",
+        r"(?i)NOT_FOUND|\(NotFound\)|was not found|matched no objects|HTTPError 404",
         NotFound,
         "{said}",
     ),
@@ -76,10 +87,15 @@ _REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
     ),
     (
         r"(?i)PERMISSION_DENIED|does not have permission|HTTPError 403|access denied"
-        r"|does not have storage\.",
+        r"|does not have storage\.|\(Forbidden\)",
         ValueError,
         "your account, or the machines' service account, lacks a right; docs/pods.md "
         "lists the roles: {said}",
+    ),
+    (
+        r"Unable to connect to the server|connection to the server .* was refused",
+        Refused,
+        "the cluster does not answer: {said}",
     ),
     (r"(?i)ALREADY_EXISTS|already exists", ValueError, "the name is taken: {said}"),
     (
@@ -140,7 +156,9 @@ class Client:
             timeout=_LIMIT_S,
         )
         if done.returncode:
-            raise refusal(done.stderr or done.stdout, command=command)
+            # xpk's errors are on stdout, and other programs' warnings on stderr.
+            said = f"{done.stdout}\n{done.stderr}" if command[0] == "xpk" else ""
+            raise refusal(said or done.stderr or done.stdout, command=command)
         return done.stdout
 
     def ssh(self, command: Sequence[str]) -> str:
@@ -165,8 +183,9 @@ class Client:
 
     def ask(self, command: Sequence[str]) -> Any:
         """Return the JSON that a command writes; None: there is nothing of the name."""
+        flag = "--format=json" if command[0] == "gcloud" else "--output=json"
         try:
-            text = self.run([*command, "--format=json"])
+            text = self.run([*command, flag])
         except NotFound:
             return None
         return parse_json(text) if text.strip() else None

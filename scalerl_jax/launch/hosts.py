@@ -22,6 +22,20 @@ _TEXTS = ("README.md", "LICENSE")  # that the package's description needs
 _SKIPPED = ("__pycache__", ".egg-info")
 
 
+def check_config(job: Job) -> None:
+    """Refuse a config that hosts will not have: archive and image bring configs/ alone.
+
+    Raises:
+        ValueError: it lies elsewhere.
+    """
+    path = Path(job.config.partition(":")[0])
+    if path.is_absolute() or path.parts[0] != "configs" or ".." in path.parts:
+        raise ValueError(
+            f"--config={job.config} is not brought to the hosts: put it into "
+            f"configs/ of this clone, and start there"
+        )
+
+
 def pack_code(root: Path = ROOT) -> tuple[str, bytes]:
     """Return the digest and the archive of the code, the same bytes for the same code.
 

@@ -23,6 +23,7 @@ PLACES = {
     "tpu_vm": "one TPU VM of one host",
     "queued_resource": "a slice of one or more hosts, asked for as a queued resource",
     "ray_tpu": "slices as queued resources, and a CPU machine with head and controller",
+    "gke": "a slice of a GKE cluster that xpk has made, as a workload of xpk",
 }
 # docs.cloud.google.com/tpu/docs/runtimes, read in November 2026.
 RUNTIMES = {
@@ -31,6 +32,7 @@ RUNTIMES = {
     "v5p": "v2-alpha-tpuv5",
     "v6e": "v2-alpha-tpuv6e",
 }
+_XPK_NAME = 28  # _SUPER_SLICING_WORKLOAD_NAME_LIMIT of xpk 1.16
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 
@@ -58,6 +60,9 @@ class Job:
     subnetwork: str = _field("", "of the machines; empty: the network's own")
     internal_ips: bool = _field(False, "no addresses on the internet for the machines")
     head_machine: str = _field("n2-standard-16", "ray_tpu: type of the head's machine")
+    cluster: str = _field("", "gke: name of the cluster")
+    image: str = _field("", "gke: what launch/Dockerfile makes, in a registry")
+    storage: str = _field("", "gke: the bucket's name in `xpk storage attach`")
     price_per_chip_hour: float = _field(0.0, "for the estimates; there is no default")
     mount: str = _field("/mnt/scalerl_jax", "of the bucket, where hosts share it")
     failures: int = _field(5, "in a row, after which a run is given up")
@@ -91,8 +96,8 @@ class Job:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several hosts share the directory, by a mount of the bucket."""
-        return self.place == "ray_tpu" or (
+        """Whether its machines reach the directory by a mount of the bucket."""
+        return self.place in ("ray_tpu", "gke") or (
             self.place == "queued_resource" and self.slice.num_hosts > 1
         )
 
@@ -121,7 +126,10 @@ class Job:
         """How the hosts find each other; empty: there is one."""
         if self.place == "ray_tpu":
             return "auto"
-        return "slice" if self.is_shared else ""
+        hosts = self.slice.num_hosts if self.is_shared else 1
+        if self.place == "gke":  # xpk's machines have at most four chips
+            hosts = self.slice.num_chips // 4
+        return "slice" if hosts > 1 else ""
 
 
 def _is_given(flag: str, arguments: Sequence[str]) -> bool:
@@ -228,7 +236,8 @@ def make_job(values: Mapping[str, Any]) -> Job:
 def _needed(place: str) -> list[str]:
     """Return the settings that a place cannot do without."""
     cloud = ["project", "zone", "topology"] if place != "local" else []
-    return ["name", "bucket", *cloud]
+    cluster = ["cluster", "image", "storage"] if place == "gke" else []
+    return ["name", "bucket", *cloud, *cluster]
 
 
 def _meaning(name: str) -> str:
@@ -262,8 +271,30 @@ def _check_cloud(job: Job) -> None:
             f"--place=tpu_vm is for slices of one host, and {job.slice.name} has "
             f"{job.slice.num_hosts}: take --place=queued_resource"
         )
+    if job.place == "gke":
+        _check_gke(job)
     if job.spot and job.reserved:
         raise ValueError("--spot and --reserved exclude each other; choose one")
+
+
+def _check_gke(job: Job) -> None:
+    """Refuse what the cluster has decided, or xpk cannot do."""
+    given = [name for name in ("spot", "reserved") if getattr(job, name)]
+    if given:
+        raise ValueError(
+            f"--{given[0]} with --place=gke: the cluster's node pools are spot, "
+            f"reserved or on demand as `xpk cluster create` was told"
+        )
+    if "/" in job.bucket.removeprefix("gs://"):
+        raise ValueError(
+            f"--bucket={job.bucket} with --place=gke: the pods mount a whole bucket; "
+            f"write gs://{job.bucket.removeprefix('gs://').partition('/')[0]}"
+        )
+    if len(job.name) > _XPK_NAME:
+        raise ValueError(
+            f"--name={job.name} has {len(job.name)} characters; --place=gke takes at "
+            f"most {_XPK_NAME}, since Kueue and GKE add theirs"
+        )
 
 
 def runtime_of(job: Job) -> str:

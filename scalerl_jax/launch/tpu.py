@@ -1,24 +1,20 @@
 """Slices of TPUs as machines: a TPU VM, or a queued resource, through gcloud."""
 
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from scalerl_jax.launch import gcloud, hosts
+from scalerl_jax.launch.bucket import Bucket
 from scalerl_jax.launch.client import Client, NotFound
-from scalerl_jax.launch.job import Job, region_of
+from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.keep import Refused, say
-from scalerl_jax.launch.outcome import Outcome, parse_outcome
+from scalerl_jax.launch.outcome import Outcome
 from scalerl_jax.launch.place import Machines
 from scalerl_jax.pod.slices import parse_type
-from scalerl_jax.utils.run_directory import METRICS_FILE
 
 GRACE_S = 60  # for the save that `end` asks for
 _GONE_TRIES = 40  # looks for a slice that is being removed
-# Multi-regions of buckets -> how the regions of zones in them begin.
-_MULTI = {"US": "us-", "EU": "europe-", "ASIA": "asia-"}
 
 
 class TpuPlace:
@@ -44,25 +40,16 @@ class TpuPlace:
         """
         self.job, self.client, self.name = job, client, name or job.name
         self._more, self._poll_s = tuple(more), poll_s
-        self._digest = ""
+        self._bucket = Bucket(job, client)
 
     # -- before anything is made ------------------------------------------------------
 
     def check(self) -> None:
         """Refuse a zone, a topology or a bucket that is not there; bring the code."""
-        self._check_config()
+        hosts.check_config(self.job)
         self._check_zone()
-        self._check_bucket()
-        self.upload()
-
-    def _check_config(self) -> None:
-        """Refuse a config that the hosts will not have: they get configs/ alone."""
-        path = Path(self.job.config.partition(":")[0])
-        if path.is_absolute() or path.parts[0] != "configs" or ".." in path.parts:
-            raise ValueError(
-                f"--config={self.job.config} is not brought to the hosts: put it into "
-                f"configs/ of this clone, and start there"
-            )
+        self._bucket.check()
+        self._bucket.upload()
 
     def _check_zone(self) -> None:
         job, slice = self.job, self.job.slice
@@ -77,49 +64,6 @@ class TpuPlace:
                 f"{', '.join(same or known) or 'no TPUs'}; gcloud compute tpus "
                 f"locations list shows the zones"
             )
-
-    def _check_bucket(self) -> None:
-        job = self.job
-        found = self.client.ask(gcloud.bucket(job))
-        if self.client.dry_run:
-            return
-        if found is None:
-            raise ValueError(
-                f"--bucket={job.bucket}: there is no such bucket; gcloud storage "
-                f"buckets create makes one, --location={region_of(job.zone)} near"
-            )
-        location = str(found.get("location", "")).upper()
-        region = region_of(job.zone)
-        near = (
-            region.startswith(_MULTI[location])
-            if location in _MULTI
-            else (location == region.upper())
-        )
-        if not near:
-            raise ValueError(
-                f"--bucket={job.bucket} is in {location}, and --zone={job.zone} in "
-                f"{region.upper()}: every checkpoint would travel, and be paid for; "
-                f"take a bucket there"
-            )
-
-    def upload(self) -> str:
-        """Bring the code into the bucket, unless it is there; return its digest."""
-        if self._digest:
-            return self._digest
-        digest, data = hosts.pack_code()
-        url = hosts.code_url(self.job, digest)
-        try:
-            there = self.client.run(gcloud.storage("ls", url))
-        except NotFound:
-            there = ""
-        if not there:
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder) / "code.tar.gz"
-                file.write_bytes(data)
-                shown = file.name if self.client.dry_run else str(file)
-                self.client.run(gcloud.storage("cp", shown, url))
-        self._digest = digest
-        return digest
 
     # -- the machines -----------------------------------------------------------------
 
@@ -209,17 +153,11 @@ class TpuPlace:
 
     def outcome(self) -> Outcome | None:
         """Return how the run stands, from the bucket."""
-        try:
-            text = self.client.run(gcloud.storage("cat", self.job.outcome_file))
-        except NotFound:
-            return None
-        return parse_outcome(text)
+        return self._bucket.outcome()
 
     def last_step(self) -> str:
         """Return when the run last wrote a step, as the bucket says."""
-        url = f"{self.job.directory}/{METRICS_FILE}"
-        found = self.client.ask(gcloud.storage("objects", "describe", url))
-        return str(found.get("update_time", "")) if found else ""
+        return self._bucket.last_step()
 
     def logs(self, lines: int) -> str:
         """Return the last lines of every host."""
@@ -228,11 +166,8 @@ class TpuPlace:
 
     def fetch(self, target: str) -> None:
         """Bring the run's files here, all but checkpoints."""
-        if not self.client.dry_run:
-            Path(target).mkdir(parents=True, exist_ok=True)
-        self.client.run(
-            gcloud.storage(
-                *("rsync", self.job.directory, target, "--recursive"),
-                "--exclude=^(checkpoints|weights)/.*|^\\..*",
-            )
-        )
+        self._bucket.fetch(target)
+
+    def upload(self) -> str:
+        """Bring the code into the bucket, unless it is there; return its digest."""
+        return self._bucket.upload()

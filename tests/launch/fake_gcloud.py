@@ -1,11 +1,12 @@
 """Plays gcloud: queued resources, TPU VMs, ssh, buckets; a state machine in a folder.
 
-FAKE_CLOUD names the folder.  Its script.json says what goes wrong: "create" (a list of
-"quota", "no quota", "stock-out", "failed"; each for one creation), "ssh" (connections
-that fail), "preempt" (numbers of rows in a run's metrics.jsonl, of which
-the machine has written one), "stuck" (slices that
-are never removed), "types" and "location".  A host is a folder, in which scripts run
-with programs of their own; buckets are those of STORAGE_EMULATOR_HOST.
+FAKE_CLOUD names the folder; fake_gke.py plays xpk and kubectl in it.  Its script.json
+says what goes wrong: "create" (a list of "quota", "no quota", "stock-out", "failed";
+each for one creation), "ssh" (connections that fail), "preempt" (numbers of rows in a
+run's metrics.jsonl, of which the machine has written one), "stuck" (slices that are
+never removed), "types", "location", "cluster" and "pools" (where the one of GKE is, and
+its topologies).  A host is a folder, in which scripts run with programs of their own;
+buckets are those of STORAGE_EMULATOR_HOST.
 """
 
 import datetime
@@ -34,6 +35,8 @@ FLAGS = {
     "compute tpus tpu-vm delete": {"--zone"},
     "compute tpus tpu-vm ssh": {"--zone", "--worker", "--command", "--internal-ip"},
     "compute tpus accelerator-types list": {"--zone"},
+    "container clusters list": {"--filter"},
+    "container clusters get-credentials": {"--location"},
     "compute instances create": {
         *("--zone", "--machine-type", "--image-family", "--image-project", "--labels"),
         *("--boot-disk-size", "--scopes", "--service-account", "--network", "--subnet"),
@@ -117,6 +120,10 @@ class Cloud:
             verbs = {"describe": described, "cat": cat, "ls": ls, "cp": cp}
             verbs["rsync"] = rsync
             return lambda: verbs[verb](*names)
+        if kind == "clusters":
+            if verb == "get-credentials":
+                return lambda: None
+            return lambda: show(clusters(self.script))
         if kind == "accelerator-types":
             types = self.script.get("types", ["v6e-8", "v6e-16", "v5p-8"])
             return lambda: show([{"name": f"x/{each}", "type": each} for each in types])
@@ -223,6 +230,20 @@ class Cloud:
         name = url.removeprefix("gs://")
         fetch(f"/storage/v1/b/{name}", f"gs://{name} not found: 404.")
         show({"name": name, "location": self.script.get("location", "US-EAST5")})
+
+
+def clusters(script):
+    """The project's only one, with a node pool for each topology."""
+    pools = [
+        {
+            "config": {"machineType": "ct6e-standard-4t"},
+            "placementPolicy": {"tpuTopology": topology},
+        }
+        for topology in script.get("pools", ["2x4"])
+    ]
+    where = script.get("cluster", "us-east5")
+    found = {"name": "c", "location": where, "nodePools": pools}
+    return [found] if where else []
 
 
 def raise_(text):
@@ -372,9 +393,9 @@ def run_of(name):
     return run if "-" in run and (number.isdecimal() or number == "head") else name
 
 
-def rows(name):
+def rows(name, runs="gs://bucket/runs"):
     try:
-        return get(f"gs://bucket/runs/{name}/metrics.jsonl").count(b"\n")
+        return get(f"{runs}/{name}/metrics.jsonl").count(b"\n")
     except Failure:
         return 0
 

@@ -26,8 +26,10 @@ def limit():
 
 
 def machines():
+    if not (CLOUD / "state.json").exists():  # in a pod, which goes with its node
+        return 0
     state = json.loads((CLOUD / "state.json").read_text())
-    state.pop("made")
+    state.pop("made", None)
     return sum(each["state"] in UP for each in state.values())
 
 

@@ -41,6 +41,21 @@ fi
     "gcloud": """#!/bin/bash
 exec {python} -IS {here}/fake_gcloud.py "$@"
 """,
+    "xpk": """#!/bin/bash
+exec {python} -S {here}/fake_gke.py xpk "$@"
+""",
+    "kubectl": """#!/bin/bash
+exec {python} -S {here}/fake_gke.py kubectl "$@"
+""",
+    # In the pods alone: the image has Python, the package and the run.
+    "../pod/python": """#!/bin/bash
+export PYTHONPATH={root}
+if [ "$2" = scalerl_jax.main ] && [ -n "$FAKE_RUN" ]; then
+  shift 2
+  exec {python} "$FAKE_RUN" "$@"
+fi
+exec {python} "$@"
+""",
 }
 
 
@@ -107,16 +122,18 @@ class SmallCloud:
 @pytest.fixture
 def cloud(tmp_path):
     bucket = small_bucket.empty()
-    for name in ("bin", "laptop", "hosts"):
+    for name in ("bin", "laptop", "hosts", "pod"):
         (tmp_path / name).mkdir()
     (tmp_path / "laptop" / "configs").symlink_to(small_run.ROOT / "configs")
     for name, text in PROGRAMS.items():
         file = tmp_path / "bin" / name
         text = text.replace("{python}", sys.executable).replace("{here}", str(HERE))
+        text = text.replace("{root}", str(small_run.ROOT))
         file.write_text(text)
         file.chmod(file.stat().st_mode | stat.S_IXUSR)
     found = SmallCloud(tmp_path, bucket)
     found.script()
     yield found
-    for host in (tmp_path / "hosts").glob("*/scalerl_jax/*/*.pid"):
+    hosts = tmp_path / "hosts"
+    for host in [*hosts.glob("*/scalerl_jax/*/*.pid"), *hosts.glob("*/pod/run.pid")]:
         subprocess.run(["pkill", "-KILL", "--session", host.read_text().strip()])

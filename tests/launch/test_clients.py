@@ -7,32 +7,37 @@ Rules written in CEL (x-kubernetes-validations) are not evaluated.
 
 import gzip
 import json
-import os
 import re
+import shlex
 import shutil
 import subprocess
-from pathlib import Path
 
 import jsonschema
 import pytest
 import small_run
 import yaml
 
+from scalerl_jax.launch import kubernetes
+from scalerl_jax.launch.job import make_job
 from scalerl_jax.launch.supervisor import PREEMPTED
 from scalerl_jax.pod.slices import generation_of, parse_slice
 
 LAUNCH = small_run.ROOT / "launch"
-JOB = {
-    "NAME": "run-1",
-    "PROJECT": "p",
-    "ZONE": "us-east5-b",
-    "CLUSTER": "c",
-    "IMAGE": "image",
-    "STORAGE": "runs",
-    "TPU_TYPE": "v6e-16",
-    "WORKDIR": "/data/run-1",
-    "CONFIG": "configs/8b.py",
-}
+GKE = make_job(
+    {
+        "place": "gke",
+        "name": "run-1",
+        "project": "p",
+        "zone": "us-east5-b",
+        "cluster": "c",
+        "image": "image",
+        "storage": "runs",
+        "bucket": "gs://bucket",
+        "topology": "v6e:4x4",
+        "config": "configs/8b.py",
+    }
+)
+DATA = "--config.data.tasks=('a', 'b')"
 
 
 RAY = {"NAME": "run-1", "IMAGE": "image", "BUCKET": "bucket", "ACCOUNT": "account"}
@@ -131,20 +136,14 @@ def without_empty(value):
     return [without_empty(each) for each in value] if type(value) is list else value
 
 
-def without_storage(path):
-    """The script's text; storages are asked of a cluster, which is not there."""
-    text = (LAUNCH / "gke_xpk.sh").read_text()
-    path.write_text(text.replace('--storage="$STORAGE" ', ""))
-    return path
-
-
 @pytest.mark.skipif(shutil.which("xpk") is None, reason="xpk is not installed")
 def test_xpk_makes_a_job_set_that_restarts_on_preemptions_alone(tmp_path):
     manifest = tmp_path / "job.yaml"
     dry = ["--dry-run", "--skip-validation", f"--output-manifest-file={manifest}"]
+    command = kubernetes.create(GKE, [DATA])
+    command.remove("--storage=runs")  # of a cluster that is not there
     done = subprocess.run(
-        ["bash", without_storage(tmp_path / "gke.sh"), *dry],
-        env=os.environ | JOB,
+        [*command, *dry],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -164,43 +163,34 @@ def test_xpk_makes_a_job_set_that_restarts_on_preemptions_alone(tmp_path):
     pod = job["template"]["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == 60
     (container,) = pod["containers"]
-    assert "launch supervise --workdir=/data/run-1 -- " in container["command"][-1]
+    told = container["command"][-1]
+    assert "launch supervise --workdir=/mnt/scalerl_jax/run-1 --failures=5 -- " in told
+    assert f"--ray=slice {shlex.quote(DATA)}" in told
 
 
-@pytest.mark.skipif(shutil.which("xpk") is None, reason="xpk is not installed")
-def test_xpk_knows_every_flag():
-    done = subprocess.run(
-        ["xpk", "workload", "create", "--help"], capture_output=True, text=True
-    )
-    used = re.findall(r" (--[a-z-]+)=", (LAUNCH / "gke_xpk.sh").read_text())
-    known = set(re.findall(r"--[a-z-]+", done.stdout))
-    ours = {"--workdir", "--config", "--ray"}
-    delete = {"--workload"}
-    assert set(used) - ours <= known | delete
+def sky_refusals(task):
+    """What SkyPilot's schemas have against a task."""
+    file = small_run.ROOT / "third_party/skypilot_schemas/schemas.json.gz"
+    schemas = json.loads(gzip.decompress(file.read_bytes()))
+    parts = [(task, schemas["task"]), (task["resources"], schemas["resources"])]
+    return [
+        error.message
+        for part, schema in parts
+        for error in jsonschema.Draft7Validator(schema).iter_errors(part)
+    ]
 
 
-@pytest.mark.parametrize("name", JOB)
-def test_a_missing_name_ends_the_script_before_it_calls_xpk(name):
-    environment = {key: value for key, value in JOB.items() if key != name}
-    done = subprocess.run(
-        ["/bin/bash", LAUNCH / "gke_xpk.sh"], env=environment, capture_output=True
-    )
-    assert done.returncode == 1 and name.encode() in done.stderr
+def sky_task():
+    return yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
 
 
-@pytest.mark.skipif(shutil.which("sky") is None, reason="SkyPilot is not installed")
 def test_skypilot_knows_every_name():
-    first = Path(shutil.which("sky")).read_text().splitlines()[0]
-    code = f"""
-import jsonschema, yaml
-from sky.utils import schemas
-values = yaml.safe_load(open({str(LAUNCH / "skypilot.yaml")!r}))
-jsonschema.validate(values, schemas.get_task_schema())
-jsonschema.validate(values["resources"], schemas.get_resources_schema())
-"""
-    python = first.removeprefix("#!").strip()
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert not sky_refusals(sky_task())
+    (line,) = sky_refusals(sky_task() | {"setupp": "x"})
+    assert "'setupp'" in line
+    task = sky_task()
+    task["resources"]["use_spott"] = True
+    assert "use_spott" in " ".join(sky_refusals(task))
 
 
 def test_the_image_has_what_its_file_copies():

@@ -10,17 +10,29 @@ import pytest
 import small_bucket
 import small_run
 from fake_gcloud import FLAGS
+from fake_gke import ALWAYS as CLUSTER_FLAGS
+from fake_gke import FLAGS as GKE_FLAGS
 from small_cloud import cloud as cloud
 
 from scalerl_jax.launch.outcome import Outcome
 
 pytestmark = small_bucket.NEEDS_EXTRA
+CLIENTS = ("gcloud", "kubernetes")
 COMPLETIONS = Path("/usr/lib/google-cloud-sdk/data/cli/gcloud_completions.py")
 REAL = [
     f"--config.{name}={value}"
     for name, value in small_run.SETTINGS.items()
     if name != "train.num_steps"
 ]
+
+GKE = {
+    "place": "gke",
+    "bucket": "gs://bucket",
+    "mount": "gs://bucket",
+    "cluster": "c",
+    "image": "image",
+    "storage": "runs",
+}
 
 
 @pytest.mark.slow
@@ -68,6 +80,66 @@ def test_a_slice_of_two_is_made_again_alone_and_the_head_stays(cloud):
     created = [line.split()[4] for line in cloud.calls("queued-resources create")]
     assert created == ["run-1-0", "run-1-1", "run-1-1", "run-1-0"]
     assert not cloud.state()
+
+
+@pytest.mark.slow
+def test_a_workload_gets_to_its_end_though_it_fails_once_and_its_nodes_go(cloud):
+    cloud.script(jobset="failed", preempt=[4, 8])
+    done = cloud.launch("run", script="gke_xpk.sh", **GKE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in (
+        *("machines are QUEUED", "machines are FAILED", "machines are RUNNING"),
+        "the run is done after 3 attempts, 2 of them preempted",
+        "all machines are removed",
+    ):
+        assert words in done.stderr
+    assert len(cloud.calls("xpk workload create")) == 2
+    assert json.loads((cloud.folder / "jobsets.json").read_text()) == {}
+    rows = small_run.rows(cloud.folder / "laptop/runs/run-1")
+    assert [row["step"] for row in rows] == list(range(1, 13))
+
+
+def test_a_workload_is_looked_at_and_stopped_from_anywhere(cloud):
+    assert cloud.launch("create", **GKE).returncode == 0
+    assert "machines are QUEUED already" in cloud.launch("create", **GKE).stderr
+    other = cloud.launch("create", **GKE | {"mount": "/mnt/other"}, flags=["--yes"])
+    assert other.returncode == 2 and "is at gs://bucket" in other.stderr
+    assert "machines: RUNNING since" in cloud.launch("status", **GKE).stdout
+    logs = cloud.launch("logs", **GKE).stdout
+    assert all(line.startswith("[pod/run-1-slice-") for line in logs.splitlines())
+    for _ in range(2):
+        assert cloud.launch("stop", **GKE).returncode == 0
+    assert len(cloud.calls("xpk workload create")) == 1
+
+
+@pytest.mark.parametrize(
+    "changes, troubles, words",
+    [
+        pytest.param({}, {"cluster": ""}, "xpk cluster create makes one", id="cluster"),
+        pytest.param({}, {"cluster": "us-west1"}, "but in us-west1", id="elsewhere"),
+        pytest.param({}, {"pools": ["4x8"]}, "have ct6e-standard-4t 4x8", id="pools"),
+        pytest.param({"storage": "x"}, {}, "c has no such storage; xpk", id="storage"),
+        pytest.param(
+            {}, {"storage": {"readonly": True}}, "gs://bucket, read-only", id="readonly"
+        ),
+        pytest.param({"spot": True}, {}, "--spot with --place=gke", id="spot"),
+        pytest.param(
+            {"bucket": "gs://bucket/x"}, {}, "mount a whole bucket", id="a path"
+        ),
+        pytest.param({"image": ""}, {}, "--image is missing", id="no image"),
+    ],
+)
+def test_a_workload_that_cannot_be_is_refused_before_it_is_made(
+    cloud, changes, troubles, words
+):
+    cloud.script(**troubles)
+    changes = GKE | changes
+    flags = ["--spot"] if changes.pop("spot", False) else []
+    done = cloud.launch("create", flags=flags, **changes)
+    (line,) = [each for each in done.stderr.splitlines() if each.startswith("error:")]
+    assert done.returncode == 2 and words in line
+    calls = cloud.folder / "calls.txt"
+    assert not calls.exists() or not cloud.calls("workload create")
 
 
 @pytest.mark.slow
@@ -201,6 +273,20 @@ def test_a_dry_run_calls_nobody_and_names_what_it_would(cloud):
     assert "--workdir=gs://bucket/runs/run-1 --config.seed=3" in done.stdout
 
 
+# Every flag of each command, as the clients of `sources` have them.
+TABLE = json.loads((Path(__file__).parent / "client_flags.json").read_text())["flags"]
+KNOWN = {f"gcloud {command}": flags for command, flags in FLAGS.items()}
+KNOWN |= {
+    command: flags | (set() if command.startswith("xpk") else CLUSTER_FLAGS)
+    for command, flags in GKE_FLAGS.items()
+}
+
+
+@pytest.mark.parametrize("command", KNOWN)
+def test_the_fakes_know_no_flag_but_those_of_the_clients(command):
+    assert KNOWN[command] <= set(TABLE[command])
+
+
 @functools.cache
 def gcloud_tree():
     return runpy.run_path(str(COMPLETIONS))["STATIC_COMPLETION_CLI_TREE"]
@@ -217,7 +303,9 @@ def test_flags_are_those_of_the_real_gcloud(command):
     assert FLAGS[command] <= flags
 
 
-def test_every_flag_of_gcloud_is_known_to_the_fake():
-    text = (small_run.ROOT / "scalerl_jax/launch/gcloud.py").read_text()
-    known = set().union(*FLAGS.values()) | {"--project", "--quiet"}
-    assert set(re.findall(r"--[a-z-]+", text)) <= known
+def test_every_flag_is_known_to_the_fakes():
+    folder = small_run.ROOT / "scalerl_jax/launch"
+    text = "".join((folder / f"{name}.py").read_text() for name in CLIENTS)
+    known = set().union(*KNOWN.values()) | {"--project", "--quiet", "--workdir"}
+    known |= {"--failures"}  # of our own supervisor
+    assert set(re.findall(r"--[a-z][a-z-]+", text)) <= known

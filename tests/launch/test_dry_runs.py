@@ -12,11 +12,13 @@ from pathlib import Path
 from scalerl_jax.launch import __main__ as launch
 
 PAGE = Path(__file__).parents[2] / "docs" / "dry-runs.md"
-COMMON = "--name=run-1 --project=project --zone=us-east5-b --bucket=gs://bucket/runs"
+COMMON = "--name=run-1 --project=project --zone=us-east5-b"
 PLACES = {
     "tpu_vm": "--topology=v6e:2x4 --config=configs/smollm2.py",
     "queued_resource": "--topology=v6e:4x4 --config=configs/8b.py --spot",
     "ray_tpu": "--topology=2*v6e:4x4 --config=configs/8b.py --spot",
+    "gke": "--topology=v6e:4x4 --config=configs/8b.py --cluster=c --image=image "
+    "--storage=runs",
 }
 HEAD = """# Dry runs
 
@@ -28,7 +30,8 @@ archive. [`pods.md`](pods.md) says what all of it means.
 
 
 def transcript(place):
-    command = f"run --dry-run --place={place} {COMMON} {PLACES[place]}"
+    bucket = f"--bucket=gs://bucket{'' if place == 'gke' else '/runs'}"
+    command = f"run --dry-run --place={place} {COMMON} {bucket} {PLACES[place]}"
     written = io.StringIO()
     with contextlib.redirect_stdout(written):
         launch.main(command.split())

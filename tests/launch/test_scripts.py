@@ -62,7 +62,7 @@ def test_a_script_says_what_it_makes_what_it_costs_and_how_it_is_stopped(path):
     text = path.read_text()
     head = text[: text.index("set -euo pipefail")]
     assert all(f"# {word}:" in head for word in ("Makes", "Costs", "Stopped"))
-    assert "-m scalerl_jax.launch stop" in head or "xpk workload delete" in head
+    assert "-m scalerl_jax.launch stop" in head
     assert path.stat().st_mode & 0o111
     assert len(text.splitlines()) < 40  # the logic is Python's
 

@@ -1,0 +1,91 @@
+"""The job's bucket, through gcloud: code goes there, the run's files come from it."""
+
+import tempfile
+from pathlib import Path
+
+from scalerl_jax.launch import gcloud, hosts
+from scalerl_jax.launch.client import Client, NotFound
+from scalerl_jax.launch.job import Job, region_of
+from scalerl_jax.launch.outcome import Outcome, parse_outcome
+from scalerl_jax.utils.run_directory import METRICS_FILE
+
+# Multi-regions of buckets -> how the regions of zones in them begin.
+_MULTI = {"US": "us-", "EU": "europe-", "ASIA": "asia-"}
+
+
+class Bucket:
+    """The bucket of a job."""
+
+    def __init__(self, job: Job, client: Client) -> None:
+        """Ask for nothing yet."""
+        self._job, self._client = job, client
+        self._digest = ""
+
+    def check(self) -> None:
+        """Refuse a bucket that is not there, or in another region than the zone."""
+        job = self._job
+        found = self._client.ask(gcloud.bucket(job))
+        if self._client.dry_run:
+            return
+        region = region_of(job.zone)
+        if found is None:
+            raise ValueError(
+                f"--bucket={job.bucket}: there is no such bucket; gcloud storage "
+                f"buckets create makes one, --location={region} near"
+            )
+        location = str(found.get("location", "")).upper()
+        near = (
+            region.startswith(_MULTI[location])
+            if location in _MULTI
+            else (location == region.upper())
+        )
+        if not near:
+            raise ValueError(
+                f"--bucket={job.bucket} is in {location}, and --zone={job.zone} in "
+                f"{region.upper()}: every checkpoint would travel, and be paid for; "
+                f"take a bucket there"
+            )
+
+    def upload(self) -> str:
+        """Bring the code into the bucket, unless it is there; return its digest."""
+        if self._digest:
+            return self._digest
+        digest, data = hosts.pack_code()
+        url = hosts.code_url(self._job, digest)
+        try:
+            there = self._client.run(gcloud.storage("ls", url))
+        except NotFound:
+            there = ""
+        if not there:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "code.tar.gz"
+                file.write_bytes(data)
+                shown = file.name if self._client.dry_run else str(file)
+                self._client.run(gcloud.storage("cp", shown, url))
+        self._digest = digest
+        return digest
+
+    def outcome(self) -> Outcome | None:
+        """Return how the run stands; None: it never was started."""
+        try:
+            text = self._client.run(gcloud.storage("cat", self._job.outcome_file))
+        except NotFound:
+            return None
+        return parse_outcome(text)
+
+    def last_step(self) -> str:
+        """Return when the run last wrote a step, ISO 8601; empty: never."""
+        url = f"{self._job.directory}/{METRICS_FILE}"
+        found = self._client.ask(gcloud.storage("objects", "describe", url))
+        return str(found.get("update_time", "")) if found else ""
+
+    def fetch(self, target: str) -> None:
+        """Bring the run's files here, all but checkpoints."""
+        if not self._client.dry_run:
+            Path(target).mkdir(parents=True, exist_ok=True)
+        self._client.run(
+            gcloud.storage(
+                *("rsync", self._job.directory, target, "--recursive"),
+                "--exclude=^(checkpoints|weights)/.*|^\\..*",
+            )
+        )

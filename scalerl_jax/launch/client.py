@@ -31,7 +31,8 @@ class NotFound(ValueError):
 # Text of a client -> what it is, and what to say; the first that matches.
 _REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
     (
-        r"(?i)no more capacity|RESOURCE_POOL_EXHAUSTED|insufficient capacity|stockout",
+        r"(?i)no more capacity|RESOURCE_POOL_EXHAUSTED|stockout"
+        r"|insufficient (reserved )?capacity",
         Refused,
         "there are no such machines just now",
     ),
@@ -42,9 +43,11 @@ _REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
         "quotas, or take another --zone, or --spot, which has a quota of its own",
     ),
     (
-        r"(?i)quota (limit )?'(?P<a>[^']+)'.* exceeded|quota exceeded(?P<b>)",
+        r"(?i)quota (limit )?'(?P<a>[^']+)'.* (exceeded|exhausted)"
+        r"|quota exceeded(?P<b>)",
         Refused,
-        "the quota {a} is used up: other machines of the project have it",
+        "the quota {a} is used up: other machines of the project have it, and queued "
+        "resources that are suspended or failed",
     ),
     (
         r"(?i)SERVICE_DISABLED|API has not been used|API .*is disabled",

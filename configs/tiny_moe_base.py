@@ -1,4 +1,4 @@
-"""The making of the small mixture's base checkpoint, in `scalerl_jax/assets`.
+"""The making of the small mixture's base checkpoint, of the demo's.
 
 python -m scalerl_jax.warmstart --config=configs/tiny_moe_base.py \\
     --out=scalerl_jax/assets/tiny_moe_base
@@ -12,9 +12,12 @@ from scalerl_jax import warmstart
 def get_config() -> ml_collections.ConfigDict:
     """Eight experts, two of them for a token: active is what the demo's base has."""
     config = warmstart.defaults()
+    config.init_from = "scalerl_jax/assets/tiny_base"
     config.num_experts = 8
-    config.ffn_size = 192
-    config.skill_steps = 750
-    config.num_steps = 1000
+    config.ffn_size = 192  # half of the demo's base
+    config.skill_steps = 0
+    config.num_steps = 120
+    config.warmup_steps = 20
+    config.learning_rate = 1e-3
     config.file_dtype = "bfloat16"  # 5 MB
     return config

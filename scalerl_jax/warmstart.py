@@ -42,9 +42,13 @@ from scalerl_jax.learner.step import (
     make_update,
 )
 from scalerl_jax.model.architecture import Architecture, Experts
+from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.saving import save_params
 from scalerl_jax.model.transformer import init_params
+from scalerl_jax.model.upcycling import upcycle
+from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.types import PyTree
 from scalerl_jax.utils.failures import answer
 
 EOS, PAD, UNKNOWN, THINK = "<eos>", "<pad>", "<unk>", "<think>"
@@ -68,6 +72,7 @@ class WarmstartConfig:
     """Settings by which the base checkpoint is made."""
 
     seed: int = 0
+    init_from: str = ""  # dense decoder whose feed-forward is cut into experts
     held_out_prompts: int = 300  # `eval.num_prompts` of the runs to come: not shown
     tasks: tuple[str, ...] = (
         "chain_sum",
@@ -143,6 +148,19 @@ def make_architecture(config: WarmstartConfig, *, vocab_size: int) -> Architectu
         max_positions=512,
         experts=experts,
     )
+
+
+def make_params(config: WarmstartConfig, arch: Architecture) -> PyTree:
+    """Parameters to begin with: random, or those of `init_from` and a random router."""
+    start = init_params(arch, jax.random.key(config.seed), dtype=jnp.float32)
+    if not config.init_from:
+        return start
+    dense = read_architecture(config.init_from)
+    params = load_params(config.init_from, dense, dtype=jnp.float32)
+    try:
+        return upcycle(params, dense, start, arch, seed=config.seed)
+    except ValueError as error:
+        raise ValueError(f"init_from = {config.init_from!r}: {error}") from error
 
 
 def make_questions(config: WarmstartConfig) -> list[Question]:
@@ -234,8 +252,7 @@ def train(
     )
     mesh = make_mesh(jax.devices()[:1])
     params = jax.device_put(
-        init_params(arch, jax.random.key(config.seed), dtype=jnp.float32),
-        NamedSharding(mesh, PartitionSpec()),
+        make_params(config, arch), NamedSharding(mesh, PartitionSpec())
     )
     state = jax.device_put(
         init_state(params, optimizer), NamedSharding(mesh, PartitionSpec())

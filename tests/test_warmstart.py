@@ -1,6 +1,8 @@
 """The base checkpoint's making: its tokenizer, its texts, and that it can be loaded."""
 
 import json
+import runpy
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,6 +16,10 @@ from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.weights import load_params
 
+ROOT = Path(warmstart.__file__).parents[1]
+BASE, MIXTURE = (
+    ROOT / "scalerl_jax" / "assets" / name for name in ("tiny_base", "tiny_moe_base")
+)
 # Questions of two lines are not for this tokenizer.
 TASKS = sorted({*tasks.TASKS} - {"needle_haystack"})
 CAREFUL = Styles(careful=1.0, careless=0.0, slip=0.0, hesitation=0.3)
@@ -145,3 +151,42 @@ def test_a_short_making_writes_a_checkpoint_that_loads(tmp_path):
     assert [row["step"] for row in record["log"]] == [3]
     assert record["num_params"] == sum(leaf.size for leaf in jax.tree.leaves(params))
     assert record["config"]["num_steps"] == 3
+
+
+def experts_settings(**changes):
+    return warmstart.WarmstartConfig(
+        init_from=str(BASE), num_experts=8, ffn_size=192, **changes
+    )
+
+
+def test_a_mixture_begins_as_the_dense_decoder_that_it_is_made_from():
+    config = experts_settings()
+    arch = warmstart.make_architecture(config, vocab_size=72)
+    params = warmstart.make_params(config, arch)
+    dense = load_params(BASE, read_architecture(BASE), dtype=np.float32)
+    np.testing.assert_array_equal(params["embedding"], dense["embedding"])
+    half = params["layers"]["expert_down"][:, :2].reshape(4, 384, 128) / 2
+    for expected, found in zip(dense["layers"]["down"], half, strict=True):
+        rows = {row.tobytes() for row in np.asarray(expected)}
+        assert rows == {row.tobytes() for row in np.asarray(found)}
+
+
+def test_a_mixture_of_another_width_than_the_decoder_it_is_made_from_is_refused():
+    config = experts_settings(hidden_size=64)
+    arch = warmstart.make_architecture(config, vocab_size=72)
+    with pytest.raises(
+        ValueError, match="init_from = .*hidden_size = 64 must be .*128"
+    ):
+        warmstart.make_params(config, arch)
+
+
+def test_the_small_mixture_is_of_its_settings_and_fits_the_package():
+    record = json.loads((MIXTURE / "warmstart.json").read_text())
+    made = runpy.run_path(str(ROOT / "configs" / "tiny_moe_base.py"))["get_config"]()
+    assert record["config"] == made.to_dict() | {"tasks": list(made.tasks)}
+    arch = read_architecture(MIXTURE)
+    assert (arch.family, arch.ffn_size, arch.experts.top_k) == ("qwen3_moe", 192, 2)
+    dense = read_architecture(BASE)
+    router = arch.num_layers * arch.hidden_size * arch.experts.count
+    assert arch.num_active_params == dense.num_params + router
+    assert sum(file.stat().st_size for file in MIXTURE.iterdir()) < 5 * 2**20

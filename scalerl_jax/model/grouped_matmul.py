@@ -98,9 +98,16 @@ def _ragged_of_weights(
     )
 
 
-def _tiles(rows: int, inner: int, outer: int) -> tuple[int, int, int]:
-    """The largest of megablox's tiles that divide the rows and fit the columns."""
+def _tiles(
+    rows: int, inner: int, outer: int, *, item_bytes: int = 2
+) -> tuple[int, int, int]:
+    """The largest of megablox's tiles that divide the rows and fit the columns.
+
+    A gradient's tile is of inner by outer columns in the gradient's dtype, twice, and
+    once more in float32: in float32 the largest are more than the 16 MiB of a v5p.
+    """
     most_rows, most_inner, most_outer = _LARGEST_TILES
+    most_inner = most_inner * 2 // item_bytes
     while rows % most_rows:
         most_rows //= 2
     return most_rows, min(most_inner, inner), min(most_outer, outer)
@@ -140,7 +147,10 @@ def _megablox_of_weights(
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
     x, cotangent = _whole_tiles(x), _whole_tiles(cotangent)
-    tiling = _tiles(len(x), x.shape[1], cotangent.shape[1])
+    tiling = _tiles(
+        *(len(x), x.shape[1], cotangent.shape[1]),
+        item_bytes=max(2, jnp.dtype(dtype).itemsize),
+    )
     return tgmm(
         x.T,
         cotangent,

@@ -5,6 +5,7 @@ shardings and random starts are all made from it.  No array is computed here.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, Literal
 
@@ -98,12 +99,12 @@ class Architecture:
             return "gated"
         return "shared_experts" if self.experts.shared else "experts"
 
-    @property
+    @functools.cached_property
     def num_params(self) -> int:
         """Number of parameters, embeddings included."""
         return sum(spec.size for spec in jax.tree.leaves(parameter_table(self)))
 
-    @property
+    @functools.cached_property
     def num_active_params(self) -> int:
         """Number of parameters that a token meets: of the experts, those it takes."""
         if self.experts is None:

@@ -121,4 +121,4 @@ def split_devices(
 
 def largest_divisor(length: int, most: int) -> int:
     """Return the largest divisor of `length` that is at most `most`."""
-    return max(n for n in range(1, min(length, most) + 1) if length % n == 0)
+    return next(n for n in range(min(length, most), 0, -1) if length % n == 0)

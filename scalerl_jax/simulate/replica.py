@@ -92,6 +92,7 @@ class SimulatedReplica:
     def __init__(self, machine: Machine, number: int = 0, group_size: int = 1) -> None:
         """Begin empty, at time 0."""
         self.machine, self.number, self._group_size = machine, number, group_size
+        self._slots = machine.slots
         self.version = -1
         self.clear(0.0)
         self.up = True
@@ -115,6 +116,7 @@ class SimulatedReplica:
         )
         self.waiting_samples = 0
         self.inbox: list[tuple[int, SimulatedGroup]] = []  # with the version they need
+        self._to_come = 0  # samples of these
         self.open: dict[int, SimulatedGroup] = {}  # until handed in
         self._extra_s = 0.0  # of prefills, in the next call
         self._planned = 0  # calls
@@ -130,8 +132,8 @@ class SimulatedReplica:
     @property
     def room(self) -> int:
         """Groups that it could begin now: the last of them may wait for slots."""
-        waiting = sum(group.unfinished for _, group in self.inbox)
-        return max(0, -(-(self.free_slots - waiting) // self._group_size))
+        free = self._slots - self.running - self.waiting_samples - self._to_come
+        return -(-free // self._group_size) if free > 0 else 0
 
     def give(self, group: SimulatedGroup, version: int) -> None:
         """Take a group, to be begun with params of that version or later."""
@@ -139,6 +141,7 @@ class SimulatedReplica:
         self.asked = False
         if version > self.version:
             self.inbox.append((version, group))
+            self._to_come += group.unfinished
         else:
             self._enqueue(group)
 
@@ -149,6 +152,7 @@ class SimulatedReplica:
             ready = [group for needs, group in self.inbox if needs <= self.version]
             self.inbox = [each for each in self.inbox if each[0] > self.version]
             for group in ready:
+                self._to_come -= group.unfinished
                 self._enqueue(group)
 
     def _enqueue(self, group: SimulatedGroup) -> None:

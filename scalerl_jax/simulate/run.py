@@ -180,7 +180,7 @@ class Simulation:
         """Have free slots filled: at once in the loop's process, else by its answer."""
         if self._alone:
             self._begin_groups(replica)
-        elif replica.room and not replica.asked:
+        elif not replica.asked and replica.room:
             replica.asked = True
             self.at(self.now_s + self.rates.exchange_s, self._note)
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from small_mesh import mesh_of
 from small_model import SMALL
 
 from scalerl_jax.algo import weights
@@ -31,7 +32,6 @@ from scalerl_jax.model.transformer import (
     head_weights,
     hidden_states,
 )
-from scalerl_jax.parallel.mesh import AXES, make_mesh
 
 ARCH = SMALL
 CAP = 1.5
@@ -96,12 +96,6 @@ def make_sequences(aggregation="prompt"):
         dataclasses.replace(each, weights=row[: len(each.mask)])
         for each, row in zip(sequences, token_weights, strict=True)
     )
-
-
-def mesh_of(shape):
-    """A mesh (data, fsdp, context, tensor) of the first devices."""
-    devices = jax.devices()[: int(np.prod(shape))]
-    return make_mesh(devices, **dict(zip(AXES, shape, strict=True)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from scalerl_jax.balance.forecast import Forecast, forecast, slots_that_fit
 from scalerl_jax.balance.lengths import Lengths, assumed_lengths
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.shardings import is_divisible
 from scalerl_jax.pod.partition import box_sizes, boxes, split_slice
 from scalerl_jax.pod.slices import Slice
 
@@ -249,7 +250,7 @@ def _with_replicas(
     asked = config.generators
     shared = placement == "shared"
     for each in room.replica_sizes():
-        if asked.devices not in (0, each) or arch.num_kv_heads % each:
+        if asked.devices not in (0, each) or not is_divisible(arch, each):
             continue
         fit = learner // each if shared else room.replicas(learner, each)
         count = asked.count or fit

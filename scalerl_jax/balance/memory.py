@@ -7,6 +7,7 @@ what it really takes.  A config here has numbers for all that concerns the devic
 from scalerl_jax.balance.chips import Chip
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.shardings import sampler_tensor
 from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.sampler.kernels import most_slots
 
@@ -125,8 +126,9 @@ def sampler_bytes(config: Config, arch: Architecture) -> float:
     Versions of the params and two caches, one of them an evaluation's; programs and
     what they hold for themselves come to some hundredths more.
     """
-    params = arch.num_params * _sampler_itemsize(config) / config.generators.devices
-    cache = cache_tokens(config) * kv_bytes(config, arch) / config.generators.devices
+    chips = config.generators.devices
+    params = _held_params(arch, chips) * _sampler_itemsize(config)
+    cache = cache_tokens(config) * kv_bytes(config, arch) / sampler_tensor(arch, chips)
     return 1.04 * (sampler_versions(config) * params + 2 * cache) + 0.6 * _GIB
 
 
@@ -154,9 +156,9 @@ def largest_cache(
         chips: of the replica.
         usable: bytes of a device that it may fill.
     """
-    params = arch.num_params * _sampler_itemsize(config) / chips
+    params = _held_params(arch, chips) * _sampler_itemsize(config)
     left = (usable - 0.6 * _GIB) / 1.04 - sampler_versions(config) * params
-    tokens = int(left / 2 / (kv_bytes(config, arch) / chips))
+    tokens = int(left / 2 / (kv_bytes(config, arch) / sampler_tensor(arch, chips)))
     page = config.sampler.page_size
     return max(0, tokens // page * page)
 
@@ -172,6 +174,13 @@ def _layer_params(arch: Architecture) -> float:
     """Return the params of a layer, those of head and embedding left out."""
     outer = (1 if arch.tied_embeddings else 2) * arch.vocab_size * arch.hidden_size
     return (arch.num_params - outer) / arch.num_layers
+
+
+def _held_params(arch: Architecture, chips: int) -> float:
+    """Return the params that a device of a replica has."""
+    of_experts = arch.num_expert_params
+    common = (arch.num_params - of_experts) / sampler_tensor(arch, chips)
+    return common + of_experts / chips
 
 
 def _sampler_itemsize(config: Config) -> int:

@@ -12,6 +12,7 @@ from scalerl_jax.balance import work
 from scalerl_jax.balance.chips import Chip
 from scalerl_jax.balance.work import Work
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.shardings import sampler_tensor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ def decode_seconds(
         chip: the kind of TPU, of `chips.CHIPS`.
         slots: sequences that are decoded together.
         mean_context: tokens that a sequence holds meanwhile, prompt included.
-        chips: of the replica; heads are cut over them.
+        chips: of the replica; heads and experts are cut over them.
         steps: decode steps of the call (sampler.tokens_per_call).
         itemsize: bytes of a weight or a cached value.
         float32_head: whether the logits are float32 products.
@@ -69,6 +70,7 @@ def decode_seconds(
         steps=steps,
         itemsize=itemsize,
         float32_head=float32_head,
+        copies=chips // sampler_tensor(arch, chips),
     )
     latency = 0.0
     if chips > 1:
@@ -98,7 +100,13 @@ def prefill_seconds(
         itemsize: bytes of a weight or a cached value.
         reached: `EXPECTED` or `BOUND`.
     """
-    needed = work.prefill(arch, tokens=tokens, context=context, itemsize=itemsize)
+    needed = work.prefill(
+        arch,
+        tokens=tokens,
+        context=context,
+        itemsize=itemsize,
+        copies=chips // sampler_tensor(arch, chips),
+    )
     return _streamed(chip, needed, chips, reached)
 
 

@@ -61,28 +61,41 @@ def _linears(
 ) -> Work:
     """Return the matmuls of a layer, without the `last` one if it is False.
 
-    A value has 2 bytes; each of `copies` replicas reads the weights.  Of experts a
-    token is multiplied with those that it takes, and those that any token takes are
-    read; their last product is the gates' too, and is always there.
+    A value has 2 bytes; each of `copies` replicas reads the weights.
     """
+    common = _common_linears(arch, tokens, copies, last=last)
+    return common + _expert_linears(arch, tokens, copies)
+
+
+def _common_linears(
+    arch: Architecture, tokens: float, copies: int = 1, *, last: bool = True
+) -> Work:
+    """Return those that every token has."""
     width, queries = arch.hidden_size, arch.num_heads * arch.head_dim
     keys, ffn = arch.num_kv_heads * arch.head_dim, arch.ffn_size
-    experts = arch.experts
     sides = [(width, queries), (width, keys), (width, keys), (queries, width)]
-    if experts is None or experts.shared:
+    if arch.experts is None or arch.experts.shared:
         sides += [(width, ffn), (width, ffn), *[(ffn, width)] * last]
-    taken: list[tuple[int, int]] = []
-    if experts is not None:
-        sides.append((width, experts.count))
-        taken = [(width, ffn), (width, ffn), (ffn, width)]
-    rows = tokens * (experts.top_k if experts else 0)
-    read = copies * experts_hit(arch, tokens / copies)
+    if arch.experts is not None:
+        sides.append((width, arch.experts.count))
     return Work(
-        layers=sum(2 * tokens * n * k for n, k in sides)
-        + sum(2 * rows * n * k for n, k in taken),
-        bytes=sum(2 * (tokens * (n + k) + copies * n * k) for n, k in sides)
-        + sum(2 * (rows * (n + k) + read * n * k) for n, k in taken),
+        layers=sum(2 * tokens * n * k for n, k in sides),
+        bytes=sum(2 * (tokens * (n + k) + copies * n * k) for n, k in sides),
     )
+
+
+def _expert_linears(arch: Architecture, tokens: float, copies: int = 1) -> Work:
+    """Return those of experts: a token's own, and whom any token takes is read.
+
+    Their last product is the gates' too, and is always there.
+    """
+    if arch.experts is None:
+        return Work()
+    each = 3 * arch.hidden_size * arch.ffn_size  # gate, up, down
+    sides = 3 * (arch.hidden_size + arch.ffn_size)
+    rows = tokens * arch.experts.top_k
+    read = copies * experts_hit(arch, tokens / copies)
+    return Work(layers=2 * rows * each, bytes=2 * (rows * sides + read * each))
 
 
 def experts_hit(arch: Architecture, tokens: float) -> float:
@@ -107,15 +120,25 @@ def _attention(arch: Architecture, rows: float, length: float, matmuls: int) -> 
 
 
 def _cached(
-    arch: Architecture, tokens: float, rows: float, context: float, itemsize: int
+    arch: Architecture,
+    tokens: float,
+    rows: float,
+    context: float,
+    itemsize: int,
+    copies: int,
 ) -> Work:
-    """Return a layer of tokens that attend to `rows` cached sequences of `context`."""
+    """Return a layer of tokens that attend to `rows` cached sequences of `context`.
+
+    All but the experts is computed `copies` times.
+    """
     heads = arch.head_dim * arch.num_heads
     seen = arch.seen(context) / arch.num_layers
-    return _linears(arch, tokens) + Work(
+    attention = Work(
         layers=4 * tokens * seen * heads,
         bytes=rows * seen * 2 * arch.num_kv_heads * arch.head_dim * itemsize,
     )
+    common = _common_linears(arch, tokens) + attention
+    return common * copies + _expert_linears(arch, tokens)
 
 
 def _head(
@@ -188,20 +211,30 @@ def decode(
     steps: int,
     itemsize: int,
     float32_head: bool,
+    copies: int = 1,
 ) -> Work:
     """Return `steps` tokens in each of `rows` sequences that hold `context` tokens.
 
-    Heads are cut over the devices: together they read everything once.  The output
+    Heads and experts are cut over the devices: together they read everything once, or,
+    where they are more than kv heads, all but the experts `copies` times.  The output
     head is kept in the sampler's dtype, and made float32 on its way.
     """
-    layer = _cached(arch, rows, rows, context, itemsize)
+    layer = _cached(arch, rows, rows, context, itemsize, copies)
     passes = CAST_PASSES if itemsize == 2 else HIGHEST_PASSES
     head = _head(arch, rows, float32_head=float32_head, passes=passes)
-    return (layer * arch.num_layers + head) * steps
+    return (layer * arch.num_layers + head * copies) * steps
 
 
 def prefill(
-    arch: Architecture, *, tokens: float, context: float, itemsize: int
+    arch: Architecture,
+    *,
+    tokens: float,
+    context: float,
+    itemsize: int,
+    copies: int = 1,
 ) -> Work:
-    """Return a chunk of prompt tokens, the last of `context`; it has no head."""
-    return _cached(arch, tokens, 1, context, itemsize) * arch.num_layers
+    """Return a chunk of prompt tokens, the last of `context`; it has no head.
+
+    `copies` is as for `decode`.
+    """
+    return _cached(arch, tokens, 1, context, itemsize, copies) * arch.num_layers

@@ -518,6 +518,11 @@ class MeshConfig:
         1, "replicas of the learner's state; 0: what mesh.fsdp = 0 leaves over"
     )
     fsdp: DevicesOr0 = setting(1, "shards of that state; 0: as many as fit")
+    expert: Devices = setting(
+        1,
+        "parts that the experts of a mixture are in, each on other ones of the shards; "
+        "a divisor of fsdp; 1: every shard has a part of each expert",
+    )
     context: Devices = setting(1, "shards of the tokens of a row")
     tensor: Devices = setting(1, "shards of heads and hidden units")
     chip: str = setting("", "name in the ledger; empty: as JAX names the device")
@@ -544,7 +549,8 @@ class GeneratorsConfig:
     )
     devices: DevicesOr0 = setting(
         0,
-        "of each replica, a divisor of the kv heads; 0: mesh.tensor, or, on TPUs with "
+        "of each replica, a divisor of the kv heads, or of a mixture's experts; 0: "
+        "mesh.tensor, or, on TPUs with "
         "count = 0, what is best",
     )
     placement: Literal["auto", "apart", "shared"] = setting(

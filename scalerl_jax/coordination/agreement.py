@@ -92,7 +92,7 @@ class AgreementCheck:
     ) -> Agreement:
         """Return the difference, where `sampled` is of the params of `state`."""
         batch = pack(
-            [_sequence(prompt, completion) for prompt, completion in sampled],
+            [as_sequence(prompt, completion) for prompt, completion in sampled],
             row_tokens=self.row_tokens,
             rows_per_microbatch=self.rows_per_microbatch,
         )
@@ -107,7 +107,8 @@ class AgreementCheck:
         )
 
 
-def _sequence(prompt: Prompt, completion: Completion) -> TrainSequence:
+def as_sequence(prompt: Prompt, completion: Completion) -> TrainSequence:
+    """A completion as the learner reads it; nothing is learned from it."""
     length = len(completion.tokens)
     return TrainSequence(
         tokens=np.concatenate([prompt.tokens, completion.tokens]),

@@ -23,16 +23,14 @@ from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.evaluate.evaluation import Evaluator, Judged
 from scalerl_jax.evaluate.metrics import MAX_SAMPLES
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.shardings import sampler_shardings
+from scalerl_jax.model.shardings import sampler_mesh, sampler_shardings
 from scalerl_jax.model.transformer import unstack_layers
-from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.parallel.publication import checksums
 from scalerl_jax.types import Prompt, PyTree
 from scalerl_jax.utils.failures import answer
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained, keep_programs
-from scalerl_jax.wiring.devices import check_kv_heads
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.loading import load_model, run_settings
 from scalerl_jax.wiring.prompts import make_verifier
@@ -257,8 +255,7 @@ def open_policy(described: Described) -> Iterator[Policy]:
     config, arch = described.config, described.arch
     keep_programs(config.compile_cache)
     devices = jax.devices()[: config.generators.devices or 1]
-    check_kv_heads(arch, len(devices))
-    mesh = make_mesh(devices, tensor=len(devices))
+    mesh = sampler_mesh(arch, devices)
     with (
         contextlib.ExitStack() as opened,
         Progress() as progress,

@@ -53,10 +53,10 @@ class Forward:
 
     def hidden(self, params: PyTree, batch: PackedBatch) -> Float[Array, "R S D"]:
         """Final hidden states, where the targets are predicted."""
-        hidden, _ = self._states(params, batch)
+        hidden, _ = self.states(params, batch)
         return hidden[:, hidden.shape[1] - batch.targets.shape[1] :]
 
-    def _states(self, params: PyTree, batch: PackedBatch) -> tuple[Array, Said]:
+    def states(self, params: PyTree, batch: PackedBatch) -> tuple[Array, Said]:
         """Final hidden states of all tokens, and what the layers say."""
         experts = None
         if batch.experts is not None:

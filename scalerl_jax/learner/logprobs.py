@@ -17,16 +17,21 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.model.transformer import head_logits
-from scalerl_jax.parallel.mesh import largest_divisor, over_mesh
+from scalerl_jax.parallel.mesh import (
+    ROWS,
+    SHARDS,
+    largest_divisor,
+    num_shards,
+    over_mesh,
+)
 from scalerl_jax.types import PyTree
 
 # logprobs, entropies, further arrays of a token each -> what each adds to the loss
 Pointwise = Callable[[Array, Array, PyTree], Array]
 
-_ROWS = ("data", "fsdp")
-_HIDDEN = PartitionSpec(_ROWS, "context", None)
-_TOKENS = PartitionSpec(_ROWS, "context")
-_HEAD = PartitionSpec("tensor", "fsdp")
+_HIDDEN = PartitionSpec(ROWS, "context", None)
+_TOKENS = PartitionSpec(ROWS, "context")
+_HEAD = PartitionSpec("tensor", SHARDS)
 _LOWEST = -1e30  # below every logit, and finite
 
 
@@ -45,15 +50,15 @@ class Head:
         slab = slab.astype(jnp.float32 if self.float32_head else dtype)
         if self.mesh is None:
             return slab
-        return jax.lax.all_gather(slab, "fsdp", axis=1, tiled=True)
+        return jax.lax.all_gather(slab, SHARDS, axis=1, tiled=True)
 
     def scatter(self, of_slab: Float[Array, "v D"]) -> Float[Array, "v columns"]:
-        """This device's columns, summed over the fsdp axis."""
-        if self.mesh is None or self.mesh.shape["fsdp"] == 1:
+        """This device's columns, summed over the shards."""
+        if self.mesh is None or num_shards(self.mesh) == 1:
             return of_slab
         # Over the first axis: over the last one some TPUs get a whole all-reduce.
-        parts = of_slab.reshape(of_slab.shape[0], self.mesh.shape["fsdp"], -1)
-        return jax.lax.psum_scatter(parts.swapaxes(0, 1), "fsdp", scatter_dimension=0)
+        parts = of_slab.reshape(of_slab.shape[0], num_shards(self.mesh), -1)
+        return jax.lax.psum_scatter(parts.swapaxes(0, 1), SHARDS, scatter_dimension=0)
 
     def first_id(self, head: Array) -> Array | int:
         """Id of the first token that this device's part of the head is of."""

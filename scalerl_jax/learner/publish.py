@@ -12,10 +12,11 @@ them up again before it uses them, so that a version is wholly there or not ther
 import logging
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
@@ -30,7 +31,7 @@ from scalerl_jax.utils.xla import is_full
 
 _log = logging.getLogger(__name__)
 # What carries the cut over heads, in this order: the learner's own cut comes first.
-_CUT_FIRST = ("tensor", "fsdp", "context", "data")
+_CUT_FIRST = ("tensor", "expert", "fsdp", "context", "data")
 
 
 Publish = Callable[[PyTree, Int[Array, ""]], Published]
@@ -49,7 +50,7 @@ def make_publish(
         RuntimeError: the transfer failed; the sampler has what it had.
     """
     destination = sampler_shardings(arch, sampler_mesh)
-    stage, split = _make_stage(arch, dtype, learner_mesh, destination)
+    stage = _make_stage(arch, dtype, learner_mesh, destination)
 
     def publish(params: PyTree, policy_version: Int[Array, ""]) -> Published:
         try:
@@ -58,7 +59,7 @@ def make_publish(
                 jax.transfer_guard_device_to_host("disallow_explicit"),
                 jax.transfer_guard_host_to_device("disallow_explicit"),
             ):
-                sent = jax.block_until_ready(_send(staged, destination, split))
+                sent = jax.block_until_ready(_send(staged, destination))
         except jax.errors.JaxRuntimeError as error:
             if is_full(error):  # explained by who knows the settings
                 raise
@@ -91,39 +92,37 @@ def make_snapshot(
 
 def _make_stage(
     arch: Architecture, dtype: DTypeLike, learner_mesh: Mesh, destination: PyTree
-) -> tuple[Callable[[PyTree, Array], Published], int]:
-    """The program on the learner's mesh, and into how many arrays it splits a leaf.
+) -> Callable[[PyTree, Array], Published]:
+    """The program on the learner's mesh: a list of arrays for each leaf.
 
     With N devices of the learner and T shards of the sampler, an array can be cut
     gcd(N, T) ways on the learner.  Where that is less than T, each of T / gcd arrays
     holds every T / gcd-th shard.
     """
-    shards = jax.tree.leaves(destination)[0].mesh.shape["tensor"]
     devices = learner_mesh.devices.size
-    cuts = math.gcd(devices, shards)
-    split = shards // cuts
-    if split > 1:
+    replica = jax.tree.leaves(destination)[0].mesh.size
+    if devices % replica:
         _log.info(
             "publishing holds 1/%d of the params on every learner device, not 1/%d: "
             "generators.devices = %d does not divide the %d devices of the learner",
-            *(cuts, shards, shards, devices),
+            *(math.gcd(devices, replica), replica, replica, devices),
         )
-    mesh, axes = _cut_mesh(learner_mesh, cuts)
 
     def shard(spec: Any, sharding: NamedSharding) -> list[NamedSharding]:
-        dimension = _cut_dimension(sharding)
-        if dimension is None:
-            return [NamedSharding(mesh, PartitionSpec())]
-        if spec.shape[dimension] % shards:
+        cut = _cut(sharding)
+        if cut is None:
+            return [everywhere]
+        if spec.shape[cut.dimension] % cut.shards:
             raise ValueError(
-                f"generators.devices = {shards} does not divide "
-                f"{spec.axes[dimension]} = {spec.shape[dimension]} of the model; set "
-                f"it to a divisor"
+                f"generators.devices = {replica} does not divide "
+                f"{spec.axes[cut.dimension]} = {spec.shape[cut.dimension]} of the "
+                f"model; set it to a divisor"
             )
-        cut = PartitionSpec(*(None,) * dimension, axes)
-        return [NamedSharding(mesh, cut)] * split
+        mesh, axes = _cut_mesh(learner_mesh, math.gcd(devices, cut.shards))
+        spec = PartitionSpec(*(None,) * cut.dimension, axes)
+        return [NamedSharding(mesh, spec)] * cut.split(devices)
 
-    everywhere: Any = NamedSharding(mesh, PartitionSpec())
+    everywhere: Any = NamedSharding(learner_mesh, PartitionSpec())
     layout = Published(
         params=jax.tree.map(shard, layered_table(arch), destination),
         policy_version=everywhere,
@@ -137,7 +136,7 @@ def _make_stage(
         )
         return Published(
             params=jax.tree.map(
-                lambda leaf, to: _split(leaf, _cut_dimension(to), cuts, split),
+                lambda leaf, to: _split(leaf, _cut(to), devices),
                 copies,
                 destination,
             ),
@@ -145,7 +144,7 @@ def _make_stage(
             checksums=checksums(copies, policy_version),
         )
 
-    return jax.jit(stage, out_shardings=layout), split
+    return jax.jit(stage, out_shardings=layout)
 
 
 def _cut_mesh(mesh: Mesh, cuts: int) -> tuple[Mesh, tuple[str, ...]]:
@@ -167,14 +166,32 @@ def _cut_mesh(mesh: Mesh, cuts: int) -> tuple[Mesh, tuple[str, ...]]:
     return cut_mesh, tuple(f"{axis}_cut" for axis in _CUT_FIRST)
 
 
-def _cut_dimension(sharding: NamedSharding) -> int | None:
-    return sharding.spec.index("tensor") if "tensor" in sharding.spec else None
+class _Cut(NamedTuple):
+    """How the sampler has a leaf: one dimension of it in shards."""
+
+    dimension: int
+    shards: int
+
+    def split(self, devices: int) -> int:
+        """Into how many arrays a learner of so many devices splits the leaf."""
+        return self.shards // math.gcd(devices, self.shards)
 
 
-def _split(leaf: Array, dimension: int | None, cuts: int, split: int) -> list[Array]:
+def _cut(sharding: NamedSharding) -> _Cut | None:
+    for dimension, names in enumerate(sharding.spec):
+        if names is not None:
+            axes = names if isinstance(names, tuple) else (names,)
+            shards = math.prod(sharding.mesh.shape[axis] for axis in axes)
+            return _Cut(dimension, shards)
+    return None
+
+
+def _split(leaf: Array, cut: _Cut | None, devices: int) -> list[Array]:
     """Arrays of which the one numbered j holds the shards j, j + split, ..."""
-    if dimension is None or split == 1:
+    split = 1 if cut is None else cut.split(devices)
+    if cut is None or split == 1:
         return [leaf]
+    dimension, cuts = cut.dimension, cut.shards // split
     before, after = leaf.shape[:dimension], leaf.shape[dimension + 1 :]
     apart = leaf.reshape(*before, cuts, split, -1, *after)
     return [
@@ -185,29 +202,29 @@ def _split(leaf: Array, dimension: int | None, cuts: int, split: int) -> list[Ar
     ]
 
 
-def _send(staged: Published, destination: PyTree, split: int) -> Published:
+def _send(staged: Published, destination: PyTree) -> Published:
     """The same on the sampler's devices; every shard is copied as it is."""
-    mesh = jax.tree.leaves(destination)[0].mesh
-    # Devices that hold the shards of each of the arrays that a leaf was split into.
-    parts = [
-        Mesh(
-            mesh.devices[..., number::split],
-            mesh.axis_names,
-            axis_types=mesh.axis_types,
-        )
-        for number in range(split)
-    ]
 
     def targets(to: NamedSharding, arrays: list[Array]) -> list[NamedSharding]:
-        if len(arrays) == 1:
+        split, cut = len(arrays), _cut(to)
+        if cut is None or split == 1:
             return [to]
-        return [NamedSharding(part, to.spec) for part in parts]
+        # The axes that cut a leaf vary fastest: devices by copies and shards, of which
+        # each array has its own.
+        devices = np.asarray(to.mesh.devices).reshape(-1, cut.shards)
+        spec = PartitionSpec(*(None,) * cut.dimension, "shards")
+        meshes = (
+            Mesh(devices[:, number::split], ("copies", "shards"))
+            for number in range(split)
+        )
+        return [NamedSharding(mesh, spec) for mesh in meshes]
 
     def join(to: NamedSharding, arrays: list[Array]) -> Array:
-        if len(arrays) == 1:
+        cut = _cut(to)
+        if cut is None or len(arrays) == 1:
             return arrays[0]
-        shape, dimension = list(arrays[0].shape), to.spec.index("tensor")
-        shape[dimension] *= len(arrays)
+        shape = list(arrays[0].shape)
+        shape[cut.dimension] *= len(arrays)
         shards = {
             shard.device: shard.data
             for array in arrays
@@ -218,6 +235,7 @@ def _send(staged: Published, destination: PyTree, split: int) -> Published:
             tuple(shape), to, [shards[device] for device in order]
         )
 
+    mesh = jax.tree.leaves(destination)[0].mesh
     everywhere: Any = NamedSharding(mesh, PartitionSpec())
     sent = jax.device_put(
         staged,

@@ -109,13 +109,17 @@ class Architecture:
         """Number of parameters that a token meets: of the experts, those it takes."""
         if self.experts is None:
             return self.num_params
-        of_experts = sum(
+        idle = self.experts.count - self.experts.top_k
+        return self.num_params - self.num_expert_params // self.experts.count * idle
+
+    @functools.cached_property
+    def num_expert_params(self) -> int:
+        """Number of parameters of experts, 0 without any; a shared one's are not."""
+        return sum(
             spec.size
             for spec in jax.tree.leaves(parameter_table(self))
             if spec.axes[:2] == ("layers", "experts")
         )
-        idle = self.experts.count - self.experts.top_k
-        return self.num_params - of_experts // self.experts.count * idle
 
     def flops_per_token(self, context: float, *, head: bool = True) -> float:
         """Forward FLOPs of one token that attends to `context` tokens.

@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from scalerl_jax.parallel.mesh import largest_divisor, over_mesh
+from scalerl_jax.parallel.mesh import ROWS, largest_divisor, over_mesh
 
 MASKED = -1e30  # finite: a row without any key must not make a NaN
 # Names of what a forward pass saves for the backward one, for remat policies.
@@ -30,7 +30,6 @@ MAX_SEGMENTS = 128
 _Carry = Any
 # First key, how many, what was found so far -> what is found with them.
 _Meet = Callable[[Array | int, int, _Carry], _Carry]
-ROWS = ("data", "fsdp")  # mesh axes that cut the rows of a batch
 # Over a mesh: queries keep their part of the row, keys and values come whole.
 QUERIES = PartitionSpec(ROWS, "context", "tensor", None)
 KEYS = PartitionSpec(ROWS, None, "tensor", None)

@@ -22,12 +22,11 @@ from scalerl_jax.model.attention import (
     KEYS,
     MAX_SEGMENTS,
     QUERIES,
-    ROWS,
     SAVED,
     BlockwiseAttention,
     SegmentAttention,
 )
-from scalerl_jax.parallel.mesh import largest_divisor, over_mesh
+from scalerl_jax.parallel.mesh import ROWS, largest_divisor, over_mesh
 
 _LANES = 128  # of a TPU's vector; what the kernel's blocks are multiples of
 _MOST_BLOCK = 512

@@ -14,11 +14,17 @@ nothing has a capacity.  There are three ways to compute it, equal to rounding:
 Selection given (`experts`, -1: none) is replayed, and its gates are still those of
 the logits here, so that the router keeps its gradient.
 
-Over a mesh each device takes its own tokens: it gathers the experts of the one layer
-that it computes over fsdp, and has its part of every expert's inner units over tensor.
+Over a mesh a learner's device has some of the experts (expert), and of their inner
+units (tensor): it gathers the rest of these experts' parts, of the one layer that it
+computes (fsdp), and the tokens of the devices that have other experts (expert), adds up
+what its experts make of them, and hands each device the sums of its own.  That moves
+no more than sending every token to each of its experts, while there are no more such
+devices than experts of a token, and has room for any routing.  A sampler's device has
+whole experts, sees all tokens, and the devices add up what theirs made of them.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,20 +34,26 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, UInt
 
 from scalerl_jax.model.architecture import Architecture, Experts
-from scalerl_jax.model.attention import ROWS
 from scalerl_jax.model.grouped_matmul import Cut, grouped_matmul
 from scalerl_jax.model.layers import CHOSEN, ROUTER, gated, linear, rms_norm
-from scalerl_jax.parallel.mesh import over_mesh
+from scalerl_jax.model.shardings import OF_EXPERTS
+from scalerl_jax.parallel.mesh import ROWS, over_mesh
 from scalerl_jax.types import PyTree
 
 # Tokens decoded together: below the first bound each gathers its own experts, up to
 # the second every expert is computed for all of them.
 GATHERED_BELOW, DENSE_UP_TO = 16, 160
-# How a layer's parameters are cut over a mesh; those for the router are gathered.
-_CUT = {
+# How the params of experts are cut over a learner's mesh, and over a sampler's; those
+# of the router are gathered.
+_LEARNER_CUT = {
     "router": PartitionSpec(),
-    "expert_gate_up": PartitionSpec(None, "fsdp", None, "tensor"),
-    "expert_down": PartitionSpec(None, "tensor", "fsdp"),
+    "expert_gate_up": PartitionSpec("expert", "fsdp", None, "tensor"),
+    "expert_down": PartitionSpec("expert", "tensor", "fsdp"),
+}
+_SAMPLER_CUT = {
+    "router": PartitionSpec(),
+    "expert_gate_up": PartitionSpec(OF_EXPERTS),
+    "expert_down": PartitionSpec(OF_EXPERTS),
 }
 
 
@@ -100,9 +112,9 @@ def expert_feed_forward(
         arch: a decoder with experts.
         x: hidden states, the layer's own norm not yet taken.
         given: experts to take, int32; -1 where the router chooses.
-        decoding: a forward pass of few tokens: the way is chosen by their number.
-        mesh: over which x is cut like a batch, and the parameters by
-            `model.shardings`; None: on one device.
+        decoding: a sampler's pass: the way is chosen by the number of tokens.
+        mesh: over which the parameters are cut by `model.shardings`, and x like a
+            batch if it is a learner's; None: on one device.
 
     Returns:
         The output in the dtype of x, and {"experts": int32 [..., k]}.
@@ -111,15 +123,16 @@ def expert_feed_forward(
     assert experts is not None, "a family with experts says how many"
     mesh = mesh if mesh is not None and mesh.size > 1 else None
     normed = rms_norm(x, layer["ffn_norm"], arch.rms_eps)
-    # [rows, tokens, D] or, of tokens that are decoded together, [tokens, D]
-    cut = PartitionSpec(ROWS, *("context",) * (x.ndim - 2), None)
+    cuts, cut = _SAMPLER_CUT, PartitionSpec()
+    if not decoding:
+        cuts, cut = _LEARNER_CUT, PartitionSpec(ROWS, "context", None)
     chosen_ones = over_mesh(
         mesh,
-        functools.partial(_chosen_ones, experts, decoding, mesh is not None),
-        (_CUT, cut, cut),
+        functools.partial(_chosen_ones, experts, decoding, mesh),
+        (cuts, cut, cut),
         (cut, cut),
     )
-    output, chosen = chosen_ones({name: layer[name] for name in _CUT}, normed, given)
+    output, chosen = chosen_ones({name: layer[name] for name in cuts}, normed, given)
     if experts.shared:
         h = gated(
             linear(normed, layer["shared_gate"]), linear(normed, layer["shared_up"])
@@ -131,25 +144,50 @@ def expert_feed_forward(
 def _chosen_ones(
     experts: Experts,
     decoding: bool,
-    over_devices: bool,
+    mesh: Mesh | None,
     layer: PyTree,
     x: Float[Array, "... D"],
     given: Int[Array, "... k"] | None,
 ) -> tuple[Float[Array, "... D"], Int[Array, "... k"]]:
-    """What the chosen experts make of a device's tokens, and who they are."""
+    """What the chosen experts make of a device's tokens, and who they are.
+
+    Past the gathering, experts are numbered from the device's first; those of other
+    devices have numbers that none of its own has.
+    """
     tokens = x.reshape(-1, x.shape[-1])
     logits = router_logits(tokens, layer["router"])
     if given is not None:
         given = given.reshape(-1, experts.top_k)
     chosen, gates = route(logits, experts, given)
-    way = functools.partial(_grouped, over_devices)
-    if decoding and len(tokens) <= DENSE_UP_TO:
-        way = _gathered if len(tokens) < GATHERED_BELOW else _dense
-    output = way(layer, experts, tokens, chosen, gates)
-    if over_devices:
-        output = jax.lax.psum(output, "tensor")
-    chosen = chosen.reshape(*x.shape[:-1], experts.top_k)
-    return output.astype(x.dtype).reshape(x.shape), chosen
+    shape = (*x.shape[:-1], experts.top_k)
+    if mesh is None:
+        way = _way(len(tokens), decoding=decoding)
+        output = way(layer, experts, tokens, chosen, gates)
+    elif decoding:
+        way = _way(len(tokens), decoding=decoding, alone=False)
+        own = chosen - jax.lax.axis_index(OF_EXPERTS) * len(layer["expert_down"])
+        output = way(layer, experts, tokens, own, gates)
+        output = jax.lax.psum(output, OF_EXPERTS)
+    else:
+        way = functools.partial(_grouped, cuts=(Cut("fsdp", 1), Cut("fsdp", 2)))
+        shards, own, all_gates = mesh.shape["expert"], chosen, gates
+        if shards > 1:
+            tokens, own, all_gates = (
+                jax.lax.all_gather(each, "expert", tiled=True)
+                for each in (tokens, chosen, gates)
+            )
+            own -= jax.lax.axis_index("expert") * len(layer["expert_down"])
+        output = jax.lax.psum(way(layer, experts, tokens, own, all_gates), "tensor")
+        if shards > 1:
+            output = jax.lax.psum_scatter(output, "expert", tiled=True)
+    return output.astype(x.dtype).reshape(x.shape), chosen.reshape(shape)
+
+
+def _way(tokens: int, *, decoding: bool, alone: bool = True) -> Callable[..., Array]:
+    """The cheapest way for so many tokens; copies are made where all experts are."""
+    if not decoding or tokens > DENSE_UP_TO:
+        return _grouped
+    return _gathered if alone and tokens < GATHERED_BELOW else _dense
 
 
 @jax.named_scope(ROUTER)
@@ -174,32 +212,44 @@ def _mixed(outputs: Array, gates: Array, experts: Experts) -> Float[Array, "T D"
 
 
 def _grouped(
-    over_devices: bool,
     layer: PyTree,
     experts: Experts,
     tokens: Array,
     chosen: Array,
     gates: Array,
+    cuts: tuple[Cut | None, Cut | None] = (None, None),
 ) -> Float[Array, "T D"]:
-    """Rows of (token, expert), sorted by expert."""
-    into, out = (Cut("fsdp", 1), Cut("fsdp", 2)) if over_devices else (None, None)
+    """Rows of (token, expert), sorted by expert; those of other devices come last."""
+    into, out = cuts
+    here = len(layer["expert_down"])
     flat = chosen.reshape(-1)
+    if here < experts.count:
+        flat = jnp.where((flat < 0) | (flat >= here), here, flat)
     order = jnp.argsort(flat, stable=True)
     place = jnp.argsort(order)
-    sizes = (flat[:, None] == jnp.arange(experts.count)[None]).sum(
-        axis=0, dtype=jnp.int32
-    )
+    sizes = (flat[:, None] == jnp.arange(here)[None]).sum(axis=0, dtype=jnp.int32)
     rows: Any = _spread(experts.top_k, tokens, order, place)
+    rows = _of_groups(rows, sizes, experts)
     if experts.gate_input:
         sorted_gates = _permuted(gates.reshape(-1), order, place)
         rows = rows * sorted_gates[:, None].astype(rows.dtype)
     gate_up = layer["expert_gate_up"]
     gate_up = gate_up.reshape(*gate_up.shape[:2], -1)
     both: Any = grouped_matmul(rows, gate_up, sizes, "auto", into)
-    h = gated(*jnp.split(both, 2, axis=1))
+    h = gated(*jnp.split(_of_groups(both, sizes, experts), 2, axis=1))
     found = grouped_matmul(h, layer["expert_down"], sizes, "auto", out)
-    found = _permuted(found, place, order)
+    found = _permuted(_of_groups(found, sizes, experts), place, order)
     return _mixed(found.reshape(*chosen.shape, -1), gates, experts)
+
+
+def _of_groups(rows: Any, sizes: Array, experts: Experts) -> Array:
+    """The rows, and zeros for those that no group has: a kernel leaves what was there.
+
+    So does that of the gradient, which is masked the same way.
+    """
+    if len(sizes) == experts.count:
+        return rows
+    return jnp.where((jnp.arange(len(rows)) < sizes.sum())[:, None], rows, 0)
 
 
 def _dense(
@@ -207,9 +257,10 @@ def _dense(
 ) -> Float[Array, "T D"]:
     """All experts for all tokens, those that were not chosen with a gate of 0."""
     dtype = tokens.dtype
-    taken = jnp.arange(experts.count)[:, None, None] == chosen[None]
+    here = len(layer["expert_down"])
+    taken = jnp.arange(here)[:, None, None] == chosen[None]
     all_gates = jnp.where(taken, gates[None], 0.0).sum(axis=2)  # [E, T]
-    inputs = jnp.broadcast_to(tokens[None], (experts.count, *tokens.shape))
+    inputs = jnp.broadcast_to(tokens[None], (here, *tokens.shape))
     if experts.gate_input:
         inputs = inputs * all_gates[..., None].astype(dtype)
     gate_up = layer["expert_gate_up"].astype(dtype)

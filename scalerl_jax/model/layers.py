@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.parallel.mesh import over_mesh
+from scalerl_jax.parallel.mesh import ROWS, SHARDS, over_mesh
 
 # Under a scan nothing is merged across the two passes: a barrier would only cost.
 _remember_inputs = functools.partial(jax.checkpoint, prevent_cse=False)
@@ -22,9 +22,9 @@ CHOSEN, GROUPED = "chosen experts", "grouped"
 # Scope of a router's products, by which they are found in a compiled program.
 ROUTER = "router"
 # How the embedding's table, tokens and the rows that they find are cut over a mesh.
-_TABLE = PartitionSpec("tensor", "fsdp")
-_TOKENS = PartitionSpec(("data", "fsdp"), "context")
-_FOUND = PartitionSpec(("data", "fsdp"), "context", None)
+_TABLE = PartitionSpec("tensor", SHARDS)
+_TOKENS = PartitionSpec(ROWS, "context")
+_FOUND = PartitionSpec(ROWS, "context", None)
 
 
 @jax.custom_vjp
@@ -148,12 +148,12 @@ def embed(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _embed(mesh: Mesh, dtype: DTypeLike, table: Array, tokens: Array) -> Array:
     def local(table: Array, tokens: Array) -> Array:
-        tokens = jax.lax.all_gather(tokens, "fsdp", tiled=True)
+        tokens = jax.lax.all_gather(tokens, SHARDS, tiled=True)
         places, here = _places(table, tokens)
         found = jnp.where(here[..., None], table[places].astype(dtype), 0)
         # The token's row is on one device of the tensor axis: the sum is exact.
         found = jax.lax.psum(found, "tensor")
-        return jax.lax.all_to_all(found, "fsdp", 0, 2, tiled=True)
+        return jax.lax.all_to_all(found, SHARDS, 0, 2, tiled=True)
 
     return over_mesh(mesh, local, (_TABLE, _TOKENS), _FOUND)(table, tokens)
 
@@ -177,8 +177,8 @@ def _embed_backward(
     del dtype
 
     def local(table: Array, tokens: Array, cotangent: Array) -> Array:
-        tokens = jax.lax.all_gather(tokens, "fsdp", tiled=True)
-        columns = jax.lax.all_to_all(cotangent, "fsdp", 2, 0, tiled=True)
+        tokens = jax.lax.all_gather(tokens, SHARDS, tiled=True)
+        columns = jax.lax.all_to_all(cotangent, SHARDS, 2, 0, tiled=True)
         places, here = _places(table, tokens)
         columns = jnp.where(here[..., None], columns.astype(table.dtype), 0)
         summed = jnp.zeros_like(table).at[places].add(columns)

@@ -4,6 +4,9 @@ The mesh has the axes of `parallel.mesh.AXES`.  Cuts that would be uneven are
 refused here, before anything is compiled, instead of being padded.
 """
 
+import math
+from collections.abc import Iterable, Sequence
+
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
@@ -14,21 +17,24 @@ from scalerl_jax.model.architecture import (
     layered_table,
     parameter_table,
 )
+from scalerl_jax.parallel.mesh import ROWS, SHARDS, Device, make_mesh
 from scalerl_jax.types import PyTree
 
-# Logical axis of a `ParamSpec` -> mesh axis that cuts it; None: not cut.
-MESH_AXES: dict[str, str | None] = {
-    "vocab": "tensor",
-    "hidden": "fsdp",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "ffn": "tensor",
-    "experts": None,
-    "router": None,
-    "pair": None,
-    "layers": None,
-    "width": None,
-    "head_dim": None,
+OF_EXPERTS = ("expert", "tensor")  # axes that divide experts in the sampler
+
+# Logical axis of a `ParamSpec` -> mesh axes that cut it.
+MESH_AXES: dict[str, tuple[str, ...]] = {
+    "vocab": ("tensor",),
+    "hidden": SHARDS,
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "ffn": ("tensor",),
+    "experts": ("expert",),
+    "router": (),
+    "pair": (),
+    "layers": (),
+    "width": (),
+    "head_dim": (),
 }
 
 
@@ -45,22 +51,38 @@ def param_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
         for dimension, (axis, extent) in enumerate(
             zip(spec.axes, spec.shape, strict=True)
         ):
-            mesh_axis = MESH_AXES[axis]
-            if mesh_axis is None:
+            cut = _cut(spec, axis)
+            if not cut:
                 continue
-            shards, count = mesh.shape[mesh_axis], pieces.get(axis, extent)
+            shards, count = _size(mesh, cut), pieces.get(axis, extent)
             if count % shards:
                 name = jax.tree_util.keystr(path, simple=True, separator="/")
                 raise ValueError(
-                    f"mesh.{mesh_axis} = {shards} does not divide dimension "
+                    f"mesh.{cut[0]} = {shards} does not divide dimension "
                     f"{dimension} of parameter {name}: {axis} = {count}; "
-                    f"set mesh.{mesh_axis} to a divisor of {count}"
+                    f"set mesh.{cut[0]} to a divisor of {count}"
                 )
-        return NamedSharding(
-            mesh, PartitionSpec(*(MESH_AXES[axis] for axis in spec.axes))
-        )
+        return NamedSharding(mesh, _spec(_cut(spec, axis) for axis in spec.axes))
 
     return jax.tree_util.tree_map_with_path(shard, parameter_table(arch))
+
+
+def _cut(spec: ParamSpec, axis: str) -> tuple[str, ...]:
+    """Mesh axes that cut an axis of a parameter; no axis cuts two of them."""
+    cut = MESH_AXES[axis]
+    if axis != "experts" and "experts" in spec.axes:
+        return tuple(name for name in cut if name not in MESH_AXES["experts"])
+    return cut
+
+
+def _spec(cuts: Iterable[tuple[str, ...]]) -> PartitionSpec:
+    return PartitionSpec(
+        *(cut[0] if len(cut) == 1 else cut or None for cut in cuts),
+    )
+
+
+def _size(mesh: Mesh, axes: Iterable[str]) -> int:
+    return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def layered_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
@@ -73,13 +95,56 @@ def layered_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
     return table | {"layers": (layer,) * arch.num_layers}
 
 
+def sampler_tensor(arch: Architecture, devices: int) -> int:
+    """Among how many of a replica's devices the kv heads are divided.
+
+    Among all; a mixture may have more devices than kv heads, for each of them has
+    other experts, and the rest of the model is then there several times.
+
+    Raises:
+        ValueError: kv heads, or the experts, cannot be divided so.
+    """
+    if not is_divisible(arch, devices):
+        count, what = _divided(arch)
+        raise ValueError(
+            f"generators.devices = {devices} cannot share the {count} {what} of the "
+            f"model evenly; use a divisor"
+        )
+    return math.gcd(arch.num_kv_heads, devices)
+
+
+def is_divisible(arch: Architecture, devices: int) -> bool:
+    """Return whether a replica of so many devices can be made."""
+    return _divided(arch)[0] % devices == 0
+
+
+def _divided(arch: Architecture) -> tuple[int, str]:
+    experts = arch.experts
+    return (experts.count, "experts") if experts else (arch.num_kv_heads, "kv heads")
+
+
+def sampler_mesh(arch: Architecture, devices: Sequence[Device]) -> Mesh:
+    """The mesh of a replica: see `sampler_tensor`, which may refuse."""
+    tensor = sampler_tensor(arch, len(devices))
+    copies = len(devices) // tensor
+    return make_mesh(devices, fsdp=copies, expert=copies, tensor=tensor)
+
+
 def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
-    """A `NamedSharding` per parameter of `layered_table`, cut over "tensor" alone."""
+    """A `NamedSharding` per parameter of `layered_table`, on a `sampler_mesh`.
+
+    Whole experts are divided among all devices; all else is cut over "tensor" alone.
+    """
 
     def shard(spec: ParamSpec) -> NamedSharding:
-        axes = (MESH_AXES[axis] for axis in spec.axes)
-        names = (axis if axis == "tensor" else None for axis in axes)
-        return NamedSharding(mesh, PartitionSpec(*names))
+        if "experts" in spec.axes:
+            cuts = (OF_EXPERTS if axis == "experts" else () for axis in spec.axes)
+        else:
+            cuts = (
+                tuple(name for name in MESH_AXES[axis] if name == "tensor")
+                for axis in spec.axes
+            )
+        return NamedSharding(mesh, _spec(cuts))
 
     return jax.tree.map(shard, layered_table(arch))
 
@@ -96,5 +161,5 @@ def sampler_layout(arch: Architecture, *, dtype: DTypeLike, mesh: Mesh) -> PyTre
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Sharding of a microbatch [R, S]: rows over data and fsdp, S over context."""
-    return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "context"))
+    """Sharding of a microbatch [R, S]: R over replicas and shards, S over context."""
+    return NamedSharding(mesh, PartitionSpec(ROWS, "context"))

@@ -36,6 +36,7 @@ from scalerl_jax.model.layers import (
     rotate,
     rotations,
 )
+from scalerl_jax.parallel.mesh import ROWS
 from scalerl_jax.types import PyTree, Sharing
 
 _INIT_STD = 0.02
@@ -266,13 +267,13 @@ def _unscanned(
 
 
 def cut_rows(x: Float[Array, "R S D"], mesh: Mesh | None) -> Float[Array, "R S D"]:
-    """Hidden states, cut as a batch is: rows over data and fsdp, tokens over context.
+    """Hidden states cut as a batch: rows over replicas and shards, tokens over context.
 
     Said between two layers, it keeps the compiler from cutting hidden units instead.
     """
     if mesh is None:
         return x
-    sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "context", None))
+    sharding = NamedSharding(mesh, PartitionSpec(ROWS, "context", None))
     return jax.lax.with_sharding_constraint(x, sharding)
 
 

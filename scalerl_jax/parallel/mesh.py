@@ -1,10 +1,11 @@
 """Device meshes: who trains, who samples, and along which axes arrays are cut.
 
-A mesh has the four axes of `AXES`, of size 1 where they are not used, so that no
-caller asks which of them exist.  What is cut along them is said in
+A mesh has the axes of `AXES`, of size 1 where they are not used, so that no caller
+asks which of them exist.  What is cut along them is said in
 `model.shardings`; nothing here knows a parameter.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -13,8 +14,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 Device = Any  # a jax.Device, a name that type checkers take for a variable
-# Replicas of the state, its shards, shards of a row's tokens, and of heads.
-AXES = ("data", "fsdp", "context", "tensor")
+# Replicas of the state, its shards (two axes, the second of which has other experts
+# in every place), shards of a row's tokens, and of heads.
+AXES = ("data", "fsdp", "expert", "context", "tensor")
+SHARDS = ("fsdp", "expert")
+ROWS = ("data", *SHARDS)  # that cut the rows of a batch
 
 
 def make_mesh(
@@ -22,22 +26,31 @@ def make_mesh(
     *,
     data: int = 1,
     fsdp: int = 1,
+    expert: int = 1,
     context: int = 1,
     tensor: int = 1,
 ) -> Mesh:
     """A mesh of all `devices`, in their order, with the axes of `AXES`.
 
-    `tensor` varies fastest: neighbours in the list exchange the most.  The axes are
-    Auto: `jax.make_mesh` makes Explicit ones, under which `jax.jit` refuses
-    programs that leave the layout of intermediate values to the compiler.
+    There are `fsdp` shards of the state, on the mesh's axes "fsdp" and "expert"
+    together: experts are divided among `expert` of them.  `tensor` varies fastest:
+    neighbours in the list exchange the most.  The axes are Auto: `jax.make_mesh` makes
+    Explicit ones, under which `jax.jit` refuses programs that leave the layout of
+    intermediate values to the compiler.
 
     Raises:
-        ValueError: the devices are not data * fsdp * context * tensor.
+        ValueError: the devices are not data * fsdp * context * tensor, or `expert`
+            does not divide `fsdp`.
     """
-    shape = (data, fsdp, context, tensor)
-    for axis, size in zip(AXES, shape, strict=True):
+    sizes = (data, fsdp, expert, context, tensor)
+    for axis, size in zip(AXES, sizes, strict=True):
         if size < 1:
             raise ValueError(f"mesh.{axis} = {size} must be above 0")
+    if fsdp % expert:
+        raise ValueError(
+            f"mesh.expert = {expert} does not divide mesh.fsdp = {fsdp}, the shards "
+            f"among which experts are divided; set it to a divisor"
+        )
     wanted = data * fsdp * context * tensor
     if len(devices) != wanted:
         raise ValueError(
@@ -47,10 +60,17 @@ def make_mesh(
             f"or hand over {wanted}"
         )
     return Mesh(
-        np.asarray(devices, dtype=object).reshape(shape),
+        np.asarray(devices, dtype=object).reshape(
+            data, fsdp // expert, expert, context, tensor
+        ),
         AXES,
         axis_types=(AxisType.Auto,) * len(AXES),
     )
+
+
+def num_shards(mesh: Mesh) -> int:
+    """Return how many shards of the state there are."""
+    return math.prod(mesh.shape[axis] for axis in SHARDS)
 
 
 def compiler_options(

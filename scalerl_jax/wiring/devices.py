@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.shardings import is_divisible, sampler_mesh, sampler_tensor
 from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
 
 _log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def fit_devices(
         learner = mesh.num_devices
         each = _fitting(each, learner, arch)
         count = count or learner // each
-    check_kv_heads(arch, each)
+    sampler_tensor(arch, each)
     return dataclasses.replace(
         config,
         mesh=mesh,
@@ -125,11 +126,9 @@ def _most_shards(config: Config, arch: Architecture, left: int) -> tuple[int, in
 def _fitting(each: int, learner: int, arch: Architecture) -> int:
     """Return how many of the learner's devices a replica shares, at most `each`."""
     most = max(
-        count
-        for count in range(1, min(each, learner) + 1)
-        if arch.num_kv_heads % count == 0
+        count for count in range(1, min(each, learner) + 1) if is_divisible(arch, count)
     )
-    if most < each and arch.num_kv_heads % each == 0:
+    if most < each and is_divisible(arch, each):
         _log.info(
             "generators.devices = %d and the learner do not fit side by side: each "
             "replica runs on %d of the learner's %d devices, between its programs",
@@ -137,15 +136,6 @@ def _fitting(each: int, learner: int, arch: Architecture) -> int:
         )
         return most
     return each
-
-
-def check_kv_heads(arch: Architecture, devices: int) -> None:
-    """Refuse a number of devices that kv heads cannot be shared among."""
-    if arch.num_kv_heads % devices:
-        raise ValueError(
-            f"generators.devices = {devices} cannot share the {arch.num_kv_heads} kv "
-            f"heads of the model evenly; use a divisor"
-        )
 
 
 def make_meshes(
@@ -166,7 +156,7 @@ def make_meshes(
     )
     axes = {name: getattr(config.mesh, name) for name in AXES}
     return make_mesh(learner, **axes), tuple(
-        make_mesh(own, tensor=len(own)) for own in replicas
+        sampler_mesh(arch, own) for own in replicas
     )
 
 

@@ -17,9 +17,9 @@ from scalerl_jax.evaluate.evaluation import summarize
 from scalerl_jax.exchange import Link
 from scalerl_jax.generation.replica import Replica, ReplicaDesk, ThreadLink
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.shardings import sampler_layout
+from scalerl_jax.model.shardings import sampler_layout, sampler_mesh
 from scalerl_jax.parallel.channels import Channel, Parcel, Reference
-from scalerl_jax.parallel.mesh import Device, make_mesh
+from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.parallel.offers import Publication
 from scalerl_jax.parallel.publication import Published, checksums
 from scalerl_jax.parallel.receiving import Receiver
@@ -113,7 +113,7 @@ def make_remote_replica(
 
     Its verifiers are closed with `opened`.
     """
-    mesh = make_mesh(devices, tensor=len(devices))
+    mesh = sampler_mesh(arch, devices)
     tokenizer = make_checked_tokenizer(config, arch)
     parts = GeneratorParts(
         config=config, tokenizer=tokenizer, held_out=held_out, progress=Progress()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_mesh import mesh_of
 
 from scalerl_jax.learner.logprobs import Head, pointwise_loss, token_logprobs
-from scalerl_jax.parallel.mesh import AXES, make_mesh
 
 torch = pytest.importorskip("torch")
 
@@ -32,12 +32,8 @@ MESHES = [
     (1, 2, 2, 2),
     (2, 1, 2, 2),
     (1, 4, 2, 1),
+    (1, 8, 1, 1, 4),
 ]
-
-
-def mesh_of(shape):
-    devices = jax.devices()[: int(np.prod(shape))]
-    return make_mesh(devices, **dict(zip(AXES, shape, strict=True)))
 
 
 def head_of(**options):

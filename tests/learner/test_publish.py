@@ -10,7 +10,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from small_model import small_architecture
 
 from scalerl_jax.learner.publish import make_publish
-from scalerl_jax.model.shardings import param_shardings, sampler_shardings
+from scalerl_jax.model.architecture import Experts
+from scalerl_jax.model.shardings import (
+    param_shardings,
+    sampler_mesh,
+    sampler_shardings,
+)
 from scalerl_jax.model.transformer import abstract_params, unstack_layers
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.parallel.publication import checksums, receive
@@ -116,6 +121,57 @@ def test_shards_reach_the_sampler_bit_for_bit_and_not_through_the_host(case):
     query = received["layers"][1]["query"].addressable_shards[0].data
     assert query.shape == (16, 32 // shards)  # whole heads, and nothing over fsdp
     assert not buffers(received) & buffers(params)
+
+
+MIXTURE = small_architecture(
+    family="qwen3_moe",
+    num_heads=4,
+    num_kv_heads=2,
+    experts=Experts(count=8, top_k=2, gate="normalized"),
+)
+
+
+@pytest.mark.parametrize(
+    "learner, axes, sampler",
+    [
+        ((0, 4), dict(fsdp=4, expert=2), (4, 8)),
+        ((0, 2), dict(fsdp=2), (4, 8)),
+        ((0, 8), dict(fsdp=8, expert=4), (0, 8)),
+        ((0, 3), dict(data=3), (4, 8)),
+    ],
+)
+def test_whole_experts_reach_more_devices_than_there_are_kv_heads(
+    learner, axes, sampler
+):
+    params = jax.tree.map(
+        lambda leaf: np.random.default_rng(0).normal(size=leaf.shape).astype("float32"),
+        abstract_params(MIXTURE, dtype=jnp.float32),
+    )
+    learner_mesh = make(*learner, **axes)
+    mesh = sampler_mesh(MIXTURE, jax.devices()[slice(*sampler)])
+    publish = make_publish(
+        MIXTURE,
+        dtype=jnp.dtype("bfloat16"),
+        learner_mesh=learner_mesh,
+        sampler_mesh=mesh,
+    )
+    own = jax.device_put(params, param_shardings(MIXTURE, learner_mesh))
+    version = number(learner_mesh, 3)
+    with (
+        jax.transfer_guard_device_to_host("disallow_explicit"),
+        jax.transfer_guard_host_to_device("disallow_explicit"),
+    ):
+        published = publish(own, version)
+    received = receive(published, policy_version=3)
+    layouts = sampler_shardings(MIXTURE, mesh)
+    wanted = unstack_layers(params, MIXTURE)
+    for leaf, sharding, original in zip(
+        *map(jax.tree.leaves, (received, layouts, wanted)), strict=True
+    ):
+        assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+        np.testing.assert_array_equal(leaf, original.astype("bfloat16"))
+    down = received["layers"][0]["expert_down"].addressable_shards[0].data
+    assert len(down) == MIXTURE.experts.count // mesh.size
 
 
 def test_the_guard_finds_what_goes_through_the_host():

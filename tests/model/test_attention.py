@@ -10,19 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_mesh import mesh_of
 
 from scalerl_jax.model.attention import BlockwiseAttention
-from scalerl_jax.parallel.mesh import AXES, make_mesh
 
 ROWS, LENGTH, HEADS, KV_HEADS, DIM = 4, 24, 4, 2, 8
 SHAPES = dict(rows=ROWS, length=LENGTH, heads=HEADS, kv_heads=KV_HEADS, dim=DIM)
 # Scores and gradients are of size 1 to 10, and sums of at most 24 * 8 products.
 CLOSE = dict(rtol=1e-5, atol=1e-5)
-
-
-def mesh_of(shape):
-    devices = jax.devices()[: int(np.prod(shape))]
-    return make_mesh(devices, **dict(zip(AXES, shape, strict=True)))
 
 
 @functools.cache

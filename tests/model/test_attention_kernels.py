@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_mesh import mesh_of
 from small_model import small_architecture
 
 from scalerl_jax.model.attention import BlockwiseAttention
@@ -21,14 +22,8 @@ from scalerl_jax.model.attention_kernels import (
     choose_attention,
     segment_places,
 )
-from scalerl_jax.parallel.mesh import AXES, make_mesh
 
 LENGTH, HEADS = 256, 4
-
-
-def mesh_of(shape, devices=None):
-    devices = devices or jax.devices()[: int(np.prod(shape))]
-    return make_mesh(devices, **dict(zip(AXES, shape, strict=True)))
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])

@@ -2,11 +2,14 @@
 
 import dataclasses
 import functools
+import itertools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_mesh import mesh_of
 from small_model import small_architecture
 
 from scalerl_jax.model import ffn_moe
@@ -14,6 +17,7 @@ from scalerl_jax.model.architecture import ARCHITECTURES, Experts
 from scalerl_jax.model.shardings import (
     batch_sharding,
     param_shardings,
+    sampler_mesh,
     sampler_shardings,
 )
 from scalerl_jax.model.transformer import (
@@ -268,23 +272,37 @@ def output_and_gradient(params, tokens, arch, mesh=None, remat="none"):
     return jax.grad(loss, has_aux=True)(params)
 
 
-@pytest.mark.parametrize(
-    "name, axes",
-    [
-        ("qwen3", dict(fsdp=4, tensor=2)),
-        ("qwen3", dict(data=2, context=2, tensor=2)),
-        ("llama4", dict(data=2, fsdp=2, context=2)),
-    ],
-    ids=str,
-)
+# Two kv heads, four experts, eight devices, in all ways.
+WAYS = [
+    (*shape, expert)
+    for shape in itertools.product((1, 2, 4, 8), repeat=4)
+    for expert in (1, 2, 4)
+    if math.prod(shape) == 8 and shape[3] <= 2 and shape[1] % expert == 0
+]
+SOME = [(1, 4, 1, 2, 2), (2, 1, 2, 2, 1), (1, 8, 1, 1, 4), (2, 2, 2, 1, 2)]
+
+
+@pytest.mark.parametrize("shape", SOME, ids=str)
+@pytest.mark.parametrize("name", ["qwen3", "llama4"])
 def test_a_mesh_has_the_output_and_the_gradient_of_one_device(
-    random_params, name, axes
+    random_params, name, shape
 ):
-    arch = MIXTURES[name]
+    same_on_a_mesh(random_params, MIXTURES[name], shape)
+
+
+@pytest.mark.slow  # a compilation each
+@pytest.mark.parametrize("name", ["qwen3", "llama4"])
+def test_every_mesh_has_the_output_and_the_gradient_of_one_device(random_params, name):
+    for shape in sorted(set(WAYS) - set(SOME)):
+        same_on_a_mesh(random_params, MIXTURES[name], shape)
+
+
+def same_on_a_mesh(random_params, arch, shape):
+    arch = dataclasses.replace(arch, experts=dataclasses.replace(arch.experts, count=4))
     params = random_params(arch)
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 16, (8, 6)))
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 16, (8, 8)))
     wanted, (hidden, chosen) = output_and_gradient(params, tokens, arch)
-    mesh = make_mesh(jax.devices(), **axes)
+    mesh = mesh_of(shape)
     found, (ours, taken) = output_and_gradient(
         jax.device_put(params, param_shardings(arch, mesh)),
         jax.device_put(tokens, batch_sharding(mesh)),
@@ -299,12 +317,41 @@ def test_a_mesh_has_the_output_and_the_gradient_of_one_device(
         np.testing.assert_allclose(mine / scale, theirs / scale, atol=2e-6)
 
 
-# Numbers of tokens that are gathered, dense and grouped.
+def test_experts_are_divided_among_devices(random_params):
+    arch = dataclasses.replace(ARCH, experts=dataclasses.replace(SOFTMAX, count=4))
+    mesh = make_mesh(jax.devices(), fsdp=8, expert=4)
+    params = jax.device_put(random_params(arch), param_shardings(arch, mesh))
+    layers = params["layers"]
+    own = {name: leaf.addressable_shards[0].data.shape for name, leaf in layers.items()}
+    wide, inner = arch.hidden_size, arch.ffn_size
+    assert own["expert_gate_up"] == (arch.num_layers, 1, wide // 2, 2, inner)
+    assert own["expert_down"] == (arch.num_layers, 1, inner, wide // 2)
+    assert own["query"][1] == wide // 8  # all else as without the axis
+
+
+def test_experts_that_an_axis_does_not_divide_are_refused_in_a_line():
+    mesh = make_mesh(jax.devices()[:2], fsdp=2, expert=2)
+    said = "mesh.expert = 2 does not divide dimension 1 .* experts = 5; set mesh.expert"
+    with pytest.raises(ValueError, match=said):
+        param_shardings(ARCH, mesh)
+    with pytest.raises(
+        ValueError, match="mesh.expert = 2 does not divide mesh.fsdp = "
+    ):
+        make_mesh(jax.devices()[:3], fsdp=3, expert=2)
+    with pytest.raises(ValueError, match="generators.devices = 4 .* the 5 experts"):
+        sampler_mesh(ARCH, jax.devices()[:4])
+
+
+# Numbers of tokens: few, computed by all experts, and grouped; devices of two kv heads.
 @pytest.mark.parametrize("count", [3, 40, 200])
-def test_a_samplers_devices_share_the_inner_units(mixture, count):
-    arch, params = mixture
-    layer, x = first_layer(params), states(count, arch)
-    mesh = make_mesh(jax.devices()[:2], tensor=2)
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_samplers_devices_share_the_experts(random_params, name, count, devices):
+    arch = MIXTURES[name]
+    arch = dataclasses.replace(arch, experts=dataclasses.replace(arch.experts, count=8))
+    layer, x = first_layer(random_params(arch)), states(count, arch)
+    mesh = sampler_mesh(arch, jax.devices()[:devices])
+    assert mesh.shape["tensor"] == 2 and mesh.shape["expert"] == devices // 2
     cut = sampler_shardings(arch, mesh)["layers"][0]
     wanted, chosen = ffn_moe.expert_feed_forward(layer, arch, x, decoding=True)
     found, said = jax.jit(

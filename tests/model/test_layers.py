@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_mesh import mesh_of
 
 from scalerl_jax.model.layers import embed, gated, linear, rms_norm, rotate, rotations
-from scalerl_jax.parallel.mesh import AXES, make_mesh
 
 FREQUENCIES = jnp.array([1.0, 0.3, 0.1, 0.03])
 POSITIONS = jnp.array([[0, 1, 2, 0, 1], [7, 8, 500, 501, 0]])
@@ -130,6 +130,7 @@ MESHES = [
     (1, 1, 2, 4),
     (2, 2, 1, 2),
     (1, 2, 2, 2),
+    (1, 4, 1, 2, 2),
 ]
 every_mesh = pytest.mark.parametrize("shape", MESHES, ids=str)
 
@@ -138,8 +139,7 @@ def run(shape, table, *, dtype, cotangent=COTANGENT):
     """Rows found, and the gradient of the table."""
     mesh = None
     if shape:
-        devices = jax.devices()[: int(np.prod(shape))]
-        mesh = make_mesh(devices, **dict(zip(AXES, shape, strict=True)))
+        mesh = mesh_of(shape)
 
     @jax.jit
     def forward_and_back(table, cotangent):
@@ -178,7 +178,7 @@ def test_bfloat16_rows_of_a_float32_table_are_summed_in_float32(shape):
 
 def test_the_table_never_travels():
     """What devices exchange has no axis of the vocabulary."""
-    mesh = make_mesh(jax.devices(), data=2, fsdp=2, tensor=2)
+    mesh = mesh_of((2, 2, 1, 2))
     sharding = jax.NamedSharding(mesh, jax.P("tensor", "fsdp"))
     table = jax.ShapeDtypeStruct((50_000, 64), jnp.float32, sharding=sharding)
     lookup = jax.jit(

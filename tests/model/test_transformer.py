@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_mesh import mesh_of
 from small_model import small_architecture
 
 from scalerl_jax.model.architecture import ARCHITECTURES, RopeScaling
@@ -27,7 +28,6 @@ from scalerl_jax.model.transformer import (
     unstack_layers,
 )
 from scalerl_jax.model.weights import load_params
-from scalerl_jax.parallel.mesh import AXES, make_mesh
 
 ARCH = small_architecture(vocab_size=32)
 LOOSE_ROWS = np.random.default_rng(0).integers(0, ARCH.vocab_size, (3, 9))
@@ -388,7 +388,7 @@ def test_abstract_parameters_describe_the_real_ones(params):
 
 @pytest.mark.parametrize("shape", [(2, 2, 1, 2), (1, 2, 2, 2)], ids=str)
 def test_eight_devices_compute_what_one_does(params, shape):
-    mesh = make_mesh(jax.devices(), **dict(zip(AXES, shape, strict=True)))
+    mesh = mesh_of(shape)
     tokens = np.random.default_rng(0).integers(0, ARCH.vocab_size, (4, 10))
     positions = np.broadcast_to(np.arange(10), tokens.shape)
     segment_ids = np.where(np.arange(10) < 5, 1, 2) * np.ones_like(tokens)

@@ -1,5 +1,7 @@
 """Meshes and the split of the device list."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -10,14 +12,22 @@ from scalerl_jax.parallel.mesh import AXES, make_mesh, split_devices
 def test_tensor_neighbours_are_neighbours_in_the_device_list():
     devices = jax.devices()[:8]
     mesh = make_mesh(devices, data=2, fsdp=2, tensor=2)
-    assert mesh.axis_names == ("data", "fsdp", "context", "tensor")
-    assert mesh.devices[0, 0, 0].tolist() == devices[:2]
+    assert mesh.axis_names == ("data", "fsdp", "expert", "context", "tensor")
+    assert mesh.devices[0, 0, 0, 0].tolist() == devices[:2]
     assert mesh.devices[0].ravel().tolist() == devices[:4]
 
 
 def test_axes_that_are_not_asked_for_have_size_1():
     mesh = make_mesh(jax.devices()[:2], context=2)
-    assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "context": 2, "tensor": 1}
+    assert mesh.shape["context"] == 2 and math.prod(mesh.devices.shape) == 2
+
+
+def test_parts_of_experts_are_a_part_of_the_shards():
+    devices = jax.devices()[:8]
+    mesh = make_mesh(devices, data=2, fsdp=4, expert=2)
+    assert (mesh.shape["fsdp"], mesh.shape["expert"]) == (2, 2)
+    assert mesh.devices[0, 0].ravel().tolist() == devices[:2]
+    assert mesh.devices[0].ravel().tolist() == devices[:4]
 
 
 def test_plain_jit_looks_up_rows_of_a_table_that_is_cut_both_ways():

@@ -125,6 +125,7 @@ class RunMonitor:
         self._progress = run.progress
         self._profile = StepProfile(config.tracking.profile_steps, writer.tensorboard)
         self._skipped = 0  # steps in all
+        self._dead = 0  # experts at the last step
         self._skipped_in_row = 0
         self._pass_rate = float("nan")
         self._last_s = time.monotonic()
@@ -385,6 +386,14 @@ class RunMonitor:
                 f"were cut off at the length limit (train.cut_off_warning_share = "
                 f"{limit:.0%}); in ScaleRL's runs this came before a collapse"
             )
+        dead = row.get("experts/dead", 0)
+        if dead and dead != self._dead:
+            self._progress.note(
+                f"warning: {dead:.0f} experts, of all layers, took no token of this "
+                f"batch (experts/dead in metrics.jsonl); objective.expert_bias_rate or "
+                f"objective.expert_balance would bring them back"
+            )
+        self._dead = dead
 
     def lacks_evaluation(self, version: int) -> bool:
         """Return whether one is due at this version, and is not on file."""

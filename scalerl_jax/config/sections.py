@@ -374,6 +374,17 @@ class ObjectiveConfig:
         "it; of mixtures only",
         "R3, 2510.11370",
     )
+    expert_balance: NotNegative = setting(
+        0.0,
+        "of an auxiliary loss that evens out how many tokens a mixture's experts take",
+        "Switch Transformers, 2101.03961: 0.01",
+    )
+    expert_bias_rate: NotNegative = setting(
+        0.0,
+        "what a step adds to, or takes from, the bias with which an expert is chosen, "
+        "by how many tokens it took; 0: there is no bias",
+        "DeepSeek-V3, 2412.19437: 0.001",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

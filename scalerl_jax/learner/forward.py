@@ -53,10 +53,11 @@ class Forward:
 
     def hidden(self, params: PyTree, batch: PackedBatch) -> Float[Array, "R S D"]:
         """Final hidden states, where the targets are predicted."""
-        hidden, _ = self.states(params, batch)
-        return hidden[:, hidden.shape[1] - batch.targets.shape[1] :]
+        return _of_targets(self.states(params, batch)[0], batch)
 
-    def states(self, params: PyTree, batch: PackedBatch) -> tuple[Array, Said]:
+    def states(
+        self, params: PyTree, batch: PackedBatch, *, with_scores: bool = False
+    ) -> tuple[Array, Said]:
         """Final hidden states of all tokens, and what the layers say."""
         experts = None
         if batch.experts is not None:
@@ -76,21 +77,28 @@ class Forward:
             sharing=batch.sharing,
             scan_layers=self.scan_layers,
             experts=experts,
+            with_scores=with_scores,
         )
 
     def logprobs(
         self, params: PyTree, batch: PackedBatch
     ) -> tuple[Float[Array, "R S"], Float[Array, "R S"]]:
         """Log-probability of every target and the entropies, in nats."""
-        hidden = self.hidden(params, batch)
+        return self.logprobs_of(self.states(params, batch)[0], params, batch)
+
+    def logprobs_of(
+        self, states: Array, params: PyTree, batch: PackedBatch
+    ) -> tuple[Float[Array, "R S"], Float[Array, "R S"]]:
+        """As `logprobs`, from what `states` has returned first."""
+        hidden = _of_targets(states, batch)
         return token_logprobs(hidden, head_weights(params), batch.targets, self.head)
 
-    def loss(
-        self, params: PyTree, batch: PackedBatch, pointwise: Pointwise
+    def loss_of(
+        self, states: Array, params: PyTree, batch: PackedBatch, pointwise: Pointwise
     ) -> tuple[Float[Array, ""], Float[Array, "R S"], Float[Array, "R S"]]:
-        """Sum of a loss that each token has for itself, and as `logprobs`."""
+        """Sum of a loss that each token has for itself, and as `logprobs_of`."""
         return pointwise_loss(
-            self.hidden(params, batch),
+            _of_targets(states, batch),
             head_weights(params),
             batch.targets,
             # All that there is one of for each target.
@@ -105,6 +113,10 @@ class Forward:
             pointwise,
             self.head,
         )
+
+
+def _of_targets(states: Array, batch: PackedBatch) -> Float[Array, "R S D"]:
+    return states[:, states.shape[1] - batch.targets.shape[1] :]
 
 
 def read_forward(batch: PackedBatch) -> PackedBatch:

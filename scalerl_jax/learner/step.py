@@ -29,10 +29,29 @@ from scalerl_jax.learner.optimizer import (
     round_stochastically,
 )
 from scalerl_jax.model.shardings import batch_sharding
+from scalerl_jax.model.transformer import Said
 from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.types import PackedBatch, PyTree, Tokens
 
 Scalars = dict[str, Float[Array, ""]]
+TAKEN = "experts taken"  # name, among the sums, of what `Balance` counts
+
+
+@runtime_checkable
+class Balance(Protocol):
+    """What evens out the experts of a mixture, `learner.balance.Evening`."""
+
+    def __call__(self, said: Said, batch: PackedBatch) -> tuple[Array, Array]:
+        """Return a microbatch's loss, and how many choices [L, E] fell on each."""
+        ...
+
+    def adjust(self, params: Any, taken: Array, *, old: Any) -> None:
+        """Make the biases of new params from the old ones and a step's choices."""
+        ...
+
+    def metrics(self, taken: Array) -> Scalars:
+        """Return the metrics of a step's choices."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,25 +216,36 @@ def state_layout(
 
 
 def make_accumulate(
-    forward: Forward, objective: Objective, *, frozen: Sequence[str] = ()
+    forward: Forward,
+    objective: Objective,
+    *,
+    frozen: Sequence[str] = (),
+    balance: Balance | None = None,
 ) -> Accumulate:
     """Make what adds a microbatch [R, S] to what its step has accumulated.
 
         loss = sum over all tokens of weights * objective
 
     The weights are those of the global batch, so the sum over microbatches is the
-    loss itself, however the batch was cut.  `frozen` are patterns of `frozen_params`.
+    loss itself, however the batch was cut.  `frozen` are patterns of `frozen_params`;
+    `balance` adds a loss of a mixture's router, and counts whom tokens chose.
     """
 
     def microbatch_loss(
         params: PyTree, batch: PackedBatch
     ) -> tuple[Array, tuple[Scalars, Scalars]]:
+        states, said = forward.states(params, batch, with_scores=balance is not None)
         if objective.elementwise:
-            loss, logprobs, entropy = forward.loss(params, batch, objective.weighted)
+            weighted = objective.weighted
+            loss, logprobs, entropy = forward.loss_of(states, params, batch, weighted)
         else:
-            logprobs, entropy = forward.logprobs(params, batch)
+            logprobs, entropy = forward.logprobs_of(states, params, batch)
             loss = objective.weighted(logprobs, entropy, batch).sum()
-        return loss, objective.measured(logprobs, entropy, batch)
+        sums, maxima = objective.measured(logprobs, entropy, batch)
+        if balance is not None:
+            more, taken = balance(said, batch)
+            loss, sums = loss + more, sums | {TAKEN: taken}
+        return loss, (sums, maxima)
 
     return accumulating(microbatch_loss, frozen=frozen)
 
@@ -254,6 +284,7 @@ def make_update(
     *,
     stochastic_rounding: bool = False,
     reference_every: int = 0,
+    balance: Balance | None = None,
     summarize: Callable[[Scalars, Scalars], Scalars] = summarize,
 ) -> Update:
     """Make the optimizer's part: a new state and the metrics of the step.
@@ -261,8 +292,8 @@ def make_update(
     A step whose loss or gradient is not finite leaves the state as it was; the metric
     "skipped" is then 1.  The update itself is float32; params of a narrower dtype are
     rounded to nearest, or up and down at random with the right mean.  Every
-    `reference_every` steps (0: never) the reference becomes the params.  `summarize`
-    turns the sums and maxima into metrics.
+    `reference_every` steps (0: never) the reference becomes the params.  `balance` is
+    that of `make_accumulate`.  `summarize` turns the sums and maxima into metrics.
     """
 
     def update(
@@ -273,7 +304,11 @@ def make_update(
         finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(accumulated.loss)
         params = _float32(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, params)
-        params = optax.apply_updates(params, updates)
+        params: Any = optax.apply_updates(params, updates)
+        if balance is not None:
+            taken = accumulated.sums[TAKEN]
+            balance.adjust(params, taken, old=state.params)
+            metrics |= balance.metrics(taken)
         if stochastic_rounding:
             params = round_stochastically(
                 params, like=state.params, seed=state.policy_version

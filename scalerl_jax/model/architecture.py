@@ -38,6 +38,7 @@ class Experts:
     gate: Literal["softmax", "normalized", "sigmoid"]
     gate_input: bool = False  # what an expert is given is gated, not what it returns
     shared: bool = False  # one more expert, of all tokens and without a gate
+    bias: bool = False  # of each expert, in who is chosen and not in the gates
 
     @property
     def id_dtype(self) -> np.dtype[Any]:
@@ -216,6 +217,8 @@ def parameter_table(arch: Architecture) -> PyTree:
         return ParamSpec(tuple(extents[axis] for axis in names), names, init)
 
     layer = _ATTENTION | _FEED_FORWARDS[arch.feed_forward]
+    if arch.experts is not None and arch.experts.bias:
+        layer |= {"router_bias": "router"}
     layer |= _QKV_BIAS if arch.qkv_bias else {}
     layer |= _QK_NORM if arch.qk_norm else {}
     table = {

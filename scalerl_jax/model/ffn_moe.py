@@ -1,7 +1,8 @@
 """A feed-forward of experts: who takes a token, and what they make of it.
 
-    chosen[t]  = top_k of logits[t] = norm(x[t]) @ router, or what is given
-    gates[t]   = softmax, normalised softmax or sigmoid of logits[t], at the chosen
+    logits[t]  = norm(x[t]) @ router
+    chosen[t]  = top_k of logits[t], of scores[t] + bias with a bias, or what is given
+    gates[t]   = scores[t] at the chosen: softmax, normalised softmax or sigmoid
     output[t]  = sum over the chosen of gate * expert(norm(x[t]))
 
 Logits, gates and sums are float32.  Every token reaches every expert that it chose:
@@ -61,25 +62,29 @@ def route(
     logits: Float[Array, "T E"],
     experts: Experts,
     given: Int[Array, "T k"] | None = None,
-) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
-    """The experts of every token, the likeliest first, and their gates in float32.
+    bias: Float[Array, " E"] | None = None,
+) -> tuple[Int[Array, "T k"], Float[Array, "T k"], Float[Array, "T E"]]:
+    """The experts of every token, the likeliest first, their gates, and all scores.
 
     A token whose `given` are not negative has those.  Qwen3-MoE and Llama 4 as
     transformers has them; Shazeer et al., https://arxiv.org/abs/1701.06538, equation 5.
+    The bias is in the choice alone: DeepSeek-V3, https://arxiv.org/abs/2412.19437,
+    equation 16.  Gates and scores are float32.
     """
-    chosen = jax.lax.top_k(jax.lax.stop_gradient(logits), experts.top_k)[1]
-    if given is not None:
-        chosen = jnp.where(given < 0, chosen, given)
-    chosen = checkpoint_name(chosen, CHOSEN)
     scores = {
         "softmax": jax.nn.softmax,
         "normalized": jax.nn.softmax,
         "sigmoid": jax.nn.sigmoid,
     }[experts.gate](logits)
+    ranks = logits if bias is None else scores + bias.astype(jnp.float32)
+    chosen = jax.lax.top_k(jax.lax.stop_gradient(ranks), experts.top_k)[1]
+    if given is not None:
+        chosen = jnp.where(given < 0, chosen, given)
+    chosen = checkpoint_name(chosen, CHOSEN)
     gates = jnp.take_along_axis(scores, chosen, axis=1)
     if experts.gate == "normalized":
         gates = gates / gates.sum(axis=1, keepdims=True)
-    return chosen, gates
+    return chosen, gates, scores
 
 
 def to_ids(chosen: Int[Array, "L T k"], experts: Experts) -> UInt[Array, "T L k"]:
@@ -104,6 +109,7 @@ def expert_feed_forward(
     *,
     decoding: bool = False,
     mesh: Mesh | None = None,
+    with_scores: bool = False,
 ) -> tuple[Float[Array, "... D"], dict[str, Array]]:
     """The experts' output, without the input that it is added to, and who was chosen.
 
@@ -117,7 +123,8 @@ def expert_feed_forward(
             batch if it is a learner's; None: on one device.
 
     Returns:
-        The output in the dtype of x, and {"experts": int32 [..., k]}.
+        The output in the dtype of x, and {"experts": int32 [..., k]}; `with_scores`
+        also {"scores": float32 [..., E]}, those of a token scaled to a sum of 1.
     """
     experts = arch.experts
     assert experts is not None, "a family with experts says how many"
@@ -126,19 +133,26 @@ def expert_feed_forward(
     cuts, cut = _SAMPLER_CUT, PartitionSpec()
     if not decoding:
         cuts, cut = _LEARNER_CUT, PartitionSpec(ROWS, "context", None)
+    if experts.bias:
+        cuts = cuts | {"router_bias": PartitionSpec()}
     chosen_ones = over_mesh(
         mesh,
         functools.partial(_chosen_ones, experts, decoding, mesh),
         (cuts, cut, cut),
-        (cut, cut),
+        (cut, cut, cut),
     )
-    output, chosen = chosen_ones({name: layer[name] for name in cuts}, normed, given)
+    output, chosen, scores = chosen_ones(
+        {name: layer[name] for name in cuts}, normed, given
+    )
     if experts.shared:
         h = gated(
             linear(normed, layer["shared_gate"]), linear(normed, layer["shared_up"])
         )
         output = output + linear(h, layer["shared_down"])
-    return output, {"experts": chosen}
+    said = {"experts": chosen}
+    if with_scores:
+        said["scores"] = scores / scores.sum(axis=-1, keepdims=True)
+    return output, said
 
 
 def _chosen_ones(
@@ -148,8 +162,8 @@ def _chosen_ones(
     layer: PyTree,
     x: Float[Array, "... D"],
     given: Int[Array, "... k"] | None,
-) -> tuple[Float[Array, "... D"], Int[Array, "... k"]]:
-    """What the chosen experts make of a device's tokens, and who they are.
+) -> tuple[Float[Array, "... D"], Int[Array, "... k"], Float[Array, "... E"]]:
+    """What the chosen experts make of a device's tokens, who they are, and all scores.
 
     Past the gathering, experts are numbered from the device's first; those of other
     devices have numbers that none of its own has.
@@ -158,8 +172,7 @@ def _chosen_ones(
     logits = router_logits(tokens, layer["router"])
     if given is not None:
         given = given.reshape(-1, experts.top_k)
-    chosen, gates = route(logits, experts, given)
-    shape = (*x.shape[:-1], experts.top_k)
+    chosen, gates, scores = route(logits, experts, given, layer.get("router_bias"))
     if mesh is None:
         way = _way(len(tokens), decoding=decoding)
         output = way(layer, experts, tokens, chosen, gates)
@@ -180,7 +193,11 @@ def _chosen_ones(
         output = jax.lax.psum(way(layer, experts, tokens, own, all_gates), "tensor")
         if shards > 1:
             output = jax.lax.psum_scatter(output, "expert", tiled=True)
-    return output.astype(x.dtype).reshape(x.shape), chosen.reshape(shape)
+    output = output.astype(x.dtype).reshape(x.shape)
+    chosen, scores = (
+        each.reshape(*x.shape[:-1], each.shape[-1]) for each in (chosen, scores)
+    )
+    return output, chosen, scores
 
 
 def _way(tokens: int, *, decoding: bool, alone: bool = True) -> Callable[..., Array]:

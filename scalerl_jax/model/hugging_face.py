@@ -59,10 +59,16 @@ _QWEN3_MOE = _DECODER | {
         "expert_down": "experts.{expert}.down_proj",
     }.items()
 }
+# A family has none of its own: the name is DeepSeek-V3's, and transformers leaves it.
+_BIAS = "scalerl_router_bias"  # field of config.json, there where there is one
+_QWEN3_MOE["layers/router_bias"] = (
+    "model.layers.{layer}.mlp.gate.e_score_correction_bias"
+)
 _LLAMA4 = _DECODER | {
     f"layers/{name}": f"model.layers.{{layer}}.feed_forward.{tensor}"
     for name, tensor in {
         "router": "router.weight",
+        "router_bias": "router.e_score_correction_bias",
         "expert_gate_up": "experts.gate_up_proj",
         "expert_down": "experts.down_proj",
         "shared_gate": "shared_expert.gate_proj.weight",
@@ -266,11 +272,14 @@ def _read_experts(fields: _Fields, family: Family) -> Experts | None:
     count, top_k = fields.integer(name), fields.integer("num_experts_per_tok")
     if top_k > count:
         raise fields.refuse("num_experts_per_tok", f"there are {name} = {count}")
+    bias = fields.values.get(_BIAS, False)
+    if not isinstance(bias, bool):
+        raise fields.refuse(_BIAS, "it must be true or false")
     if family.loader == "Llama4ForCausalLM":
-        return Experts(count, top_k, "sigmoid", gate_input=True, shared=True)
+        return Experts(count, top_k, "sigmoid", gate_input=True, shared=True, bias=bias)
     fields.only("norm_topk_prob", (True, False))
     normalized = fields.values.get("norm_topk_prob")
-    return Experts(count, top_k, "normalized" if normalized else "softmax")
+    return Experts(count, top_k, "normalized" if normalized else "softmax", bias=bias)
 
 
 def _read_local(fields: _Fields, num_layers: int) -> LocalLayers:
@@ -369,6 +378,8 @@ def _mixture_values(arch: Architecture) -> dict[str, Any]:
         FAMILIES[arch.family].experts: experts.count,
         "num_experts_per_tok": experts.top_k,
     }
+    if experts.bias:
+        values[_BIAS] = True
     if local is None:
         return values | {
             "norm_topk_prob": experts.gate == "normalized",

@@ -172,13 +172,15 @@ def _block(
     attend: Attend,
     *,
     given: Array | None = None,
-    decoding: bool = False,
-    mesh: Mesh | None = None,
+    **options: Any,
 ) -> tuple[Array, Said]:
-    """One layer: attention and a feed-forward, each added to its input."""
+    """One layer: attention and a feed-forward, each added to its input.
+
+    `given` and `options` are those of `ffn_moe.expert_feed_forward`.
+    """
     x = x + _attention(layer, arch, x, where, attend)
     feed_forward = FEED_FORWARDS[arch.feed_forward]
-    more, said = feed_forward(layer, arch, x, given=given, decoding=decoding, mesh=mesh)
+    more, said = feed_forward(layer, arch, x, given=given, **options)
     return x + more, said
 
 
@@ -196,6 +198,7 @@ def hidden_states(
     sharing: Sharing | None = None,
     scan_layers: bool = True,
     experts: Int[Array, "layers rows tokens k"] | None = None,
+    with_scores: bool = False,
 ) -> tuple[Float[Array, "rows tokens D"], Said]:
     """Final hidden states of whole rows, and what their layers have to say, stacked.
 
@@ -207,15 +210,12 @@ def hidden_states(
 
     A mixture says {"experts": int32 [layers, rows, tokens, k]}, and takes `experts` of
     that shape in place of its own choice; -1: none, the router chooses for this token.
+    `with_scores` it also says {"scores": float32 [layers, rows, tokens, experts]}.
     """
     attention = attention or BlockwiseAttention(mesh)
     turns = rotations(positions, rope_frequencies(arch))
-    near, chunks = None, segment_ids
-    if arch.local is not None:
-        from scalerl_jax.model.local_layers import chunked
-
-        near = jnp.array(arch.local.with_positions)
-        chunks = chunked(segment_ids, arch.local.chunk)
+    near, chunks = _near_layers(arch, segment_ids)
+    options: Any = dict(mesh=mesh, with_scores=with_scores)
 
     def step(x: Array, of_layer: _OfLayer) -> tuple[Array, Said]:
         def attend(q: Array, k: Array, v: Array) -> Array:
@@ -230,9 +230,8 @@ def hidden_states(
             return collect(attention(q, k, v, seen), sharing)
 
         where = Where(positions, turns, of_layer.near)
-        x, said = _block(
-            of_layer.params, arch, x, where, attend, given=of_layer.given, mesh=mesh
-        )
+        layer, given = of_layer.params, of_layer.given
+        x, said = _block(layer, arch, x, where, attend, given=given, **options)
         return cut_rows(x, mesh), said
 
     if REMAT[remat] is not None:
@@ -242,6 +241,16 @@ def hidden_states(
     over = jax.lax.scan if scan_layers else _unscanned
     x, said = over(step, cut_rows(x, mesh), stack)
     return rms_norm(x, params["final_norm"], arch.rms_eps), said
+
+
+def _near_layers(arch: Architecture, segment_ids: Array) -> tuple[Any, Array]:
+    """Which layers see chunks, if any does, and the chunks of all tokens."""
+    if arch.local is None:
+        return None, segment_ids
+    from scalerl_jax.model.local_layers import chunked
+
+    near = jnp.array(arch.local.with_positions)
+    return near, chunked(segment_ids, arch.local.chunk)
 
 
 class _OfLayer(NamedTuple):

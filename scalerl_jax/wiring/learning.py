@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -21,6 +22,7 @@ from scalerl_jax.learner.optimizer import (
     scaled_rate,
 )
 from scalerl_jax.learner.step import (
+    Balance,
     Step,
     TrainState,
     TrainStep,
@@ -29,7 +31,11 @@ from scalerl_jax.learner.step import (
     make_update,
     state_layout,
 )
-from scalerl_jax.model.architecture import ARCHITECTURES, Architecture
+from scalerl_jax.model.architecture import (
+    ARCHITECTURES,
+    Architecture,
+    parameter_table,
+)
 from scalerl_jax.model.attention import BlockwiseAttention, SegmentAttention
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.shardings import param_shardings
@@ -48,7 +54,16 @@ from scalerl_jax.wiring.tables import DTYPES, choose, naming, replayed
 
 
 def make_architecture(config: Config) -> Architecture:
-    """The shape that is named, or that of the checkpoint."""
+    """The shape that is named, or that of the checkpoint; with the bias that is set."""
+    arch = _started_from(config)
+    if arch.experts is None or not config.objective.expert_bias_rate:
+        return arch
+    return dataclasses.replace(
+        arch, experts=dataclasses.replace(arch.experts, bias=True)
+    )
+
+
+def _started_from(config: Config) -> Architecture:
     if config.model.architecture == "checkpoint":
         with naming("model.checkpoint"):
             return read_architecture(config.model.checkpoint)
@@ -149,9 +164,7 @@ def make_learner(
     shardings = param_shardings(arch, mesh)
     if config.model.checkpoint:
         with naming("model.checkpoint"):
-            params = load_params(
-                config.model.checkpoint, arch, dtype=dtype, shardings=shardings
-            )
+            params = _load(config, arch, shardings)
     else:
         params = jax.jit(
             functools.partial(init_params, arch, dtype=dtype), out_shardings=shardings
@@ -174,6 +187,39 @@ def make_learner(
     with progress.bar("compiling the train step"):
         step.compile(progress.program)
     return state, step
+
+
+def _load(config: Config, arch: Architecture, shardings: PyTree) -> PyTree:
+    """The checkpoint's params; biases that it does not have start at 0."""
+    dtype = DTYPES[config.model.param_dtype]
+    stored = _started_from(config)
+    if config.model.architecture != "checkpoint" or stored == arch:
+        return load_params(
+            config.model.checkpoint, arch, dtype=dtype, shardings=shardings
+        )
+    layers = dict(shardings["layers"])
+    cut = layers.pop("router_bias")
+    params = load_params(
+        config.model.checkpoint,
+        stored,
+        dtype=dtype,
+        shardings=shardings | {"layers": layers},
+    )
+    bias = jnp.zeros(parameter_table(arch)["layers"]["router_bias"].shape, dtype)
+    params["layers"]["router_bias"] = jax.device_put(bias, cut)
+    return params
+
+
+def make_balance(config: Config) -> Balance | None:
+    """What evens out the experts of a mixture, if anything does."""
+    objective = config.objective
+    if not objective.expert_balance and not objective.expert_bias_rate:
+        return None
+    from scalerl_jax.learner.balance import Evening  # few runs balance experts
+
+    return Evening(
+        coefficient=objective.expert_balance, bias_rate=objective.expert_bias_rate
+    )
 
 
 def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState:
@@ -220,14 +266,21 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> Step:
     state = abstract_state(config, forward.arch, mesh)
     microbatch = make_microbatch(config, forward.arch)
     batch = with_annotations(microbatch, config.objective)
+    balance = make_balance(config)
     update = make_update(
         make_adamw(config),
         stochastic_rounding=config.optimizer.stochastic_rounding,
         reference_every=config.objective.reference_every,
+        balance=balance,
     )
     make = functools.partial(
         TrainStep,
-        make_accumulate(forward, make_objective(config), frozen=config.model.frozen),
+        make_accumulate(
+            forward,
+            make_objective(config),
+            frozen=config.model.frozen,
+            balance=balance,
+        ),
         state=dataclasses.replace(state, critic=None),
         batch=batch,
         mesh=mesh,

@@ -77,6 +77,25 @@ def replayed(config: Config, arch: Architecture) -> Architecture | None:
     return arch
 
 
+def check_experts(config: Config, arch: Architecture) -> None:
+    """Refuse settings of experts with a model that has none, or with shared prompts."""
+    replayed(config, arch)
+    objective = config.objective
+    for name in ("expert_balance", "expert_bias_rate"):
+        value = getattr(objective, name)
+        if value and arch.experts is None:
+            raise ValueError(
+                f"objective.{name} = {value} balances experts, of which a model of the "
+                f"family {arch.family} has none; set it to 0"
+            )
+        if value and config.batch.shared_tokens:
+            raise ValueError(
+                f"objective.{name} = {value} counts every token of a row, and with "
+                f"batch.shared_tokens = {config.batch.shared_tokens} a prompt stands "
+                f"there once for several rows; set one of them to 0"
+            )
+
+
 @contextlib.contextmanager
 def naming(setting: str) -> Iterator[None]:
     """Say which setting named the file that a ValueError is about."""

@@ -125,7 +125,7 @@ def test_gates_by_hand():
         "sigmoid": [6 / 7, 0.75],
     }
     for gate, expected in kinds.items():
-        chosen, gates = ffn_moe.route(logits, Experts(3, 2, gate))
+        chosen, gates, _ = ffn_moe.route(logits, Experts(3, 2, gate))
         assert chosen.tolist() == [[1, 2]]
         np.testing.assert_allclose(gates[0], expected, rtol=1e-6)
 
@@ -137,7 +137,7 @@ def test_a_replayed_selection_has_gates_of_the_own_logits():
     def gates(logits):
         return ffn_moe.route(logits, Experts(3, 2, "normalized"), given)[1]
 
-    chosen, _ = ffn_moe.route(logits, Experts(3, 2, "normalized"), given)
+    chosen, _, _ = ffn_moe.route(logits, Experts(3, 2, "normalized"), given)
     assert chosen.tolist() == [[2, 0], [1, 2]]
     np.testing.assert_allclose(gates(logits), [[0.75, 0.25], [2 / 3, 1 / 3]], rtol=1e-6)
     # d (a / (a + b)) / d log a = 0.75 * 0.25, and nothing for who was not taken
@@ -315,6 +315,17 @@ def same_on_a_mesh(random_params, arch, shape):
     scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted))
     for mine, theirs in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
         np.testing.assert_allclose(mine / scale, theirs / scale, atol=2e-6)
+
+
+def test_a_bias_is_in_the_choice_and_not_in_the_gates():
+    logits = jnp.log(jnp.asarray([[0.5, 0.3, 0.2]]))
+    experts = Experts(3, 2, "softmax", bias=True)
+    even = ffn_moe.route(logits, experts, bias=jnp.zeros(3))
+    np.testing.assert_array_equal(even[0], [[0, 1]])
+    moved = ffn_moe.route(logits, experts, bias=jnp.asarray([-0.31, 0.0, 0.05]))
+    np.testing.assert_array_equal(moved[0], [[1, 2]])  # 0.19, 0.3, 0.25
+    np.testing.assert_allclose(moved[1], [[0.3, 0.2]], rtol=1e-6)
+    np.testing.assert_allclose(moved[2], [[0.5, 0.3, 0.2]], rtol=1e-6)
 
 
 def test_experts_are_divided_among_devices(random_params):

@@ -1,0 +1,75 @@
+"""Evening out how many tokens each expert of a mixture takes: a loss, and a bias.
+
+Both are off by default: in RL they pull a trained router away from what it has learned.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from scalerl_jax.types import PackedBatch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evening:
+    """A loss of a mixture's router, and the biases of its experts; static.
+
+        loss = coefficient * mean over layers of E * sum_e f[e] * P[e]
+
+    f[e] is the share of the choices that fell on expert e, and P[e] the mean of its
+    score, the scores of a token scaled to a sum of 1: Switch Transformers,
+    https://arxiv.org/abs/2101.03961, equations 4 to 6.  It is 1 * coefficient where all
+    are taken alike.  A microbatch has its own f and P, over all its tokens but padding,
+    and counts by its share of the batch's weights.
+    """
+
+    coefficient: float = 0.0
+    bias_rate: float = 0.0  # 0: there are no biases
+
+    def __call__(
+        self, said: dict[str, Array], batch: PackedBatch
+    ) -> tuple[Float[Array, ""], Float[Array, "L E"]]:
+        """Return the loss, and how many choices fell on each expert.
+
+        Args:
+            said: of the layers: "experts" [L, R, S, k] and "scores" [L, R, S, E].
+            batch: a microbatch [R, S].
+        """
+        chosen, scores = said["experts"], said["scores"]
+        there = batch.segment_ids > 0
+        count = scores.shape[-1]
+        hits = (chosen[..., None] == jnp.arange(count)) & there[:, :, None, None]
+        taken = hits.sum(axis=(1, 2, 3), dtype=jnp.float32)
+        tokens = jnp.maximum(there.sum(), 1)
+        shares = taken / (tokens * chosen.shape[-1])
+        means = jnp.where(there[..., None], scores, 0.0).sum(axis=(1, 2)) / tokens
+        uneven = count * (jax.lax.stop_gradient(shares) * means).sum(axis=-1).mean()
+        weight = jnp.where(batch.mask, batch.weights, 0.0).sum()
+        return self.coefficient * weight * uneven, taken
+
+    def adjust(self, params: Any, taken: Float[Array, "L E"], *, old: Any) -> None:
+        """Put into new params the biases of the old ones, a step nearer to even loads.
+
+            bias[e] += bias_rate * sign(mean of taken - taken[e])
+
+        DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.1.2.  What the
+        optimizer made of them, weight decay, is forgotten.
+        """
+        if not self.bias_rate:
+            return
+        bias = old["layers"]["router_bias"].astype(jnp.float32)
+        fewer = jnp.sign(taken.mean(axis=-1, keepdims=True) - taken)
+        params["layers"]["router_bias"] = bias + self.bias_rate * fewer
+
+    def metrics(self, taken: Float[Array, "L E"]) -> dict[str, Float[Array, ""]]:
+        """Return what `batching.replay.expert_load` does, from a step's choices."""
+        total = jnp.maximum(taken.sum(axis=-1, keepdims=True), 1.0)
+        load = taken * taken.shape[-1] / total
+        return {
+            "experts/max_load": load.max(),
+            "experts/mean_max_load": load.max(axis=-1).mean(),
+            "experts/dead": (taken == 0).sum(dtype=jnp.float32),
+        }

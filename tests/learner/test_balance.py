@@ -1,0 +1,177 @@
+"""Experts are evened out: by a loss and by a bias, each worked by hand."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_mesh import mesh_of
+from small_model import small_architecture
+
+from scalerl_jax.batching.packing import TrainSequence, pack
+from scalerl_jax.batching.replay import expert_load
+from scalerl_jax.learner.balance import Evening
+from scalerl_jax.learner.forward import Forward
+from scalerl_jax.learner.optimizer import make_optimizer
+from scalerl_jax.learner.step import (
+    TAKEN,
+    Objective,
+    TrainStep,
+    init_state,
+    make_accumulate,
+    make_update,
+    state_layout,
+)
+from scalerl_jax.model.architecture import Experts
+from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.transformer import init_params
+
+ARCH = small_architecture(
+    family="qwen3_moe",
+    experts=Experts(count=4, top_k=2, gate="normalized", bias=True),
+)
+RATE = 0.25
+
+
+def microbatch(segments, weights):
+    """A row of these segments; only what is read has a value."""
+    (batch,) = [
+        jax.tree.map(lambda leaf: leaf[0], each)
+        for each in [pack(sequences(), row_tokens=12, rows_per_microbatch=1)]
+    ]
+    there = np.asarray(segments)
+    return dataclasses.replace(
+        batch,
+        segment_ids=there[None],
+        weights=np.asarray(weights)[None],
+        mask=np.asarray(weights)[None] > 0,
+    )
+
+
+@functools.cache
+def sequences():
+    rng = np.random.default_rng(0)
+    found = []
+    for prompt, completion in ((2, 5), (3, 4), (1, 7), (4, 4)):
+        found.append(
+            TrainSequence(
+                tokens=rng.integers(0, 16, prompt + completion).astype(np.int32),
+                prompt_length=prompt,
+                weights=np.full(completion, 1 / 20),
+                mask=np.ones(completion, bool),
+                behavior_logprobs=rng.uniform(-4.0, -2.0, completion),
+                staleness=np.zeros(completion, int),
+                advantage=float(rng.normal()),
+            )
+        )
+    return found
+
+
+def test_the_loss_is_that_of_the_paper():
+    chosen = jnp.asarray([[[[0, 1], [0, 2], [3, 3]]]])  # a layer, a row, three tokens
+    scores = jnp.asarray([[[[0.7, 0.3, 0.0, 0.0], [0.5, 0.1, 0.4, 0.0], [9.0] * 4]]])
+    said = {"experts": chosen, "scores": scores}
+    batch = microbatch([1, 1, 0], [0.5, 0.25, 0.0])
+    loss, taken = Evening(coefficient=0.1)(said, batch)
+    np.testing.assert_array_equal(taken, [[2, 1, 1, 0]])  # the third is padding
+    # Shares 1/2, 1/4, 1/4, 0; means 0.6, 0.2, 0.2, 0: a sum of 0.4, of 4 experts.
+    np.testing.assert_allclose(loss, 0.1 * 0.75 * 4 * 0.4, rtol=1e-6)
+
+
+def test_it_is_the_coefficient_where_all_are_taken_alike():
+    said = {
+        "experts": jnp.asarray([[[[0, 1], [2, 3]]]] * 3),
+        "scores": jnp.full((3, 1, 2, 4), 0.25),
+    }
+    loss, _ = Evening(coefficient=0.1)(said, microbatch([1, 2], [0.5, 0.5]))
+    np.testing.assert_allclose(loss, 0.1, rtol=1e-6)
+
+
+def test_a_bias_moves_towards_those_that_few_tokens_take():
+    old = {"layers": {"router_bias": jnp.ones((2, 3))}}
+    new = {"layers": {"router_bias": jnp.full((2, 3), 9.0)}}  # never read
+    taken = jnp.asarray([[4.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
+    Evening(bias_rate=0.5).adjust(new, taken, old=old)
+    wanted = [[0.5, 1.5, 1.5], [1.0, 1.0, 1.0]]
+    np.testing.assert_array_equal(new["layers"]["router_bias"], wanted)
+
+
+@functools.cache
+def stepped(shape=(1, 1, 1, 1), rows=2, coefficient=0.0, rate=RATE):
+    """State before and after a step, its sums, and its loss."""
+    mesh = mesh_of(shape)
+    optimizer = make_optimizer(
+        lambda count: 0.1, beta1=0.9, beta2=0.9, eps=1e-8, weight_decay=1.0,
+        max_grad_norm=1.0,
+    )  # fmt: skip
+    params = jax.device_put(
+        init_params(ARCH, jax.random.key(0), dtype=jnp.float32),
+        param_shardings(ARCH, mesh),
+    )
+    layout = state_layout(
+        params, optimizer, everywhere=jax.NamedSharding(mesh, jax.P())
+    )
+    state = jax.device_put(
+        init_state(params, optimizer),
+        jax.tree.map(lambda leaf: leaf.sharding, layout),
+    )
+    before = jax.device_get(state.params)
+    batch = pack(sequences(), row_tokens=12, rows_per_microbatch=rows)
+    balance = Evening(coefficient=coefficient, bias_rate=rate)
+    step = TrainStep(
+        make_accumulate(
+            Forward(arch=ARCH, dtype=jnp.float32, mesh=mesh),
+            Objective(token_loss=lambda tokens: -tokens.advantages * tokens.logprobs),
+            balance=balance,
+        ),
+        make_update(optimizer, balance=balance),
+        state=state,
+        batch=jax.tree.map(lambda leaf: leaf[0], batch),
+        mesh=mesh,
+    )
+    total = step.total(state.params, batch)
+    taken, loss = np.asarray(total.sums[TAKEN]), float(total.loss)
+    state, _ = step.apply(state, total)
+    return before, jax.device_get(state.params), taken, loss
+
+
+def test_biases_move_by_the_rate_and_by_nothing_else():
+    before, after, taken, _ = stepped()
+    tokens = sum(len(each.tokens) - 1 for each in sequences())  # that are read
+    assert (taken.sum(axis=1) == 2 * tokens).all()
+    assert (before["layers"]["router_bias"] == 0).all()  # no decay to see
+    wanted = RATE * np.sign(taken.mean(axis=1, keepdims=True) - taken)
+    np.testing.assert_array_equal(after["layers"]["router_bias"], wanted)
+    assert np.abs(wanted).max() == RATE
+    assert (after["layers"]["router"] != before["layers"]["router"]).any()
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 1, 2, 2), (2, 2, 1, 2)], ids=str)
+def test_a_mesh_counts_as_one_device_does(shape):
+    _, after, taken, loss = stepped(rows=4, coefficient=0.1)
+    _, ours, counted, found = stepped(shape, rows=4, coefficient=0.1)
+    np.testing.assert_array_equal(counted, taken)
+    np.testing.assert_allclose(found, loss, rtol=1e-5)
+    np.testing.assert_array_equal(
+        ours["layers"]["router_bias"], after["layers"]["router_bias"]
+    )
+
+
+def test_the_loss_is_added_and_its_gradient_reaches_the_router():
+    _, without, _, plain = stepped()
+    _, with_it, _, loss = stepped(coefficient=1.0)
+    assert 1.0 <= loss - plain < 4.0  # 1 if even, 4 if one expert took all
+    assert (with_it["layers"]["router"] != without["layers"]["router"]).any()
+
+
+def test_loads_are_those_that_sequences_have():
+    taken = np.asarray([[6, 2, 0, 0], [2, 2, 2, 2]])
+    found = Evening().metrics(jnp.asarray(taken, jnp.float32))
+    chosen = [np.repeat(np.arange(4), layer) for layer in taken]
+    travelled = np.stack(chosen, axis=1)[:, :, None].astype(np.uint8)
+    one = dataclasses.replace(ARCH, experts=dataclasses.replace(ARCH.experts, top_k=1))
+    wanted = expert_load([travelled], one)
+    assert {name: float(value) for name, value in found.items()} == wanted
+    assert wanted["experts/dead"] == 2

@@ -7,7 +7,7 @@ what it really takes.  A config here has numbers for all that concerns the devic
 from scalerl_jax.balance.chips import Chip
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.shardings import sampler_tensor
+from scalerl_jax.model.shardings import sampler_copies
 from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.sampler.kernels import most_slots
 
@@ -128,7 +128,7 @@ def sampler_bytes(config: Config, arch: Architecture) -> float:
     """
     chips = config.generators.devices
     params = _held_params(arch, chips) * _sampler_itemsize(config)
-    cache = cache_tokens(config) * kv_bytes(config, arch) / sampler_tensor(arch, chips)
+    cache = cache_tokens(config) * kv_bytes(config, arch) / _cut(arch, chips)
     return 1.04 * (sampler_versions(config) * params + 2 * cache) + 0.6 * _GIB
 
 
@@ -158,7 +158,7 @@ def largest_cache(
     """
     params = _held_params(arch, chips) * _sampler_itemsize(config)
     left = (usable - 0.6 * _GIB) / 1.04 - sampler_versions(config) * params
-    tokens = int(left / 2 / (kv_bytes(config, arch) / sampler_tensor(arch, chips)))
+    tokens = int(left / 2 / (kv_bytes(config, arch) / _cut(arch, chips)))
     page = config.sampler.page_size
     return max(0, tokens // page * page)
 
@@ -179,8 +179,13 @@ def _layer_params(arch: Architecture) -> float:
 def _held_params(arch: Architecture, chips: int) -> float:
     """Return the params that a device of a replica has."""
     of_experts = arch.num_expert_params
-    common = (arch.num_params - of_experts) / sampler_tensor(arch, chips)
+    common = (arch.num_params - of_experts) / _cut(arch, chips)
     return common + of_experts / chips
+
+
+def _cut(arch: Architecture, chips: int) -> float:
+    """Return how many ways a replica cuts its cache, and all but the experts."""
+    return chips / sampler_copies(arch, chips)
 
 
 def _sampler_itemsize(config: Config) -> int:

@@ -12,7 +12,7 @@ from scalerl_jax.balance import work
 from scalerl_jax.balance.chips import Chip
 from scalerl_jax.balance.work import Work
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.shardings import sampler_tensor
+from scalerl_jax.model.shardings import sampler_copies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def decode_seconds(
         steps=steps,
         itemsize=itemsize,
         float32_head=float32_head,
-        copies=chips // sampler_tensor(arch, chips),
+        copies=sampler_copies(arch, chips),
     )
     latency = 0.0
     if chips > 1:
@@ -105,7 +105,7 @@ def prefill_seconds(
         tokens=tokens,
         context=context,
         itemsize=itemsize,
-        copies=chips // sampler_tensor(arch, chips),
+        copies=sampler_copies(arch, chips),
     )
     return _streamed(chip, needed, chips, reached)
 

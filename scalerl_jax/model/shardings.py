@@ -95,22 +95,23 @@ def layered_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
     return table | {"layers": (layer,) * arch.num_layers}
 
 
-def sampler_tensor(arch: Architecture, devices: int) -> int:
-    """Among how many of a replica's devices the kv heads are divided.
+def sampler_copies(arch: Architecture, devices: int) -> int:
+    """How many times a replica of so many devices holds all but the experts.
 
-    Among all; a mixture may have more devices than kv heads, for each of them has
-    other experts, and the rest of the model is then there several times.
-
-    Raises:
-        ValueError: kv heads, or the experts, cannot be divided so.
+    Once; a mixture may have more devices than kv heads, for each of them has other
+    experts.
     """
+    return devices // math.gcd(arch.num_kv_heads, devices) if arch.experts else 1
+
+
+def check_replica(arch: Architecture, devices: int) -> None:
+    """Refuse a number of devices that kv heads, or experts, cannot be shared among."""
     if not is_divisible(arch, devices):
         count, what = _divided(arch)
         raise ValueError(
             f"generators.devices = {devices} cannot share the {count} {what} of the "
             f"model evenly; use a divisor"
         )
-    return math.gcd(arch.num_kv_heads, devices)
 
 
 def is_divisible(arch: Architecture, devices: int) -> bool:
@@ -124,9 +125,10 @@ def _divided(arch: Architecture) -> tuple[int, str]:
 
 
 def sampler_mesh(arch: Architecture, devices: Sequence[Device]) -> Mesh:
-    """The mesh of a replica: see `sampler_tensor`, which may refuse."""
-    tensor = sampler_tensor(arch, len(devices))
-    copies = len(devices) // tensor
+    """The mesh of a replica; see `check_replica`, which may refuse."""
+    check_replica(arch, len(devices))
+    copies = sampler_copies(arch, len(devices))
+    tensor = len(devices) // copies
     return make_mesh(devices, fsdp=copies, expert=copies, tensor=tensor)
 
 

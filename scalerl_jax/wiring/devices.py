@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.shardings import is_divisible, sampler_mesh, sampler_tensor
+from scalerl_jax.model.shardings import check_replica, is_divisible, sampler_mesh
 from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def fit_devices(
         learner = mesh.num_devices
         each = _fitting(each, learner, arch)
         count = count or learner // each
-    sampler_tensor(arch, each)
+    check_replica(arch, each)
     return dataclasses.replace(
         config,
         mesh=mesh,

@@ -109,6 +109,24 @@ def test_a_token_reads_its_own_experts_however_many_there_are():
     assert many.bytes - few.bytes == pytest.approx(3 * 2 * (8 * 4 + 4))
 
 
+def test_a_replica_of_more_devices_than_kv_heads_computes_all_but_experts_again():
+    once, twice = (
+        work.decode(
+            mixture(6, 2),
+            rows=5,
+            context=9,
+            steps=1,
+            itemsize=2,
+            float32_head=True,
+            copies=copies,
+        )
+        for copies in (1, 2)
+    )
+    experts = 3 * 2 * 5 * 2 * 3 * 128  # layers; FLOPs; rows of 5 tokens; three products
+    assert twice.layers - once.layers == once.layers - experts
+    assert twice.head == 2 * once.head
+
+
 @pytest.mark.parametrize(
     "float32_head, compute_bytes, passes",
     [

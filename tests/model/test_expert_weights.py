@@ -1,5 +1,6 @@
 """Checkpoints of mixtures: cut over devices, with images, or in a layout not theirs."""
 
+import dataclasses
 import json
 import shutil
 
@@ -27,7 +28,16 @@ LLAMA4 = small_architecture(
 )
 
 
-@pytest.fixture(scope="module", params=[QWEN3, LLAMA4], ids=lambda arch: arch.family)
+BIASED = dataclasses.replace(
+    QWEN3, experts=dataclasses.replace(QWEN3.experts, bias=True)
+)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[QWEN3, LLAMA4, BIASED],
+    ids=["qwen3", "llama4", "with a bias"],
+)
 def saved(request, random_params, tmp_path_factory):
     directory = tmp_path_factory.mktemp(request.param.family) / "model"
     params = random_params(request.param)
@@ -59,6 +69,21 @@ def test_every_shard_of_experts_is_read(saved):
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
     experts = loaded["layers"]["expert_gate_up"]
     assert experts.addressable_shards[0].data.shape == (2, 3, 8, 2, 12)
+
+
+def test_experts_are_read_by_the_devices_that_have_them(random_params, tmp_path):
+    four = dataclasses.replace(QWEN3.experts, count=4)
+    arch = dataclasses.replace(QWEN3, experts=four)
+    params = random_params(arch)
+    save_params(tmp_path / "model", params, arch, dtype=jnp.float32)
+    mesh = make_mesh(jax.devices()[:8], fsdp=4, expert=2, tensor=2)
+    shardings = param_shardings(arch, mesh)
+    loaded = load_params(
+        tmp_path / "model", arch, dtype=jnp.float32, shardings=shardings
+    )
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    experts = loaded["layers"]["expert_gate_up"]
+    assert experts.addressable_shards[0].data.shape == (2, 2, 8, 2, 12)
 
 
 def test_a_file_has_one_tensor_at_a_time_whatever_its_size(saved, tmp_path):

@@ -14,6 +14,7 @@ import pytest
 from small_model import small_architecture
 from small_spelling import PIECES, marker_of
 
+from scalerl_jax.model.shardings import sampler_mesh
 from scalerl_jax.model.transformer import (
     abstract_params,
     cached_hidden,
@@ -21,7 +22,6 @@ from scalerl_jax.model.transformer import (
     head_weights,
     unstack_layers,
 )
-from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.reference import next_token_logits, sample_completion
@@ -58,7 +58,7 @@ class Bench:
     def __init__(self, *, devices=None, **changes):
         self.settings = dataclasses.replace(SETTINGS, **changes)
         devices = devices or jax.devices()[:1]
-        mesh = make_mesh(devices, tensor=len(devices))
+        mesh = sampler_mesh(self.settings.arch, devices)
         self.engine = Engine(self.settings, mesh=mesh)
 
     def request(self, number, prompt, *, num_samples=3, limits=(4, 9), **options):

@@ -19,6 +19,11 @@ QWEN3 = small_architecture(
     family="qwen3_moe",
     experts=Experts(count=4, top_k=2, gate="normalized"),
 )
+BIASED = small_architecture(
+    vocab_size=13,
+    family="qwen3_moe",
+    experts=Experts(count=4, top_k=2, gate="softmax", bias=True),
+)
 # Sequences of 38 tokens in chunks of 8, in every second layer.
 LLAMA4 = small_architecture(
     vocab_size=13,
@@ -47,20 +52,23 @@ def talking(params, eos_ids):
     }
 
 
-# 4 slots gather their experts, 20 compute all of them.
+# 4 slots gather their experts, 20 compute all of them; two kv heads on four devices.
 @pytest.mark.parametrize(
-    "arch, attention, slots",
+    "arch, attention, slots, devices",
     [
-        pytest.param(QWEN3, "gathered", 4, id="qwen3, gathered experts"),
-        pytest.param(QWEN3, "gathered", 20, id="qwen3, dense experts"),
-        pytest.param(LLAMA4, "gathered", 4, id="llama4, gathered attention"),
-        pytest.param(LLAMA4, "paged", 4, id="llama4, paged attention"),
+        pytest.param(QWEN3, "gathered", 4, 1, id="qwen3, gathered experts"),
+        pytest.param(QWEN3, "gathered", 20, 1, id="qwen3, dense experts"),
+        pytest.param(QWEN3, "gathered", 20, 4, id="qwen3, divided experts"),
+        pytest.param(BIASED, "gathered", 4, 1, id="qwen3 with a bias"),
+        pytest.param(LLAMA4, "gathered", 4, 1, id="llama4, gathered attention"),
+        pytest.param(LLAMA4, "paged", 4, 1, id="llama4, paged attention"),
     ],
 )
 def test_the_engine_draws_the_tokens_of_the_slow_sampler(
-    make_bench, arch, attention, slots
+    make_bench, arch, attention, slots, devices
 ):
-    bench = make_bench(arch=arch, attention=attention, slots=slots)
+    on = jax.devices()[:devices]
+    bench = make_bench(arch=arch, attention=attention, slots=slots, devices=on)
     requests = [bench.request(number, each) for number, each in enumerate(PROMPTS)]
     params = params_of(arch)
     found = bench.complete(params, *requests)

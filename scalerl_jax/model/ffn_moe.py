@@ -17,11 +17,12 @@ the logits here, so that the router keeps its gradient.
 
 Over a mesh a learner's device has some of the experts (expert), and of their inner
 units (tensor): it gathers the rest of these experts' parts, of the one layer that it
-computes (fsdp), and the tokens of the devices that have other experts (expert), adds up
-what its experts make of them, and hands each device the sums of its own.  That moves
-no more than sending every token to each of its experts, while there are no more such
-devices than experts of a token, and has room for any routing.  A sampler's device has
-whole experts, sees all tokens, and the devices add up what theirs made of them.
+computes (fsdp), and meets the tokens of the devices that have other experts (expert).
+While there are no more of these than experts of a token, it gathers all their tokens,
+adds up what its own experts make of them, and hands each device its sums: that moves no
+more than a row for each choice.  Where there are more, every token is sent to its
+experts and back.  A sampler's device has whole experts, sees all tokens, and the
+devices add up what theirs made of them.
 """
 
 import functools
@@ -37,6 +38,7 @@ from jaxtyping import Array, Float, Int, UInt
 from scalerl_jax.model.architecture import Architecture, Experts
 from scalerl_jax.model.grouped_matmul import Cut, grouped_matmul
 from scalerl_jax.model.layers import CHOSEN, ROUTER, gated, linear, rms_norm
+from scalerl_jax.model.row_exchange import permuted, send_rows, spread
 from scalerl_jax.model.shardings import OF_EXPERTS
 from scalerl_jax.parallel.mesh import ROWS, over_mesh
 from scalerl_jax.types import PyTree
@@ -51,6 +53,7 @@ _LEARNER_CUT = {
     "expert_gate_up": PartitionSpec("expert", "fsdp", None, "tensor"),
     "expert_down": PartitionSpec("expert", "tensor", "fsdp"),
 }
+_OVER_SHARDS = (Cut("fsdp", 1), Cut("fsdp", 2))  # of the two, within an expert
 _SAMPLER_CUT = {
     "router": PartitionSpec(),
     "expert_gate_up": PartitionSpec(OF_EXPERTS),
@@ -182,17 +185,8 @@ def _chosen_ones(
         output = way(layer, experts, tokens, own, gates)
         output = jax.lax.psum(output, OF_EXPERTS)
     else:
-        way = functools.partial(_grouped, cuts=(Cut("fsdp", 1), Cut("fsdp", 2)))
-        shards, own, all_gates = mesh.shape["expert"], chosen, gates
-        if shards > 1:
-            tokens, own, all_gates = (
-                jax.lax.all_gather(each, "expert", tiled=True)
-                for each in (tokens, chosen, gates)
-            )
-            own -= jax.lax.axis_index("expert") * len(layer["expert_down"])
-        output = jax.lax.psum(way(layer, experts, tokens, own, all_gates), "tensor")
-        if shards > 1:
-            output = jax.lax.psum_scatter(output, "expert", tiled=True)
+        way = _learners_way(mesh.shape["expert"], experts)
+        output = jax.lax.psum(way(layer, experts, tokens, chosen, gates), "tensor")
     output = output.astype(x.dtype).reshape(x.shape)
     chosen, scores = (
         each.reshape(*x.shape[:-1], each.shape[-1]) for each in (chosen, scores)
@@ -205,6 +199,13 @@ def _way(tokens: int, *, decoding: bool, alone: bool = True) -> Callable[..., Ar
     if not decoding or tokens > DENSE_UP_TO:
         return _grouped
     return _gathered if alone and tokens < GATHERED_BELOW else _dense
+
+
+def _learners_way(parts: int, experts: Experts) -> Callable[..., Array]:
+    """Who meets whom: see above."""
+    if parts == 1:
+        return functools.partial(_grouped, cuts=_OVER_SHARDS)
+    return _gathering if experts.top_k >= parts else _sending
 
 
 @jax.named_scope(ROUTER)
@@ -237,7 +238,6 @@ def _grouped(
     cuts: tuple[Cut | None, Cut | None] = (None, None),
 ) -> Float[Array, "T D"]:
     """Rows of (token, expert), sorted by expert; those of other devices come last."""
-    into, out = cuts
     here = len(layer["expert_down"])
     flat = chosen.reshape(-1)
     if here < experts.count:
@@ -245,17 +245,83 @@ def _grouped(
     order = jnp.argsort(flat, stable=True)
     place = jnp.argsort(order)
     sizes = (flat[:, None] == jnp.arange(here)[None]).sum(axis=0, dtype=jnp.int32)
-    rows: Any = _spread(experts.top_k, tokens, order, place)
-    rows = _of_groups(rows, sizes, experts)
+    rows = _gated_rows(experts, tokens, gates, order, place)
+    found = permuted(_products(layer, experts, rows, sizes, cuts), place, order)
+    return _mixed(found.reshape(*chosen.shape, -1), gates, experts)
+
+
+def _gated_rows(
+    experts: Experts, tokens: Array, gates: Array, order: Array, place: Array
+) -> Array:
+    """A row for each choice, in `order`, with its gate if that is of the input."""
+    rows: Any = spread(experts.top_k, tokens, order, place)
     if experts.gate_input:
-        sorted_gates = _permuted(gates.reshape(-1), order, place)
+        sorted_gates: Any = permuted(gates.reshape(-1), order, place)
         rows = rows * sorted_gates[:, None].astype(rows.dtype)
+    return rows
+
+
+def _products(
+    layer: PyTree,
+    experts: Experts,
+    rows: Array,
+    sizes: Array,
+    cuts: tuple[Cut | None, Cut | None],
+) -> Array:
+    """What experts make of rows sorted by expert; zeros of rows that no group has."""
+    into, out = cuts
     gate_up = layer["expert_gate_up"]
     gate_up = gate_up.reshape(*gate_up.shape[:2], -1)
-    both: Any = grouped_matmul(rows, gate_up, sizes, "auto", into)
-    h = gated(*jnp.split(_of_groups(both, sizes, experts), 2, axis=1))
+    rows = _of_groups(rows, sizes, experts)
+    both = _of_groups(
+        grouped_matmul(rows, gate_up, sizes, "auto", into), sizes, experts
+    )
+    h = gated(*jnp.split(both, 2, axis=1))
     found = grouped_matmul(h, layer["expert_down"], sizes, "auto", out)
-    found = _permuted(_of_groups(found, sizes, experts), place, order)
+    return _of_groups(found, sizes, experts)
+
+
+def _gathering(
+    layer: PyTree, experts: Experts, tokens: Array, chosen: Array, gates: Array
+) -> Float[Array, "T D"]:
+    """All devices' tokens meet the experts here; each device gets its own's sums."""
+    tokens, chosen, gates = (
+        jax.lax.all_gather(each, "expert", tiled=True)
+        for each in (tokens, chosen, gates)
+    )
+    own = chosen - jax.lax.axis_index("expert") * len(layer["expert_down"])
+    found = _grouped(layer, experts, tokens, own, gates, _OVER_SHARDS)
+    return jax.lax.psum_scatter(found, "expert", tiled=True)
+
+
+def _sending(
+    layer: PyTree, experts: Experts, tokens: Array, chosen: Array, gates: Array
+) -> Float[Array, "T D"]:
+    """Every choice's row is sent to its expert, and what is made of it comes back."""
+    flat, here = chosen.reshape(-1), len(layer["expert_down"])
+    parts = experts.count // here
+    order = jnp.argsort(flat, stable=True)
+    place = jnp.argsort(order)
+    counts = (flat[:, None] == jnp.arange(experts.count)[None]).sum(
+        axis=0, dtype=jnp.int32
+    )
+    # Rows that a device has for each expert of each device.
+    counts = jax.lax.all_gather(counts, "expert").reshape(parts, parts, here)
+    sizes, mine = counts.sum(axis=2), counts[:, jax.lax.axis_index("expert")]
+    rows = _gated_rows(experts, tokens, gates, order, place)
+    room = parts * len(flat)
+    rows = send_rows("expert", room, rows, sizes)
+    # They lie by device and then by expert; those past the last one are of nobody.
+    ends, number = jnp.cumsum(mine.reshape(-1)), jnp.arange(room)
+    of_pair = jnp.searchsorted(ends, number, side="right")
+    expert = jnp.where(of_pair < len(ends), of_pair % here, here)
+    by_expert = jnp.argsort(expert, stable=True)
+    back = jnp.argsort(by_expert)
+    rows = permuted(rows, by_expert, back)
+    found = _products(layer, experts, rows, mine.sum(axis=0), _OVER_SHARDS)
+    found = permuted(found, back, by_expert)
+    found = send_rows("expert", len(flat), found, sizes.T)
+    found = permuted(found, place, order)
     return _mixed(found.reshape(*chosen.shape, -1), gates, experts)
 
 
@@ -306,37 +372,3 @@ def _gathered(
     both = jnp.einsum("tkd,tkdpf->tkpf", inputs, gate_up)
     h = gated(both[:, :, 0], both[:, :, 1])
     return _mixed(jnp.einsum("tkf,tkfd->tkd", h, down), gates, experts)
-
-
-@jax.custom_vjp
-def _permuted(x: Array, order: Array, place: Array) -> Array:
-    """x[order]; `place` is the permutation that undoes it.  Both passes only gather."""
-    return x[order]
-
-
-_permuted.defvjp(
-    lambda x, order, place: (x[order], place),
-    lambda place, cotangent: (cotangent[place], None, None),
-)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _spread(top_k: int, tokens: Array, order: Array, place: Array) -> Array:
-    """A row for each of a token's experts [T * k, D], in `order`."""
-    return tokens[order // top_k]
-
-
-def _spread_forward(
-    top_k: int, tokens: Array, order: Array, place: Array
-) -> tuple[Array, Array]:
-    return _spread(top_k, tokens, order, place), place
-
-
-def _spread_backward(
-    top_k: int, place: Array, cotangent: Array
-) -> tuple[Array, None, None]:
-    back = cotangent[place].reshape(-1, top_k, cotangent.shape[1])
-    return back.sum(axis=1, dtype=jnp.float32).astype(cotangent.dtype), None, None
-
-
-_spread.defvjp(_spread_forward, _spread_backward)

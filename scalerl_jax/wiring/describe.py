@@ -17,6 +17,7 @@ from scalerl_jax.batching.assembly import RunningNormalization
 from scalerl_jax.batching.replay import replayed_experts
 from scalerl_jax.config import Config, InterruptionConfig, losses
 from scalerl_jax.data.streams import PromptStream
+from scalerl_jax.learner.balance import Evening
 from scalerl_jax.learner.window_scores import KlPenalty
 from scalerl_jax.model.transformer import head_logits
 from scalerl_jax.wiring.tables import (
@@ -184,6 +185,12 @@ def _of_tokens(config: Config) -> Iterator[Ingredient]:
         replayed_experts,
         "routing_replay",
         objective.routing_replay == "on",
+    )
+    yield _part(
+        "Even experts",
+        Evening,
+        "expert_balance expert_bias_rate",
+        bool(objective.expert_balance or objective.expert_bias_rate),
     )
     yield _part(
         "Weights",

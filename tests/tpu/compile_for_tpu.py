@@ -2,6 +2,7 @@
 
     compile_for_tpu.py engine CHIP TENSOR LAYERS   an 8B sampler's two programs
     compile_for_tpu.py kernel CHIP                 the kernel at its limits
+    compile_for_tpu.py experts CHIP PARTS TOP_K    a layer's gradient, experts divided
     compile_for_tpu.py preflight TOPOLOGY LAYERS   configs/8b.py, cut down
 
 A program of its own: the compiler is set up by environment variables that no process
@@ -20,8 +21,14 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.model.architecture import ARCHITECTURES
-from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.model.architecture import (
+    ARCHITECTURES,
+    Experts,
+    parameter_table,
+)
+from scalerl_jax.model.ffn_moe import expert_feed_forward
+from scalerl_jax.model.shardings import layered_shardings
+from scalerl_jax.parallel.mesh import ROWS, make_mesh
 from scalerl_jax.preflight.check import check
 from scalerl_jax.preflight.report import to_json
 from scalerl_jax.preflight.topologies import parse_topology
@@ -108,6 +115,35 @@ def compile_kernel(chip):
     return {"compiled": count}
 
 
+def compile_experts(chip, parts, top_k):
+    """Collectives of the output and the gradient of sixteen experts, by name."""
+    arch = dataclasses.replace(
+        ARCHITECTURES["qwen3-30b-a3b"],
+        num_layers=1,
+        hidden_size=1024,
+        experts=Experts(count=16, top_k=top_k, gate="normalized"),
+    )
+    topology = topologies.get_topology_desc(
+        platform="tpu", num_slices=1, **TOPOLOGIES[chip]
+    )
+    mesh = make_mesh(topology.devices, fsdp=len(topology.devices), expert=parts)
+    cuts = layered_shardings(arch, mesh)["layers"][0]
+    layer = {
+        name: jax.ShapeDtypeStruct(spec.shape[1:], jnp.float32, sharding=cuts[name])
+        for name, spec in parameter_table(arch)["layers"].items()
+    }
+    rows = jax.NamedSharding(mesh, jax.P(ROWS, "context", None))
+    x = jax.ShapeDtypeStruct((mesh.size, 1024, 1024), jnp.bfloat16, sharding=rows)
+
+    def loss(layer, x):
+        output, _ = expert_feed_forward(layer, arch, x, mesh=mesh)
+        return (output.astype(jnp.float32) ** 2).sum()
+
+    text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(layer, x).compile().as_text()
+    names = ("ragged-all-to-all", "reduce-scatter")
+    return {name: len(re.findall(rf"\s{name}(?:-start)?\(", text)) for name in names}
+
+
 def preflight(topology, layers):
     """What the command answers for configs/8b.py with so many layers."""
     name = "llama3.1-8b"
@@ -175,6 +211,7 @@ if __name__ == "__main__":
     what, chip, *numbers = sys.argv[1:]
     work = {
         "engine": compile_engine,
+        "experts": compile_experts,
         "kernel": compile_kernel,
         "preflight": preflight,
     }[what]

@@ -272,11 +272,11 @@ def output_and_gradient(params, tokens, arch, mesh=None, remat="none"):
     return jax.grad(loss, has_aux=True)(params)
 
 
-# Two kv heads, four experts, eight devices, in all ways.
+# Two kv heads, four experts in parts, eight devices, in all ways.
 WAYS = [
     (*shape, expert)
     for shape in itertools.product((1, 2, 4, 8), repeat=4)
-    for expert in (1, 2, 4)
+    for expert in (2, 4)
     if math.prod(shape) == 8 and shape[3] <= 2 and shape[1] % expert == 0
 ]
 SOME = [(1, 4, 1, 2, 2), (2, 1, 2, 2, 1), (1, 8, 1, 1, 4), (2, 2, 2, 1, 2)]
@@ -291,10 +291,10 @@ def test_a_mesh_has_the_output_and_the_gradient_of_one_device(
 
 
 @pytest.mark.slow  # a compilation each
-@pytest.mark.parametrize("name", ["qwen3", "llama4"])
-def test_every_mesh_has_the_output_and_the_gradient_of_one_device(random_params, name):
+def test_every_mesh_of_parts_has_the_output_and_gradient_of_one_device(random_params):
+    arch = dataclasses.replace(ARCH, num_layers=1)
     for shape in sorted(set(WAYS) - set(SOME)):
-        same_on_a_mesh(random_params, MIXTURES[name], shape)
+        same_on_a_mesh(random_params, arch, shape)
 
 
 def same_on_a_mesh(random_params, arch, shape):

@@ -446,6 +446,12 @@ def test_interruption_settings_do_not_matter_when_it_is_off():
         pytest.param(
             8, dict(mesh__fsdp=2, batch__rows_per_microbatch=6), (2, 6), id="as set"
         ),
+        pytest.param(
+            7,
+            dict(mesh__expert=4, batch__rows_per_microbatch=0),
+            (4, 4),
+            id="a multiple of the parts that experts are in",
+        ),
     ],
 )
 def test_what_is_left_to_the_devices_is_as_many_shards_as_fit(

@@ -233,6 +233,8 @@ def _with_learner(config: Config, arch: Architecture, size: int) -> Config | Non
         fsdp = both // data
         if mesh.fsdp not in (0, fsdp) or arch.hidden_size % fsdp or rows % both:
             continue
+        if fsdp % mesh.expert:
+            continue
         return dataclasses.replace(
             config,
             mesh=dataclasses.replace(mesh, data=data, fsdp=fsdp),

@@ -108,6 +108,7 @@ def _most_shards(config: Config, arch: Architecture, left: int) -> tuple[int, in
         for data in ([mesh.data] if mesh.data else range(1, most // shards + 1))
         if data * shards <= most
         and arch.hidden_size % shards == 0
+        and shards % mesh.expert == 0
         and rows % (data * shards) == 0
     ]
     if not fits:

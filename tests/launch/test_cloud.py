@@ -54,6 +54,7 @@ def test_a_run_gets_to_its_end_whatever_the_cloud_does(cloud, script, real):
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stderr
     assert "there are no such machines just now; try 2" in said
+    assert "is used up: other machines of the project have it, and queued" in said
     assert "that are suspended or failed; try 3" in said
     assert "the run is done after 3 attempts, 2 of them preempted" in said
     assert said.count("they will not come back") == 2

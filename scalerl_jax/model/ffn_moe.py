@@ -168,8 +168,8 @@ def _chosen_ones(
 ) -> tuple[Float[Array, "... D"], Int[Array, "... k"], Float[Array, "... E"]]:
     """What the chosen experts make of a device's tokens, who they are, and all scores.
 
-    Past the gathering, experts are numbered from the device's first; those of other
-    devices have numbers that none of its own has.
+    A way is given experts numbered from the device's first: those of other devices
+    have numbers that none of its own has.
     """
     tokens = x.reshape(-1, x.shape[-1])
     logits = router_logits(tokens, layer["router"])
@@ -242,12 +242,20 @@ def _grouped(
     flat = chosen.reshape(-1)
     if here < experts.count:
         flat = jnp.where((flat < 0) | (flat >= here), here, flat)
-    order = jnp.argsort(flat, stable=True)
-    place = jnp.argsort(order)
-    sizes = (flat[:, None] == jnp.arange(here)[None]).sum(axis=0, dtype=jnp.int32)
+    order, place, sizes = _by_group(flat, here)
     rows = _gated_rows(experts, tokens, gates, order, place)
     found = permuted(_products(layer, experts, rows, sizes, cuts), place, order)
     return _mixed(found.reshape(*chosen.shape, -1), gates, experts)
+
+
+def _by_group(groups: Array, count: int) -> tuple[Array, Array, Array]:
+    """The order of rows by group, what undoes it, and how many rows each group has.
+
+    Rows of group `count` come last, and are not counted.
+    """
+    order = jnp.argsort(groups, stable=True)
+    sizes = (groups[:, None] == jnp.arange(count)).sum(axis=0, dtype=jnp.int32)
+    return order, jnp.argsort(order), sizes
 
 
 def _gated_rows(
@@ -300,11 +308,7 @@ def _sending(
     """Every choice's row is sent to its expert, and what is made of it comes back."""
     flat, here = chosen.reshape(-1), len(layer["expert_down"])
     parts = experts.count // here
-    order = jnp.argsort(flat, stable=True)
-    place = jnp.argsort(order)
-    counts = (flat[:, None] == jnp.arange(experts.count)[None]).sum(
-        axis=0, dtype=jnp.int32
-    )
+    order, place, counts = _by_group(flat, experts.count)
     # Rows that a device has for each expert of each device.
     counts = jax.lax.all_gather(counts, "expert").reshape(parts, parts, here)
     sizes, mine = counts.sum(axis=2), counts[:, jax.lax.axis_index("expert")]
@@ -315,10 +319,9 @@ def _sending(
     ends, number = jnp.cumsum(mine.reshape(-1)), jnp.arange(room)
     of_pair = jnp.searchsorted(ends, number, side="right")
     expert = jnp.where(of_pair < len(ends), of_pair % here, here)
-    by_expert = jnp.argsort(expert, stable=True)
-    back = jnp.argsort(by_expert)
+    by_expert, back, of_expert = _by_group(expert, here)
     rows = permuted(rows, by_expert, back)
-    found = _products(layer, experts, rows, mine.sum(axis=0), _OVER_SHARDS)
+    found = _products(layer, experts, rows, of_expert, _OVER_SHARDS)
     found = permuted(found, back, by_expert)
     found = send_rows("expert", len(flat), found, sizes.T)
     found = permuted(found, place, order)

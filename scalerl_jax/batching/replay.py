@@ -6,6 +6,7 @@ choice.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,11 +54,7 @@ def replayed_experts(groups: Sequence[Group], arch: Architecture) -> list[np.nda
 def expert_load(
     chosen: Sequence[np.ndarray | None], arch: Architecture
 ) -> dict[str, float]:
-    """How evenly the tokens of sequences fall on the experts, by metric name.
-
-        load[layer, expert] = choices of the expert * count / choices in the layer
-
-    which is 1 where all are taken alike, and 0 of a dead expert, whom no token takes.
+    """How evenly the tokens of sequences fall on the experts, as `load_metrics` says.
 
     Args:
         chosen: of each sequence the experts [tokens, layers, k] as they travel.
@@ -74,9 +71,22 @@ def expert_load(
     taken = taken[taken.sum(axis=1) > 0]
     if not len(taken):
         return {}
-    load = taken * count / taken.sum(axis=1, keepdims=True)
+    return {name: value.item() for name, value in load_metrics(taken).items()}
+
+
+def load_metrics(taken: Any) -> dict[str, Any]:
+    """How evenly choices fall on the experts, by metric name.
+
+        load[layer, expert] = choices of the expert * count / choices in the layer
+
+    which is 1 where all are taken alike, and 0 of a dead expert, whom no token takes.
+
+    Args:
+        taken: choices [layers, experts], some in each layer; NumPy's or JAX's.
+    """
+    load = taken * taken.shape[-1] / taken.sum(axis=-1, keepdims=True)
     return {
-        "experts/max_load": float(load.max()),
-        "experts/mean_max_load": float(load.max(axis=1).mean()),  # over the layers
-        "experts/dead": int((taken == 0).sum()),
+        "experts/max_load": load.max(),
+        "experts/mean_max_load": load.max(axis=-1).mean(),  # over the layers
+        "experts/dead": (taken == 0).sum(),
     }

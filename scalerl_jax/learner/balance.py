@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from scalerl_jax.batching.replay import load_metrics
 from scalerl_jax.types import PackedBatch
 
 
@@ -28,6 +29,7 @@ class Evening:
 
     coefficient: float = 0.0
     bias_rate: float = 0.0  # 0: there are no biases
+    metrics = staticmethod(load_metrics)  # of a step's choices
 
     def __call__(
         self, said: dict[str, Array], batch: PackedBatch
@@ -63,13 +65,3 @@ class Evening:
         bias = old["layers"]["router_bias"].astype(jnp.float32)
         fewer = jnp.sign(taken.mean(axis=-1, keepdims=True) - taken)
         params["layers"]["router_bias"] = bias + self.bias_rate * fewer
-
-    def metrics(self, taken: Float[Array, "L E"]) -> dict[str, Float[Array, ""]]:
-        """Return what `batching.replay.expert_load` does, from a step's choices."""
-        total = jnp.maximum(taken.sum(axis=-1, keepdims=True), 1.0)
-        load = taken * taken.shape[-1] / total
-        return {
-            "experts/max_load": load.max(),
-            "experts/mean_max_load": load.max(axis=-1).mean(),
-            "experts/dead": (taken == 0).sum(dtype=jnp.float32),
-        }

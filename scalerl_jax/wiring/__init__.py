@@ -53,7 +53,7 @@ from scalerl_jax.wiring.sampling import (
     make_length_budget,
     make_stream,
 )
-from scalerl_jax.wiring.tables import DTYPES, check_experts, replayed
+from scalerl_jax.wiring.tables import DTYPES, replayed
 
 if TYPE_CHECKING:  # loaded only where a prompt is followed
     from scalerl_jax.coordination.tracing import Tracer
@@ -212,7 +212,6 @@ def _checked_architecture(config: Config) -> Architecture:
     """Return the architecture, in which every pattern of frozen params is found."""
     arch = make_architecture(config)
     frozen_params(parameter_table(arch), config.model.frozen)
-    check_experts(config, arch)
     if jax.default_backend() == "cpu":
         keep_freed_memory(arch.num_params)
     return arch

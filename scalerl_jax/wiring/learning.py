@@ -50,17 +50,20 @@ from scalerl_jax.wiring.objective import (
     make_objective,
     with_annotations,
 )
-from scalerl_jax.wiring.tables import DTYPES, choose, naming, replayed
+from scalerl_jax.wiring.tables import (
+    DTYPES,
+    check_experts,
+    choose,
+    naming,
+    replayed,
+)
 
 
 def make_architecture(config: Config) -> Architecture:
     """The shape that is named, or that of the checkpoint; with the bias that is set."""
     arch = _started_from(config)
-    if arch.experts is None or not config.objective.expert_bias_rate:
-        return arch
-    return dataclasses.replace(
-        arch, experts=dataclasses.replace(arch.experts, bias=True)
-    )
+    check_experts(config, arch)
+    return _with_bias(arch, bias=True) if config.objective.expert_bias_rate else arch
 
 
 def _started_from(config: Config) -> Architecture:
@@ -164,7 +167,7 @@ def make_learner(
     shardings = param_shardings(arch, mesh)
     if config.model.checkpoint:
         with naming("model.checkpoint"):
-            params = _load(config, arch, shardings)
+            params = load_policy(config, arch, shardings)
     else:
         params = jax.jit(
             functools.partial(init_params, arch, dtype=dtype), out_shardings=shardings
@@ -189,25 +192,32 @@ def make_learner(
     return state, step
 
 
-def _load(config: Config, arch: Architecture, shardings: PyTree) -> PyTree:
+def load_policy(config: Config, arch: Architecture, shardings: PyTree) -> PyTree:
     """The checkpoint's params; biases that it does not have start at 0."""
-    dtype = DTYPES[config.model.param_dtype]
-    stored = _started_from(config)
-    if config.model.architecture != "checkpoint" or stored == arch:
-        return load_params(
-            config.model.checkpoint, arch, dtype=dtype, shardings=shardings
-        )
+    source, dtype = config.model.checkpoint, DTYPES[config.model.param_dtype]
     layers = dict(shardings["layers"])
-    cut = layers.pop("router_bias")
+    cut = layers.pop("router_bias", None)
+    if cut is None or _has_bias(read_architecture(source)):
+        return load_params(source, arch, dtype=dtype, shardings=shardings)
     params = load_params(
-        config.model.checkpoint,
-        stored,
+        source,
+        _with_bias(arch, bias=False),
         dtype=dtype,
         shardings=shardings | {"layers": layers},
     )
     bias = jnp.zeros(parameter_table(arch)["layers"]["router_bias"].shape, dtype)
     params["layers"]["router_bias"] = jax.device_put(bias, cut)
     return params
+
+
+def _has_bias(arch: Architecture) -> bool:
+    return arch.experts is not None and arch.experts.bias
+
+
+def _with_bias(arch: Architecture, *, bias: bool) -> Architecture:
+    assert arch.experts is not None, "only a mixture's router has one"
+    experts = dataclasses.replace(arch.experts, bias=bias)
+    return dataclasses.replace(arch, experts=experts)
 
 
 def make_balance(config: Config) -> Balance | None:

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from small_mesh import mesh_of
 from small_model import small_architecture
+from small_step import make_sequences
 
-from scalerl_jax.batching.packing import TrainSequence, pack
-from scalerl_jax.batching.replay import expert_load
+from scalerl_jax import config as config_lib
+from scalerl_jax.batching.packing import pack
+from scalerl_jax.batching.replay import expert_load, load_metrics
 from scalerl_jax.learner.balance import Evening
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.optimizer import make_optimizer
@@ -24,9 +26,12 @@ from scalerl_jax.learner.step import (
     make_update,
     state_layout,
 )
-from scalerl_jax.model.architecture import Experts
+from scalerl_jax.model.architecture import ARCHITECTURES, Experts
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.saving import save_params
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import init_params
+from scalerl_jax.wiring.learning import load_policy, make_architecture
 
 ARCH = small_architecture(
     family="qwen3_moe",
@@ -37,10 +42,10 @@ RATE = 0.25
 
 def microbatch(segments, weights):
     """A row of these segments; only what is read has a value."""
-    (batch,) = [
-        jax.tree.map(lambda leaf: leaf[0], each)
-        for each in [pack(sequences(), row_tokens=12, rows_per_microbatch=1)]
-    ]
+    batch = jax.tree.map(
+        lambda leaf: leaf[0],
+        pack(make_sequences(), row_tokens=12, rows_per_microbatch=1),
+    )
     there = np.asarray(segments)
     return dataclasses.replace(
         batch,
@@ -48,25 +53,6 @@ def microbatch(segments, weights):
         weights=np.asarray(weights)[None],
         mask=np.asarray(weights)[None] > 0,
     )
-
-
-@functools.cache
-def sequences():
-    rng = np.random.default_rng(0)
-    found = []
-    for prompt, completion in ((2, 5), (3, 4), (1, 7), (4, 4)):
-        found.append(
-            TrainSequence(
-                tokens=rng.integers(0, 16, prompt + completion).astype(np.int32),
-                prompt_length=prompt,
-                weights=np.full(completion, 1 / 20),
-                mask=np.ones(completion, bool),
-                behavior_logprobs=rng.uniform(-4.0, -2.0, completion),
-                staleness=np.zeros(completion, int),
-                advantage=float(rng.normal()),
-            )
-        )
-    return found
 
 
 def test_the_loss_is_that_of_the_paper():
@@ -118,7 +104,7 @@ def stepped(shape=(1, 1, 1, 1), rows=2, coefficient=0.0, rate=RATE):
         jax.tree.map(lambda leaf: leaf.sharding, layout),
     )
     before = jax.device_get(state.params)
-    batch = pack(sequences(), row_tokens=12, rows_per_microbatch=rows)
+    batch = pack(make_sequences(), row_tokens=12, rows_per_microbatch=rows)
     balance = Evening(coefficient=coefficient, bias_rate=rate)
     step = TrainStep(
         make_accumulate(
@@ -139,7 +125,7 @@ def stepped(shape=(1, 1, 1, 1), rows=2, coefficient=0.0, rate=RATE):
 
 def test_biases_move_by_the_rate_and_by_nothing_else():
     before, after, taken, _ = stepped()
-    tokens = sum(len(each.tokens) - 1 for each in sequences())  # that are read
+    tokens = sum(len(each.tokens) - 1 for each in make_sequences())  # that are read
     assert (taken.sum(axis=1) == 2 * tokens).all()
     assert (before["layers"]["router_bias"] == 0).all()  # no decay to see
     wanted = RATE * np.sign(taken.mean(axis=1, keepdims=True) - taken)
@@ -166,9 +152,41 @@ def test_the_loss_is_added_and_its_gradient_reaches_the_router():
     assert (with_it["layers"]["router"] != without["layers"]["router"]).any()
 
 
+@pytest.mark.parametrize("architecture", ["checkpoint", "small mixture"])
+@pytest.mark.parametrize("stored", [False, True], ids=["without", "with"])
+def test_a_checkpoint_with_biases_or_without(
+    architecture, stored, tmp_path, monkeypatch
+):
+    experts = dataclasses.replace(ARCH.experts, bias=stored)
+    arch = dataclasses.replace(ARCH, experts=experts)
+    params = init_params(arch, jax.random.key(0), dtype=jnp.float32)
+    if stored:
+        params["layers"]["router_bias"] += 0.5
+    save_params(tmp_path, params, arch, dtype=jnp.float32)
+    monkeypatch.setitem(ARCHITECTURES, "small mixture", read_architecture(tmp_path))
+    settings = config_lib.defaults()
+    settings.model.update(architecture=architecture, checkpoint=str(tmp_path))
+    settings.objective.expert_bias_rate = RATE
+    config = config_lib.resolve(settings)
+    asked = make_architecture(config)
+    assert asked.experts.bias
+    found = load_policy(config, asked, param_shardings(asked, mesh_of((1, 1, 1, 1))))
+    wanted = np.full((ARCH.num_layers, 4), 0.5 * stored, np.float32)
+    np.testing.assert_array_equal(found["layers"]["router_bias"], wanted)
+
+
+@pytest.mark.parametrize("name", ["expert_balance", "expert_bias_rate"])
+def test_a_dense_model_has_none_to_balance(name):
+    settings = config_lib.defaults()
+    settings.model.architecture = "qwen3-8b"
+    settings.objective[name] = 0.1
+    with pytest.raises(ValueError, match=f"objective.{name} = 0.1 balances experts"):
+        make_architecture(config_lib.resolve(settings))
+
+
 def test_loads_are_those_that_sequences_have():
     taken = np.asarray([[6, 2, 0, 0], [2, 2, 2, 2]])
-    found = Evening().metrics(jnp.asarray(taken, jnp.float32))
+    found = load_metrics(jnp.asarray(taken, jnp.float32))
     chosen = [np.repeat(np.arange(4), layer) for layer in taken]
     travelled = np.stack(chosen, axis=1)[:, :, None].astype(np.uint8)
     one = dataclasses.replace(ARCH, experts=dataclasses.replace(ARCH.experts, top_k=1))

@@ -218,14 +218,17 @@ def make_meshes(
     Raises:
         ValueError: so many cannot, or do not divide the devices.
     """
-    pieces = (arch.num_kv_heads, arch.num_heads, arch.ffn_size, arch.vocab_size)
+    pieces = [arch.num_kv_heads, arch.num_heads, arch.ffn_size, arch.vocab_size]
+    mixed = "" if arch.experts is None else f", {arch.experts.count} experts"
+    if arch.experts is not None:
+        pieces.append(arch.experts.count)
     most = math.gcd(len(devices), *pieces)
     size = tensor or most
     if most % size:
         raise ValueError(
             f"--tensor={tensor} must divide the {len(devices)} devices and, in the "
             f"model, {arch.num_kv_heads} kv heads, {arch.num_heads} heads, "
-            f"{arch.ffn_size} of a layer and {arch.vocab_size} tokens; choose a "
+            f"{arch.ffn_size} of a layer and {arch.vocab_size} tokens{mixed}; choose a "
             f"divisor of {most}"
         )
     return [

@@ -11,6 +11,7 @@ from small_model import small_architecture
 from small_server import BASE
 
 from scalerl_jax.data.tokenizer import load_tokenizer
+from scalerl_jax.model.architecture import Experts
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.transformer import init_params, unstack_layers
 from scalerl_jax.sampler.sampling import Sampling
@@ -40,6 +41,14 @@ def test_all_devices_are_used_once(count, kv_heads, tensor, shape):
     meshes = make_meshes(arch, devices, tensor)
     assert (len(meshes), meshes[0].shape["tensor"]) == shape
     assert [each for mesh in meshes for each in mesh.devices.flat] == devices
+
+
+def test_a_mixture_is_cut_between_its_experts():
+    experts = Experts(2, 1, "softmax")
+    arch = small_architecture(num_heads=8, num_kv_heads=8, experts=experts)
+    assert make_meshes(arch, jax.devices()[:4], 0)[0].shape["tensor"] == 2
+    with pytest.raises(ValueError, match="2 experts; choose a divisor of 2"):
+        make_meshes(arch, jax.devices()[:4], 4)
 
 
 LIMITS = {"max_prompt_tokens": 8, "max_completion_tokens": 8}

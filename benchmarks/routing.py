@@ -230,7 +230,7 @@ def draw(runs: list[Path], picture: Path) -> None:
         said = json.loads((run / "config.json").read_text())
         replay = said["config"]["objective"]["routing_replay"]
         color, aside = {"on": ("C0", 0.7), "off": ("C3", -0.7)}[replay]
-        label = None if replay in seen else f"replay {replay}, three seeds"
+        label = None if replay in seen else f"replay {replay}"
         seen.add(replay)
         evals = rows(run / "evals.jsonl")
         steps = [row["step"] for row in evals]

@@ -231,9 +231,8 @@ def _with_learner(config: Config, arch: Architecture, size: int) -> Config | Non
         if both % data or mesh.data not in (0, data):
             continue
         fsdp = both // data
-        if mesh.fsdp not in (0, fsdp) or arch.hidden_size % fsdp or rows % both:
-            continue
-        if fsdp % mesh.expert:
+        uneven = arch.hidden_size % fsdp or rows % both or fsdp % mesh.expert
+        if mesh.fsdp not in (0, fsdp) or uneven:
             continue
         return dataclasses.replace(
             config,

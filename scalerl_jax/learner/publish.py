@@ -108,6 +108,8 @@ def _make_stage(
             *(math.gcd(devices, replica), replica, replica, devices),
         )
 
+    everywhere: Any = NamedSharding(learner_mesh, PartitionSpec())
+
     def shard(spec: Any, sharding: NamedSharding) -> list[NamedSharding]:
         cut = _cut(sharding)
         if cut is None:
@@ -122,7 +124,6 @@ def _make_stage(
         spec = PartitionSpec(*(None,) * cut.dimension, axes)
         return [NamedSharding(mesh, spec)] * cut.split(devices)
 
-    everywhere: Any = NamedSharding(learner_mesh, PartitionSpec())
     layout = Published(
         params=jax.tree.map(shard, layered_table(arch), destination),
         policy_version=everywhere,

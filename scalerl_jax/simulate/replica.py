@@ -92,7 +92,6 @@ class SimulatedReplica:
     def __init__(self, machine: Machine, number: int = 0, group_size: int = 1) -> None:
         """Begin empty, at time 0."""
         self.machine, self.number, self._group_size = machine, number, group_size
-        self._slots = machine.slots
         self.version = -1
         self.clear(0.0)
         self.up = True
@@ -132,7 +131,7 @@ class SimulatedReplica:
     @property
     def room(self) -> int:
         """Groups that it could begin now: the last of them may wait for slots."""
-        free = self._slots - self.running - self.waiting_samples - self._to_come
+        free = self.free_slots - self._to_come
         return -(-free // self._group_size) if free > 0 else 0
 
     def give(self, group: SimulatedGroup, version: int) -> None:

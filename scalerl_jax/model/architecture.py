@@ -237,13 +237,18 @@ def layered_table(arch: Architecture) -> PyTree:
     """`parameter_table` with an array per layer: `layers` is a tuple.
 
     A program that unrolls the layers takes them so; a slice of a stack would be a copy
-    of the weights wherever the compiler does not fuse it.
+    of the weights wherever the compiler does not fuse it.  An expert's gate and up
+    matrices lie side by side, "both": as a pair, TPUs lay them out anew in every call.
     """
+
+    def of_a_layer(spec: ParamSpec) -> ParamSpec:
+        shape, axes = spec.shape[1:], spec.axes[1:]
+        if "pair" in axes:
+            shape, axes = (*shape[:-2], math.prod(shape[-2:])), (*axes[:-2], "both")
+        return ParamSpec(shape, axes, spec.init)
+
     table = parameter_table(arch)
-    layer = {
-        name: ParamSpec(spec.shape[1:], spec.axes[1:], spec.init)
-        for name, spec in table["layers"].items()
-    }
+    layer = {name: of_a_layer(spec) for name, spec in table["layers"].items()}
     return table | {"layers": (layer,) * arch.num_layers}
 
 

@@ -278,15 +278,19 @@ def _products(
 ) -> Array:
     """What experts make of rows sorted by expert; zeros of rows that no group has."""
     into, out = cuts
-    gate_up = layer["expert_gate_up"]
-    gate_up = gate_up.reshape(*gate_up.shape[:2], -1)
     rows = _of_groups(rows, sizes, experts)
     both = _of_groups(
-        grouped_matmul(rows, gate_up, sizes, "auto", into), sizes, experts
+        grouped_matmul(rows, _gate_up(layer), sizes, "auto", into), sizes, experts
     )
     h = gated(*jnp.split(both, 2, axis=1))
     found = grouped_matmul(h, layer["expert_down"], sizes, "auto", out)
     return _of_groups(found, sizes, experts)
+
+
+def _gate_up(layer: PyTree) -> Float[Array, "E D both"]:
+    """Gate and up matrices side by side: of a learner's pair, or a sampler's as is."""
+    gate_up = layer["expert_gate_up"]
+    return gate_up.reshape(*gate_up.shape[:2], -1)
 
 
 def _gathering(
@@ -349,11 +353,10 @@ def _dense(
     inputs = jnp.broadcast_to(tokens[None], (here, *tokens.shape))
     if experts.gate_input:
         inputs = inputs * all_gates[..., None].astype(dtype)
-    gate_up = layer["expert_gate_up"].astype(dtype)
-    both = jnp.einsum("etd,edpf->eptf", inputs, gate_up)
+    both = jnp.einsum("etd,edf->etf", inputs, _gate_up(layer).astype(dtype))
     found = jnp.einsum(
         "etf,efd->etd",
-        gated(both[:, 0], both[:, 1]),
+        gated(*jnp.split(both, 2, axis=2)),
         layer["expert_down"].astype(dtype),
     ).astype(jnp.float32)
     if experts.gate_input:
@@ -369,9 +372,9 @@ def _gathered(
     if experts.gate_input:
         inputs = inputs * gates[..., None].astype(tokens.dtype)
     gate_up, down = (
-        layer[name][chosen].astype(tokens.dtype)
-        for name in ("expert_gate_up", "expert_down")
+        matrices[chosen].astype(tokens.dtype)
+        for matrices in (_gate_up(layer), layer["expert_down"])
     )
-    both = jnp.einsum("tkd,tkdpf->tkpf", inputs, gate_up)
-    h = gated(both[:, :, 0], both[:, :, 1])
+    both = jnp.einsum("tkd,tkdf->tkf", inputs, gate_up)
+    h = gated(*jnp.split(both, 2, axis=2))
     return _mixed(jnp.einsum("tkf,tkfd->tkd", h, down), gates, experts)

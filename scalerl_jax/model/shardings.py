@@ -32,6 +32,7 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
     "experts": ("expert",),
     "router": (),
     "pair": (),
+    "both": ("tensor",),
     "layers": (),
     "width": (),
     "head_dim": (),
@@ -87,12 +88,11 @@ def _size(mesh: Mesh, axes: Iterable[str]) -> int:
 
 def layered_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
     """`param_shardings` per parameter of `layered_table`: each layer cut alike."""
-    table = param_shardings(arch, mesh)
-    layer = {
-        name: NamedSharding(mesh, PartitionSpec(*sharding.spec[1:]))
-        for name, sharding in table["layers"].items()
-    }
-    return table | {"layers": (layer,) * arch.num_layers}
+    param_shardings(arch, mesh)  # refuses what cannot be cut
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, _spec(_cut(spec, axis) for axis in spec.axes)),
+        layered_table(arch),
+    )
 
 
 def sampler_copies(arch: Architecture, devices: int) -> int:

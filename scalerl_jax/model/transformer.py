@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 from scalerl_jax.model.architecture import (
     Architecture,
     ParamSpec,
+    layered_table,
     parameter_table,
 )
 from scalerl_jax.model.attention import SAVED, BlockwiseAttention, SegmentAttention
@@ -80,8 +81,12 @@ def abstract_params(arch: Architecture, *, dtype: DTypeLike) -> PyTree:
 def unstack_layers(params: PyTree, arch: Architecture) -> PyTree:
     """The parameters as `architecture.layered_table` lays them out."""
     layers = tuple(
-        jax.tree.map(lambda leaf, index=index: leaf[index], params["layers"])
-        for index in range(arch.num_layers)
+        jax.tree.map(
+            lambda leaf, spec, index=index: leaf[index].reshape(spec.shape),
+            params["layers"],
+            layer,
+        )
+        for index, layer in enumerate(layered_table(arch)["layers"])
     )
     return params | {"layers": layers}
 

@@ -27,7 +27,7 @@ from scalerl_jax.model.architecture import (
     parameter_table,
 )
 from scalerl_jax.model.ffn_moe import expert_feed_forward
-from scalerl_jax.model.shardings import layered_shardings
+from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.parallel.mesh import ROWS, make_mesh
 from scalerl_jax.preflight.check import check
 from scalerl_jax.preflight.report import to_json
@@ -127,9 +127,13 @@ def compile_experts(chip, parts, top_k):
         platform="tpu", num_slices=1, **TOPOLOGIES[chip]
     )
     mesh = make_mesh(topology.devices, fsdp=len(topology.devices), expert=parts)
-    cuts = layered_shardings(arch, mesh)["layers"][0]
+    cuts = param_shardings(arch, mesh)["layers"]
     layer = {
-        name: jax.ShapeDtypeStruct(spec.shape[1:], jnp.float32, sharding=cuts[name])
+        name: jax.ShapeDtypeStruct(
+            spec.shape[1:],
+            jnp.float32,
+            sharding=jax.NamedSharding(mesh, jax.P(*cuts[name].spec[1:])),
+        )
         for name, spec in parameter_table(arch)["layers"].items()
     }
     rows = jax.NamedSharding(mesh, jax.P(ROWS, "context", None))

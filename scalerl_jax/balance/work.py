@@ -11,9 +11,10 @@ from scalerl_jax.model.architecture import Architecture
 # A product of float32 operands at the highest precision is six bfloat16 products on a
 # TPU: each operand is three bfloat16 terms, and of the nine products the three
 # smallest are left out.  A float32 operand that is a cast bfloat16 is one term, and the
-# compiler sees it: three are left.
+# compiler sees it: three are left, and one where both operands are.
 HIGHEST_PASSES = 6
 CAST_PASSES = 3
+BOTH_CAST_PASSES = 1
 # Matmuls of queries x keys in each pass of attention: scores and mixing; of the
 # backward pass, a kernel that makes the scores once, and the TPU's two kernels.
 FORWARD_ATTENTION = 2
@@ -148,15 +149,20 @@ def _head(
     *,
     float32_head: bool,
     passes: int,
+    itemsize: int = 4,
 ) -> Work:
-    """Return one product with the head, of so many passes if it is float32."""
+    """Return one product with the head, of so many passes if it is float32.
+
+    Its operands have `itemsize` bytes a value in memory if it is, else 2.
+    """
     width, vocabulary = arch.hidden_size, arch.vocab_size
-    moved = tokens * (width + vocabulary) + copies * width * vocabulary
     flops = 2.0 * tokens * width * vocabulary
+    operands = tokens * width + copies * width * vocabulary
+    read, written = (itemsize, 4) if float32_head else (2, 2)
     return Work(
         head=flops,
         head_passes=flops * (passes if float32_head else 1),
-        bytes=(4 if float32_head else 2) * moved,
+        bytes=read * operands + written * tokens * vocabulary,
     )
 
 
@@ -217,11 +223,14 @@ def decode(
 
     Heads and experts are cut over the devices: together they read everything once, or,
     where they are more than kv heads, all but the experts `copies` times.  The output
-    head is kept in the sampler's dtype, and made float32 on its way.
+    head and the hidden states are in the sampler's dtype, and made float32 on their
+    way: the sums are exact to float32 in fewer passes, for bfloat16 operands.
     """
     layer = _cached(arch, rows, rows, context, itemsize, copies)
-    passes = CAST_PASSES if itemsize == 2 else HIGHEST_PASSES
-    head = _head(arch, rows, float32_head=float32_head, passes=passes)
+    passes = BOTH_CAST_PASSES if itemsize == 2 else HIGHEST_PASSES
+    head = _head(
+        arch, rows, float32_head=float32_head, passes=passes, itemsize=itemsize
+    )
     return (layer * arch.num_layers + head * copies) * steps
 
 

@@ -35,7 +35,7 @@ from scalerl_jax.preflight.hlo import (
 )
 from scalerl_jax.preflight.products import Excess, excesses, narrow_loops
 from scalerl_jax.preflight.programs import Parts, attention_names, make_parts
-from scalerl_jax.preflight.topologies import Roofline, Topology, roofline
+from scalerl_jax.preflight.topologies import Roofline, Topology, link_share, roofline
 from scalerl_jax.preflight.whole_step import WholeStep, make_whole_step
 from scalerl_jax.sampler.lowering import (
     decode_state,
@@ -134,7 +134,9 @@ def count_microbatches(config: Config) -> int:
 def _checked(
     name: str, compiled: Compiled, parts: Parts, topology: Topology
 ) -> Checked:
-    mesh = parts.sampler_mesh if name in _SAMPLING else parts.learner_mesh
+    mesh, box = parts.learner_mesh, parts.placement.learner
+    if name in _SAMPLING:
+        mesh, box = parts.sampler_mesh, parts.placement.sampler
     needed, found = _work(name, parts), {}
     wasteful: list[Excess] = []
     narrow: list[str] = []
@@ -143,11 +145,13 @@ def _checked(
         wasteful = excesses(compiled.program, compiled.asked, num_devices=mesh.size)
         narrow = narrow_loops(compiled.program)
     return Checked(
-        parts=_memory(name, compiled, parts),
+        parts=program_memory(name, compiled, parts),
         too_large=compiled.too_large,
         traffic=found,
         work=needed,
-        roofline=roofline(topology.chip, needed, found, devices=mesh.size),
+        roofline=roofline(
+            topology.chip, needed, found, devices=mesh.size, links=link_share(box)
+        ),
         head=_head(name, compiled, parts),
         excesses=tuple(wasteful),
         narrow=tuple(narrow),
@@ -208,7 +212,7 @@ def _beside_learner(parts: Parts) -> dict[str, int]:
     return _sampler_parts(parts) if is_shared(parts.config) else {}
 
 
-def _memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int]:
+def program_memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int]:
     """Return all bytes while a program runs: its own, and what it does not touch."""
     state, engine, code = parts.state, parts.engine, compiled.code
     whole, params = device_bytes(state), device_bytes(state.params)
@@ -361,22 +365,3 @@ def estimate_largest(result: Result) -> dict[str, Any]:
         "rows_per_microbatch": int(times * batch.rows_per_microbatch / shards) * shards,
         "row_tokens": int(times * batch.row_tokens / unit) * unit,
     }
-
-
-def search_rows(config: Config, topology: Topology, result: Result) -> int:
-    """Return the most rows of a microbatch whose train step fits, found by compiling.
-
-    It begins at the estimate and goes down; 0 if no shard has room for one row.
-    """
-    mesh, batch = result.parts.config.mesh, result.parts.config.batch
-    estimate = estimate_largest(result).get("rows_per_microbatch", 0)
-    rows = max(estimate, batch.rows_per_microbatch)
-    while rows:
-        batch = dataclasses.replace(config.batch, rows_per_microbatch=rows)
-        parts, step = make_parts(dataclasses.replace(config, batch=batch), topology)
-        compiled = compile_program(f"{rows} rows", step.lower()["accumulate"])
-        size = sum(_memory("accumulate", compiled, parts).values())
-        if not compiled.too_large and size <= result.limit:
-            break
-        rows -= mesh.data * mesh.fsdp
-    return rows

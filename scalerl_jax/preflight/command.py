@@ -10,8 +10,9 @@ from ml_collections import config_flags
 from scalerl_jax import config as config_lib
 from scalerl_jax.balance.lengths import read_lengths
 from scalerl_jax.config.command_line import read_flags
-from scalerl_jax.preflight.check import check, search_rows
+from scalerl_jax.preflight.check import check
 from scalerl_jax.preflight.report import to_json, to_text
+from scalerl_jax.preflight.search import search_rows
 from scalerl_jax.preflight.topologies import parse_topology
 from scalerl_jax.utils.failures import tell
 

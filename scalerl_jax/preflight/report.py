@@ -229,8 +229,8 @@ def notes(result: Result) -> list[str]:
     )
     said.append(
         "rooflines are bounds from below (everything at its peak, all overlapped); a "
-        "float32 product at the highest precision takes 6 bfloat16 passes, or 3 if an "
-        "operand was bfloat16"
+        "float32 product at the highest precision takes 6 bfloat16 passes, 3 if one "
+        "operand was bfloat16, and 1 if both were"
     )
     return said
 

@@ -165,14 +165,39 @@ def roofline(
     traffic: dict[str, Traffic],
     *,
     devices: int,
+    links: float = 1.0,
 ) -> Roofline:
     """Return the bounds of a call over `devices` devices of a kind.
 
-    Collectives are taken to use all links of a device at once; the slower network
-    between slices is left out.
+    Collectives are taken to use the share `links` of a device's links at once, of
+    `link_share`; the slower network between slices is left out.
     """
+    sent = sum(each.sent_bytes for each in traffic.values())
     return Roofline(
         compute=work.passes / devices / chip.flops,
         hbm=work.bytes / devices / chip.hbm_bandwidth,
-        ici=sum(each.sent_bytes for each in traffic.values()) / chip.ici_bandwidth,
+        ici=sent / (chip.ici_bandwidth * links),
     )
+
+
+def link_share(box: Topology) -> float:
+    """Return the share of a chip's links that rings over a box of chips can use.
+
+    A ring runs along each side of the box, in both directions where the side is closed.
+    A side of one chip has none; one of two has a link each way between the two, which
+    is one of the two that a chip has along it, and an open line of more carries what a
+    ring does on one of them.  A side is closed where it is whole: from 4 chips on in
+    steps of 4 on a 3D torus, at 16 on a 2D one.
+
+    Google, "TPU v4", https://arxiv.org/abs/2304.01433, section 2; the sides of v5e and
+    v6e are closed in whole slices alone (docs.cloud.google.com/tpu/docs/v5e).
+    """
+    closed = 4 if box.chip.sides == 3 else 16
+
+    def side(length: int) -> float:
+        if length == 1:
+            return 0.0
+        return 1.0 if length % closed == 0 else 0.5
+
+    share = sum(side(length) for length in box.shape) / len(box.shape)
+    return share or 1.0  # one chip's devices: tpu7x has two, beside each other

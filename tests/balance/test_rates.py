@@ -28,7 +28,7 @@ def test_decoding_reads_weights_and_cache_in_time():
     """A token of each of 5 slots that hold 7: bfloat16, a head of float32."""
     linears = 2 * (WEIGHTS + 5 * SIDES)
     cached = 5 * 7 * 2 * 4 * 2
-    head = 4 * (5 * (8 + 100) + 8 * 100)
+    head = 2 * (5 * 8 + 8 * 100) + 4 * 5 * 100
     seconds = (3 * (linears + cached) + head) / 2 / 10
     arguments = dict(slots=5, mean_context=7, chips=2)
     assert decode_seconds(SMALL, STARVED, **arguments, reached=BOUND) == seconds
@@ -55,16 +55,16 @@ def test_many_short_sequences_are_bound_by_compute():
     found = decode_seconds(
         SMALL, quick, slots=1000, mean_context=7, chips=1, reached=BOUND
     )
-    assert found == (3 * layer + 3 * head) / 100
-    lower = decode_seconds(
+    assert found == (3 * layer + head) / 100  # both operands are bfloat16
+    exact = decode_seconds(
         *(SMALL, quick),
         slots=1000,
         mean_context=7,
         chips=1,
-        float32_head=False,
+        itemsize=4,
         reached=BOUND,
     )
-    assert lower == (3 * layer + head) / 100
+    assert exact == (3 * layer + 6 * head) / 100
 
 
 def test_the_published_decode_bound_of_an_8b_model():

@@ -2,9 +2,12 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.learner.step import init_state
@@ -17,6 +20,7 @@ from scalerl_jax.model.transformer import (
 from scalerl_jax.preflight import check
 from scalerl_jax.preflight.hlo import compile_program
 from scalerl_jax.preflight.programs import AssumedTokenizer
+from scalerl_jax.preflight.search import most_that_fit
 from scalerl_jax.sampler.lowering import decode_state
 from scalerl_jax.wiring.devices import make_meshes
 from scalerl_jax.wiring.learning import (
@@ -179,3 +183,25 @@ def test_microbatches_of_a_step_of_the_longest_rollouts(
         check.count_microbatches(dataclasses.replace(config, batch=batch))
         == microbatches
     )
+
+
+@given(
+    most=st.integers(0, 3000),
+    known=st.integers(0, 3000),
+    guess=st.integers(0, 3000),
+)
+def test_the_most_that_fits_is_found_in_few_tries(most, known, guess):
+    asked = []
+
+    def fits(number):
+        asked.append(number)
+        return number <= most
+
+    if known <= most:
+        found = most_that_fit(fits, fitting=known, guess=guess)
+    else:
+        found = most_that_fit(fits, fitting=0, failing=known)
+    assert found == most
+    assert len(set(asked)) == len(asked) and 0 not in asked
+    away = abs(most - max(guess, known)) if known <= most else known
+    assert len(asked) <= 3 * math.log2(max(away, guess) + 2) + 2

@@ -7,7 +7,12 @@ import pytest
 from scalerl_jax.balance.chips import CHIPS
 from scalerl_jax.balance.work import Work
 from scalerl_jax.preflight.hlo import Traffic
-from scalerl_jax.preflight.topologies import parse_topology, part_of, roofline
+from scalerl_jax.preflight.topologies import (
+    link_share,
+    parse_topology,
+    part_of,
+    roofline,
+)
 
 
 @pytest.mark.parametrize(
@@ -106,3 +111,27 @@ def test_the_slowest_resource_is_the_roofline(layers, moved, sent, seconds, boun
     assert found.hbm == moved / 4 / 10
     assert found.ici == sent / 5
     assert (found.seconds, found.bound_by) == (seconds, bound_by)
+
+
+@pytest.mark.parametrize(
+    "box, share",
+    [
+        pytest.param("v5p:4x4x4", 1.0, id="a closed cube"),
+        pytest.param("v5p:2x2x1", 1 / 3, id="a host: a link along two of three sides"),
+        pytest.param("v5p:4x4x2", 5 / 6, id="two closed sides, and one of two chips"),
+        pytest.param("v5e:16x16", 1.0, id="a whole pod is closed"),
+        pytest.param("v5e:8x16", 0.75, id="half of one is, along a side"),
+        pytest.param("v6e:8x8", 0.5, id="a smaller one is not"),
+        pytest.param("v6e:1x1", 1.0, id="one chip waits for none"),
+    ],
+)
+def test_rings_use_the_links_along_their_sides(box, share):
+    assert link_share(parse_topology(box)) == pytest.approx(share)
+    found = roofline(
+        CHIPS["v5p"],
+        Work(),
+        {"all-reduce": Traffic(sent_bytes=600e9)},
+        devices=4,
+        links=share,
+    )
+    assert found.ici == pytest.approx(1 / share)

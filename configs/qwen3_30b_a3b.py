@@ -26,5 +26,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.mesh.data = 0
     config.mesh.fsdp = 0
     config.generators.count = 0
+    config.generators.versions = 0
     config.sampler.slots = 0
     return config

@@ -19,15 +19,14 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.architecture = "scout"
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
-    config.model.remat = "full"
+    config.model.remat = "auto"  # the least that the memory allows
     config_lib.ask_polaris(config)
     config.batch.rows_per_microbatch = 0  # one for each shard
-    config.mesh.fsdp = 64
-    # A replica holds two versions of 201 GiB: on more chips than a host has.  It can be
-    # compiled for them, and no run can be started so yet.
-    config.generators.count = 8
-    config.generators.devices = 8
-    config.generators.placement = "apart"
-    config.sampler.slots = 64
-    config.sampler.cache_tokens = 640_000
+    # The split of a TPU slice with the shortest step, and slots and a cache that fit.
+    # The chips of a host hold one version of 201 GiB: the next takes its place.
+    config.mesh.data = 0
+    config.mesh.fsdp = 0
+    config.generators.count = 0
+    config.generators.versions = 0
+    config.sampler.slots = 0
     return config

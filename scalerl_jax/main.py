@@ -70,6 +70,7 @@ FREE_SETTINGS = (
     "generators.losses",
     "generators.base_every",
     "generators.channel",
+    "generators.versions",
     "mesh.processes",
 )
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
@@ -140,6 +141,8 @@ def _opened(config: config_lib.Config, workdir: str) -> RunDirectory:
 def run(config: config_lib.Config, workdir: str) -> Outcome:
     """Build the run_state of a run and train."""
     keep_programs(config.compile_cache)
+    if why_not := wiring.why_not_one_process(config):
+        raise ValueError(why_not)
     arch = wiring.make_architecture(config)
     devices = jax.devices()
     config = wiring.fit_devices(config, arch, len(devices), kind=devices[0].device_kind)

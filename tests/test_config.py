@@ -133,6 +133,11 @@ def test_a_whole_number_will_do_for_a_float():
             id="temperature",
         ),
         pytest.param(
+            {"generators__versions": 1, "eval__concurrent": True},
+            r"versions = 1 and eval\.concurrent = True contradict .* set",
+            id="an evaluation's version without room",
+        ),
+        pytest.param(
             {"queue__max_waiting": -1},
             r"queue\.max_waiting = -1 must be 0 or more",
             id="a negative number of batches",

@@ -128,6 +128,11 @@ CASES = [
         {"data.tasks": ()}, ("data.tasks = ()", "must hold tasks"), id="no tasks"
     ),
     pytest.param(
+        {"generators.versions": 1},
+        ("generators.versions = 1", "start with --ray"),
+        id="a version in place of another, in one process",
+    ),
+    pytest.param(
         {"data.template": "solve:"},
         ("data.template = 'solve:'", "'{question}'"),
         id="template without the question",

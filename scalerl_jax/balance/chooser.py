@@ -1,11 +1,11 @@
 """The best split of devices into learner and generators, for what a config leaves open.
 
 Open are mesh.data = 0, mesh.fsdp = 0, generators.count = 0 and with it
-generators.devices = 0, sampler.slots = 0 with its cache, model.remat = "auto" and
-batch.rows_per_microbatch = 0.  Every split that can be formed and whose programs fit is
-forecast, and the one with the shortest step is taken; of equal ones, the one with more
-devices at work, then with fewer slots, whose tokens are younger.  Runs and the
-preflight ask here alike.
+generators.devices = 0, generators.versions = 0, sampler.slots = 0 with its cache,
+model.remat = "auto" and batch.rows_per_microbatch = 0.  Every split that can be formed
+and whose programs fit is forecast, and the one with the shortest step is taken; of
+equal ones, the one with more devices at work, then with fewer slots, whose tokens are
+younger.  Runs and the preflight ask here alike.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _SLOTS = (*range(1, 16), *range(16, 64, 4), *range(64, 128, 8), *range(128, 513,
 _CHOSEN = (
     *("mesh.data", "mesh.fsdp", "batch.rows_per_microbatch"),
     *("generators.count", "generators.devices", "generators.placement"),
-    *("sampler.slots", "sampler.cache_tokens", "model.remat"),
+    *("generators.versions", "sampler.slots", "sampler.cache_tokens", "model.remat"),
 )
 
 
@@ -134,6 +134,7 @@ def is_open(config: Config) -> bool:
     return (
         0 in (config.mesh.data, config.generators.count, config.sampler.slots)
         or config.model.remat == "auto"
+        or not config.generators.versions
     )
 
 
@@ -146,7 +147,7 @@ def opened(config: Config) -> Config:
         batch=dataclasses.replace(config.batch, rows_per_microbatch=0),
         sampler=dataclasses.replace(config.sampler, slots=0, cache_tokens=0),
         generators=dataclasses.replace(
-            config.generators, count=0, devices=0, placement="auto"
+            config.generators, count=0, devices=0, placement="auto", versions=0
         ),
     )
 
@@ -213,7 +214,8 @@ def candidates(
             continue
         for placement in placements:
             for split in _with_replicas(learner, arch, room, size, placement):
-                yield from _that_fit(split, arch, chip, lengths)
+                for one in _with_versions(split, room):
+                    yield from _that_fit(one, arch, chip, lengths)
 
 
 def _with_learner(config: Config, arch: Architecture, size: int) -> Config | None:
@@ -263,6 +265,18 @@ def _with_replicas(
                 asked, count=count, devices=each, placement=placement
             ),
         )
+
+
+def _with_versions(config: Config, room: Room) -> Iterator[Config]:
+    """Yield the config with each number of versions that its replicas can hold.
+
+    One is for replicas of processes of their own, which have the next on the host.
+    """
+    asked = config.generators.versions
+    one = isinstance(room, Slices) and not config.eval.concurrent
+    for versions in (asked,) if asked else (2, 1)[: 1 + one]:
+        generators: Any = dataclasses.replace(config.generators, versions=versions)
+        yield dataclasses.replace(config, generators=generators)
 
 
 def _that_fit(

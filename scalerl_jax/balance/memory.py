@@ -114,10 +114,10 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
 def sampler_versions(config: Config) -> int:
     """Return the most versions of the params that a replica's devices hold.
 
-    That in use and the next one; beside them, where evaluations are made beside the
-    run, the evaluated one.
+    That in use and, unless generators.versions = 1, the next one; beside them, where
+    evaluations are made beside the run, the evaluated one.
     """
-    return 3 if config.eval.concurrent else 2
+    return (config.generators.versions or 2) + config.eval.concurrent
 
 
 def sampler_bytes(config: Config, arch: Architecture) -> float:

@@ -29,6 +29,9 @@ BOUND = Reached()
 # step's linears at about half of the peak, decoding at about 0.66 of the bandwidth,
 # beside 82 all-reduces of 0.7 ms together.
 EXPECTED = Reached(flops=0.5, bandwidth=0.66, collective_s=8.5e-6)
+# Bytes per second of a host to its chips, as measured on a TPU: 16.39 GB/s,
+# https://github.com/verl-project/verl/pull/7905
+_HOST_TO_DEVICE = 16e9
 # All-reduces of a decode step: after attention and after the feed-forward of each
 # layer, and those of embedding, head and sampling.
 _A_LAYER, _OF_HEAD = 2, 18
@@ -192,6 +195,23 @@ def publish_seconds(
     version = arch.num_params * itemsize
     sent = version * replicas / learner_chips
     return max(sent, version / replica_chips) / chip.host_bandwidth
+
+
+def placing_seconds(
+    arch: Architecture, *, replica_chips: int, itemsize: int = 2
+) -> float:
+    """Return the seconds in which a version gets from a host's memory to its chips.
+
+    As if all chips of a replica shared `_HOST_TO_DEVICE`.
+
+    Args:
+        arch: of the policy.
+        replica_chips: of a replica, all on one host.
+        itemsize: bytes of a weight.
+    """
+    copies = sampler_copies(arch, replica_chips)
+    common = arch.num_params - arch.num_expert_params
+    return (copies * common + arch.num_expert_params) * itemsize / _HOST_TO_DEVICE
 
 
 def _streamed(chip: Chip, needed: Work, chips: int, reached: Reached) -> float:

@@ -36,7 +36,7 @@ def validate(config: Config, settings: Mapping[str, Setting]) -> None:
     for check in (
         *(_model, _rows, _sharing, _stages, _interruption, _groups),
         *(_prompts, _order, _windows, _tracking, _schedule, _loss, _clips, _anchor),
-        *(_filters, _regularizers, _overlong, _critic),
+        *(_filters, _regularizers, _overlong, _critic, _versions),
     ):
         check(config)
 
@@ -495,4 +495,13 @@ def _critic(config: Config) -> None:
             f"{critic.pretrain_steps = } leave no step to the policy within "
             f"train.num_steps = {config.train.num_steps}; lower the first or raise the "
             f"second"
+        )
+
+
+def _versions(config: Config) -> None:
+    if config.generators.versions == 1 and config.eval.concurrent:
+        raise ValueError(
+            "generators.versions = 1 and eval.concurrent = True contradict "
+            "each other: an evaluation beside the run needs a version of its own; set "
+            "generators.versions = 2, or eval.concurrent = False"
         )

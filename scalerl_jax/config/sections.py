@@ -20,6 +20,7 @@ Tokens = Annotated[int, Limits("tokens", above=0, at_most=2**24)]
 TokensOr0 = Annotated[int, Limits("tokens", at_least=0, at_most=2**24)]
 Devices = Annotated[int, Limits("devices", above=0, at_most=10**4)]
 DevicesOr0 = Annotated[int, Limits("devices", at_least=0, at_most=10**4)]
+Versions = Annotated[int, Limits("versions", at_least=0, at_most=2)]
 Processes = Annotated[int, Limits("processes", at_least=0, at_most=1000)]
 Lag = Annotated[int, Limits(at_least=0, at_most=10**4)]
 Large = Annotated[int, Limits(at_least=0, at_most=2**32 - 1)]
@@ -569,6 +570,12 @@ class GeneratorsConfig:
         "apart: on the last of the device list; shared: on the learner's own, one "
         "program after the other; auto: apart where generators.devices is set and "
         "there are enough",
+    )
+    versions: Versions = setting(
+        2,
+        "of the params that a replica's devices hold; 2: that in use and the next; 1: "
+        "the next takes its place between two steps, from the host's memory, with "
+        "--ray; 0: what makes a step shorter on TPUs of several hosts, else 2",
     )
     start_timeout_s: Seconds = setting(600.0, "the wait for a replica to come up")
     silence_timeout_s: Seconds = setting(

@@ -6,6 +6,8 @@ there is something to sample.  What else is asked of it, such as an evaluation, 
 between two steps: then nothing else samples, and no token of it is of another version.
 An evaluation beside the sampling makes one step of its own, in slots of its own and
 with its own params, between any two.
+
+One file above 400 lines: what is asked of the thread and what it does share a lock.
 """
 
 import contextlib
@@ -93,6 +95,19 @@ class LocalGenerators:
         with self._changed:
             self._published, self._in_use = (params, policy_version), False
         self._desk.wake()
+
+    def replace(self, make: Callable[[], Published], *, policy_version: int) -> None:
+        """Have `make` put params in the place of those in use, between two steps.
+
+        Raises:
+            Exception: of `make`, after which there are none and the sampling ends.
+        """
+
+        def job() -> None:
+            self._published = None
+            self.publish(make(), policy_version=policy_version)
+
+        self.between_steps(job)
 
     def await_use(self) -> None:
         """Return once no params but those published last are held for a step.
@@ -263,7 +278,10 @@ class LocalGenerators:
         self._do_jobs()
         self._step_beside()
         with self._changed:
-            assert self._published is not None, "start() has checked it"
+            if self._published is None:
+                raise RuntimeError(
+                    "params were lost as others were to take their place"
+                )
             self._in_use = True
             self._changed.notify_all()
             return self._published

@@ -7,8 +7,10 @@ those, and swaps between two calls.
 
 import collections
 import concurrent.futures
+import contextlib
+import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -33,6 +35,16 @@ from scalerl_jax.parallel.shards import (
 from scalerl_jax.types import PyTree
 
 _Needed = list[tuple[Offer, OfferedShard]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fetched:
+    """A version on the host, checked and on no device yet."""
+
+    publication: Publication
+    needed: _Needed
+    held: dict[Box, NDArray]  # values of the shards
+    seconds: float  # that it took
 
 
 class NotReceivedError(RuntimeError):
@@ -104,32 +116,66 @@ class Receiver:
             NotReceivedError: names the version, the shard and the cause; what was
                 received before stays as it is.
         """
-        began, version = time.perf_counter(), publication.policy_version
-        try:
+        return self.lay_out(self.fetch(publication, timeout_s=timeout_s))
+
+    def fetch(self, publication: Publication, *, timeout_s: float = 600.0) -> Fetched:
+        """Return a version on the host, every shard of it checked.
+
+        Raises:
+            NotReceivedError: as `receive`.
+        """
+        began = time.perf_counter()
+        with self._naming(publication):
             self._check(publication)
             needed = self._needed(publication)
             held = self._fetch(needed, began + timeout_s)
-            by_leaf = collections.defaultdict(list)
-            for _, shard in needed:
-                by_leaf[shard.leaf].append(
-                    Shard(box=shard.box, shape=shard.shape, values=held[shard.box])
-                )
-            params = place(self._abstract, by_leaf)
+        return Fetched(publication, needed, held, time.perf_counter() - began)
+
+    def lay_out(self, fetched: Fetched, *, instead_of: PyTree | None = None) -> PyTree:
+        """Return params on this process's devices; from then on they are held.
+
+        Args:
+            fetched: of `fetch`; nothing else has been laid out since.
+            instead_of: params that are deleted leaf by leaf to make room, and are gone
+                even if this fails.
+
+        Raises:
+            NotReceivedError: as `receive`.
+        """
+        began, held = time.perf_counter(), fetched.held
+        by_leaf = collections.defaultdict(list)
+        for _, shard in fetched.needed:
+            by_leaf[shard.leaf].append(
+                Shard(box=shard.box, shape=shard.shape, values=held[shard.box])
+            )
+        with self._naming(fetched.publication, gone=instead_of is not None):
+            params = place(self._abstract, by_leaf, instead_of=instead_of)
+        self._held = held if self._keep_base else {}
+        self._sums = {shard.box: shard.crc32 for _, shard in fetched.needed}
+        self.policy_version = fetched.publication.policy_version
+        seconds = fetched.seconds + time.perf_counter() - began
+        self.report = _report(fetched.publication, fetched.needed, seconds)
+        return params
+
+    @contextlib.contextmanager
+    def _naming(
+        self, publication: Publication, *, gone: bool = False
+    ) -> Iterator[None]:
+        """Have what goes wrong in a block say of which version."""
+        try:
+            yield
         except (
             *(LostObjectError, DamagedDeltaError, ValueError, OSError, MemoryError),
             *(TimeoutError, jax.errors.JaxRuntimeError),
         ) as error:
-            kept = self.policy_version
+            version, kept = publication.policy_version, self.policy_version
             full = self.needs_full(publication)
+            before = "there are none before" if kept is None else f"{kept} stays in use"
+            if gone:
+                before = f"those of {kept} had made room for them"
             raise (NeedsFullError if full else NotReceivedError)(
-                f"the params of version {version} were not received: {error}; "
-                + ("there are none before" if kept is None else f"{kept} stays in use")
+                f"the params of version {version} were not received: {error}; {before}"
             ) from error
-        self._held = held if self._keep_base else {}
-        self._sums = {shard.box: shard.crc32 for _, shard in needed}
-        self.policy_version = version
-        self.report = _report(publication, needed, time.perf_counter() - began)
-        return params
 
     def _needed(self, publication: Publication) -> _Needed:
         """Shards that a device of this process holds a part of."""

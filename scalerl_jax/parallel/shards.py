@@ -121,17 +121,27 @@ def own_boxes(abstract: PyTree) -> set[Box]:
     }
 
 
-def place(abstract: PyTree, shards: Mapping[str, list[Shard]]) -> PyTree:
+def place(
+    abstract: PyTree,
+    shards: Mapping[str, list[Shard]],
+    *,
+    instead_of: PyTree | None = None,
+) -> PyTree:
     """Arrays on devices from shards of any other layout.
 
     Args:
         abstract: shapes, dtypes and shardings.
         shards: by leaf, some that cover what this process's devices hold.
+        instead_of: arrays of the same tree, each of which is deleted before the next
+            one is made: the devices hold one tree and a leaf.
     """
+    before = {} if instead_of is None else named_leaves(instead_of)
 
     def put(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         cut = _cutter(name, leaf, shards[name])
+        if name in before:
+            before[name].delete()
         arrays = [
             jax.device_put(cut(index), device)
             for device, index in _indices(leaf).items()

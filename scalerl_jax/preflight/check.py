@@ -197,11 +197,13 @@ def _sampler_parts(parts: Parts) -> dict[str, int]:
     """Return the bytes of a device of the sampler, whatever it runs."""
     params = device_bytes(sampler_params(parts.engine))
     cache = device_bytes(decode_state(parts.engine))
-    evaluated = {"params of an evaluation": params}
+    versions = ["sampler's params"]
+    if parts.config.generators.versions > 1:
+        versions.append("params of the next version")
+    if sampler_versions(parts.config) > len(versions):
+        versions.append("params of an evaluation")
     return {
-        "sampler's params": params,
-        "params of the next version": params,
-        **(evaluated if sampler_versions(parts.config) > 2 else {}),
+        **dict.fromkeys(versions, params),
         "KV cache": cache,
         "KV cache of an evaluation": cache,
     }

@@ -23,7 +23,7 @@ from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.pod.slices import GENERATIONS, Bounds, Slice, make_slice
 from scalerl_jax.preflight.topologies import Topology
-from scalerl_jax.wiring.devices import fit_devices
+from scalerl_jax.wiring.devices import fit_devices, why_not_one_process
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,7 @@ def fit_topology(config: Config, arch: Architecture, topology: Topology) -> Fitt
         else f"the processes of a {topology.chip.name} slice cannot be given their "
         f"chips yet; known are {', '.join(GENERATIONS)}"
     )
+    why = why or why_not_one_process(config)
     return Fitted(
         config=fit_devices(config, arch, topology.num_devices), room=room, why_not=why
     )

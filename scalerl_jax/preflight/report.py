@@ -42,7 +42,7 @@ ADVICE = {
         "batch.rows_per_microbatch, batch.row_tokens, mesh.context or mesh.tensor"
     ),
     "sampler's params": "generators.devices, or model.sampler_dtype = 'bfloat16'",
-    "params of the next version": "generators.devices",
+    "params of the next version": "generators.versions = 1, or generators.devices",
     "KV cache": "sampler.cache_tokens, or generators.devices",
     "KV cache of an evaluation": "sampler.cache_tokens, or generators.devices",
     "temporaries": "sampler.slots or sampler.prefill_tokens",
@@ -224,7 +224,7 @@ def notes(result: Result) -> list[str]:
         )
     said.append(
         "an evaluation holds a KV cache of its own beside the training one, and the "
-        "sampler two versions of the params while one is published, or three with "
+        "sampler generators.versions of the params, and another with "
         "eval.concurrent; all are counted"
     )
     said.append(

@@ -32,7 +32,12 @@ from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten, keep_data_report
 from scalerl_jax.utils.xla import explained, keep_freed_memory
-from scalerl_jax.wiring.devices import fit_devices, learner_pool, make_meshes
+from scalerl_jax.wiring.devices import (
+    fit_devices,
+    learner_pool,
+    make_meshes,
+    why_not_one_process,
+)
 from scalerl_jax.wiring.generators import GeneratorParts, make_generators
 from scalerl_jax.wiring.learning import (
     make_annotate,
@@ -65,6 +70,7 @@ __all__ = [
     "make_architecture",
     "make_ledger",
     "learner_pool",
+    "why_not_one_process",
 ]
 
 

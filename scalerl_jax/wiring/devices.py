@@ -19,8 +19,8 @@ def fit_devices(
 ) -> Config:
     """Return the config with numbers for all that is left to the devices.
 
-    They are mesh.data and mesh.fsdp, batch.rows_per_microbatch, the numbers and the
-    placement of generators, slots, and model.remat.
+    They are mesh.data and mesh.fsdp, batch.rows_per_microbatch, the numbers, placement
+    and versions of generators, slots, and model.remat.
 
     Args:
         config: as the user wrote it.
@@ -34,15 +34,7 @@ def fit_devices(
     """
     if kind.startswith("TPU"):
         config = _balanced(config, arch, num_devices, kind)
-    if config.model.remat == "auto":
-        model = dataclasses.replace(config.model, remat="full")
-        config = dataclasses.replace(config, model=model)
-    if not config.sampler.slots:
-        raise ValueError(
-            f"sampler.slots = 0 is chosen on TPUs alone, whose memory and speed are "
-            f"known; these devices are {kind or 'no TPUs'}: set sampler.slots = 64 and "
-            f"sampler.cache_tokens = 300_000, or what fits"
-        )
+    config = _without_chooser(config, kind)
     mesh, generators = config.mesh, config.generators
     others = (mesh.data or 1) * mesh.context * mesh.tensor
     least = others * (mesh.fsdp or 1)
@@ -73,6 +65,32 @@ def fit_devices(
         generators=dataclasses.replace(
             generators, count=count, devices=each, placement=placement
         ),
+    )
+
+
+def _without_chooser(config: Config, kind: str) -> Config:
+    """Return the config with what is safe for what only the chooser knows better."""
+    if not config.sampler.slots:
+        raise ValueError(
+            f"sampler.slots = 0 is chosen on TPUs alone, whose memory and speed are "
+            f"known; these devices are {kind or 'no TPUs'}: set sampler.slots = 64 and "
+            f"sampler.cache_tokens = 300_000, or what fits"
+        )
+    model, generators = config.model, config.generators
+    if model.remat == "auto":
+        model = dataclasses.replace(model, remat="full")
+    if not generators.versions:
+        generators = dataclasses.replace(generators, versions=2)
+    return dataclasses.replace(config, model=model, generators=generators)
+
+
+def why_not_one_process(config: Config) -> str:
+    """Return why a run cannot be one process with all of the devices; empty: it can."""
+    if config.generators.versions != 1:
+        return ""
+    return (
+        "generators.versions = 1 needs replicas that are processes of their own, which "
+        "keep the next version on the host; start with --ray, or set it to 2"
     )
 
 

@@ -15,14 +15,15 @@ from scalerl_jax.coordination.members import Limits
 from scalerl_jax.coordination.roster import Roster
 from scalerl_jax.evaluate.evaluation import summarize
 from scalerl_jax.exchange import Link
-from scalerl_jax.generation.replica import Replica, ReplicaDesk, ThreadLink
+from scalerl_jax.generation.replica import Replica, ThreadLink
+from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.shardings import sampler_layout, sampler_mesh
 from scalerl_jax.parallel.channels import Channel, Parcel, Reference
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.parallel.offers import Publication
 from scalerl_jax.parallel.publication import Published, checksums
-from scalerl_jax.parallel.receiving import Receiver
+from scalerl_jax.parallel.receiving import NotReceivedError, Receiver
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.types import Prompt, PyTree
 from scalerl_jax.utils.ledger import Ledger
@@ -120,7 +121,9 @@ def make_remote_replica(
     )
     engine = make_engine(config, arch, tokenizer, mesh)
     layout = sampler_layout(arch, dtype=DTYPES[config.model.sampler_dtype], mesh=mesh)
-    source = PublishedFrom(channel, layout, reaching=reaching)
+    source = PublishedFrom(
+        channel, layout, reaching=reaching, in_place=config.generators.versions == 1
+    )
     work = WorkLog()
     return make_replica(parts, engine, work, "remote", opened, fetch=source, work=work)
 
@@ -137,9 +140,14 @@ class PublishedFrom:
         abstract: PyTree,
         *,
         reaching: Reaching = lambda handles: contextlib.nullcontext(),
+        in_place: bool = False,
     ) -> None:
-        """Fetch over this channel; arguments are those of a `Receiver`."""
+        """Fetch over this channel; arguments are those of a `Receiver`.
+
+        With `in_place` there is only one version at a time, that of `replacing`.
+        """
         self._reaching = reaching
+        self.in_place = in_place
         self.receiver = Receiver(channel, abstract)
         # Of versions that the next one does not follow on.
         self._apart = Receiver(channel, abstract, keep_base=False)
@@ -154,9 +162,40 @@ class PublishedFrom:
         """
         publication = Publication.from_json(parcel.text)
         if self._newest is None or not self.receiver.holds(publication):
+            if self.in_place:
+                held = self.receiver.policy_version
+                raise NotReceivedError(
+                    f"version {publication.policy_version} is asked for, and with "
+                    f"generators.versions = 1 none is there but {held}"
+                )
             with self._reaching(parcel.handles):
-                self._newest = _received(self.receiver, publication)
+                self._newest = _published(
+                    self.receiver.receive(publication), publication
+                )
         return self._newest
+
+    def replacing(self, parcel: Parcel) -> Callable[[], Published]:
+        """Return what puts a publication in the place of the last, once it is fetched.
+
+        Raises:
+            NotReceivedError: what was received before stays as it is.
+        """
+        publication = Publication.from_json(parcel.text)
+        newest = self._newest
+        if newest is not None and self.receiver.holds(publication):
+            return lambda: newest
+        with self._reaching(parcel.handles):
+            fetched = self.receiver.fetch(publication)
+
+        def replace() -> Published:
+            before, self._newest = self._newest, None
+            params = self.receiver.lay_out(
+                fetched, instead_of=None if before is None else before.params
+            )
+            self._newest = _published(params, publication)
+            return self._newest
+
+        return replace
 
     def pinned(self, parcel: Parcel) -> Published:
         """Return the params of a publication that may be older, held until `release`.
@@ -173,7 +212,8 @@ class PublishedFrom:
                 self._pinned = (bits, self._newest)
             else:
                 with self._reaching(parcel.handles):
-                    self._pinned = (bits, _received(self._apart, publication))
+                    params = self._apart.receive(publication)
+                self._pinned = (bits, _published(params, publication))
         return self._pinned[1]
 
     def release(self) -> None:
@@ -181,8 +221,7 @@ class PublishedFrom:
         self._pinned = None
 
 
-def _received(receiver: Receiver, publication: Publication) -> Published:
-    params = receiver.receive(publication)
+def _published(params: PyTree, publication: Publication) -> Published:
     version = jnp.int32(publication.policy_version)
     return Published(
         params=params, policy_version=version, checksums=checksums(params, version)

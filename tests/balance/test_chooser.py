@@ -117,9 +117,13 @@ def test_what_is_chosen_can_be_cut_from_the_slice_and_fits():
     assert memory.sampler_bytes(found, ARCH) <= usable
 
 
-@pytest.mark.parametrize("concurrent, versions", [(False, 2), (True, 3)])
-def test_a_cache_fills_what_the_versions_of_the_params_leave(concurrent, versions):
-    found = config_of(eval__concurrent=concurrent, sampler__page_size=64)
+@pytest.mark.parametrize(
+    "concurrent, own, versions", [(False, 2, 2), (True, 2, 3), (False, 1, 1)]
+)
+def test_a_cache_fills_what_the_versions_of_the_params_leave(concurrent, own, versions):
+    found = config_of(
+        eval__concurrent=concurrent, generators__versions=own, sampler__page_size=64
+    )
     usable, token = 30 * 2**30, 2 * 32 * 8 * 128 * 2  # keys and values of 32 layers
     tokens = memory.largest_cache(found, ARCH, chips=2, usable=usable)
     params = versions * 8_030_261_248 * 2
@@ -140,6 +144,41 @@ def test_what_is_set_is_kept():
     assert found.model.remat == "full"
     again = chosen("v5p:4x4x4", mesh__fsdp=16, mesh__data=2).config
     assert (again.mesh.fsdp, again.mesh.data) == (16, 2)
+
+
+def test_one_version_is_held_where_that_makes_the_step_shorter():
+    """A v5e has 16 GiB: 8B in two versions leaves no room for many slots."""
+    open_, two = chosen("v5e:16x16"), chosen("v5e:16x16", generators__versions=2)
+    assert open_.config.generators.versions == 1
+    assert open_.forecast.step_seconds < two.forecast.step_seconds
+    assert open_.config.sampler.slots > two.config.sampler.slots
+    beside = chosen("v5e:16x16", eval__concurrent=True).config
+    assert beside.generators.versions == 2
+    alone = choose(config_of(), ARCH, CHIPS["v5p"], OneProcess(8)).config
+    assert alone.generators.versions == 2
+
+
+def test_a_replica_that_holds_one_version_stands_still_meanwhile():
+    """16 GB at 16 GB/s: a second a step, in which nothing is sampled."""
+    one, two = (
+        forecast(
+            numbers(
+                config_of(generators__versions=versions),
+                fsdp=8,
+                remat="full",
+                slots=10,
+                cache_tokens=100_000,
+                count=2,
+                devices=4,
+            ),
+            ARCH,
+            CHIPS["v5p"],
+            even(100),
+            devices=20,
+        ).generate_seconds
+        for versions in (1, 2)
+    )
+    assert one - two == pytest.approx(2 * ARCH.num_params / 16e9)
 
 
 def test_the_rest_of_a_number_that_does_not_divide_the_width_is_replicas():

@@ -9,6 +9,7 @@ import dataclasses
 import textwrap
 import threading
 import time
+from concurrent.futures import Future
 
 import jax.numpy as jnp
 import numpy as np
@@ -699,3 +700,55 @@ def test_a_worker_with_nothing_to_do_can_be_stopped(place):
     assert at.queue.admit(0) is None
     at.stop(LONG)
     assert at.stopped()
+
+
+def test_params_take_the_place_of_others_between_two_steps(place):
+    scheduler = WrittenScheduler({}, default=(endless, endless), steps=0)
+    at = place(scheduler, max_staleness=4)
+    scheduler.allow(3)
+    until(lambda: scheduler.calls == 4)  # the fourth has the params of version 0
+    stood, end = [], Future()
+
+    def make():
+        stood.append((scheduler.steps, scheduler.calls))
+        return sent(1)
+
+    def replace():
+        at.generators.replace(make, policy_version=1)
+        end.set_result(None)
+
+    threading.Thread(target=replace, daemon=True).start()
+    until(lambda: at.generators._jobs)
+    assert not end.done() and not stood
+    scheduler.allow(1)
+    end.result(LONG)
+    assert stood == [(4, 4)]  # none was under way
+    scheduler.allow(2)  # each looks at the version of its params
+    until(lambda: scheduler.steps == 6)
+
+
+def test_a_replacement_that_fails_ends_the_sampling(place):
+    scheduler = WrittenScheduler({}, default=(endless, endless), steps=0)
+    at = place(scheduler, started=False)
+    failures = []
+    at.desk.fail = failures.append
+
+    def make():
+        raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        at.generators.replace(make, policy_version=1)
+    at.generators.publish(sent(0), policy_version=0)  # another try is free to come
+    at.generators.start()
+    until(lambda: scheduler.calls == 1)
+    thread = threading.Thread(
+        target=lambda: pytest.raises(
+            MemoryError, at.generators.replace, make, policy_version=1
+        )
+    )
+    thread.start()
+    until(lambda: at.generators._jobs)
+    scheduler.allow(1)
+    thread.join(LONG)
+    until(lambda: failures)
+    assert "params were lost" in str(failures[0])

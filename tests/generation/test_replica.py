@@ -3,13 +3,15 @@
 import threading
 import time
 
+import jax
 import pytest
 import small_weights
 from small_weights import assert_is_version, layout, mesh
 
 from scalerl_jax.contract import Order
 from scalerl_jax.exchange import Assignment, Instructions, Job
-from scalerl_jax.generation.replica import Replica, ReplicaDesk
+from scalerl_jax.generation.replica import Replica
+from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.parallel.channels import MemoryChannel, Parcel
 from scalerl_jax.parallel.publication import receive
 from scalerl_jax.parallel.sending import Sender
@@ -37,6 +39,9 @@ class StepsByHand:
         self.version = policy_version
         self.used.clear()
         self.came.release()
+
+    def replace(self, make, *, policy_version):
+        self.publish(make(), policy_version=policy_version)
 
     def lacking(self):
         return self.lacks
@@ -76,11 +81,13 @@ class StepsByHand:
 class World:
     """A sender, and a replica that fetches from it."""
 
-    def __init__(self):
+    def __init__(self, *, in_place=False):
         self.channel = MemoryChannel()
         self.learner = mesh(0, 4, fsdp=4)
         self.sender = Sender(rank=0, num_ranks=1, channel=self.channel)
-        self.fetch = PublishedFrom(self.channel, layout(mesh(4, 6, tensor=2)))
+        self.fetch = PublishedFrom(
+            self.channel, layout(mesh(4, 6, tensor=2)), in_place=in_place
+        )
         self.receiver = self.fetch.receiver
         self.generators = StepsByHand()
         self.refused = []  # what its reports said
@@ -253,15 +260,78 @@ def test_a_job_whose_params_do_not_come_is_not_begun(world, monkeypatch):
     assert "version 1 were not received" in refused.without_params
 
 
-def done(world, number, publication):
+@pytest.fixture
+def small_world():
+    """A replica whose devices hold one version."""
+    world = World(in_place=True)
+    yield world
+    world.replica.stop(WAIT_S)
+
+
+def test_a_version_takes_the_place_of_the_one_before(small_world):
+    world, before = small_world, None
+    for version in range(4):
+        world.give(world.publish(version))  # a delta, but for the first
+        assert world.generators.step() == version
+        if before is not None:
+            assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+        before = world.generators.params
+    again = small_weights.published(world.sender.send_again())
+    world.give(again)  # these very bits: nothing is replaced
+    assert world.generators.step() == 3
+    assert world.generators.params is before
+
+
+def test_what_does_not_arrive_takes_no_place(small_world, monkeypatch):
+    world = small_world
+    world.give(world.publish(0))
+    world.generators.step()
+    lost = world.publish(1)
+    world.lose(lost)
+    monkeypatch.setattr(MemoryChannel, "fetch", _impatient(MemoryChannel.fetch))
+    world.give(lost)
+    said = world.wait_for_refusal()
+    assert "version 1 were not received" in said and "0 stays in use" in said
+    assert_is_version(world.generators.params, 0)
+
+
+def test_a_job_at_another_version_than_the_one_held_is_not_begun(small_world):
+    world = small_world
+    world.give(world.publish(0))
+    world.generators.step()
+    other = world.publish(1)
+    found = done(world, 0, other, kind="probe", beside=False)
+    assert "version 1 is asked for" in found.without_params
+    assert "none is there but 0" in found.without_params
+
+
+def test_a_job_whose_version_is_replaced_meanwhile_is_given_back(
+    small_world, monkeypatch
+):
+    world = small_world
+    first, second = world.publish(0), world.publish(1)
+    world.give(first)
+    world.generators.step()
+
+    def sample(publication):
+        world.give(second)
+        assert world.generators.step() == 1
+        return float(jax.tree.leaves(publication.params)[0].sum())
+
+    monkeypatch.setattr(world.generators, "sample", sample)
+    found = done(world, 0, first, kind="probe", beside=False)
+    assert "version 0 has given place to the next" in found.without_params
+
+
+def done(world, number, publication, *, kind="evaluate", beside=True):
     """The result of a part of an evaluation beside the sampling."""
     job = Job(
         number=number,
-        kind="evaluate",
+        kind=kind,
         publication=Parcel(text=publication.to_json()),
         policy_version=publication.policy_version,
         places=(number,),
-        beside=True,
+        beside=beside,
     )
     results = list(world.replica.exchange(Instructions(jobs=(job,)), 0.0).results)
     for _ in range(600):

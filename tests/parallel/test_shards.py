@@ -94,3 +94,30 @@ def test_each_element_is_in_one_shard_whatever_the_copies(cut):
         np.testing.assert_array_equal(
             shard.values, whole[shard.box.within(box((0, 0), SHAPE))]
         )
+
+
+def test_arrays_are_deleted_one_by_one_as_others_take_their_place():
+    on = make_mesh(jax.devices()[:2], tensor=2)
+    sharding = NamedSharding(on, PartitionSpec("tensor"))
+    values = {name: np.full(SHAPE, place) for place, name in enumerate("abc")}
+    before = jax.device_put(values, sharding)
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        before,
+    )
+    stood = []
+
+    class Watched(dict):
+        def __getitem__(self, name):
+            stood.append([leaf.is_deleted() for leaf in before.values()])
+            return super().__getitem__(name)
+
+    shards = {
+        name: [Shard(box=box((0, 0), SHAPE, name), shape=SHAPE, values=leaf + 10)]
+        for name, leaf in values.items()
+    }
+    found = place(abstract, Watched(shards), instead_of=before)
+    assert stood == [[False] * 3, [True, False, False], [True, True, False]]
+    assert all(leaf.is_deleted() for leaf in before.values())
+    for name, leaf in values.items():
+        np.testing.assert_array_equal(found[name], leaf + 10)

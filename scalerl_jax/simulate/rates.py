@@ -33,6 +33,7 @@ class Rates:
     assemble_s: float = 0.0  # of the loop's own work between two steps
     publish_s: float = 0.0  # for which the learner is busy
     transfer_s: float = 0.0  # from then on, until a replica has the params
+    place_s: float = 0.0  # in which a replica stands still for new params
     verify_s: float = 0.0  # from the last token of a group to its verdicts
     exchange_s: float = 0.0  # for a message between controller and replica
     checkpoint_s: float = 0.0  # for which the learner is busy

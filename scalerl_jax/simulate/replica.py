@@ -57,6 +57,7 @@ class Machine(NamedTuple):
     call_s: list[float]  # by sequences
     context_s: float  # of each token of context, in each call
     prefill_s: float
+    place_s: float = 0.0
 
     @staticmethod
     def of(
@@ -78,6 +79,7 @@ class Machine(NamedTuple):
             call_s=rates.call_seconds(slots),
             context_s=rates.decode_context_s,
             prefill_s=rates.prefill_s,
+            place_s=rates.place_s,
         )
 
 
@@ -117,7 +119,7 @@ class SimulatedReplica:
         self.inbox: list[tuple[int, SimulatedGroup]] = []  # with the version they need
         self._to_come = 0  # samples of these
         self.open: dict[int, SimulatedGroup] = {}  # until handed in
-        self._extra_s = 0.0  # of prefills, in the next call
+        self._extra_s = 0.0  # of prefills and new params, in the next call
         self._planned = 0  # calls
         self.planned_s = math.inf  # time of the next boundary
         self.paused = False  # for an evaluation
@@ -145,7 +147,9 @@ class SimulatedReplica:
             self._enqueue(group)
 
     def receive(self, version: int) -> None:
-        """Take params, for calls that begin from now on."""
+        """Take params for the calls that begin from now on, after a pause for them."""
+        if version > self.version >= 0 and self.running:
+            self._extra_s += self.machine.place_s
         self.version = max(self.version, version)
         if self.inbox:
             ready = [group for needs, group in self.inbox if needs <= self.version]

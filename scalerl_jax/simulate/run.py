@@ -226,7 +226,7 @@ class Simulation:
             if replica.up:
                 had = replica.inbox
                 replica.receive(version)
-                if had:
+                if had or self.rates.place_s:
                     self._wake(replica)
         self._changed = True
 

@@ -73,6 +73,19 @@ def test_a_sampler_that_is_slower_is_always_full():
     )
 
 
+def test_a_sampler_stands_still_for_every_version_that_takes_the_place_of_another():
+    """Saturation: of every step, `place_s` is no sampling."""
+    lengths = Lengths(mean_tokens=400.0, tail=1.0, limit=2000)
+    settings = dict(max_staleness=8, max_waiting=8, slots=16, num_steps=300)
+    plain, standing = (
+        simulate(
+            Rates(decode_s=((1, CALL_S),), place_s=place_s), lengths, **settings
+        ).figures()["step_s"]
+        for place_s in (0.0, 7.0)
+    )
+    assert standing - plain == pytest.approx(7.0, rel=0.02)
+
+
 def test_littles_law_holds_for_slots_and_for_groups():
     """Mean number inside = rate of arrival x mean stay."""
     rates = Rates(decode_s=((1, CALL_S),), train_s=60.0, verify_s=20.0)

@@ -82,6 +82,10 @@ class Pages:
             ),
         )
 
+    def read(self, numbers: Int[Array, "..."]) -> tuple[Array, Array]:
+        """Keys [..., kv, dim, size] and values [..., kv, size, dim] of pages."""
+        return self.keys[numbers], self.values[numbers]
+
 
 @struct.dataclass(kw_only=True)
 class Places:
@@ -159,8 +163,7 @@ class PagedAttention:
     ) -> tuple[Float[Array, "rows heads dim"], Any]:
         """Attention of one new token per row, and the view with its key and value.
 
-        With `near` a token sees its own chunk of so many positions alone.  Kernels do
-        not know it: `kernels.choose_attention` does not choose them then.
+        With `near` a token sees its own chunk of so many positions alone.
         """
         del step
         places = places_of(
@@ -271,7 +274,7 @@ class PagedAttention:
 
 def _over_pages(
     q: Float[Array, "rows queries kv group dim"],
-    pages: Pages,
+    pages: Any,
     table: Int[Array, "rows pages"],
     lengths: Int[Array, " rows"],
     allowed: Bool[Array, "rows queries"],
@@ -289,10 +292,11 @@ def _over_pages(
     def add(block: Array, carry: tuple[Array, Array, Array]) -> Any:
         highest, total, mixed = carry
         numbers = jax.lax.dynamic_slice_in_dim(table, block * per_block, per_block, 1)
+        keys, values = pages.read(numbers)
         scores = jnp.einsum(
             "rqkgd,rnkds->rqkgns",
             q,
-            pages.keys[numbers].astype(q.dtype),
+            keys.astype(q.dtype),
             preferred_element_type=jnp.float32,
         )
         order = block * per_block * page_size + jnp.arange(per_block * page_size)
@@ -304,7 +308,7 @@ def _over_pages(
         higher = jnp.maximum(highest, scores.max(axis=(-2, -1)))
         shares = jnp.where(seen, jnp.exp(scores - higher[..., None, None]), 0.0)
         shrunk = jnp.exp(highest - higher)
-        values = pages.values[numbers].astype(jnp.float32)
+        values = values.astype(jnp.float32)
         return (
             higher,
             total * shrunk + shares.sum(axis=(-2, -1)),

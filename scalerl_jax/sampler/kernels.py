@@ -64,12 +64,24 @@ class CombinedPages:
             heads=self.heads.at[places.page, places.offset].set(new, mode="drop")
         )
 
+    def read(self, numbers: Int[Array, "..."]) -> tuple[Array, Array]:
+        """Keys [..., kv, dim, size] and values [..., kv, size, dim] of pages."""
+        found = self.heads[numbers]
+        found = found.reshape(*found.shape[:-2], -1, 2, found.shape[-1])
+        keys, values = found[..., 0, :], found[..., 1, :]
+        return jnp.moveaxis(keys, -3, -1), jnp.swapaxes(values, -3, -2)
 
-_NEAR = "choose_attention chooses no kernel where layers see chunks"
+
+_NEAR = "choose_attention does not choose cuDNN where layers see chunks"
 
 
 class PallasAttention(PagedAttention):
-    """JAX's ragged paged attention, a Mosaic kernel for TPUs."""
+    """JAX's ragged paged attention, a Mosaic kernel for TPUs.
+
+    It sees all of a sequence's pages.  Where a layer sees chunks (`near`), a decoded
+    token is given those of its own chunk, which are whole ones; a prompt's tokens may
+    be on both sides of a chunk's end, and attend in plain XLA.
+    """
 
     page_spec = PartitionSpec(None, None, "tensor")
 
@@ -99,7 +111,6 @@ class PallasAttention(PagedAttention):
         near: int | None = None,
     ) -> tuple[Array, CombinedPages]:
         """Attention of one new token per row, and the pages with its key and value."""
-        assert near is None, _NEAR
         return super().decode(
             view,
             q,
@@ -110,6 +121,7 @@ class PallasAttention(PagedAttention):
             # The kernel reads what every row has: of one that has ended, one token.
             positions=jnp.where(active, positions, 0),
             active=active,
+            near=near,
         )
 
     def attend_rows(
@@ -120,9 +132,12 @@ class PallasAttention(PagedAttention):
         lengths: Array,
         first: Array | None = None,
     ) -> Float[Array, "rows heads dim"]:
-        """One query per row over the first `lengths` tokens of its pages."""
-        assert first is None, _NEAR
+        """One query per row over its tokens from `first`, of a page, to `lengths`."""
         count = q.shape[0]
+        if first is not None:
+            places = first[:, None] // pages.page_size + jnp.arange(table.shape[1])
+            table = jnp.take_along_axis(table, places, axis=1, mode="clip")
+            lengths = lengths - first
         return self._attend(
             q,
             pages,
@@ -143,7 +158,8 @@ class PallasAttention(PagedAttention):
         near: int | None = None,
     ) -> Float[Array, "C heads dim"]:
         """A chunk's queries over their sequences' pages; 0 for padding."""
-        assert near is None, _NEAR
+        if near is not None:
+            return super().attend_chunk(q, k, v, pages, chunk, near)
         del k, v
         # The kernel fetches the first sequence's pages and waits for them only where
         # it has a query: an empty chunk gets one, of one token.
@@ -310,11 +326,11 @@ def choose_attention(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
 
 def _for_machine(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
     platform = mesh.devices.flat[0].platform
-    if settings.near:  # no kernel knows of chunks
-        return GatheredAttention() if platform == "cpu" else PagedAttention()
     if platform == "tpu":
         refused = why_not_pallas(settings, tensor=mesh.shape["tensor"])
         return PagedAttention() if refused else PallasAttention(mesh)
+    if platform == "gpu" and settings.near:  # cuDNN knows no chunks
+        return PagedAttention()
     return _cudnn(settings, mesh) if platform == "gpu" else GatheredAttention()
 
 
@@ -354,11 +370,12 @@ def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
     kv_heads, group = arch.num_kv_heads // tensor, arch.num_heads // arch.num_kv_heads
     whole = 8 if dtype == jnp.bfloat16 else 4
     table_bytes = _table_bytes(settings)
-    if settings.near and arch.local is not None:
-        return (
-            f"a model whose layers see chunks of {arch.local.chunk} tokens and "
-            f"sequences of {settings.max_tokens}: lower sampler.max_completion_tokens"
-        )
+    if arch.local is not None and settings.near:
+        if arch.local.chunk % settings.page_size:
+            return (
+                f"a model whose layers see chunks of {arch.local.chunk} tokens: set "
+                f"sampler.page_size = {settings.page_size} to a divisor of them"
+            )
     if settings.page_size > _BLOCK_TOKENS:
         return (
             f"sampler.page_size = {settings.page_size}: "

@@ -60,6 +60,7 @@ class Cache:
     size: int = 4
     dtype: str = "float32"
     seed: int = 0
+    near: int | None = None  # tokens of the chunks that are seen
 
     def __post_init__(self):
         self.rng = np.random.default_rng(self.seed)
@@ -92,9 +93,10 @@ class Cache:
         return table[np.asarray(positions) // self.size], positions % self.size
 
     def expected(self, q, table, length):
-        """Dense attention of one query [heads, dim] over the first `length` tokens."""
+        """Dense attention of one query [heads, dim], that of the last of `length`."""
+        first = (length - 1) // self.near * self.near if self.near else 0
         k, v = (
-            held[table].reshape(-1, self.kv, DIM)[:length]
+            held[table].reshape(-1, self.kv, DIM)[first:length]
             for held in (self.keys, self.values)
         )
         q = np.asarray(q, np.float64).reshape(self.kv, self.group, DIM)
@@ -133,7 +135,7 @@ class Cache:
     def decode_with(self, table, starts, active, ends, q, k, v, *, trust=None):
         rows = Rows(table=jnp.asarray(table), starts=jnp.asarray(starts))
         self.pages, found = _call(
-            self.attention, self.pages, rows, active, ends, q, k, v
+            self.attention, self.near, self.pages, rows, active, ends, q, k, v
         )
         positions, active = starts.copy(), active.copy()
         for step in range(STEPS):
@@ -153,8 +155,8 @@ class Cache:
         return positions, active
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _call(attention, pages, rows, active, ends, q, k, v):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _call(attention, near, pages, rows, active, ends, q, k, v):
     """What `decoding.generate` does with a backend."""
     views = attention.open((pages,), rows, STEPS)
 
@@ -170,6 +172,7 @@ def _call(attention, pages, rows, active, ends, q, k, v):
             step=step,
             positions=positions,
             active=active,
+            **({} if near is None else {"near": near}),
         )
         active = active & (step < ends)
         return (view, positions + active, active), mixed
@@ -248,9 +251,10 @@ def test_a_row_with_a_nan_harms_no_other(name):
     cache.decode(table[:, ::-1], np.zeros(3, np.int32), everyone, never)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _prefill(attention, pages, q, k, v, chunk):
-    return attention.chunk(pages, q, k, v, chunk)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _prefill(attention, near, pages, q, k, v, chunk):
+    options = {} if near is None else {"near": near}
+    return attention.chunk(pages, q, k, v, chunk, **options)
 
 
 def prefill(cache, pieces, *, size=16, slots=5, nan_in=None):
@@ -278,7 +282,9 @@ def prefill(cache, pieces, *, size=16, slots=5, nan_in=None):
     k, v = cache.random(size, cache.kv), cache.random(size, cache.kv)
     if nan_in is not None:
         k, v = k.at[starts[nan_in], 0, 3].set(np.nan), v.at[starts[nan_in]].set(np.inf)
-    found, cache.pages = _prefill(cache.attention, cache.pages, q, k, v, chunk)
+    found, cache.pages = _prefill(
+        cache.attention, cache.near, cache.pages, q, k, v, chunk
+    )
     for token in range(filled):
         pages = table[segments[token] - 1]
         page, offset = cache.place(pages, positions[token])
@@ -316,6 +322,19 @@ def test_chunks_of_long_prompts_in_bfloat16(name):
     # Its queries within one block of the kernel: the interpreter forgets between
     # blocks in which buffer the first sequence's pages are.
     prefill(cache, [(pages[0], 1000, 30), (pages[2], 0, 90)], size=160)
+
+
+@pytest.mark.parametrize("name", ["paged", "gathered", "pallas"])
+def test_layers_that_see_chunks(name):
+    """Rows in their first, second and third chunk of 8 tokens, and over an end."""
+    cache = Cache(BACKENDS[name], near=8)
+    table = tables(cache.rng, cache.num_pages, 4, 6)
+    starts = np.array([4, 14, 0, 16], np.int32)
+    active, ends = np.array([True, True, True, False]), np.full(4, NEVER)
+    starts, active = cache.decode(table, starts, active, ends)
+    cache.decode(table, starts, active, np.array([NEVER, NEVER, 1, NEVER]))
+    pages = tables(cache.rng, cache.num_pages, 3, 5)
+    prefill(cache, [(pages[0], 5, 9), (pages[2], 0, 5)])
 
 
 @every_backend

@@ -1,5 +1,6 @@
 """Mixtures of experts, and layers that see chunks, against the slow sampler."""
 
+import dataclasses
 import functools
 
 import jax
@@ -77,10 +78,15 @@ def test_the_engine_draws_the_tokens_of_the_slow_sampler(
     assert max(len(each.tokens) for each in found.values()) > 8
 
 
-def test_kernels_are_not_asked_for_chunks(make_bench):
+def test_kernels_are_asked_for_chunks_of_whole_pages_alone(make_bench):
     bench = make_bench(arch=LLAMA4)
-    mesh, settings = make_mesh(jax.devices()[:1]), bench.settings
-    assert "chunks of 8 tokens" in (why_not_pallas(settings, tensor=1) or "")
+    mesh = make_mesh(jax.devices()[:1])
+    wide = dataclasses.replace(LLAMA4, head_dim=128)
+    settings = dataclasses.replace(bench.settings, arch=wide, page_size=4)
+    assert why_not_pallas(settings, tensor=1) is None
+    broken = dataclasses.replace(settings, page_size=3)
+    said = why_not_pallas(broken, tensor=1) or ""
+    assert "chunks of 8 tokens: set sampler.page_size = 3 to a divisor" in said
     with pytest.raises(ValueError, match="'cudnn' does not take .*chunks of 8 tokens"):
         changed = make_bench(arch=LLAMA4, attention="cudnn").settings
         choose_attention(changed, mesh)

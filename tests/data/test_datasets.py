@@ -148,6 +148,7 @@ def test_answers_that_the_verifier_cannot_read_are_dropped(tmp_path, directory):
     }
 
 
+@sandboxed
 def test_tests_that_cannot_be_run_are_dropped(tmp_path, directory):
     asserts = {"kind": "asserts", "tests": "assert f() == 1"}
     rows = [

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from small_sandbox import sandboxed
 
 from scalerl_jax.data import screening
 from scalerl_jax.data.__main__ import main
@@ -62,6 +63,7 @@ def test_answers_are_not_doubted():
     assert screening.doubts(Draft("Print any.", reference)) == []
 
 
+@sandboxed
 def test_prepare_counts_them_and_says_so(capsys, tmp_path):
     rows = [
         {"question": "If there are several solutions, print any.", "tests": TWO},

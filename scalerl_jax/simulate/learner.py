@@ -59,8 +59,7 @@ class SimulatedLearner:
         """Publish version 0, and evaluate it if evaluations are made."""
         self._simulation.publish(0)
         if self._scenario.eval_every and self._scenario.eval_completions:
-            self._enter("eval")
-            self._simulation.evaluate(self._wait)
+            self._evaluate(self._wait, beside=self._scenario.eval_beside)
         else:
             self._wait()
 
@@ -120,10 +119,19 @@ class SimulatedLearner:
         last = version == scenario.num_steps
         due = scenario.eval_every and (last or version % scenario.eval_every == 0)
         if due and scenario.eval_completions:
-            self._enter("eval")
-            simulation.evaluate(self._evaluated)
+            beside = scenario.eval_beside and not last
+            self._evaluate(self._evaluated, beside=beside)
         else:
             self._evaluated()
+
+    def _evaluate(self, then: Callable[[], None], *, beside: bool) -> None:
+        """Have an evaluation made, and wait for it unless it is beside the run."""
+        if beside:
+            self._simulation.evaluate(lambda: None)
+            then()
+        else:
+            self._enter("eval")
+            self._simulation.evaluate(then)
 
     def _evaluated(self) -> None:
         scenario = self._scenario

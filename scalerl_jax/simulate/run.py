@@ -243,7 +243,20 @@ class Simulation:
     # Evaluations.
 
     def evaluate(self, then: Callable[[], None]) -> None:
-        """Have every replica do its share of an evaluation, between two calls."""
+        """Have every replica do its share of an evaluation, between two calls.
+
+        One that is under way comes first.  A share is done in one piece: beside the
+        run it is done in calls between others, which takes as long in all.
+        """
+        if self._evaluating:
+            before = self._evaluated
+
+            def after() -> None:
+                before()
+                self.evaluate(then)
+
+            self._evaluated = after
+            return
         self._evaluating = {replica.number for replica in self.replicas}
         self._evaluated = then
         for replica in self.replicas:

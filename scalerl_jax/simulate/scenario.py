@@ -40,6 +40,7 @@ class Scenario:
     zero_variance_share: float = 0.0  # groups without a gradient
     eval_every: int = 0  # 0: never
     eval_completions: int = 0  # of an evaluation
+    eval_beside: bool = False  # the run goes on meanwhile, but for the last
     checkpoint_every: int = 0  # 0: never
     learner_chips: int = 1
     replica_chips: int = 1
@@ -113,6 +114,7 @@ def scenario_of(config: Config, **others: Any) -> Scenario:
         prompt_tokens=sampler.max_prompt_tokens // 10,
         eval_every=config.eval.every,
         eval_completions=config.eval.num_prompts * config.eval.samples_per_prompt,
+        eval_beside=config.eval.concurrent,
         checkpoint_every=config.checkpoint.every,
         replica_chips=max(1, config.generators.devices),
         seed=config.seed,

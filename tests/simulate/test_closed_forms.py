@@ -86,6 +86,20 @@ def test_a_sampler_stands_still_for_every_version_that_takes_the_place_of_anothe
     assert standing - plain == pytest.approx(7.0, rel=0.02)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_evaluation_beside_the_run_costs_a_slower_learner_nothing(beside):
+    """8 samples of 100 tokens: 11 calls, every fifth step."""
+    rates = Rates(decode_s=((1, CALL_S),), train_s=30.0)
+    settings = dict(max_staleness=8, slots=16, eval_every=5, eval_completions=8)
+    figures = simulate(rates, ALL_ALIKE, eval_beside=beside, **settings).figures(
+        first_step=5
+    )
+    evaluation_s = (100 // PER_CALL + LAG_CALLS) * CALL_S
+    # The last one, of 35 steps, is waited for in any case.
+    waited = evaluation_s * (1 if beside else 7) / 35
+    assert figures["step_s"] == pytest.approx(30.0 + waited, rel=0.01)
+
+
 def test_littles_law_holds_for_slots_and_for_groups():
     """Mean number inside = rate of arrival x mean stay."""
     rates = Rates(decode_s=((1, CALL_S),), train_s=60.0, verify_s=20.0)

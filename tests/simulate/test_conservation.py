@@ -59,6 +59,7 @@ def scenarios(draw):
         zero_variance_share=draw(st.sampled_from([0.0, 0.3, 0.8])),
         eval_every=draw(st.sampled_from([0, 3])),
         eval_completions=7,
+        eval_beside=draw(st.booleans()),
         checkpoint_every=draw(st.sampled_from([0, 2])),
         failures=Failures(
             replica_mtbf_s=draw(st.sampled_from([0.0, 300.0])),

@@ -314,17 +314,21 @@ def tails() -> None:
 
 def evaluations() -> None:
     """Print what evaluations cost."""
-    say("every", "completions", "share of the time", "chip-hours a step", rule=True)
+    columns = ("every", "completions", "share of the time", "chip-hours a step")
+    say(*columns, "and beside the run", rule=True)
     none = simulate(10, steps=200)
-    say("never", 0, 0.0, cost(none))
+    say("never", 0, 0.0, cost(none), cost(none))
     for every, completions in (
         (200, 16_000),
         (100, 16_000),
         (25, 16_000),
         (100, 4_000),
     ):
-        row = simulate(10, steps=401, eval_every=every, eval_completions=completions)
-        say(every, completions, f"{row['eval_share']:.1%}", cost(row))
+        asked = dict(eval_every=every, eval_completions=completions)
+        row = simulate(10, steps=401, **asked)
+        beside = simulate(10, steps=401, eval_beside=True, **asked)
+        share = f"{row['eval_share']:.1%}"
+        say(every, completions, share, cost(row), cost(beside))
 
 
 def waiting() -> None:

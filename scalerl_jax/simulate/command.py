@@ -13,12 +13,13 @@ from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.balance.chooser import is_open
+from scalerl_jax.balance.lengths import read_lengths as read_run
 from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.preflight.fitting import fit_topology
 from scalerl_jax.preflight.topologies import Topology, parse_topology
 from scalerl_jax.simulate.closed_rates import closed_rates
-from scalerl_jax.simulate.lengths import Lengths, read_lengths
+from scalerl_jax.simulate.lengths import Lengths, law_of, read_lengths
 from scalerl_jax.simulate.outcome import Outcome
 from scalerl_jax.simulate.rates import Rates, read_rates
 from scalerl_jax.simulate.run import Simulation
@@ -52,7 +53,8 @@ def _define(values: flags.FlagValues) -> None:
     for name, meaning in {
         "topology": "TPUs of the run: v5p:4x4x4.",
         "rates": "JSON file of measured rates, in place of a topology.",
-        "lengths": "File of measured lengths, a JSON list of a group a line.",
+        "lengths": "A run's directory, whose mean and spread --mean_tokens and --tail "
+        "are then; or a file, with the lengths of a group in each line, a JSON list.",
         "sweep": "Settings and values: 'generators.count=2,4 sampler.slots=64,128'.",
         "picture": "File for a picture.",
     }.items():
@@ -162,11 +164,15 @@ class World:
                 config = fit_topology(config, self._arch, self._topology).config
                 self._config = config
             self._config = fit_topology(config, self._arch, self._topology).config
-        measured = read_lengths(said["lengths"]) if said["lengths"] else ()
-        limit = config.sampler.max_completion_tokens
+        limit, measured = config.sampler.max_completion_tokens, ()
+        mean, tail = said["mean_tokens"] or limit / 2, said["tail"]
+        if said["lengths"] and Path(said["lengths"]).is_dir():
+            mean, tail = law_of(read_run(said["lengths"], config).completions)
+        elif said["lengths"]:
+            measured = read_lengths(said["lengths"])
         self._lengths = Lengths(
-            mean_tokens=said["mean_tokens"] or limit / 2,
-            tail=said["tail"],
+            mean_tokens=mean,
+            tail=tail,
             alike=said["alike"],
             limit=limit,
             drift=said["drift"],

@@ -7,6 +7,7 @@ two settings are compared on the same groups.
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist
 
@@ -121,6 +122,15 @@ def _cut_mean(mu: float, sigma: float, limit: int) -> float:
     place = (math.log(limit) - mu) / sigma
     below = math.exp(min(mu + sigma**2 / 2, 700.0)) * normal.cdf(place - sigma)
     return below + limit * (1 - normal.cdf(place))
+
+
+def law_of(completions: Sequence[int]) -> tuple[float, float]:
+    """Return mean and tail (99th percentile over median) of a lognormal law for these.
+
+    The tail is that of the logarithms' standard deviation, so that a few lengths do.
+    """
+    logs = np.log(np.asarray(completions, np.float64))
+    return float(np.mean(completions)), math.exp(_P99 * float(logs.std()))
 
 
 def read_lengths(path: str) -> tuple[tuple[int, ...], ...]:

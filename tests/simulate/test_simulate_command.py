@@ -49,6 +49,17 @@ def test_json_has_the_settings_of_the_config():
     assert ahead["trained_groups"] == 30 * 32
 
 
+def test_a_run_has_lengths_of_its_own():
+    """10 and 40 tokens, equally often: log(2) about the middle, a tail of 2 ^ 2.33."""
+    logged = [{"tokens": round(20 * 2**x)} for x in (-1, 1) * 40]
+    Path("run").mkdir()
+    Path("run/metrics.jsonl").write_text('{"completion/mean_tokens": 25.0}\n' * 3)
+    Path("run/rollouts.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in logged))
+    by_run = json.loads(ask(f"{TINY} --json --steps=40 --lengths=run"))
+    by_hand = f"--mean_tokens=25 --tail={2**2.3263479:.6f}"
+    assert by_run == json.loads(ask(f"{TINY} --json --steps=40 {by_hand}"))
+
+
 def test_measured_lengths_are_drawn_from():
     Path("lengths.jsonl").write_text("[10, 10]\n[50, 50]\n")
     found = json.loads(ask(f"{TINY} --json --steps=40 --lengths=lengths.jsonl"))

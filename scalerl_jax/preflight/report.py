@@ -62,6 +62,7 @@ _CASES = (
     ("8b_32k", "v6e:8x8"),
     ("32b", "v5p:4x4x8"),
     ("qwen3_30b_a3b", "v5p:4x4x4"),
+    ("qwen3_30b_a3b", "v6e:8x8"),
     ("scout", "v5p:4x4x8"),
 )
 _HEADER = (

@@ -10,7 +10,7 @@ import pytest
 from interpreted import interpreted
 from small_model import small_architecture
 
-from scalerl_jax.model.architecture import ARCHITECTURES
+from scalerl_jax.model.architecture import ARCHITECTURES, LocalLayers
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler import kernels
@@ -184,6 +184,24 @@ def machine(platform, tensor=1):
 )
 def test_a_machine_gets_its_backend(name, platform, expected):
     settings = dataclasses.replace(SETTINGS, attention=name)
+    assert type(choose_attention(settings, machine(platform))) is expected
+
+
+@pytest.mark.parametrize(
+    "platform, chunk, expected",
+    [
+        ("tpu", 64, PallasAttention),
+        ("tpu", 50, PagedAttention),  # not of whole pages, which have 32 tokens
+        ("gpu", 64, PagedAttention),
+        ("cpu", 64, GatheredAttention),
+    ],
+)
+def test_layers_that_see_chunks_get_a_backend_that_knows_them(
+    platform, chunk, expected
+):
+    local = LocalLayers((True,) * SETTINGS.arch.num_layers, chunk, True, 0.1, 4)
+    settings = changed(local=local)
+    assert settings.near and settings.page_size == 32
     assert type(choose_attention(settings, machine(platform))) is expected
 
 

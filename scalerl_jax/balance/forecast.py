@@ -110,7 +110,7 @@ def forecast(
     generate = decoding.seconds(rollouts, prompts=batch.num_prompts, tail=in_turn)
     # Replicas that share their devices take turns.
     turns = max(1.0, replicas * each / learner) if shared else 1.0
-    generate = generate * turns + _pause_seconds(config, arch)
+    generate = generate * turns + pause_seconds(config, arch, replica_chips=each)
     train = batch.epochs * _train_seconds(config, arch, chip, lengths, reached)
     publish = rates.publish_seconds(
         arch,
@@ -250,13 +250,12 @@ def _train_seconds(
     return seconds * (2 if config.objective.advantage == "critic" else 1)
 
 
-def _pause_seconds(config: Config, arch: Architecture) -> float:
+def pause_seconds(config: Config, arch: Architecture, *, replica_chips: int) -> float:
     """Return the seconds in which nothing is sampled, for the params are replaced."""
-    generators = config.generators
-    if generators.versions != 1:
+    if config.generators.versions != 1:
         return 0.0
     return rates.placing_seconds(
-        arch, replica_chips=generators.devices, itemsize=_itemsize(config)
+        arch, replica_chips=replica_chips, itemsize=_itemsize(config)
     )
 
 

@@ -370,12 +370,12 @@ def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
     kv_heads, group = arch.num_kv_heads // tensor, arch.num_heads // arch.num_kv_heads
     whole = 8 if dtype == jnp.bfloat16 else 4
     table_bytes = _table_bytes(settings)
-    if arch.local is not None and settings.near:
-        if arch.local.chunk % settings.page_size:
-            return (
-                f"a model whose layers see chunks of {arch.local.chunk} tokens: set "
-                f"sampler.page_size = {settings.page_size} to a divisor of them"
-            )
+    chunk = arch.local.chunk if arch.local is not None and settings.near else 0
+    if chunk % settings.page_size:
+        return (
+            f"a model whose layers see chunks of {chunk} tokens: set "
+            f"sampler.page_size = {settings.page_size} to a divisor of them"
+        )
     if settings.page_size > _BLOCK_TOKENS:
         return (
             f"sampler.page_size = {settings.page_size}: "

@@ -1,11 +1,11 @@
 """Rates of a TPU topology, from the closed forms of `balance.rates`."""
 
 from scalerl_jax.balance.chips import Chip
+from scalerl_jax.balance.forecast import pause_seconds
 from scalerl_jax.balance.rates import (
     EXPECTED,
     Reached,
     decode_seconds,
-    placing_seconds,
     prefill_seconds,
     publish_seconds,
     train_seconds,
@@ -75,20 +75,11 @@ def closed_rates(
             replica_chips=scenario.replica_chips,
             itemsize=itemsize,
         ),
-        place_s=_place_s(config, arch, scenario, itemsize),
+        place_s=pause_seconds(config, arch, replica_chips=scenario.replica_chips),
         verify_s=_VERIFY_S,
         exchange_s=_EXCHANGE_S if scenario.replicas > 1 else 0.0,
         checkpoint_s=_CHECKPOINT_S,
     )
-
-
-def _place_s(
-    config: Config, arch: Architecture, scenario: Scenario, itemsize: int
-) -> float:
-    if config.generators.versions != 1:
-        return 0.0
-    chips = scenario.replica_chips
-    return placing_seconds(arch, replica_chips=chips, itemsize=itemsize)
 
 
 def _training(

@@ -38,6 +38,12 @@ def chosen(name, **changes):
     return choose(config_of(**changes), ARCH, CHIPS[slice.generation], room)
 
 
+# Of 10 slots, beside a learner of 8: for `numbers`.
+TWO_REPLICAS = dict(
+    fsdp=8, remat="full", slots=10, cache_tokens=100_000, count=2, devices=4
+)
+
+
 def numbers(config, **given):
     """The config with these numbers, by hand and without the chooser."""
     mesh = dataclasses.replace(config.mesh, data=1, fsdp=given["fsdp"])
@@ -164,12 +170,7 @@ def test_a_replica_that_holds_one_version_stands_still_meanwhile():
         forecast(
             numbers(
                 config_of(generators__versions=versions),
-                fsdp=8,
-                remat="full",
-                slots=10,
-                cache_tokens=100_000,
-                count=2,
-                devices=4,
+                **TWO_REPLICAS,
             ),
             ARCH,
             CHIPS["v5p"],
@@ -221,12 +222,7 @@ def test_the_seconds_of_a_step_by_hand():
     """Two replicas of 10 slots: 768 completions of 100 tokens take 3,840 steps."""
     config = numbers(
         config_of(sampler__max_prompt_tokens=32),
-        fsdp=8,
-        remat="full",
-        slots=10,
-        cache_tokens=100_000,
-        count=2,
-        devices=4,
+        **TWO_REPLICAS,
     )
     from scalerl_jax.balance import rates
 

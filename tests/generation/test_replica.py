@@ -147,9 +147,8 @@ def test_versions_come_in_order_and_none_before_the_last_is_in_use(world):
     assert world.generators.begun
 
 
-def test_a_version_that_does_not_come_leaves_the_one_in_use_and_is_told(
-    world, monkeypatch
-):
+def lose_the_second(world, monkeypatch):
+    """Version 0 is in use, and 1 does not come."""
     world.give(world.publish(0))
     world.generators.step()
     lost = world.publish(1)
@@ -158,6 +157,12 @@ def test_a_version_that_does_not_come_leaves_the_one_in_use_and_is_told(
     world.give(lost)
     said = world.wait_for_refusal()
     assert "version 1 were not received" in said and "0 stays in use" in said
+
+
+def test_a_version_that_does_not_come_leaves_the_one_in_use_and_is_told(
+    world, monkeypatch
+):
+    lose_the_second(world, monkeypatch)
     world.give(world.publish(2))  # against the version that was lost
     lost = small_weights.published(world.sender.send_again())
     world.lose(lost)
@@ -283,16 +288,8 @@ def test_a_version_takes_the_place_of_the_one_before(small_world):
 
 
 def test_what_does_not_arrive_takes_no_place(small_world, monkeypatch):
-    world = small_world
-    world.give(world.publish(0))
-    world.generators.step()
-    lost = world.publish(1)
-    world.lose(lost)
-    monkeypatch.setattr(MemoryChannel, "fetch", _impatient(MemoryChannel.fetch))
-    world.give(lost)
-    said = world.wait_for_refusal()
-    assert "version 1 were not received" in said and "0 stays in use" in said
-    assert_is_version(world.generators.params, 0)
+    lose_the_second(small_world, monkeypatch)
+    assert_is_version(small_world.generators.params, 0)
 
 
 def test_a_job_at_another_version_than_the_one_held_is_not_begun(small_world):

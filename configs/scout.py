@@ -23,9 +23,10 @@ def get_config() -> ml_collections.ConfigDict:
     config_lib.ask_polaris(config)
     config.batch.rows_per_microbatch = 0  # one for each shard
     # The split of a TPU slice with the shortest step, and slots and a cache that fit.
-    # The chips of a host hold one version of 201 GiB: the next takes its place.
+    # A version is 201 GiB: a replica may need the chips of several hosts.
     config.mesh.data = 0
     config.mesh.fsdp = 0
+    config.mesh.tensor = 0
     config.generators.count = 0
     config.generators.versions = 0
     config.sampler.slots = 0

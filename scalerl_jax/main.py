@@ -71,6 +71,7 @@ FREE_SETTINGS = (
     "generators.base_every",
     "generators.channel",
     "generators.versions",
+    "generators.processes",
     "mesh.processes",
 )
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else

@@ -1,6 +1,6 @@
 """The best split of devices into learner and generators, for what a config leaves open.
 
-Open are mesh.data = 0, mesh.fsdp = 0, generators.count = 0 and with it
+Open are mesh.data = 0, mesh.fsdp = 0, mesh.tensor = 0, generators.count = 0 and with it
 generators.devices = 0, generators.versions = 0, sampler.slots = 0 with its cache,
 model.remat = "auto" and batch.rows_per_microbatch = 0.  Every split that can be formed
 and whose programs fit is forecast, and the one with the shortest step is taken; of
@@ -27,9 +27,15 @@ _REMAT = ("dots", "attention", "full")
 _SLOTS = (*range(1, 16), *range(16, 64, 4), *range(64, 128, 8), *range(128, 513, 16))
 # Settings that a choice may fill in, by section.
 _CHOSEN = (
-    *("mesh.data", "mesh.fsdp", "batch.rows_per_microbatch"),
+    *("mesh.data", "mesh.fsdp", "mesh.tensor", "batch.rows_per_microbatch"),
     *("generators.count", "generators.devices", "generators.placement"),
-    *("generators.versions", "sampler.slots", "sampler.cache_tokens", "model.remat"),
+    *(
+        "generators.processes",
+        "generators.versions",
+        "sampler.slots",
+        "sampler.cache_tokens",
+        "model.remat",
+    ),
 )
 
 
@@ -41,12 +47,12 @@ class Room(Protocol):
         """Devices that are paid for."""
         ...
 
-    def learner_sizes(self) -> Sequence[int]:
-        """Return the numbers of devices that a learner can have."""
+    def sizes(self) -> Sequence[int]:
+        """Return the numbers of devices that a role can have."""
         ...
 
-    def replica_sizes(self) -> Sequence[int]:
-        """Return the numbers of devices that a replica can have."""
+    def hosts(self, each: int) -> int:
+        """Return the processes of a replica of a size."""
         ...
 
     def replicas(self, learner: int, each: int) -> int:
@@ -65,15 +71,14 @@ class Slices:
         """Chips of all slices."""
         return sum(each.num_chips for each in self.slices)
 
-    def learner_sizes(self) -> tuple[int, ...]:
-        """Return the chips of each box of a slice: a learner is on one."""
+    def sizes(self) -> tuple[int, ...]:
+        """Return the chips of each box of a slice: a role is on one."""
         found = {size for each in self.slices for size in box_sizes(each)}
         return tuple(sorted(found))
 
-    def replica_sizes(self) -> tuple[int, ...]:
-        """Return the chips of each box within a host: a replica is one process."""
-        most = min(each.chips_per_host for each in self.slices)
-        return tuple(size for size in self.learner_sizes() if size <= most)
+    def hosts(self, each: int) -> int:
+        """Return on how many hosts a box is, with a process on each."""
+        return max(each // min(one.chips_per_host for one in self.slices), 1)
 
     def replicas(self, learner: int, each: int) -> int:
         """Return how many boxes are left beside the learner's."""
@@ -102,13 +107,13 @@ class OneProcess:
 
     num_devices: int
 
-    def learner_sizes(self) -> range:
+    def sizes(self) -> range:
         """Return any number."""
         return range(1, self.num_devices + 1)
 
-    def replica_sizes(self) -> range:
-        """Return any number."""
-        return range(1, self.num_devices + 1)
+    def hosts(self, each: int) -> int:
+        """Return 1, whatever a replica has."""
+        return 1
 
     def replicas(self, learner: int, each: int) -> int:
         """Return how many find devices of their own."""
@@ -131,8 +136,9 @@ class Choice:
 
 def is_open(config: Config) -> bool:
     """Return whether a config leaves anything to `choose`."""
+    mesh = config.mesh
     return (
-        0 in (config.mesh.data, config.generators.count, config.sampler.slots)
+        0 in (mesh.data, mesh.tensor, config.generators.count, config.sampler.slots)
         or config.model.remat == "auto"
         or not config.generators.versions
     )
@@ -147,7 +153,12 @@ def opened(config: Config) -> Config:
         batch=dataclasses.replace(config.batch, rows_per_microbatch=0),
         sampler=dataclasses.replace(config.sampler, slots=0, cache_tokens=0),
         generators=dataclasses.replace(
-            config.generators, count=0, devices=0, placement="auto", versions=0
+            config.generators,
+            count=0,
+            devices=0,
+            processes=1,
+            placement="auto",
+            versions=0,
         ),
     )
 
@@ -208,8 +219,9 @@ def candidates(
     if placements == ["auto"]:
         both = isinstance(room, OneProcess)
         placements = ["apart", "shared"] if both else ["apart"]
-    for size in room.learner_sizes():
-        learner = _with_learner(config, arch, size)
+    usable = memory.usable_bytes(chip)
+    for size in room.sizes():
+        learner = _with_learner(config, arch, size, usable)
         if learner is None:
             continue
         for placement in placements:
@@ -218,8 +230,32 @@ def candidates(
                     yield from _that_fit(one, arch, chip, lengths)
 
 
-def _with_learner(config: Config, arch: Architecture, size: int) -> Config | None:
+def _with_learner(
+    config: Config, arch: Architecture, size: int, usable: float
+) -> Config | None:
     """Return the config with a learner of so many devices, if they fall evenly.
+
+    An open mesh.tensor is the least with which the learner fits: whatever the forward
+    pass sums up over it is left out of the forecast.
+    """
+    if config.mesh.tensor:
+        return _with_shards(config, arch, size)
+    leanest: Any = _REMAT[-1] if config.model.remat == "auto" else config.model.remat
+    for tensor in range(1, arch.num_kv_heads + 1):
+        if arch.num_kv_heads % tensor:
+            continue
+        mesh = dataclasses.replace(config.mesh, tensor=tensor)
+        found = _with_shards(dataclasses.replace(config, mesh=mesh), arch, size)
+        if found is not None:
+            model = dataclasses.replace(config.model, remat=leanest)
+            tried = dataclasses.replace(found, model=model)
+            if memory.learner_bytes(tried, arch) <= usable:
+                return found
+    return None
+
+
+def _with_shards(config: Config, arch: Architecture, size: int) -> Config | None:
+    """Return the config with data and fsdp of so many devices, if they fall evenly.
 
     The state is cut into as many shards as divide the width of the model; what is
     left are replicas of it.
@@ -252,17 +288,24 @@ def _with_replicas(
     """Yield the config with as many replicas of each size as fit."""
     asked = config.generators
     shared = placement == "shared"
-    for each in room.replica_sizes():
+    for each in room.sizes():
         if asked.devices not in (0, each) or not is_divisible(arch, each):
             continue
         fit = learner // each if shared else room.replicas(learner, each)
         count = asked.count or fit
         if not count or (count > fit and not shared) or not fit:
             continue
+        hosts = room.hosts(each)
+        if asked.processes not in (1, hosts):
+            continue
         yield dataclasses.replace(
             config,
             generators=dataclasses.replace(
-                asked, count=count, devices=each, placement=placement
+                asked,
+                count=count,
+                devices=each,
+                processes=hosts,
+                placement=placement,
             ),
         )
 

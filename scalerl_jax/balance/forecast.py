@@ -255,7 +255,10 @@ def pause_seconds(config: Config, arch: Architecture, *, replica_chips: int) -> 
     if config.generators.versions != 1:
         return 0.0
     return rates.placing_seconds(
-        arch, replica_chips=replica_chips, itemsize=_itemsize(config)
+        arch,
+        replica_chips=replica_chips,
+        hosts=config.generators.processes,
+        itemsize=_itemsize(config),
     )
 
 

@@ -198,20 +198,22 @@ def publish_seconds(
 
 
 def placing_seconds(
-    arch: Architecture, *, replica_chips: int, itemsize: int = 2
+    arch: Architecture, *, replica_chips: int, hosts: int = 1, itemsize: int = 2
 ) -> float:
     """Return the seconds in which a version gets from a host's memory to its chips.
 
-    As if all chips of a replica shared `_HOST_TO_DEVICE`.
+    As if all chips of a host shared `_HOST_TO_DEVICE`.
 
     Args:
         arch: of the policy.
-        replica_chips: of a replica, all on one host.
+        replica_chips: of a replica.
+        hosts: that they are on, each of which brings its part.
         itemsize: bytes of a weight.
     """
     copies = sampler_copies(arch, replica_chips)
     common = arch.num_params - arch.num_expert_params
-    return (copies * common + arch.num_expert_params) * itemsize / _HOST_TO_DEVICE
+    brought = (copies * common + arch.num_expert_params) * itemsize
+    return brought / hosts / _HOST_TO_DEVICE
 
 
 def _streamed(chip: Chip, needed: Work, chips: int, reached: Reached) -> float:

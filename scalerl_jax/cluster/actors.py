@@ -12,12 +12,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scalerl_jax.cluster.followers import RayFollowers
 from scalerl_jax.cluster.object_store import ObjectStoreChannel
 from scalerl_jax.cluster.placement import forget_others
 from scalerl_jax.cluster.session import versions
@@ -26,9 +27,12 @@ from scalerl_jax.exchange import Instructions, Report
 from scalerl_jax.parallel.bucket_channel import make_channel
 from scalerl_jax.parallel.channels import Parcel
 from scalerl_jax.parallel.offers import Offer
+from scalerl_jax.sampler.lockstep import Call
 from scalerl_jax.types import Group, PackedBatch, Prompt
 from scalerl_jax.utils.hub import is_remote
 
+# What a follower does beside the calls of its engine, which it makes one by one.
+FOLLOWER_GROUPS = {"params": 1, "watch": 1}
 WEIGHTS_FOLDER = "weights"  # of a run's directory: what is published
 
 
@@ -45,16 +49,6 @@ class Place:
         return f"{self.host} (process {self.pid})"
 
 
-def _here() -> Place:
-    import jax
-
-    return Place(
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        chip=jax.devices()[0].device_kind,
-    )
-
-
 def _end_with(parent: int) -> None:
     """End this process when the one that started it is gone.
 
@@ -65,7 +59,7 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-class _Process:
+class Process:
     """What every process of a run does first."""
 
     def __init__(self, config: Config, directory: str) -> None:
@@ -83,6 +77,47 @@ class _Process:
     def _leave(self) -> None:
         """Note that this process is to end soon."""
         self._leaving.set()
+
+    def address(self) -> str:
+        """Return HOST:PORT at which this process may be met, if it is the first."""
+        with socket.create_server(("", 0)) as server:
+            port = server.getsockname()[1]
+        import ray
+
+        return f"{ray.util.get_node_ip_address()}:{port}"
+
+    def _meet(self, coordinator: str, rank: int, count: int, timeout_s: float) -> None:
+        """Meet the other processes of a role, if there are any; before JAX is asked."""
+        import jax
+
+        from scalerl_jax.parallel import multihost
+        from scalerl_jax.utils.xla import keep_programs
+
+        keep_programs(self._config.compile_cache)
+        # JAX would take SIGTERM for itself; the controller is told of it instead.
+        jax.config.update("jax_enable_preemption_service", False)
+        if count > 1:
+            multihost.initialize(
+                coordinator=coordinator,
+                num_processes=count,
+                process_id=rank,
+                timeout_s=timeout_s,
+            )
+
+    def _devices(self) -> list[Any]:
+        """Return the devices of this process's replica."""
+        import jax
+
+        return jax.devices()[: self._config.generators.devices]
+
+    def _here(self) -> Place:
+        import jax
+
+        return Place(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            chip=jax.devices()[0].device_kind,
+        )
 
     def versions(self) -> dict[str, str]:
         """Return what must be the same everywhere."""
@@ -108,7 +143,7 @@ class _Process:
         return remote.read(path / file) is not None
 
 
-class LearnerRank(_Process):
+class LearnerRank(Process):
     """One process of the learner, which has its shards of the train state."""
 
     def __init__(
@@ -120,36 +155,17 @@ class LearnerRank(_Process):
         self._sending = threading.Lock()
         self._num_ranks = num_ranks
 
-    def address(self) -> str:
-        """Return HOST:PORT at which rank 0 may be met."""
-        with socket.create_server(("", 0)) as server:
-            port = server.getsockname()[1]
-        import ray
-
-        return f"{ray.util.get_node_ip_address()}:{port}"
-
     def start(self, coordinator: str, timeout_s: float) -> Place:
         """Meet the other ranks, load the state, compile the step."""
         import jax
 
         from scalerl_jax import wiring
         from scalerl_jax.learner.publish import make_snapshot
-        from scalerl_jax.parallel import multihost
         from scalerl_jax.parallel.sending import Sender
-        from scalerl_jax.utils.xla import keep_programs
         from scalerl_jax.wiring.tables import DTYPES
 
         config = self._config
-        keep_programs(config.compile_cache)
-        # JAX would take SIGTERM for itself; the controller is told of it instead.
-        jax.config.update("jax_enable_preemption_service", False)
-        if self._num_ranks > 1:
-            multihost.initialize(
-                coordinator=coordinator,
-                num_processes=self._num_ranks,
-                process_id=self._rank,
-                timeout_s=timeout_s,
-            )
+        self._meet(coordinator, self._rank, self._num_ranks, timeout_s)
         arch = wiring.make_architecture(config)
         self._learner, self._state, mesh = wiring.make_gang_learner(
             config, arch, jax.devices(), self._directory
@@ -164,7 +180,7 @@ class LearnerRank(_Process):
             channel=self._channel,
             base_every=config.generators.base_every,
         )
-        return _here()
+        return self._here()
 
     def step(self, batch: PackedBatch) -> tuple[dict[str, float], str, bool]:
         """Make an optimizer step.
@@ -240,40 +256,52 @@ class LearnerRank(_Process):
         return restored.step, restored.host, restored.groups
 
 
-class GeneratorReplica(_Process):
-    """One process with an engine, verifiers, and a sampling thread."""
+class GeneratorReplica(Process):
+    """The process of a replica with its verifiers and its sampling thread.
+
+    Of a replica of several it is the first, which leads the others.
+    """
 
     def __init__(self, config: Config, directory: str) -> None:
         """Take the place of a replica; nothing is loaded yet."""
+        self._followers: Any = None
         self._started = threading.Event()
         super().__init__(config, directory)
 
-    def start(self, held_out: list[Prompt]) -> Place:
-        """Make the engine, and begin to wait for params."""
-        import jax
-
+    def start(
+        self,
+        held_out: list[Prompt],
+        coordinator: str,
+        followers: Sequence[Any],
+        timeout_s: float,
+    ) -> Place:
+        """Meet the followers, make the engine, and begin to wait for params."""
         from scalerl_jax import wiring
-        from scalerl_jax.utils.xla import keep_programs
         from scalerl_jax.wiring.replicas import make_remote_replica
 
-        keep_programs(self._config.compile_cache)
-        arch = wiring.make_architecture(self._config)
+        self._meet(coordinator, 0, 1 + len(followers), timeout_s)
+        if followers:
+            self._followers = RayFollowers(followers, leave=self._leave)
         channel = self._make_channel()
         self._replica = make_remote_replica(
             self._config,
-            arch,
-            jax.devices()[: self._config.generators.devices],
+            wiring.make_architecture(self._config),
+            self._devices(),
             held_out,
             channel,
             contextlib.ExitStack(),  # never closed: the process is killed
             reaching=channel.reaching,
+            followers=self._followers,
         )
         self._started.set()
-        return _here()
+        return self._here()
 
     def exchange(self, instructions: Instructions, wait_s: float) -> Report:
         """Take instructions, wait for news of the sampling thread, and report."""
-        return self._replica.exchange(instructions, wait_s)
+        report = self._replica.exchange(instructions, wait_s)
+        if self._followers is not None:
+            self._followers.check(report)
+        return report
 
     def _leave(self) -> None:
         """Tell the controller, which may be waiting for news."""
@@ -284,3 +312,63 @@ class GeneratorReplica(_Process):
     def _tell(self) -> None:
         self._started.wait()
         self._replica.leave()
+
+
+class ReplicaFollower(Process):
+    """A process of a replica that makes the calls of the first."""
+
+    def __init__(self, config: Config, directory: str) -> None:
+        """Take the place of a follower; nothing is loaded yet."""
+        self._follower: Any = None
+        self._broken: BaseException | None = None
+        self._ready = threading.Event()
+        super().__init__(config, directory)
+
+    def start(self, coordinator: str, rank: int, timeout_s: float) -> Place:
+        """Meet the others, and make the engine."""
+        from scalerl_jax import wiring
+        from scalerl_jax.wiring.replicas import make_follower
+
+        generators = self._config.generators
+        self._meet(coordinator, rank, generators.processes, timeout_s)
+        channel = self._make_channel()
+        self._follower = make_follower(
+            self._config,
+            wiring.make_architecture(self._config),
+            self._devices(),
+            channel,
+            reaching=channel.reaching,
+        )
+        self._ready.set()
+        return self._here()
+
+    def obey(self, call: Call) -> None:
+        """Make a call of the leader's engine."""
+        self._ready.wait()
+        self._or_broken(self._follower.obey, call)
+
+    def fetch(self, parcel: Parcel, apart: bool) -> None:
+        """Fetch a publication to this host; without it all is as it was."""
+        self._follower.fetch(parcel, apart)
+
+    def lay_out(self, number: int) -> None:
+        """Put what was fetched on the devices."""
+        self._or_broken(self._follower.lay_out, number)
+
+    def watch(self) -> None:
+        """Return when this process is to end soon.
+
+        Raises:
+            Exception: why it cannot follow any more.
+        """
+        self._leaving.wait()
+        if self._broken is not None:
+            raise self._broken
+
+    def _or_broken(self, method: Callable[[Any], None], argument: Any) -> None:
+        try:
+            method(argument)
+        except BaseException as error:
+            self._broken = error
+            self._leaving.set()
+            raise

@@ -17,9 +17,10 @@ def fit_slices(
 ) -> tuple[Config, Seats]:
     """Return the config with numbers for all that is left open, and who sits where.
 
-    The learner has a process on each host of its box; mesh.processes = 1, the default,
-    becomes their number.  What `balance.chooser` can decide it does; with nothing but
-    mesh.fsdp = 0 the learner has what replicas leave.
+    A role has a process on each host of its box; mesh.processes and
+    generators.processes = 1, the default, become their number.  What
+    `balance.chooser` can decide it does; with nothing but mesh.fsdp = 0 the learner
+    has what replicas leave.
 
     Args:
         config: with generators.placement = "apart".
@@ -54,19 +55,28 @@ def fit_slices(
         generator_chips=generators.devices,
     )
     ranks, learner = len(seats.ranks()), seats.learner.box.num_chips
-    if mesh.processes not in (1, ranks):
-        raise ValueError(
-            f"mesh.processes = {mesh.processes}, but the learner's {learner} chips on "
-            f"slice {seats.slices[seats.learner.at]} are on {ranks} hosts, with a "
-            f"process each; set mesh.processes = {ranks}, or leave it at 1"
-        )
+    _check_processes("mesh", mesh.processes, f"the learner's {learner} chips", ranks)
+    hosts = len(seats.replica(0))
+    of_replica = f"a replica's generators.devices = {generators.devices} chips"
+    _check_processes("generators", generators.processes, of_replica, hosts)
     config = dataclasses.replace(
         config,
         mesh=dataclasses.replace(mesh, fsdp=learner // others, processes=ranks),
-        generators=dataclasses.replace(generators, count=len(seats.replicas)),
+        generators=dataclasses.replace(
+            generators, count=len(seats.replicas), processes=hosts
+        ),
     )
     total = learner + len(seats.replicas) * generators.devices
     return wiring.fit_devices(config, arch, total), seats
+
+
+def _check_processes(section: str, asked: int, chips: str, hosts: int) -> None:
+    """Refuse a number of processes that is not that of a role's hosts."""
+    if asked not in (1, hosts):
+        raise ValueError(
+            f"{section}.processes = {asked}, but {chips} are on {hosts} hosts, with a "
+            f"process each; set {section}.processes = {hosts}, or leave it at 1"
+        )
 
 
 def _balanced(config: Config, arch: Architecture, slices: Sequence[Reached]) -> Config:

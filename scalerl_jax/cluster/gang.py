@@ -32,7 +32,7 @@ from scalerl_jax.parallel.channels import Parcel
 from scalerl_jax.parallel.offers import Publication, PublishReport
 from scalerl_jax.types import Group, PackedBatch
 from scalerl_jax.utils.failures import first_line
-from scalerl_jax.utils.xla import is_full
+from scalerl_jax.utils.xla import is_broken_off
 
 _log = logging.getLogger(__name__)
 _LOST = (RayActorError, WorkerCrashedError)
@@ -322,8 +322,8 @@ class LearnerGang:
             ) from error
         except RayTaskError as error:
             cause = error.cause
-            broken = type(cause).__name__ == "JaxRuntimeError" and not is_full(cause)
-            if broken and len(self._ranks) > 1:  # a collective, whose other end is gone
+            # A collective, whose other end is gone.
+            if is_broken_off(cause) and len(self._ranks) > 1:
                 raise GangLost(
                     f"rank {number} on {self._where(number)}: {first_line(cause)}"
                 ) from error

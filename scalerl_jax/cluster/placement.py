@@ -97,10 +97,9 @@ class Seats:
         """Return the learner's seats, by rank."""
         return self._of(self.learner)
 
-    def replica(self, number: int) -> Seat:
-        """Return the seat of the replica of a number."""
-        (seat,) = self._of(self.replicas[number])
-        return seat
+    def replica(self, number: int) -> tuple[Seat, ...]:
+        """Return the seats of the replica of a number, the first one's first."""
+        return self._of(self.replicas[number])
 
     def refreshed(self, hosts: Iterable[HostNode]) -> "Seats":
         """Return the seats with the addresses that the hosts have now.
@@ -259,13 +258,6 @@ def place(
     Raises:
         ValueError: no such cut; says which would be.
     """
-    most = max(each.slice.chips_per_host for each in slices)
-    if generator_chips > most:
-        raise ValueError(
-            f"generators.devices = {generator_chips}: a replica is one process and has "
-            f"chips of one host, at most {most} here; lower it, and raise "
-            f"generators.count"
-        )
     largest = max(slices, key=lambda each: each.slice.num_chips)
     if learner_chips and min(learner_chips) > largest.slice.num_chips:
         raise ValueError(

@@ -9,13 +9,20 @@ import dataclasses
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import ray
+from ray.exceptions import RayTaskError
 
 from scalerl_jax import wiring
-from scalerl_jax.cluster.actors import GeneratorReplica, Place
+from scalerl_jax.cluster.actors import (
+    FOLLOWER_GROUPS,
+    GeneratorReplica,
+    Place,
+    ReplicaFollower,
+)
 from scalerl_jax.cluster.fit_slices import fit_slices
 from scalerl_jax.cluster.gang import LearnerGang
 from scalerl_jax.cluster.placement import slices_of
@@ -59,6 +66,8 @@ def fit_cluster(
         config, seats = fit_slices(config, arch, slices_of(cluster.hosts()))
         return config, dataclasses.replace(cluster, seats=seats)
     have = cluster.devices()
+    mesh = dataclasses.replace(mesh, tensor=mesh.tensor or 1)
+    config = dataclasses.replace(config, mesh=mesh)
     generators = dataclasses.replace(
         generators,
         devices=generators.devices or mesh.tensor,
@@ -80,6 +89,11 @@ def fit_cluster(
             f"of the learner (mesh.data * mesh.fsdp * mesh.context * mesh.tensor); "
             f"make them a multiple"
         )
+    if generators.devices % generators.processes:
+        raise ValueError(
+            f"generators.processes = {generators.processes} does not divide "
+            f"generators.devices = {generators.devices}; make them a multiple"
+        )
     if learner + generators.count * generators.devices > have:
         raise ValueError(
             f"the learner's {learner} devices and generators.count = "
@@ -90,22 +104,35 @@ def fit_cluster(
 
 
 class RayLink:
-    """The way to a replica in another process."""
+    """The way to a replica in other processes."""
 
     replaceable = True
 
-    def __init__(self, actor: Any, place: Place) -> None:
-        """Reach this actor, which has started."""
-        self.where = str(place)
-        self._actor = actor
+    def __init__(self, actors: Sequence[Any], places: Sequence[Place]) -> None:
+        """Reach the first of these actors, which leads the others."""
+        self._actor, *self._others = actors
+        self.where = ", ".join(map(str, places))
 
     def exchange(self, instructions: Instructions, wait_s: float) -> Future[Report]:
         """Call the actor; it is not called again if the answer is lost."""
-        return self._actor.exchange.remote(instructions, wait_s).future()
+        answer: Future[Report] = Future()
+
+        def end(given: Future[Report]) -> None:
+            error = given.exception()
+            if error is None:
+                answer.set_result(given.result())
+            else:  # what the replica has raised, without Ray's words around it
+                own = error.cause if isinstance(error, RayTaskError) else error
+                answer.set_exception(own)
+
+        call = self._actor.exchange.remote(instructions, wait_s)
+        call.future().add_done_callback(end)
+        return answer
 
     def close(self) -> None:
-        """End the process at once."""
-        ray.kill(self._actor)
+        """End the processes at once."""
+        for actor in (self._actor, *self._others):
+            ray.kill(actor)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -143,30 +170,59 @@ class Replicas:
         return future
 
     def _start(self, number: int) -> RayLink:
-        actor: Any = (
-            ray.remote(GeneratorReplica)
-            .options(
-                **self.cluster.options(
-                    self.config.generators.devices, role="replica", number=number
+        limit_s = self.config.generators.start_timeout_s
+        actors = self._actors(number)
+        try:
+            for actor in actors:
+                check_process(
+                    actor,
+                    f"replica {number}",
+                    self.directory,
+                    limit_s=limit_s,
+                    setting="generators.count",
+                )
+            first, *others = actors
+            met: Any = ray.get(first.address.remote()) if others else ""
+            coming = [
+                first.start.remote(self.held_out, met, others, limit_s),
+                *(
+                    actor.start.options(concurrency_group="params").remote(
+                        met, rank, limit_s
+                    )
+                    for rank, actor in enumerate(others, 1)
                 ),
-                max_concurrency=4,
+            ]
+            return RayLink(actors, _all(coming, limit_s))
+        except BaseException:
+            for actor in actors:
+                ray.kill(actor)
+            raise
+
+    def _actors(self, number: int) -> list[Any]:
+        """Return the processes of a replica, the one that leads first."""
+        processes = self.config.generators.processes
+        each = self.config.generators.devices // processes
+        make: Any = ray.remote
+        first = make(max_concurrency=4)(GeneratorReplica)
+        other = make(concurrency_groups=FOLLOWER_GROUPS)(ReplicaFollower)
+        return [
+            (other if rank else first)
+            .options(
+                **self.cluster.options(each, role="replica", number=number, rank=rank)
             )
             .remote(self.config, self.directory)
-        )
-        limit_s = self.config.generators.start_timeout_s
-        try:
-            check_process(
-                actor,
-                f"replica {number}",
-                self.directory,
-                limit_s=limit_s,
-                setting="generators.count",
-            )
-            place: Any = ray.get(actor.start.remote(self.held_out), timeout=limit_s)
-        except BaseException:
-            ray.kill(actor)
-            raise
-        return RayLink(actor, place)
+            for rank in range(processes)
+        ]
+
+
+def _all(calls: list[Any], limit_s: float) -> list[Any]:
+    """Return what all calls do; the first that fails is not waited past."""
+    deadline, waiting = time.monotonic() + limit_s, list(calls)
+    while waiting:
+        left = max(deadline - time.monotonic(), 0.0)
+        done, waiting = ray.wait(waiting, timeout=left)
+        ray.get(done or waiting, timeout=0)  # raises what one has raised
+    return ray.get(calls)
 
 
 def make_cluster_run(

@@ -43,20 +43,23 @@ class Cluster:
     kind: Kind  # of the devices that it has
     seats: Seats | None = None  # on TPUs, once they are given out
 
-    def options(self, devices: int, *, role: Role, number: int) -> dict[str, Any]:
+    def options(
+        self, devices: int, *, role: Role, number: int, rank: int = 0
+    ) -> dict[str, Any]:
         """Return what the actor of a role asks for: devices, host, environment.
 
         Args:
             devices: that it is to have.
             role: what it is.
             number: the rank in the learner, or which replica.
+            rank: of the replica's processes.
         """
         if self.kind == "tpu":
             assert self.seats is not None, "TPUs are given out by `fit_cluster`"
             # A host that was away may have another address.
             seats = self.seats.refreshed(self.hosts())
             ranked = role == "learner"
-            seat = seats.ranks()[number] if ranked else seats.replica(number)
+            seat = seats.ranks()[number] if ranked else seats.replica(number)[rank]
             return seat.options()
         if self.kind == "cpu":
             flags = f"--xla_force_host_platform_device_count={devices}"

@@ -536,7 +536,11 @@ class MeshConfig:
         "a divisor of fsdp; 1: every shard has a part of each expert",
     )
     context: Devices = setting(1, "shards of the tokens of a row")
-    tensor: Devices = setting(1, "shards of heads and hidden units")
+    tensor: DevicesOr0 = setting(
+        1,
+        "shards of heads and hidden units; 0: on TPUs the fewest with which the "
+        "learner fits, else 1",
+    )
     chip: str = setting("", "name in the ledger; empty: as JAX names the device")
     processes: Devices = setting(
         1,
@@ -570,6 +574,11 @@ class GeneratorsConfig:
         "apart: on the last of the device list; shared: on the learner's own, one "
         "program after the other; auto: apart where generators.devices is set and "
         "there are enough",
+    )
+    processes: Devices = setting(
+        1,
+        "of each replica, each with an even share of its devices; with --ray; on TPUs "
+        "one on each host of its chips, for which 1 stands too",
     )
     versions: Versions = setting(
         2,

@@ -90,21 +90,12 @@ class Receiver:
         self._threads = threads
         self._keep_base = keep_base
         self._held: dict[Box, NDArray] = {}  # values of `policy_version`
-        self._sums: dict[Box, int] = {}  # their checksums
 
     def needs_full(self, publication: Publication) -> bool:
         """Return whether its deltas are against a version that is not held here."""
         return any(
             shard.form == "delta" for _, shard in self._needed(publication)
         ) and not (self._held and publication.base_version == self.policy_version)
-
-    def holds(self, publication: Publication) -> bool:
-        """Return whether these very bits were received last.
-
-        A learner that was restored publishes versions again, perhaps with other bits.
-        """
-        sums = {shard.box: shard.crc32 for _, shard in self._needed(publication)}
-        return (publication.policy_version, sums) == (self.policy_version, self._sums)
 
     def receive(self, publication: Publication, *, timeout_s: float = 600.0) -> PyTree:
         """Return the params of a version, on this process's devices.
@@ -151,7 +142,6 @@ class Receiver:
         with self._naming(fetched.publication, gone=instead_of is not None):
             params = place(self._abstract, by_leaf, instead_of=instead_of)
         self._held = held if self._keep_base else {}
-        self._sums = {shard.box: shard.crc32 for _, shard in fetched.needed}
         self.policy_version = fetched.publication.policy_version
         seconds = fetched.seconds + time.perf_counter() - began
         self.report = _report(fetched.publication, fetched.needed, seconds)

@@ -45,7 +45,8 @@ class Fitted:
         """Processes of learner and generators."""
         if self.seats is None:
             return 1
-        return len(self.seats.ranks()) + len(self.seats.replicas)
+        replicas = len(self.seats.replicas) * len(self.seats.replica(0))
+        return len(self.seats.ranks()) + replicas
 
 
 def fit_topology(config: Config, arch: Architecture, topology: Topology) -> Fitted:

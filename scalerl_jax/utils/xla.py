@@ -171,6 +171,11 @@ def explained(program: Program, settings: Mapping[str, Any]) -> Iterator[None]:
         ) from error
 
 
-def is_full(error: Exception) -> bool:
+def is_broken_off(error: BaseException | None) -> bool:
+    """Return whether a program of several processes may have lost one of them."""
+    return type(error).__name__ == "JaxRuntimeError" and not is_full(error)
+
+
+def is_full(error: BaseException | None) -> bool:
     """Return whether XLA says that there is no memory."""
     return "RESOURCE_EXHAUSTED" in str(error)

@@ -77,21 +77,27 @@ def _without_chooser(config: Config, kind: str) -> Config:
             f"sampler.cache_tokens = 300_000, or what fits"
         )
     model, generators = config.model, config.generators
+    mesh = dataclasses.replace(config.mesh, tensor=config.mesh.tensor or 1)
     if model.remat == "auto":
         model = dataclasses.replace(model, remat="full")
     if not generators.versions:
         generators = dataclasses.replace(generators, versions=2)
-    return dataclasses.replace(config, model=model, generators=generators)
+    return dataclasses.replace(config, model=model, mesh=mesh, generators=generators)
 
 
 def why_not_one_process(config: Config) -> str:
     """Return why a run cannot be one process with all of the devices; empty: it can."""
-    if config.generators.versions != 1:
-        return ""
-    return (
-        "generators.versions = 1 needs replicas that are processes of their own, which "
-        "keep the next version on the host; start with --ray, or set it to 2"
-    )
+    if config.generators.processes != 1:
+        return (
+            f"generators.processes = {config.generators.processes}: in one process a "
+            f"replica has no others; start with --ray, or set it to 1"
+        )
+    if config.generators.versions == 1:
+        return (
+            "generators.versions = 1 needs replicas that are processes of their own, "
+            "which keep the next version on the host; start with --ray, or set it to 2"
+        )
+    return ""
 
 
 def _balanced(

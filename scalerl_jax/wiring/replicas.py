@@ -2,11 +2,11 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
 from scalerl_jax.coordination.desk import OrderDesk
@@ -17,14 +17,19 @@ from scalerl_jax.evaluate.evaluation import summarize
 from scalerl_jax.exchange import Link
 from scalerl_jax.generation.replica import Replica, ThreadLink
 from scalerl_jax.generation.replica_desk import ReplicaDesk
+from scalerl_jax.generation.weights import (
+    Follower,
+    Followers,
+    PublishedFrom,
+    PublishedToAll,
+    Reaching,
+)
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.shardings import sampler_layout, sampler_mesh
-from scalerl_jax.parallel.channels import Channel, Parcel, Reference
+from scalerl_jax.parallel.channels import Channel
 from scalerl_jax.parallel.mesh import Device
-from scalerl_jax.parallel.offers import Publication
-from scalerl_jax.parallel.publication import Published, checksums
-from scalerl_jax.parallel.receiving import NotReceivedError, Receiver
 from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.lockstep import Followed, LeadingEngine
 from scalerl_jax.types import Prompt, PyTree
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
@@ -42,9 +47,6 @@ from scalerl_jax.wiring.sampling import (
     make_judging,
 )
 from scalerl_jax.wiring.tables import DTYPES
-
-# Has a channel reach what it needs handles for, while a block runs.
-Reaching = Callable[[Mapping[Reference, Any]], contextlib.AbstractContextManager[None]]
 
 
 def make_local_fleet(
@@ -106,126 +108,62 @@ def make_remote_replica(
     channel: Channel,
     opened: contextlib.ExitStack,
     *,
-    reaching: Reaching = lambda handles: contextlib.nullcontext(),
+    reaching: Reaching,
+    followers: Followers | None = None,
 ) -> Replica:
-    """Return a replica of a process of its own, which takes params from a channel.
+    """Return a replica of processes of its own, which takes params from a channel.
 
-    `reaching` has the channel reach what it needs handles for, in a block.
-
-    Its verifiers are closed with `opened`.
+    Args:
+        config: of the run.
+        arch: of the policy.
+        devices: of all processes of the replica.
+        held_out: prompts of the evaluation.
+        channel: of published params.
+        opened: closes its verifiers.
+        reaching: has the channel reach what it needs handles for, in a block.
+        followers: the replica's other processes, which this one leads; None: none.
     """
-    mesh = sampler_mesh(arch, devices)
     tokenizer = make_checked_tokenizer(config, arch)
     parts = GeneratorParts(
         config=config, tokenizer=tokenizer, held_out=held_out, progress=Progress()
     )
-    engine = make_engine(config, arch, tokenizer, mesh)
-    layout = sampler_layout(arch, dtype=DTYPES[config.model.sampler_dtype], mesh=mesh)
-    source = PublishedFrom(
-        channel, layout, reaching=reaching, in_place=config.generators.versions == 1
-    )
+    mesh, how = sampler_mesh(arch, devices), _source(config, reaching)
+    layout = _layout(config, arch, mesh)
+    if followers is None:
+        engine = make_engine(config, arch, tokenizer, mesh)
+        source = PublishedFrom(channel, layout, **how)
+    else:
+        engine = make_engine(config, arch, tokenizer, mesh, kind=LeadingEngine)
+        engine.lead(followers.tell)
+        source = PublishedToAll(
+            channel, layout, engine=engine, followers=followers, **how
+        )
     work = WorkLog()
     return make_replica(parts, engine, work, "remote", opened, fetch=source, work=work)
 
 
-_Bits = tuple[int, list[int]]  # a version, and the checksums of its shards
+def make_follower(
+    config: Config,
+    arch: Architecture,
+    devices: Sequence[Device],
+    channel: Channel,
+    *,
+    reaching: Reaching,
+) -> Follower:
+    """Return another process of the replica that `make_remote_replica` leads."""
+    mesh = sampler_mesh(arch, devices)
+    engine = make_engine(config, arch, make_checked_tokenizer(config, arch), mesh)
+    layout = _layout(config, arch, mesh)
+    source = PublishedFrom(channel, layout, **_source(config, reaching))
+    return Follower(Followed(engine), source)
 
 
-class PublishedFrom:
-    """Makes params of the parcels in which a learner's processes offer them."""
-
-    def __init__(
-        self,
-        channel: Channel,
-        abstract: PyTree,
-        *,
-        reaching: Reaching = lambda handles: contextlib.nullcontext(),
-        in_place: bool = False,
-    ) -> None:
-        """Fetch over this channel; arguments are those of a `Receiver`.
-
-        With `in_place` there is only one version at a time, that of `replacing`.
-        """
-        self._reaching = reaching
-        self.in_place = in_place
-        self.receiver = Receiver(channel, abstract)
-        # Of versions that the next one does not follow on.
-        self._apart = Receiver(channel, abstract, keep_base=False)
-        self._newest: Published | None = None
-        self._pinned: tuple[_Bits, Published] | None = None
-
-    def __call__(self, parcel: Parcel) -> Published:
-        """Return the params of a publication; those held are not fetched again.
-
-        Raises:
-            NotReceivedError: what was received before stays as it is.
-        """
-        publication = Publication.from_json(parcel.text)
-        if self._newest is None or not self.receiver.holds(publication):
-            if self.in_place:
-                held = self.receiver.policy_version
-                raise NotReceivedError(
-                    f"version {publication.policy_version} is asked for, and with "
-                    f"generators.versions = 1 none is there but {held}"
-                )
-            with self._reaching(parcel.handles):
-                self._newest = _published(
-                    self.receiver.receive(publication), publication
-                )
-        return self._newest
-
-    def replacing(self, parcel: Parcel) -> Callable[[], Published]:
-        """Return what puts a publication in the place of the last, once it is fetched.
-
-        Raises:
-            NotReceivedError: what was received before stays as it is.
-        """
-        publication = Publication.from_json(parcel.text)
-        newest = self._newest
-        if newest is not None and self.receiver.holds(publication):
-            return lambda: newest
-        with self._reaching(parcel.handles):
-            fetched = self.receiver.fetch(publication)
-
-        def replace() -> Published:
-            before, self._newest = self._newest, None
-            params = self.receiver.lay_out(
-                fetched, instead_of=None if before is None else before.params
-            )
-            self._newest = _published(params, publication)
-            return self._newest
-
-        return replace
-
-    def pinned(self, parcel: Parcel) -> Published:
-        """Return the params of a publication that may be older, held until `release`.
-
-        Raises:
-            NotReceivedError: they cannot be had.
-        """
-        publication = Publication.from_json(parcel.text)
-        sums = [shard.crc32 for _, shard in publication.shards]
-        bits = (publication.policy_version, sums)
-        if self._pinned is None or self._pinned[0] != bits:
-            self._pinned = None  # no two at a time
-            if self._newest is not None and self.receiver.holds(publication):
-                self._pinned = (bits, self._newest)
-            else:
-                with self._reaching(parcel.handles):
-                    params = self._apart.receive(publication)
-                self._pinned = (bits, _published(params, publication))
-        return self._pinned[1]
-
-    def release(self) -> None:
-        """Hold no pinned params any more."""
-        self._pinned = None
+def _layout(config: Config, arch: Architecture, mesh: Mesh) -> PyTree:
+    return sampler_layout(arch, dtype=DTYPES[config.model.sampler_dtype], mesh=mesh)
 
 
-def _published(params: PyTree, publication: Publication) -> Published:
-    version = jnp.int32(publication.policy_version)
-    return Published(
-        params=params, policy_version=version, checksums=checksums(params, version)
-    )
+def _source(config: Config, reaching: Reaching) -> dict[str, Any]:
+    return dict(reaching=reaching, in_place=config.generators.versions == 1)
 
 
 def make_fleet(

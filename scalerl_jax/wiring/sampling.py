@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from jax.sharding import Mesh
@@ -31,6 +32,8 @@ from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.wiring.tables import DTYPES, naming, replayed
 from scalerl_jax.wiring.thinking import answer_after, check_thinking
+
+E = TypeVar("E", bound=Engine)
 
 
 def make_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
@@ -85,8 +88,13 @@ def check_phrase(config: Config, tokenizer: Tokenizer) -> None:
 
 
 def make_engine(
-    config: Config, arch: Architecture, tokenizer: Tokenizer, mesh: Mesh
-) -> Engine:
+    config: Config,
+    arch: Architecture,
+    tokenizer: Tokenizer,
+    mesh: Mesh,
+    *,
+    kind: type[E] = Engine,
+) -> E:
     """The engine that samples for training."""
     sampler, interruption = config.sampler, config.interruption
     phrase: tuple[int, ...] = ()
@@ -132,7 +140,7 @@ def make_engine(
         attention=sampler.attention,
         report_experts=replayed(config, arch) is not None,
     )
-    return Engine(settings, mesh=mesh)
+    return kind(settings, mesh=mesh)
 
 
 def make_distribution(config: Config) -> Sampling:

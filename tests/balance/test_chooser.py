@@ -195,7 +195,8 @@ def test_slices_of_their_own_take_the_replicas():
     found = choose(config_of(), ARCH, CHIPS["v5e"], Slices(slices))
     assert found.forecast.devices_at_work == 64 + 256
     learner = found.config.mesh.data * found.config.mesh.fsdp
-    assert learner + 4 * found.config.generators.count == 64 + 256
+    generators = found.config.generators
+    assert learner + generators.devices * generators.count == 64 + 256
 
 
 def test_what_no_device_holds_is_refused_with_what_to_set():

@@ -1,5 +1,6 @@
 """Seats on TPU slices, from what Ray would say of their hosts."""
 
+import itertools
 import re
 
 import pytest
@@ -27,10 +28,12 @@ HEAD = {
     "Resources": {"CPU": 8.0},
     "Labels": {"ray.io/node-id": "head"},
 }
-ONE = {
-    "v5p:4x4x4": (32, 8, 4),  # chips of the learner, replicas, chips of each
-    "v6e:4x4": (8, 4, 2),
-}
+ONE = [  # slice, chips of the learner, replicas, chips of each
+    ("v5p:4x4x4", 32, 8, 4),
+    ("v6e:4x4", 8, 4, 2),
+    ("v6e:4x4", 4, 1, 8),
+    ("v5p:4x4x4", 16, 3, 16),
+]
 
 
 def placed(nodes, learner, generators, each, **changes):
@@ -43,9 +46,10 @@ def placed(nodes, learner, generators, each, **changes):
     return place(slices_of(hosts_of(nodes)), **(asked | changes))
 
 
-@pytest.mark.parametrize("text", ONE)
-def test_each_role_of_one_slice_sits_where_the_slice_is_dealt(text):
-    learner, generators, each = ONE[text]
+@pytest.mark.parametrize("text, learner, generators, each", ONE)
+def test_each_role_of_one_slice_sits_where_the_slice_is_dealt(
+    text, learner, generators, each
+):
     seats = placed([HEAD, *reversed(nodes_of(text, "pod"))], learner, generators, each)
     slice = parse_slice(text)
     split = split_slice(
@@ -53,12 +57,17 @@ def test_each_role_of_one_slice_sits_where_the_slice_is_dealt(text):
     )
     addresses = [f"10.0.0.{worker}" for worker in range(slice.num_hosts)]
     dealt = {
-        (role.name, role.number or role.rank): (host.worker, role.process)
+        (role.name, role.number, role.rank): (host.worker, role.process)
         for host in deal(slice, split, addresses=addresses)
         for role in host.roles
     }
-    found = {("learner", at): seat for at, seat in enumerate(seats.ranks())}
-    found |= {("replica", at): seats.replica(at) for at in range(generators)}
+    jobs = [("learner", 0, seats.ranks())]
+    jobs += [("replica", number, seats.replica(number)) for number in range(generators)]
+    found = {
+        (name, number, rank): seat
+        for name, number, job in jobs
+        for rank, seat in enumerate(job)
+    }
     assert found.keys() == dealt.keys()
     for role, (worker, process) in dealt.items():
         seat = found[role]
@@ -72,7 +81,8 @@ def test_each_role_of_one_slice_sits_where_the_slice_is_dealt(text):
 def test_an_actor_asks_for_its_host_its_chips_and_its_environment():
     seats = placed(nodes_of("v6e:4x4", "pod"), 8, 4, 2)
     assert [seat.labels["ray.io/tpu-worker-id"] for seat in seats.ranks()] == ["0", "2"]
-    options = seats.replica(1).options()
+    (seat,) = seats.replica(1)
+    options = seat.options()
     variables = options["runtime_env"]["env_vars"]
     assert options["resources"] == {"TPU": 2}
     assert options["label_selector"]["ray.io/tpu-worker-id"] == "1"
@@ -83,8 +93,8 @@ def test_an_actor_asks_for_its_host_its_chips_and_its_environment():
 
 
 def test_an_actor_drops_what_it_inherits_of_another_job():
-    variables = placed(nodes_of("v6e:4x4", "pod"), 8, 4, 2).replica(0).options()
-    told = variables["runtime_env"]["env_vars"]
+    (seat,) = placed(nodes_of("v6e:4x4", "pod"), 8, 4, 2).replica(0)
+    told = seat.options()["runtime_env"]["env_vars"]
     inherited = {
         "PATH": "/bin",
         "TPU_TOPOLOGY": "4x4",
@@ -129,7 +139,7 @@ def test_of_several_slices_one_has_the_learner_and_the_others_replicas():
     assert {seat.labels["ray.io/tpu-slice-name"] for seat in seats.ranks()} == {"b"}
     assert [seat.process.rank for seat in seats.ranks()] == list(range(16))
     told = [
-        tuple(seats.replica(number).labels.values()) for number in range(3)
+        tuple(seats.replica(number)[0].labels.values()) for number in range(3)
     ]  # slice and worker
     assert told == [("a", "0"), ("a", "1"), ("c", "0")]
     # A learner of 8 takes the slice that it fills.
@@ -141,7 +151,7 @@ def test_of_several_slices_one_has_the_learner_and_the_others_replicas():
 def test_what_the_learner_leaves_of_its_slice_is_used_last():
     nodes = nodes_of("v6e:4x4", "a") + nodes_of("v6e:4x4", "b", subnet=1)
     seats = placed(nodes, 8, 6, 4)
-    names = [seats.replica(at).labels["ray.io/tpu-slice-name"] for at in range(6)]
+    names = [seats.replica(at)[0].labels["ray.io/tpu-slice-name"] for at in range(6)]
     assert names == ["b"] * 4 + ["a"] * 2
 
 
@@ -151,7 +161,7 @@ def test_machines_of_one_host_need_no_names_of_their_own():
     unnamed = dict(nodes[0], NodeID="third", NodeManagerAddress="10.0.0.8")
     unnamed["Labels"] = {"ray.io/tpu-pod-type": "v6e-8"}
     seats = placed([*nodes, twin, unnamed], 8, 2, 8)
-    seen = [seats.ranks()[0], seats.replica(0), seats.replica(1)]
+    seen = [seats.ranks()[0], *seats.replica(0), *seats.replica(1)]
     assert {seat.labels["ray.io/node-id"] for seat in seen} == {
         "same-0",
         "other",
@@ -174,25 +184,25 @@ def test_no_chip_is_given_twice_and_ranks_count_from_zero(data):
         for node in nodes_of(text, f"s{at}", subnet=at)
     ]
     learner = data.draw(st.sampled_from([1, 2, 4, 8, 16, 32, 64]))
-    each = data.draw(st.sampled_from([1, 2, 4]))
+    each = data.draw(st.sampled_from([1, 2, 4, 8, 16]))
     count = data.draw(st.integers(0, 6))
     try:
         seats = placed(nodes, learner, count, each)
     except ValueError:
-        total = sum(parse_slice(text).num_chips for text in slices)
-        largest = max(parse_slice(text).num_chips for text in slices)
+        sizes = [parse_slice(text).num_chips for text in slices]
+        total, largest = sum(size for size in sizes if size >= each), max(sizes)
         # Boxes of powers of two lose nothing to their corners.
         assert learner > largest or learner + max(count, 1) * each > total
         return
+    jobs = [seats.ranks(), *map(seats.replica, range(len(seats.replicas)))]
     held = [
         (*seat.labels.values(), chip)
-        for seat in (*seats.ranks(), *map(seats.replica, range(len(seats.replicas))))
+        for seat in itertools.chain(*jobs)
         for chip in seat.process.visible
     ]
     assert len(held) == len(set(held)) == learner + len(seats.replicas) * each
-    assert [seat.process.rank for seat in seats.ranks()] == list(
-        range(len(seats.ranks()))
-    )
+    for job in jobs:
+        assert [seat.process.rank for seat in job] == list(range(len(job)))
     assert len(seats.replicas) == count or not count
 
 
@@ -234,9 +244,9 @@ def test_a_dead_node_is_not_counted():
     assert [host.worker for host in reached.hosts] == [0, 1, 2, 3]
 
 
-def fitted(nodes, **changes):
+def fitted(nodes, arch="tiny", **changes):
     slices = slices_of(hosts_of(nodes))
-    return fit_slices(config_of(**changes), ARCHITECTURES["tiny"], slices)
+    return fit_slices(config_of(**changes), ARCHITECTURES[arch], slices)
 
 
 @pytest.mark.parametrize(
@@ -269,13 +279,18 @@ def test_what_a_config_leaves_open_is_decided(changes, fsdp, processes, replicas
     assert seats.learner.box.num_chips == learner
 
 
+def test_a_replica_of_two_hosts_has_a_process_on_each():
+    config, seats = fitted(POD, "llama3.1-8b", mesh__fsdp=4, generators__devices=8)
+    assert config.generators.processes == len(seats.replica(0)) == 2
+
+
 @pytest.mark.parametrize(
     "changes, words",
     [
         pytest.param(
             {"mesh__fsdp": 8, "mesh__processes": 4},
-            "mesh.processes = 4, but the learner's 8 chips on slice pod (v6e:4x4) are "
-            "on 2 hosts, with a process each; set mesh.processes = 2, or leave it at 1",
+            "mesh.processes = 4, but the learner's 8 chips are on 2 hosts, with a "
+            "process each; set mesh.processes = 2, or leave it at 1",
             id="processes",
         ),
         pytest.param(
@@ -284,10 +299,16 @@ def test_what_a_config_leaves_open_is_decided(changes, fsdp, processes, replicas
             id="a learner too large",
         ),
         pytest.param(
-            {"mesh__fsdp": 4, "generators__devices": 8},
-            "generators.devices = 8: a replica is one process and has chips of one "
-            "host, at most 4 here",
-            id="a replica of two hosts",
+            {"mesh__fsdp": 4, "generators__devices": 8, "generators__processes": 4},
+            "generators.processes = 4, but a replica's generators.devices = 8 chips "
+            "are on 2 hosts, with a process each; set generators.processes = 2, or "
+            "leave it at 1",
+            id="processes of a replica",
+        ),
+        pytest.param(
+            {"mesh__fsdp": 4, "generators__devices": 6},
+            "generator_chips = 6 chips are no box of v6e:4x4",
+            id="a replica of a host and a half",
         ),
         pytest.param(
             {"mesh__fsdp": 8, "generators__count": 9},

@@ -18,6 +18,7 @@ GANG = {
     "mesh.fsdp": 2,
     "mesh.processes": 2,
     "generators.count": 2,
+    "generators.devices": 2,
     "optimizer.learning_rate": 1e-3,
     "eval.every": 1,
     "compile_cache": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
@@ -45,11 +46,11 @@ def finish(process):
     return errors
 
 
-def process_of(directory, role):
-    """The process of a role, as the status file has it."""
+def process_of(directory, role, *, follower=False):
+    """The process of a role, or its second one, as the status file has it."""
     for row in parse_json((directory / "status.json").read_bytes())["roles"]:
         if row["role"] == role:
-            return int(re.search(r"process (\d+)", str(row["where"])).group(1))
+            return int(re.findall(r"process (\d+)", str(row["where"]))[follower])
     raise AssertionError(role)
 
 
@@ -65,15 +66,17 @@ def wait_for_step(process, directory, step):
 def killed(tmp_path_factory):
     """A run in which a rank and a replica are killed, then others get a SIGTERM.
 
+    A replica is two processes, and what is killed of it the one that follows.
     Evaluations are made beside it, and params come by way of the object store.
     """
     directory = tmp_path_factory.mktemp("killed")
     beside = {"eval.concurrent": True, "generators.channel": "objects"}
-    process = start_on_ray(directory, GANG | beside | {"train.num_steps": STEPS})
+    beside |= {"generators.processes": 2, "train.num_steps": STEPS}
+    process = start_on_ray(directory, GANG | beside)
     wait_for_step(process, directory, 3)
     os.kill(process_of(directory, "learner 1"), signal.SIGKILL)
     wait_for_step(process, directory, 5)
-    os.kill(process_of(directory, "replica 0"), signal.SIGKILL)
+    os.kill(process_of(directory, "replica 0", follower=True), signal.SIGKILL)
     wait_for_step(process, directory, 6)
     os.kill(process_of(directory, "replica 1"), signal.SIGTERM)
     os.kill(process_of(directory, "learner 0"), signal.SIGTERM)
@@ -88,7 +91,7 @@ def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_p
     assert "warning: replica 0 on" in said
     assert re.search(r"warning: replica 1 on .* leaves \(SIGTERM\)", said)
     assert re.search(r"warning: rank 0 on .* of the learner got a SIGTERM", said)
-    # Beside one whose replicas hold one version: where they hold it changes nothing.
+    # Beside one whose replicas are a process each and hold one version.
     undisturbed = {"train.num_steps": STEPS, "generators.versions": 1}
     finish(start_on_ray(tmp_path, GANG | undisturbed))
     expected, found = (

@@ -12,11 +12,11 @@ from scalerl_jax.contract import Order
 from scalerl_jax.exchange import Assignment, Instructions, Job
 from scalerl_jax.generation.replica import Replica
 from scalerl_jax.generation.replica_desk import ReplicaDesk
+from scalerl_jax.generation.weights import PublishedFrom
 from scalerl_jax.parallel.channels import MemoryChannel, Parcel
 from scalerl_jax.parallel.publication import receive
 from scalerl_jax.parallel.sending import Sender
 from scalerl_jax.utils.work_log import WorkLog
-from scalerl_jax.wiring.replicas import PublishedFrom
 
 WAIT_S = 60.0
 

@@ -43,7 +43,7 @@ class Replica:
             came = False
         else:
             self.params, self.bits, came = params, truth.copy(), True
-            assert self.receiver.holds(publication)
+            assert self.receiver.policy_version == publication.policy_version
         if self.params is not None:
             found = np.asarray(self.params["up"]).view(np.uint16)
             np.testing.assert_array_equal(found, self.bits)

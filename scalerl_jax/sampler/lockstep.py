@@ -1,0 +1,180 @@
+"""One engine over several processes: one of them leads, the others make the same calls.
+
+Every process that has a part of a mesh must dispatch the same programs in the same
+order.  The scheduler runs in the leader alone.  What it asks of its engine is told to
+the followers: NumPy arguments as they are, params and decode states by number.  What
+the leader holds no longer they let go with the next call.
+"""
+
+import collections
+import dataclasses
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from scalerl_jax.sampler.decoding import DecodeState, ResultTokens
+from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.types import PyTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """A call of the leader's engine, as the followers are told of it."""
+
+    method: str  # of `Engine`; empty: nothing but what is let go
+    state: int = 0  # that it takes and gives back, or makes
+    params: int | None = None
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    gone: tuple[int, ...] = ()  # params and states that nobody asks for any more
+
+
+class LeadingEngine(Engine):
+    """An `Engine` whose every call is told to the followers before it is made."""
+
+    def lead(self, tell: Callable[[Call], None]) -> None:
+        """Begin to `tell` the followers, who get calls in the order of the telling."""
+        self._tell = tell
+        self._order = threading.Lock()  # of telling and dispatching
+        self._numbers: dict[int, int] = {}  # by `id` of what is alive
+        self._count = itertools.count()
+        self._gone: collections.deque[int] = collections.deque()
+
+    def new_number(self) -> int:
+        """Return a number that nothing has."""
+        return next(self._count)
+
+    def know(self, params: PyTree, number: int) -> None:
+        """Take params that the followers hold their parts of under a number."""
+        # A dict cannot be watched; its first array lives as long.
+        self._watch(_anchor(params), number)
+
+    def forget(self, number: int) -> None:
+        """Have the followers let go what this process has not got."""
+        self._gone.append(number)
+
+    def let_go(self) -> Call:
+        """Return a call for what the followers need not hold any more."""
+        gone = [self._gone.popleft() for _ in range(len(self._gone))]
+        return Call(method="", gone=tuple(gone))
+
+    def init_decode_state(self) -> DecodeState:
+        """As `Engine.init_decode_state`."""
+        with self._order:
+            number = self.new_number()
+            self._told("init_decode_state", number)
+            state = super().init_decode_state()
+            self._watch(state, number)
+        return state
+
+    def prefill_routed(
+        self, params: PyTree, state: DecodeState, chunk: Any
+    ) -> tuple[DecodeState, Any]:
+        """As `Engine.prefill_routed`."""
+        params = self.load_params(params)
+        with self._order:
+            number = self._take(state)
+            self._told("prefill_routed", number, params, chunk=chunk)
+            state, experts = super().prefill_routed(params, state, chunk)
+            self._watch(state, number)
+        return state, experts
+
+    def insert(self, state: DecodeState, **arguments: Any) -> DecodeState:
+        """As `Engine.insert`."""
+        return self._changed("insert", super().insert, state, arguments)
+
+    def free_resource(self, state: DecodeState, **arguments: Any) -> DecodeState:
+        """As `Engine.free_resource`."""
+        return self._changed("free_resource", super().free_resource, state, arguments)
+
+    def generate(
+        self, params: PyTree, state: DecodeState, **arguments: Any
+    ) -> tuple[DecodeState, ResultTokens]:
+        """As `Engine.generate`."""
+        params = self.load_params(params)
+        with self._order:
+            number = self._take(state)
+            self._told("generate", number, params, **arguments)
+            state, results = super().generate(params, state, **arguments)
+            self._watch(state, number)
+        return state, results
+
+    def _changed(
+        self,
+        name: str,
+        method: Callable[..., DecodeState],
+        state: DecodeState,
+        arguments: Mapping[str, Any],
+    ) -> DecodeState:
+        with self._order:
+            number = self._take(state)
+            self._told(name, number, **arguments)
+            state = method(state, **arguments)
+            self._watch(state, number)
+        return state
+
+    def _told(
+        self, method: str, state: int, params: PyTree = None, **arguments: Any
+    ) -> None:
+        number = None if params is None else self._numbers[id(_anchor(params))]
+        call = dataclasses.replace(
+            self.let_go(),
+            method=method,
+            state=state,
+            params=number,
+            arguments=arguments,
+        )
+        self._tell(call)
+
+    def _take(self, state: DecodeState) -> int:
+        """Return the number of a state that is donated."""
+        return self._numbers.pop(id(state))
+
+    def _watch(self, held: Any, number: int) -> None:
+        """Give something a number until nobody holds it."""
+        self._numbers[id(held)] = number
+        end = weakref.finalize(held, self._ended, id(held), number)
+        end.atexit = False
+
+    def _ended(self, held: int, number: int) -> None:
+        """Note what has gone, unless a call has passed its number on."""
+        if self._numbers.get(held) == number:
+            del self._numbers[held]
+            self._gone.append(number)
+
+
+class Followed:
+    """What a follower holds, by the leader's numbers, and its own part of the calls."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Make calls of this engine, which is like the leader's."""
+        self._engine = engine
+        self._held: dict[int, Any] = {}
+
+    def know(self, params: PyTree, number: int) -> None:
+        """Hold this process's part of params under the leader's number."""
+        self._held[number] = params
+
+    def obey(self, call: Call) -> None:
+        """Make a call of the leader's.
+
+        Raises:
+            KeyError: the leader has named what is not held here.
+        """
+        for number in call.gone:
+            self._held.pop(number, None)
+        if not call.method:
+            return
+        given = () if call.params is None else (self._held[call.params],)
+        if call.method != "init_decode_state":
+            given += (self._held.pop(call.state),)
+        made = getattr(self._engine, call.method)(*given, **call.arguments)
+        self._held[call.state] = made[0] if isinstance(made, tuple) else made
+
+
+def _anchor(params: PyTree) -> jax.Array:
+    """Return an array that lives as long as these params do."""
+    return jax.tree.leaves(params)[0]

@@ -130,7 +130,7 @@ def _cached(
 ) -> Work:
     """Return a layer of tokens that attend to `rows` cached sequences of `context`.
 
-    All but the experts is computed `copies` times.
+    The weights of all but the experts are read `copies` times.
     """
     heads = arch.head_dim * arch.num_heads
     seen = arch.seen(context) / arch.num_layers
@@ -138,8 +138,8 @@ def _cached(
         layers=4 * tokens * seen * heads,
         bytes=rows * seen * 2 * arch.num_kv_heads * arch.head_dim * itemsize,
     )
-    common = _common_linears(arch, tokens) + attention
-    return common * copies + _expert_linears(arch, tokens)
+    common = _common_linears(arch, tokens, copies) + attention
+    return common + _expert_linears(arch, tokens)
 
 
 def _head(
@@ -222,16 +222,17 @@ def decode(
     """Return `steps` tokens in each of `rows` sequences that hold `context` tokens.
 
     Heads and experts are cut over the devices: together they read everything once, or,
-    where they are more than kv heads, all but the experts `copies` times.  The output
-    head and the hidden states are in the sampler's dtype, and made float32 on their
-    way: the sums are exact to float32 in fewer passes, for bfloat16 operands.
+    where they are more than kv heads, all weights but the experts' `copies` times: each
+    copy has a share of the rows.  The output head and the hidden states are in the
+    sampler's dtype, and made float32 on their way: the sums are exact to float32 in
+    fewer passes, for bfloat16 operands.
     """
     layer = _cached(arch, rows, rows, context, itemsize, copies)
     passes = BOTH_CAST_PASSES if itemsize == 2 else HIGHEST_PASSES
     head = _head(
-        arch, rows, float32_head=float32_head, passes=passes, itemsize=itemsize
+        arch, rows, copies, float32_head=float32_head, passes=passes, itemsize=itemsize
     )
-    return (layer * arch.num_layers + head * copies) * steps
+    return (layer * arch.num_layers + head) * steps
 
 
 def prefill(

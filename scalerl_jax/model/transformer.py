@@ -291,6 +291,26 @@ def cut_rows(x: Float[Array, "R S D"], mesh: Mesh | None) -> Float[Array, "R S D
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
+def over_copies(x: Float[Array, "T D"], mesh: Mesh | None) -> Float[Array, "T D"]:
+    """Hidden states whose rows are shared out among the copies of a replica's weights.
+
+    A mixture's replica may have all but the experts several times, on the mesh's axis
+    "expert": each copy then computes its share of the rows, where they divide.
+    """
+    if mesh is None or mesh.shape["expert"] == 1 or len(x) % mesh.shape["expert"]:
+        return x
+    sharding = NamedSharding(mesh, PartitionSpec("expert", None))
+    return jax.lax.with_sharding_constraint(x, sharding)
+
+
+def everywhere(x: Float[Array, "T heads d"], mesh: Mesh | None) -> Array:
+    """Keys or values with all rows in each copy of a replica's weights."""
+    if mesh is None or mesh.shape["expert"] == 1:
+        return x
+    sharding = NamedSharding(mesh, PartitionSpec(None, "tensor", None))
+    return jax.lax.with_sharding_constraint(x, sharding)
+
+
 def cached_hidden(
     params: PyTree,
     arch: Architecture,
@@ -311,8 +331,13 @@ def cached_hidden(
     `hidden_states`, for T tokens.
     """
     turns = rotations(positions, rope_frequencies(arch))
-    x = params["embedding"][tokens].astype(dtype)
+    x = over_copies(params["embedding"][tokens].astype(dtype), mesh)
     each = []
+
+    def attend_all(index: int, q: Array, k: Array, v: Array) -> Array:
+        # A cache, of which every copy has all rows.
+        return attend(index, q, everywhere(k, mesh), everywhere(v, mesh))
+
     for index, layer in enumerate(params["layers"]):
         near = arch.local is None or arch.local.with_positions[index]
         x, said = _block(
@@ -320,11 +345,12 @@ def cached_hidden(
             arch,
             x,
             Where(positions, turns, near),
-            functools.partial(attend, index),
+            functools.partial(attend_all, index),
             given=None if experts is None else experts[index],
             decoding=True,
             mesh=mesh,
         )
+        x = over_copies(x, mesh)
         each.append(said)
     said = jax.tree.map(lambda *layers: jnp.stack(layers), *each)
     return rms_norm(x, params["final_norm"], arch.rms_eps), said

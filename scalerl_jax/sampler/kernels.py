@@ -138,14 +138,18 @@ class PallasAttention(PagedAttention):
             places = first[:, None] // pages.page_size + jnp.arange(table.shape[1])
             table = jnp.take_along_axis(table, places, axis=1, mode="clip")
             lengths = lengths - first
+        # Copies of the cache (a mixture's) take a share of the rows each.
+        copies = self._mesh.shape["expert"]
+        own = count if count % copies else count // copies
         return self._attend(
             q,
             pages,
             table,
             lengths,
-            starts=jnp.arange(count + 1, dtype=jnp.int32),
-            num_sequences=jnp.full(1, count, jnp.int32),
+            starts=jnp.arange(own + 1, dtype=jnp.int32),
+            num_sequences=jnp.full(1, own, jnp.int32),
             queries_per_block=_DECODE_QUERIES,
+            rows="expert" if own < count else None,
         )
 
     def attend_chunk(
@@ -182,15 +186,18 @@ class PallasAttention(PagedAttention):
         table: Int[Array, "S pages"],
         lengths: Int[Array, " S"],
         *,
-        starts: Int[Array, " S+1"],
+        starts: Int[Array, " bounds"],
         num_sequences: Int[Array, " 1"],
         queries_per_block: int,
+        rows: str | None = None,
     ) -> Array:
+        """What JAX's kernel finds; `rows` is the axis that shares out the sequences."""
+        parts = self._mesh.shape[rows] if rows else 1
         blocks = dict(
             num_kv_pages_per_block=min(
                 max(1, _BLOCK_TOKENS // pages.page_size), table.shape[1]
             ),
-            num_queries_per_block=min(queries_per_block, q.shape[0]),
+            num_queries_per_block=min(queries_per_block, q.shape[0] // parts),
         )
 
         def attend(*arrays: Array) -> Array:
@@ -199,11 +206,12 @@ class PallasAttention(PagedAttention):
             )
 
         # On one device too: the mesh tells the kernel's compiler which TPU it is for.
-        heads, whole = PartitionSpec(None, "tensor"), PartitionSpec()
+        heads, whole = PartitionSpec(rows, "tensor"), PartitionSpec()
+        shared = PartitionSpec(rows)
         cut = jax.shard_map(
             attend,
             mesh=self._mesh,
-            in_specs=(heads, self.page_spec, whole, whole, whole, whole),
+            in_specs=(heads, self.page_spec, shared, shared, whole, whole),
             out_specs=heads,
             check_vma=False,
         )

@@ -109,7 +109,7 @@ def test_a_token_reads_its_own_experts_however_many_there_are():
     assert many.bytes - few.bytes == pytest.approx(3 * 2 * (8 * 4 + 4))
 
 
-def test_a_replica_of_more_devices_than_kv_heads_computes_all_but_experts_again():
+def test_a_replica_of_more_devices_than_kv_heads_reads_all_but_experts_again():
     once, twice = (
         work.decode(
             mixture(6, 2),
@@ -122,9 +122,15 @@ def test_a_replica_of_more_devices_than_kv_heads_computes_all_but_experts_again(
         )
         for copies in (1, 2)
     )
-    experts = 3 * 2 * 5 * 2 * 3 * 128  # layers; FLOPs; rows of 5 tokens; three products
-    assert twice.layers - once.layers == once.layers - experts
-    assert twice.head == 2 * once.head
+    assert (twice.layers, twice.head) == (once.layers, once.head)
+    arch = mixture(6, 2)
+    queries, keys = (
+        heads * arch.head_dim for heads in (arch.num_heads, arch.num_kv_heads)
+    )
+    width = arch.hidden_size
+    layer = width * (2 * queries + 2 * keys + arch.experts.count)
+    again = 2 * (arch.num_layers * layer + arch.vocab_size * width)
+    assert twice.bytes - once.bytes == again
 
 
 @pytest.mark.parametrize(

@@ -48,16 +48,22 @@ def full_pages(attention, k, v):
 
 
 def meshes():
-    return {n: make_mesh(jax.devices()[:n], tensor=n) for n in (1, 2)}
+    """One device; two that share the heads; two copies that share the rows."""
+    two = jax.devices()[:2]
+    return [
+        make_mesh(two[:1]),
+        make_mesh(two, tensor=2),
+        make_mesh(two, fsdp=2, expert=2),
+    ]
 
 
-def three(function):
-    """What plain XLA makes of it, and the kernel on one device and on two."""
+def four(function):
+    """What plain XLA makes of it, and the kernel on each of the meshes."""
     plain = jax.jit(functools.partial(function, PagedAttention()))()
     with interpreted():
         return plain, *(
             jax.jit(functools.partial(function, PallasAttention(mesh)))()
-            for mesh in meshes().values()
+            for mesh in meshes()
         )
 
 
@@ -81,10 +87,12 @@ def test_decoding_equals_plain_attention_on_one_device_and_on_two(dtype, bound):
         )
         return mixed[:3].astype(jnp.float32), pages
 
-    (plain, _), (one, pages), (two, cut) = three(decode)
+    (plain, _), (one, pages), (two, cut), (shared, copied) = four(decode)
     np.testing.assert_allclose(one, plain, atol=bound)
     np.testing.assert_array_equal(two, one)
+    np.testing.assert_array_equal(shared, one)
     np.testing.assert_array_equal(cut.heads, pages.heads)
+    np.testing.assert_array_equal(copied.heads, pages.heads)
 
 
 def test_chunks_equal_plain_attention_on_one_device_and_on_two():
@@ -110,11 +118,13 @@ def test_chunks_equal_plain_attention_on_one_device_and_on_two():
     def prefill(attention):
         return attention.chunk(full_pages(attention, *cached), q, k, v, chunk)
 
-    (plain, _), (one, pages), (two, cut) = three(prefill)
+    (plain, _), (one, pages), (two, cut), (shared, copied) = four(prefill)
     np.testing.assert_allclose(one[:34], plain[:34], atol=1e-5)
     np.testing.assert_array_equal(one[34:], 0.0)
     np.testing.assert_array_equal(two, one)
+    np.testing.assert_array_equal(shared, one)
     np.testing.assert_array_equal(cut.heads, pages.heads)
+    np.testing.assert_array_equal(copied.heads, pages.heads)
 
 
 @pytest.mark.slow

@@ -63,6 +63,7 @@ def talking(params, eos_ids):
         pytest.param(BIASED, "gathered", 4, 1, id="qwen3 with a bias"),
         pytest.param(LLAMA4, "gathered", 4, 1, id="llama4, gathered attention"),
         pytest.param(LLAMA4, "paged", 4, 1, id="llama4, paged attention"),
+        pytest.param(LLAMA4, "paged", 6, 3, id="llama4, rows over copies"),
     ],
 )
 def test_the_engine_draws_the_tokens_of_the_slow_sampler(

@@ -1,0 +1,136 @@
+r"""What libtpu makes of the train step with each option of its compiler, one by one.
+
+    python benchmarks/compiler_options.py --config=configs/8b.py \
+        --topologies=v5p:4x4x4,v5e:16x16,v6e:8x8
+
+Needs the TPU compiler (`pip install -e ".[tpu]"`) and no TPU.  Figures are the
+compiler's own estimates of one microbatch: no time was measured.  Attention's kernels
+and collectives have no estimate; how many of the latter are asynchronous is counted.
+"""
+
+import argparse
+import os
+import runpy
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scalerl_jax.preflight.__main__ import ENVIRONMENT
+
+os.environ.update(ENVIRONMENT)
+
+from scalerl_jax import config as config_lib
+from scalerl_jax.parallel import compiling
+from scalerl_jax.preflight.hlo import Program, compile_program
+from scalerl_jax.preflight.products import product_flops
+from scalerl_jax.preflight.programs import make_parts
+from scalerl_jax.preflight.topologies import parse_topology
+
+SHIPPED = dict(compiling.OPTIONS["learner"][""])
+# Beside those that ship; the names are of MaxText's published flags.
+VARIANTS: dict[str, Mapping[str, bool | int]] = {
+    "none": {},
+    "shipped": SHIPPED,
+    "asynchronous collectives in fusions": SHIPPED
+    | {
+        "xla_tpu_enable_async_collective_fusion": True,
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+        "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    },
+    "products over collectives": SHIPPED
+    | {"xla_tpu_overlap_compute_collective_tc": True},
+    "asynchronous all-gathers": SHIPPED | {"xla_enable_async_all_gather": True},
+    "96 MiB of vector memory": SHIPPED | {"xla_tpu_scoped_vmem_limit_kib": 98304},
+    "all-reduces of data parallelism": SHIPPED
+    | {
+        "xla_tpu_enable_data_parallel_all_reduce_opt": True,
+        "xla_tpu_data_parallel_opt_different_sized_ops": True,
+    },
+}
+# Cycles a second, with which the peaks of `balance.chips` are whole matrix units.
+CLOCK = {"v5p": 1.75e9, "v5e": 1.5e9, "v6e": 1.75e9}
+PRODUCTS = ("dot", "convolution")
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all")
+
+
+def main() -> None:
+    """Compile each variant on each topology, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", default="configs/8b.py")
+    parser.add_argument("--topologies", default="v5p:4x4x4,v5e:16x16,v6e:8x8")
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+    given = parser.parse_args()
+    print(
+        "| topology | `model.remat` | options | linears, s | of the peak | all, s | "
+        "collectives at once with others | peak memory, GiB |\n" + "|---" * 8 + "|"
+    )
+    for name in given.topologies.split(","):
+        for variant in given.variants.split(","):
+            print(row(given.config, name, variant), flush=True)
+
+
+def row(config_file: str, topology_name: str, variant: str) -> str:
+    """Return the figures of one compilation, as a line of the table."""
+    compiling.OPTIONS["learner"][""] = dict(VARIANTS[variant])
+    config = config_lib.resolve(runpy.run_path(config_file)["get_config"]())
+    topology = parse_topology(topology_name)
+    parts, step = make_parts(config, topology)
+    compiled = compile_program(variant, step.lower()["accumulate"])
+    begin = f"| {topology_name} | {parts.config.model.remat} | {variant} | "
+    if compiled.program is None:
+        return begin + f"too large: {compiled.too_large[:80]} | | | | |"
+    found = cycles(compiled.program)
+    clock = CLOCK[topology.chip.name]
+    linears = found["linears"] / clock
+    share = found["flops"] / topology.chip.flops / linears
+    apart = f"{found['asynchronous']:.0f} of {found['collectives']:.0f}"
+    memory = (compiled.kept + compiled.temporaries) / 2**30
+    return begin + (
+        f"{linears:.2f} | {share:.0%} | {found['all'] / clock:.2f} | {apart} | "
+        f"{memory:.1f} |"
+    )
+
+
+def cycles(program: Program) -> dict[str, float]:
+    """Return the estimated cycles of a call, of all and of matrix products."""
+    found: dict[str, float] = dict.fromkeys(
+        ("all", "linears", "flops", "collectives", "asynchronous"), 0.0
+    )
+    for each, _, times in program.runs():
+        for op in COLLECTIVES:
+            if each.op in (op, f"{op}-start"):
+                found["collectives"] += times
+                found["asynchronous"] += times * each.op.endswith("start")
+        estimated = _estimate(each.rest)
+        if not estimated or each.op in ("while", "conditional", "call"):
+            continue
+        found["all"] += times * estimated
+        flops = _flops(program, each)
+        if flops:
+            found["linears"] += times * estimated
+            found["flops"] += times * flops
+    return found
+
+
+def _estimate(rest: str) -> float:
+    _, found, after = rest.partition('"estimated_cycles":"')
+    return float(after.partition('"')[0]) if found else 0.0
+
+
+def _flops(program: Program, instruction: Any) -> float:
+    """Return the FLOPs of the products in a fusion, or of a product by itself."""
+    total = 0.0
+    for called in instruction.called:
+        inside = program.computations.get(called, {})
+        total += sum(
+            product_flops(one, inside) for one in inside.values() if one.op in PRODUCTS
+        )
+        total += sum(_flops(program, one) for one in inside.values())
+    return total
+
+
+if __name__ == "__main__":
+    main()

@@ -69,27 +69,43 @@ def peers(bench: Bench) -> Line:
     """Every contender on every workload, in turns."""
     rows: Line = {}
     for workload in bench.options.workloads:
+        before = bench.ours("product", workload)
         rows[workload] = shared.take_turns(bench, workload, bench.contend)
-        print_peers(workload, rows[workload])
+        # The faster of two: the machine is shared.
+        after = bench.ours("product", workload)
+        product = max(before, after, key=lambda line: line["peak_flops"])
+        print_peers(workload, rows[workload], product)
     return rows
 
 
-def print_peers(workload: str, rows: dict[str, list[Line]]) -> None:
-    """A table of rates, and our ratios to the best peer."""
+def print_peers(workload: str, rows: dict[str, list[Line]], product: Line) -> None:
+    """A table of rates, their share of the product's, and ours to the best peer's.
+
+    A share counts three times the forward FLOPs of every token, prompts of a group
+    that a contender computes once included.
+    """
     rounds = len(rows[OURS])
+    per_token, peak = product["dense_flops_per_token"], product["peak_flops"]
     print(f"\n### {workload}: median of {rounds} rounds (least to greatest)\n")
     print(
-        "| contender | dense, tokens/s | long-tailed, rollouts/s | "
-        "peak MiB after dense / after both |"
+        "| contender | dense, tokens/s | of the product's peak | "
+        "long-tailed, rollouts/s | peak MiB after dense / after both |"
     )
-    print("|---|---|---|---|")
+    print("|---|---|---|---|---|")
     for name, lines in rows.items():
         memory = " / ".join(
             f"{statistics.median(line[kind]['peak_rss_mb'] for line in lines):,.0f}"
             for kind in RATES
         )
         dense, tail = (rates(lines, kind) for kind in RATES)
-        print(f"| {name} | {spread(dense)} | {spread(tail, 1)} | {memory} |")
+        share = statistics.median(dense) * per_token / peak
+        print(
+            f"| {name} | {spread(dense)} | {share:.0%} | {spread(tail, 1)} | {memory} |"
+        )
+    print(
+        f"\n100 % is the machine's fastest float32 product, {peak / 1e9:,.0f} GFLOP/s: "
+        f"{peak / per_token:,.0f} tokens/s"
+    )
     for kind in RATES:
         print_ratio(kind, {name: rates(lines, kind) for name, lines in rows.items()})
     print_disturbance(

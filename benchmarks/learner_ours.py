@@ -2,7 +2,7 @@
 
     python benchmarks/learner_ours.py weights --workload=W1 --weights=DIR
     python benchmarks/learner_ours.py contender --workload=W1 --weights=DIR
-    python benchmarks/learner_ours.py packing|tokens|head|remat ...
+    python benchmarks/learner_ours.py packing|tokens|head|remat|product ...
 
 Every command prints one JSON line; `learner.py` runs them and prints the tables.
 """
@@ -34,6 +34,7 @@ from scalerl_jax.wiring.objective import make_assembler
 SEGMENT = 512  # tokens of the short segments of `tokens`
 HEAD_WORKLOAD, HEAD_TOKENS = "W2", (2304, 4608)  # of 8 and of 16 rows
 REMAT_WORKLOAD = "W2"
+PRODUCT, PRODUCT_ROUNDS = 2048, 10  # side of the matrices
 
 
 # Tiles of logits that caches hold.
@@ -343,6 +344,34 @@ def measure_remat(options: argparse.Namespace) -> None:
     ours.show(dict(workload=REMAT_WORKLOAD, rows=rows))
 
 
+def measure_product(options: argparse.Namespace) -> None:
+    """The machine's fastest large float32 product, and what a dense token needs."""
+    rng = np.random.default_rng(work.SEED)
+    one, two = (rng.normal(size=(PRODUCT, PRODUCT)).astype(np.float32) for _ in "ab")
+    multiply = jax.jit(jnp.matmul)
+    here = jax.device_put((one, two))
+
+    def xla() -> int:
+        multiply(*here).block_until_ready()
+        return PRODUCT
+
+    def blas() -> int:
+        one @ two
+        return PRODUCT
+
+    found = ours.alternate([xla, blas], rounds=PRODUCT_ROUNDS)
+    seconds = min(timing["seconds"] for timings in found for timing in timings)
+    context = (work.PROMPT_TOKENS + work.MAX_NEW_TOKENS) / 2
+    forward = ours.architecture(options.workload).flops_per_token(context)
+    ours.show(
+        dict(
+            peak_flops=2 * PRODUCT**3 / seconds,
+            dense_flops_per_token=3 * forward,
+            other_cores=max(t["other_cores"] for timings in found for t in timings),
+        )
+    )
+
+
 COMMANDS = {
     "weights": ours.write_weights,
     "contender": contend,
@@ -350,6 +379,7 @@ COMMANDS = {
     "tokens": measure_tokens,
     "head": measure_head,
     "remat": measure_remat,
+    "product": measure_product,
 }
 
 

@@ -61,9 +61,11 @@ _CASES = (
     ("8b_32k", "v5p:4x4x4"),
     ("8b_32k", "v6e:8x8"),
     ("32b", "v5p:4x4x8"),
+    ("32b", "v6e:16x16"),
     ("qwen3_30b_a3b", "v5p:4x4x4"),
     ("qwen3_30b_a3b", "v6e:8x8"),
     ("scout", "v5p:4x4x8"),
+    ("scout", "v6e:16x16"),
 )
 _HEADER = (
     "| config | topology | learner + generators | can start | generate | train "

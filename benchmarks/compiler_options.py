@@ -9,6 +9,8 @@ and collectives have no estimate; how many of the latter are asynchronous is cou
 """
 
 import argparse
+import concurrent.futures.process
+import multiprocessing
 import os
 import runpy
 import sys
@@ -52,6 +54,7 @@ VARIANTS: dict[str, Mapping[str, bool | int]] = {
 }
 # Cycles a second, with which the peaks of `balance.chips` are whole matrix units.
 CLOCK = {"v5p": 1.75e9, "v5e": 1.5e9, "v6e": 1.75e9}
+_SPAWN = multiprocessing.get_context("spawn")
 PRODUCTS = ("dot", "convolution")
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all")
 
@@ -69,7 +72,13 @@ def main() -> None:
     )
     for name in given.topologies.split(","):
         for variant in given.variants.split(","):
-            print(row(given.config, name, variant), flush=True)
+            # The compiler may end its process.
+            with concurrent.futures.ProcessPoolExecutor(1, mp_context=_SPAWN) as pool:
+                try:
+                    made = pool.submit(row, given.config, name, variant).result()
+                except concurrent.futures.process.BrokenProcessPool:
+                    made = f"| {name} | | {variant} | the compiler breaks off |||||"
+            print(made, flush=True)
 
 
 def row(config_file: str, topology_name: str, variant: str) -> str:

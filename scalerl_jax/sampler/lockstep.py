@@ -7,6 +7,7 @@ the leader holds no longer they let go with the next call.
 """
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -58,7 +59,10 @@ class LeadingEngine(Engine):
 
     def let_go(self) -> Call:
         """Return a call for what the followers need not hold any more."""
-        gone = [self._gone.popleft() for _ in range(len(self._gone))]
+        gone: list[int] = []
+        with contextlib.suppress(IndexError):  # two threads may ask
+            while True:
+                gone.append(self._gone.popleft())
         return Call(method="", gone=tuple(gone))
 
     def init_decode_state(self) -> DecodeState:

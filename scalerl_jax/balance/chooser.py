@@ -77,8 +77,13 @@ class Slices:
         return tuple(sorted(found))
 
     def hosts(self, each: int) -> int:
-        """Return on how many hosts a box is, with a process on each."""
-        return max(each // min(one.chips_per_host for one in self.slices), 1)
+        """Return the hosts of a box, a process on each; 0: the slices differ."""
+        found = {
+            max(each // one.chips_per_host, 1)
+            for one in self.slices
+            if each in box_sizes(one)
+        }
+        return found.pop() if len(found) == 1 else 0
 
     def replicas(self, learner: int, each: int) -> int:
         """Return how many boxes are left beside the learner's."""
@@ -296,7 +301,7 @@ def _with_replicas(
         if not count or (count > fit and not shared) or not fit:
             continue
         hosts = room.hosts(each)
-        if asked.processes not in (1, hosts):
+        if not hosts or asked.processes not in (1, hosts):
             continue
         yield dataclasses.replace(
             config,

@@ -56,7 +56,7 @@ def fit_slices(
     )
     ranks, learner = len(seats.ranks()), seats.learner.box.num_chips
     _check_processes("mesh", mesh.processes, f"the learner's {learner} chips", ranks)
-    hosts = len(seats.replica(0))
+    hosts = _hosts_of_a_replica(seats)
     of_replica = f"a replica's generators.devices = {generators.devices} chips"
     _check_processes("generators", generators.processes, of_replica, hosts)
     config = dataclasses.replace(
@@ -68,6 +68,22 @@ def fit_slices(
     )
     total = learner + len(seats.replicas) * generators.devices
     return wiring.fit_devices(config, arch, total), seats
+
+
+def _hosts_of_a_replica(seats: Seats) -> int:
+    """Return on how many hosts each replica is.
+
+    Raises:
+        ValueError: the slices' hosts differ, and with them the replicas.
+    """
+    found = {len(seats.replica(number)) for number in range(len(seats.replicas))}
+    if len(found) > 1:
+        raise ValueError(
+            f"replicas would be on {' or '.join(map(str, sorted(found)))} hosts, for "
+            f"the slices' hosts are of different sizes; lower generators.devices to "
+            f"the chips of the smallest host, or leave a slice out"
+        )
+    return found.pop()
 
 
 def _check_processes(section: str, asked: int, chips: str, hosts: int) -> None:

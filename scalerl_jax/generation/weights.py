@@ -174,6 +174,8 @@ class PublishedToAll(PublishedFrom):
                 params = own(before)
                 others()
             except BaseException:
+                with contextlib.suppress(Exception):
+                    others()  # which may still be at it, and know it after
                 self._engine.forget(number)
                 raise
             self._engine.know(params, number)

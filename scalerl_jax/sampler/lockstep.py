@@ -78,7 +78,7 @@ class LeadingEngine(Engine):
         self, params: PyTree, state: DecodeState, chunk: Any
     ) -> tuple[DecodeState, Any]:
         """As `Engine.prefill_routed`."""
-        params = self.load_params(params)
+        params = self._usable(params)
         with self._order:
             number = self._take(state)
             self._told("prefill_routed", number, params, chunk=chunk)
@@ -98,7 +98,7 @@ class LeadingEngine(Engine):
         self, params: PyTree, state: DecodeState, **arguments: Any
     ) -> tuple[DecodeState, ResultTokens]:
         """As `Engine.generate`."""
-        params = self.load_params(params)
+        params = self._usable(params)
         with self._order:
             number = self._take(state)
             self._told("generate", number, params, **arguments)
@@ -119,6 +119,16 @@ class LeadingEngine(Engine):
             state = method(state, **arguments)
             self._watch(state, number)
         return state
+
+    def _usable(self, params: PyTree) -> PyTree:
+        """Return params as the programs take them, before anybody is told.
+
+        Raises:
+            RuntimeError: others have taken their place.
+        """
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(params)):
+            raise RuntimeError("these params have given place to others")
+        return self.load_params(params)
 
     def _told(
         self, method: str, state: int, params: PyTree = None, **arguments: Any

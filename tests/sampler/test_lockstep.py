@@ -96,6 +96,18 @@ def test_a_call_for_what_is_not_held_is_an_error(make_bench, random_params):
         followed.obey(Call(method="generate", state=1, params=2))
 
 
+def test_params_that_have_given_place_are_refused_before_followers_hear(
+    make_bench, random_params
+):
+    pair = Pair(make_bench, random_params(0))
+    scheduler = pair.bench.scheduler(pair.bench.request(0, PROMPTS[0]))
+    pair.calls.clear()
+    jax.tree.map(lambda leaf: leaf.delete(), pair.loaded)
+    with pytest.raises(RuntimeError, match="given place"):
+        scheduler.step(pair.loaded, version=0)
+    assert pair.calls == []
+
+
 def test_every_verb_of_an_engine_that_dispatches_is_told():
     """A program that only the leader runs would wait for the others for ever."""
     alone = {"load_params", "warm_up", "prefill"}  # calls others, or checks

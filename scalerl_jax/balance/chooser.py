@@ -29,13 +29,8 @@ _SLOTS = (*range(1, 16), *range(16, 64, 4), *range(64, 128, 8), *range(128, 513,
 _CHOSEN = (
     *("mesh.data", "mesh.fsdp", "mesh.tensor", "batch.rows_per_microbatch"),
     *("generators.count", "generators.devices", "generators.placement"),
-    *(
-        "generators.processes",
-        "generators.versions",
-        "sampler.slots",
-        "sampler.cache_tokens",
-        "model.remat",
-    ),
+    *("generators.processes", "generators.versions"),
+    *("sampler.slots", "sampler.cache_tokens", "model.remat"),
 )
 
 

@@ -78,47 +78,34 @@ class LeadingEngine(Engine):
         self, params: PyTree, state: DecodeState, chunk: Any
     ) -> tuple[DecodeState, Any]:
         """As `Engine.prefill_routed`."""
-        params = self._usable(params)
-        with self._order:
-            number = self._take(state)
-            self._told("prefill_routed", number, params, chunk=chunk)
-            state, experts = super().prefill_routed(params, state, chunk)
-            self._watch(state, number)
-        return state, experts
+        return self._made(
+            "prefill_routed", self._usable(params), state=state, chunk=chunk
+        )
 
     def insert(self, state: DecodeState, **arguments: Any) -> DecodeState:
         """As `Engine.insert`."""
-        return self._changed("insert", super().insert, state, arguments)
+        return self._made("insert", state=state, **arguments)
 
     def free_resource(self, state: DecodeState, **arguments: Any) -> DecodeState:
         """As `Engine.free_resource`."""
-        return self._changed("free_resource", super().free_resource, state, arguments)
+        return self._made("free_resource", state=state, **arguments)
 
     def generate(
         self, params: PyTree, state: DecodeState, **arguments: Any
     ) -> tuple[DecodeState, ResultTokens]:
         """As `Engine.generate`."""
-        params = self._usable(params)
-        with self._order:
-            number = self._take(state)
-            self._told("generate", number, params, **arguments)
-            state, results = super().generate(params, state, **arguments)
-            self._watch(state, number)
-        return state, results
+        return self._made("generate", self._usable(params), state=state, **arguments)
 
-    def _changed(
-        self,
-        name: str,
-        method: Callable[..., DecodeState],
-        state: DecodeState,
-        arguments: Mapping[str, Any],
-    ) -> DecodeState:
+    def _made(
+        self, name: str, *params: PyTree, state: DecodeState, **arguments: Any
+    ) -> Any:
+        """Return what a method of `Engine` makes of a state, which keeps its number."""
         with self._order:
-            number = self._take(state)
-            self._told(name, number, **arguments)
-            state = method(state, **arguments)
-            self._watch(state, number)
-        return state
+            number = self._numbers.pop(id(state))  # it is donated
+            self._told(name, number, *params, **arguments)
+            made = getattr(super(), name)(*params, state, **arguments)
+            self._watch(made[0] if isinstance(made, tuple) else made, number)
+        return made
 
     def _usable(self, params: PyTree) -> PyTree:
         """Return params as the programs take them, before anybody is told.
@@ -126,7 +113,7 @@ class LeadingEngine(Engine):
         Raises:
             RuntimeError: others have taken their place.
         """
-        if any(leaf.is_deleted() for leaf in jax.tree.leaves(params)):
+        if _anchor(params).is_deleted():  # the first that makes room
             raise RuntimeError("these params have given place to others")
         return self.load_params(params)
 
@@ -142,10 +129,6 @@ class LeadingEngine(Engine):
             arguments=arguments,
         )
         self._tell(call)
-
-    def _take(self, state: DecodeState) -> int:
-        """Return the number of a state that is donated."""
-        return self._numbers.pop(id(state))
 
     def _watch(self, held: Any, number: int) -> None:
         """Give something a number until nobody holds it."""

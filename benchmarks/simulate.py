@@ -22,7 +22,9 @@ import argparse
 import collections
 import json
 import math
+import os
 import runpy
+import shutil
 import sys
 import threading
 import time
@@ -252,8 +254,10 @@ class Sleeper:
             except QueueClosed:
                 return
             begun = self._version
-            time.sleep(self._seconds(order.ticket))
-            versions = np.array([begun, self._version], np.int32)
+            time.sleep(max(0.0, self._seconds(order.ticket) - CALL_S))
+            ended = self._version  # of the step that waits for the last call
+            time.sleep(CALL_S)
+            versions = np.array([begun, ended], np.int32)
             rollout = Rollout(
                 completion_tokens=np.zeros(2, np.int32),
                 completion_mask=np.ones(2, bool),
@@ -267,7 +271,7 @@ class Sleeper:
                 ticket=order.ticket,
                 prompt=order.prompt,
                 rollouts=(rollout,),
-                finished_version=self._version,
+                finished_version=ended,
             )
             self._desk.sampled(order.ticket)
             self._desk.put(group)
@@ -440,7 +444,16 @@ def run_fleet(
 
 
 # Of configs/tiny.py: k, slots, N.
-RUNS = ((0, 32, 8), (1, 32, 8), (4, 32, 8), (8, 32, 8), (8, 64, 4), (8, 16, 8))
+RUNS = (
+    (0, 128, 32),
+    (1, 128, 32),
+    (4, 128, 32),
+    (8, 128, 32),
+    (8, 64, 32),
+    (8, 32, 32),
+    (8, 64, 16),
+    (2, 128, 16),
+)
 
 
 class Watch:
@@ -448,27 +461,60 @@ class Watch:
 
     def __init__(self, run: Any) -> None:
         """Look at what its sampling thread and its queue do."""
-        self.steps: list[tuple[float, float, int, int]] = []  # time, s, rows, chunks
+        # Time, seconds, sequences that were waited for, groups that were begun.
+        self.calls: list[tuple[float, float, int, int]] = []
+        self.rested: list[tuple[float, float]] = []  # time, seconds without work
         self.groups: dict[int, list[int]] = {}
         self.verify: list[tuple[float, float]] = []  # time, seconds
         self.applied: list[float] = []  # times
         self.publish_s: list[float] = []
         self._sampled: dict[int, float] = {}
-        scheduler, queue = run.generators._scheduler, run.queue
-        step, put, sampled = scheduler.step, queue.put, queue.sampled
+        self._watch_calls(run.generators)
+        self._watch_groups(run.generators._scheduler, run.queue)
+        self._watch_learner(run)
+
+    def _watch_calls(self, generators: Any) -> None:
+        """Take down the thread's turns: calls, and waits for something to do."""
+        scheduler = generators._scheduler
+        step, submit = scheduler.step, scheduler.submit
+        rows, begun, turned = 0, 0, time.monotonic()
 
         def timed(*arguments: Any, **how: Any) -> Any:
-            before, began = scheduler.stats.chunks, time.monotonic()
+            """Take down a call: from one step's end to the next, without the rests."""
+            nonlocal rows, begun, turned
             ended = step(*arguments, **how)
-            took, call = time.monotonic() - began, scheduler._call
-            rows = len(call.samples) if call else 0
-            chunks = scheduler.stats.chunks - before
-            self.steps.append((began, took, rows, chunks))
+            now, call = time.monotonic(), scheduler._call
+            rest_s = sum(took for at, took in self.rested if at >= turned)
+            waited = 0 if rest_s else rows  # else that call was over long ago
+            self.calls.append((turned, now - turned - rest_s, waited, begun))
+            turned, rows, begun = now, len(call.samples) if call else 0, 0
             return ended
+
+        def counted(request: Any) -> None:
+            nonlocal begun
+            begun += 1
+            submit(request)
+
+        def rested(wait: Callable[..., Any]) -> Callable[..., Any]:
+            def timed_wait(*arguments: Any) -> Any:
+                began = time.monotonic()
+                wait(*arguments)
+                self.rested.append((began, time.monotonic() - began))
+
+            return timed_wait
+
+        desk, episodes = generators._desk, generators._episodes
+        scheduler.step, scheduler.submit = timed, counted
+        desk.wait, episodes.wait = rested(desk.wait), rested(episodes.wait)
+
+    def _watch_groups(self, scheduler: Any, queue: Any) -> None:
+        put, sampled = queue.put, queue.sampled
 
         def note_put(group: Any) -> None:
             now = time.monotonic()
-            self.verify.append((now, now - self._sampled.pop(group.ticket, now)))
+            took = now - self._sampled.pop(group.ticket, now)
+            if not scheduler.busy:  # else it was judged before anyone looked
+                self.verify.append((now, took))
             self.groups[group.ticket] = [
                 len(each.completion_tokens) for each in group.rollouts
             ]
@@ -478,20 +524,22 @@ class Watch:
             self._sampled[ticket] = time.monotonic()
             sampled(ticket)
 
-        applied, publish = queue.applied, run.learner.publish
+        queue.put, queue.sampled = note_put, note_sampled
+
+    def _watch_learner(self, run: Any) -> None:
+        applied, publish = run.queue.applied, run.learner.publish
 
         def note_applied(**how: Any) -> None:
             self.applied.append(time.monotonic())
             applied(**how)
 
-        def timed_publish(state: Any) -> Any:
+        def timed_publish(state: Any, **how: Any) -> Any:
             began = time.monotonic()
-            publication = publish(state)
+            publication = publish(state, **how)
             self.publish_s.append(time.monotonic() - began)
             return publication
 
-        scheduler.step, queue.put, queue.sampled = timed, note_put, note_sampled
-        queue.applied, run.learner.publish = note_applied, timed_publish
+        run.queue.applied, run.learner.publish = note_applied, timed_publish
 
     def rates(
         self,
@@ -502,15 +550,15 @@ class Watch:
         busy_s: float,
         since_s: float,
     ) -> Rates:
-        """Return the means of what was seen: a line over sequences, and a chunk."""
+        """Return the means of what was seen: a line over sequences, and a group."""
         seconds = np.array([each[1] for each in calls])
-        seen = np.array([[1, each[2], each[3]] for each in calls], float)
-        (fixed, a_row, a_chunk), _ = nnls(seen, seconds)
+        seen = np.array([[each[2] > 0, each[2], each[3]] for each in calls], float)
+        (fixed, a_row, a_group), _ = nnls(seen, seconds)
         publish_s = float(np.mean(self.publish_s[len(self.publish_s) // 3 :]))
         verify = [took for at, took in self.verify if at >= since_s]
         return Rates(
             decode_s=((0, fixed), (slots, fixed + a_row * slots)),
-            prefill_s=float(a_chunk),
+            prefill_s=float(a_group),
             train_s=train_s,
             publish_s=publish_s,
             assemble_s=max(0.0, busy_s - train_s - publish_s),
@@ -519,7 +567,12 @@ class Watch:
 
 
 def tiny(directory: Path, num_steps: int) -> None:
-    """Print runs of configs/tiny.py beside simulations of the same."""
+    """Print runs of configs/tiny.py beside simulations of the same.
+
+    A program has one core, as each role has machines of its own: else the seconds of
+    one role would depend on what the other does.
+    """
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
     names = (
         "step_s",
         "learner_idle",
@@ -548,21 +601,23 @@ def tiny_run(
             "queue.max_staleness": most,
             "sampler.slots": slots,
             "batch.num_prompts": size,
-            "batch.group_size": 4,
+            "batch.group_size": 8,
             "train.num_steps": num_steps,
+            # Lengths, and groups without a gradient, stay as they are.
+            "optimizer.learning_rate": 1e-12,
             "eval.every": num_steps,
-            "eval.num_prompts": 6,
+            "eval.num_prompts": 12,
             "eval.samples_per_prompt": 1,
             "checkpoint.every": num_steps,
-            "data.train_prompts": 600,
+            "data.train_prompts": 3000,
         }
     )
     config = config_lib.resolve(settings)
     config = wiring.fit_devices(config, wiring.make_architecture(config), 1)
     ledger = wiring.make_ledger(config)
     ledger.start()
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "metrics.jsonl").unlink(missing_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)  # of an earlier comparison
+    directory.mkdir(parents=True)
     run = wiring.make_run(config, directory, ledger, Progress())
     watch = Watch(run)
     try:
@@ -574,7 +629,8 @@ def tiny_run(
     first = num_steps // 3  # compiled by then, and the queue is full
     late, since, until = rows[first:], watch.applied[first - 1], watch.applied[-1]
     count = len(late)
-    calls = [each for each in watch.steps if since <= each[0] < until]
+    calls = [each for each in watch.calls if since <= each[0] < until]
+    rests = [took for at, took in watch.rested if since <= at < until]
     means = {
         name: float(np.mean([row[name] for row in late]))
         for name in (
@@ -589,7 +645,7 @@ def tiny_run(
     real = {
         "step_s": step_s,
         "learner_idle": means["time/wait_s"] / step_s,
-        "generators_idle": 1 - sum(each[1] for each in calls) / (until - since),
+        "generators_idle": sum(rests) / (until - since),
         "staleness_in_flight": means["staleness/in_flight_mean"],
         "staleness_queued": means["staleness/queued_mean"],
         "groups_buffered": means["queue/buffered"],
@@ -601,12 +657,12 @@ def tiny_run(
         busy_s=step_s - means["time/wait_s"],
         since_s=since,
     )
-    scenario = scenario_of(
-        config, num_steps=400, prompt_tokens=20, eval_every=0, checkpoint_every=0
-    )
+    alone = dict(eval_every=0, checkpoint_every=0, prompt_tokens=20, prefill_tokens=20)
+    scenario = scenario_of(config, **alone)
     measured = tuple(tuple(each) for _, each in sorted(watch.groups.items()))
     lengths = Lengths(limit=64, measured=measured)
-    return real, Simulation(scenario, rates, lengths).run().figures()
+    found = Simulation(scenario, rates, lengths).run().figures(first_step=first)
+    return real, found
 
 
 def main() -> None:
@@ -614,7 +670,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="speed,published,sleepers,tiny")
     parser.add_argument("--seconds", default=60.0, type=float, help="of a fleet")
-    parser.add_argument("--steps", default=45, type=int, help="of a run of tiny")
+    parser.add_argument("--steps", default=60, type=int, help="of a run of tiny")
     parser.add_argument("--workdir", default=Path("runs/simulate"), type=Path)
     options = parser.parse_args()
     parts: dict[str, Callable[[], None]] = {

@@ -2,8 +2,10 @@
 
 Between two events all sequences advance together, a call of `tokens_per_call` tokens
 at a time, so that a replica is moved from the end of one completion to the next and
-not from token to token.  As in `sampler.scheduler`, the end of a sequence is seen when
-the call after it has been dispatched.
+not from token to token.  As in `sampler.scheduler`, a call is dispatched before the one
+before it is read.  So a slot is taken for a call after its sequence has ended, and from
+a boundary to the next passes the call that was dispatched before it: none in a replica
+that stood still.
 """
 
 import collections
@@ -94,7 +96,8 @@ class SimulatedReplica:
     def __init__(self, machine: Machine, number: int = 0, group_size: int = 1) -> None:
         """Begin empty, at time 0."""
         self.machine, self.number, self._group_size = machine, number, group_size
-        self.version = -1
+        self.version = self._version_before = -1
+        self._received_s = 0.0
         self.clear(0.0)
         self.up = True
         self.token = 0  # of what is planned: an older plan is void
@@ -120,6 +123,7 @@ class SimulatedReplica:
         self._to_come = 0  # samples of these
         self.open: dict[int, SimulatedGroup] = {}  # until handed in
         self._extra_s = 0.0  # of prefills and new params, in the next call
+        self._read_s = time_s  # when the call that is dispatched will be over
         self._planned = 0  # calls
         self.planned_s = math.inf  # time of the next boundary
         self.paused = False  # for an evaluation
@@ -146,11 +150,13 @@ class SimulatedReplica:
         else:
             self._enqueue(group)
 
-    def receive(self, version: int) -> None:
+    def receive(self, version: int, now_s: float) -> None:
         """Take params for the calls that begin from now on, after a pause for them."""
         if version > self.version >= 0 and self.running:
             self._extra_s += self.machine.place_s
-        self.version = max(self.version, version)
+        if version > self.version:
+            self._version_before, self._received_s = self.version, now_s
+            self.version = version
         if self.inbox:
             ready = [group for needs, group in self.inbox if needs <= self.version]
             self.inbox = [each for each in self.inbox if each[0] > self.version]
@@ -199,6 +205,20 @@ class SimulatedReplica:
             chunks = -(-prefilled // machine.prefill_tokens)
             self._extra_s += chunks * machine.prefill_s
 
+    def _calls_s(self, first: int, end: int) -> float:
+        """Return the seconds of calls, counted from now on, with what is in the slots.
+
+        Each makes the contexts longer for those after it.
+        """
+        count, running = end - first, self.running
+        context = count * self.held
+        context += (
+            running
+            * self.machine.tokens_per_call
+            * (end * (end - 1) // 2 - first * (first - 1) // 2)
+        )
+        return count * self.machine.call_s[running] + self.machine.context_s * context
+
     def _fits(self, tokens: int) -> bool:
         """Return whether the cache has room for a sample, and a call of all others."""
         ahead = self.running * self.machine.tokens_per_call
@@ -220,16 +240,9 @@ class SimulatedReplica:
         return self._plan(calls)
 
     def _plan(self, calls: int) -> float:
-        machine, running = self.machine, self.running
-        context = calls * self.held
-        context += running * machine.tokens_per_call * calls * (calls - 1) // 2
         self._planned = calls
-        self.planned_s = (
-            self.time_s
-            + self._extra_s
-            + calls * machine.call_s[running]
-            + machine.context_s * context
-        )
+        read_s = max(self.time_s, self._read_s)
+        self.planned_s = read_s + self._extra_s + self._calls_s(0, calls - 1)
         return self.planned_s
 
     def interrupt(self, now_s: float) -> float:
@@ -259,12 +272,17 @@ class SimulatedReplica:
         if not running:
             return []
         machine = self.machine
+        last_s = seconds if calls == 1 else self._calls_s(calls - 2, calls - 1)
+        self._read_s = self.time_s + self._calls_s(calls - 1, calls)
         self._planned, self._extra_s = 0, 0.0
         self.calls += calls
         self.held += calls * running * machine.tokens_per_call
         self.busy_s += seconds
         self.slot_s += seconds * running
         done: list[SimulatedGroup] = []
+        # An end is seen by the step that dispatched the last of these calls.
+        late = self._received_s > self.time_s - last_s
+        version = self._version_before if late else self.version
         ends, now = self._ends, self.calls
         offset = machine.tokens_per_call * now
         while ends and ends[0][0] <= now:
@@ -274,7 +292,7 @@ class SimulatedReplica:
             self.generated += tokens
             group.unfinished -= 1
             if not group.unfinished:
-                group.finished_version = self.version
+                group.finished_version = max(group.oldest_version, version)
                 group.sampled = True
                 done.append(group)
         if machine.cache_tokens:

@@ -164,7 +164,11 @@ class Simulation:
         if token != replica.token or not replica.up:
             return
         for group in replica.advance():
-            self.at(self.now_s + self.rates.exchange_s, self._sampled, replica, group)
+            if self._alone:  # the books know of it before anything else begins
+                self._sampled(replica, group)
+            else:
+                told_s = self.now_s + self.rates.exchange_s
+                self.at(told_s, self._sampled, replica, group)
         if replica.number in self._evaluating and not replica.paused:
             self._pause(replica)
             return
@@ -225,7 +229,7 @@ class Simulation:
         for replica in self.replicas:
             if replica.up:
                 had = replica.inbox
-                replica.receive(version)
+                replica.receive(version, self.now_s)
                 if had or self.rates.place_s:
                     self._wake(replica)
         self._changed = True
@@ -333,7 +337,7 @@ class Simulation:
         replica.down_s += self.now_s - since_s
         replica.time_s = self.now_s
         replica.up = True
-        replica.receive(self.version)
+        replica.receive(self.version, self.now_s)
         self._schedule_loss(replica)
         self._changed = True
         self._wake(replica)  # perhaps to a share of an evaluation
@@ -344,7 +348,7 @@ def evaluation_seconds(scenario: Scenario, machine: Machine, lengths: Lengths) -
     if not (scenario.eval_every and scenario.eval_completions):
         return 0.0
     replica = SimulatedReplica(machine)
-    replica.receive(0)
+    replica.receive(0, 0.0)
     share = -(-scenario.eval_completions // scenario.replicas)
     drawn = Drawn(lengths, group_size=1)
     for number in range(share):

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -356,7 +356,7 @@ def audit(run: Run) -> Iterator[str]:
         yield "the charged chip-hours fall"
 
 
-EVENTS = (
+EVENTS: tuple[tuple[str, Callable[..., float]], ...] = (
     ("controller", kill),
     ("replica 0", kill),
     ("learner 1", kill),

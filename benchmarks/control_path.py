@@ -91,7 +91,7 @@ def fleet_of(replicas: int) -> tuple[Fleet, RolloutQueue]:
         actor = make.options(num_cpus=0, max_concurrency=4).remote()
         future: Future = Future()
         place = Place(host=f"sleeper {number}", pid=0, chip="none")
-        future.set_result(RayLink(actor, place))
+        future.set_result(RayLink([actor], [place]))
         return future
 
     return make_fleet(

@@ -19,9 +19,9 @@ import numpy as np
 import ours
 from peers import work
 
-from scalerl_jax import config as settings
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.batching.packing import TrainSequence, pack
+from scalerl_jax.config import sections as settings
 from scalerl_jax.learner.logprobs import Head, token_logprobs
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import REMAT, head_logits
@@ -38,7 +38,7 @@ PRODUCT, PRODUCT_ROUNDS = 2048, 10  # side of the matrices
 
 
 # Tiles of logits that caches hold.
-ON_A_CPU = dict(head_chunk_tokens=256, head_chunk_vocab=32_768)
+ON_A_CPU = dict(head_chunk_tokens=256, head_chunk_vocab=32_768, scan_layers=False)
 
 
 class Learner:

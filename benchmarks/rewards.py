@@ -175,8 +175,12 @@ def is_confirmed(item: Item) -> bool:
 
 def judge_maths(sets: Mapping[str, Sequence[str]], workers: Sequence[int]) -> None:
     """Rewritten answers are accepted; changed ones, and other problems', are not."""
-    table = [("answers", "different", "rewritten, accepted", "changed, accepted")]
-    table[0] += ("other problems', accepted", "and confirmed")
+    table: list[tuple[Any, ...]] = [
+        (
+            *("answers", "different", "rewritten, accepted", "changed, accepted"),
+            *("other problems', accepted", "and confirmed"),
+        )
+    ]
     exceptions: list[str] = []
     for name, answers in sets.items():
         answers = list(dict.fromkeys(answers))

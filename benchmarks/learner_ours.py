@@ -74,7 +74,7 @@ class Learner:
 
 def assembler(config: settings.Config) -> Assembler:
     """How the rollouts of a step become its batch."""
-    return make_assembler(config, learning.make_pack(config)[0])
+    return make_assembler(config, learning.make_architecture(config))
 
 
 def temporary_bytes(program: Any) -> int:

@@ -45,7 +45,6 @@ from scalerl_jax.wiring.sampling import (
     make_engine,
     make_samples_of,
 )
-from scalerl_jax.wiring.tables import DTYPES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +100,7 @@ class Bench:
 
     @functools.cached_property
     def _published(self) -> PyTree:
-        dtype = DTYPES[self.config.model.sampler_dtype]
+        dtype = jnp.dtype(self.config.model.sampler_dtype)
         copy = make_snapshot(self.arch, dtype=dtype, learner_mesh=self.mesh)
         return copy(self.params)
 

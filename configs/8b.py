@@ -16,6 +16,7 @@ below and has to fit: --config.sampler.slots=64 --config.sampler.cache_tokens=30
 import ml_collections
 
 from scalerl_jax import config as config_lib
+from scalerl_jax.config.bases import ask_polaris
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -25,7 +26,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
     config.model.remat = "auto"  # the least that the memory allows
-    config_lib.ask_polaris(config)
+    ask_polaris(config)
     # 48 prompts x 16 completions; 2,048 + 14,336 tokens: the defaults.
     config.batch.rows_per_microbatch = 0  # one for each shard
     # The split of a TPU slice with the shortest step, and slots and a cache that fit.

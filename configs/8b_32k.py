@@ -11,6 +11,7 @@ greatest length; on chips with less memory cut it: --config.mesh.context=2.
 import ml_collections
 
 from scalerl_jax import config as config_lib
+from scalerl_jax.config.bases import ask_polaris
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -20,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
     config.model.remat = "auto"  # the least that the memory allows
-    config_lib.ask_polaris(config)
+    ask_polaris(config)
     config.sampler.max_completion_tokens = 32_768 + 2_048
     # The paper states [10k, 12k] for a budget of 14k; this leaves the same answer.
     config.interruption.min_tokens = 30_000

@@ -11,6 +11,7 @@ python -m scalerl_jax.preflight --config=configs/qwen3_30b_a3b.py --topology=v5p
 import ml_collections
 
 from scalerl_jax import config as config_lib
+from scalerl_jax.config.bases import ask_polaris
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -20,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
     config.model.remat = "auto"  # the least that the memory allows
-    config_lib.ask_polaris(config)
+    ask_polaris(config)
     config.batch.rows_per_microbatch = 0  # one for each shard
     # The split of a TPU slice with the shortest step, and slots and a cache that fit.
     config.mesh.data = 0

@@ -17,7 +17,6 @@ from scalerl_jax.model.saving import TOKENIZER_FILES, save_params
 from scalerl_jax.utils.failures import Parser, answer
 from scalerl_jax.utils.hub import local_directory, local_path
 from scalerl_jax.wiring.loading import load_model, run_settings
-from scalerl_jax.wiring.tables import DTYPES
 
 
 def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
@@ -89,7 +88,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--dtype",
         default="",
-        choices=("", *DTYPES),
+        choices=("", "float32", "bfloat16"),
         help="of the files; empty: as the policy was sampled or saved",
     )
     options = parser.parse_args(arguments)

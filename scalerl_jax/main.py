@@ -21,7 +21,6 @@ from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
-from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.failures import tell
@@ -281,7 +280,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         sys.exit(0)
     try:
         argv = _with_settings(argv)
-        return read_flags(flags.FLAGS, argv, settings=config_lib.Config)
+        return config_lib.read_flags(flags.FLAGS, argv, settings=config_lib.Config)
     except ValueError as error:
         _end(str(error), status=_MISTAKE)
 

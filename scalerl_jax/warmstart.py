@@ -27,7 +27,6 @@ from tokenizers import decoders, models
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
-from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.data import tasks
 from scalerl_jax.data.demonstrations import Styles, demonstrate
 from scalerl_jax.data.questions import Question
@@ -356,7 +355,7 @@ def run(argv: Sequence[str]) -> int:
     )
 
     def make() -> None:
-        if extra := read_flags(values, argv, settings=WarmstartConfig)[1:]:
+        if extra := config_lib.read_flags(values, argv, settings=WarmstartConfig)[1:]:
             raise ValueError(f"unknown arguments {extra}")
         config_lib.check(config.value)
         main(config.value, Path(out.value))

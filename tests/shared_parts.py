@@ -9,7 +9,7 @@ import collections
 import functools
 
 from scalerl_jax import wiring
-from scalerl_jax.wiring import generators, learning, prompts
+from scalerl_jax.wiring import learning, prompts, sampling
 
 LONG = 60.0  # a wait that no test expects to see the end of
 
@@ -24,7 +24,7 @@ def share(patch, opened):
         (learning, "make_train_step", _of_learner),
     ):
         patch.setattr(module, name, _remembered(getattr(module, name), key))
-    patch.setattr(generators, "make_verifier", Verifiers(opened).take)
+    patch.setattr(sampling, "make_verifier", Verifiers(opened).take)
 
 
 class Verifiers:

@@ -12,8 +12,15 @@ import pytest
 
 import scalerl_jax
 from scalerl_jax import config as config_lib
-from scalerl_jax.config import SETTINGS, Config, build, listing, resolve, to_json
-from scalerl_jax.config.losses import LOSSES
+from scalerl_jax.config import (
+    LOSSES,
+    SETTINGS,
+    Config,
+    build,
+    listing,
+    resolve,
+    to_json,
+)
 from scalerl_jax.model.architecture import ARCHITECTURES
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.wiring import fit_devices

@@ -11,7 +11,7 @@ from scalerl_jax import main
 from scalerl_jax.learner.critic import PairedStep
 from scalerl_jax.learner.step import TrainStep
 from scalerl_jax.wiring import devices, learning
-from scalerl_jax.wiring.objective import with_annotations
+from scalerl_jax.wiring.objective import make_pack, with_annotations
 
 PPO = {
     "objective.advantage": "critic",
@@ -151,7 +151,7 @@ def test_only_with_a_critic_is_there_anything_of_it(changes, has_critic):
     )
     assert (state.critic is not None) == has_critic
     assert isinstance(step, PairedStep if has_critic else TrainStep)
-    batch = with_annotations(learning.make_pack(config)[1], config.objective)
+    batch = with_annotations(make_pack(config, arch)[1], config.objective)
     assert (batch.values is not None) == (batch.returns is not None) == has_critic
 
 

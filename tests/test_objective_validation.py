@@ -6,12 +6,12 @@ import typing
 import pytest
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.config import losses
-from scalerl_jax.wiring.tables import (
+from scalerl_jax.config import LOSSES
+from scalerl_jax.wiring.objective import (
     AGGREGATIONS,
     BASELINES,
     KL_ESTIMATORS,
-    LOSSES,
+    LOSS_FUNCTIONS,
     NORMALIZATIONS,
 )
 
@@ -214,17 +214,17 @@ def test_a_filter_beside_no_ratio_over_the_sampler_is_accepted(objective, more):
     assert resolved(objective, more)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", LOSS_FUNCTIONS)
 def test_the_settings_of_a_loss_are_the_keywords_of_its_function(loss):
-    parameters = inspect.signature(LOSSES[loss]).parameters.values()
+    parameters = inspect.signature(LOSS_FUNCTIONS[loss]).parameters.values()
     keywords = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
-    assert set(losses.LOSSES[loss].settings) == keywords
+    assert set(LOSSES[loss].settings) == keywords
 
 
 @pytest.mark.parametrize(
     "setting, table",
     [
-        ("loss", LOSSES),
+        ("loss", LOSS_FUNCTIONS),
         ("aggregation", AGGREGATIONS),
         ("advantage_normalization", NORMALIZATIONS),
         ("advantage", {*BASELINES, "critic"}),

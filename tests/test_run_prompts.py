@@ -11,8 +11,7 @@ from scalerl_jax.data import tasks
 from scalerl_jax.data.streams import MixtureStream, PromptStream
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.utils.run_directory import keep_data_report
-from scalerl_jax.wiring.prompts import evaluation_set, load_prompts
-from scalerl_jax.wiring.sampling import make_stream
+from scalerl_jax.wiring.prompts import evaluation_set, load_prompts, make_stream
 
 CONFIG = small_run.make_config()
 TOKENIZER = load_tokenizer(CONFIG.model.checkpoint)

@@ -20,7 +20,7 @@ from scalerl_jax.export import export
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.transformer import head_logits, head_weights, hidden_states
 from scalerl_jax.model.weights import load_params
-from scalerl_jax.wiring.thinking import make_render
+from scalerl_jax.wiring.prompts import make_render
 
 CONFIG = small_run.ROOT / "configs" / "smollm2.py"
 QUESTIONS = {

@@ -8,7 +8,7 @@ Published: A stays 0.61, B is 1.77 for 2.01 (at a shared A).
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import based_on
+from scalerl_jax.config.bases import based_on
 
 
 def get_config(base: str = "8b") -> ConfigDict:

@@ -9,7 +9,7 @@ Not an arm of the paper's figure 5; GSPO is in the forward comparison alone, of 
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import based_on
+from scalerl_jax.config.bases import based_on
 
 
 def get_config(base: str = "8b") -> ConfigDict:

@@ -9,7 +9,7 @@ L_max = 14k and L_cache = 2k, on correct completions: appendix A.3.  Published: 
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import based_on
+from scalerl_jax.config.bases import based_on
 
 
 def get_config(base: str = "8b") -> ConfigDict:

@@ -9,7 +9,7 @@ Not an arm of the paper's figure 5, which has a length penalty in place of inter
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import based_on
+from scalerl_jax.config.bases import based_on
 
 
 def get_config(base: str = "8b") -> ConfigDict:

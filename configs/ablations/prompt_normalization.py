@@ -8,7 +8,7 @@ Published: A within 0.59 to 0.61 for every arm, as others read the figure.
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import based_on
+from scalerl_jax.config.bases import based_on
 
 
 def get_config(base: str = "8b") -> ConfigDict:

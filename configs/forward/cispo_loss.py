@@ -8,7 +8,7 @@ Published: A 0.520 -> 0.595 (figure 4b, as four texts read it, +- 0.005).
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import scalerl_baseline
+from scalerl_jax.config.bases import scalerl_baseline
 
 
 def get_config(base: str = "8b") -> ConfigDict:

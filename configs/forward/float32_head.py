@@ -9,7 +9,7 @@ float32, as the tiny policy does: the baseline's head is float32 there, too.
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import scalerl_baseline
+from scalerl_jax.config.bases import scalerl_baseline
 
 
 def get_config(base: str = "8b") -> ConfigDict:

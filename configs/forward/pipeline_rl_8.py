@@ -9,7 +9,7 @@ time: per step both are nearly alike (appendix A.20 of the later version).
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import scalerl_baseline
+from scalerl_jax.config.bases import scalerl_baseline
 
 
 def get_config(base: str = "8b") -> ConfigDict:

@@ -8,7 +8,7 @@ Published: the best A of the ways to average (text, without a number).
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import scalerl_baseline
+from scalerl_jax.config.bases import scalerl_baseline
 
 
 def get_config(base: str = "8b") -> ConfigDict:

@@ -9,7 +9,7 @@ third of the arms is assumed.
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import scalerl_baseline
+from scalerl_jax.config.bases import scalerl_baseline
 
 
 def get_config(base: str = "8b") -> ConfigDict:

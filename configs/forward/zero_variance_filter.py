@@ -8,7 +8,7 @@ Published: part of the final recipe; its effect on the baseline is not known her
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import scalerl_baseline
+from scalerl_jax.config.bases import scalerl_baseline
 
 
 def get_config(base: str = "8b") -> ConfigDict:

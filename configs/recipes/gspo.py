@@ -5,7 +5,7 @@ python -m scalerl_jax.main --config=configs/recipes/gspo.py:tiny --workdir=runs/
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import vanilla_grpo
+from scalerl_jax.config.bases import vanilla_grpo
 
 
 def get_config(base: str = "8b") -> ConfigDict:

@@ -8,7 +8,7 @@ The paper gives neither the coefficients of KL and entropy nor its clips.
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import vanilla_grpo
+from scalerl_jax.config.bases import vanilla_grpo
 
 
 def get_config(base: str = "8b") -> ConfigDict:

@@ -9,7 +9,7 @@ batch and learning rate are ScaleRL's.
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import based_on
+from scalerl_jax.config.bases import based_on
 
 
 def get_config(base: str = "8b") -> ConfigDict:

@@ -9,7 +9,7 @@ what is generated together.
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import vanilla_grpo
+from scalerl_jax.config.bases import vanilla_grpo
 
 
 def get_config(base: str = "8b") -> ConfigDict:

@@ -6,7 +6,7 @@ python -m scalerl_jax.main --config=configs/recipes/scalerl.py:tiny \
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import based_on
+from scalerl_jax.config.bases import based_on
 
 
 def get_config(base: str = "8b") -> ConfigDict:

@@ -10,7 +10,7 @@ python -m scalerl_jax.data difficulty --config=configs/tiny.py --samples=8 \
 
 from ml_collections import ConfigDict
 
-from scalerl_jax.config import vanilla_grpo
+from scalerl_jax.config.bases import vanilla_grpo
 
 
 def get_config(base: str = "8b") -> ConfigDict:

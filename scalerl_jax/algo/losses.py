@@ -5,7 +5,7 @@ that it carries staleness and numerics in one factor; `anchored` puts the traine
 log-probabilities, recomputed at the start of the window, in their place.  Losses of
 sequences (GSPO) have one ratio for all tokens of a sequence, in which those that the
 mask hides have no part; a sequence lies in one row, ids are from 1 to the row's length,
-and what has id 0 belongs to none.  Which settings a loss reads: `config.losses`.
+and what has id 0 belongs to none.  Which settings a loss reads: `config.LOSSES`.
 """
 
 import dataclasses

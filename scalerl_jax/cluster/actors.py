@@ -162,7 +162,6 @@ class LearnerRank(Process):
         from scalerl_jax import wiring
         from scalerl_jax.learner.publish import make_snapshot
         from scalerl_jax.parallel.sending import Sender
-        from scalerl_jax.wiring.tables import DTYPES
 
         config = self._config
         self._meet(coordinator, self._rank, self._num_ranks, timeout_s)
@@ -170,9 +169,8 @@ class LearnerRank(Process):
         self._learner, self._state, mesh = wiring.make_gang_learner(
             config, arch, jax.devices(), self._directory
         )
-        self._snapshot = make_snapshot(
-            arch, dtype=DTYPES[config.model.sampler_dtype], learner_mesh=mesh
-        )
+        dtype = jax.numpy.dtype(config.model.sampler_dtype)
+        self._snapshot = make_snapshot(arch, dtype=dtype, learner_mesh=mesh)
         self._channel = self._make_channel(owner=f"rank{self._rank}")
         self._sender = Sender(
             rank=self._rank,

@@ -6,16 +6,15 @@ is compiled.  Every setting stands in `config.sections`.
 
 import dataclasses
 import json
+import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
+from absl import flags, logging
 
-from scalerl_jax.config.bases import ask_polaris as ask_polaris
-from scalerl_jax.config.bases import based_on as based_on
-from scalerl_jax.config.bases import scalerl_baseline as scalerl_baseline
-from scalerl_jax.config.bases import vanilla_grpo as vanilla_grpo
 from scalerl_jax.config.checks import validate
-from scalerl_jax.config.command_line import check as check
+from scalerl_jax.config.sections import LOSSES as LOSSES
 from scalerl_jax.config.sections import SETTINGS as SETTINGS
 from scalerl_jax.config.sections import Config as Config
 from scalerl_jax.config.sections import DataConfig as DataConfig
@@ -27,6 +26,10 @@ from scalerl_jax.config.sections import ObjectiveConfig as ObjectiveConfig
 from scalerl_jax.config.sections import RewardConfig as RewardConfig
 from scalerl_jax.config.sections import ScalingConfig as ScalingConfig
 from scalerl_jax.config.settings import build as build
+from scalerl_jax.config.settings import naming as naming
+from scalerl_jax.config.settings import settings_of
+
+_MODULE = "config_config"  # the name that ml_collections gives the file of --config
 
 
 def defaults() -> ml_collections.ConfigDict:
@@ -49,3 +52,100 @@ def resolve(config: ml_collections.ConfigDict) -> Config:
     resolved = build(Config, config.to_dict())
     validate(resolved, SETTINGS)
     return resolved
+
+
+def read_flags(
+    values: flags.FlagValues, argv: Sequence[str], *, settings: type
+) -> list[str]:
+    """Return what is left of a command line without its flags.
+
+    `settings` is the dataclass that the settings of --config make.
+
+    Raises:
+        ValueError: a flag or a setting is wrong, or the config file, which is a
+            program, fails.
+    """
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # a warning beside the error says it twice
+    try:
+        return values(list(argv))
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a program does
+        if (reason := _of_file(error)) is not None:
+            raise ValueError(reason) from error
+        if isinstance(error, AttributeError | KeyError):  # --config.name is none
+            cause = error.args[0]
+            text = cause.args[0] if isinstance(cause, Exception) else cause
+            known = _known(argv, list(settings_of(settings)))
+            raise ValueError(
+                f"--config has no such setting: {text}; choose from {known}"
+            ) from error
+        if isinstance(error, flags.Error):
+            raise ValueError(str(error)) from error
+        if isinstance(error, OSError):
+            raise ValueError(f"--config: {error}") from error
+        raise
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _of_file(error: BaseException) -> str | None:
+    """Return what is wrong with the config file; None if that is not the cause."""
+    each: BaseException | None = error
+    while each is not None:
+        if isinstance(each, SyntaxError):
+            return f"--config is no Python file: {each}"
+        frames = [*traceback.walk_tb(each.__traceback__)]
+        ours = [place for place in frames if place[0].f_globals["__name__"] == _MODULE]
+        if ours:
+            frame, line = ours[-1]
+            if type(each) is ValueError:  # what a config itself refuses
+                return str(each)
+            return (
+                f"--config={frame.f_code.co_filename}, line {line}: "
+                f"{type(each).__name__}: {each}"
+            )
+        if "Attribute <class '" in str(each):
+            return (
+                "--config: get_config in the file returns no ml_collections.ConfigDict "
+                "whose settings could be changed"
+            )
+        if f"module {_MODULE!r} has no attribute 'get_config'" in str(each):
+            return "--config names a file without a function get_config; write one"
+        if isinstance(each, TypeError) and not isinstance(each, flags.Error):
+            # Not called at all: it takes other arguments, or is no function.
+            if any(frame.f_code.co_name == "parse" for frame, _ in frames):
+                last = str(each).strip().splitlines()[-1]
+                return f"--config: get_config cannot be called: {last}"
+        each = each.__cause__ or each.__context__
+    return None
+
+
+def _known(argv: Sequence[str], settings: list[str]) -> list[str]:
+    """Return the settings that stand where an unknown one was given."""
+    prefix = "--config."
+    given = [
+        arg.removeprefix(prefix).split("=")[0] for arg in argv if arg.startswith(prefix)
+    ]
+    unknown = next((name for name in given if name not in settings), "")
+    section = unknown.rpartition(".")[0]
+    return [name for name in settings if name.startswith(f"{section}.")] or settings
+
+
+def check(config: object) -> None:
+    """Refuse what no config file should give.
+
+    Raises:
+        ValueError: there is no such file, or its get_config returns something else.
+    """
+    try:
+        known = hasattr(config, "to_dict")
+    except OSError as error:  # how ml_collections keeps that the file is missing
+        said = str(error)
+        reason = said[max(0, said.rfind("[Errno")) :]
+        raise ValueError(f"--config cannot be read: {reason}") from error
+    if not known:
+        raise ValueError(
+            f"--config is missing, or get_config in the file returns "
+            f"{type(config).__name__}; it must return an ml_collections.ConfigDict, "
+            f"such as scalerl_jax.config.defaults()"
+        )

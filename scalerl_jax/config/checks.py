@@ -10,8 +10,7 @@ import itertools
 import operator
 from collections.abc import Mapping
 
-from scalerl_jax.config.losses import LOSSES
-from scalerl_jax.config.sections import Config
+from scalerl_jax.config.sections import LOSSES, Config
 from scalerl_jax.config.settings import Setting
 
 _SEQUENCE_CLIP = 0.05  # no clip of a length-normalised ratio comes near it

@@ -10,8 +10,7 @@ import typing
 from collections.abc import Iterable
 from typing import Any
 
-from scalerl_jax.config import SETTINGS, Config
-from scalerl_jax.config.losses import LOSSES
+from scalerl_jax.config import LOSSES, SETTINGS, Config
 from scalerl_jax.config.settings import Setting
 
 _INDENT = " " * 6

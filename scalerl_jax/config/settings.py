@@ -7,6 +7,7 @@ default, what the setting is and where the default is from.  Checks of single se
 `--help` and docs/settings.md come from there.
 """
 
+import contextlib
 import dataclasses
 import math
 import operator
@@ -175,3 +176,12 @@ def _typed(kind: Any, value: Any, *, setting: str) -> Any:
             f"it must be of type {kind.__name__}"
         )
     return value
+
+
+@contextlib.contextmanager
+def naming(setting: str) -> Iterator[None]:
+    """Say which setting named the file that a ValueError is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}") from error

@@ -17,8 +17,7 @@ from jax.sharding import Mesh
 from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.config import Config, ModelConfig, to_json
-from scalerl_jax.config.command_line import read_flags
+from scalerl_jax.config import Config, ModelConfig, read_flags, to_json
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.evaluate.evaluation import Evaluator, Judged
 from scalerl_jax.evaluate.metrics import MAX_SAMPLES

@@ -16,7 +16,6 @@ from absl import flags
 from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.place import Machines
 from scalerl_jax.utils.reading import parse_json
@@ -117,7 +116,7 @@ def resolve_config(job: Job, more: Sequence[str]) -> config_lib.Config:
     given = config_flags.DEFINE_config_file(
         "config", None, "Settings.", flag_values=values, sys_argv=argv
     )
-    read_flags(values, argv, settings=config_lib.Config)
+    config_lib.read_flags(values, argv, settings=config_lib.Config)
     return config_lib.resolve(given.value)
 
 

@@ -9,7 +9,6 @@ from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.balance.lengths import read_lengths
-from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.preflight.check import check
 from scalerl_jax.preflight.report import to_json, to_text
 from scalerl_jax.preflight.search import search_rows
@@ -57,7 +56,7 @@ def _run(argv: list[str]) -> int:
         "search": "Compile for the most rows of a microbatch that fit.",
     }.items():
         flags.DEFINE_bool(name, False, meaning, flag_values=values)
-    if extra := read_flags(values, argv, settings=config_lib.Config)[1:]:
+    if extra := config_lib.read_flags(values, argv, settings=config_lib.Config)[1:]:
         raise ValueError(f"unknown arguments {extra}")
     for name in ("config", "topology"):
         if not values[name].value:

@@ -14,7 +14,6 @@ from ml_collections import config_flags
 from scalerl_jax import config as config_lib
 from scalerl_jax.balance.chooser import is_open
 from scalerl_jax.balance.lengths import read_lengths as read_run
-from scalerl_jax.config.command_line import read_flags
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.preflight.fitting import fit_topology
 from scalerl_jax.preflight.topologies import Topology, parse_topology
@@ -88,7 +87,7 @@ def _run(argv: list[str]) -> int:
         "config", None, "Settings, a Python file.", flag_values=values, sys_argv=argv
     )
     _define(values)
-    if extra := read_flags(values, argv, settings=config_lib.Config)[1:]:
+    if extra := config_lib.read_flags(values, argv, settings=config_lib.Config)[1:]:
         raise ValueError(f"unknown arguments {extra}")
     if not values["config"].value:
         raise ValueError("--config is missing: --config=configs/8b.py")

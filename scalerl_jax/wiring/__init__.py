@@ -18,15 +18,14 @@ from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.data.streams import Stream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.checkpoint import Checkpointer
-from scalerl_jax.learner.forward import Forward, plain_scorer
+from scalerl_jax.learner.forward import plain_scorer
 from scalerl_jax.learner.local import LocalLearner
 from scalerl_jax.learner.optimizer import frozen_params
 from scalerl_jax.learner.publish import make_publish
-from scalerl_jax.learner.step import Step, TrainState
+from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.architecture import Architecture, parameter_table
 from scalerl_jax.parallel.mesh import AXES, Device, make_mesh
 from scalerl_jax.run_state import RunState
-from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
@@ -35,10 +34,10 @@ from scalerl_jax.utils.xla import explained, keep_freed_memory
 from scalerl_jax.wiring.devices import (
     fit_devices,
     learner_pool,
+    make_ledger,
     make_meshes,
     why_not_one_process,
 )
-from scalerl_jax.wiring.generators import GeneratorParts, make_generators
 from scalerl_jax.wiring.learning import (
     make_annotate,
     make_architecture,
@@ -47,18 +46,16 @@ from scalerl_jax.wiring.learning import (
     make_forward,
     make_learner,
     make_learning_rates,
-    make_ledger,
-    make_pack,
 )
 from scalerl_jax.wiring.objective import make_assembler
-from scalerl_jax.wiring.prompts import LoadedPrompts, check_verifiers, load_prompts
+from scalerl_jax.wiring.prompts import check_verifiers, load_prompts, make_stream
 from scalerl_jax.wiring.sampling import (
+    GeneratorParts,
     make_checked_tokenizer,
     make_engine,
+    make_generators,
     make_length_budget,
-    make_stream,
 )
-from scalerl_jax.wiring.tables import DTYPES, replayed
 
 if TYPE_CHECKING:  # loaded only where a prompt is followed
     from scalerl_jax.coordination.tracing import Tracer
@@ -88,42 +85,40 @@ def make_run(
     """
     # What a user can get wrong comes first; compiling starts with the learner.
     books = make_books(config, directory, progress)
-    arch, tokenizer = books.arch, books.parts.tokenizer
-    meshes = learner_mesh, sampler_meshes = make_meshes(config, arch, jax.devices())
-    engines = [make_engine(config, arch, tokenizer, mesh) for mesh in sampler_meshes]
+    arch, parts = books.arch, books.parts
+    learner_mesh, sampler_meshes = make_meshes(config, arch, jax.devices())
+    engines = [
+        make_engine(config, arch, parts.tokenizer, mesh) for mesh in sampler_meshes
+    ]
     for engine in engines:
         engine.notice = progress.program
-    forward = make_forward(config, arch, learner_mesh)
-    settings = flatten(to_json(config))
-    with explained("the train step", settings):
-        state, step = make_learner(config, forward, learner_mesh, progress)
+    learner, state = make_local_learner(
+        config,
+        arch,
+        learner_mesh,
+        sampler_meshes,
+        assemble=books.assemble,
+        checkpointer=make_checkpointer(config, directory, bucket),
+        progress=progress,
+    )
+    make = make_generators
+    if len(engines) > 1:
+        from scalerl_jax.wiring.replicas import make_local_fleet  # few runs need it
+
+        make = make_local_fleet
     desk = books.desk(ledger)
-    with explained("the sampler", settings):
-        generators, restarts, close = _opened(books.parts, engines, desk, ledger)
-    checkpointer = make_checkpointer(config, directory, bucket)
-    learner = make_local_learner(
-        config, forward, state, step, meshes, books.assemble, checkpointer
-    )
-    return books.run(
-        learner=learner,
-        state=state,
-        generators=generators,
-        desk=desk,
-        ledger=ledger,
-        verifier_restarts=restarts,
-        close=close,
-    )
-
-
-def _opened(
-    parts: GeneratorParts, engines: list[Engine], desk: OrderDesk, ledger: Ledger
-) -> tuple[Any, Callable[[], int], Callable[[], None]]:
-    """Return generators, what counts verifiers' restarts, and what closes them."""
     with contextlib.ExitStack() as opened:
-        generators, restarts = _maker(len(engines))(
-            parts, engines, desk, ledger, opened
+        with explained("the sampler", flatten(to_json(config))):
+            generators, restarts = make(parts, engines, desk, ledger, opened)
+        return books.run(
+            learner=learner,
+            state=state,
+            generators=generators,
+            desk=desk,
+            ledger=ledger,
+            verifier_restarts=restarts,
+            close=opened.pop_all().close,
         )
-        return generators, restarts, opened.pop_all().close
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,7 +143,12 @@ class RunBooks:
             queue=self.queue,
             stream=self.stream,
             assemble=self.assemble,
-            agreement=make_agreement(config, learner),
+            agreement=AgreementCheck(
+                score=learner.score,
+                row_tokens=config.batch.row_tokens,
+                rows_per_microbatch=config.batch.rows_per_microbatch,
+                max_mismatch_nats=config.train.max_mismatch_nats,
+            ),
             trace=make_trace(config, learner, self.assemble, tokenizer),
             flops=make_flops(config, self.arch),
             learning_rates=make_learning_rates(config),
@@ -166,9 +166,14 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     Raises:
         ValueError: a setting or a file that it names cannot be used.
     """
-    arch = _checked_architecture(config)
+    arch = make_architecture(config)
+    frozen_params(parameter_table(arch), config.model.frozen)  # each pattern is found
+    if jax.default_backend() == "cpu":
+        keep_freed_memory(arch.num_params)
     tokenizer = make_checked_tokenizer(config, arch)
-    prompts = _load_prompts(config, tokenizer, directory, progress)
+    prompts = load_prompts(config, tokenizer, progress)
+    check_verifiers(config, (*prompts.examples, *prompts.held_out))
+    keep_data_report(directory, prompts.report)
     parts = GeneratorParts(
         config=config, tokenizer=tokenizer, held_out=prompts.held_out, progress=progress
     )
@@ -176,9 +181,7 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
         arch=arch,
         parts=parts,
         stream=make_stream(config, prompts.train),
-        assemble=make_assembler(
-            config, make_pack(config)[0], replay=replayed(config, arch)
-        ),
+        assemble=make_assembler(config, arch),
         queue=make_queue(config),
     )
 
@@ -192,59 +195,51 @@ def make_gang_learner(
     """Return one process's part of the learner, its state, and the mesh of all."""
     axes = {name: getattr(config.mesh, name) for name in AXES}
     mesh = make_mesh(devices, **axes)
-    forward = make_forward(config, arch, mesh)
-    with explained("the train step", flatten(to_json(config))):
-        state, step = make_learner(config, forward, mesh, Progress())
-    assemble = make_assembler(
-        config, make_pack(config)[0], replay=replayed(config, arch)
-    )
-    checkpointer = make_checkpointer(config, directory)
-    learner = make_local_learner(
-        config, forward, state, step, (mesh, ()), assemble, checkpointer
+    learner, state = make_local_learner(
+        config,
+        arch,
+        mesh,
+        (),
+        assemble=make_assembler(config, arch),
+        checkpointer=make_checkpointer(config, directory),
+        progress=Progress(),
     )
     return learner, state, mesh
 
 
-def _maker(replicas: int) -> Callable[..., tuple[Any, Callable[[], int]]]:
-    """Return what makes the generators of so many replicas."""
-    if replicas == 1:
-        return make_generators
-    from scalerl_jax.wiring.replicas import make_local_fleet  # few runs need it
-
-    return make_local_fleet
-
-
-def _checked_architecture(config: Config) -> Architecture:
-    """Return the architecture, in which every pattern of frozen params is found."""
-    arch = make_architecture(config)
-    frozen_params(parameter_table(arch), config.model.frozen)
-    if jax.default_backend() == "cpu":
-        keep_freed_memory(arch.num_params)
-    return arch
-
-
 def make_local_learner(
     config: Config,
-    forward: Forward,
-    state: TrainState,
-    step: Step,
-    meshes: tuple[Mesh, Sequence[Mesh]],
+    arch: Architecture,
+    mesh: Mesh,
+    replicas: Sequence[Mesh],
+    *,
     assemble: Assembler,
     checkpointer: Checkpointer,
-) -> LocalLearner:
-    """Return the learner around a compiled step; its state stays with the caller.
+    progress: Progress,
+) -> tuple[LocalLearner, TrainState]:
+    """Return the learner on its mesh, its step compiled, and the state at version 0.
 
-    `meshes` are the learner's and those of the replicas.
+    `replicas` are the meshes of those that it publishes to.
     """
-    return LocalLearner(
-        layout=jax.tree.map(_abstract, state),
+    forward = make_forward(config, arch, mesh)
+    with explained("the train step", flatten(to_json(config))):
+        state, step = make_learner(config, forward, mesh, progress)
+    layout = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=leaf.sharding
+        ),
+        state,
+    )
+    learner = LocalLearner(
+        layout=layout,
         train_step=step,
         diagnose=make_diagnosis(config, forward, step),
-        annotate_window=make_annotate(config, forward, meshes[0], assemble),
-        to_sampler=make_publish_to_all(config, forward.arch, *meshes),
+        annotate_window=make_annotate(config, forward, mesh, assemble),
+        to_sampler=make_publish_to_all(config, arch, mesh, replicas),
         score_batch=plain_scorer(forward),
         checkpointer=checkpointer,
     )
+    return learner, state
 
 
 def make_publish_to_all(
@@ -254,7 +249,7 @@ def make_publish_to_all(
 
     Those that share devices share a copy.  A single replica's stands by itself.
     """
-    dtype = DTYPES[config.model.sampler_dtype]
+    dtype = jax.numpy.dtype(config.model.sampler_dtype)
     to_mesh = {
         mesh: make_publish(arch, dtype=dtype, learner_mesh=learner, sampler_mesh=mesh)
         for mesh in dict.fromkeys(replicas)
@@ -267,16 +262,6 @@ def make_publish_to_all(
         return tuple(sent[mesh] for mesh in replicas)
 
     return publish
-
-
-def make_agreement(config: Config, learner: LocalLearner) -> AgreementCheck:
-    """Return the check of what generators sample against what the learner says."""
-    return AgreementCheck(
-        score=learner.score,
-        row_tokens=config.batch.row_tokens,
-        rows_per_microbatch=config.batch.rows_per_microbatch,
-        max_mismatch_nats=config.train.max_mismatch_nats,
-    )
 
 
 def make_trace(
@@ -295,20 +280,6 @@ def make_trace(
         row_tokens=config.batch.row_tokens,
         rows_per_microbatch=config.batch.rows_per_microbatch,
     )
-
-
-def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-
-def _load_prompts(
-    config: Config, tokenizer: Tokenizer, directory: Path, progress: Progress
-) -> LoadedPrompts:
-    """The prompts, which their verifiers can judge; the report is in `directory`."""
-    prompts = load_prompts(config, tokenizer, progress)
-    check_verifiers(config, (*prompts.examples, *prompts.held_out))
-    keep_data_report(directory, prompts.report)
-    return prompts
 
 
 def make_checkpointer(

@@ -13,18 +13,17 @@ from typing import Any
 from scalerl_jax.algo import advantages, regularizers
 from scalerl_jax.algo.losses import anchored, corrected
 from scalerl_jax.algo.values import clipped_value_loss, gae
-from scalerl_jax.batching.assembly import RunningNormalization
 from scalerl_jax.batching.replay import replayed_experts
-from scalerl_jax.config import Config, InterruptionConfig, losses
+from scalerl_jax.config import LOSSES, Config, InterruptionConfig
 from scalerl_jax.data.streams import PromptStream
 from scalerl_jax.learner.balance import Evening
 from scalerl_jax.learner.window_scores import KlPenalty
 from scalerl_jax.model.transformer import head_logits
-from scalerl_jax.wiring.tables import (
+from scalerl_jax.wiring.objective import (
     AGGREGATIONS,
     BASELINES,
     KL_ESTIMATORS,
-    LOSSES,
+    LOSS_FUNCTIONS,
     NORMALIZATIONS,
 )
 
@@ -164,10 +163,9 @@ def _of_critic() -> Iterator[Ingredient]:
 def _of_groups(config: Config) -> Iterator[Ingredient]:
     objective = config.objective
     yield _part("Advantages", BASELINES[objective.advantage], "advantage")
-    normalizations = NORMALIZATIONS | {"running": RunningNormalization}
     yield _part(
         "Their scale",
-        normalizations[objective.advantage_normalization],
+        NORMALIZATIONS[objective.advantage_normalization],
         "advantage_normalization advantage_eps",
     )
 
@@ -199,10 +197,8 @@ def _of_tokens(config: Config) -> Iterator[Ingredient]:
     )
     yield _part(
         "Token loss",
-        LOSSES[objective.loss],
-        " ".join(
-            ["loss", *losses.LOSSES[objective.loss].settings, "allow_sampling_filters"]
-        ),
+        LOSS_FUNCTIONS[objective.loss],
+        " ".join(["loss", *LOSSES[objective.loss].settings, "allow_sampling_filters"]),
     )
     yield _part(
         "Recomputed anchor", anchored, "anchor", objective.anchor == "recomputed"

@@ -1,15 +1,17 @@
-"""Who gets which devices: the learner's mesh, and one for each generator replica."""
+"""Devices of the learner and of each generator replica, and their ledger."""
 
 import dataclasses
 import logging
 from collections.abc import Sequence
 
+import jax
 from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.shardings import check_replica, is_divisible, sampler_mesh
 from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
+from scalerl_jax.utils.ledger import Ledger
 
 _log = logging.getLogger(__name__)
 
@@ -204,3 +206,15 @@ def generator_pools(config: Config) -> tuple[str, ...]:
     if count == 1:
         return ("sampler",)
     return tuple(f"replica{number}" for number in range(count))
+
+
+def make_ledger(config: Config, *, chip: str = "", remote: bool = False) -> Ledger:
+    """Return a ledger of the chips that the run holds.
+
+    `remote`: generators are other processes, whose chip is named.
+    """
+    mesh, generating = config.mesh, generator_pools(config)
+    pools = dict.fromkeys(generating, config.generators.devices)
+    pools[learner_pool(config)] = mesh.num_devices
+    chip = mesh.chip or chip or jax.devices()[0].device_kind
+    return Ledger(pools=pools, chip=chip, remote=generating if remote else ())

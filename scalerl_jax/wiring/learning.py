@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from scalerl_jax.batching.assembly import Assembler, Pack
-from scalerl_jax.batching.packing import abstract_microbatch, pack
-from scalerl_jax.config import Config
-from scalerl_jax.learner.forward import Forward, LearnerFlops
+from scalerl_jax.batching.assembly import Assembler
+from scalerl_jax.config import Config, naming
+from scalerl_jax.learner.forward import Forward, LearnerFlops, Scorer, make_logprobs
 from scalerl_jax.learner.local import Annotate
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.optimizer import (
@@ -42,50 +41,56 @@ from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import abstract_params, init_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.types import PackedBatch, PyTree
-from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
-from scalerl_jax.wiring.devices import generator_pools, learner_pool
 from scalerl_jax.wiring.objective import (
-    make_annotator,
+    KL_ESTIMATORS,
+    make_advantages,
     make_objective,
+    make_pack,
+    scored_first,
     with_annotations,
-)
-from scalerl_jax.wiring.tables import (
-    DTYPES,
-    check_experts,
-    choose,
-    naming,
-    replayed,
 )
 
 
 def make_architecture(config: Config) -> Architecture:
-    """The shape that is named, or that of the checkpoint; with the bias that is set."""
-    arch = _started_from(config)
-    check_experts(config, arch)
+    """The shape that is named, or that of the checkpoint; with the bias that is set.
+
+    Raises:
+        ValueError: there is none of that name, the checkpoint cannot be read, or
+            settings of experts do not fit.
+    """
+    name = config.model.architecture
+    if name == "checkpoint":
+        with naming("model.checkpoint"):
+            arch = read_architecture(config.model.checkpoint)
+    elif name in ARCHITECTURES:
+        arch = ARCHITECTURES[name]
+    else:
+        raise ValueError(
+            f"model.architecture = {name!r}; choose from {sorted(ARCHITECTURES)}"
+        )
+    _check_experts(config, arch)
     return _with_bias(arch, bias=True) if config.objective.expert_bias_rate else arch
 
 
-def _started_from(config: Config) -> Architecture:
-    if config.model.architecture == "checkpoint":
-        with naming("model.checkpoint"):
-            return read_architecture(config.model.checkpoint)
-    return choose(
-        ARCHITECTURES, config.model.architecture, setting="model.architecture"
+def _check_experts(config: Config, arch: Architecture) -> None:
+    """Refuse settings of experts with a model that has none, or with shared prompts."""
+    objective = config.objective
+    lacking = (
+        f"experts, of which a model of the family {arch.family} has none; set it to"
     )
-
-
-def make_ledger(config: Config, *, chip: str = "", remote: bool = False) -> Ledger:
-    """A ledger of the chips that the run holds.
-
-    `remote`: generators are other processes, whose chip is named.
-    """
-    mesh = config.mesh
-    pools = dict.fromkeys(generator_pools(config), config.generators.devices)
-    pools[learner_pool(config)] = mesh.num_devices
-    chip = mesh.chip or chip or jax.devices()[0].device_kind
-    told = generator_pools(config) if remote else ()
-    return Ledger(pools=pools, chip=chip, remote=told)
+    if objective.routing_replay == "on" and arch.experts is None:
+        raise ValueError(f"objective.routing_replay = 'on' replays {lacking} 'off'")
+    for name in ("expert_balance", "expert_bias_rate"):
+        value = getattr(objective, name)
+        if value and arch.experts is None:
+            raise ValueError(f"objective.{name} = {value} balances {lacking} 0")
+        if value and config.batch.shared_tokens:
+            raise ValueError(
+                f"objective.{name} = {value} counts every token of a row, and with "
+                f"batch.shared_tokens = {config.batch.shared_tokens} a prompt stands "
+                f"there once for several rows; set one of them to 0"
+            )
 
 
 def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
@@ -93,7 +98,7 @@ def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
     model = config.model
     return Forward(
         arch=arch,
-        dtype=DTYPES[model.compute_dtype],
+        dtype=jnp.dtype(model.compute_dtype),
         remat=model.remat,
         mesh=mesh,
         scan_layers=model.scan_layers,
@@ -119,7 +124,7 @@ def make_attention(config: Config, arch: Architecture, mesh: Mesh) -> SegmentAtt
         model.attention,
         arch=arch,
         mesh=mesh,
-        dtype=DTYPES[model.compute_dtype],
+        dtype=jnp.dtype(model.compute_dtype),
         row_tokens=config.batch.row_tokens,
         block=model.attention_block,
     )
@@ -163,7 +168,7 @@ def make_learner(
     config: Config, forward: Forward, mesh: Mesh, progress: Progress
 ) -> tuple[TrainState, Step]:
     """The state at version 0 on its mesh, and the compiled step."""
-    arch, dtype = forward.arch, DTYPES[config.model.param_dtype]
+    arch, dtype = forward.arch, jnp.dtype(config.model.param_dtype)
     shardings = param_shardings(arch, mesh)
     if config.model.checkpoint:
         with naming("model.checkpoint"):
@@ -194,10 +199,11 @@ def make_learner(
 
 def load_policy(config: Config, arch: Architecture, shardings: PyTree) -> PyTree:
     """The checkpoint's params; biases that it does not have start at 0."""
-    source, dtype = config.model.checkpoint, DTYPES[config.model.param_dtype]
+    source, dtype = config.model.checkpoint, jnp.dtype(config.model.param_dtype)
     layers = dict(shardings["layers"])
     cut = layers.pop("router_bias", None)
-    if cut is None or _has_bias(read_architecture(source)):
+    experts = read_architecture(source).experts
+    if cut is None or (experts is not None and experts.bias):
         return load_params(source, arch, dtype=dtype, shardings=shardings)
     params = load_params(
         source,
@@ -208,10 +214,6 @@ def load_policy(config: Config, arch: Architecture, shardings: PyTree) -> PyTree
     bias = jnp.zeros(parameter_table(arch)["layers"]["router_bias"].shape, dtype)
     params["layers"]["router_bias"] = jax.device_put(bias, cut)
     return params
-
-
-def _has_bias(arch: Architecture) -> bool:
-    return arch.experts is not None and arch.experts.bias
 
 
 def _with_bias(arch: Architecture, *, bias: bool) -> Architecture:
@@ -236,7 +238,7 @@ def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState
     """Shapes, dtypes and shardings of the train state, without any memory."""
     params = jax.tree.map(
         lambda leaf, sharding: leaf.update(sharding=sharding),
-        abstract_params(arch, dtype=DTYPES[config.model.param_dtype]),
+        abstract_params(arch, dtype=jnp.dtype(config.model.param_dtype)),
         param_shardings(arch, mesh),
     )
     state = state_layout(
@@ -274,8 +276,7 @@ def make_critic_adamw(config: Config) -> optax.GradientTransformation:
 def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> Step:
     """The step of the objective that is set, not compiled; `mesh` may be abstract."""
     state = abstract_state(config, forward.arch, mesh)
-    microbatch = make_microbatch(config, forward.arch)
-    batch = with_annotations(microbatch, config.objective)
+    batch = with_annotations(make_pack(config, forward.arch)[1], config.objective)
     balance = make_balance(config)
     update = make_update(
         make_adamw(config),
@@ -343,58 +344,43 @@ def make_annotate(
     config: Config, forward: Forward, mesh: Mesh, assemble: Assembler
 ) -> Annotate:
     """Make what fills a window's batches before its first optimizer step."""
-    annotator = make_annotator(
-        config,
-        forward,
-        mesh,
-        state=abstract_state(config, forward.arch, mesh),
-        batch=make_microbatch(config, forward.arch),
-        assemble=assemble,
-    )
-    if annotator is None:
+    objective = config.objective
+    proximal, reference = objective.anchor == "recomputed", objective.kl_coefficient > 0
+    if not (proximal or reference or scored_first(objective)):
         return lambda state, batches: batches
-    if annotator.proximal or annotator.reference:
-        annotator.score.compile()
-    return annotator
+    from scalerl_jax.learner.window_scores import Annotator, KlPenalty
 
-
-def make_microbatch(config: Config, arch: Architecture) -> PackedBatch:
-    """The shapes of a microbatch, with those of the experts that are replayed."""
-    batch = make_pack(config)[1]
-    if replayed(config, arch) is None:
-        return batch
-    assert arch.experts is not None, "`replayed` has looked"
-    shape = (*batch.tokens.shape, arch.num_layers, arch.experts.top_k)
-    experts = jax.ShapeDtypeStruct(shape, arch.experts.id_dtype)
-    return dataclasses.replace(batch, experts=experts)
-
-
-def make_pack(config: Config) -> tuple[Pack, PackedBatch]:
-    """Return the packing of rollouts, and the shapes of a microbatch of theirs."""
-    batch = config.batch
-    if not batch.shared_tokens:
-        rows = dict(
-            row_tokens=batch.row_tokens, rows_per_microbatch=batch.rows_per_microbatch
+    # A microbatch's shapes do for all of it.
+    state = abstract_state(config, forward.arch, mesh)
+    batch = make_pack(config, forward.arch)[1]
+    score = Scorer(make_logprobs(forward), params=state.params, batch=batch, mesh=mesh)
+    if proximal or reference:
+        score.compile()
+    penalty, critic = None, None
+    if objective.kl_in == "reward":
+        penalty = KlPenalty(
+            estimator=KL_ESTIMATORS[objective.kl_estimator],
+            coefficient=objective.kl_coefficient,
         )
-        return (
-            functools.partial(pack, **rows, packing=batch.packing),
-            abstract_microbatch(**rows),
-        )
-    from scalerl_jax.batching.stream_packing import (  # few runs share prompts
-        StreamShape,
-        abstract_streams,
-        pack_shared,
-    )
+    if state.critic is not None:
+        from scalerl_jax.wiring.critic import make_critic_advantages
 
-    streams = config.mesh.data * config.mesh.fsdp
-    shape = StreamShape(
-        rows=batch.rows_per_microbatch // streams,
-        row_tokens=batch.row_tokens,
-        shared_tokens=batch.shared_tokens,
-        own_tokens=batch.own_tokens,
-        group_size=batch.group_size,
-    )
-    return (
-        functools.partial(pack_shared, shape=shape, streams=streams),
-        abstract_streams(shape, streams=streams),
+        critic = make_critic_advantages(
+            config,
+            forward,
+            critic=state.critic,
+            batch=batch,
+            mesh=mesh,
+            # Of each token, which takes it off its own reward.
+            penalties=penalty.of_tokens if penalty else None,
+        )
+        penalty = None
+    return Annotator(
+        score=score,
+        proximal=proximal,
+        reference=reference,
+        penalty=penalty,
+        advantages=make_advantages(config, assemble.running) if penalty else None,
+        group_size=config.batch.group_size,
+        critic=critic,
     )

@@ -20,7 +20,6 @@ from scalerl_jax.utils.hub import is_remote, local_file, local_path, origin_of
 from scalerl_jax.utils.reading import Directory, read_json
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.sampling import make_tokenizer
-from scalerl_jax.wiring.tables import DTYPES
 
 _CHECKPOINTS = "checkpoints"  # of a run directory
 # A sharding per parameter of an architecture; None: the first device.
@@ -102,7 +101,7 @@ def _load(
     arch = make_architecture(config)
     tokenizer = make_tokenizer(config, arch)
     saved = config.model.sampler_dtype if run is not None else _saved_dtype(path)
-    kind = DTYPES[dtype or saved]
+    kind = jnp.dtype(dtype or saved)
     shardings = placement and placement(arch)
     if run is None:
         version = 0
@@ -144,7 +143,7 @@ def _saved_dtype(path: Directory) -> str:
     """Return the dtype of a Hugging Face directory; one that names none: float32."""
     values = read_json(path / "config.json")
     saved = values.get("dtype", values.get("torch_dtype"))
-    return saved if isinstance(saved, str) and saved in DTYPES else "float32"
+    return "bfloat16" if saved == "bfloat16" else "float32"
 
 
 def _run_of(path: Directory) -> Path | None:
@@ -180,7 +179,7 @@ def read_settings(file: Path) -> Config:
 
 def _abstract_params(config: Config, arch: Architecture) -> PyTree:
     """Return shapes of a run's params on the host, where they are cast."""
-    params = abstract_params(arch, dtype=DTYPES[config.model.param_dtype])
+    params = abstract_params(arch, dtype=jnp.dtype(config.model.param_dtype))
     try:
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out

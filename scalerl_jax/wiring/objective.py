@@ -1,53 +1,71 @@
-"""The objective from a Config: loss, regularisers, advantages, weights, annotation."""
+"""The objective from a Config: loss, regularisers, advantages, weights, batches."""
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jaxtyping import Array
 
-from scalerl_jax.algo import advantages, regularizers
-from scalerl_jax.algo.losses import (
-    TokenLoss,
-    anchored,
-    corrected,
-    importance_ratio,
-    log_ratio,
-    sequence_sum,
-)
+from scalerl_jax.algo import advantages, losses, regularizers, weights
+from scalerl_jax.algo.losses import TokenLoss, importance_ratio
 from scalerl_jax.batching.assembly import (
     Advantages,
     Assembler,
     Pack,
     RunningNormalization,
-    ShapeRewards,
-    Weigh,
 )
-from scalerl_jax.config import Config, ObjectiveConfig, losses
-from scalerl_jax.learner.forward import Forward, Scorer, make_logprobs
-from scalerl_jax.learner.step import Objective, TrainState
+from scalerl_jax.batching.packing import abstract_microbatch, pack
+from scalerl_jax.config import LOSSES, Config, ObjectiveConfig
+from scalerl_jax.learner.step import Objective
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.types import PackedBatch, Tokens
-from scalerl_jax.wiring.tables import (
-    AGGREGATIONS,
-    BASELINES,
-    KL_ESTIMATORS,
-    LOSSES,
-    NORMALIZATIONS,
-    with_keywords,
-)
 
-if TYPE_CHECKING:  # loaded only where a window is annotated
-    from scalerl_jax.learner.window_scores import Annotator
+T = TypeVar("T")
+# Functions by the names that settings of the objective give them.
+LOSS_FUNCTIONS: dict[str, Callable[..., Array]] = {
+    name: getattr(losses, f"{name}_loss") for name in LOSSES
+}
+AGGREGATIONS: dict[str, Callable[..., Array]] = {
+    "constant": weights.constant_weights,
+    "prompt": weights.prompt_weights,
+    "sample": weights.sample_weights,
+    "token": weights.token_weights,
+}
+BASELINES: dict[str, Callable[..., Array]] = {
+    "group_mean": advantages.group_advantages,
+    "leave_one_out": advantages.leave_one_out,
+}
+NORMALIZATIONS: dict[str, Callable[..., Any]] = {
+    "batch": advantages.normalize_by_batch,
+    "none": advantages.unnormalized,
+    "prompt": advantages.normalize_by_prompt,
+    "reward_std": advantages.normalize_by_reward_std,
+    "running": RunningNormalization,
+}
+KL_ESTIMATORS: dict[str, regularizers.KlEstimator] = {
+    "k1": regularizers.kl_k1,
+    "k2": regularizers.kl_k2,
+    "k3": regularizers.kl_k3,
+}
+
+
+def with_keywords(
+    function: Callable[..., T], values: Mapping[str, Any]
+) -> Callable[..., T]:
+    """Return the function with those of the values that it has keywords for."""
+    asked = inspect.signature(function).parameters.values()
+    names = [each.name for each in asked if each.kind is each.KEYWORD_ONLY]
+    found = {name: values[name] for name in names if name in values}
+    return functools.partial(function, **found)
 
 
 def make_objective(config: Config) -> Objective:
     """Return the loss that is set, with its regularisers and metrics."""
-    objective, entry = config.objective, losses.LOSSES[config.objective.loss]
+    objective, entry = config.objective, LOSSES[config.objective.loss]
     loss = make_token_loss(objective)
     capped = "max_importance_ratio" in entry.settings
     plain = capped and objective.anchor == "behavior" and not entry.of_sequences
@@ -62,12 +80,12 @@ def make_objective(config: Config) -> Objective:
 
 def make_token_loss(objective: ObjectiveConfig) -> TokenLoss:
     """Return the loss around its anchor, and times its correction where one is set."""
-    entry = losses.LOSSES[objective.loss]
-    loss: TokenLoss = with_keywords(LOSSES[objective.loss], vars(objective))
+    entry = LOSSES[objective.loss]
+    loss: TokenLoss = with_keywords(LOSS_FUNCTIONS[objective.loss], vars(objective))
     if objective.anchor == "recomputed" and entry.anchor != "recomputed":
-        loss = anchored(loss)
+        loss = losses.anchored(loss)
     if objective.correction_cap:
-        loss = corrected(loss, max_importance_ratio=objective.correction_cap)
+        loss = losses.corrected(loss, max_importance_ratio=objective.correction_cap)
     return loss
 
 
@@ -97,12 +115,12 @@ def _kl(objective: ObjectiveConfig, tokens: Tokens) -> Array:
 def make_measures(objective: ObjectiveConfig, loss: TokenLoss) -> dict[str, TokenLoss]:
     """Return metrics of this objective alone, each only where it has a meaning."""
     found: dict[str, TokenLoss] = {}
-    if losses.LOSSES[objective.loss].clips:
+    if LOSSES[objective.loss].clips:
         found["ratio/clipped_share"] = functools.partial(_without_gradient, loss)
-    if losses.LOSSES[objective.loss].ratio == "sequence_sum":
+    if LOSSES[objective.loss].ratio == "sequence_sum":
         found["ratio/capped_share"] = lambda tokens: (
-            sequence_sum(
-                log_ratio(tokens.logprobs, tokens.behavior_logprobs),
+            losses.sequence_sum(
+                losses.log_ratio(tokens.logprobs, tokens.behavior_logprobs),
                 tokens.sequence_ids,
                 tokens.mask,
             )
@@ -126,25 +144,23 @@ def _without_gradient(loss: TokenLoss, tokens: Tokens) -> Array:
 
 def _measures_of_anchor(objective: ObjectiveConfig) -> dict[str, TokenLoss]:
     """Return the anchor's distance to the sampler, and which ratios meet their caps."""
-    own = losses.LOSSES[objective.loss]
+    own = LOSSES[objective.loss]
     decoupled = own.anchor == "recomputed"
     cap = objective.max_importance_ratio if decoupled else objective.correction_cap
-
-    def moved(tokens: Tokens) -> Array:
-        return jnp.abs(_proximal(tokens) - tokens.behavior_logprobs)
-
-    def correction_capped(tokens: Tokens) -> Array:
-        return importance_ratio(_proximal(tokens), tokens.behavior_logprobs) > cap
-
-    def capped(tokens: Tokens) -> Array:
-        ratio = importance_ratio(tokens.logprobs, _proximal(tokens))
-        return ratio > objective.max_importance_ratio
-
-    found: dict[str, TokenLoss] = {"proximal/mean_abs": moved}
+    found: dict[str, TokenLoss] = {
+        "proximal/mean_abs": lambda tokens: jnp.abs(
+            _proximal(tokens) - tokens.behavior_logprobs
+        )
+    }
     if cap:
-        found["proximal/capped_share"] = correction_capped
+        found["proximal/capped_share"] = lambda tokens: (
+            importance_ratio(_proximal(tokens), tokens.behavior_logprobs) > cap
+        )
     if "max_importance_ratio" in own.settings and not decoupled:
-        found["ratio/capped_share"] = capped
+        found["ratio/capped_share"] = lambda tokens: (
+            importance_ratio(tokens.logprobs, _proximal(tokens))
+            > objective.max_importance_ratio
+        )
     return found
 
 
@@ -174,62 +190,47 @@ def make_advantages(config: Config, running: RunningNormalization | None) -> Adv
     return advantages
 
 
-def make_weigh(config: Config) -> Weigh:
-    """Return the weighting of tokens."""
-    known = {
-        "group_size": config.batch.group_size,
-        "max_tokens": config.sampler.max_completion_tokens,
-    }
-    return with_keywords(AGGREGATIONS[config.objective.aggregation], known)
-
-
-def make_shape_rewards(config: Config) -> ShapeRewards | None:
-    """Return the soft punishment of long completions, where it is set."""
-    objective = config.objective
-    if not objective.overlong_cache_tokens:
-        return None
-    most = objective.overlong_max_tokens or config.sampler.max_completion_tokens
-    return functools.partial(
-        advantages.add_overlong_penalty,
-        max_tokens=most,
-        cache_tokens=objective.overlong_cache_tokens,
-        correct_only=objective.overlong_on == "correct",
-    )
-
-
 def scored_first(objective: ObjectiveConfig) -> bool:
     """Say whether advantages wait for what the window's annotation finds."""
     return objective.advantage == "critic" or objective.kl_in == "reward"
 
 
-def make_assembler(
-    config: Config, pack: Pack, *, replay: Architecture | None = None
-) -> Assembler:
+def make_assembler(config: Config, arch: Architecture) -> Assembler:
     """Return the objective's part that runs on whole batches."""
-    objective = config.objective
-    running = None
+    objective, sampler = config.objective, config.sampler
+    group_size = config.batch.group_size
+    running = regularization = shape_rewards = None
     if objective.advantage_normalization == "running":
         running = RunningNormalization(eps=objective.advantage_eps)
-    regularization = None
     if objective.regularize == "easy":
         regularization = functools.partial(
             regularizers.easy_prompts,
             from_pass_rate=objective.regularize_from_pass_rate,
         )
+    if objective.overlong_cache_tokens:
+        shape_rewards = functools.partial(
+            advantages.add_overlong_penalty,
+            max_tokens=objective.overlong_max_tokens or sampler.max_completion_tokens,
+            cache_tokens=objective.overlong_cache_tokens,
+            correct_only=objective.overlong_on == "correct",
+        )
     return Assembler(
         advantages=None
         if scored_first(objective)
         else make_advantages(config, running),
-        weigh=make_weigh(config),
+        weigh=with_keywords(
+            AGGREGATIONS[objective.aggregation],
+            {"group_size": group_size, "max_tokens": sampler.max_completion_tokens},
+        ),
         zero_variance_filter=objective.zero_variance_filter,
         mask_cut_off=objective.cut_off_completions == "mask",
-        shape_rewards=make_shape_rewards(config),
+        shape_rewards=shape_rewards,
         regularization=regularization,
         running=running,
-        group_size=config.batch.group_size,
-        max_completion_tokens=config.sampler.max_completion_tokens,
-        pack=pack,
-        replay=replay,
+        group_size=group_size,
+        max_completion_tokens=sampler.max_completion_tokens,
+        pack=make_pack(config, arch)[0],
+        replay=arch if objective.routing_replay == "on" else None,
     )
 
 
@@ -247,56 +248,35 @@ def with_annotations(batch: PackedBatch, objective: ObjectiveConfig) -> PackedBa
     return dataclasses.replace(batch, **extra)
 
 
-def make_annotator(
-    config: Config,
-    forward: Forward,
-    mesh: Mesh,
-    *,
-    state: TrainState,
-    batch: PackedBatch,
-    assemble: Assembler,
-) -> "Annotator | None":
-    """Return what fills in a window's batches; None where nothing is asked for.
-
-    `state` and `batch`, a microbatch, may be abstract.
-    """
-    objective = config.objective
-    proximal, reference = (
-        objective.anchor == "recomputed",
-        bool(objective.kl_coefficient),
-    )
-    if not (proximal or reference or scored_first(objective)):
-        return None
-    from scalerl_jax.learner.window_scores import Annotator, KlPenalty
-
-    penalty, critic = None, None
-    if objective.kl_in == "reward":
-        penalty = KlPenalty(
-            estimator=KL_ESTIMATORS[objective.kl_estimator],
-            coefficient=objective.kl_coefficient,
+def make_pack(config: Config, arch: Architecture) -> tuple[Pack, PackedBatch]:
+    """Return the packing of rollouts, and the shapes of a microbatch of theirs."""
+    batch = config.batch
+    if not batch.shared_tokens:
+        rows = dict(
+            row_tokens=batch.row_tokens, rows_per_microbatch=batch.rows_per_microbatch
         )
-    if objective.advantage == "critic":
-        from scalerl_jax.wiring.critic import make_critic_advantages
-
-        assert state.critic is not None, "the objective has a critic"
-        critic = make_critic_advantages(
-            config,
-            forward,
-            critic=state.critic,
-            batch=batch,
-            mesh=mesh,
-            # Of each token, which takes it off its own reward.
-            penalties=penalty.of_tokens if penalty else None,
+        packing = functools.partial(pack, **rows, packing=batch.packing)
+        microbatch = abstract_microbatch(**rows)
+    else:
+        from scalerl_jax.batching.stream_packing import (  # few runs share prompts
+            StreamShape,
+            abstract_streams,
+            pack_shared,
         )
-        penalty = None
-    return Annotator(
-        score=Scorer(
-            make_logprobs(forward), params=state.params, batch=batch, mesh=mesh
-        ),
-        proximal=proximal,
-        reference=reference,
-        penalty=penalty,
-        advantages=make_advantages(config, assemble.running) if penalty else None,
-        group_size=config.batch.group_size,
-        critic=critic,
-    )
+
+        streams = config.mesh.data * config.mesh.fsdp
+        shape = StreamShape(
+            rows=batch.rows_per_microbatch // streams,
+            row_tokens=batch.row_tokens,
+            shared_tokens=batch.shared_tokens,
+            own_tokens=batch.own_tokens,
+            group_size=batch.group_size,
+        )
+        packing = functools.partial(pack_shared, shape=shape, streams=streams)
+        microbatch = abstract_streams(shape, streams=streams)
+    if config.objective.routing_replay == "on":
+        assert arch.experts is not None, "`make_architecture` has looked"
+        taken = (*microbatch.tokens.shape, arch.num_layers, arch.experts.top_k)
+        experts = jax.ShapeDtypeStruct(taken, arch.experts.id_dtype)
+        microbatch = dataclasses.replace(microbatch, experts=experts)
+    return packing, microbatch

@@ -1,44 +1,96 @@
-"""Prompts of a Config: from tasks, data sets or both; and the verifiers they name."""
+"""Prompts of a Config: their form, those of generated tasks, their order, verifiers."""
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from scalerl_jax.config import Config
+from scalerl_jax.config import Config, naming
 from scalerl_jax.data import tasks
-from scalerl_jax.data.prompts import JoinedPrompts, LazyPrompts, build_prompts
-from scalerl_jax.data.questions import Question, take
-from scalerl_jax.data.splits import (
-    HELD_OUT,
-    TRAIN,
-    Overlap,
-    Selection,
-    Sieve,
-    Wording,
-    draw_order,
-)
+from scalerl_jax.data.chat import Renderer, make_renderer
+from scalerl_jax.data.prompts import JoinedPrompts, build_prompts, read_pass_rates
+from scalerl_jax.data.questions import Question
+from scalerl_jax.data.streams import Curriculum, MixtureStream, PromptStream, Stream
+from scalerl_jax.data.thinking import THINKING_TAGS
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.rewards.named import check_programs, make_pool, named_verifiers
 from scalerl_jax.rewards.verifier import VerifierPool, verifier_of
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.hub import is_remote
 from scalerl_jax.utils.progress import Progress
-from scalerl_jax.wiring.tables import naming
-from scalerl_jax.wiring.thinking import make_render
 
 if TYPE_CHECKING:
-    from scalerl_jax.data.records import QuestionSource
+    from scalerl_jax.wiring.data_sets import DataSets
 
 _log = logging.getLogger(__name__)
+_AUTO = "auto"
 
 
-# Held-out prompts do not depend on a run's seed; see `data.tasks`.
-_HELD_OUT_SEED = 0
+def make_render(config: Config) -> Renderer:
+    """Return what writes the prompts."""
+    return make_renderer(config.data, config.data.tokenizer or config.model.checkpoint)
+
+
+def answer_after(config: Config) -> str:
+    """Return what stands before the answer; "" where all of a completion is it.
+
+    It is data.answer_after; "auto" is the tag that ends the thinking after a prompt, if
+    the prompt opens one or is written by the chat template of a family that thinks.
+    """
+    after = config.data.answer_after
+    return make_render(config).end_of_thinking if after == _AUTO else after
+
+
+def check_thinking(config: Config) -> None:
+    """Refuse answers and interruptions that do not fit how the policy thinks.
+
+    A tag that nothing asks for and a prompt with a date may be meant so: a warning.
+
+    Raises:
+        ValueError: the prompt itself closes the thinking that an answer should
+            follow, or an interruption would end one that is not there.
+    """
+    data, render = config.data, make_render(config)
+    if render.dated:
+        _log.warning(
+            "the chat template asks for today's date: prompts of another day differ, "
+            "when a run goes on or data.difficulty is read; write a date into it"
+        )
+    after, end = data.answer_after, render.end_of_thinking
+    if any(after == tags.end for tags in THINKING_TAGS) and not end:
+        if render.example.rstrip().endswith(after):
+            raise ValueError(
+                f"data.answer_after = {after!r}, and the prompt ends with it already "
+                f"(data.enable_thinking = {data.enable_thinking}), so that no "
+                f"completion holds it; set data.answer_after = {_AUTO!r}"
+            )
+        if after not in render.example:
+            _log.warning(
+                "data.answer_after = %r, of which neither the template nor the prompt "
+                "says anything: completions without it have no answer; with %r, all "
+                "of a completion is the answer",
+                after,
+                _AUTO,
+            )
+    looked_up = after == _AUTO or (not after and data.template == "chat")
+    if not config.interruption.enabled or not looked_up:
+        return
+    ours = config.interruption.end_of_thinking
+    if not end:
+        raise ValueError(
+            f"interruption.enabled = True forces the end of a thinking, {ours!r}, and "
+            f"none follows a prompt of data.template = {data.template!r} with "
+            f"data.enable_thinking = {data.enable_thinking}; set "
+            f"interruption.enabled = False"
+        )
+    if ours != end:
+        raise ValueError(
+            f"interruption.end_of_thinking = {ours!r}, and the thinking after a prompt "
+            f"ends with {end!r}; end it and interruption.phrase with that"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,20 +154,20 @@ class _Maker:
         self, config: Config, tokenizer: Tokenizer, progress: Progress | None = None
     ) -> None:
         """Read the template that the Config asks for."""
-        self._config, self._data = config, config.data
-        self._tokenizer = tokenizer
-        self._max_tokens = config.sampler.max_prompt_tokens
+        self._config, self._tokenizer = config, tokenizer
         self._render = make_render(config)
-        self._sieve = Sieve(
-            count_tokens=self._count_tokens,
-            max_tokens=self._max_tokens,
-            progress=progress or Progress(),
-        )
-        self._sources: dict[tuple[str, str], tuple[QuestionSource, Wording]] = {}
-        self._wordings: dict[str, Wording] = {}  # of what was opened last, by its name
-        self._taken: dict[str, np.ndarray] = {}  # places held out, by task
+        self._progress = progress or Progress()
         self.examples: list[Prompt] = []
         self.report: dict[str, dict[str, Any]] = {"training": {}, "evaluation": {}}
+
+    @functools.cached_property
+    def _data_sets(self) -> "DataSets":
+        # Runs on generated tasks alone need nothing of data sets.
+        from scalerl_jax.wiring.data_sets import DataSets
+
+        return DataSets(
+            self._config, self._tokenizer, self._render, self._progress, self.report
+        )
 
     def prompts(self, questions: Sequence[Question]) -> tuple[Prompt, ...]:
         """Make prompts whose lengths have been seen to, or must not be too long."""
@@ -123,18 +175,19 @@ class _Maker:
             questions,
             encode=self._tokenizer.encode,
             render=self._render,
-            max_prompt_tokens=self._max_tokens,
+            max_prompt_tokens=self._config.sampler.max_prompt_tokens,
         )
 
     def check_tasks(self, shares: dict[str, int]) -> None:
         """Check, before anything is read, that tasks exist and have something to do."""
-        data = self._data
+        data = self._config.data
         for setting, names in (
             ("data.tasks", shares),
             ("eval.sets", self._config.eval.sets),
         ):
             for name in names:
-                _check_name(name, setting)
+                if name not in tasks.TASKS:
+                    self._data_sets.check_name(name, setting)
         generated = [name for name in shares if name in tasks.TASKS]
         if generated and not data.train_prompts:
             raise ValueError(
@@ -150,171 +203,49 @@ class _Maker:
 
     def evaluation_questions(self, name: str) -> list[Question]:
         """Return the questions of a set: all, or so many of a generated task."""
-        _check_name(name, "eval.sets")
-        if name in tasks.TASKS:
-            count = self._config.eval.num_prompts
-            self.report["evaluation"][name] = {"kept": count}
-            return tasks.draw_questions({name: count}, used=set())
-        source = self._open(name, "test", setting="eval.sets")
-        order = np.arange(len(source))
-        chosen = self._choose("evaluation", name, source, self._sieve, order)
-        return _questions(source, chosen, name)
+        if name not in tasks.TASKS:
+            return self._data_sets.whole(name)
+        count = self._config.eval.num_prompts
+        self.report["evaluation"][name] = {"kept": count}
+        return tasks.draw_questions({name: count}, used=set())
 
     def hold_out(self) -> list[Question]:
         """Return questions of the tasks themselves, in equal parts, for evaluation."""
-        count = self._config.eval.num_prompts
-        shares = tasks.equal_shares(self._data.tasks, count)
+        shares = tasks.equal_shares(
+            self._config.data.tasks, self._config.eval.num_prompts
+        )
         made = tasks.draw_questions(_generated(shares), used=set())
-        sieve = dataclasses.replace(self._sieve, seen=set())
         questions: list[Question] = []
         for name, share in shares.items():
             if name in tasks.TASKS:
                 questions += [each for each in made if each.task == name]
                 self.report["evaluation"][name] = {"kept": share}
-                continue
-            source = self._open(name, "train", setting="data.tasks")
-            order = draw_order(len(source), seed=_HELD_OUT_SEED, purpose=HELD_OUT)
-            chosen = self._choose("evaluation", name, source, sieve, order, share)
-            if len(chosen.places) < share:
-                raise ValueError(
-                    f"eval.num_prompts = {count} asks for {share} prompts of {name!r}, "
-                    f"which gives {len(chosen.places)} of {len(source)} questions"
-                    f"{_dropped(chosen)}; lower it, or name eval.sets"
-                )
-            self._taken[name] = chosen.places
-            questions += _questions(source, chosen, name)
+            else:
+                questions += self._data_sets.hold_out(name, share)
         return questions
 
     def training_parts(
         self, shares: dict[str, int], held_out: list[Question]
     ) -> list[Sequence[Prompt]]:
         """Return the prompts of each task, those held out and their like left out."""
-        texts = {question.text for question in held_out}
         made = tasks.draw_questions(
-            _generated(shares), seed=self._config.seed, used=texts
+            _generated(shares),
+            seed=self._config.seed,
+            used={question.text for question in held_out},
         )
-        asked = [
-            self._wordings.get(question.task, Wording()).read(question.text)
-            for question in held_out
-        ]
-        overlap = Overlap(asked, ngram=self._data.overlap_ngram)
-        sieve = dataclasses.replace(self._sieve, seen=set(), overlap=overlap)
         parts: list[Sequence[Prompt]] = []
         for name, share in shares.items():
-            if self._data.train_prompts and not share:
+            if self._config.data.train_prompts and not share:
                 continue
-            if name not in tasks.TASKS:
-                parts.append(self._training_part(name, sieve, share))
-            else:
+            if name in tasks.TASKS:
                 parts.append(self.prompts([each for each in made if each.task == name]))
                 self.examples.append(parts[-1][0])
                 self.report["training"][name] = {"kept": share}
+            else:
+                part, examples = self._data_sets.training(name, share, held_out)
+                parts.append(part)
+                self.examples += examples
         return parts
-
-    def _training_part(self, name: str, sieve: Sieve, share: int) -> LazyPrompts:
-        config, source = self._config, self._open(name, "train", setting="data.tasks")
-        taken = self._taken.get(name, np.array([], np.int64))
-        order, wanted = np.arange(len(source)), None
-        if config.data.train_prompts:
-            order = draw_order(len(source), seed=config.seed, purpose=TRAIN)
-            wanted = share
-        order = order[~np.isin(order, taken)]
-        chosen = self._choose("training", name, source, sieve, order, wanted)
-        if len(chosen.places) < (wanted or 1):
-            raise ValueError(
-                f"data.train_prompts = {config.data.train_prompts} asks for "
-                f"{wanted or 'all'} prompts of {name!r}, which has "
-                f"{len(chosen.places)} to train on: {len(source)} questions, "
-                f"{len(taken)} of them held out for eval.num_prompts = "
-                f"{config.eval.num_prompts}{_dropped(chosen)}; lower one of the two, "
-                f"or set data.train_prompts = 0 for all"
-            )
-        prompts = LazyPrompts(
-            source,
-            chosen.places,
-            task=name,
-            encode=self._tokenizer.encode,
-            render=self._render,
-        )
-        ids = np.searchsorted(chosen.places, chosen.examples).tolist()
-        self.examples += [prompts[prompt_id] for prompt_id in ids]
-        return prompts
-
-    def _choose(
-        self,
-        kind: str,
-        name: str,
-        source: "QuestionSource",
-        sieve: Sieve,
-        order: np.ndarray,
-        count: int | None = None,
-    ) -> Selection:
-        """Select questions of a data set along an order, so many or all; report it."""
-        wording = self._wordings[name]
-        chosen = sieve.select(source, order, count=count, wording=wording)
-        self._check(name, chosen)
-        self.report[kind][name] = {
-            "split": source.report.split,
-            "questions": len(source),
-            "prepared": dataclasses.asdict(source.report),
-            **chosen.counts(),
-        }
-        _log.info(
-            "%s: %d prompts for %s, of %d looked at%s",
-            name,
-            len(chosen.places),
-            kind,
-            chosen.looked_at,
-            _dropped(chosen),
-        )
-        return chosen
-
-    def _open(self, name: str, split: str, *, setting: str) -> "QuestionSource":
-        """Open a data set at the split of its name, else at `split` if it has that."""
-        # Runs on generated tasks alone need nothing of data sets.
-        from scalerl_jax.data import catalog, preparing
-
-        base, named = catalog.split_of(name)
-        splits = catalog.find(base).splits
-        chosen = named or (split if split in splits else splits[0])
-        if (base, chosen) not in self._sources:
-            directory = self._data.directory or preparing.DEFAULT_DIRECTORY
-            with naming(f"{setting} holds {name!r}"):
-                source = preparing.open_dataset(base, split=chosen, directory=directory)
-            self._sources[base, chosen] = source, Wording.of(source)
-        source, self._wordings[name] = self._sources[base, chosen]
-        return source
-
-    def _count_tokens(self, questions: list[Question]) -> list[int]:
-        """Tokens of their prompts; of a short one its characters, which are no fewer.
-
-        Tokenising is most of a pass's time.  No token is less than an ASCII character;
-        others may be several, as bytes or once they are normalised.
-        """
-        texts = [self._render(question) for question in questions]
-        unsure = [
-            text for text in texts if not text.isascii() or len(text) > self._max_tokens
-        ]
-        exact = dict(zip(unsure, self._tokenizer.count_tokens(unsure), strict=True))
-        return [exact.get(text, len(text)) for text in texts]
-
-    def _check(self, name: str, chosen: Selection) -> None:
-        """Refuse what left most of a data set out: a setting is wrong, not the data."""
-        over_long = chosen.dropped.get("over_long", 0)
-        if 2 * over_long > chosen.looked_at:
-            raise ValueError(
-                f"{over_long} of {chosen.looked_at} prompts of {name!r} have more than "
-                f"sampler.max_prompt_tokens = {self._max_tokens} tokens, the longest "
-                f"{chosen.longest}; raise the limit or leave {name!r} out"
-            )
-        shared = chosen.dropped.get("shares_ngram", 0)
-        if 2 * shared > chosen.looked_at:
-            raise ValueError(
-                f"{shared} of {chosen.looked_at} prompts of {name!r} share "
-                f"data.overlap_ngram = {self._data.overlap_ngram} words in a row with "
-                f"an evaluation prompt: most of its wording is always the same; raise "
-                f"it, or set it to 0 for equal prompts alone"
-            )
 
 
 def _generated(shares: dict[str, int]) -> dict[str, int]:
@@ -322,39 +253,42 @@ def _generated(shares: dict[str, int]) -> dict[str, int]:
     return {name: share for name, share in shares.items() if name in tasks.TASKS}
 
 
-def _dropped(chosen: Selection) -> str:
-    """The counts of what was left out, for a message."""
-    counts = [f"{count} {reason}" for reason, count in chosen.dropped.items()]
-    return f" ({', '.join(counts)} dropped)" if counts else ""
+def make_curriculum(config: Config, prompts: Sequence[Prompt]) -> Curriculum | None:
+    """The order by difficulty, its file read; None where prompts are shuffled."""
+    data = config.data
+    if data.order == "shuffled":
+        return None
+    pass_rates = None
+    if data.difficulty != "measured":
+        with naming("data.difficulty"):
+            pass_rates = read_pass_rates(Path(data.difficulty), prompts)
+    return Curriculum(
+        pass_rates=pass_rates, open_share=data.open_share, open_steps=data.open_steps
+    )
 
 
-def _questions(
-    source: "QuestionSource", chosen: Selection, name: str
-) -> list[Question]:
-    questions = take(source, chosen.places.tolist())
-    return [dataclasses.replace(each, task=name) for each in questions]
-
-
-def _check_name(name: str, setting: str) -> None:
-    if name in tasks.TASKS:
-        return
-    from scalerl_jax.data import catalog
-
-    if is_remote(name) and catalog.is_own_file(name):
-        return  # the bucket is asked when the file is read
-    base, split = catalog.split_of(name)
-    try:
-        splits = catalog.find(base).splits
-    except ValueError as error:
-        raise ValueError(
-            f"{setting} holds {name!r}; choose from the tasks {sorted(tasks.TASKS)}, "
-            f"the data sets {sorted(catalog.DATA_SETS)}, or name a file: jsonl:FILE or "
-            f"parquet:FILE"
-        ) from error
-    if split and split not in splits:
-        raise ValueError(
-            f"{setting} holds {name!r}, and {base!r} has the splits {splits}"
+def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
+    """The order of the training prompts, and what is left out of it."""
+    data = config.data
+    retire_at = data.max_history_pass_rate if data.no_positive_resampling else None
+    curriculum = make_curriculum(config, prompts)
+    if not data.task_weights:
+        return PromptStream(
+            prompts, seed=config.seed, max_pass_rate=retire_at, curriculum=curriculum
         )
+    streams, start = [], 0
+    for part in prompts.parts:
+        own = curriculum
+        if own and own.pass_rates is not None:
+            rates = own.pass_rates[start : start + len(part)]
+            own = dataclasses.replace(own, pass_rates=rates)
+        streams.append(
+            PromptStream(
+                part, seed=config.seed, max_pass_rate=retire_at, curriculum=own
+            )
+        )
+        start += len(part)
+    return MixtureStream(streams, weights=data.task_weights)
 
 
 def make_verifier(config: Config, opened: contextlib.ExitStack) -> VerifierPool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
@@ -35,18 +36,15 @@ from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.work_log import Books, WorkLog
 from scalerl_jax.wiring.devices import generator_pools
-from scalerl_jax.wiring.generators import (
+from scalerl_jax.wiring.sampling import (
     GeneratorParts,
+    make_checked_tokenizer,
+    make_engine,
+    make_judging,
     make_thread,
     restarts,
     share_verifiers,
 )
-from scalerl_jax.wiring.sampling import (
-    make_checked_tokenizer,
-    make_engine,
-    make_judging,
-)
-from scalerl_jax.wiring.tables import DTYPES
 
 
 def make_local_fleet(
@@ -159,7 +157,7 @@ def make_follower(
 
 
 def _layout(config: Config, arch: Architecture, mesh: Mesh) -> PyTree:
-    return sampler_layout(arch, dtype=DTYPES[config.model.sampler_dtype], mesh=mesh)
+    return sampler_layout(arch, dtype=jnp.dtype(config.model.sampler_dtype), mesh=mesh)
 
 
 def _source(config: Config, reaching: Reaching) -> dict[str, Any]:

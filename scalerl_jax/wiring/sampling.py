@@ -1,21 +1,27 @@
-"""The sampler from a Config: tokenizer, engine, stream, evaluation, agreement."""
+"""Generators from a Config: tokenizer, engine, evaluation, agreement, and their thread.
 
+Several replicas are in `wiring.replicas`.
+"""
+
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
-from scalerl_jax.data.prompts import JoinedPrompts, read_pass_rates
-from scalerl_jax.data.streams import Curriculum, MixtureStream, PromptStream, Stream
+from scalerl_jax.contract import Desk
+from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
 from scalerl_jax.evaluate.evaluation import Evaluator
-from scalerl_jax.generation.episodes import Judging
+from scalerl_jax.generation.episodes import Episodes, Judging
+from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.generation.service import Probe
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.rewards.named import num_processes
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.engine import Engine
@@ -27,11 +33,14 @@ from scalerl_jax.sampler.sampling import (
     interruption_lengths,
     sample_keys,
 )
+from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.types import Prompt
+from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
-from scalerl_jax.wiring.tables import DTYPES, naming, replayed
-from scalerl_jax.wiring.thinking import answer_after, check_thinking
+from scalerl_jax.utils.work_log import Books
+from scalerl_jax.wiring.devices import generator_pools
+from scalerl_jax.wiring.prompts import answer_after, check_thinking, make_verifier
 
 E = TypeVar("E", bound=Engine)
 
@@ -129,7 +138,7 @@ def make_engine(
         max_prompt_tokens=sampler.max_prompt_tokens,
         max_completion_tokens=sampler.max_completion_tokens,
         tokens_per_call=sampler.tokens_per_call,
-        dtype=DTYPES[config.model.sampler_dtype],
+        dtype=jnp.dtype(config.model.sampler_dtype),
         eos_ids=tokenizer.eos_ids,
         float32_head=config.model.float32_head,
         phrase=phrase,
@@ -138,7 +147,7 @@ def make_engine(
         cache_tokens=sampler.cache_tokens,
         prefill_tokens=sampler.prefill_tokens,
         attention=sampler.attention,
-        report_experts=replayed(config, arch) is not None,
+        report_experts=config.objective.routing_replay == "on",
     )
     return kind(settings, mesh=mesh)
 
@@ -197,44 +206,6 @@ def make_training_samples(config: Config) -> Callable[[Prompt, int], Samples]:
     return lambda prompt, version: budget.cut(make_samples(prompt), step=version)
 
 
-def make_curriculum(config: Config, prompts: Sequence[Prompt]) -> Curriculum | None:
-    """The order by difficulty, its file read; None where prompts are shuffled."""
-    data = config.data
-    if data.order == "shuffled":
-        return None
-    pass_rates = None
-    if data.difficulty != "measured":
-        with naming("data.difficulty"):
-            pass_rates = read_pass_rates(Path(data.difficulty), prompts)
-    return Curriculum(
-        pass_rates=pass_rates, open_share=data.open_share, open_steps=data.open_steps
-    )
-
-
-def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
-    """The order of the training prompts, and what is left out of it."""
-    data = config.data
-    retire_at = data.max_history_pass_rate if data.no_positive_resampling else None
-    curriculum = make_curriculum(config, prompts)
-    if not data.task_weights:
-        return PromptStream(
-            prompts, seed=config.seed, max_pass_rate=retire_at, curriculum=curriculum
-        )
-    streams, start = [], 0
-    for part in prompts.parts:
-        own = curriculum
-        if own and own.pass_rates is not None:
-            rates = own.pass_rates[start : start + len(part)]
-            own = dataclasses.replace(own, pass_rates=rates)
-        streams.append(
-            PromptStream(
-                part, seed=config.seed, max_pass_rate=retire_at, curriculum=own
-            )
-        )
-        start += len(part)
-    return MixtureStream(streams, weights=data.task_weights)
-
-
 def make_judging(config: Config, tokenizer: Tokenizer) -> Judging:
     """Return how completions become answers, and verdicts become rewards."""
     return Judging(
@@ -282,3 +253,81 @@ def make_probe(config: Config, engine: Engine, prompts: Sequence[Prompt]) -> Pro
         sampling=make_distribution(config),
         make_samples=make_samples_of(config, "eval", config.batch.group_size),
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GeneratorParts:
+    """The ingredients of every replica of a run."""
+
+    config: Config
+    tokenizer: Tokenizer
+    held_out: Sequence[Prompt]  # evaluated, and some of them compared with the learner
+    progress: Progress
+
+
+def share_verifiers(parts: GeneratorParts, replicas: int) -> GeneratorParts:
+    """Return the parts of one of so many replicas of this machine, and say so."""
+    workers = num_processes(parts.config.reward.num_workers)
+    workers = max(workers // replicas, 1)
+    parts.progress.note(
+        f"verifier processes: {workers} for training, {workers} for evaluations"
+        + (f", of each of {replicas} replicas" if replicas > 1 else "")
+    )
+    reward = dataclasses.replace(parts.config.reward, num_workers=workers)
+    return dataclasses.replace(
+        parts, config=dataclasses.replace(parts.config, reward=reward)
+    )
+
+
+def make_generators(
+    parts: GeneratorParts,
+    engines: Sequence[Engine],
+    desk: OrderDesk,
+    ledger: Ledger,
+    opened: contextlib.ExitStack,
+) -> tuple[LocalGenerators, Callable[[], int]]:
+    """Return the generators, not started, and what counts their verifiers' restarts.
+
+    Verifier processes are closed with `opened`.
+    """
+    (engine,), (pool,) = engines, generator_pools(parts.config)
+    parts = share_verifiers(parts, 1)
+    thread, verifiers = make_thread(parts, engine, desk, ledger, pool, opened)
+    return thread, lambda: restarts(verifiers)
+
+
+def make_thread(
+    parts: GeneratorParts,
+    engine: Engine,
+    desk: Desk,
+    books: Books,
+    pool: str,
+    opened: contextlib.ExitStack,
+) -> tuple[LocalGenerators, tuple[VerifierPool, VerifierPool]]:
+    """Return a sampling thread, not started, and its verifiers."""
+    config, tokenizer, held_out = parts.config, parts.tokenizer, parts.held_out
+    verifiers = make_verifier(config, opened), make_verifier(config, opened)
+    judging = make_judging(config, tokenizer)
+    evaluator = make_evaluator(
+        config, engine, held_out, tokenizer, verifiers[1], parts.progress
+    )
+    generators = LocalGenerators(
+        scheduler=Scheduler(engine, kv_on_update=config.sampler.kv_on_update),
+        desk=desk,
+        episodes=Episodes(verifiers[0], judging.answer),
+        judging=judging,
+        sampling=make_distribution(config),
+        make_samples=make_training_samples(config),
+        evaluator=evaluator,
+        probe=make_probe(config, engine, held_out),
+        ledger=books,
+        flops=lambda stats: stats.flops(engine.settings.arch),
+        pool=pool,
+        group_timeout_s=config.queue.group_timeout_s,
+    )
+    return generators, verifiers
+
+
+def restarts(verifiers: Sequence[VerifierPool]) -> int:
+    """Return how many processes have been replaced."""
+    return sum(pool.restarts for pool in verifiers)

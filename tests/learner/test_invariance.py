@@ -19,10 +19,9 @@ from small_step import GROUP, LENGTHS, assert_trees_close, make_sequences, mesh_
 from scalerl_jax.algo import weights
 from scalerl_jax.batching.packing import pack
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
-from scalerl_jax.config import Config, ObjectiveConfig
+from scalerl_jax.config import LOSSES, Config, ObjectiveConfig
 from scalerl_jax.model.shardings import batch_sharding
 from scalerl_jax.wiring.objective import make_objective
-from scalerl_jax.wiring.tables import LOSSES
 
 MOST = max(completion for _, completion in LENGTHS)
 WEIGHTINGS = {

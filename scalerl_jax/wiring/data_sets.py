@@ -1,0 +1,238 @@
+"""Prompts of the data sets of a Config: opened, chosen, counted.
+
+Held out are the same for every seed; those to train on are all, or drawn by the seed.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from scalerl_jax.config import Config, naming
+from scalerl_jax.data import catalog, preparing, tasks
+from scalerl_jax.data.chat import Renderer
+from scalerl_jax.data.prompts import LazyPrompts
+from scalerl_jax.data.questions import Question, take
+from scalerl_jax.data.records import QuestionSource
+from scalerl_jax.data.splits import (
+    HELD_OUT,
+    TRAIN,
+    Overlap,
+    Selection,
+    Sieve,
+    Wording,
+    draw_order,
+)
+from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.types import Prompt
+from scalerl_jax.utils.hub import is_remote
+from scalerl_jax.utils.progress import Progress
+
+_log = logging.getLogger(__name__)
+
+# Held-out prompts do not depend on a run's seed; see `data.tasks`.
+_HELD_OUT_SEED = 0
+
+
+class DataSets:
+    """Data sets of a run, each opened once for a split; `report` gets their counts.
+
+    Sets to evaluate are asked for first, those to train on last: these hold nothing of
+    the others.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        render: Renderer,
+        progress: Progress,
+        report: dict[str, dict[str, Any]],
+    ) -> None:
+        """Open nothing yet."""
+        self._config, self._tokenizer, self._render = config, tokenizer, render
+        self._max_tokens = config.sampler.max_prompt_tokens
+        self._report = report
+        self._sieve = Sieve(
+            count_tokens=self._count_tokens,
+            max_tokens=self._max_tokens,
+            progress=progress,
+        )
+        self._held_out = dataclasses.replace(self._sieve, seen=set())
+        self._training: Sieve | None = None
+        self._sources: dict[tuple[str, str], tuple[QuestionSource, Wording]] = {}
+        self._wordings: dict[str, Wording] = {}  # of what was opened last, by its name
+        self._taken: dict[str, np.ndarray] = {}  # places held out, by task
+
+    def whole(self, name: str) -> list[Question]:
+        """Return all questions of a set to evaluate."""
+        self.check_name(name, "eval.sets")
+        source = self._open(name, "test", setting="eval.sets")
+        order = np.arange(len(source))
+        chosen = self._choose("evaluation", name, source, self._sieve, order)
+        return _questions(source, chosen, name)
+
+    def hold_out(self, name: str, share: int) -> list[Question]:
+        """Return so many questions of a data set to train on, for evaluation."""
+        source = self._open(name, "train", setting="data.tasks")
+        order = draw_order(len(source), seed=_HELD_OUT_SEED, purpose=HELD_OUT)
+        chosen = self._choose("evaluation", name, source, self._held_out, order, share)
+        if len(chosen.places) < share:
+            raise ValueError(
+                f"eval.num_prompts = {self._config.eval.num_prompts} asks for {share} "
+                f"prompts of {name!r}, which gives {len(chosen.places)} of "
+                f"{len(source)} questions{_dropped(chosen)}; lower it, or name "
+                f"eval.sets"
+            )
+        self._taken[name] = chosen.places
+        return _questions(source, chosen, name)
+
+    def training(
+        self, name: str, share: int, held_out: Sequence[Question]
+    ) -> tuple[LazyPrompts, list[Prompt]]:
+        """Return so many prompts of a data set to train on, and one of each verifier.
+
+        A `share` of 0 is all.  What is held out, the same for all data sets, and what
+        is like it is left out.
+        """
+        config = self._config
+        if self._training is None:  # by the wordings of what was opened to evaluate
+            asked = [
+                self._wordings.get(question.task, Wording()).read(question.text)
+                for question in held_out
+            ]
+            overlap = Overlap(asked, ngram=config.data.overlap_ngram)
+            self._training = dataclasses.replace(
+                self._sieve, seen=set(), overlap=overlap
+            )
+        source = self._open(name, "train", setting="data.tasks")
+        taken = self._taken.get(name, np.array([], np.int64))
+        order, wanted = np.arange(len(source)), None
+        if config.data.train_prompts:
+            order = draw_order(len(source), seed=config.seed, purpose=TRAIN)
+            wanted = share
+        order = order[~np.isin(order, taken)]
+        chosen = self._choose("training", name, source, self._training, order, wanted)
+        if len(chosen.places) < (wanted or 1):
+            raise ValueError(
+                f"data.train_prompts = {config.data.train_prompts} asks for "
+                f"{wanted or 'all'} prompts of {name!r}, which has "
+                f"{len(chosen.places)} to train on: {len(source)} questions, "
+                f"{len(taken)} of them held out for eval.num_prompts = "
+                f"{config.eval.num_prompts}{_dropped(chosen)}; lower one of the two, "
+                f"or set data.train_prompts = 0 for all"
+            )
+        prompts = LazyPrompts(
+            source,
+            chosen.places,
+            task=name,
+            encode=self._tokenizer.encode,
+            render=self._render,
+        )
+        ids = np.searchsorted(chosen.places, chosen.examples).tolist()
+        return prompts, [prompts[prompt_id] for prompt_id in ids]
+
+    def _choose(
+        self,
+        kind: str,
+        name: str,
+        source: QuestionSource,
+        sieve: Sieve,
+        order: np.ndarray,
+        count: int | None = None,
+    ) -> Selection:
+        """Select questions of a data set along an order, so many or all; report it."""
+        wording = self._wordings[name]
+        chosen = sieve.select(source, order, count=count, wording=wording)
+        self._check(name, chosen)
+        self._report[kind][name] = {
+            "split": source.report.split,
+            "questions": len(source),
+            "prepared": dataclasses.asdict(source.report),
+            **chosen.counts(),
+        }
+        _log.info(
+            "%s: %d prompts for %s, of %d looked at%s",
+            name,
+            len(chosen.places),
+            kind,
+            chosen.looked_at,
+            _dropped(chosen),
+        )
+        return chosen
+
+    def _open(self, name: str, split: str, *, setting: str) -> QuestionSource:
+        """Open a data set at the split of its name, else at `split` if it has that."""
+        base, named = catalog.split_of(name)
+        splits = catalog.find(base).splits
+        chosen = named or (split if split in splits else splits[0])
+        if (base, chosen) not in self._sources:
+            directory = self._config.data.directory or preparing.DEFAULT_DIRECTORY
+            with naming(f"{setting} holds {name!r}"):
+                source = preparing.open_dataset(base, split=chosen, directory=directory)
+            self._sources[base, chosen] = source, Wording.of(source)
+        source, self._wordings[name] = self._sources[base, chosen]
+        return source
+
+    def _count_tokens(self, questions: list[Question]) -> list[int]:
+        """Tokens of their prompts; of a short one its characters, which are no fewer.
+
+        Tokenising is most of a pass's time.  No token is less than an ASCII character;
+        others may be several, as bytes or once they are normalised.
+        """
+        texts = [self._render(question) for question in questions]
+        unsure = [
+            text for text in texts if not text.isascii() or len(text) > self._max_tokens
+        ]
+        exact = dict(zip(unsure, self._tokenizer.count_tokens(unsure), strict=True))
+        return [exact.get(text, len(text)) for text in texts]
+
+    def _check(self, name: str, chosen: Selection) -> None:
+        """Refuse what left most of a data set out: a setting is wrong, not the data."""
+        over_long = chosen.dropped.get("over_long", 0)
+        if 2 * over_long > chosen.looked_at:
+            raise ValueError(
+                f"{over_long} of {chosen.looked_at} prompts of {name!r} have more than "
+                f"sampler.max_prompt_tokens = {self._max_tokens} tokens, the longest "
+                f"{chosen.longest}; raise the limit or leave {name!r} out"
+            )
+        shared = chosen.dropped.get("shares_ngram", 0)
+        if 2 * shared > chosen.looked_at:
+            raise ValueError(
+                f"{shared} of {chosen.looked_at} prompts of {name!r} share "
+                f"data.overlap_ngram = {self._config.data.overlap_ngram} words in a "
+                f"row with an evaluation prompt: most of its wording is always the "
+                f"same; raise it, or set it to 0 for equal prompts alone"
+            )
+
+    @staticmethod
+    def check_name(name: str, setting: str) -> None:
+        """Refuse a name that no data set has, or a split that it does not have."""
+        if is_remote(name) and catalog.is_own_file(name):
+            return  # the bucket is asked when the file is read
+        base, split = catalog.split_of(name)
+        try:
+            splits = catalog.find(base).splits
+        except ValueError as error:
+            raise ValueError(
+                f"{setting} holds {name!r}; choose from the tasks "
+                f"{sorted(tasks.TASKS)}, the data sets {sorted(catalog.DATA_SETS)}, or "
+                f"name a file: jsonl:FILE or parquet:FILE"
+            ) from error
+        if split and split not in splits:
+            raise ValueError(
+                f"{setting} holds {name!r}, and {base!r} has the splits {splits}"
+            )
+
+
+def _dropped(chosen: Selection) -> str:
+    """The counts of what was left out, for a message."""
+    counts = [f"{count} {reason}" for reason, count in chosen.dropped.items()]
+    return f" ({', '.join(counts)} dropped)" if counts else ""
+
+
+def _questions(source: QuestionSource, chosen: Selection, name: str) -> list[Question]:
+    questions = take(source, chosen.places.tolist())
+    return [dataclasses.replace(each, task=name) for each in questions]

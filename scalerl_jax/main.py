@@ -37,7 +37,8 @@ from scalerl_jax.utils.run_directory import (
 )
 from scalerl_jax.utils.xla import keep_programs
 
-# What may differ between a run and its resumption.
+# What may differ between a run and its resumption: whole sections, and settings.
+FREE_SECTIONS = ("checkpoint", "debug", "generators", "scaling", "tracking")
 FREE_SETTINGS = (
     "compile_cache",
     "data.directory",
@@ -46,31 +47,10 @@ FREE_SETTINGS = (
     "train.num_steps",
     "train.max_skipped_steps",
     "train.cut_off_warning_share",
-    "checkpoint.every",
-    "checkpoint.keep",
-    "checkpoint.background",
     "queue.batch_timeout_s",
     "queue.group_timeout_s",
     "eval.logged_rollouts",
     "eval.concurrent",
-    "scaling.live",
-    "scaling.stop",
-    "scaling.patience",
-    "scaling.min_gain",
-    "tracking.wandb_project",
-    "tracking.profile_steps",
-    "debug.trace_prompt",
-    "generators.count",
-    "generators.devices",
-    "generators.placement",
-    "generators.start_timeout_s",
-    "generators.silence_timeout_s",
-    "generators.reissue_after_s",
-    "generators.losses",
-    "generators.base_every",
-    "generators.channel",
-    "generators.versions",
-    "generators.processes",
     "mesh.processes",
 )
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
@@ -146,12 +126,6 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
     arch = wiring.make_architecture(config)
     devices = jax.devices()
     config = wiring.fit_devices(config, arch, len(devices), kind=devices[0].device_kind)
-    if config.scaling.stop != "never" and multihost.process_count() > 1:
-        raise ValueError(
-            f"scaling.stop = {config.scaling.stop!r}: each of the "
-            f"{multihost.process_count()} processes would end at a step of its own; "
-            f"set scaling.stop = 'never' and watch the run from outside"
-        )
     with _opened(config, workdir) as directory, Progress() as progress:
         # Of another run of it, over several processes.
         (directory.path / STATUS_FILE).unlink(missing_ok=True)
@@ -170,10 +144,16 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
 
 def free_settings(config: config_lib.Config) -> tuple[str, ...]:
     """Return the settings that may differ between this run and its resumption."""
+    fixed = ()
     if config.optimizer.schedule == "cosine" and not config.optimizer.decay_steps:
         # Another number of steps would be another learning rate at every one of them.
-        return tuple(name for name in FREE_SETTINGS if name != "train.num_steps")
-    return FREE_SETTINGS
+        fixed = ("train.num_steps",)
+    return tuple(
+        name
+        for name in config_lib.SETTINGS
+        if name.split(".")[0] in FREE_SECTIONS or name in FREE_SETTINGS
+        if name not in fixed
+    )
 
 
 def main(argv: Sequence[str]) -> None:
@@ -298,9 +278,9 @@ def _with_settings(argv: Sequence[str]) -> Sequence[str]:
     settings = find_settings(given.get("workdir", ""))
     if settings is None:
         return argv
-    from scalerl_jax.wiring import resumed  # a config file, which main need not load
+    from scalerl_jax.wiring import loading  # has a get_config that reads them
 
-    return [argv[0], f"--config={resumed.__file__}:{settings.parent}", *argv[1:]]
+    return [argv[0], f"--config={loading.__file__}:{settings.parent}", *argv[1:]]
 
 
 def _end(message: str, *, status: int) -> NoReturn:

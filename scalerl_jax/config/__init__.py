@@ -50,7 +50,7 @@ def resolve(config: ml_collections.ConfigDict) -> Config:
     """
     check(config)
     resolved = build(Config, config.to_dict())
-    validate(resolved, SETTINGS)
+    validate(resolved)
     return resolved
 
 

@@ -8,25 +8,23 @@ One file above 400 lines, so that no combination is looked for in two places.
 import importlib.util
 import itertools
 import operator
-from collections.abc import Mapping
 
-from scalerl_jax.config.sections import LOSSES, Config
-from scalerl_jax.config.settings import Setting
+from scalerl_jax.config.sections import LOSSES, SETTINGS, Config
 
 _SEQUENCE_CLIP = 0.05  # no clip of a length-normalised ratio comes near it
 
 
-def validate(config: Config, settings: Mapping[str, Setting]) -> None:
+def validate(config: Config) -> None:
     """Refuse values and combinations that cannot work.
 
     Raises:
         ValueError: names the setting, its value, the limit and the way out.
     """
-    values = {name: operator.attrgetter(name)(config) for name in settings}
+    values = {name: operator.attrgetter(name)(config) for name in SETTINGS}
     for name, value in values.items():
-        settings[name].check(value)
+        SETTINGS[name].check(value)
     for name, value in values.items():
-        default, needs = settings[name].default, settings[name].needs
+        default, needs = SETTINGS[name].default, SETTINGS[name].needs
         if needs and value != default and not needs.holds(values[needs.setting]):
             raise ValueError(
                 f"{name} = {value!r} is not read with {needs.setting} = "

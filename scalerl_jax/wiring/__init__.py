@@ -31,14 +31,12 @@ from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten, keep_data_report
 from scalerl_jax.utils.xla import explained, keep_freed_memory
-from scalerl_jax.wiring.devices import (
-    fit_devices,
-    learner_pool,
-    make_ledger,
-    make_meshes,
-    why_not_one_process,
-)
+from scalerl_jax.wiring.devices import fit_devices as fit_devices
+from scalerl_jax.wiring.devices import learner_pool, make_meshes
+from scalerl_jax.wiring.devices import make_ledger as make_ledger
+from scalerl_jax.wiring.devices import why_not_one_process as why_not_one_process
 from scalerl_jax.wiring.learning import (
+    abstract_state,
     make_annotate,
     make_architecture,
     make_diagnosis,
@@ -60,15 +58,6 @@ from scalerl_jax.wiring.sampling import (
 if TYPE_CHECKING:  # loaded only where a prompt is followed
     from scalerl_jax.coordination.tracing import Tracer
     from scalerl_jax.utils.run_files import RunFiles
-
-__all__ = [
-    "make_run",
-    "fit_devices",
-    "make_architecture",
-    "make_ledger",
-    "learner_pool",
-    "why_not_one_process",
-]
 
 
 def make_run(
@@ -224,14 +213,8 @@ def make_local_learner(
     forward = make_forward(config, arch, mesh)
     with explained("the train step", flatten(to_json(config))):
         state, step = make_learner(config, forward, mesh, progress)
-    layout = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=leaf.sharding
-        ),
-        state,
-    )
     learner = LocalLearner(
-        layout=layout,
+        layout=abstract_state(config, arch, mesh),
         train_step=step,
         diagnose=make_diagnosis(config, forward, step),
         annotate_window=make_annotate(config, forward, mesh, assemble),

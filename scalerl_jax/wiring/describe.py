@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 from scalerl_jax.algo import advantages, regularizers
@@ -47,24 +48,18 @@ def describe(config: Config) -> str:
             continue
         where = f"{part.explained_by.__module__}.{part.explained_by.__qualname__}"
         text += [f"{part.name}  ({where})"]
-        text += [f"    {name} = {value_of(config, name)!r}" for name in part.settings]
+        text += [f"    {name} = {attrgetter(name)(config)!r}" for name in part.settings]
         text += ["", *_indented(inspect.getdoc(part.explained_by) or ""), ""]
     text += ["Off", ""]
     for part in parts:
         if not part.on:
             switch = part.settings[0]
-            text += [f"    {part.name}: {switch} = {value_of(config, switch)!r}"]
+            text += [f"    {part.name}: {switch} = {attrgetter(switch)(config)!r}"]
     return "\n".join(text) + "\n"
 
 
 def _indented(text: str) -> list[str]:
     return textwrap.indent(text, "    ").splitlines()
-
-
-def value_of(config: Config, setting: str) -> Any:
-    """Return the value of `section.name`."""
-    section, name = setting.split(".")
-    return getattr(getattr(config, section), name)
 
 
 def _whole(config: Config) -> str:

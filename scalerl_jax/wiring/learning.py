@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config, naming
-from scalerl_jax.learner.forward import Forward, LearnerFlops, Scorer, make_logprobs
+from scalerl_jax.learner.forward import Forward, LearnerFlops
 from scalerl_jax.learner.local import Annotate
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.optimizer import (
@@ -43,8 +43,6 @@ from scalerl_jax.model.weights import load_params
 from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.wiring.objective import (
-    KL_ESTIMATORS,
-    make_advantages,
     make_objective,
     make_pack,
     scored_first,
@@ -187,7 +185,7 @@ def make_learner(
         out_shardings=jax.tree.map(lambda leaf: leaf.sharding, layout),
     )(params)
     if config.objective.advantage == "critic":
-        from scalerl_jax.wiring.critic import make_critic  # few runs have one
+        from scalerl_jax.wiring.annotation import make_critic  # few runs have one
 
         critic = make_critic(params, make_critic_adamw(config), mesh)
         state = dataclasses.replace(state, critic=critic)
@@ -249,7 +247,7 @@ def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState
     )
     if config.objective.advantage != "critic":
         return state
-    from scalerl_jax.wiring.critic import abstract_critic
+    from scalerl_jax.wiring.annotation import abstract_critic
 
     critic = abstract_critic(params, make_critic_adamw(config), mesh)
     return dataclasses.replace(state, critic=critic)
@@ -299,7 +297,7 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> Step:
     if state.critic is None:
         return make(update)
     from scalerl_jax.learner.critic import held
-    from scalerl_jax.wiring.critic import make_paired_step
+    from scalerl_jax.wiring.annotation import make_paired_step
 
     if config.critic.pretrain_steps:
         update = held(update, steps=config.critic.pretrain_steps)
@@ -345,42 +343,10 @@ def make_annotate(
 ) -> Annotate:
     """Make what fills a window's batches before its first optimizer step."""
     objective = config.objective
-    proximal, reference = objective.anchor == "recomputed", objective.kl_coefficient > 0
-    if not (proximal or reference or scored_first(objective)):
+    recomputed = objective.anchor == "recomputed"
+    if not (recomputed or objective.kl_coefficient or scored_first(objective)):
         return lambda state, batches: batches
-    from scalerl_jax.learner.window_scores import Annotator, KlPenalty
+    from scalerl_jax.wiring.annotation import make_annotator
 
-    # A microbatch's shapes do for all of it.
     state = abstract_state(config, forward.arch, mesh)
-    batch = make_pack(config, forward.arch)[1]
-    score = Scorer(make_logprobs(forward), params=state.params, batch=batch, mesh=mesh)
-    if proximal or reference:
-        score.compile()
-    penalty, critic = None, None
-    if objective.kl_in == "reward":
-        penalty = KlPenalty(
-            estimator=KL_ESTIMATORS[objective.kl_estimator],
-            coefficient=objective.kl_coefficient,
-        )
-    if state.critic is not None:
-        from scalerl_jax.wiring.critic import make_critic_advantages
-
-        critic = make_critic_advantages(
-            config,
-            forward,
-            critic=state.critic,
-            batch=batch,
-            mesh=mesh,
-            # Of each token, which takes it off its own reward.
-            penalties=penalty.of_tokens if penalty else None,
-        )
-        penalty = None
-    return Annotator(
-        score=score,
-        proximal=proximal,
-        reference=reference,
-        penalty=penalty,
-        advantages=make_advantages(config, assemble.running) if penalty else None,
-        group_size=config.batch.group_size,
-        critic=critic,
-    )
+    return make_annotator(config, forward, mesh, state=state, assemble=assemble)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config, ModelConfig
@@ -177,6 +178,12 @@ def read_settings(file: Path) -> Config:
         ) from error
 
 
+def get_config(workdir: str) -> ml_collections.ConfigDict:
+    """Return the settings of a run that goes on: `--config=loading.py:WORKDIR`."""
+    config = read_settings(Path(workdir).expanduser() / "config.json")
+    return ml_collections.ConfigDict(dataclasses.asdict(config))
+
+
 def _abstract_params(config: Config, arch: Architecture) -> PyTree:
     """Return shapes of a run's params on the host, where they are cast."""
     params = abstract_params(arch, dtype=jnp.dtype(config.model.param_dtype))
@@ -185,10 +192,7 @@ def _abstract_params(config: Config, arch: Architecture) -> PyTree:
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
         device = jax.devices()[0]
     sharding = jax.sharding.SingleDeviceSharding(device)
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        params,
-    )
+    return jax.tree.map(lambda leaf: leaf.update(sharding=sharding), params)
 
 
 def _restore(run: Path, path: Path, abstract: PyTree) -> tuple[int, PyTree]:

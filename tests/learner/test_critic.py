@@ -56,7 +56,7 @@ from scalerl_jax.learner.step import (
 )
 from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import abstract_params, hidden_states
-from scalerl_jax.wiring.critic import abstract_critic, make_critic
+from scalerl_jax.wiring.annotation import abstract_critic, make_critic
 
 CLOSE = dict(rtol=1e-5, atol=3e-6)
 CLIP = 0.3

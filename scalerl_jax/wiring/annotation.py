@@ -1,13 +1,16 @@
-"""A critic from a Config: its state, its part of a step, its part of an annotation."""
+"""Parts of few runs, from a Config: a critic, and the annotation of windows.
+
+A critic has a state and a part of a step.  Windows are annotated with scores of other
+params: the reference, those at the start of the window, the critic.
+"""
 
 import functools
-from collections.abc import Callable
 
 import jax
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config
 from scalerl_jax.learner.critic import (
     CriticAdvantages,
@@ -17,9 +20,11 @@ from scalerl_jax.learner.critic import (
     make_critic_update,
     token_values,
 )
-from scalerl_jax.learner.forward import Forward, Scorer
+from scalerl_jax.learner.forward import Forward, Scorer, make_logprobs
 from scalerl_jax.learner.step import TrainState, TrainStep, init_state, state_layout
+from scalerl_jax.learner.window_scores import Annotator, KlPenalty
 from scalerl_jax.types import PackedBatch, PyTree
+from scalerl_jax.wiring.objective import KL_ESTIMATORS, make_advantages, make_pack
 
 
 def abstract_critic(
@@ -81,30 +86,50 @@ def make_paired_step(
     return PairedStep(policy, step, num_minibatches=config.critic.minibatches)
 
 
-def make_critic_advantages(
+def make_annotator(
     config: Config,
     forward: Forward,
-    *,
-    critic: TrainState,
-    batch: PackedBatch,
     mesh: Mesh,
-    penalties: Callable[[PackedBatch], np.ndarray] | None = None,
-) -> CriticAdvantages:
-    """Make what turns the rewards of a window into advantages, its program compiled."""
-    objective = config.objective
-    values = Scorer(
-        functools.partial(token_values, forward=forward),
-        params=critic.params,
-        batch=batch,
-        mesh=mesh,
-    )
-    values.compile()
-    return CriticAdvantages(
-        values=values,
-        gamma=config.critic.gamma,
-        gae_lambda=config.critic.gae_lambda,
-        eps=objective.advantage_eps
-        if objective.advantage_normalization == "batch"
-        else None,
-        penalties=penalties,
+    *,
+    state: TrainState,
+    assemble: Assembler,
+) -> Annotator:
+    """Make what fills in a window's batches, its programs compiled.
+
+    `state` may be abstract.
+    """
+    objective, batch = config.objective, make_pack(config, forward.arch)[1]
+    proximal, reference = objective.anchor == "recomputed", objective.kl_coefficient > 0
+    shapes = {"batch": batch, "mesh": mesh}
+    score = Scorer(make_logprobs(forward), params=state.params, **shapes)
+    if proximal or reference:
+        score.compile()
+    penalty, critic = None, None
+    if objective.kl_in == "reward":
+        penalty = KlPenalty(
+            estimator=KL_ESTIMATORS[objective.kl_estimator],
+            coefficient=objective.kl_coefficient,
+        )
+    if state.critic is not None:
+        compute = functools.partial(token_values, forward=forward)
+        values = Scorer(compute, params=state.critic.params, **shapes)
+        values.compile()
+        by_batch = objective.advantage_normalization == "batch"
+        critic = CriticAdvantages(
+            values=values,
+            gamma=config.critic.gamma,
+            gae_lambda=config.critic.gae_lambda,
+            eps=objective.advantage_eps if by_batch else None,
+            # Of each token, which takes it off its own reward.
+            penalties=penalty.of_tokens if penalty else None,
+        )
+        penalty = None
+    return Annotator(
+        score=score,
+        proximal=proximal,
+        reference=reference,
+        penalty=penalty,
+        advantages=make_advantages(config, assemble.running) if penalty else None,
+        group_size=config.batch.group_size,
+        critic=critic,
     )

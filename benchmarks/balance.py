@@ -22,8 +22,8 @@ import matplotlib
 from scalerl_jax import config as config_lib
 from scalerl_jax.balance.chips import CHIPS
 from scalerl_jax.model.architecture import ARCHITECTURES
-from scalerl_jax.simulate.closed_rates import closed_rates
 from scalerl_jax.simulate.lengths import Lengths
+from scalerl_jax.simulate.rates import closed_rates
 from scalerl_jax.simulate.run import Simulation
 from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
 

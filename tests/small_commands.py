@@ -24,7 +24,7 @@ from scalerl_jax.evaluate import __main__ as evaluate
 from scalerl_jax.preflight import command as preflight
 from scalerl_jax.scaling import __main__ as scaling
 from scalerl_jax.serve import __main__ as serve
-from scalerl_jax.simulate import command as simulate
+from scalerl_jax.simulate import __main__ as simulate
 
 TIMEOUT_S = 60
 BASE = small_run.make_config().model.checkpoint

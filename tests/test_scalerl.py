@@ -10,7 +10,7 @@ import small_run
 
 from scalerl_jax import __main__ as command
 from scalerl_jax.data import judging
-from scalerl_jax.scaling import cli
+from scalerl_jax.scaling import __main__ as cli
 
 
 def ended(capfd, monkeypatch, *words):

@@ -1,8 +1,838 @@
-"""The command line: `python -m scalerl_jax.scaling {fit,compare,...} --help`."""
+"""The command line: `python -m scalerl_jax.scaling {fit,compare,...} --help`.
 
+Every command is a function in COMMANDS: `@command` gives it its flags, and its
+docstring is its help.  It takes the parsed flags and returns an `Answer`; what that
+says is made in `text.py`, what is drawn in `plots.py`.  Input that cannot be used ends
+with one message and status 2.
+
+One file above 400 lines: 50 flags, each with its help, beside what reads them.
+"""
+
+import argparse
+import dataclasses
+import inspect
+import itertools
+import json
+import math
+import re
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalerl_jax.scaling.cli import main
+import numpy as np
+
+from scalerl_jax.scaling import text
+from scalerl_jax.scaling.bootstrap import bootstrap, bootstrap_prompts, fitted_rates
+from scalerl_jax.scaling.checking import DEFAULT_ALARM_LEVEL, DEFAULT_PATIENCE
+from scalerl_jax.scaling.compare import RunTable, compare_many, pool_seeds
+from scalerl_jax.scaling.compare import compare as compare_two
+from scalerl_jax.scaling.fit import fit_curve, sensitivity
+from scalerl_jax.scaling.forecasts import extrapolate_curve
+from scalerl_jax.scaling.forecasts import plan as make_plan
+from scalerl_jax.scaling.isocompute import SweepRun, fit_isocompute
+from scalerl_jax.scaling.laws import LAWS
+from scalerl_jax.scaling.laws_over_sizes import (
+    TWO_INPUT_LAWS,
+    compute_optimal,
+    extrapolate_inter,
+    extrapolate_intra,
+    fit_chinchilla,
+    fit_kaplan_one,
+    fit_plateau,
+    fit_tan,
+)
+from scalerl_jax.scaling.live import BOARD_DIRECTORY, Watch
+from scalerl_jax.scaling.live import watch as follow
+from scalerl_jax.scaling.load import (
+    Selection,
+    load_columns,
+    load_curves,
+    on_a_cpu,
+    when_enough,
+)
+from scalerl_jax.scaling.plots import (
+    draw_extrapolation,
+    draw_fits,
+    draw_linearised,
+    to_png,
+    to_svg,
+)
+from scalerl_jax.scaling.records import (
+    DEFAULT_X,
+    DEFAULT_Y,
+    Array,
+    Curve,
+    CurveError,
+    TooFewPointsError,
+    to_plain,
+)
+from scalerl_jax.scaling.report import make_report
+from scalerl_jax.scaling.result import Fit, Settings
+from scalerl_jax.scaling.tables import EVALS_NAME, at_hand, is_step
+from scalerl_jax.utils.failures import Parser, answer
+from scalerl_jax.utils.hub import send_back
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Flags = argparse.Namespace
+Curves = list[tuple[Path, Curve]]
+
+# Laws over model sizes, and of pre-training loss.
+SIZE_LAWS = ("tan", "tan_plateau")
+LOSS_LAWS = ("kaplan", "kaplan_one", "chinchilla")
+# Flags, by their fields, of one curve's fit, and of how rows become curves: laws over
+# sizes have no use for the first ones, laws of loss for none.
+ONE_RUN_FLAGS = (
+    *("initial_reward", "fit_from", "protocol", "robust", "weighted", "errors_known"),
+    *("se", "samples", "sensitivity", "bootstrap", "pool", "out"),
+)
+CURVE_FLAGS = ("group", "wide", "reward_range", "one_minus")
+MOST = 100_000  # of refits
+MOST_PAIRED = 4  # runs that are compared each with each
+SHOW_WARNINGS = ("fit", "report")  # commands that show a curve's with its fit
+PICTURES = (".png", ".svg")
+FRACTIONS = (0.25, 1 / 3, 0.5)  # of the last compute, that are fitted
+
+
+@dataclasses.dataclass
+class Answer:
+    """Text and record (printed as JSON) of a command, and the files it wrote."""
+
+    said: str
+    record: Any
+    written: Sequence[Path | str] = ()  # a text is a place in a bucket
+
+
+Run = Callable[[Flags], Answer | int]
+T = TypeVar("T")
+
+
+# ---- flags: what they take, and those that all commands have
+
+
+def _number(
+    wanted: str, good: Callable[[float], bool], kind: Callable[[float], Any] = float
+) -> dict[str, Any]:
+    """Return argparse's options of a flag that takes a finite number of this kind."""
+
+    def read_number(typed: str) -> Any:
+        try:
+            value = float(typed)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and good(value)):
+            raise argparse.ArgumentTypeError(f"{typed!r}: give {wanted}")
+        return kind(value)
+
+    return {"type": read_number}
+
+
+def _condition(typed: str) -> tuple[str, str]:
+    """Return a column and its value, of COLUMN=VALUE."""
+    column, separator, value = typed.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{typed!r}: give COLUMN=VALUE")
+    return column, value
+
+
+def _initial_reward(typed: str) -> float | str:
+    """Return a number, or "free"."""
+    if typed == "free":
+        return typed
+    try:
+        return float(typed)
+    except ValueError as failure:
+        raise argparse.ArgumentTypeError(
+            f"{typed!r}: give a pass rate in [0, 1], or 'free'"
+        ) from failure
+
+
+POSITIVE = _number("a number above 0", lambda value: value > 0)
+# What a flag takes, by the word behind its name: argparse's options.
+KINDS: dict[str, dict[str, Any]] = {
+    "": {"action": "store_true"},
+    "COLUMN": {},
+    "NAME": {},
+    "PATH": {"type": Path},
+    "RUN_DIR": {"type": Path},
+    "PATHS": {"type": Path, "nargs": "+", "metavar": "PATH"},
+    "X": {"type": float},
+    "POSITIVE": {**POSITIVE, "metavar": "X"},
+    "POSITIVES": {**POSITIVE, "metavar": "X", "action": "append"},
+    "RATES": {"type": float, "metavar": "R", "action": "append"},
+    "SHARE": _number("a share in (0, 1), such as 0.9", lambda value: 0 < value < 1),
+    "SHARES": {"type": float, "metavar": "F", "nargs": "+"},
+    "WIDTH": _number("a number of at least 0", lambda value: value >= 0),
+    "S": _number("seconds, a day at most", lambda value: 0 < value <= 86_400),
+    "K": _number(
+        f"a whole number of at least 1, and {MOST:,} at most",
+        lambda value: 1 <= value <= MOST and value == int(value),
+        int,
+    ),
+    "CONDITION": {"type": _condition, "metavar": "COLUMN=VALUE", "action": "append"},
+    "RANGE": {"type": float, "metavar": ("LOW", "HIGH"), "nargs": 2},
+    "R0": {"type": _initial_reward},
+    "LAW": {"choices": (*LAWS, *SIZE_LAWS, *LOSS_LAWS)},
+    "PROTOCOL": {"choices": ("default", "paper"), "metavar": None},
+}
+# Fields of `Selection`, `Settings` and `Watch` that flags have shorter names for.
+FIELDS = {
+    "--map-rewards": "reward_range",
+    "--r0": "initial_reward",
+    "--from": "fit_from",
+    "--until": "horizon",
+}
+READABLE = """
+    a run directory with evals.jsonl or trainer_state.json, a .jsonl or .csv file (W&B's
+    chart exports too) or a trainer_state.json, here or in a bucket (gs://BUCKET/PATH);
+    or TensorBoard event files here"""
+# Tables of flags: name, what it takes and by default; two spaces, then the help.
+INPUT = f"""
+[input]
+--x COLUMN  compute column ({DEFAULT_X}, the file kind's, or a step)
+--y COLUMN  pass rate column ({DEFAULT_Y}, or the file kind's); A,B: each is a run
+--wide  every column of numbers is a run
+--group COLUMN  column whose values tell runs apart; A,B: several columns
+--where CONDITION  read these rows only
+--se COLUMN  standard errors of y (<y>_se, if there): drawn, and used by --weighted
+--samples COLUMN  instead, how many samples a rate is the mean of: binomial errors
+--map-rewards RANGE  y is a reward from LOW (no success) to HIGH (full): -1 1, or 0 100
+    for percent
+--one-minus  y is an error rate: the pass rate is 1 - y
+--x-scale POSITIVE=1  compute is X times the column: rollouts of a step, say
+--x-name NAME  what x is called in the output
+"""
+FITTING = """
+[fitting]
+--r0 R0  pass rate at zero compute, exactly, or 'free' to leave the point at x = 0 out
+    (default: fitted, and that point is an observation of it)
+--from X  leave out points with 0 < x < X
+--protocol PROTOCOL=default  paper: its grids of A and C_mid, unweighted, x in GPU-hours
+    and from 1.5k on unless --from says else, R0 known
+--robust  Huber's loss, against single bad evaluations
+--weighted  points weigh 1 / standard error^2
+--errors-known  take the standard errors at their word; implies --weighted
+--level SHARE=0.9  of the intervals (%(default)s)
+--json  print JSON
+"""
+COMMANDS: dict[str, tuple[Run, str, str]] = {}  # function, short help, flags
+
+
+def command(
+    short: str, own: str, *, path: str = "paths PATHS", shared: str = INPUT + FITTING
+) -> Callable[[Run], Run]:
+    """Put a function among the commands; its docstring is the long help."""
+
+    def add(run: Run) -> Run:
+        flags = f"{path}  {READABLE}\n{inspect.cleandoc(own)}\n{shared}"
+        COMMANDS[run.__name__] = run, short, flags
+        return run
+
+    return add
+
+
+def _add_flags(parser: Parser, table: str) -> None:
+    """Add the flags of a table: an entry begins at the margin, "[title] text" heads."""
+    place = parser
+    for entry in re.split(r"\n+(?=\S)", table.strip()):
+        flag, _, says = entry.partition("  ")
+        says = " ".join(says.split())
+        if entry.startswith("["):
+            place = parser.add_argument_group(flag.strip("[]"), says or None)
+            continue
+        name, _, takes = flag.partition(" ")
+        kind, _, default = takes.partition("=")
+        options: dict[str, Any] = {"metavar": kind} if kind else {}
+        options |= KINDS[kind]
+        if name in FIELDS:
+            options["dest"] = FIELDS[name]
+        if default:
+            options["default"] = default
+        place.add_argument(name, help=says, **options)
+
+
+def make_parser() -> Parser:
+    """Return the parser of all commands."""
+    parser = Parser(
+        prog="python -m scalerl_jax.scaling",
+        description="Fit, compare, extrapolate and plan by scaling laws of "
+        "reinforcement learning. Status 2: the input cannot be used; the message "
+        "says how to mend it.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (run, short, table) in COMMANDS.items():
+        first = "RUN_DIR" if name == "watch" else "PATH [PATH ...]"
+        usage, says = f"%(prog)s {first} [flags]", inspect.getdoc(run)
+        added = commands.add_parser(name, help=short, description=says, usage=usage)
+        _add_flags(added, table)
+    return parser
+
+
+# ---- what is read, and how it is fitted
+
+
+def _from_flags(kind: Callable[..., T], flags: Flags) -> T:
+    """Return a dataclass of the flags that have its fields' names."""
+    fields = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
+    given = {field.name: getattr(flags, field.name, None) for field in fields}
+    return kind(**{name: value for name, value in given.items() if value is not None})
+
+
+def read(flags: Flags, **settings: str | None) -> Curves:
+    """Read every curve of every path, under a name of its own.
+
+    What reading had to say goes to standard error, except where the command shows it
+    with each fit.
+
+    Args:
+        flags: paths and columns.
+        settings: columns of the runs' settings by the flags that name them.
+    """
+    missing = [f"--{n.replace('_', '-')}" for n, c in settings.items() if c is None]
+    if missing:
+        raise CurveError(
+            "the runs' settings are asked for: name their columns with "
+            f"{' and '.join(missing)}"
+        )
+    constants = tuple(column for column in settings.values() if column is not None)
+    selection = dataclasses.replace(_from_flags(Selection, flags), constants=constants)
+    found: Curves = []
+    taken: set[str] = set()
+    for path in map(at_hand, flags.paths):
+        for curve in load_curves(path, selection=selection):
+            name = curve.name
+            if name in taken:
+                name = f"{path.resolve().parent.name}/{name}"
+            for number in itertools.count(2):
+                if name not in taken:
+                    break
+                name = f"{curve.name} ({number})"
+            taken.add(name)
+            found.append((path, dataclasses.replace(curve, name=name)))
+    if flags.command not in SHOW_WARNINGS or constants:
+        notes = dict.fromkeys(note for _, curve in found for note in curve.warnings)
+        sys.stderr.write(text.warned(list(notes)))
+    units = {curve.x_name for _, curve in found}
+    if len(units) > 1:
+        raise CurveError(
+            f"the curves are over different x: {', '.join(sorted(units))}; give one "
+            "that all have with --x"
+        )
+    return found
+
+
+def fit_one(curve: Curve, flags: Flags) -> Fit:
+    """Return the fit that the flags ask for; failures name the run."""
+    settings = _from_flags(Settings, flags)
+    if settings.weighs and curve.y_se is None:
+        raise CurveError(
+            f"{curve.name}: no standard errors to weigh by; name their column with "
+            "--se, or that of the sample counts with --samples"
+        )
+    try:
+        return fit_curve(curve, settings)
+    except CurveError as failure:
+        failure.args = (f"{curve.name}: {failure}",)
+        raise
+
+
+def _one_or_all(records: list[Any]) -> Any:
+    """Return one result as an object, several as a list of them."""
+    return records[0] if len(records) == 1 else records
+
+
+def _to_json(record: Any) -> str:
+    return json.dumps(record, indent=2, allow_nan=False) + "\n"
+
+
+def _named(name: str, result: Any) -> dict[str, Any]:
+    """Return the record of a result, its run's name in front."""
+    return {"name": name, **result.to_record()}
+
+
+def _check_out(path: Path | None, endings: tuple[str, ...] = PICTURES) -> None:
+    """Refuse a file that could not be written, before anything is computed."""
+    if path is None:
+        return
+    if path.suffix not in endings:
+        raise CurveError(
+            f"--out {path}: give a name that ends in {' or '.join(endings)}"
+        )
+    if not path.resolve().parent.is_dir():
+        raise CurveError(f"--out {path}: there is no directory {path.parent}; make it")
+
+
+def _save(figure: "Figure", path: Path) -> Path:
+    path.write_bytes(to_png(figure) if path.suffix == ".png" else to_svg(figure))
+    return path
+
+
+# ---- the commands
+
+
+@command(
+    "fit a law to each curve",
+    f"""
+    --law LAW  of one run: {", ".join(LAWS)} (default: sigmoid); over model sizes, with
+        --model-size: {", ".join(SIZE_LAWS)} (then the default: tan); of pre-training
+        loss, every row a model: {", ".join(LOSS_LAWS)}
+    --model-size COLUMN  parameters of each run's (for a law of loss, each row's) model:
+        one law is fitted to all at once
+    --sensitivity  also fit from later and later points, as a table
+    --bootstrap K  also K moving-block bootstrap refits
+    --pool  the curves are seeds of one recipe: also their mean and spread
+    --out PATH  a .png or .svg of all curves
+    """,
+)
+def fit(flags: Flags) -> Answer:
+    """Fit a scaling law to each curve, with intervals.
+
+    R = R0 + (A - R0) / (1 + (C_mid / x)^B), or another law.  Says so when the curve
+    does not identify A.  A run directory also gets fit.json and fit.png.
+    """
+    _check_out(flags.out)
+    if flags.law in LOSS_LAWS:
+        return _fit_loss(flags)
+    if flags.model_size is not None or flags.law in SIZE_LAWS:
+        return _fit_sizes(flags)
+    texts, records = [], []
+    fits: dict[str, Fit] = {}
+    written: list[Path | str] = []
+    for path, curve in read(flags):
+        try:
+            result = fits[curve.name] = fit_one(curve, flags)
+        except TooFewPointsError as failure:
+            when = when_enough(path, failure.missing)
+            raise CurveError(f"{failure}{when}") from failure
+        said, record = _with_extras(result, curve, flags)
+        if (path / EVALS_NAME).is_file():
+            said += on_a_cpu(path, curve)
+            written += [send_back(file) for file in _write_beside(path, result, record)]
+        texts.append(said)
+        records.append(record)
+    if flags.out is not None:
+        written.append(_save(draw_fits(list(fits.values()), list(fits)), flags.out))
+    record = _one_or_all(records)
+    if flags.pool:
+        pooled = pool_seeds(list(fits.values()))
+        texts.append(text.pooled_text(pooled))
+        record = {"seeds": records, "pooled": pooled.to_record()}
+    if flags.json:
+        for result in fits.values():
+            sys.stderr.write(text.warned(result.warnings))
+    return Answer("\n".join(texts), record, written)
+
+
+def _with_extras(result: Fit, curve: Curve, flags: Flags) -> tuple[str, dict[str, Any]]:
+    """Return text and record of a fit, with what else was asked for."""
+    said, record = text.fit_text(result, curve.name), _named(curve.name, result)
+    if flags.sensitivity:
+        rows = sensitivity(result)
+        said += text.table(*text.sensitivity_sheet(result, rows))
+        record["sensitivity"] = to_plain(rows)
+    if flags.bootstrap:
+        found = bootstrap(result, num_resamples=flags.bootstrap)
+        said += text.bootstrap_text(found)
+        record["bootstrap"] = found.to_record()
+        if curve.prompt_rates is not None and result.law == "sigmoid":
+            # Over the evaluation's prompts, and samples where their number is known.
+            zero = [0.0] if result.problem.observes_zero else []
+            found = bootstrap_prompts(
+                np.append(zero, result.curve.x),
+                fitted_rates(curve, result),
+                num_samples=curve.samples_per_prompt,
+                settings=result.settings,
+                num_resamples=flags.bootstrap,
+            )
+            said += text.bootstrap_text(found)
+            record["prompt_bootstrap"] = found.to_record()
+    return said, record
+
+
+def _write_beside(folder: Path, result: Fit, record: dict[str, Any]) -> list[Path]:
+    """Write fit.json and fit.png of a run directory."""
+    name, numbers = result.curve.name, folder / "fit.json"
+    numbers.write_text(_to_json(record), encoding="utf-8")
+    return [numbers, _save(draw_fits([result], [name], title=name), folder / "fit.png")]
+
+
+@command(
+    "which recipe scales better",
+    """
+    --margin WIDTH=0.02  of A between equal recipes (%(default)s, the paper's)
+    --resamples K=400  refits of each run for the test (%(default)s)
+    --out PATH  a .png or .svg of the linearised curves
+    """,
+)
+def compare(flags: Flags) -> Answer:
+    """Compare curves two by two; more than two also as one table.
+
+    By the paper's rule (|A1 - A2| within the margin: refit both with the mean A and
+    compare B; else A decides) next to a test with intervals.
+    """
+    _check_out(flags.out)
+    curves = {curve.name: curve for _, curve in read(flags)}
+    fits = {name: fit_one(curve, flags) for name, curve in curves.items()}
+    if len(fits) < 2:
+        raise CurveError(
+            f"compare needs two curves or more, and found {', '.join(fits)}; give more "
+            "paths, or --group for the runs of one file"
+        )
+    runs = compare_many(fits, margin=flags.margin)
+    # The paper compares a few recipes with each other, and many with the best one.
+    best = runs.rows[0].name
+    pairs = [(best, name) for name in fits if name != best]
+    if len(fits) <= MOST_PAIRED:
+        pairs = list(itertools.combinations(fits, 2))
+    found = [
+        compare_two(
+            fits[a],
+            fits[b],
+            names=(a, b),
+            margin=flags.margin,
+            num_resamples=flags.resamples,
+            prompt_rates=_paired(curves[a], curves[b], fits[a], fits[b]),
+        )
+        for a, b in pairs
+    ]
+    written = _draw_slopes(runs, list(fits), flags.out)
+    texts = [text.runs_text(runs), *map(text.comparison_text, found)]
+    return Answer("\n".join(texts), to_plain({"runs": runs, "pairs": found}), written)
+
+
+def _paired(a: Curve, b: Curve, fit_a: Fit, fit_b: Fit) -> tuple[Array, Array] | None:
+    """Return pass rates per prompt at the fitted points, where both runs have them."""
+    if a.prompt_rates is None or b.prompt_rates is None:
+        return None
+    if a.prompt_rates.shape[1] != b.prompt_rates.shape[1]:
+        return None
+    return fitted_rates(a, fit_a), fitted_rates(b, fit_b)
+
+
+def _draw_slopes(runs: RunTable, names: list[str], out: Path | None) -> list[Path]:
+    """Draw the linearised curves, where the runs have an A to share."""
+    if out is not None and runs.shared_asymptote is not None:
+        return [_save(draw_linearised(runs, names=names), out)]
+    if out is not None:
+        sys.stderr.write(
+            f"warning: {out} is not written: A is identified for no run, so there is "
+            "none at which their slopes could be compared\n"
+        )
+    return []
+
+
+@command(
+    "fit the first part, predict the rest",
+    """
+    --fractions SHARES  of the last compute that are fitted (0.25 0.33 0.5)
+    --model-size COLUMN  parameters of each run's model: instead, test Tan et al.'s law
+        over all runs, within every size and on the largest one
+    --num-first K=25  with --model-size: evaluations of each run that are fitted
+        (%(default)s)
+    --out PATH  a .png or .svg
+    """,
+)
+def extrapolate(flags: Flags) -> Answer:
+    """Fit the first part of the compute by every law, and predict the rest.
+
+    25, 33 and 50 % of the compute; the laws are ranked by that held-out error.
+    """
+    _check_out(flags.out)
+    if flags.model_size is not None:
+        return _extrapolate_sizes(flags)
+    found = {}
+    for _, curve in read(flags):
+        try:
+            found[curve.name] = extrapolate_curve(
+                curve,
+                fractions=flags.fractions or FRACTIONS,
+                settings=_from_flags(Settings, flags),
+            )
+        except CurveError as failure:
+            raise CurveError(f"{curve.name}: {failure}") from failure
+    written = []
+    if flags.out is not None:
+        for number, (name, test) in enumerate(found.items(), 1):
+            stem = flags.out.stem + (f"-{number}" if number > 1 else "")
+            figure = draw_extrapolation(test, title=name)
+            written.append(_save(figure, flags.out.with_stem(stem)))
+    texts = [text.extrapolation_text(test, name) for name, test in found.items()]
+    records = [_named(name, test) for name, test in found.items()]
+    return Answer("\n".join(texts), _one_or_all(records), written)
+
+
+@command(
+    "compute and cost to a target, gain of doubling, when to stop",
+    """
+    --target RATES  pass rate to reach; may be given again
+    --price POSITIVE  cost of one unit of x
+    --point-value POSITIVE  what one more point (0.01) of pass rate is worth, in the
+        money of --price; sets where to stop
+    --stop-below POSITIVE  least pass rate per unit of x worth having, instead of these
+        two
+    [sweep (IsoCompute)]  with --budget the runs are a sweep over rollouts per prompt,
+        and x is in rollouts (or is the column step, which is then converted)
+    --budget POSITIVES  rollouts to spend: gives n, B_p and M; may be given again
+    --rollouts-per-prompt COLUMN  n of each run
+    --prompts-per-step COLUMN  B_p of each run
+    --bin-width WIDTH=0.02  of the reward bins, wider than an evaluation's noise
+        (%(default)s)
+    [pre-training (Chinchilla)]  with --flops every row is a trained model:
+        --model-size, --x tokens, --y loss
+    --flops POSITIVES  FLOPs to spend: gives the model size and tokens; may be given
+        again
+    --model-size COLUMN  parameters of each model
+    """,
+)
+def plan(flags: Flags) -> Answer:
+    """Plan from the fit of a curve, or how to spend a budget.
+
+    The compute and cost to reach a pass rate, what twice the compute would gain, and
+    where a further unit of compute gains less than it costs; each with an interval.
+    """
+    if flags.flops:
+        return _plan_flops(flags)
+    if flags.budget:
+        return _plan_rollouts(flags)
+    found = {
+        curve.name: make_plan(
+            fit_one(curve, flags),
+            target=flags.target,
+            price_per_chip_hour=flags.price,
+            value_of_a_point=flags.point_value,
+            stop_below=flags.stop_below,
+        )
+        for _, curve in read(flags)
+    }
+    texts = [text.plan_text(plan, name) for name, plan in found.items()]
+    records = [_named(name, plan) for name, plan in found.items()]
+    return Answer("\n".join(texts), _one_or_all(records))
+
+
+@command(
+    "fit again as a run evaluates; alarm when it leaves its forecast",
+    f"""
+    --once  look once and end
+    --every S=10  seconds between two looks (%(default)s)
+    --until POSITIVE  compute to forecast (default: the end of the run where config.json
+        tells it, else twice the present)
+    --patience K={DEFAULT_PATIENCE}  evaluations in a row outside the band that make an
+        alarm (%(default)s)
+    --level SHARE=0.9  of the intervals (%(default)s)
+    --alarm-level SHARE={DEFAULT_ALARM_LEVEL}  of the band that evaluations are held
+        against (%(default)s)
+    --logdir PATH  of TensorBoard (default for a directory: tensorboard/scaling in it)
+    --no-tensorboard  show it in the terminal only
+    """,
+    path="path RUN_DIR",
+    shared=INPUT,
+)
+def watch(flags: Flags) -> int:
+    """Follow a run: fit, forecast, and compare each evaluation with its forecast.
+
+    The forecast is what the first half of the run foretold.  Ends with the run, with
+    status 3 if there was an alarm.
+    """
+    if flags.no_tensorboard:
+        flags.logdir = None
+    elif flags.logdir is None and flags.path.is_dir():
+        flags.logdir = flags.path / BOARD_DIRECTORY
+    flags.selection = _from_flags(Selection, flags)
+    try:
+        return follow(_from_flags(Watch, flags), every_s=flags.every, once=flags.once)
+    except KeyboardInterrupt:
+        return 0
+
+
+@command(
+    "one HTML page of everything, which opens offline",
+    """
+    --out PATH=scaling-report.html  the page (%(default)s)
+    --title NAME=Scaling report  of the page
+    """,
+)
+def report(flags: Flags) -> Answer:
+    """Write one self-contained HTML page.
+
+    Figures, tables, method, warnings and data of all curves.
+    """
+    _check_out(flags.out, (".html",))
+    fits = {curve.name: fit_one(curve, flags) for _, curve in read(flags)}
+    page = make_report(fits, title=flags.title)
+    flags.out.write_text(page, encoding="utf-8")
+    verdicts = {
+        name: f"A {text.parameter_text(fit, fit.parameters['A'])}"
+        if "A" in fit.parameters
+        else f"R^2 {fit.r_squared:.4f}"
+        for name, fit in fits.items()
+    }
+    said = "".join(f"{name}: {verdict}\n" for name, verdict in verdicts.items())
+    records = [_named(name, result) for name, result in fits.items()]
+    return Answer(said, _one_or_all(records), [flags.out])
+
+
+# ---- laws over several runs: a setting of every run is a column of its file
+
+
+def _refuse_unread(flags: Flags, fields: Sequence[str], law: str) -> None:
+    """Refuse flags, by their fields, that this kind of law would leave unread."""
+    plain = vars(make_parser().parse_args([flags.command, "."]))
+    names = {field: flag for flag, field in FIELDS.items()}
+    unread = [
+        names.get(field, f"--{field.replace('_', '-')}")
+        for field in fields
+        if field in plain and getattr(flags, field) != plain[field]
+    ]
+    if unread:
+        rows = "; --where COLUMN=VALUE chooses rows" if "--group" in unread else ""
+        raise CurveError(
+            f"a law {law} does not read {', '.join(unread)}: leave it out{rows}"
+        )
+
+
+def _size_points(flags: Flags) -> tuple[list[Array], str]:
+    """Return model size, x and error of all points of all runs; what x is."""
+    _refuse_unread(flags, ONE_RUN_FLAGS, "over model sizes")
+    curves = [curve for _, curve in read(flags, model_size=flags.model_size)]
+    parts = [
+        (np.full(curve.x.size, curve.constants[flags.model_size]), curve.x, 1 - curve.y)
+        for curve in curves
+    ]
+    points = [np.concatenate(part) for part in zip(*parts, strict=True)]
+    return points, curves[0].x_name
+
+
+def _fit_sizes(flags: Flags) -> Answer:
+    """Fit a law of Tan et al. over runs of several model sizes."""
+    if flags.law not in (None, *SIZE_LAWS):
+        raise CurveError(
+            f"--law {flags.law} is of one run; with --model-size choose one of "
+            f"{', '.join((*SIZE_LAWS, *LOSS_LAWS))}"
+        )
+    points, x_name = _size_points(flags)
+    if flags.law == "tan_plateau":
+        found = fit_plateau(*points, level=flags.level)
+    else:
+        found = fit_tan(*points, x_name=x_name, level=flags.level)
+    what = f"over {x_name}, {np.unique(points[0]).size} model sizes"
+    return Answer(text.surface_text(found, what), found.to_record())
+
+
+def _extrapolate_sizes(flags: Flags) -> Answer:
+    """Test Tan et al.'s law: runs' own later points, and the largest model."""
+    points, x_name = _size_points(flags)
+    first = flags.num_first
+    tests = [extrapolate_intra(*points, num_first=first, x_name=x_name)]
+    if np.unique(points[0]).size > 2:
+        tests += [
+            extrapolate_inter(*points, num_intercept=count, x_name=x_name)
+            for count in (None, first)
+        ]
+    return Answer(text.size_tests_text(tests, x_name), to_plain({"tests": tests}))
+
+
+def _loss_columns(flags: Flags) -> tuple[list[Array], str, tuple[str, ...]]:
+    """Return model size (unless the law has none), x, and loss of every row.
+
+    With what they are, and notes.  A power law has no value at x = 0, which a run's
+    first evaluation may be at.
+    """
+    _refuse_unread(
+        flags, (*CURVE_FLAGS, *ONE_RUN_FLAGS), "of loss, fitted to all rows,"
+    )
+    named = {"--x": flags.x, "--y": flags.y}
+    if getattr(flags, "law", None) != "kaplan_one":
+        named = {"--model-size": flags.model_size, **named}
+    missing = [flag for flag, name in named.items() if name is None and flag != "--x"]
+    if missing:
+        raise CurveError(
+            f"a law of loss needs its columns: name them with {', '.join(missing)} "
+            "(--x: tokens, or for kaplan_one any quantity; --y: loss)"
+        )
+    selection = _from_flags(Selection, flags)
+    parts = [load_columns(path, named, selection) for path in flags.paths]
+    columns = [
+        np.concatenate(each) for each in zip(*(p.values for p in parts), strict=True)
+    ]
+    *_, x_name, y_name = parts[0].names
+    positive = columns[-2] != 0
+    notes = tuple(note for part in parts for note in part.notes)
+    if not positive.all():
+        count = int((~positive).sum())
+        notes += (f"{count} rows at {x_name} = 0 left out: a power law has none there",)
+    columns = [column[positive] for column in columns]
+    columns[-2] = flags.x_scale * columns[-2]
+    return columns, f"loss {y_name} over {flags.x_name or x_name}", notes
+
+
+def _fit_loss(flags: Flags) -> Answer:
+    """Fit a law of pre-training loss to the rows of a table."""
+    columns, what, notes = _loss_columns(flags)
+    fitted = fit_kaplan_one if flags.law == "kaplan_one" else TWO_INPUT_LAWS[flags.law]
+    found = fitted(*columns, level=flags.level).noted(notes)
+    return Answer(text.surface_text(found, what), found.to_record())
+
+
+def _plan_flops(flags: Flags) -> Answer:
+    """Find the best model size and number of tokens for budgets of FLOPs."""
+    columns, what, notes = _loss_columns(flags)
+    found = fit_chinchilla(*columns, level=flags.level).noted(notes)
+    allocations = []
+    for flops in flags.flops:
+        size, tokens = map(float, compute_optimal(found, flops))
+        loss = float(found.predict(size, tokens))
+        allocations.append(
+            {"flops": flops, "model_size": size, "tokens": tokens, "loss": loss}
+        )
+    said = text.surface_text(found, what) + text.compute_optimal_text(allocations)
+    return Answer(said, found.to_record() | {"allocations": allocations})
+
+
+def _plan_rollouts(flags: Flags) -> Answer:
+    """Find how to spend a budget of rollouts, by a sweep of runs (IsoCompute)."""
+    names = ("rollouts_per_prompt", "prompts_per_step")
+    columns = {name: getattr(flags, name) for name in names}
+    runs = []
+    for _, curve in read(flags, **columns):
+        n, prompts = (round(curve.constants[column]) for column in columns.values())
+        # A step is B_p prompts with n rollouts each.
+        scale = n * prompts if is_step(curve.x_name) else 1
+        runs.append(
+            SweepRun(
+                rollouts_per_prompt=n,
+                prompts_per_step=prompts,
+                compute=scale * curve.x,
+                reward=curve.y,
+            )
+        )
+    found = fit_isocompute(runs, bin_width=flags.bin_width, level=flags.level)
+    allocations = [found.allocate(budget) for budget in flags.budget]
+    record = found.to_record() | {"allocations": to_plain(allocations)}
+    return Answer(text.isocompute_text(found, allocations), record)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status."""
+    flags = make_parser().parse_args(arguments)
+    return answer(lambda: _run(flags))
+
+
+def _run(flags: Flags) -> int:
+    """Print a command's answer; `watch` prints on its own and has a status."""
+    run, *_ = COMMANDS[flags.command]
+    found = run(flags)
+    if isinstance(found, int):
+        return found
+    if flags.json:
+        sys.stdout.write(_to_json(found.record))
+        return 0
+    sys.stdout.write(found.said)
+    if found.written:
+        sys.stdout.write(f"wrote {', '.join(map(str, found.written))}\n")
+    return 0
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,12 +2,379 @@
 
     python -m scalerl_jax.simulate --config=configs/8b.py --topology=v5p:4x4x4
 
+A sweep is many simulations of one run with other settings, the cheapest step first.
 Exit status: 0 simulated, 2 a mistake in a setting or a flag.
 """
 
+import dataclasses
+import itertools
+import json
+import math
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from scalerl_jax.simulate.command import run
+from absl import flags
+from ml_collections import config_flags
+
+from scalerl_jax import config as config_lib
+from scalerl_jax.balance.chooser import is_open
+from scalerl_jax.balance.lengths import read_lengths as read_run
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.preflight.fitting import fit_topology
+from scalerl_jax.preflight.topologies import Topology, parse_topology
+from scalerl_jax.simulate.lengths import Lengths, law_of, read_lengths
+from scalerl_jax.simulate.outcome import Outcome, draw
+from scalerl_jax.simulate.rates import Rates, closed_rates, read_rates
+from scalerl_jax.simulate.run import Simulation
+from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
+from scalerl_jax.utils.failures import tell
+from scalerl_jax.wiring.learning import make_architecture
+
+_MOST_WORK = 5_000_000  # rollouts of a simulation: a minute
+COLUMNS = {  # of a sweep's table: headings by figure
+    "chip_hours_per_step": "chip-hours a step",
+    "step_s": "s a step",
+    "learner_idle": "learner idle",
+    "generators_idle": "generators idle",
+    "slots_in_use": "slots in use",
+    "staleness_in_flight": "staleness in flight",
+    "staleness_queued": "queued",
+}
+_HOUR_S = 3600.0
+# Settings that a sweep may go over -> the field of a scenario.
+SWEPT = {
+    "batch.num_prompts": "num_prompts",
+    "batch.group_size": "group_size",
+    "generators.count": "replicas",
+    "generators.devices": "replica_chips",
+    "queue.max_staleness": "max_staleness",
+    "queue.max_waiting": "max_waiting",
+    "sampler.slots": "slots",
+}
+_MOST_POINTS = 500  # of a sweep
+
+
+def run(argv: Sequence[str]) -> int:
+    """Simulate what the flags name, print the answer, and return the exit status."""
+    try:
+        return _run(list(argv))
+    except (ValueError, OSError) as error:
+        return tell(error)
+
+
+def _define(values: flags.FlagValues) -> None:
+    for name, meaning in {
+        "topology": "TPUs of the run: v5p:4x4x4.",
+        "rates": "JSON file of measured rates, in place of a topology.",
+        "lengths": "A run's directory, whose mean and spread --mean_tokens and --tail "
+        "are then; or a file, with the lengths of a group in each line, a JSON list.",
+        "sweep": "Settings and values: 'generators.count=2,4 sampler.slots=64,128'.",
+        "picture": "File for a picture.",
+    }.items():
+        flags.DEFINE_string(name, None, meaning, flag_values=values)
+    for name, (default, meaning) in {
+        "mean_tokens": (0.0, "Mean of a completion; 0: half of the longest."),
+        "tail": (4.0, "99th percentile of the lengths over their median."),
+        "alike": (0.5, "Share of the variance of lengths that is between prompts."),
+        "drift": (1.0, "Mean length at the end of the run over that at its start."),
+        "prompt_tokens": (200.0, "Mean of a prompt."),
+        "zero_variance": (0.0, "Share of the groups without a gradient."),
+        "replica_mtbf_h": (0.0, "Hours between two losses of a replica; 0: never."),
+        "learner_mtbf_h": (0.0, "Hours between two losses of the learner; 0: never."),
+        "replica_start_s": (180.0, "Seconds until a lost replica samples again."),
+        "learner_start_s": (240.0, "Seconds until a lost learner is back."),
+        "price": (0.0, "Money a chip-hour."),
+    }.items():
+        flags.DEFINE_float(name, default, meaning, flag_values=values)
+    flags.DEFINE_integer(
+        "steps", 200, "Optimizer steps to simulate.", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "learner_chips", 0, "With --rates; 0: one.", flag_values=values
+    )
+    flags.DEFINE_bool("json", False, "One JSON object on stdout.", flag_values=values)
+
+
+def _run(argv: list[str]) -> int:
+    values = flags.FlagValues()
+    given = config_flags.DEFINE_config_file(
+        "config", None, "Settings, a Python file.", flag_values=values, sys_argv=argv
+    )
+    _define(values)
+    if extra := config_lib.read_flags(values, argv, settings=config_lib.Config)[1:]:
+        raise ValueError(f"unknown arguments {extra}")
+    if not values["config"].value:
+        raise ValueError("--config is missing: --config=configs/8b.py")
+    said: dict[str, Any] = {name: values[name].value for name in values}
+    _check(said)
+    config = config_lib.resolve(given.value)
+    world = World(config, said)
+    if said["sweep"] is not None:
+        return _sweep(world, parse_sweep(said["sweep"]), as_json=said["json"])
+    outcome = world.simulate({})
+    if said["picture"]:
+        _draw(outcome, said["picture"])
+    figures = outcome.figures()
+    if said["json"]:
+        answer = figures | outcome.counts | {"chips": outcome.scenario.chips}
+        sys.stdout.write(json.dumps(answer) + "\n")
+    else:
+        sys.stdout.write(_text(outcome, figures, price=said["price"]))
+    return 0
+
+
+def _check(said: dict[str, Any]) -> None:
+    """Refuse flags that contradict each other, and numbers that nobody means."""
+    if (said["topology"] is None) == (said["rates"] is None):
+        raise ValueError(
+            "one of --topology and --rates is needed: --topology=v5p:4x4x4, or "
+            "--rates=rates.json"
+        )
+    limits = {
+        "prompt_tokens": (0, 10_000_000),
+        "mean_tokens": (0, 10_000_000),
+        "replica_mtbf_h": (0, 1e6),
+        "learner_mtbf_h": (0, 1e6),
+        "replica_start_s": (0, 1e6),
+        "learner_start_s": (0, 1e6),
+        "price": (0, 1e6),
+        "steps": (2, 1_000_000),
+        "learner_chips": (0, 1_000_000),
+    }
+    for name, (lowest, highest) in limits.items():
+        if not lowest <= said[name] <= highest:
+            raise ValueError(
+                f"--{name}={said[name]:g} must be from {lowest:,} to {highest:,.0f}"
+            )
+    for name in ("replica_mtbf_h", "learner_mtbf_h"):
+        if 0 < said[name] < 0.01:
+            raise ValueError(f"--{name}={said[name]:g} must be 0, or 0.01 or more")
+    for name in ("tail", "alike", "drift", "zero_variance"):
+        if not math.isfinite(said[name]):
+            raise ValueError(f"--{name}={said[name]} must be a finite number")
+
+
+class World:
+    """Config, machine and lengths, which stay as they are over a sweep's points."""
+
+    def __init__(self, config: config_lib.Config, said: dict[str, Any]) -> None:
+        """Read the files that the flags name."""
+        self._config, self._said = config, said
+        self._rates: Rates | None = None
+        self._topology: Topology | None = None
+        self._arch: Architecture | None = None
+        if said["rates"] is not None:
+            self._rates = read_rates(said["rates"])
+            if not config.sampler.slots:
+                raise ValueError(
+                    "sampler.slots = 0 is chosen for a --topology; with --rates set it "
+                    "to the number of the replicas that they are of"
+                )
+        else:
+            self._topology = parse_topology(said["topology"])
+            self._arch = make_architecture(config)
+            if is_open(config):
+                config = fit_topology(config, self._arch, self._topology).config
+                self._config = config
+            self._config = fit_topology(config, self._arch, self._topology).config
+        limit, measured = config.sampler.max_completion_tokens, ()
+        mean, tail = said["mean_tokens"] or limit / 2, said["tail"]
+        if said["lengths"] and Path(said["lengths"]).is_dir():
+            mean, tail = law_of(read_run(said["lengths"], config).completions)
+        elif said["lengths"]:
+            measured = read_lengths(said["lengths"])
+        self._lengths = Lengths(
+            mean_tokens=mean,
+            tail=tail,
+            alike=said["alike"],
+            limit=limit,
+            drift=said["drift"],
+            num_steps=said["steps"],
+            measured=measured,
+            seed=config.seed,
+        )
+
+    def simulate(self, fields: dict[str, int]) -> Outcome:
+        """Return the outcome with these fields of the scenario changed.
+
+        Raises:
+            ValueError: there is no such run.
+        """
+        scenario = self._scenario(fields)
+        rates = self._rates
+        if rates is None:
+            assert self._topology is not None and self._arch is not None, "no --rates"
+            rates = closed_rates(
+                self._config, self._arch, self._topology.chip, scenario
+            )
+        return Simulation(scenario, rates, self._lengths).run()
+
+    def _scenario(self, fields: dict[str, int]) -> Scenario:
+        said = self._said
+        failures = Failures(
+            replica_mtbf_s=said["replica_mtbf_h"] * _HOUR_S,
+            learner_mtbf_s=said["learner_mtbf_h"] * _HOUR_S,
+            replica_start_s=said["replica_start_s"],
+            learner_start_s=said["learner_start_s"],
+        )
+        scenario = scenario_of(
+            self._config,
+            num_steps=said["steps"],
+            prompt_tokens=round(said["prompt_tokens"]),
+            zero_variance_share=said["zero_variance"],
+            failures=failures,
+            learner_chips=said["learner_chips"] or 1,
+        )
+        scenario = dataclasses.replace(scenario, **fields)
+        least = scenario.epochs - 1 + (scenario.mode == "batched")
+        if scenario.max_staleness < least or scenario.max_waiting < 0:
+            raise ValueError(
+                f"queue.max_staleness = {scenario.max_staleness} must be {least} or "
+                f"more, and queue.max_waiting 0 or more"
+            )
+        rollouts = scenario.num_steps * scenario.num_prompts * scenario.group_size
+        if rollouts > _MOST_WORK:
+            raise ValueError(
+                f"{rollouts:,} rollouts in --steps={scenario.num_steps} are more than "
+                f"{_MOST_WORK:,}; lower --steps"
+            )
+        if self._topology is not None:
+            chips = self._topology.num_devices
+            left = chips - scenario.replicas * scenario.replica_chips
+            if left < 1:
+                raise ValueError(
+                    f"generators.count = {scenario.replicas} times generators.devices "
+                    f"= {scenario.replica_chips} leave no device of "
+                    f"{self._topology.name} ({chips}) to the learner"
+                )
+            scenario = dataclasses.replace(scenario, learner_chips=left)
+        return scenario
+
+
+def parse_sweep(text: str) -> dict[str, list[int]]:
+    """Return the values of each setting: `generators.count=1,2,4 sampler.slots=64`.
+
+    Raises:
+        ValueError: it is not written so, or names another setting.
+    """
+    found: dict[str, list[int]] = {}
+    for word in text.split():
+        name, _, values = word.partition("=")
+        if name not in SWEPT:
+            raise ValueError(f"--sweep has {name!r}; choose from {sorted(SWEPT)}")
+        if name in found:
+            raise ValueError(f"--sweep has {name} twice")
+        try:
+            found[name] = [int(value) for value in values.split(",")]
+        except ValueError:
+            raise ValueError(
+                f"--sweep={word} must be a setting and whole numbers, such as "
+                f"generators.count=1,2,4"
+            ) from None
+    if not found:
+        raise ValueError("--sweep is empty: --sweep='generators.count=1,2,4'")
+    count = math.prod(map(len, found.values()))
+    if count > _MOST_POINTS:
+        raise ValueError(f"--sweep has {count:,} combinations; {_MOST_POINTS} at most")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One combination of a sweep."""
+
+    settings: dict[str, int]
+    figures: dict[str, float]  # empty if it cannot be
+    reason: str = ""  # then
+
+
+def sweep(world: World, values: dict[str, list[int]]) -> list[Point]:
+    """Return every combination, the cheapest step first, those that cannot be last."""
+    points = []
+    for each in itertools.product(*values.values()):
+        settings = dict(zip(values, each, strict=True))
+        try:
+            outcome = world.simulate({SWEPT[name]: n for name, n in settings.items()})
+            points.append(Point(settings, outcome.figures()))
+        except ValueError as error:
+            points.append(Point(settings, {}, str(error)))
+    return sorted(points, key=_cost)
+
+
+def _cost(point: Point) -> float:
+    return point.figures.get("chip_hours_per_step", float("inf"))
+
+
+def table(points: Sequence[Point]) -> str:
+    """Return a Markdown table of a sweep."""
+    names = list(points[0].settings)
+    lines = ["| " + " | ".join([*names, *COLUMNS.values()]) + " |"]
+    lines.append("|" + "---|" * (len(names) + len(COLUMNS)))
+    for point in points:
+        cells = [str(point.settings[name]) for name in names]
+        if point.figures:
+            cells += [f"{point.figures[name]:.4g}" for name in COLUMNS]
+        else:
+            cells += [point.reason, *[""] * (len(COLUMNS) - 1)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _sweep(world: World, values: dict[str, list[int]], *, as_json: bool) -> int:
+    points = sweep(world, values)
+    best = points[0]
+    if not best.figures:
+        raise ValueError(f"no combination of --sweep can be: {best.reason}")
+    if as_json:
+        answer = [{**point.settings, **point.figures} for point in points]
+        sys.stdout.write(json.dumps(answer) + "\n")
+    else:
+        sys.stdout.write(table(points))
+        words = " ".join(
+            f"--config.{name}={value}" for name, value in best.settings.items()
+        )
+        sys.stdout.write(f"\nleast chip-hours a step: {words}\n")
+    return 0
+
+
+def _draw(outcome: Outcome, name: str) -> None:
+    path = Path(name)
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"--picture={name} must end in .png, .pdf or .svg")
+    draw(outcome, path)
+
+
+def _text(outcome: Outcome, figures: dict[str, float], *, price: float) -> str:
+    scenario, counts = outcome.scenario, outcome.counts
+    hours = figures["chip_hours_per_step"]
+    money = f", {hours * price:.4g} of money" if price else ""
+    lines = [
+        f"{scenario.learner_chips} chips learn, {scenario.replicas} x "
+        f"{scenario.replica_chips} generate with {scenario.slots} slots each; "
+        f"{scenario.num_steps} steps simulated",
+        f"a step: {figures['step_s']:.4g} s, {hours:.4g} chip-hours{money}; "
+        f"{figures['busy_share']:.0%} of the chips' time trains or decodes",
+        f"idle: learner {figures['learner_idle']:.1%}, generators "
+        f"{figures['generators_idle']:.1%} (slots in use while they decode: "
+        f"{figures['slots_in_use']:.1%})",
+        f"staleness: {figures['staleness']:.2f} = {figures['staleness_in_flight']:.2f} "
+        f"in flight + {figures['staleness_queued']:.2f} queued, "
+        f"{figures['staleness_max']:.0f} at most",
+        f"groups: {figures['groups_running']:.0f} running, "
+        f"{figures['groups_buffered']:.0f} wait for the learner",
+        f"evaluations: {figures['eval_share']:.1%} of the time; "
+        f"{figures['tokens_per_s']:,.0f} tokens/s",
+    ]
+    if counts["lost_replicas"] or counts["lost_learners"]:
+        lines.append(
+            f"losses: {counts['lost_replicas']} replicas, {counts['lost_learners']} "
+            f"learners, {counts['reissued_groups']} groups sampled again, "
+            f"{counts['lost_tokens']:,} tokens lost"
+        )
+    return "\n".join(lines) + "\n"
+
 
 if __name__ == "__main__":
     sys.exit(run(sys.argv))

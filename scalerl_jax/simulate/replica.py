@@ -13,8 +13,6 @@ import heapq
 import math
 from typing import NamedTuple
 
-from scalerl_jax.simulate.rates import Rates
-
 LAG_CALLS = 1  # that a slot is taken for after the last token of its sequence
 
 
@@ -49,7 +47,7 @@ class SimulatedGroup:
 
 
 class Machine(NamedTuple):
-    """What all replicas have alike."""
+    """Sizes and rates that all replicas have alike."""
 
     slots: int
     tokens_per_call: int
@@ -59,30 +57,7 @@ class Machine(NamedTuple):
     call_s: list[float]  # by sequences
     context_s: float  # of each token of context, in each call
     prefill_s: float
-    place_s: float = 0.0
-
-    @staticmethod
-    def of(
-        rates: Rates,
-        *,
-        slots: int,
-        tokens_per_call: int,
-        prompt_tokens: int = 0,
-        cache_tokens: int = 0,
-        prefill_tokens: int = 512,
-    ) -> "Machine":
-        """Return the machine with these rates."""
-        return Machine(
-            slots=slots,
-            tokens_per_call=tokens_per_call,
-            cache_tokens=cache_tokens,
-            prompt_tokens=prompt_tokens,
-            prefill_tokens=prefill_tokens,
-            call_s=rates.call_seconds(slots),
-            context_s=rates.decode_context_s,
-            prefill_s=rates.prefill_s,
-            place_s=rates.place_s,
-        )
+    place_s: float
 
 
 class SimulatedReplica:

@@ -1,4 +1,4 @@
-"""What is simulated: the settings of a run that decide who waits for whom."""
+"""Settings of a simulated run: those that decide who waits for whom."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from scalerl_jax.coordination.queue import RolloutQueue
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failures:
-    """How often machines are lost, and what that costs; seconds."""
+    """Times between losses of machines, and times that a loss costs; seconds."""
 
     replica_mtbf_s: float = 0.0  # mean time between losses of one replica; 0: never
     learner_mtbf_s: float = 0.0

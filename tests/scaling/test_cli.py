@@ -9,7 +9,7 @@ import pytest
 import small_bucket
 
 from scalerl_jax.scaling import extrapolate_curve, fit_curve, load_curve, sigmoid
-from scalerl_jax.scaling.cli import main
+from scalerl_jax.scaling.__main__ import main
 from scalerl_jax.scaling.plots import draw_extrapolation, draw_fits
 from scalerl_jax.utils.hub import send_back
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from scalerl_jax.scaling.cli import main
+from scalerl_jax.scaling.__main__ import main
 
 INTERCEPTS = {0.5e9: 0.0640, 1.5e9: 0.2074, 7e9: 0.7045, 32e9: 1.5359}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scalerl_jax.scaling import fit_curve, load_curves, sigmoid
-from scalerl_jax.scaling.cli import main
+from scalerl_jax.scaling.__main__ import main
 from scalerl_jax.scaling.report import make_report
 
 X = np.linspace(0.0, 16000.0, 25)

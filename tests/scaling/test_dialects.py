@@ -12,7 +12,7 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from scalerl_jax.scaling import CurveError, load_curve, load_curves
-from scalerl_jax.scaling.cli import main
+from scalerl_jax.scaling.__main__ import main
 from scalerl_jax.scaling.tables import to_number
 
 

@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import scalerl_jax
 from scalerl_jax.scaling import CurveError, load_curve, make_curve, sigmoid
+from scalerl_jax.scaling.__main__ import main
 from scalerl_jax.scaling.checking import assess, to_text
-from scalerl_jax.scaling.cli import main
 from scalerl_jax.scaling.live import LiveFit, Watch, watch
 
 X = np.linspace(0.0, 10.0, 31)

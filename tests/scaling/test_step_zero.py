@@ -16,7 +16,7 @@ from scalerl_jax.scaling import (
     plan,
     pool_seeds,
 )
-from scalerl_jax.scaling.cli import main
+from scalerl_jax.scaling.__main__ import main
 
 X = np.linspace(0.0, 10.0, 26)
 

@@ -1,1 +1,1 @@
-"""How a step of a run falls on chips: seconds, memory, and the best split of them."""
+"""Seconds and bytes of a step of a run on chips, and the best split of them."""

@@ -131,7 +131,7 @@ class Choice:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings to write, by dotted name."""
-        return {name: _read(self.config, name) for name in _CHOSEN}
+        return {name: read(self.config, name) for name in _CHOSEN}
 
 
 def is_open(config: Config) -> bool:
@@ -370,6 +370,7 @@ def _with_slots(
         )
 
 
-def _read(config: Config, name: str) -> Any:
+def read(config: Config, name: str) -> Any:
+    """Return a setting by its dotted name."""
     section, field = name.split(".")
     return getattr(getattr(config, section), field)

@@ -12,7 +12,7 @@ from typing import Any
 from scalerl_jax.balance import rates
 from scalerl_jax.balance.chips import Chip
 from scalerl_jax.balance.lengths import Lengths, count_rows
-from scalerl_jax.balance.memory import cache_tokens
+from scalerl_jax.balance.memory import cache_tokens, value_bytes
 from scalerl_jax.balance.rates import EXPECTED, Reached
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
@@ -118,7 +118,7 @@ def forecast(
         learner_chips=learner,
         replicas=replicas,
         replica_chips=each,
-        itemsize=_itemsize(config),
+        itemsize=value_bytes(config.model.sampler_dtype),
     )
     if in_turn:
         # A batch's generation and its publication serve all of its epochs.
@@ -173,7 +173,7 @@ class _Decoding:
         reached: Reached,
     ) -> "_Decoding":
         """Return how fast a config's replicas decode."""
-        generators, itemsize = config.generators, _itemsize(config)
+        generators, model = config.generators, config.model
         sampler, batch = config.sampler, config.batch
         # Staleness bounds what may be under way; the queue has a batch of it.
         under_way = max(config.queue.max_staleness, 1) * batch.num_prompts
@@ -182,12 +182,16 @@ class _Decoding:
         most = math.ceil(under_way * batch.group_size / generators.count)
         held = slots_that_fit(cache_tokens(config), lengths)
         slots = max(1, min(sampler.slots, most, held))
-        common: Any = dict(chips=generators.devices, itemsize=itemsize, reached=reached)
+        common: Any = dict(
+            chips=generators.devices,
+            itemsize=value_bytes(model.sampler_dtype),
+            reached=reached,
+        )
         step = rates.decode_seconds(
             *(arch, chip),
             slots=slots,
             mean_context=lengths.mean_context,
-            float32_head=config.model.float32_head,
+            float32_head=model.float32_head,
             **common,
         )
         chunk = max(1.0, min(lengths.prompt, sampler.prefill_tokens))
@@ -243,8 +247,8 @@ def _train_seconds(
         tensor=mesh.tensor,
         remat=model.remat,
         float32_head=model.float32_head,
-        param_bytes=4 if model.param_dtype == "float32" else 2,
-        compute_bytes=2 if model.compute_dtype == "bfloat16" else 4,
+        param_bytes=value_bytes(model.param_dtype),
+        compute_bytes=value_bytes(model.compute_dtype),
         reached=reached,
     )
     return seconds * (2 if config.objective.advantage == "critic" else 1)
@@ -258,9 +262,5 @@ def pause_seconds(config: Config, arch: Architecture, *, replica_chips: int) -> 
         arch,
         replica_chips=replica_chips,
         hosts=config.generators.processes,
-        itemsize=_itemsize(config),
+        itemsize=value_bytes(config.model.sampler_dtype),
     )
-
-
-def _itemsize(config: Config) -> int:
-    return 4 if config.model.sampler_dtype == "float32" else 2

@@ -1,4 +1,4 @@
-"""How long rollouts are: from a run, from a file, or assumed."""
+"""Lengths of rollouts: from a run, from a file, or assumed."""
 
 import dataclasses
 import functools

@@ -16,6 +16,11 @@ _USABLE = 0.92
 _GIB = 2**30
 
 
+def value_bytes(dtype: str) -> int:
+    """Return the bytes of a value in one of the settings' number formats."""
+    return 4 if dtype == "float32" else 2
+
+
 def tokens_per_device(config: Config) -> int:
     """Return the tokens of a microbatch on one device."""
     mesh, batch = config.mesh, config.batch
@@ -43,7 +48,7 @@ def saved_activations(config: Config, arch: Architecture) -> int:
         "dots": queries + matmuls,
         "none": queries + matmuls + queries + keys + 3 * width + between,
     }[remat]
-    itemsize = 2 if config.model.compute_dtype == "bfloat16" else 4
+    itemsize = value_bytes(config.model.compute_dtype)
     normalisers = 0 if remat == "full" else 4 * heads
     if arch.experts is not None:
         normalisers += 4 * arch.experts.top_k
@@ -90,9 +95,9 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
     what the forward pass keeps; a tile of the head; the weights of two layers, which
     are gathered; and what a layer's backward pass has at a time.
     """
-    mesh, itemsize = config.mesh, 2 if config.model.compute_dtype == "bfloat16" else 4
+    mesh, itemsize = config.mesh, value_bytes(config.model.compute_dtype)
     shards = mesh.fsdp * mesh.tensor
-    master = 4 if config.model.param_dtype == "float32" else 2
+    master = value_bytes(config.model.param_dtype)
     models = 2 if config.objective.advantage == "critic" else 1
     state = models * arch.num_params * (master + 8 + 4 + 4) / shards
     if config.objective.kl_coefficient:
@@ -127,7 +132,7 @@ def sampler_bytes(config: Config, arch: Architecture) -> float:
     what they hold for themselves come to some hundredths more.
     """
     chips = config.generators.devices
-    params = _held_params(arch, chips) * _sampler_itemsize(config)
+    params = _held_params(arch, chips) * value_bytes(config.model.sampler_dtype)
     cache = cache_tokens(config) * kv_bytes(config, arch) / _cut(arch, chips)
     return 1.04 * (sampler_versions(config) * params + 2 * cache) + 0.6 * _GIB
 
@@ -135,7 +140,7 @@ def sampler_bytes(config: Config, arch: Architecture) -> float:
 def kv_bytes(config: Config, arch: Architecture) -> int:
     """Return the bytes of a cached token, its keys and values in all layers."""
     values = 2 * arch.num_kv_heads * arch.head_dim * arch.num_layers
-    return values * _sampler_itemsize(config)
+    return values * value_bytes(config.model.sampler_dtype)
 
 
 def cache_tokens(config: Config) -> int:
@@ -156,7 +161,7 @@ def largest_cache(
         chips: of the replica.
         usable: bytes of a device that it may fill.
     """
-    params = _held_params(arch, chips) * _sampler_itemsize(config)
+    params = _held_params(arch, chips) * value_bytes(config.model.sampler_dtype)
     left = (usable - 0.6 * _GIB) / 1.04 - sampler_versions(config) * params
     tokens = int(left / 2 / (kv_bytes(config, arch) / _cut(arch, chips)))
     page = config.sampler.page_size
@@ -186,7 +191,3 @@ def _held_params(arch: Architecture, chips: int) -> float:
 def _cut(arch: Architecture, chips: int) -> float:
     """Return how many ways a replica cuts its cache, and all but the experts."""
     return chips / sampler_copies(arch, chips)
-
-
-def _sampler_itemsize(config: Config) -> int:
-    return 4 if config.model.sampler_dtype == "float32" else 2

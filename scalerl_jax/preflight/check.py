@@ -17,6 +17,7 @@ from scalerl_jax.balance.memory import (
     logits_tile,
     sampler_versions,
     saved_activations,
+    value_bytes,
 )
 from scalerl_jax.balance.work import Work
 from scalerl_jax.config import Config
@@ -271,8 +272,8 @@ def _work(name: str, parts: Parts) -> Work:
     A critic is taken for a policy: its head is next to nothing, and not the output's.
     """
     config, arch, engine = parts.config, parts.arch, parts.engine
-    param_bytes = 4 if config.model.param_dtype == "float32" else 2
-    itemsize = 4 if config.model.sampler_dtype == "float32" else 2
+    param_bytes = value_bytes(config.model.param_dtype)
+    itemsize = value_bytes(config.model.sampler_dtype)
     match name.removeprefix("critic_"):
         case "accumulate":
             attention = type(parts.attention).__name__.removesuffix("Attention")
@@ -286,7 +287,7 @@ def _work(name: str, parts: Parts) -> Work:
                 attention=attention.lower(),
                 float32_head=config.model.float32_head,
                 param_bytes=param_bytes,
-                compute_bytes=2 if config.model.compute_dtype == "bfloat16" else 4,
+                compute_bytes=value_bytes(config.model.compute_dtype),
             )
         case "update":
             return work.optimizer_update(arch, param_bytes=param_bytes)

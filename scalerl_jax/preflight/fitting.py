@@ -1,4 +1,4 @@
-"""Who gets which devices of a topology, decided by the code that runs ask.
+"""Devices of a topology given to roles, by the code that runs ask.
 
 On a slice of several hosts that is `cluster.fit_slices`, as under --ray=slice; on one
 host `wiring.fit_devices`, as in one process.  A layout that a run would refuse is
@@ -7,16 +7,7 @@ compiled all the same, and is said not to start.
 
 import dataclasses
 
-from scalerl_jax.balance.chooser import (
-    Choice,
-    OneProcess,
-    Room,
-    Slices,
-    choose,
-    is_open,
-    opened,
-)
-from scalerl_jax.balance.lengths import Lengths
+from scalerl_jax.balance.chooser import OneProcess, Room, Slices, choose, is_open
 from scalerl_jax.cluster.fit_slices import fit_slices
 from scalerl_jax.cluster.placement import HostNode, Reached, Seats
 from scalerl_jax.config import Config
@@ -55,11 +46,9 @@ def fit_topology(config: Config, arch: Architecture, topology: Topology) -> Fitt
     Raises:
         ValueError: the devices do not suffice, however they are started.
     """
-    slices = slices_of(topology)
-    if slices is not None and slices[0].slice.num_hosts * len(slices) == 1:
-        slices = None
-    room = room_of(topology)
-    if slices is not None:
+    slices, room = slices_of(topology), OneProcess(topology.num_devices)
+    if slices:
+        room = Slices(tuple(each.slice for each in slices))
         apart = dataclasses.replace(config.generators, placement="apart")
         try:
             if config.generators.placement == "shared":
@@ -80,52 +69,33 @@ def fit_topology(config: Config, arch: Architecture, topology: Topology) -> Fitt
             room=room,
             why_not=why,
         )
-    known = topology.chip.name in GENERATIONS
     if is_open(config):
         config = choose(config, arch, topology.chip, room).config
-    why = (
-        ""
-        if known
-        else f"the processes of a {topology.chip.name} slice cannot be given their "
-        f"chips yet; known are {', '.join(GENERATIONS)}"
-    )
-    why = why or why_not_one_process(config)
+    why = why_not_one_process(config)
+    if topology.chip.name not in GENERATIONS:
+        why = (
+            f"the processes of a {topology.chip.name} slice cannot be given their "
+            f"chips yet; known are {', '.join(GENERATIONS)}"
+        )
     return Fitted(
         config=fit_devices(config, arch, topology.num_devices), room=room, why_not=why
     )
 
 
-def choose_best(
-    config: Config, arch: Architecture, topology: Topology, lengths: Lengths
-) -> Choice:
-    """Return the best split of the topology, whatever the config says of it.
-
-    Raises:
-        ValueError: none fits.
-    """
-    return choose(opened(config), arch, topology.chip, room_of(topology), lengths)
-
-
-def room_of(topology: Topology) -> Room:
-    """Return which parts of a topology roles can have."""
-    slices = slices_of(topology)
-    if slices is None or slices[0].slice.num_hosts * len(slices) == 1:
-        return OneProcess(topology.num_devices)
-    return Slices(tuple(each.slice for each in slices))
-
-
-def slices_of(topology: Topology) -> tuple[Reached, ...] | None:
+def slices_of(topology: Topology) -> tuple[Reached, ...]:
     """Return the slices of a topology with hosts at addresses of their own.
 
-    None for a kind whose slices `pod` does not know.
+    None where all is of one host, or of a kind whose slices `pod` does not know.
 
     Raises:
         ValueError: there is no such slice.
     """
     if topology.chip.name not in GENERATIONS:
-        return None
+        return ()
     sides: Bounds = (*topology.shape, 1)[:3]  # pyright: ignore[reportAssignmentType]
     slice = make_slice(topology.chip.name, sides, setting="--topology")
+    if slice.num_hosts * topology.slices == 1:
+        return ()
     return tuple(_reached(slice, number) for number in range(topology.slices))
 
 

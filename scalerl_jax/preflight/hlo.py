@@ -7,7 +7,7 @@ import dataclasses
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -356,39 +356,38 @@ class HeadMatmuls:
 
 def scope_matmuls(program: Program, scope: str) -> HeadMatmuls:
     """Count matmuls that were asked for within a `jax.named_scope`, as a head's are."""
-    highest = lower = 0
-    inside = re.compile(rf'op_name="[^"]*\b{scope}\b')
-    for computation in program.computations.values():
-        for each in computation.values():
-            if each.op in ("dot", "convolution") and inside.search(each.rest):
-                exact = "operand_precision={highest,highest}" in each.rest
-                if exact and each.shape.startswith("f32["):
-                    highest += 1
-                else:
-                    lower += 1
-    return HeadMatmuls(highest, lower)
+    within = re.compile(rf'op_name="[^"]*\b{scope}\b')
+    return _count_matmuls(program, lambda each, _: bool(within.search(each.rest)))
 
 
 def head_matmuls(program: Program, *, vocabulary: set[int]) -> HeadMatmuls:
     """Count matmuls of which an operand or the result has a side in `vocabulary`.
 
-    No other array has the sides of a part of the vocabulary.  At the highest
-    precision an operand may be bfloat16: the compiler then found that its float32
-    values are bfloat16 ones, and takes the cast away.
+    No other array has the sides of a part of the vocabulary.
     """
-    highest = lower = 0
-    for inside in program.computations.values():
-        for each in inside.values():
-            if each.op not in ("dot", "convolution"):
-                continue
-            operands = [inside[name].shape for name in each.operands if name in inside]
-            extents = _SHAPE.findall(" ".join([each.shape, *operands]))
-            sides = _DIGITS.findall(" ".join(each for _, each in extents))
-            if not vocabulary & set(map(int, sides)):
-                continue
-            exact = "operand_precision={highest,highest}" in each.rest
-            if exact and each.shape.startswith("f32["):
-                highest += 1
-            else:
-                lower += 1
-    return HeadMatmuls(highest, lower)
+
+    def has_side(each: Instruction, inside: dict[str, Instruction]) -> bool:
+        operands = [inside[name].shape for name in each.operands if name in inside]
+        found = _SHAPE.findall(" ".join([each.shape, *operands]))
+        sides = _DIGITS.findall(" ".join(sides for _, sides in found))
+        return not vocabulary.isdisjoint(map(int, sides))
+
+    return _count_matmuls(program, has_side)
+
+
+def _count_matmuls(
+    program: Program, wanted: Callable[[Instruction, dict[str, Instruction]], bool]
+) -> HeadMatmuls:
+    """Count matmuls by precision, those `wanted` within their computation.
+
+    At the highest precision an operand may be bfloat16: the compiler then found that
+    its float32 values are bfloat16 ones, and takes the cast away.
+    """
+    exact = [
+        "operand_precision={highest,highest}" in each.rest
+        and each.shape.startswith("f32[")
+        for inside in program.computations.values()
+        for each in inside.values()
+        if each.op in ("dot", "convolution") and wanted(each, inside)
+    ]
+    return HeadMatmuls(highest=sum(exact), lower=len(exact) - sum(exact))

@@ -159,7 +159,7 @@ def _meetings(
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
-    """What a value in the body of a loop is made of."""
+    """Origins of a value in the body of a loop."""
 
     carried: frozenset[int] = frozenset()  # places of the loop's tuple, in any way
     product: bool = False

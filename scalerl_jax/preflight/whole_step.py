@@ -3,19 +3,19 @@
 import dataclasses
 from typing import Any
 
-from scalerl_jax.balance.chooser import Choice
+from scalerl_jax.balance.chooser import Choice, choose, opened, read
 from scalerl_jax.balance.forecast import Forecast, forecast
 from scalerl_jax.balance.lengths import Lengths, assumed_lengths
 from scalerl_jax.balance.rates import BOUND, EXPECTED
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.preflight.fitting import Fitted, choose_best
+from scalerl_jax.preflight.fitting import Fitted
 from scalerl_jax.preflight.topologies import Topology
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WholeStep:
-    """What a step of a config takes, and what the best split of the devices would."""
+    """Forecasts of a step: of a config, and of the best split of the devices."""
 
     config: Config
     lengths: Lengths
@@ -57,7 +57,7 @@ def make_whole_step(
         )
 
     try:
-        best = choose_best(config, arch, topology, lengths)
+        best = choose(opened(config), arch, topology.chip, fitted.room, lengths)
     except ValueError:
         best = None
     return WholeStep(
@@ -148,7 +148,7 @@ def _best_lines(step: WholeStep) -> list[str]:
     if step.best is None:
         return ["no split of these devices is known to fit with its settings open"]
     found, chosen = step.best.forecast, step.best.settings
-    if all(_same(step.config, name, value) for name, value in chosen.items()):
+    if all(read(step.config, name) == value for name, value in chosen.items()):
         return [f"it is the best of {step.best.tried} splits that fit"]
     written = " ".join(f"--config.{name}={value}" for name, value in chosen.items())
     return [
@@ -159,8 +159,3 @@ def _best_lines(step: WholeStep) -> list[str]:
         f"({step.saved:.0%} saved):",
         f"    {written}",
     ]
-
-
-def _same(config: Config, name: str, value: Any) -> bool:
-    section, field = name.split(".")
-    return getattr(getattr(config, section), field) == value

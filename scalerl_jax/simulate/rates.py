@@ -14,6 +14,7 @@ import numpy as np
 
 from scalerl_jax.balance.chips import Chip
 from scalerl_jax.balance.forecast import pause_seconds
+from scalerl_jax.balance.memory import value_bytes
 from scalerl_jax.balance.rates import (
     EXPECTED,
     Reached,
@@ -151,7 +152,7 @@ def closed_rates(
 
     Rows are taken to be full: a token of a batch costs its part of a row.
     """
-    itemsize = 2 if config.model.sampler_dtype == "bfloat16" else 4
+    itemsize = value_bytes(config.model.sampler_dtype)
 
     def decode(slots: int, context: float) -> float:
         return decode_seconds(
@@ -216,8 +217,8 @@ def _training(
             chips=scenario.learner_chips,
             remat=config.model.remat,
             float32_head=config.model.float32_head,
-            param_bytes=4 if config.model.param_dtype == "float32" else 2,
-            compute_bytes=2 if config.model.compute_dtype == "bfloat16" else 4,
+            param_bytes=value_bytes(config.model.param_dtype),
+            compute_bytes=value_bytes(config.model.compute_dtype),
             reached=reached,
         )
         for rows in (scenario.learner_chips, 2 * scenario.learner_chips)

@@ -18,9 +18,9 @@ from scalerl_jax.model.transformer import (
     init_params,
 )
 from scalerl_jax.preflight import check
+from scalerl_jax.preflight.command import most_that_fit
 from scalerl_jax.preflight.hlo import compile_program
 from scalerl_jax.preflight.programs import AssumedTokenizer
-from scalerl_jax.preflight.search import most_that_fit
 from scalerl_jax.sampler.lowering import decode_state
 from scalerl_jax.wiring.devices import make_meshes
 from scalerl_jax.wiring.learning import (

@@ -22,10 +22,9 @@ from scalerl_jax.launch import estimate, supervisor, watching
 from scalerl_jax.launch.client import Client
 from scalerl_jax.launch.gke import GkePlace
 from scalerl_jax.launch.job import Job, add_flags, read_job
-from scalerl_jax.launch.keep import Patience, Refused, keep, say
 from scalerl_jax.launch.local import LocalPlace
 from scalerl_jax.launch.outcome import Outcome
-from scalerl_jax.launch.place import Machines, Place
+from scalerl_jax.launch.place import Machines, Patience, Place, Refused, keep, say
 from scalerl_jax.launch.ray_place import RayPlace
 from scalerl_jax.launch.tpu import TpuPlace
 from scalerl_jax.utils.failures import Parser, answer

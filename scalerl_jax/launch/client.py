@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from scalerl_jax.launch.keep import Refused
+from scalerl_jax.launch.place import Refused
 from scalerl_jax.utils.reading import parse_json
 
 _LIMIT_S = 1800.0  # of one command; a host's installation takes minutes

@@ -27,7 +27,7 @@ _FITS, _TOO_LARGE = 0, 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a run will take, as far as that is known."""
+    """Steps, time and chips that a run will take, as far as they are known."""
 
     num_steps: int
     chips: int

@@ -3,8 +3,6 @@
 Queued resources and TPU VMs have the generally available commands, not alpha's.
 """
 
-from collections.abc import Sequence
-
 from scalerl_jax.launch.job import Job, runtime_of
 from scalerl_jax.launch.place import State
 from scalerl_jax.pod.slices import parse_type
@@ -56,18 +54,23 @@ def _kind(job: Job) -> list[str]:
 
 def _node(job: Job) -> list[str]:
     """Return the flags that machines of both kinds have."""
-    given = {
-        "--service-account": job.service_account,
-        "--network": job.network,
-        "--subnetwork": job.subnetwork,
-    }
     return [
         *(["--spot"] if job.spot else []),
         *(["--reserved"] if job.reserved else []),
         *(["--internal-ips"] if job.internal_ips else []),
-        *(f"{name}={value}" for name, value in given.items() if value),
+        *_account(job, subnetwork="--subnetwork"),
         f"--labels={LABEL}={job.name}",
     ]
+
+
+def _account(job: Job, *, subnetwork: str) -> list[str]:
+    """Return the flags of account and network; the last one has two names."""
+    given = {
+        "--service-account": job.service_account,
+        "--network": job.network,
+        subnetwork: job.subnetwork,
+    }
+    return [f"{name}={value}" for name, value in given.items() if value]
 
 
 def create(job: Job, name: str) -> list[str]:
@@ -120,17 +123,12 @@ def storage(verb: str, *words: str) -> list[str]:
 
 def head_create(job: Job, name: str) -> list[str]:
     """Return the command that makes the head's machine, on demand and without TPUs."""
-    given = {
-        "--service-account": job.service_account,
-        "--network": job.network,
-        "--subnet": job.subnetwork,
-    }
     return [
         *("gcloud", "compute", "instances", "create", name, *_scope(job)),
         f"--machine-type={job.head_machine}",
         *("--image-family=ubuntu-2204-lts", "--image-project=ubuntu-os-cloud"),
         *("--boot-disk-size=200GB", "--scopes=cloud-platform"),
-        *(f"{key}={value}" for key, value in given.items() if value),
+        *_account(job, subnetwork="--subnet"),
         *(["--no-address"] if job.internal_ips else []),
         *(f"--labels={LABEL}={job.name}", "--quiet"),
     ]
@@ -147,8 +145,3 @@ def head_ssh(job: Job, name: str, script: str) -> list[str]:
     internal = ["--internal-ip"] if job.internal_ips else []
     command = ["gcloud", "compute", "ssh", name, *_scope(job), *internal]
     return [*command, f"--command={script}", "--quiet"]
-
-
-def types_of(found: Sequence[dict]) -> list[str]:
-    """Return the accelerator types that a zone's list has."""
-    return sorted(str(each.get("type", "")) for each in found)

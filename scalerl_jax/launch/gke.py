@@ -1,47 +1,43 @@
 """A slice of a GKE cluster that xpk has made: a JobSet in Kueue's queue.
 
 The workload is machines and run in one: it starts the run's supervisor in a pod for
-each host, and starts the pods again when a node is taken away.
+each host, and starts the pods again when a node is taken away.  The command lines are
+those of xpk 1.16, which makes a JobSet of the run's name, and of kubectl 1.32, which
+looks at it and removes it.  Every call of kubectl names its context, so that no other
+cluster is touched.
 """
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from scalerl_jax.launch import hosts, kubernetes
-from scalerl_jax.launch.bucket import Bucket
-from scalerl_jax.launch.client import Client
+from scalerl_jax.launch import hosts
+from scalerl_jax.launch.cloud import CloudPlace
 from scalerl_jax.launch.job import Job, region_of
-from scalerl_jax.launch.keep import Refused
-from scalerl_jax.launch.outcome import FINAL, Outcome
-from scalerl_jax.launch.place import Machines, State
+from scalerl_jax.launch.outcome import FINAL
+from scalerl_jax.launch.place import Machines, Refused, State
+from scalerl_jax.utils.preemption import PREEMPTED
 
 # What the machine types of node pools begin with, as xpk 1.16 has them.
 _MACHINES = {"v4": "ct4p-", "v5e": "ct5lp-", "v5p": "ct5p-", "v6e": "ct6e-"}
 _STORAGE = "storages.xpk.x-k8s.io"
+GRACE_S = 60  # between a pod's SIGTERM and its end
+_RESTARTS = 50  # of the JobSet: nodes that were taken away
+_WAIT_S = 300  # for the pods to be gone
 
 
-class GkePlace:
+class GkePlace(CloudPlace):
     """The workload of a job, by the job's name."""
 
-    def __init__(self, job: Job, more: Sequence[str], client: Client) -> None:
-        """Ask for nothing yet.
-
-        Args:
-            job: what runs.
-            more: further flags of the run.
-            client: runs gcloud, kubectl and xpk.
-        """
-        self._job, self._more, self._client = job, tuple(more), client
-        self._bucket = Bucket(job, client)
-        self._context = ""
+    _context = ""  # of the cluster, once kubectl knows it
 
     # -- before anything is made ------------------------------------------------------
 
     def check(self) -> None:
         """Refuse a cluster, a topology, a storage or a bucket that is not there."""
-        hosts.check_config(self._job)
+        hosts.check_config(self.job)
         self._check_topology(self._cluster())
-        self._bucket.check()
+        self.check_bucket()
         self._check_storage()
 
     def _cluster(self) -> dict[str, Any]:
@@ -50,10 +46,10 @@ class GkePlace:
         Raises:
             ValueError: there is none.
         """
-        job = self._job
+        job = self.job
         near = (job.zone, region_of(job.zone))
-        found = self._client.ask(kubernetes.cluster(job)) or []
-        if self._client.dry_run:
+        found = self.client.ask(list_clusters(job)) or []
+        if self.client.dry_run:
             return {"name": job.cluster, "location": near[1]}
         for each in found:
             if each.get("name") == job.cluster and each.get("location") in near:
@@ -66,8 +62,8 @@ class GkePlace:
 
     def _check_topology(self, cluster: dict[str, Any]) -> None:
         """Refuse a slice that no node pool has."""
-        job, slice = self._job, self._job.slice
-        if self._client.dry_run:
+        job, slice = self.job, self.job.slice
+        if self.client.dry_run:
             return
         has = [
             (pool["config"]["machineType"], pool.get("placementPolicy", {}))
@@ -93,9 +89,9 @@ class GkePlace:
 
     def _check_storage(self) -> None:
         """Refuse a storage that is not the bucket, or lies elsewhere in the pods."""
-        job = self._job
+        job = self.job
         found = self._get(_STORAGE, job.storage)
-        if self._client.dry_run:
+        if self.client.dry_run:
             return
         way = (
             f"xpk storage attach {job.storage} --type=gcsfuse --bucket="
@@ -122,13 +118,13 @@ class GkePlace:
             )
 
     def _get(self, kind: str, name: str) -> Any:
-        return self._client.ask(kubernetes.get(self._login(), kind, name))
+        return self.client.ask(get(self._login(), kind, name))
 
     def _login(self) -> str:
         """Return the cluster's context, which kubectl knows after the first call."""
         if not self._context:
-            job, location = self._job, self._cluster()["location"]
-            self._client.run(kubernetes.login(job, location))
+            job, location = self.job, self._cluster()["location"]
+            self.client.run(login(job, location))
             self._context = f"gke_{job.project}_{location}_{job.cluster}"
         return self._context
 
@@ -136,7 +132,7 @@ class GkePlace:
 
     def machines(self) -> Machines:
         """Return what Kubernetes says of the JobSet."""
-        found = self._get("jobset", self._job.name)
+        found = self._get("jobset", self.job.name)
         if found is None:
             return Machines(state="absent", said="ABSENT")
         state, said = _read_state(found)
@@ -153,19 +149,19 @@ class GkePlace:
         pod = job["template"]["spec"]["template"]["spec"]
         told = str(pod["containers"][0].get("command", ""))
         shape = pod.get("nodeSelector", {}).get("cloud.google.com/gke-tpu-topology")
-        slice, name = self._job.slice, self._job.name
-        if f"--workdir={self._job.workdir} " not in told:
+        slice, name = self.job.slice, self.job.name
+        if f"--workdir={self.job.workdir} " not in told:
             return f"the name {name} is taken by a workload of another run"
         if shape not in (None, slice.kind.written(slice.topology)):
             return (
                 f"the name {name} is taken by a slice {shape}, and --topology="
-                f"{self._job.topology}; take another --name, or `launch stop` first"
+                f"{self.job.topology}; take another --name, or `launch stop` first"
             )
         return ""
 
     def create(self) -> None:
         """Ask for the workload."""
-        self._client.run(kubernetes.create(self._job, self._more))
+        self.client.run(create(self.job, self.more))
 
     def replace(self) -> list[str]:
         """Remove what has failed, unless that was the end of the run."""
@@ -175,9 +171,9 @@ class GkePlace:
     def remove(self) -> list[str]:
         """Remove the workload, and wait until its pods are gone."""
         try:
-            self._client.run(kubernetes.delete(self._job, self._login()))
+            self.client.run(delete(self.job, self._login()))
         except (Refused, RuntimeError, ValueError) as error:
-            return [f"{self._job.name} in {self._job.cluster}: {error}"]
+            return [f"{self.job.name} in {self.job.cluster}: {error}"]
         return []
 
     # -- the run ----------------------------------------------------------------------
@@ -188,13 +184,13 @@ class GkePlace:
         Raises:
             RuntimeError: its pods have ended, and the run is not over.
         """
-        if self._client.dry_run or self.machines().said != "COMPLETED":
+        if self.client.dry_run or self.machines().said != "COMPLETED":
             return "it runs already: it came with the workload"
         outcome = self.outcome()
         if outcome is None or outcome.state not in FINAL:
             raise RuntimeError(
-                f"the pods of {self._job.name} have ended, and "
-                f"{self._job.outcome_file} does not say that the run is over; "
+                f"the pods of {self.job.name} have ended, and "
+                f"{self.job.outcome_file} does not say that the run is over; "
                 f"`launch logs` has their last lines, `launch stop` removes them"
             )
         return f"it is {outcome.state} already"
@@ -202,21 +198,9 @@ class GkePlace:
     def end(self) -> None:
         """Do nothing: `remove` gives the run the time to save itself."""
 
-    def outcome(self) -> Outcome | None:
-        """Return how the run stands, from the bucket."""
-        return self._bucket.outcome()
-
-    def last_step(self) -> str:
-        """Return when the run last wrote a step, as the bucket says."""
-        return self._bucket.last_step()
-
     def logs(self, lines: int) -> str:
         """Return the last lines of every pod."""
-        return self._client.run(kubernetes.logs(self._job, self._login(), lines))
-
-    def fetch(self, target: str) -> None:
-        """Bring the run's files here, all but checkpoints."""
-        self._bucket.fetch(target)
+        return self.client.run(logs(self.job, self._login(), lines))
 
 
 def _read_state(found: dict[str, Any]) -> tuple[State, str]:
@@ -242,3 +226,60 @@ def _read_state(found: dict[str, Any]) -> tuple[State, str]:
     if sum(each.get("ready", 0) for each in jobs):
         return "up", "RUNNING"
     return "coming", "STARTING"
+
+
+# -- the command lines; nothing runs here ----------------------------------------------
+
+
+def list_clusters(job: Job) -> list[str]:
+    """Return the command that lists the project's clusters of this name."""
+    found = ["gcloud", "container", "clusters", "list", f"--project={job.project}"]
+    return [*found, f"--filter=name={job.cluster}"]
+
+
+def login(job: Job, location: str) -> list[str]:
+    """Return the command that gives kubectl the cluster's context."""
+    verb = ["gcloud", "container", "clusters", "get-credentials", job.cluster]
+    return [*verb, f"--project={job.project}", f"--location={location}"]
+
+
+def create(job: Job, more: Sequence[str]) -> list[str]:
+    """Return the command that makes the workload, and with it starts the run."""
+    slice = job.slice
+    topology = slice.kind.written(slice.topology)
+    return [
+        *("xpk", "workload", "create", f"--workload={job.name}"),
+        *(f"--project={job.project}", f"--zone={job.zone}", f"--cluster={job.cluster}"),
+        f"--tpu-type={slice.kind.types[0]}-{topology}",
+        *("--num-slices=1", f"--docker-image={job.image}", f"--storage={job.storage}"),
+        *(f"--max-restarts={_RESTARTS}", f"--restart-on-exit-codes={PREEMPTED}"),
+        f"--termination-grace-period-seconds={GRACE_S}",
+        f"--command={shlex.join(job.supervised(job.command(more)))}",
+    ]
+
+
+def _kubectl(context: str, *words: str) -> list[str]:
+    return ["kubectl", *words, f"--context={context}", "--namespace=default"]
+
+
+def get(context: str, kind: str, name: str) -> list[str]:
+    """Return the command that shows one object; nothing if there is none."""
+    return [*_kubectl(context, "get", kind, name), "--ignore-not-found"]
+
+
+def delete(job: Job, context: str) -> list[str]:
+    """Return the command that removes the workload, and waits until its pods are gone.
+
+    Each pod has its grace, in which the run saves itself.
+    """
+    command = _kubectl(context, "delete", "jobset", job.name, "--ignore-not-found")
+    return [*command, "--cascade=foreground", f"--timeout={_WAIT_S}s"]
+
+
+def logs(job: Job, context: str, lines: int) -> list[str]:
+    """Return the command that shows the last lines of every pod, with its name."""
+    command = _kubectl(
+        context, "logs", f"--selector=xpk.google.com/workload={job.name}"
+    )
+    most = max(1, job.slice.num_chips // 4)  # pods: one has four chips, or the only one
+    return [*command, f"--tail={lines}", "--prefix", f"--max-log-requests={most}"]

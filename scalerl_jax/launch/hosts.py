@@ -1,4 +1,4 @@
-"""What a host is told by ssh: to get the code, to start a supervisor, to end it.
+"""Scripts for a host, by ssh: to get the code, to start a supervisor, to end it.
 
 Each script may be run again at any time.  A host has everything in ~/scalerl_jax/NAME:
 code, a virtual environment, log, and the supervisor's number.  These places are alike
@@ -130,12 +130,11 @@ def start_script(
         role: names log and number where a host has several supervisors.
     """
     program, *arguments = command
-    supervised = [
-        *("../venv/bin/python", "-m", "scalerl_jax.launch", "supervise"),
-        *(f"--workdir={job.workdir}", f"--failures={job.failures}"),
-        *(["--follow"] if follow else []),
-        *("--", f"../venv/bin/{program}", *arguments),
-    ]
+    supervised = job.supervised(
+        [f"../venv/bin/{program}", *arguments],
+        python="../venv/bin/python",
+        follow=follow,
+    )
     return f"""set -eu
 mkdir -p ~/scalerl_jax/{job.name} && cd ~/scalerl_jax/{job.name}
 if [ -e {role}.pid ] && kill -0 "$(cat {role}.pid)" 2> /dev/null; then

@@ -1,4 +1,4 @@
-"""What is to run where: the flags of the commands, or one file of the same names.
+"""The job, a run and its place: flags of the commands, or a file of the same names.
 
 A file is TOML or JSON and is read, never executed; flags win over it.
 """
@@ -70,7 +70,7 @@ class Job:
 
     @property
     def slices(self) -> tuple[int, Slice | None]:
-        """How many slices, and of which kind; none on this machine."""
+        """Number and kind of its slices; none on this machine."""
         if not self.topology:
             return 0, None
         count, _, shape = self.topology.rpartition("*")
@@ -96,7 +96,7 @@ class Job:
 
     @property
     def is_shared(self) -> bool:
-        """Whether its machines reach the directory by a mount of the bucket."""
+        """True if its machines reach the directory by a mount of the bucket."""
         return self.place in ("ray_tpu", "gke") or (
             self.place == "queued_resource" and self.slice.num_hosts > 1
         )
@@ -113,27 +113,34 @@ class Job:
 
     def command(self, more: Sequence[str], *, python: str = "python") -> list[str]:
         """Return the command of the run, with further flags of its own."""
-        ray = [f"--ray={self.ray}"] if self.ray else []
+        given = any(each.partition("=")[0] == "--ray" for each in more)
         return [
             *(python, "-m", "scalerl_jax.main", f"--config={self.config}"),
             f"--workdir={self.workdir}",
-            *(flag for flag in ray if not _is_given("--ray", more)),
+            *([f"--ray={self.ray}"] if self.ray and not given else []),
             *more,
+        ]
+
+    def supervised(
+        self, command: Sequence[str], *, python: str = "python", follow: bool = False
+    ) -> list[str]:
+        """Return a command under a supervisor; `follow`: it serves a head elsewhere."""
+        return [
+            *(python, "-m", "scalerl_jax.launch", "supervise"),
+            *(f"--workdir={self.workdir}", f"--failures={self.failures}"),
+            *(["--follow"] if follow else []),
+            *("--", *command),
         ]
 
     @property
     def ray(self) -> str:
-        """How the hosts find each other; empty: there is one."""
+        """Flag by which the hosts find each other; empty: there is one."""
         if self.place == "ray_tpu":
             return "auto"
         hosts = self.slice.num_hosts if self.is_shared else 1
         if self.place == "gke":  # xpk's machines have at most four chips
             hosts = self.slice.num_chips // 4
         return "slice" if hosts > 1 else ""
-
-
-def _is_given(flag: str, arguments: Sequence[str]) -> bool:
-    return any(each.partition("=")[0] == flag for each in arguments)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -204,10 +211,11 @@ def make_job(values: Mapping[str, Any]) -> Job:
     job = Job(**values)
     if job.place not in PLACES:
         raise ValueError(f"--place={job.place}: choose from {', '.join(PLACES)}")
+    meanings = {each.name: each.metadata["meaning"] for each in dataclasses.fields(job)}
     for name in _needed(job.place):
         if not getattr(job, name):
             raise ValueError(
-                f"--{name} is missing ({_meaning(name)}); --place={job.place} needs it"
+                f"--{name} is missing ({meanings[name]}); --place={job.place} needs it"
             )
     if not _NAME.fullmatch(job.name):
         raise ValueError(
@@ -238,11 +246,6 @@ def _needed(place: str) -> list[str]:
     cloud = ["project", "zone", "topology"] if place != "local" else []
     cluster = ["cluster", "image", "storage"] if place == "gke" else []
     return ["name", "bucket", *cloud, *cluster]
-
-
-def _meaning(name: str) -> str:
-    fields = {field.name: field for field in dataclasses.fields(Job)}
-    return fields[name].metadata["meaning"]
 
 
 def _check_cloud(job: Job) -> None:

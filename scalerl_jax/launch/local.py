@@ -88,13 +88,7 @@ class LocalPlace:
         command = self._job.command(self._more, python=sys.executable)
         with (self._folder / _LOG).open("ab") as log:
             child = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "scalerl_jax.launch", "supervise"),
-                    f"--workdir={Path(self._job.workdir).expanduser()}",
-                    f"--failures={self._job.failures}",
-                    "--",
-                    *command,
-                ],
+                self._job.supervised(command, python=sys.executable),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,4 +1,4 @@
-"""How a supervised run stands, `launch.json` in its directory, here or in a bucket.
+"""State of a supervised run, `launch.json` in its directory, here or in a bucket.
 
 The supervisor writes it; whoever makes machines for the run reads it.  It outlives the
 machines, and so says of a run that is finished that it need not be started again.
@@ -20,7 +20,7 @@ FINAL = ("done", "mistake", "failed")  # nothing is started again by itself
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the command of a run stands, as its supervisor saw it last."""
+    """State of the command of a run, as its supervisor saw it last."""
 
     state: State
     command: tuple[str, ...]

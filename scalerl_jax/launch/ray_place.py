@@ -7,12 +7,11 @@ node each.  A slice that goes is made again alone, and the run goes on meanwhile
 from collections.abc import Sequence
 
 from scalerl_jax.launch import gcloud, hosts
-from scalerl_jax.launch.client import Client, NotFound
+from scalerl_jax.launch.client import Client
+from scalerl_jax.launch.cloud import CloudPlace
 from scalerl_jax.launch.job import Job
-from scalerl_jax.launch.keep import Refused, say
-from scalerl_jax.launch.outcome import Outcome
-from scalerl_jax.launch.place import Machines, State
-from scalerl_jax.launch.tpu import GRACE_S, TpuPlace
+from scalerl_jax.launch.place import Machines, Refused, State
+from scalerl_jax.launch.tpu import TpuPlace, end_run
 
 PORT = 6379  # of Ray's head
 # cloud.google.com/compute/docs/instances/instance-lifecycle
@@ -45,14 +44,14 @@ def _together(states: Sequence[State]) -> State:
     return "coming" if "coming" in states else "up"
 
 
-class RayPlace:
+class RayPlace(CloudPlace):
     """The machines of a run over slices: NAME-head, NAME-0, NAME-1, ..."""
 
     def __init__(
         self, job: Job, more: Sequence[str], client: Client, *, poll_s: float = 15.0
     ) -> None:
         """Ask for nothing yet; the arguments are those of `TpuPlace`."""
-        self._job, self._more, self._client = job, tuple(more), client
+        super().__init__(job, more, client)
         self._head = f"{job.name}-head"
         self._slices = [
             TpuPlace(job, more, client, poll_s=poll_s, name=f"{job.name}-{n}")
@@ -79,7 +78,7 @@ class RayPlace:
         """Ask for what is not there, the head first."""
         parts = self._parts()
         if parts[self._head].state == "absent":
-            self._client.run(gcloud.head_create(self._job, self._head))
+            self.client.run(gcloud.head_create(self.job, self._head))
         for each in self._slices:
             if parts[each.name].state == "absent":
                 each.create()
@@ -100,59 +99,44 @@ class RayPlace:
         Raises:
             Refused: they are not.
         """
-        job, digest = self._job, self._slices[0].upload()
+        job, digest = self.job, self._slices[0].upload()
         node = ["ray", "start", "--block", "--disable-usage-stats"]
         first = [*node, "--head", f"--port={PORT}", "--include-dashboard=false"]
         self._on_head(self._follower(first, digest, extras="gcs,ray"))
         joined = [*node, f"--address={self._address()}:{PORT}"]
         script = self._follower(joined, digest, extras="tpu,gcs,ray")
         for each in self._slices:
-            self._client.ssh(gcloud.ssh(job, each.name, script))
+            each.on_hosts(script)
         said = self._on_head(hosts.python_script(job, _COUNT.format(port=PORT)))
         chips = int(said.split()[-1]) if said.split() else 0
-        if chips < job.chips and not self._client.dry_run:
+        if chips < job.chips and not self.client.dry_run:
             raise Refused(f"{chips} of {job.chips} chips have joined Ray")
-        command = job.command(self._more)
+        command = job.command(self.more)
         said = self._on_head(hosts.start_script(job, digest, command, extras="gcs,ray"))
         started = said.rstrip().endswith("starts")
         return "the run starts on the head" if started else "it runs already"
 
     def end(self) -> None:
         """Have the run save itself."""
-        try:
-            self._on_head(hosts.end_script(self._job, grace_s=GRACE_S))
-        except (Refused, RuntimeError, ValueError) as error:
-            say(f"the run could not be asked to save itself: {error}")
-
-    def outcome(self) -> Outcome | None:
-        """Return how the run stands, from the bucket."""
-        return self._slices[0].outcome()
-
-    def last_step(self) -> str:
-        """Return when the run last wrote a step, as the bucket says."""
-        return self._slices[0].last_step()
+        end_run(self.job, self._on_head)
 
     def logs(self, lines: int) -> str:
         """Return the last lines of the head and of every host."""
-        own = self._on_head(hosts.log_script(self._job, lines))
+        own = self._on_head(hosts.log_script(self.job, lines))
         return own + "".join(each.logs(lines) for each in self._slices)
-
-    def fetch(self, target: str) -> None:
-        """Bring the run's files here, all but checkpoints."""
-        self._slices[0].fetch(target)
 
     def _follower(self, command: list[str], digest: str, *, extras: str) -> str:
         return hosts.start_script(
-            self._job, digest, command, extras=extras, follow=True, role="ray"
+            self.job, digest, command, extras=extras, follow=True, role="ray"
         )
 
     def _on_head(self, script: str) -> str:
-        return self._client.ssh(gcloud.head_ssh(self._job, self._head, script))
+        return self.client.ssh(gcloud.head_ssh(self.job, self._head, script))
 
     def _address(self) -> str:
         """Return the head's address inside of the network."""
-        found = self._client.ask(gcloud.head(self._job, "describe", self._head))
-        if self._client.dry_run:
+        found = self.client.ask(gcloud.head(self.job, "describe", self._head))
+        if self.client.dry_run:
             return "HEAD"
         return str(found["networkInterfaces"][0]["networkIP"])
 
@@ -163,7 +147,7 @@ class RayPlace:
         }
 
     def _head_machine(self) -> Machines:
-        found = self._client.ask(gcloud.head(self._job, "describe", self._head))
+        found = self.client.ask(gcloud.head(self.job, "describe", self._head))
         if found is None:
             return Machines(state="absent", said="ABSENT")
         said = str(found.get("status"))
@@ -175,7 +159,7 @@ class RayPlace:
             state=_INSTANCE[said],
             said=said,
             created=str(found.get("creationTimestamp", "")),
-            wrong="" if label == self._job.name else taken,
+            wrong="" if label == self.job.name else taken,
         )
 
     def _remove(self, names: Sequence[str]) -> list[str]:
@@ -184,10 +168,6 @@ class RayPlace:
             if each.name in names:
                 left += each.remove()
         if self._head in names:
-            try:
-                self._client.run(gcloud.head(self._job, "delete", self._head))
-            except NotFound:
-                pass
-            except (Refused, RuntimeError, ValueError) as error:
-                left.append(f"{self._head} in {self._job.zone}: {error}")
+            command = gcloud.head(self.job, "delete", self._head)
+            left += self.removed(command, f"{self._head} in {self.job.zone}")
         return left

@@ -38,7 +38,7 @@ _UNSTARTABLE = 127  # as a shell says it
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How often and how soon a command is started again."""
+    """Limits and pauses of starting a command again."""
 
     failures: int = 5  # in a row, after which it is given up
     pause_s: float = 10.0  # before the first of them; then twice as long each time

@@ -1,23 +1,20 @@
 """Slices of TPUs as machines: a TPU VM, or a queued resource, through gcloud."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from scalerl_jax.launch import gcloud, hosts
-from scalerl_jax.launch.bucket import Bucket
-from scalerl_jax.launch.client import Client, NotFound
+from scalerl_jax.launch.client import Client
+from scalerl_jax.launch.cloud import CloudPlace
 from scalerl_jax.launch.job import Job
-from scalerl_jax.launch.keep import Refused, say
-from scalerl_jax.launch.outcome import Outcome
-from scalerl_jax.launch.place import Machines
-from scalerl_jax.pod.slices import parse_type
+from scalerl_jax.launch.place import Machines, Refused, say
 
 GRACE_S = 60  # for the save that `end` asks for
 _GONE_TRIES = 40  # looks for a slice that is being removed
 
 
-class TpuPlace:
+class TpuPlace(CloudPlace):
     """One slice, by the job's name or another."""
 
     def __init__(
@@ -38,9 +35,8 @@ class TpuPlace:
             poll_s: between two looks for a slice that is being removed.
             name: of the slice; the job's where it is empty.
         """
-        self.job, self.client, self.name = job, client, name or job.name
-        self._more, self._poll_s = tuple(more), poll_s
-        self._bucket = Bucket(job, client)
+        super().__init__(job, more, client)
+        self.name, self._poll_s = name or job.name, poll_s
 
     # -- before anything is made ------------------------------------------------------
 
@@ -48,15 +44,15 @@ class TpuPlace:
         """Refuse a zone, a topology or a bucket that is not there; bring the code."""
         hosts.check_config(self.job)
         self._check_zone()
-        self._bucket.check()
-        self._bucket.upload()
+        self.check_bucket()
+        self.upload()
 
     def _check_zone(self) -> None:
         job, slice = self.job, self.job.slice
         found = self.client.ask(gcloud.types(job))
         if self.client.dry_run:
             return
-        known = gcloud.types_of(found or [])
+        known = sorted(str(each.get("type", "")) for each in found or [])
         if slice.type not in known:
             same = [each for each in known if each.startswith(slice.kind.types[0])]
             raise ValueError(
@@ -97,8 +93,7 @@ class TpuPlace:
         slice = self.job.slice
         if label and label != self.job.name:
             return f"the name {self.name} is taken by machines of the run {label}"
-        same = not kind or parse_type(kind)[0] == slice.generation
-        if not same or (kind and kind != slice.type):
+        if kind and kind != slice.type:
             return (
                 f"the name {self.name} is taken by a {kind}, and --topology="
                 f"{self.job.topology} is a {slice.type}; take another --name, or "
@@ -116,58 +111,45 @@ class TpuPlace:
 
     def remove(self) -> list[str]:
         """Remove the slice, and wait until it is gone."""
-        try:
-            self.client.run(gcloud.delete(self.job, self.name))
-        except NotFound:
-            return []
-        except (Refused, RuntimeError, ValueError) as error:
-            return [f"{self.name} in {self.job.zone}: {error}"]
-        if self.client.dry_run:
-            return []
+        place = f"{self.name} in {self.job.zone}"
+        left = self.removed(gcloud.delete(self.job, self.name), place)
+        if left or self.client.dry_run:
+            return left
         tries, there = 0, self.machines()
         while there.state != "absent" and tries < _GONE_TRIES:
             time.sleep(self._poll_s)
             tries, there = tries + 1, self.machines()
         if there.state == "absent":
             return []
-        return [f"{self.name} in {self.job.zone}, which is still {there.said}"]
+        return [f"{place}, which is still {there.said}"]
 
     # -- the run ----------------------------------------------------------------------
 
     def start(self) -> str:
         """Start the supervisor on every host where none runs."""
-        command = self.job.command(self._more)
+        command = self.job.command(self.more)
         extras = "tpu,gcs,ray" if self.job.ray else "tpu,gcs"
         script = hosts.start_script(self.job, self.upload(), command, extras=extras)
-        said = self.client.ssh(gcloud.ssh(self.job, self.name, script))
+        said = self.on_hosts(script)
         begun = [line for line in said.splitlines() if line.endswith("starts")]
         return f"the run starts on {len(begun)} hosts" if begun else "it runs already"
 
     def end(self) -> None:
         """Have the run save itself; a host that does not answer is not waited for."""
-        script = hosts.end_script(self.job, grace_s=GRACE_S)
-        try:
-            self.client.ssh(gcloud.ssh(self.job, self.name, script))
-        except (Refused, RuntimeError, ValueError) as error:
-            say(f"the run could not be asked to save itself: {error}")
-
-    def outcome(self) -> Outcome | None:
-        """Return how the run stands, from the bucket."""
-        return self._bucket.outcome()
-
-    def last_step(self) -> str:
-        """Return when the run last wrote a step, as the bucket says."""
-        return self._bucket.last_step()
+        end_run(self.job, self.on_hosts)
 
     def logs(self, lines: int) -> str:
         """Return the last lines of every host."""
-        script = hosts.log_script(self.job, lines)
+        return self.on_hosts(hosts.log_script(self.job, lines))
+
+    def on_hosts(self, script: str) -> str:
+        """Run a script on every host; return what they say."""
         return self.client.ssh(gcloud.ssh(self.job, self.name, script))
 
-    def fetch(self, target: str) -> None:
-        """Bring the run's files here, all but checkpoints."""
-        self._bucket.fetch(target)
 
-    def upload(self) -> str:
-        """Bring the code into the bucket, unless it is there; return its digest."""
-        return self._bucket.upload()
+def end_run(job: Job, ssh: Callable[[str], str]) -> None:
+    """Have a run save itself, by a script; tell if that cannot be asked for."""
+    try:
+        ssh(hosts.end_script(job, grace_s=GRACE_S))
+    except (Refused, RuntimeError, ValueError) as error:
+        say(f"the run could not be asked to save itself: {error}")

@@ -1,4 +1,4 @@
-"""What is told of a run under way: its forecast, and an alarm if it died or stalled."""
+"""News of a run under way: its forecast, and an alarm if it died or stalled."""
 
 import datetime
 from pathlib import Path

@@ -17,7 +17,7 @@ import pytest
 import small_run
 import yaml
 
-from scalerl_jax.launch import kubernetes
+from scalerl_jax.launch import gke
 from scalerl_jax.launch.job import make_job
 from scalerl_jax.launch.supervisor import PREEMPTED
 from scalerl_jax.pod.slices import generation_of, parse_slice
@@ -140,7 +140,7 @@ def without_empty(value):
 def test_xpk_makes_a_job_set_that_restarts_on_preemptions_alone(tmp_path):
     manifest = tmp_path / "job.yaml"
     dry = ["--dry-run", "--skip-validation", f"--output-manifest-file={manifest}"]
-    command = kubernetes.create(GKE, [DATA])
+    command = gke.create(GKE, [DATA])
     command.remove("--storage=runs")  # of a cluster that is not there
     done = subprocess.run(
         [*command, *dry],

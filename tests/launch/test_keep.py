@@ -2,9 +2,8 @@
 
 import pytest
 
-from scalerl_jax.launch.keep import Patience, Refused, keep
 from scalerl_jax.launch.outcome import Outcome
-from scalerl_jax.launch.place import Machines
+from scalerl_jax.launch.place import Machines, Patience, Refused, keep
 
 PATIENCE = Patience(poll_s=0.0, first_pause_s=0.0, refusals=2, losses=3)
 STATES = {"ABSENT": "absent", "WAITING": "coming", "ACTIVE": "up", "GONE": "broken"}

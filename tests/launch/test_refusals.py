@@ -6,7 +6,7 @@ People have published them: each with the thread on GitHub that has it whole.
 import pytest
 
 from scalerl_jax.launch.client import NotFound, refusal
-from scalerl_jax.launch.keep import Refused
+from scalerl_jax.launch.place import Refused
 
 TEXTS = [
     (  # thevasudevgupta/gsoc-wav2vec2, issue 11

@@ -1,31 +1,42 @@
-"""The job's bucket, through gcloud: code goes there, the run's files come from it."""
+"""Machines of a cloud: the job's bucket, through gcloud, and what else they share.
+
+Code goes into the bucket, and the run's files come from it.
+"""
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from scalerl_jax.launch import gcloud, hosts
 from scalerl_jax.launch.client import Client, NotFound
 from scalerl_jax.launch.job import Job, region_of
 from scalerl_jax.launch.outcome import Outcome, parse_outcome
+from scalerl_jax.launch.place import Refused
 from scalerl_jax.utils.run_directory import METRICS_FILE
 
 # Multi-regions of buckets -> how the regions of zones in them begin.
 _MULTI = {"US": "us-", "EU": "europe-", "ASIA": "asia-"}
 
 
-class Bucket:
-    """The bucket of a job."""
+class CloudPlace:
+    """What places of a cloud do alike."""
 
-    def __init__(self, job: Job, client: Client) -> None:
-        """Ask for nothing yet."""
-        self._job, self._client = job, client
-        self._digest = ""
+    def __init__(self, job: Job, more: Sequence[str], client: Client) -> None:
+        """Ask for nothing yet.
 
-    def check(self) -> None:
+        Args:
+            job: what runs.
+            more: further flags of the run.
+            client: runs the cloud's programs.
+        """
+        self.job, self.more, self.client = job, tuple(more), client
+        self._digest = ""  # of the code in the bucket
+
+    def check_bucket(self) -> None:
         """Refuse a bucket that is not there, or in another region than the zone."""
-        job = self._job
-        found = self._client.ask(gcloud.bucket(job))
-        if self._client.dry_run:
+        job = self.job
+        found = self.client.ask(gcloud.bucket(job))
+        if self.client.dry_run:
             return
         region = region_of(job.zone)
         if found is None:
@@ -51,41 +62,51 @@ class Bucket:
         if self._digest:
             return self._digest
         digest, data = hosts.pack_code()
-        url = hosts.code_url(self._job, digest)
+        url = hosts.code_url(self.job, digest)
         try:
-            there = self._client.run(gcloud.storage("ls", url))
+            there = self.client.run(gcloud.storage("ls", url))
         except NotFound:
             there = ""
         if not there:
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder) / "code.tar.gz"
                 file.write_bytes(data)
-                shown = file.name if self._client.dry_run else str(file)
-                self._client.run(gcloud.storage("cp", shown, url))
+                shown = file.name if self.client.dry_run else str(file)
+                self.client.run(gcloud.storage("cp", shown, url))
         self._digest = digest
         return digest
 
     def outcome(self) -> Outcome | None:
         """Return how the run stands; None: it never was started."""
         try:
-            text = self._client.run(gcloud.storage("cat", self._job.outcome_file))
+            text = self.client.run(gcloud.storage("cat", self.job.outcome_file))
         except NotFound:
             return None
         return parse_outcome(text)
 
     def last_step(self) -> str:
         """Return when the run last wrote a step, ISO 8601; empty: never."""
-        url = f"{self._job.directory}/{METRICS_FILE}"
-        found = self._client.ask(gcloud.storage("objects", "describe", url))
+        url = f"{self.job.directory}/{METRICS_FILE}"
+        found = self.client.ask(gcloud.storage("objects", "describe", url))
         return str(found.get("update_time", "")) if found else ""
 
     def fetch(self, target: str) -> None:
         """Bring the run's files here, all but checkpoints."""
-        if not self._client.dry_run:
+        if not self.client.dry_run:
             Path(target).mkdir(parents=True, exist_ok=True)
-        self._client.run(
+        self.client.run(
             gcloud.storage(
-                *("rsync", self._job.directory, target, "--recursive"),
+                *("rsync", self.job.directory, target, "--recursive"),
                 "--exclude=^(checkpoints|weights)/.*|^\\..*",
             )
         )
+
+    def removed(self, command: Sequence[str], name: str) -> list[str]:
+        """Run a command that removes something; return a line if it stays."""
+        try:
+            self.client.run(command)
+        except NotFound:
+            pass
+        except (Refused, RuntimeError, ValueError) as error:
+            return [f"{name}: {error}"]
+        return []

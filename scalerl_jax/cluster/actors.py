@@ -1,4 +1,4 @@
-"""What runs in the other processes of a cluster: a rank of the learner, a replica.
+"""The other processes of a cluster: a rank of the learner, a replica, its followers.
 
 Ray makes an actor of each class.  A rank's calls are made one after the other, the same
 on every rank; those of a replica as they come.
@@ -60,7 +60,7 @@ def _end_with(parent: int) -> None:
 
 
 class Process:
-    """What every process of a run does first."""
+    """The first steps of every process of a run, and questions that it answers."""
 
     def __init__(self, config: Config, directory: str) -> None:
         """Take the run's fitted settings, and the directory that all see."""

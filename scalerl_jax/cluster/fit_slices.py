@@ -1,4 +1,4 @@
-"""What a config leaves open, decided by the slices of a cluster."""
+"""Settings that a config leaves open, decided by the slices of a cluster."""
 
 import dataclasses
 from collections.abc import Sequence

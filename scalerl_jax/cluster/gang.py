@@ -4,8 +4,11 @@ A rank that is lost takes the others with it, for their next collective has no e
 are started again; the state comes from the last complete checkpoint, and the batches
 since then, which are kept, are trained on again: the same version comes back, bit for
 bit, and nothing that was generated is thrown away.
+
+One file above 400 lines: every call may find the gang lost, and replaces it.
 """
 
+import dataclasses
 import logging
 import threading
 import time
@@ -24,22 +27,47 @@ from ray.exceptions import (
 
 from scalerl_jax.cluster.actors import LearnerRank, Place
 from scalerl_jax.cluster.session import Cluster, check_process
-from scalerl_jax.cluster.weights import WeightsOf, merged
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Restored
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.parallel.channels import Parcel
-from scalerl_jax.parallel.offers import Publication, PublishReport
+from scalerl_jax.parallel.offers import Offer, Publication, PublishReport, merge
 from scalerl_jax.types import Group, PackedBatch
 from scalerl_jax.utils.failures import first_line
 from scalerl_jax.utils.xla import is_broken_off
 
 _log = logging.getLogger(__name__)
 _LOST = (RayActorError, WorkerCrashedError)
+_SILENCE_S = 1800.0  # compiling is part of it
 
 
 class GangLost(Exception):  # noqa: N818  what happened to it, in one line
     """A rank is gone, or does not answer."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightsOf:
+    """A publication, as it goes to replicas: texts that say where the bytes are."""
+
+    policy_version: int
+    base_version: int | None  # what a replica must hold; None: nothing
+    parcel: Callable[[], Parcel]
+    # The same version by itself, for who holds no base; None: it comes.
+    whole: Callable[[], Parcel | None]
+
+    def to_replica(self, held_version: int) -> Parcel | None:
+        """Return what a replica can use that was given that version before."""
+        if held_version in (self.policy_version, self.base_version):
+            return self.parcel()
+        return self.parcel() if self.base_version is None else self.whole()
+
+
+def merged(parts: Sequence[Parcel]) -> tuple[Parcel, int | None]:
+    """Return what all ranks offer, and the version that its deltas are against."""
+    publication = merge([Offer.from_json(part.text) for part in parts])
+    handles = {name: handle for part in parts for name, handle in part.handles.items()}
+    parcel = Parcel(text=publication.to_json(), handles=handles)
+    return parcel, publication.base_version
 
 
 class RemoteCheckpoints:
@@ -395,6 +423,3 @@ class LearnerGang:
         self._kept = {
             number: batch for number, batch in self._kept.items() if number >= before
         }
-
-
-_SILENCE_S = 1800.0  # compiling is part of it

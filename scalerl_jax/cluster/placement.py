@@ -87,7 +87,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seats:
-    """Who has which chips of the slices; the rest stays idle."""
+    """Chips of the slices by who has them; the rest stays idle."""
 
     slices: tuple[Reached, ...]
     learner: Part

@@ -9,8 +9,9 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -27,20 +28,17 @@ from scalerl_jax.cluster.fit_slices import fit_slices
 from scalerl_jax.cluster.gang import LearnerGang
 from scalerl_jax.cluster.placement import slices_of
 from scalerl_jax.cluster.session import Cluster, check_process
-from scalerl_jax.cluster.status_file import kept_up_to_date
 from scalerl_jax.config import Config
 from scalerl_jax.exchange import Instructions, Link, Report
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.run_state import RunState
 from scalerl_jax.types import Prompt
+from scalerl_jax.utils.background import repeated
 from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.run_directory import RunDirectory
+from scalerl_jax.utils.run_directory import STATUS_FILE, RunDirectory, write_json
 
 _log = logging.getLogger(__name__)
-
-
-def _nothing() -> None:
-    """Do nothing."""
+_LAST_STATUS_S = 10.0  # that the last one may take to be written
 
 
 def fit_cluster(
@@ -225,6 +223,21 @@ def _all(calls: list[Any], limit_s: float) -> list[Any]:
     return ray.get(calls)
 
 
+def kept_up_to_date(
+    directory: Path, rows: Callable[[], list[dict[str, Any]]]
+) -> contextlib.AbstractContextManager[None]:
+    """Write `rows`, how every process stands, every second while the block runs.
+
+    And at its end; `scalerl status` reads the file.
+    """
+
+    def write(last: bool) -> None:
+        said = {"at": time.time(), "state": "ended" if last else "running"}
+        write_json(directory / STATUS_FILE, said | {"roles": rows()})
+
+    return repeated(write, name="status", every_s=1.0, last_s=_LAST_STATUS_S)
+
+
 def make_cluster_run(
     config: Config,
     directory: RunDirectory,
@@ -239,10 +252,9 @@ def make_cluster_run(
     """
     began = time.monotonic()
     with contextlib.ExitStack() as opened:
-        path, flush = directory.path, _nothing
-        if directory.bucket:
-            flush = directory.bucket.flush
-            flush()  # other processes look for the run's config.json
+        path, bucket = directory.path, directory.bucket
+        flush = bucket.flush if bucket else lambda: None
+        flush()  # other processes look for the run's config.json
         books = wiring.make_books(config, path, progress)
         replicas = Replicas(
             config=config,
@@ -254,7 +266,7 @@ def make_cluster_run(
             config,
             directory.url,
             cluster=cluster,
-            files=wiring.make_checkpointer(config, path, directory.bucket),
+            files=wiring.make_checkpointer(config, path, bucket),
             before_save=flush,
             note=progress.note,
             placed=replicas.begin,  # they load and compile while the learner does

@@ -5,9 +5,11 @@ In Kubernetes the environment says it, on a TPU VM the metadata server.
 
 import dataclasses
 import functools
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
 
-from scalerl_jax.pod import metadata
 from scalerl_jax.pod.slices import (
     Slice,
     generation_of,
@@ -19,10 +21,20 @@ from scalerl_jax.pod.slices import (
 Fetch = Callable[[str], str | None]  # attribute -> its text, None if there is none
 _KUBERNETES = "the environment"
 _MACHINE = "the machine's metadata"
+# The address of metadata.google.internal: a name's resolution cannot be limited, and
+# where there is no such server it can take long.
+ADDRESS = "169.254.169.254"
+FLAVOR = {"Metadata-Flavor": "Google"}
+MOST_BYTES = 2**20
+TRIES, PAUSE_S = 3, 0.5  # the server says 503 while the machine is moved
 
 
 class NotOnTpu(RuntimeError):
     """This machine has no TPU, or cannot say which."""
+
+
+class Unanswered(RuntimeError):
+    """There is no metadata server of Google, or it does not answer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +49,7 @@ class Found:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Said:
-    """What a source says, as it says it; empty where it is silent."""
+    """Words of a source, as it says them; empty where it is silent."""
 
     source: str
     type: str  # v5p-128, or tpu-v5p-slice
@@ -48,19 +60,13 @@ class _Said:
     name: str
 
 
-def discover(
-    environment: Mapping[str, str],
-    *,
-    fetch: Fetch | None = None,
-    timeout_s: float = 5.0,
-) -> Found:
+def discover(environment: Mapping[str, str], *, timeout_s: float = 5.0) -> Found:
     """Return the slice around this machine.
 
     Args:
         environment: as the machine has it, before a part of the slice was given to
             this process.
-        fetch: answers for the metadata server.
-        timeout_s: for each answer of the server.
+        timeout_s: for each answer of the metadata server.
 
     Raises:
         NotOnTpu: neither environment nor server knows of a TPU.
@@ -68,19 +74,17 @@ def discover(
     """
     if environment.get("TPU_WORKER_HOSTNAMES"):
         return _found(_of_environment(environment))
-    if fetch is None:
-        if "TPU_SKIP_MDS_QUERY" in environment:
-            raise NotOnTpu(_nowhere("TPU_SKIP_MDS_QUERY forbids to ask the server"))
-        fetch = functools.partial(
-            metadata.fetch_attribute,
-            server=metadata.address(environment),
-            timeout_s=timeout_s,
-        )
+    if "TPU_SKIP_MDS_QUERY" in environment:
+        raise NotOnTpu(_nowhere("TPU_SKIP_MDS_QUERY forbids to ask the server"))
+    # JAX and Google's libraries read the same names.
+    given = environment.get("GCE_METADATA_IP") or environment.get("GCE_METADATA_HOST")
+    fetch = functools.partial(
+        _fetch_attribute, server=given or ADDRESS, timeout_s=timeout_s
+    )
     try:
-        said = _of_metadata(fetch)
-    except metadata.Unanswered as error:
+        return _found(_of_metadata(fetch))
+    except Unanswered as error:
         raise NotOnTpu(_nowhere(str(error))) from error
-    return _found(said)
 
 
 def _of_environment(environment: Mapping[str, str]) -> _Said:
@@ -206,3 +210,47 @@ def _nowhere(why: str) -> str:
         f"no TPU here: TPU_WORKER_HOSTNAMES is not set, and {why}; start this on each "
         f"machine of a TPU VM, or in pods that ask for google.com/tpu"
     )
+
+
+# -- questions to the metadata server of Google's virtual machines, with limits --------
+
+
+def _fetch_attribute(key: str, *, server: str, timeout_s: float) -> str | None:
+    """Return an attribute of this machine, or None if it has none of this name.
+
+    Raises:
+        Unanswered: no answer in time, or not from such a server.
+    """
+    url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
+    for tried in range(1, TRIES + 1):
+        try:
+            return _get(url, timeout_s=timeout_s)
+        except urllib.error.HTTPError as error:
+            if error.code == 404 and error.headers["Metadata-Flavor"] == "Google":
+                return None
+            if error.code < 500 or tried == TRIES:
+                raise Unanswered(f"{url} answered {error.code}") from error
+        except OSError as error:  # URLError and TimeoutError among them
+            said = getattr(error, "reason", error)
+            raise Unanswered(
+                f"{url} did not answer within {timeout_s} s ({said})"
+            ) from error
+        time.sleep(PAUSE_S)
+    raise AssertionError("the last try returns or raises")
+
+
+def _get(url: str, *, timeout_s: float) -> str:
+    """Return a text of the server, never by way of a proxy."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, headers=FLAVOR)
+    end = time.monotonic() + timeout_s
+    with opener.open(request, timeout=timeout_s) as response:
+        if response.headers["Metadata-Flavor"] != "Google":
+            raise OSError("it is not Google's metadata server")
+        found = b""
+        # The socket's limit starts anew with each byte; this one does not.
+        while part := response.read1(2**16):
+            found += part
+            if time.monotonic() > end or len(found) > MOST_BYTES:
+                raise TimeoutError(f"{len(found)} bytes and no end")
+    return found.decode()

@@ -26,7 +26,7 @@ class Box:
 
     @property
     def chips(self) -> tuple[Bounds, ...]:
-        """Where its chips are, along x first, then y, then z."""
+        """Places of its chips, along x first, then y, then z."""
         x, y, z = (
             range(start, start + side)
             for start, side in zip(self.corner, self.shape, strict=True)
@@ -45,7 +45,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
-    """Who has which chips of a slice; the rest stays idle."""
+    """Boxes of a slice by who has them; the rest stays idle."""
 
     learner: Box
     replicas: tuple[Box, ...]

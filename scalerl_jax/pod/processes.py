@@ -1,4 +1,4 @@
-"""The processes of a job on a box of chips, and what the environment tells each.
+"""Processes of a job on a box of chips, the environment of each, and who is where.
 
 libtpu takes the whole slice unless the environment names the chips of this process,
 the other processes of its job and their order.  It has to be set before JAX is
@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from scalerl_jax.pod.partition import Box
+from scalerl_jax.pod.partition import Box, Split
 from scalerl_jax.pod.slices import Bounds, Slice
 
 # A process listens at the port of its first chip, so that the roles of a host never
@@ -43,7 +43,7 @@ class Process:
 
     @property
     def port(self) -> int:
-        """Where libtpu listens; all processes of a job have the same."""
+        """The port of libtpu; all processes of a job have the same."""
         return TPU_PORT + self.visible[0]
 
     @property
@@ -139,6 +139,65 @@ def processes(
             extent=extent,
         )
         for rank, worker in enumerate(chips)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Role:
+    """A process with chips: a rank of the learner, or one of a replica."""
+
+    name: str  # learner or replica
+    number: int  # of the replica, from 0; 0 of the learner
+    process: Process
+
+    @property
+    def rank(self) -> int:
+        """Its place in its job, from 0."""
+        return self.process.rank
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Host:
+    """A host and what runs on it."""
+
+    worker: int
+    address: str
+    roles: tuple[Role, ...]  # empty: its chips are idle
+
+    @property
+    def head(self) -> bool:
+        """Return whether the controller, and Ray's head, run here too."""
+        return self.worker == 0
+
+
+def deal(slice: Slice, split: Split, *, addresses: Sequence[str]) -> tuple[Host, ...]:
+    """Return the hosts of a slice with their roles, by worker.
+
+    Args:
+        slice: all of the run's hosts.
+        split: of `split_slice`.
+        addresses: of the hosts, by worker.
+
+    Raises:
+        ValueError: there is not one address for each host.
+    """
+
+    def roles(name: str, number: int, box: Box) -> list[Role]:
+        return [
+            Role(name=name, number=number, process=process)
+            for process in processes(slice, box, addresses=addresses)
+        ]
+
+    found = roles("learner", 0, split.learner)
+    for number, box in enumerate(split.replicas):
+        found += roles("replica", number, box)
+    return tuple(
+        Host(
+            worker=worker,
+            address=address,
+            roles=tuple(role for role in found if role.process.worker == worker),
+        )
+        for worker, address in enumerate(addresses)
     )
 
 

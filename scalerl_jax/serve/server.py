@@ -40,8 +40,7 @@ from scalerl_jax.serve.access import (
 from scalerl_jax.serve.app import make_app
 from scalerl_jax.serve.fields import MAX_LOGPROBS
 from scalerl_jax.serve.orders import Served
-from scalerl_jax.serve.sampling_thread import SamplingThread
-from scalerl_jax.serve.service import Service
+from scalerl_jax.serve.service import SamplingThread, Service
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.xla import keep_programs

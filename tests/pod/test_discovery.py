@@ -109,12 +109,13 @@ def test_eight_chips_are_one_host_or_two(said, name, hosts):
         "worker-network-endpoints": triples(hosts),
         "tpu-env": said,
     }
-    found = discover({}, fetch=attributes.get)
+    with metadata_server(attributes) as (environment, _):
+        found = discover(environment)
     assert (found.slice.name, found.slice.num_hosts) == (name, hosts)
 
 
 def test_a_server_that_is_busy_is_asked_again(monkeypatch):
-    monkeypatch.setattr(discovery.metadata, "PAUSE_S", 0.0)
+    monkeypatch.setattr(discovery, "PAUSE_S", 0.0)
     attributes = {"accelerator-type": "v6e-1", "worker-network-endpoints": "a"}
     with metadata_server(attributes, first=[503, 503]) as (environment, asked):
         assert discover(environment).slice.name == "v6e:1x1"
@@ -295,5 +296,8 @@ def test_what_does_not_fit_together_is_refused(changed, said):
         "agent-worker-number": "0",
         "worker-network-endpoints": triples(4),
     }
-    with pytest.raises(ValueError, match=re.escape(said)):
-        discover({}, fetch=(attributes | changed).get)
+    with (
+        metadata_server(attributes | changed) as (environment, _),
+        pytest.raises(ValueError, match=re.escape(said)),
+    ):
+        discover(environment)

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from scalerl_jax.pod.deal import deal
 from scalerl_jax.pod.partition import split_slice
+from scalerl_jax.pod.processes import deal
 from scalerl_jax.pod.slices import parse_slice
 
 PAGE = (Path(__file__).parents[2] / "docs" / "many-machines.md").read_text()

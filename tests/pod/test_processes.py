@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalerl_jax.pod.deal import deal
 from scalerl_jax.pod.partition import Box, box_sizes, split_slice
-from scalerl_jax.pod.processes import processes
+from scalerl_jax.pod.processes import deal, processes
 from scalerl_jax.pod.slices import make_slice, parse_slice
 
 

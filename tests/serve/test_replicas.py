@@ -18,9 +18,8 @@ from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.serve.fields import Sampled
 from scalerl_jax.serve.orders import Order, Served
-from scalerl_jax.serve.sampling_thread import SamplingThread
 from scalerl_jax.serve.server import make_meshes, make_replicas
-from scalerl_jax.serve.service import Service
+from scalerl_jax.serve.service import SamplingThread, Service
 
 ARCH = read_architecture(BASE)  # 4 heads, 2 of keys and values
 

@@ -114,9 +114,9 @@ def _live_fit(config: Config, run: RunState, directory: Path) -> "LiveFit | _NoF
     """Return the fit beside the run; without `scaling.live` nothing of it is loaded."""
     if not config.scaling.live:
         return _NoFit()
-    from scalerl_jax.scaling.live import live_fit
+    from scalerl_jax.scaling.live import LiveFit
 
-    return live_fit(config.scaling, directory, note=run.progress.note)
+    return LiveFit(config.scaling, directory, note=run.progress.note)
 
 
 def _steps(

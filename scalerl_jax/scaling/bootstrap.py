@@ -115,10 +115,7 @@ def draw_residual_curves(
     """
     problem, length = fit.problem, _block_length(fit, block_length)
     n, generator = problem.t.size, np.random.default_rng(seed)
-    residuals = problem.scaled_residuals(
-        fit.theta[None], problem.share(fit.theta[None])
-    )
-    z = residuals[0]
+    z = problem.scaled_residuals(fit.theta[None])[0]
     predicted = problem.y[0] - z / np.sqrt(problem.weights)
     z = (z - z.mean()) * math.sqrt(n / (n - len(problem.free)))
     starts = generator.integers(0, n - length + 1, (num_resamples, -(-n // length)))

@@ -145,7 +145,7 @@ def search_problem(
         return problem, theta, cost, ended
     degrees = problem.t.size - len(problem.free)
     for _ in range(2):  # the second scale is not inflated by the outliers
-        z = problem.scaled_residuals(theta[None], problem.share(theta[None]))[0]
+        z = problem.scaled_residuals(theta[None])[0]
         scale = MAD_TO_SIGMA * float(np.median(np.abs(z)))
         scale = max(scale * np.sqrt(z.size / degrees), 1e-6)
         problem = dataclasses.replace(problem, huber=HUBER_TUNING * scale)
@@ -178,7 +178,7 @@ def noise_of(
         if variance * degrees <= limit * known**2:
             variance = growth = known**2
             degrees = None
-    z = problem.scaled_residuals(best[None], problem.share(best[None]))[0]
+    z = problem.scaled_residuals(best[None])[0]
     if variance > (2.0 * SIGMA_FLOOR) ** 2:  # a smoother curve has rounding errors
         growth *= correlation_growth(autocorrelation(z), z.size)
     return growth, float(np.sqrt(variance)), degrees

@@ -360,12 +360,11 @@ def durbin_watson(problem: Problem, best: Array) -> float:
     """
     from scipy.special import betainc
 
-    share = problem.share(best[None])
-    z = problem.scaled_residuals(best[None], share)[0]
+    z = problem.scaled_residuals(best[None])[0]
     lower, upper = problem.limits
     inside = [c for c in problem.free if lower[c] < best[c] < upper[c]]
     basis, sizes, _ = np.linalg.svd(
-        problem.slopes(best[None], share)[0][:, inside], full_matrices=False
+        problem.slopes(best[None])[0][:, inside], full_matrices=False
     )
     basis = basis[:, sizes > LEAST_SLOPE * sizes.max(initial=0.0)]
     spare, total = z.size - basis.shape[1], float((z**2).sum())

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from scalerl_jax.scaling.checking import (
     DEFAULT_ALARM_LEVEL,
@@ -191,27 +191,23 @@ class LiveFit:
 
     def __init__(
         self,
+        settings: "ScalingConfig",
         directory: Path,
         *,
-        stop: Literal["never", "alarm", "plateau"],
-        patience: int,
-        min_gain: float,
         note: Callable[[str], None] = _log.info,
     ) -> None:
         """Make what `__enter__` starts.
 
         Args:
+            settings: `stop` = "alarm": when evaluations fall out of the forecast's
+                band, or the curve falls; "plateau": when A is identified and the upper
+                end of that band promises less than `min_gain` for twice the compute.
             directory: of the run.
-            stop: "alarm": when evaluations fall out of the forecast's band, or the
-                curve falls; "plateau": when A is identified and twice the compute
-                promises less than `min_gain`; "never".
-            patience: consecutive evaluations outside the band that make an alarm.
-            min_gain: of pass rate, at the upper end of the forecast's band.
             note: shows a line to whoever follows the run; called from the thread.
         """
-        logdir = directory / BOARD_DIRECTORY
+        patience, logdir = settings.patience, directory / BOARD_DIRECTORY
         self._watch = Watch(path=directory, patience=patience, logdir=logdir)
-        self._stop, self._min_gain = stop, min_gain
+        self._settings = settings
         self.note = note
         self._told: str | None = None  # the alarm or the obstacle that was shown
         self.stop_reason: str | None = None  # why the run should end now
@@ -263,26 +259,13 @@ class LiveFit:
         if status.alarm is not None and status.alarm != self._told:
             self._told = status.alarm
             self.note(f"warning: scaling alarm: {status.alarm}")
-        if self._stop == "alarm" and status.falling:
+        if self._settings.stop == "alarm" and status.falling:
             self.stop_reason = status.alarm
-        if self._stop == "plateau" and result.identified:
+        if self._settings.stop == "plateau" and result.identified:
             _, high = result.band(2.0 * status.x_last)
             gain = float(high) - float(result.predict(status.x_last))
-            if gain < self._min_gain:
+            if gain < self._settings.min_gain:
                 self.stop_reason = (
                     f"twice the compute promises at most {gain:.4f} more pass rate, "
-                    f"less than scaling.min_gain = {self._min_gain:g}"
+                    f"less than scaling.min_gain = {self._settings.min_gain:g}"
                 )
-
-
-def live_fit(
-    settings: "ScalingConfig", directory: Path, *, note: Callable[[str], None]
-) -> LiveFit:
-    """Return the fit beside a run, by the run's settings."""
-    return LiveFit(
-        directory,
-        stop=settings.stop,
-        patience=settings.patience,
-        min_gain=settings.min_gain,
-        note=note,
-    )

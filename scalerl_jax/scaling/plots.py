@@ -146,7 +146,6 @@ def draw_fits(
     names: Sequence[str],
     *,
     title: str = "",
-    until: float | None = None,
 ) -> "Figure":
     """Draw one or several fitted runs over compute.
 
@@ -158,10 +157,9 @@ def draw_fits(
         fits: at least one; x of all is in one unit.
         names: of the runs.
         title: above the picture.
-        until: compute up to which the curves are drawn; twice the data by default.
     """
     figure, axes = make_axes()
-    right = until or max(
+    right = max(
         result.x_last * (EXTRAPOLATION if result.climbs else 1.05) for result in fits
     )
     first = min(float(result.whole_curve.x[0]) for result in fits)
@@ -182,9 +180,7 @@ def draw_fits(
     return figure
 
 
-def draw_linearised(
-    runs: RunTable, *, title: str = "", names: Sequence[str] | None = None
-) -> "Figure":
+def draw_linearised(runs: RunTable, *, names: Sequence[str] | None = None) -> "Figure":
     """Draw ScaleRL's straight-line form: F(R) over compute, both logarithmic; slope B.
 
     All runs have the shared A, so that their slopes can be compared; a run that does
@@ -217,7 +213,7 @@ def draw_linearised(
     heading = f"slope B at the shared A = {runs.shared_asymptote:.3f}"
     if len(rows) < len(runs.rows):
         heading += f" ({len(runs.rows) - len(rows)} with another A left out)"
-    finish(axes, [row.fit for row in rows], handles, f"{title}  {heading}".strip())
+    finish(axes, [row.fit for row in rows], handles, heading)
     axes.set_ylabel("F(R) = C_mid^B / ((A - R0) / (R - R0) - 1)")
     return figure
 

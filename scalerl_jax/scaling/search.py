@@ -92,8 +92,12 @@ class Problem:
         """Return the share of the gain at each point: [K, 4] -> [K, n]."""
         return self.law.share(self.t, theta[:, SHAPE_U, None], theta[:, SHAPE_V, None])
 
-    def scaled_residuals(self, theta: Array, share: Array) -> Array:
-        """Return z, measured minus predicted in units of the weights: [K, n]."""
+    def scaled_residuals(self, theta: Array, share: Array | None = None) -> Array:
+        """Return z, measured minus predicted in units of the weights: [K, n].
+
+        `share` is that of `self.share(theta)`, where the caller has it.
+        """
+        share = self.share(theta) if share is None else share
         r0, asymptote = theta[:, R0, None], theta[:, A, None]
         predicted = r0 + (asymptote - r0) * share
         return (self.y - predicted) * np.sqrt(self.weights)
@@ -108,10 +112,11 @@ class Problem:
 
     def cost(self, theta: Array) -> Array:
         """Return the objective at each row: [K, 4] -> [K]."""
-        return self.losses(self.scaled_residuals(theta, self.share(theta)))
+        return self.losses(self.scaled_residuals(theta))
 
-    def slopes(self, theta: Array, share: Array) -> Array:
+    def slopes(self, theta: Array, share: Array | None = None) -> Array:
         """Derivatives of the scaled prediction by every column: [K, n, 4]."""
+        share = self.share(theta) if share is None else share
         gain = theta[:, A, None] - theta[:, R0, None]
         by_u, by_v = self.law.slopes(
             self.t, theta[:, SHAPE_U, None], theta[:, SHAPE_V, None]

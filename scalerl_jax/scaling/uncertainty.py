@@ -56,7 +56,7 @@ def noise_variance(
     (Huber and Ronchetti, Robust Statistics, 2nd ed., section 13.6).  At least
     SIGMA_FLOOR^2.
     """
-    z = problem.scaled_residuals(best[None], problem.share(best[None]))[0]
+    z = problem.scaled_residuals(best[None])[0]
     inside = 1.0
     if problem.huber is not None:
         inside = max(float(np.mean(np.abs(z) <= problem.huber)), 1.0 / z.size)
@@ -322,7 +322,7 @@ def surface(problem: Problem, best: Array, *, cost: float, excess: float) -> Arr
     accepted fits be read off, which is its profile-likelihood interval.
     """
     columns = problem.free
-    slopes = problem.slopes(best[None], problem.share(best[None]))[0][:, columns]
+    slopes = problem.slopes(best[None])[0][:, columns]
     # Draws of a fixed generator spread the directions; the result is an envelope.
     directions = np.random.default_rng(0).normal(size=(NUM_RAYS, len(columns)))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
@@ -359,7 +359,7 @@ def joint_region(
         Its corners [num_angles, 2], and whether none lies on a limit of the search.
     """
     free = problem.free
-    slopes = problem.slopes(best[None], problem.share(best[None]))[0][:, free]
+    slopes = problem.slopes(best[None])[0][:, free]
     covariance = np.linalg.pinv(slopes.T @ slopes, rcond=1e-12)
     places = [free.index(column) for column in columns]
     root = np.linalg.cholesky(
@@ -424,7 +424,7 @@ def mean_curve(
     """
     weights = problem.weights
     if problem.huber is not None:
-        z = problem.scaled_residuals(best[None], problem.share(best[None]))[0]
+        z = problem.scaled_residuals(best[None])[0]
         weights = weights * problem.huber / np.maximum(np.abs(z), problem.huber)
     box = np.stack(problem.limits)[:, SHAPE_U:]
     while True:

@@ -168,9 +168,8 @@ def test_intervals_of_identified_curves_cover_as_the_benchmark_says():
 def test_durbin_watson_by_its_matrices():
     result = fit(X, noisy(6))
     problem, theta = result.problem, result.theta
-    share = problem.share(theta[None])
-    z = problem.scaled_residuals(theta[None], share)[0]
-    slopes = problem.slopes(theta[None], share)[0]
+    z = problem.scaled_residuals(theta[None])[0]
+    slopes = problem.slopes(theta[None])[0]
     steps = np.diff(np.eye(26), axis=0)
     kept = np.eye(26) - slopes @ np.linalg.pinv(slopes)
     # d = e'Ae / e'e of noise e after the projection: drawn 4,000 times.

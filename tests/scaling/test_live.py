@@ -12,6 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import scalerl_jax
+from scalerl_jax.config import ScalingConfig
 from scalerl_jax.scaling import CurveError, load_curve, make_curve, sigmoid
 from scalerl_jax.scaling.__main__ import main
 from scalerl_jax.scaling.checking import assess, to_text
@@ -138,7 +139,7 @@ def wait_for(condition):
 
 def test_the_live_fit_says_when_to_stop_and_never_blocks(tmp_path):
     said = []
-    live = LiveFit(tmp_path, stop="alarm", patience=3, min_gain=0.0, note=said.append)
+    live = LiveFit(ScalingConfig(stop="alarm"), tmp_path, note=said.append)
     with live:
         live.evaluated()  # before there is a file: reported, not fatal
         wait_for(lambda: any("nothing to read" in line for line in said))
@@ -157,9 +158,8 @@ def test_the_live_fit_says_when_to_stop_and_never_blocks(tmp_path):
 def test_the_live_fit_stops_on_a_plateau(tmp_path, min_gain, stops):
     write_run(tmp_path, CLIMB)
     said = []
-    live = LiveFit(
-        tmp_path, stop="plateau", patience=3, min_gain=min_gain, note=said.append
-    )
+    settings = ScalingConfig(stop="plateau", min_gain=min_gain)
+    live = LiveFit(settings, tmp_path, note=said.append)
     with live:
         live.evaluated()
     assert (live.stop_reason is not None) == stops
@@ -183,7 +183,7 @@ def test_a_failure_of_the_live_fit_is_reported_and_not_fatal(tmp_path):
     write_run(tmp_path, CLIMB)
     (tmp_path / "tensorboard").write_text("not a directory")
     said = []
-    live = LiveFit(tmp_path, stop="alarm", patience=3, min_gain=0.0, note=said.append)
+    live = LiveFit(ScalingConfig(stop="alarm"), tmp_path, note=said.append)
     with live:
         live.evaluated()
     assert any("scaling.live failed" in line for line in said)

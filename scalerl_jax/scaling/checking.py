@@ -13,7 +13,7 @@ import numpy as np
 
 from scalerl_jax.scaling.fit import fit_curve
 from scalerl_jax.scaling.identifiability import find_collapse
-from scalerl_jax.scaling.records import OPEN, Curve, CurveError, Interval, Record
+from scalerl_jax.scaling.records import OPEN, Curve, CurveError, Interval
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.text import percent, show, table, warned
 
@@ -31,7 +31,7 @@ SHOWN_CHECKS = 8  # in a terminal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Check(Record):
+class Check:
     """One evaluation against what earlier ones foretold."""
 
     x: float
@@ -42,16 +42,10 @@ class Check(Record):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Status(Record):
+class Status:
     """State of a run that is under way."""
 
-    name: str
-    x_name: str
-    y_name: str
-    x_last: float
-    y_last: float
-    num_points: int
-    last_step: int | None
+    curve: Curve  # the evaluations so far
     level: float  # of the intervals and the forecast's band
     alarm_level: float  # of the bands in `checks`
     waiting: str | None = None  # why there is no fit yet
@@ -83,22 +77,12 @@ def assess(
         level: of the intervals and the forecast's band.
         alarm_level: of the band that evaluations are held against.
     """
-    status = Status(
-        name=curve.name,
-        x_name=curve.x_name,
-        y_name=curve.y_name,
-        x_last=float(curve.x[-1]),
-        y_last=float(curve.y[-1]),
-        num_points=curve.x.size,
-        last_step=curve.last_step,
-        level=level,
-        alarm_level=alarm_level,
-    )
+    status = Status(curve=curve, level=level, alarm_level=alarm_level)
     try:
         result = fit_curve(curve, level=level)
     except CurveError as failure:
         return dataclasses.replace(status, waiting=str(failure))
-    horizon = max(horizon or 2.0 * status.x_last, status.x_last)
+    horizon = max(horizon or 2.0 * result.x_last, result.x_last)
     low, high = result.band(horizon)
     status = dataclasses.replace(
         status,
@@ -108,7 +92,7 @@ def assess(
         forecast_band=Interval(float(low), float(high)),
         **_checked(curve, alarm_level),
     )
-    alarm, falling = _alarm(status, curve, patience)
+    alarm, falling = _alarm(status, patience)
     return dataclasses.replace(status, alarm=alarm, falling=falling)
 
 
@@ -133,8 +117,9 @@ def _checked(curve: Curve, level: float) -> dict[str, Any]:
     return {"fitted_until": first.x_last, "holds": holds, "checks": checks}
 
 
-def _alarm(status: Status, curve: Curve, patience: int) -> tuple[str | None, bool]:
+def _alarm(status: Status, patience: int) -> tuple[str | None, bool]:
     """Return the alarm, if there is cause for one, and whether it is of a fall."""
+    curve = status.curve
     fall = find_collapse(curve) if curve.y.size >= FEWEST_FOR_A_FALL else None
     if fall is not None:
         return fall, True
@@ -145,7 +130,7 @@ def _alarm(status: Status, curve: Curve, patience: int) -> tuple[str | None, boo
     alarm = (
         f"the last {patience} evaluations are {where} the "
         f"{percent(status.alarm_level)} band that the run foretold up to "
-        f"{status.x_name} = {status.fitted_until:.4g}"
+        f"{curve.x_name} = {status.fitted_until:.4g}"
     )
     return alarm, where == "below"
 
@@ -153,7 +138,7 @@ def _alarm(status: Status, curve: Curve, patience: int) -> tuple[str | None, boo
 def scalars(status: Status) -> dict[str, float]:
     """Return the status as numbers for TensorBoard, without what is not known."""
     found: dict[str, float | None] = {
-        "actual": status.y_last,
+        "actual": float(status.curve.y[-1]),
         "alarm": float(status.alarm is not None),
         "forecast": status.forecast,
         "forecast_low": status.forecast_band.low,
@@ -182,9 +167,10 @@ def scalars(status: Status) -> dict[str, float]:
 
 def to_text(status: Status) -> str:
     """Return the status as a table for a terminal."""
+    curve = status.curve
     said = (
-        f"{status.name}: {status.num_points} evaluations, the last at {status.x_name} "
-        f"= {status.x_last:.4g} with {status.y_name} {status.y_last:.4f}\n"
+        f"{curve.name}: {curve.x.size} evaluations, the last at {curve.x_name} = "
+        f"{curve.x[-1]:.4g} with {curve.y_name} {curve.y[-1]:.4f}\n"
     )
     result = status.fit
     if result is None:
@@ -198,15 +184,15 @@ def to_text(status: Status) -> str:
         said += f"  A not identified: {result.reason}\n"
     if result.climbs:
         said += (
-            f"  forecast at {status.x_name} = {status.horizon:.4g}: "
+            f"  forecast at {curve.x_name} = {status.horizon:.4g}: "
             f"{status.forecast:.4f}, {percent(status.level)} band "
             f"{show(status.forecast_band, '.4f')}\n"
         )
     if status.checks:
         band = f"{percent(status.alarm_level)} band"
-        said += f"  foretold from {status.x_name} <= {status.fitted_until:.4g}:\n"
+        said += f"  foretold from {curve.x_name} <= {status.fitted_until:.4g}:\n"
         said += table(
-            (status.x_name, "actual", "predicted", band, ""),
+            (curve.x_name, "actual", "predicted", band, ""),
             [
                 (
                     f"{check.x:.5g}",

@@ -253,7 +253,7 @@ class LiveFit:
         asymptote = f"A {result.asymptote:.3f}" if result.identified else "A open"
         self.note(
             f"scaling: {asymptote}; forecast {status.forecast:.3f} "
-            f"{show(status.forecast_band, '.3f')} at {status.x_name} = "
+            f"{show(status.forecast_band, '.3f')} at {result.x_name} = "
             f"{status.horizon:.4g}"
         )
         if status.alarm is not None and status.alarm != self._told:
@@ -262,8 +262,8 @@ class LiveFit:
         if self._settings.stop == "alarm" and status.falling:
             self.stop_reason = status.alarm
         if self._settings.stop == "plateau" and result.identified:
-            _, high = result.band(2.0 * status.x_last)
-            gain = float(high) - float(result.predict(status.x_last))
+            _, high = result.band(2.0 * result.x_last)
+            gain = float(high) - float(result.predict(result.x_last))
             if gain < self._settings.min_gain:
                 self.stop_reason = (
                     f"twice the compute promises at most {gain:.4f} more pass rate, "

@@ -492,11 +492,11 @@ def draw_status(status: Status) -> "Figure":
     figure, axes = make_axes(
         height=6.4 if checks else HEIGHT, share=0.66 if checks else 1.0
     )
-    right = max(status.horizon or 0.0, 1.05 * status.x_last)
+    right = max(status.horizon or 0.0, 1.05 * result.x_last)
     left = set_compute_axis(axes, float(result.whole_curve.x[0]), right)
     limit_height(axes, [result], right)
     handles = draw_alone(axes, result, left, right)
-    title = headline(result, status.name)
+    title = headline(result, status.curve.name)
     if status.alarm is not None:
         title = f"ALARM: {status.alarm.split(', and')[0]}"
     finish(axes, [result], handles, title)

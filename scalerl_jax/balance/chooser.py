@@ -9,8 +9,8 @@ younger.  Runs and the preflight ask here alike.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 from scalerl_jax.balance import memory
 from scalerl_jax.balance.chips import Chip
@@ -34,27 +34,6 @@ _CHOSEN = (
 )
 
 
-class Room(Protocol):
-    """Devices, and the parts of them that roles can have."""
-
-    @property
-    def num_devices(self) -> int:
-        """Devices that are paid for."""
-        ...
-
-    def sizes(self) -> Sequence[int]:
-        """Return the numbers of devices that a role can have."""
-        ...
-
-    def hosts(self, each: int) -> int:
-        """Return the processes of a replica of a size."""
-        ...
-
-    def replicas(self, learner: int, each: int) -> int:
-        """Return how many replicas of a size fit beside a learner."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Slices:
     """Slices whose hosts are processes: roles have boxes of chips."""
@@ -63,7 +42,7 @@ class Slices:
 
     @property
     def num_devices(self) -> int:
-        """Chips of all slices."""
+        """Chips of all slices, which are paid for."""
         return sum(each.num_chips for each in self.slices)
 
     def sizes(self) -> tuple[int, ...]:
@@ -118,6 +97,9 @@ class OneProcess:
     def replicas(self, learner: int, each: int) -> int:
         """Return how many find devices of their own."""
         return (self.num_devices - learner) // each
+
+
+Room = Slices | OneProcess  # devices, and the parts of them that roles can have
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -52,32 +52,29 @@ def fit_cluster(
     Raises:
         ValueError: the cluster has too few devices, or they do not fall evenly.
     """
-    mesh, generators = config.mesh, config.generators
-    if generators.placement == "shared":
+    if config.generators.placement == "shared":
         raise ValueError(
             "generators.placement = 'shared' needs the learner's own process; leave "
             "it at 'auto' with --ray"
         )
-    generators = dataclasses.replace(generators, placement="apart")
-    config = dataclasses.replace(config, generators=generators)
+    generators = dataclasses.replace(config.generators, placement="apart")
     if cluster.kind == "tpu":
+        config = dataclasses.replace(config, generators=generators)
         config, seats = fit_slices(config, arch, slices_of(cluster.hosts()))
         return config, dataclasses.replace(cluster, seats=seats)
     have = cluster.devices()
-    mesh = dataclasses.replace(mesh, tensor=mesh.tensor or 1)
-    config = dataclasses.replace(config, mesh=mesh)
+    mesh = dataclasses.replace(config.mesh, tensor=config.mesh.tensor or 1)
     generators = dataclasses.replace(
         generators,
         devices=generators.devices or mesh.tensor,
         count=generators.count or (0 if have else 1),
     )
-    config = dataclasses.replace(config, generators=generators)
     if have is None:
-        if not mesh.fsdp:
-            mesh = dataclasses.replace(mesh, fsdp=mesh.processes)
-        mesh = dataclasses.replace(mesh, data=mesh.data or 1)
-        config = dataclasses.replace(config, mesh=mesh)
+        mesh = dataclasses.replace(
+            mesh, data=mesh.data or 1, fsdp=mesh.fsdp or mesh.processes
+        )
         have = mesh.num_devices + generators.count * generators.devices
+    config = dataclasses.replace(config, mesh=mesh, generators=generators)
     config = wiring.fit_devices(config, arch, have)
     mesh, generators = config.mesh, config.generators
     learner = mesh.num_devices

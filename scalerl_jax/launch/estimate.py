@@ -18,6 +18,7 @@ from ml_collections import config_flags
 from scalerl_jax import config as config_lib
 from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.place import Machines
+from scalerl_jax.launch.watching import last_rows
 from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.run_directory import EVALS_FILE
 
@@ -79,11 +80,7 @@ def cost_lines(
             f"these machines: {job.chips} chips x {hours:.2f} h since they were asked "
             f"for = {spent:.2f} chip-hours at most{_price(spent, job)}"
         )
-    evals = files / EVALS_FILE
-    lines = evals.read_bytes().splitlines(True) if evals.is_file() else []
-    whole = [line for line in lines if line.endswith(b"\n")]
-    if whole:
-        last = parse_json(whole[-1])
+    for last in last_rows(files / EVALS_FILE, 1):
         spent = last["compute_chip_hours"]
         rows.append(
             f"the run: {spent:.4f} chip-hours of compute at step {last['step']}, over "

@@ -2,6 +2,7 @@
 
 import datetime
 from pathlib import Path
+from typing import Any
 
 from scalerl_jax.launch.outcome import Outcome
 from scalerl_jax.launch.place import Machines
@@ -43,7 +44,8 @@ def find_alarm(
         datetime.datetime.fromisoformat(at) for at in (outcome.at, last_step) if at
     ]
     silent_s = (now - max(heard, default=now)).total_seconds()
-    steps = _step_seconds(files / METRICS_FILE)
+    rows = last_rows(files / METRICS_FILE, _LAST)
+    steps = [row["time/step_s"] for row in rows if row.get("time/step_s") is not None]
     limit_s = max(_LEAST_S, _TIMES * max(steps)) if steps else _FIRST_S
     if silent_s <= limit_s:
         return ""
@@ -57,12 +59,11 @@ def find_alarm(
     )
 
 
-def _step_seconds(file: Path) -> list[float]:
-    """Return how long each of the last steps took."""
+def last_rows(file: Path, count: int) -> list[dict[str, Any]]:
+    """Return the last whole rows of a run's file; none if it is not there."""
     lines = file.read_bytes().splitlines(True) if file.is_file() else []
     whole = [line for line in lines if line.endswith(b"\n")]
-    rows = [parse_json(line) for line in whole[-_LAST:]]
-    return [row["time/step_s"] for row in rows if row.get("time/step_s") is not None]
+    return [parse_json(line) for line in whole[-count:]]
 
 
 def forecast(files: Path) -> tuple[list[str], str]:

@@ -110,21 +110,22 @@ def _convolution_flops(
     fields = dict(re.findall(r"(\w+)=(\S+)", window[1])) if window else {}
     flops = 2.0 * out[of_out.index("b")] * out[of_out.index("f")]
     flops *= right[of_right.index("i")]
-    for number, side in enumerate(sorted(set(of_out) - set("bf"))):
+    sides = sorted(set(of_out) - set("bf"))
 
-        def field(
-            name: str, default: str, number: int = number, count: int = len(of_out) - 2
-        ) -> str:
-            return fields.get(name, "x".join([default] * count)).split("x")[number]
+    def read(name: str, default: str) -> list[str]:
+        return fields[name].split("x") if name in fields else [default] * len(sides)
 
+    strides, pads = read("stride", "1"), read("pad", "0_0")
+    holes, kernel_holes = read("lhs_dilate", "1"), read("rhs_dilate", "1")
+    for number, side in enumerate(sides):
         flops *= _meetings(
             outputs=out[of_out.index(side)],
             inputs=left[of_left.index(side)],
             kernel=right[of_right.index(side)],
-            stride=int(field("stride", "1")),
-            before=int(field("pad", "0_0").split("_")[0]),
-            spread=int(field("lhs_dilate", "1")),
-            apart=int(field("rhs_dilate", "1")),
+            stride=int(strides[number]),
+            before=int(pads[number].split("_")[0]),
+            spread=int(holes[number]),
+            apart=int(kernel_holes[number]),
         )
     return flops
 

@@ -40,7 +40,8 @@ class Problem:
     t: Array  # [n] log(x / x_last); LOG_ZERO first where step 0 is an observation
     y: Array  # [1, n], or [K, n] with one row for each row of theta
     weights: Array  # [n], of mean 1 unless standard errors are known
-    held: dict[int, float] = dataclasses.field(default_factory=dict)  # column: value
+    # Levels that are not fitted, by column: R0, A or both.
+    held: dict[int, float] = dataclasses.field(default_factory=dict)
     huber: float | None = None  # in units of z
 
     @property
@@ -192,11 +193,7 @@ class Grid:
         rows = np.unique([best_row, *range(0, len(self.u), 4)])
         columns = np.argmin(cost[rows], axis=1)
         at = (rows, columns)
-        starts = np.stack([r0[at], a[at], self.u[rows], self.v[columns]], axis=1)
-        for column in (SHAPE_U, SHAPE_V):
-            if column in self._held:
-                starts[:, column] = self._held[column]
-        return starts
+        return np.stack([r0[at], a[at], self.u[rows], self.v[columns]], axis=1)
 
     def best(self) -> Array:
         """Return the best node of every curve: [K, 4]."""

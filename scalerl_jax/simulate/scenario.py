@@ -53,13 +53,10 @@ class Scenario:
         Raises:
             ValueError: names the number.
         """
-        least = dict(num_prompts=1, group_size=1, num_steps=1, replicas=1, slots=1)
-        for name, lowest in least.items():
+        for name in ("num_prompts", "group_size", "num_steps", "replicas", "slots"):
             value = getattr(self, name)
-            if not lowest <= value <= 1_000_000:
-                raise ValueError(
-                    f"{name} = {value:,} must be from {lowest} to 1,000,000"
-                )
+            if not 1 <= value <= 1_000_000:
+                raise ValueError(f"{name} = {value:,} must be from 1 to 1,000,000")
         if not 0 <= self.zero_variance_share < 1:
             raise ValueError(
                 f"zero_variance_share = {self.zero_variance_share:g} must be 0 or "

@@ -1,7 +1,7 @@
-"""The loop's bookkeeping: waits, counts, warnings, files and the display.
+"""The parts of a run, and the loop's bookkeeping of them.
 
-One file above 400 lines: whatever is booked at the stops of a step, failures of
-verifiers among it, and evaluations, those beside the run too.
+One file above 400 lines: what is booked, waited for, warned of and shown at the stops
+of a step, failures of verifiers among it, and evaluations, those beside the run too.
 """
 
 import collections
@@ -10,10 +10,11 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalerl_jax.batching.assembly import (
     Assembled,
+    Assembler,
     Pass,
     Window,
     group_histograms,
@@ -22,21 +23,61 @@ from scalerl_jax.batching.assembly import (
 )
 from scalerl_jax.config import Config, to_json
 from scalerl_jax.contract import Publication, State
+from scalerl_jax.coordination.agreement import AgreementCheck
+from scalerl_jax.coordination.desk import OrderDesk
+from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.data.streams import Stream
 from scalerl_jax.evaluate.evaluation import Evaluation
-from scalerl_jax.generation.service import Abandoned, never
+from scalerl_jax.generation.local import LocalGenerators
+from scalerl_jax.generation.service import Abandoned
+from scalerl_jax.learner.forward import LearnerFlops
+from scalerl_jax.learner.local import LocalLearner
 from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.rewards.verifier import NoVerifierError
-from scalerl_jax.run_state import RunState
 from scalerl_jax.types import Group
 from scalerl_jax.utils.background import Background
+from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.metrics import MetricsWriter, StepProfile
-from scalerl_jax.utils.preemption import Preemption
+from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained
+
+if TYPE_CHECKING:  # loaded only where they are used
+    from scalerl_jax.coordination.fleet import Fleet
+    from scalerl_jax.coordination.tracing import Tracer
 
 _BATCHES = 10  # that the share of unjudged rollouts is of
 _POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
 _COLLECT_S = 0.05  # between two looks for the end of an evaluation
+
+
+@dataclasses.dataclass(kw_only=True)
+class RunState:
+    """The roles of a run and the controller's books, as the loop gets them."""
+
+    learner: "LocalLearner | Any"  # or a gang of processes
+    generators: "LocalGenerators | Fleet"
+    desk: OrderDesk
+    queue: RolloutQueue
+    stream: Stream
+    assemble: Assembler
+    agreement: AgreementCheck
+    trace: "Tracer | None"  # of debug.trace_prompt
+    flops: LearnerFlops
+    learning_rates: Callable[[int], Any]  # of the step that starts from a version
+    length_limit: Callable[[int], int]  # tokens of completions begun at a version
+    ledger: Ledger
+    learner_pool: str
+    verifier_restarts: Callable[[], int]  # processes that have been replaced
+    progress: Progress
+    # The loop has come to these.
+    state: State
+    version: int = 0
+    close: Callable[[], None] = lambda: None
+
+    def activity(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Count the time inside the block as `name` on the learner's chips."""
+        return self.ledger.activity(name, pool=self.learner_pool)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -57,7 +98,7 @@ class UnjudgedWatch:
     """
 
     def __init__(self, *, max_share: float, num_prompts: int, group_size: int) -> None:
-        """Before the first group; batches are of so many prompts and rollouts each."""
+        """Begin with no group; batches are of so many prompts and rollouts of each."""
         self._max_share = max_share
         self._recent: collections.deque[tuple[int, str]] = collections.deque(
             maxlen=_BATCHES * num_prompts
@@ -68,7 +109,7 @@ class UnjudgedWatch:
     def add(self, groups: Sequence[Group]) -> None:
         """Count groups of the training as they are taken."""
         for group in groups:
-            failed = _count(rollout.status for rollout in group.rollouts)
+            failed = sum(rollout.status in UNJUDGED for rollout in group.rollouts)
             self._recent.append((failed, group.detail))
         failed = sum(count for count, _ in self._recent)
         if failed > self._most:
@@ -99,10 +140,6 @@ class UnjudgedWatch:
         )
 
 
-def _count(statuses: Iterable[str]) -> int:
-    return sum(status in UNJUDGED for status in statuses)
-
-
 class RunMonitor:
     """The loop's bookkeeping: waits, counts, warnings, files and the display."""
 
@@ -112,11 +149,13 @@ class RunMonitor:
         run: RunState,
         writer: MetricsWriter,
         *,
+        stopped: Callable[[], bool],
         evaluated: Callable[[], None],
     ) -> None:
         """Begin at the start of a run, or of its resumption.
 
-        `evaluated` is called when an evaluation is on file.
+        `stopped` is asked whether SIGTERM came, and `evaluated` is called when an
+        evaluation is on file.
         """
         self._config = config
         self._settings = flatten(to_json(config))
@@ -133,8 +172,7 @@ class RunMonitor:
         self._last_tokens = report["compute/generated_tokens"]
         self._times: dict[str, float] = {}
         self._mismatch: dict[str, float] = {}  # as last measured
-        self.stopped: Callable[[], bool] = never  # asked whether to give up evaluations
-        self._evaluated = evaluated
+        self._stopped, self._evaluated = stopped, evaluated
         self._beside = Background("evaluation")
         self._pending: _Pending | None = None  # evaluation beside the run
         self._unjudged = UnjudgedWatch(
@@ -164,10 +202,7 @@ class RunMonitor:
     def require_agreement(self, state: State, publication: Publication) -> None:
         """Refuse to train on a sampler that is not the policy; compiles the engine."""
         run = self._run
-        with (
-            run.ledger.activity("startup", pool=run.learner_pool),
-            self._progress.bar("compiling the sampler"),
-        ):
+        with run.activity("startup"), self._progress.bar("compiling the sampler"):
             sampled = run.generators.sample(publication)
             agreement = run.agreement.require(state, sampled)
         self._mismatch = agreement.metrics()
@@ -181,20 +216,17 @@ class RunMonitor:
         pinned = self._config.eval.concurrent and self.lacks_evaluation(version)
         if pinned:  # in the place of those of the evaluation before
             self.await_evaluation()
-        with (
-            run.ledger.activity(activity, pool=run.learner_pool),
-            explained("publishing params", self._settings),
-        ):
+        with run.activity(activity), explained("publishing params", self._settings):
             publication = run.learner.publish(state, pinned=pinned)
             run.generators.publish(publication, policy_version=version)
         return publication
 
-    def take(self, version: int, preemption: Preemption) -> list[Group] | None:
+    def take(self, version: int) -> list[Group] | None:
         """The groups of the next window; None if SIGTERM came while waiting for it."""
         self._profile.reached(version)
         started = time.monotonic()
         limit = self._config.queue.batch_timeout_s
-        while not preemption.requested:
+        while not self._stopped():
             left = limit - (time.monotonic() - started)
             try:
                 groups = self._run.queue.take(version, min(_POLL_S, max(left, 0.0)))
@@ -233,10 +265,7 @@ class RunMonitor:
                 f"{batch.max_refills}); the step goes with those"
             )
         started = time.monotonic()
-        with (
-            run.ledger.activity("train", pool=run.learner_pool),
-            explained("the train step", self._settings),
-        ):
+        with run.activity("train"), explained("the train step", self._settings):
             window = window.annotated(run.learner.annotate(state, window.packed()))
             if run.trace:
                 for step, each in enumerate(window.batches, start=version + 1):
@@ -259,24 +288,19 @@ class RunMonitor:
         self, state: State, each: Pass, assembled: Assembled
     ) -> tuple[State, dict[str, float] | None]:
         """One optimizer step; no metrics if there was none to take."""
-        ledger = self._run.ledger
+        run = self._run
         if each.epoch == 0:
-            ledger.waste_tokens(each.batch.wasted_tokens)
+            run.ledger.count(wasted_tokens=each.batch.wasted_tokens)
         if assembled.batch is None:
             self._skip(_without_gradient(each.batch.groups))
             return state, None
         started = time.monotonic()
-        with (
-            ledger.activity("train", pool=self._run.learner_pool),
-            explained("the train step", self._settings),
-        ):
-            state, metrics, fault = self._run.learner.step(state, assembled.batch)
+        with run.activity("train"), explained("the train step", self._settings):
+            state, metrics, fault = run.learner.step(state, assembled.batch)
         self._times["time/train_s"] = time.monotonic() - started
-        ledger.count(
+        run.ledger.count(
             train_tokens=assembled.train_tokens,
-            train_flops=self._run.flops.step(
-                assembled.row_tokens, assembled.mean_context
-            ),
+            train_flops=run.flops.step(assembled.row_tokens, assembled.mean_context),
         )
         if fault:
             self._skip(
@@ -329,7 +353,7 @@ class RunMonitor:
             "train/learning_rate": float(run.learning_rates(step - 1)),
             "group/generated": len(groups),
             "group/with_variance": each.batch.num_useful,
-            # Of the newest of its completions.
+            # The limit of the newest of its completions.
             "completion/limit_tokens": run.length_limit(
                 max(group.oldest_version for group in groups)
             ),
@@ -405,20 +429,27 @@ class RunMonitor:
     def evaluate(self, state: State, publication: Publication, version: int) -> None:
         """Pass rate and mismatch at this version, into the files and the display.
 
-        With `eval.concurrent` it is begun, and there at the end of a later step.  It is
-        never on file where it was `stopped`, or has no verifiers.
+        With `eval.concurrent` it is begun, once there is no other, and there at the end
+        of a later step.  It is never on file where the run was stopped meanwhile, or
+        has no verifiers.
         """
         run = self._run
         report = run.ledger.report()
         if self._config.eval.concurrent:
-            self._begin(publication, _Pending(version=version, report=report))
+            self.await_evaluation()
+            pending = self._pending = _Pending(version=version, report=report)
+
+            def work() -> None:
+                pending.result = run.generators.evaluate_beside(
+                    publication, policy_version=version, stopped=self._stopped
+                )
+
+            self._beside.start(work, timeout_s=_POLL_S)
             return
         with self._given_up(version):
-            with run.ledger.activity("eval", pool=run.learner_pool):
+            with run.activity("eval"):
                 result, sampled = run.generators.evaluate(
-                    publication,
-                    policy_version=version,
-                    stopped=lambda: self.stopped(),
+                    publication, policy_version=version, stopped=self._stopped
                 )
                 self._mismatch = run.agreement(state, sampled).metrics()
             self._write_evaluation(version, report, result)
@@ -430,24 +461,10 @@ class RunMonitor:
         """
         self._collect()
         if self._pending and (before is None or self._pending.version < before):
-            with self._run.ledger.activity("eval", pool=self._run.learner_pool):
+            with self._run.activity("eval"):
                 while self._pending:  # generators have a limit
                     time.sleep(_COLLECT_S)
                     self._collect()
-
-    def _begin(self, publication: Publication, pending: "_Pending") -> None:
-        """Have an evaluation made beside the run, once there is no other."""
-        self.await_evaluation()
-
-        def work() -> None:
-            pending.result = self._run.generators.evaluate_beside(
-                publication,
-                policy_version=pending.version,
-                stopped=lambda: self.stopped(),
-            )
-
-        self._pending = pending
-        self._beside.start(work, timeout_s=_POLL_S)
 
     def _collect(self) -> None:
         """Write down the evaluation beside the run, if it has ended."""
@@ -467,7 +484,7 @@ class RunMonitor:
         try:
             yield
         except Abandoned:
-            why = " for SIGTERM" if self.stopped() else ""
+            why = " for SIGTERM" if self._stopped() else ""
             self._progress.note(f"the evaluation at step {version} is given up{why}")
         except NoVerifierError as failure:
             self._unjudged.reason = f"an evaluation had no verdicts: {failure}"
@@ -483,24 +500,12 @@ class RunMonitor:
             "step": version,
             "policy_version": version,
             "compute_chip_hours": report["compute/charged_chip_hours"],
-            "train_tokens": report["compute/train_tokens"],
-            "generated_tokens": report["compute/generated_tokens"],
-            "train_flops": report["compute/train_flops"],
-            "pass_rate": result.pass_rate,
-            "pass_rate_se": result.pass_rate_se,
-            "num_prompts": result.num_prompts,
-            "samples_per_prompt": result.samples_per_prompt,
-            "prompt_pass_rates": result.prompt_pass_rates,
-            "cut_off_share": result.cut_off_share,
-            "interrupted_share": result.interrupted_share,
-            "unjudged_share": result.unjudged_share,
-            "unjudged_prompts": result.unjudged_prompts,
-            "mean_completion_tokens": result.mean_completion_tokens,
-            **self._mismatch,
         }
         row |= {
-            f"pass_rate/{task}": rate for task, rate in result.pass_rate_by_task.items()
+            name: report[f"compute/{name}"]
+            for name in ("train_tokens", "generated_tokens", "train_flops")
         }
+        row |= result.figures() | self._mismatch
         if not no_figure:
             self._writer.write_eval(row)
             self._evaluated()
@@ -517,7 +522,7 @@ class RunMonitor:
 
 
 def _without_gradient(groups: Sequence[Group]) -> str:
-    """Why no rollout of a batch is trained on."""
+    """Say why no rollout of a batch is trained on."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     equal = sum(not group.has_reward_variance for group in groups)
     cut_off = sum(rollout.cut_off for rollout in rollouts)

@@ -1,6 +1,6 @@
 """The loop: every arrow of the method is one line of `_steps`.
 
-Read this first.  `build` makes the run; nothing here knows how they work.
+Read this first.  `wiring` makes the parts of a run; nothing here knows how they work.
 """
 
 import contextlib
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from scalerl_jax.config import Config, to_json
 from scalerl_jax.contract import State
 from scalerl_jax.learner.manifest import UnsavedError
-from scalerl_jax.monitor import RunMonitor
-from scalerl_jax.run_state import RunState
+from scalerl_jax.monitor import RunMonitor, RunState
 from scalerl_jax.utils.failures import is_explained
 from scalerl_jax.utils.ledger import kept_on_disk, read_ledger
 from scalerl_jax.utils.metrics import MetricsWriter
@@ -53,19 +52,30 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
     if the run ends at its version.
     """
     num_steps, settings = config.train.num_steps, flatten(to_json(config))
+    preemption = Preemption()
     with (
-        MetricsWriter(
-            directory, settings=settings, wandb_project=config.tracking.wandb_project
-        ) as writer,
         explained("the sampler", settings),
         _live_fit(config, run, directory) as live,
         contextlib.ExitStack() as opened,
     ):
-        _resume(run, writer, directory)
+        last_step = _resume(run, directory)
+        writer = MetricsWriter(
+            directory,
+            after=last_step,
+            settings=settings,
+            wandb_project=config.tracking.wandb_project,
+        )
+        opened.enter_context(writer)
         opened.enter_context(kept_on_disk(run.ledger, directory))
         opened.enter_context(run.progress.bar("starting"))
         state, version = run.state, run.version
-        monitor = RunMonitor(config, run, writer, evaluated=live.evaluated)
+        monitor = RunMonitor(
+            config,
+            run,
+            writer,
+            stopped=lambda: preemption.requested,
+            evaluated=live.evaluated,
+        )
         opened.callback(monitor.close)
         published = monitor.publish(state, version, activity="startup")
         monitor.require_agreement(state, published)
@@ -74,8 +84,7 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
             monitor.evaluate(state, published, version)
             monitor.require_verdicts()
         opened.enter_context(run.progress.bar("step", total=num_steps, done=version))
-        with Preemption() as preemption:
-            monitor.stopped = lambda: preemption.requested
+        with preemption:
             run.generators.start()
             if monitor.lacks_evaluation(version) and beside:
                 monitor.evaluate(state, published, version)
@@ -94,17 +103,10 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
         )
 
 
-class _NoFit:
-    """Stands where the fit beside the run would be."""
+class _NoFit(contextlib.ExitStack):
+    """Stands where the fit beside the run would be: it stops nothing."""
 
     stop_reason: str | None = None
-
-    def __enter__(self) -> "_NoFit":
-        """Return itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""
 
     def evaluated(self) -> None:
         """Do nothing."""
@@ -132,7 +134,7 @@ def _steps(
     state, version = run.state, run.version
     while version < num_steps and not (preemption.reached(version) or live.stop_reason):
         run.learner.checkpointer.check()
-        groups = monitor.take(version, preemption)
+        groups = monitor.take(version)
         if groups is None:
             break
         window = monitor.open(groups, state, version)
@@ -222,11 +224,11 @@ def _finish_save(run: RunState) -> None:
 def ensure_saved(run: RunState, state: State, version: int) -> None:
     """Return once the checkpoint of a version is on disk."""
     checkpointer = run.learner.checkpointer
-    with run.ledger.activity("checkpoint", pool=run.learner_pool):
+    with run.activity("checkpoint"):
         saved = version in checkpointer.steps()  # once the last save is complete
     if not saved:
         save(run, state, version)
-        with run.ledger.activity("checkpoint", pool=run.learner_pool):
+        with run.activity("checkpoint"):
             checkpointer.wait()
 
 
@@ -235,7 +237,7 @@ def save(run: RunState, state: State, version: int) -> None:
 
     What the loop waits for, the save before this one too, is time of `checkpoint`.
     """
-    with run.ledger.activity("checkpoint", pool=run.learner_pool):
+    with run.activity("checkpoint"):
         books, groups = run.desk.snapshot(run.generators.in_flight())
         books |= {
             "ledger": run.ledger.state(),
@@ -244,19 +246,20 @@ def save(run: RunState, state: State, version: int) -> None:
         run.learner.save(version, state, host=books, groups=groups)
 
 
-def _resume(run: RunState, writer: MetricsWriter, directory: Path) -> None:
+def _resume(run: RunState, directory: Path) -> int:
     """Go on from the newest checkpoint, if there is any: state, prompts, books.
 
     What the run has cost since then is added to the ledger, as far as it is on file.
+    Returns the last step that counts, -1 if the run begins.
     """
     restored = run.learner.restore()
     run.ledger.restore(
         restored.host["ledger"] if restored else None, latest=read_ledger(directory)
     )
-    writer.rewind(restored.step if restored else -1)
     if restored is None:
-        return
+        return -1
     run.state, run.version = restored.state, restored.step
     run.assemble.restore(restored.host["assembler"])
     run.desk.restore(restored.host, restored.groups, version=restored.step)
     _log.info("resumed after step %d", restored.step)
+    return restored.step

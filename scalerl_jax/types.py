@@ -14,7 +14,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-# What a parameter tree, a KV cache or a tree of gradients is to a type checker.
+# The type of a parameter tree, a KV cache or a tree of gradients, to a type checker.
 PyTree = Any
 # A NumPy array on its way to the device, or a JAX array: jitted functions take both.
 AnyArray = Any
@@ -46,7 +46,7 @@ class Rollout:
     passed: bool = False
     judged: bool = True  # False: its verifier failed, and nothing is learned from it
     status: str = struct.field(pytree_node=False, default="unverified")
-    # Of a mixture whose routing is replayed: uint8 or uint16 [P - 1 + T, layers, k],
+    # With a mixture whose routing is replayed, uint8 or uint16 [P - 1 + T, layers, k]:
     # the experts that every token but the last one took; the dtype's largest: none.
     experts: np.ndarray | None = None
 
@@ -126,7 +126,7 @@ class Tokens:
     advantages: Float[Array, "..."]
     mask: Bool[Array, "..."]  # True on the tokens that are trained on
     sequence_ids: Int[Array, "..."]  # unique within a row; 0: no token is predicted
-    # Of the params at the start of the window, and of the reference policy.
+    # Nats, of the params at the start of the window and of the reference policy.
     proximal_logprobs: Float[Array, "..."] | None = None
     reference_logprobs: Float[Array, "..."] | None = None
     regularization: Float[Array, "..."] | None = None  # scales regularisers; None: 1
@@ -153,8 +153,8 @@ class PackedBatch:
     # 1, 2, ... along a row, on a completion's predictions, forced tokens included;
     # 0 where no token is predicted
     sequence_ids: Int[Array, "M R S"]
-    # Where the objective asks for them: nats, of the params at the start of the
-    # window and of the reference policy; and what scales a token's regularisers.
+    # If the objective asks for them: nats, of the params at the start of the window
+    # and of the reference policy; and the factor of a token's regularisers.
     proximal_logprobs: Float[Array, "M R S"] | None = None
     reference_logprobs: Float[Array, "M R S"] | None = None
     regularization: Float[Array, "M R S"] | None = None
@@ -166,6 +166,5 @@ class PackedBatch:
     values: Float[Array, "M R S"] | None = None
     returns: Float[Array, "M R S"] | None = None
     # With it, tokens, positions and experts are of streams [M D U], segment_ids of
-    # rows, and
-    # all others of what follows the shared tokens of a stream.
+    # rows, and all others of what follows the shared tokens of a stream.
     sharing: Sharing | None = None

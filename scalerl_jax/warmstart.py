@@ -250,11 +250,9 @@ def train(
         max_grad_norm=1.0,
     )
     mesh = make_mesh(jax.devices()[:1])
-    params = jax.device_put(
-        make_params(config, arch), NamedSharding(mesh, PartitionSpec())
-    )
     state = jax.device_put(
-        init_state(params, optimizer), NamedSharding(mesh, PartitionSpec())
+        init_state(make_params(config, arch), optimizer),
+        NamedSharding(mesh, PartitionSpec()),
     )
     step = TrainStep(
         make_accumulate(forward, Objective(token_loss=lambda tokens: -tokens.logprobs)),

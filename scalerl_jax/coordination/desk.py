@@ -159,7 +159,7 @@ class OrderDesk:
             )
         )
         for entry in books["in_flight"]:
-            self._ledger.waste_tokens(entry["tokens"])
+            self._ledger.count(wasted_tokens=entry["tokens"])
             prompt = self._stream.prompt(entry["prompt_id"], epoch=entry["epoch"])
             order = Order(
                 ticket=entry["ticket"],

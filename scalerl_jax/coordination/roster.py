@@ -256,8 +256,10 @@ class Roster:
             else:
                 self.events["late"] += 1
                 member.withdrawn.discard(group.ticket)
-                self._ledger.waste_tokens(
-                    sum(len(each.completion_tokens) for each in group.rollouts)
+                self._ledger.count(
+                    wasted_tokens=sum(
+                        len(each.completion_tokens) for each in group.rollouts
+                    )
                 )
         for ticket, reason in report.dropped:
             member.withdrawn.discard(ticket)
@@ -297,7 +299,7 @@ class Roster:
             f"warning: replica {member.number} on {member.where} {what}; "
             f"{len(tickets)} groups are sampled again"
         )
-        self._ledger.waste_tokens(sum(member.tokens.values()))
+        self._ledger.count(wasted_tokens=sum(member.tokens.values()))
         if member.link is not None:
             member.link.close()
         numbers = set(member.jobs)

@@ -35,17 +35,24 @@ class Evaluation:
 
     pass_rate: float  # NaN where nothing was judged
     pass_rate_se: float  # standard error over prompts
-    pass_rate_by_task: dict[str, float]
+    num_prompts: int  # with a judged sample
+    samples_per_prompt: int
     prompt_pass_rates: list[float]  # in the prompts' fixed order; NaN: unjudged
     cut_off_share: float
     interrupted_share: float
     unjudged_share: float  # of all samples: the verifier failed
     unjudged_prompts: int  # without a judged sample
     mean_completion_tokens: float
-    num_prompts: int  # with a judged sample
-    samples_per_prompt: int
+    pass_rate_by_task: dict[str, float]
     rollouts: tuple[dict[str, Any], ...]
     details: tuple[str, ...]  # why verifiers failed, prompt by prompt
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures by the names that they have in evals.jsonl."""
+        found = dict(vars(self))
+        by_task = found.pop("pass_rate_by_task")
+        del found["rollouts"], found["details"]
+        return found | {f"pass_rate/{task}": rate for task, rate in by_task.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

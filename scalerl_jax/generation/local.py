@@ -387,7 +387,7 @@ class LocalGenerators:
             lost = self._scheduler.cancel(episode.key)
             self._count_work()
             # The scheduler has counted what no completion has.
-            self._ledger.waste_tokens(episode.tokens - lost)
+            self._ledger.count(wasted_tokens=episode.tokens - lost)
             reason = "withdrawn" if episode.key in withdrawn else "timeout"
             self._desk.drop(episode.key, reason)
             del self._episodes.open[episode.key]

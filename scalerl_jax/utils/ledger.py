@@ -33,12 +33,12 @@ LEDGER_FILE = "ledger.json"
 WRITE_EVERY_S = 5.0  # so much before a kill, at most, is in no ledger
 _LAST_WRITE_S = 60.0  # for a slow disk, at the end of a run
 
-# What a chip can be doing.  `verify` is a pool's wait for verdicts, not CPU seconds.
+# Work that a chip can do.  `verify` is a pool's wait for verdicts, not CPU seconds.
 ACTIVITIES = ("startup", "generate", "train", "publish", "verify", "eval", "checkpoint")
 NOT_CHARGED = ("startup", "eval")
 COUNTS = (
     "generated_tokens",
-    "wasted_tokens",
+    "wasted_tokens",  # generated, and led to no gradient
     "train_tokens",
     "train_flops",
     "generate_flops",
@@ -47,7 +47,7 @@ COUNTS = (
 )
 _CATEGORIES = (*ACTIVITIES, "idle", "lost")
 _NOT_UNDONE = ("startup", "eval", "checkpoint")  # by a kill
-# What a kill adds to, and whose amounts after the checkpoint it adds.
+# Categories that a kill adds to, and those whose amounts since the checkpoint it adds.
 _LOST = {
     "lost": tuple(name for name in _CATEGORIES if name not in _NOT_UNDONE),
     "lost_tokens": ("generated_tokens", "lost_tokens"),
@@ -93,8 +93,9 @@ class Ledger:
         self._active: dict[str, Counter[str]] = {pool: Counter() for pool in pools}
         self._chip_s: dict[str, float] = dict.fromkeys(_CATEGORIES, 0.0)
         self._counts: dict[str, float] = dict.fromkeys(COUNTS, 0)
+        # Since `idle_shares` was last asked: chip-seconds, and seconds in all.
         self._pool_idle_s: dict[str, float] = dict.fromkeys(pools, 0.0)
-        self._pool_total_s: dict[str, float] = dict.fromkeys(pools, 0.0)
+        self._total_s = 0.0
         self._charged = 0.0  # chip-hours, as they were reported
         self._restored = False
 
@@ -102,10 +103,8 @@ class Ledger:
         """Begin to count; what happens before costs nothing, but the start-up told."""
         with self._lock:
             assert self._last is None, "the ledger was started twice"
-            self._last = self._clock()
-            for pool, chips in self._pools.items():
-                self._chip_s["startup"] += chips * startup_s
-                self._pool_total_s[pool] += chips * startup_s
+            self._last, self._total_s = self._clock(), startup_s
+            self._chip_s["startup"] += sum(self._pools.values()) * startup_s
 
     @contextlib.contextmanager
     def activity(self, name: str, *, pool: str) -> Iterator[None]:
@@ -161,10 +160,6 @@ class Ledger:
             for name, amount in amounts.items():
                 self._counts[name] += amount
 
-    def waste_tokens(self, tokens: int) -> None:
-        """Say that `tokens` generated tokens led to no gradient."""
-        self.count(wasted_tokens=tokens)
-
     def report(self) -> dict[str, float]:
         """Return chip-seconds by category, charged chip-hours and counters, up to now.
 
@@ -192,12 +187,13 @@ class Ledger:
         """Return each pool's idle share of the time since the last call, in [0, 1]."""
         with self._lock:
             self._advance()
+            total_s = self._total_s or 1.0  # 0 s hold no idle ones
             shares = {
-                pool: max(self._pool_idle_s[pool] / total, 0.0) if total else 0.0
-                for pool, total in self._pool_total_s.items()
+                pool: max(self._pool_idle_s[pool] / (chips * total_s), 0.0)
+                for pool, chips in self._pools.items()
             }
             self._pool_idle_s = dict.fromkeys(self._pools, 0.0)
-            self._pool_total_s = dict.fromkeys(self._pools, 0.0)
+            self._total_s = 0.0
             return shares
 
     def state(self) -> dict[str, Any]:
@@ -250,6 +246,7 @@ class Ledger:
             return
         now = self._clock()
         elapsed_s, self._last = now - self._last, now
+        self._total_s += elapsed_s
         active = {pool: running(names) for pool, names in self._active.items()}
         waited_for = [
             name for name in NOT_CHARGED if any(name in on for on in active.values())
@@ -261,7 +258,6 @@ class Ledger:
                 self._chip_s[name] += chip_s / len(booked)
                 if pool in self._untold:
                     self._untold[pool][name] += chip_s / len(booked)
-            self._pool_total_s[pool] += chip_s
             if booked == ["idle"]:
                 self._pool_idle_s[pool] += chip_s
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb
@@ -41,30 +42,36 @@ TENSORBOARD_DIRECTORY = "tensorboard"
 
 
 class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
-    """Writes the numbers of a run; on a resume, `rewind` first."""
+    """Writes the numbers of a run, and goes on with the files of one that resumes."""
 
     def __init__(
         self,
         directory: str | os.PathLike[str],
         *,
+        after: int = -1,
         settings: Mapping[str, Any] | None = None,
         wandb_project: str = "",
     ) -> None:
-        """Open the files in `directory` to append to; a torn last line is cut off.
+        """Open the files in `directory` to append to.
 
-        `settings`, by dotted name, are what TensorBoard and W&B call hyper-parameters.
+        Rows after optimizer step `after` are dropped, and so is a torn last line: they
+        will be written again.  `settings`, by dotted name, are what TensorBoard and
+        W&B call hyper-parameters.
         """
         self._directory = Path(directory)
-        self._wandb: _Wandb | None = None
         self._files: dict[str, _Appender] = {}
+        self._wandb: _Wandb | None = None
         with contextlib.ExitStack() as opened:
-            opened.callback(self._close_files)
             for name in (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE):
-                self._open(name)
-            self._tensorboard = _TensorBoard(self.tensorboard, settings or {})
+                _drop_after(self._directory / name, after)
+                self._files[name] = _Appender(self._directory / name)
+                opened.callback(self._files[name].close)
+            self._tensorboard = _TensorBoard(self.tensorboard, settings or {}, after)
+            opened.callback(self._tensorboard.close)
             if wandb_project:
                 self._wandb = _Wandb(wandb_project, self._directory, settings or {})
-            opened.pop_all()
+                opened.callback(self._wandb.close)
+            self.close = opened.pop_all().close
 
     @property
     def tensorboard(self) -> Path:
@@ -121,33 +128,9 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         if self._wandb is not None:
             self._wandb.log(step, values)
 
-    def rewind(self, step: int) -> None:
-        """Drop every row after optimizer step `step`: it will be written again."""
-        for name, file in list(self._files.items()):
-            file.close()
-            _drop_after(self._directory / name, step)
-            self._open(name)
-        self._tensorboard.start(step + 1)  # readers drop what has this step or a later
-
-    def close(self) -> None:
-        """Close the files."""
-        self._close_files()
-        self._tensorboard.close()
-        if self._wandb is not None:
-            self._wandb.close()
-
     def __exit__(self, *_: object) -> None:
         """Close the files."""
         self.close()
-
-    def _open(self, name: str) -> None:
-        path = self._directory / name
-        _cut_torn_line(path)
-        self._files[name] = _Appender(path)
-
-    def _close_files(self) -> None:
-        for file in self._files.values():
-            file.close()
 
 
 class _Appender:
@@ -179,7 +162,9 @@ class _TensorBoard:
     two minutes and whose errors come late; here each event is on disk on return.
     """
 
-    def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, directory: Path, settings: Mapping[str, Any], after: int
+    ) -> None:
         # TensorBoard reads the files of a directory in the order of their names, so
         # a resumed run's must come last even if it starts within the same second.
         names = [path.name for path in directory.glob("events.out.tfevents.*")]
@@ -190,18 +175,16 @@ class _TensorBoard:
         self._records = RecordWriter(self._file)
         self.close = self._file.close
         self.write(file_version="brain.Event:2")
-        if names:
-            return
-        self.start(0)  # the first that a reader meets purges nothing; later ones do
+        # Readers drop what has this step or a later one: all but the first start that
+        # they meet, which is why every file has one.
+        start = SessionLog(status=SessionLog.START)
+        self.write(step=after + 1, session_log=start)
         plain = {
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in settings.items()
         }
-        if plain:
+        if plain and not names:
             self.write(step=0, summary=hparams_pb(plain))
-
-    def start(self, step: int) -> None:
-        self.write(step=step, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, **fields: object) -> None:
         event = Event(wall_time=time.time(), **fields)
@@ -250,16 +233,12 @@ class StepProfile:
         if self._running and version >= self._last:
             self.close()
         elif self._first and version == self._first - 1 and not self._running:
-            import jax
-
             jax.profiler.start_trace(self._directory)
             self._running = True
 
     def close(self) -> None:
         """End and write the trace, if there is one under way."""
         if self._running:
-            import jax
-
             self._running = False
             jax.profiler.stop_trace()
 
@@ -295,24 +274,15 @@ def _markdown(row: dict[str, Any]) -> str:
     return "\n".join(parts).encode(errors="replace").decode()
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Cut off what follows the last line end: a kill came in the middle of a line."""
-    try:
-        if not path.is_file() or not path.stat().st_size:
-            return
-        with open(path, "rb+") as file:
-            file.seek(-1, os.SEEK_END)
-            if file.read() != b"\n":
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
 def _drop_after(path: Path, step: int) -> None:
     """Keep the rows up to `step`, in one go; a torn last line is dropped."""
+    if not path.is_file():
+        return
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        data = path.read_bytes()
+        lines = data.splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()  # a kill came in the middle of it
         kept = []
         for number, line in enumerate(lines, start=1):
             try:
@@ -324,7 +294,7 @@ def _drop_after(path: Path, step: int) -> None:
                         f"line {number} of {path} is not a row of a run ({error!r}); "
                         f"remove it, or move the file away to lose its rows"
                     ) from error
-        if len(kept) < len(lines):
-            replace_file(path, b"".join(kept))
+        if (rows := b"".join(kept)) != data:
+            replace_file(path, rows)
     except OSError as error:
         raise _unwritable(path, error) from error

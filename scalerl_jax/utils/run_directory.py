@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 METRICS_FILE = "metrics.jsonl"
 EVALS_FILE = "evals.jsonl"
 ROLLOUTS_FILE = "rollouts.jsonl"
-# What a run leaves behind: with one of these and no config.json, nobody can tell
+# Files that a run leaves behind: with one of these and no config.json, nobody can tell
 # which recipe they belong to.
 RUN_FILES = (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE, "ledger.json", "checkpoints")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-_OPTIONAL_PACKAGES = ("reasoning_gym",)
+_PACKAGES += ("reasoning_gym",)  # of an extra
 STATUS_FILE = "status.json"  # how the processes of a run stand
 _MOST_DIFFERENCES_SHOWN = 5
 _ABSENT = "absent"
@@ -88,7 +88,7 @@ def open_run_directory(
             path = bucket.path
             held.enter_context(_called(path, str(workdir)))
         else:
-            path = _make_directory(workdir)
+            path = local_directory(workdir)
             lock = held.enter_context(_lock(path))
         settings = json.loads(json.dumps(settings))
         config_file = path / "config.json"
@@ -96,8 +96,13 @@ def open_run_directory(
             resumed = config_file.exists()
             if resumed:
                 record = _check_record(config_file, settings, free_settings)
+            elif found := _run_files(path):
+                raise ValueError(
+                    f"--workdir={path} holds {', '.join(found)} of a run but no "
+                    f"config.json that says which; choose another --workdir, or move "
+                    f"these files away"
+                )
             else:
-                _refuse_run_files(path)
                 record = _new_record(settings)
             if record is not None:
                 write_json(config_file, record)
@@ -148,8 +153,8 @@ def local_directory(workdir: str | os.PathLike[str]) -> Path:
     return Path(workdir).expanduser().absolute()
 
 
-def _make_directory(workdir: str | os.PathLike[str]) -> Path:
-    path = local_directory(workdir)
+def _lock(path: Path) -> TextIO:
+    """Make the directory and take its lock; the kernel gives it back when we die."""
     with _usable(path):
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -157,11 +162,6 @@ def _make_directory(workdir: str | os.PathLike[str]) -> Path:
             raise ValueError(
                 f"--workdir={path} is or lies under a file; name a directory"
             ) from error
-    return path
-
-
-def _lock(path: Path) -> TextIO:
-    """Take the lock of the directory; the kernel gives it back when we die."""
     with _usable(path / ".lock"), contextlib.ExitStack() as held:
         lock = held.enter_context(open(path / ".lock", "a+"))
         try:
@@ -190,15 +190,6 @@ def _close_if_alive(reference: "weakref.ref[TextIO]") -> None:
 
 def _run_files(path: Path) -> list[str]:
     return [name for name in RUN_FILES if (path / name).exists()]
-
-
-def _refuse_run_files(path: Path) -> None:
-    found = _run_files(path)
-    if found:
-        raise ValueError(
-            f"--workdir={path} holds {', '.join(found)} of a run but no config.json "
-            f"that says which; choose another --workdir, or move these files away"
-        )
 
 
 def _new_record(settings: dict[str, Any]) -> dict[str, Any]:
@@ -313,7 +304,7 @@ def versions() -> dict[str, str | None]:
         "python": platform.python_version(),
         "scalerl_jax": scalerl_jax.__version__,
     }
-    for package in (*_PACKAGES, *_OPTIONAL_PACKAGES):
+    for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

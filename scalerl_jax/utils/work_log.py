@@ -21,10 +21,6 @@ class Books(Protocol):
         """Add to the counters named in `COUNTS`."""
         ...
 
-    def waste_tokens(self, tokens: int) -> None:
-        """Say that generated tokens led to no gradient."""
-        ...
-
 
 def running(active: Counter[str]) -> list[str]:
     """Return the kinds of activity that chips are split among, evenly.
@@ -69,10 +65,6 @@ class WorkLog:
         with self._lock:
             for name, amount in amounts.items():
                 self._counts[name] += amount
-
-    def waste_tokens(self, tokens: int) -> None:
-        """Say that `tokens` generated tokens led to no gradient."""
-        self.count(wasted_tokens=tokens)
 
     def take(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return seconds by activity, and counts, since the last call."""

@@ -77,8 +77,7 @@ def test_a_resumed_runs_event_files_say_what_its_rows_say(tmp_path):
 
     with MetricsWriter(tmp_path) as writer:
         write(writer, range(6), 0.0)
-    with MetricsWriter(tmp_path) as writer:
-        writer.rewind(3)
+    with MetricsWriter(tmp_path, after=3) as writer:
         write(writer, range(4, 8), 0.25)
     rows, events = load_curve(tmp_path), load_curve(tmp_path / "tensorboard")
     assert events.x_name == "eval/compute_chip_hours"

@@ -110,7 +110,7 @@ def test_wasted_tokens_take_their_part_of_generation(clock):
     ledger = started(clock, shared=2)
     with ledger.activity("generate", pool="shared"):
         clock.now += 10
-    ledger.waste_tokens(25)
+    ledger.count(wasted_tokens=25)
     assert chip_seconds(ledger) == {"generate": 20}  # nothing generated: no share
     ledger.count(generated_tokens=100, train_tokens=75, train_flops=1e12)
     assert chip_seconds(ledger) == {"generate": 15, "wasted": 5}
@@ -304,7 +304,7 @@ def test_categories_sum_to_chips_times_wall_clock(events, generated, wasted):
     pools = {"a": 1, "b": 3, "c": 16}
     ledger = started(clock, **pools)
     ledger.count(generated_tokens=generated)
-    ledger.waste_tokens(wasted)
+    ledger.count(wasted_tokens=wasted)
     opened = {pool: [] for pool in pools}
     for elapsed_s, pool, name, enter in events:
         clock.now += elapsed_s

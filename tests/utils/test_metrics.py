@@ -61,7 +61,6 @@ def test_tensorboard_has_histograms_texts_and_settings(tmp_path):
     chosen = {"seed": 3, "data.tasks": ["a", "b"], "model.remat": "none"}
     spread = {"reward": np.array([1.0, -1.0, 1.0]), "none": np.array([])}
     with MetricsWriter(tmp_path, settings=chosen) as writer:
-        writer.rewind(-1)
         writer.write_step(1, {"loss": 0.5}, spread)
         writer.write_rollouts([{"step": 2, "text": "a\n\ud800", "tokens": 3}])
     accumulator = plugin_event_accumulator.EventAccumulator(
@@ -112,9 +111,7 @@ def test_each_line_is_there_as_soon_as_it_is_written(tmp_path):
 
 
 def write_until(directory, first, last):
-    with MetricsWriter(directory) as writer:
-        if first > 1:
-            writer.rewind(first - 1)
+    with MetricsWriter(directory, after=first - 1) as writer:
         for step in range(first, last + 1):
             writer.write_step(step, {"loss": float(step + 100 * first)})
             if step % 2 == 0:
@@ -151,8 +148,7 @@ def test_a_resume_after_the_clock_was_set_back_comes_last(tmp_path):
 
 def test_a_resume_from_the_start_drops_everything(tmp_path):
     write_until(tmp_path, 1, 3)
-    with MetricsWriter(tmp_path) as writer:
-        writer.rewind(0)
+    with MetricsWriter(tmp_path, after=0) as writer:
         writer.write_step(1, {"loss": 9.0})
     assert rows(tmp_path) == [{"step": 1, "loss": 9.0}]
     assert scalars(tmp_path, "loss") == [(1, 9.0)]
@@ -165,9 +161,7 @@ def test_a_line_torn_anywhere_is_dropped(tmp_path):
     for length in range(1, len(last)):
         for name in FILES:
             (tmp_path / name).write_bytes(whole[name] + last[:length])
-        with MetricsWriter(tmp_path) as writer:
-            if length % 2:
-                writer.rewind(2)
+        MetricsWriter(tmp_path, after=2).close()
         assert {name: (tmp_path / name).read_bytes() for name in FILES} == whole
 
 
@@ -175,8 +169,7 @@ def test_a_last_line_of_zeros_is_dropped(tmp_path):
     write_until(tmp_path, 1, 2)
     with open(tmp_path / "metrics.jsonl", "ab") as file:
         file.write(b"\0" * 20 + b"\n")
-    with MetricsWriter(tmp_path) as writer:
-        writer.rewind(2)
+    MetricsWriter(tmp_path, after=2).close()
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
 
 
@@ -184,9 +177,8 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
     write_until(tmp_path, 1, 1)
     with open(tmp_path / "metrics.jsonl", "ab") as file:
         file.write(b'{"loss": 3}\n{"step": 2}\n')
-    with MetricsWriter(tmp_path) as writer:
-        with pytest.raises(ValueError, match="line 2 of .*metrics.jsonl"):
-            writer.rewind(1)
+    with pytest.raises(ValueError, match="line 2 of .*metrics.jsonl"):
+        MetricsWriter(tmp_path, after=1)
 
 
 @pytest.mark.parametrize("name", FILES)

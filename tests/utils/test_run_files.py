@@ -60,8 +60,7 @@ def test_another_machine_goes_on_with_what_is_in_the_bucket(bucket):
     with open_it() as run:
         assert run.resumed and not stale.exists()
         assert not (run.path / "checkpoints").exists()
-        with MetricsWriter(run.path) as writer:
-            writer.rewind(1)
+        MetricsWriter(run.path, after=1).close()
     rows = content(bucket, "metrics.jsonl").splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1]
 

@@ -21,7 +21,7 @@ import matplotlib
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.balance.chips import CHIPS
-from scalerl_jax.model.architecture import ARCHITECTURES
+from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.simulate.lengths import Lengths
 from scalerl_jax.simulate.rates import closed_rates
 from scalerl_jax.simulate.run import Simulation

@@ -13,7 +13,8 @@ import jax
 import ours
 from learner_ours import Learner, make_config, row_of_segments, timed_steps
 
-from scalerl_jax.model.architecture import ARCHITECTURES, Architecture
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import REMAT
 
 # float32 master weights, two moments, and gradients twice while they are added up:

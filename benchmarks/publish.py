@@ -248,7 +248,7 @@ def learn(
     import jax.numpy as jnp
 
     from scalerl_jax.learner.publish import make_snapshot
-    from scalerl_jax.model.shardings import param_shardings
+    from scalerl_jax.model.architecture import param_shardings
     from scalerl_jax.model.transformer import abstract_params
     from scalerl_jax.parallel import multihost
     from scalerl_jax.parallel.channels import DirectoryChannel
@@ -303,7 +303,7 @@ def replicate(
     import jax
     import jax.numpy as jnp
 
-    from scalerl_jax.model.shardings import sampler_layout
+    from scalerl_jax.model.architecture import sampler_layout
     from scalerl_jax.parallel.channels import DirectoryChannel
     from scalerl_jax.parallel.mesh import make_mesh
     from scalerl_jax.parallel.offers import Publication
@@ -328,7 +328,7 @@ def replicate(
 
 def architecture(millions: int) -> Any:
     """A decoder of about so many parameters."""
-    from scalerl_jax.model.architecture import ARCHITECTURES
+    from scalerl_jax.model.sizes import ARCHITECTURES
 
     arch = dataclasses.replace(
         ARCHITECTURES["tiny"], vocab_size=16_384, hidden_size=768, ffn_size=2048,

@@ -24,8 +24,8 @@ from scalerl_jax.learner.step import (
     make_update,
     state_layout,
 )
+from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.attention import BlockwiseAttention
-from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import (
     abstract_params,
     head_logits,

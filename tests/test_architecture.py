@@ -103,7 +103,7 @@ def test_imports_keep_to_the_layers():
 
 
 def named_objects():
-    """Names like `model.architecture.ARCHITECTURES` in the texts, with their files."""
+    """Names like `model.sizes.ARCHITECTURES` in the texts, with their files."""
     settings = flatten(config_lib.to_json(config_lib.Config()))
     packages = {path.stem for path in PACKAGE.iterdir()}
     found = {}

@@ -21,7 +21,7 @@ from scalerl_jax.config import (
     resolve,
     to_json,
 )
-from scalerl_jax.model.architecture import ARCHITECTURES
+from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.wiring import fit_devices
 

@@ -17,8 +17,7 @@ from scalerl_jax.balance.chips import Chip
 from scalerl_jax.balance.forecast import Forecast, forecast, slots_that_fit
 from scalerl_jax.balance.lengths import Lengths, assumed_lengths
 from scalerl_jax.config import Config
-from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.shardings import is_divisible
+from scalerl_jax.model.architecture import Architecture, is_divisible
 from scalerl_jax.pod.partition import box_sizes, boxes, split_slice
 from scalerl_jax.pod.slices import Slice
 

@@ -6,8 +6,7 @@ what it really takes.  A config here has numbers for all that concerns the devic
 
 from scalerl_jax.balance.chips import Chip
 from scalerl_jax.config import Config
-from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.shardings import sampler_copies
+from scalerl_jax.model.architecture import Architecture, sampler_copies
 from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.sampler.kernels import most_slots
 

@@ -11,8 +11,7 @@ import dataclasses
 from scalerl_jax.balance import work
 from scalerl_jax.balance.chips import Chip
 from scalerl_jax.balance.work import Work
-from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.shardings import sampler_copies
+from scalerl_jax.model.architecture import Architecture, sampler_copies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ class ModelConfig:
     """The policy: its shape, where its weights come from, its number formats."""
 
     architecture: str = setting(
-        "checkpoint", "the checkpoint's, or one of `model.architecture.ARCHITECTURES`"
+        "checkpoint", "the checkpoint's, or one of `model.sizes.ARCHITECTURES`"
     )
     checkpoint: str = setting(
         "",

@@ -21,8 +21,7 @@ from scalerl_jax.config import Config, ModelConfig, read_flags, to_json
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.evaluate.evaluation import Evaluator, Judged
 from scalerl_jax.evaluate.metrics import MAX_SAMPLES
-from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.shardings import sampler_mesh, sampler_shardings
+from scalerl_jax.model.architecture import Architecture, sampler_mesh, sampler_shardings
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.publication import checksums
 from scalerl_jax.types import Prompt, PyTree

@@ -20,9 +20,8 @@ from scalerl_jax.learner.logprobs import (
     pointwise_loss,
     token_logprobs,
 )
-from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.architecture import Architecture, batch_sharding
 from scalerl_jax.model.attention import SegmentAttention
-from scalerl_jax.model.shardings import batch_sharding
 from scalerl_jax.model.transformer import Said, head_weights, hidden_states
 from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.parallel.multihost import put_global

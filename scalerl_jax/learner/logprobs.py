@@ -3,7 +3,7 @@
 No [T, V] array exists, forward or backward: a tile of `chunk_tokens` tokens and
 `chunk_vocab` entries of the vocabulary is computed, folded into sums over the
 vocabulary, and dropped; the backward pass makes the tiles again.  Over a mesh the head
-is cut as `model.shardings` says, and only a slab of it is gathered at a time.
+is cut as `model.architecture` says, and only a slab of it is gathered at a time.
 """
 
 import dataclasses

@@ -21,8 +21,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
-from scalerl_jax.model.architecture import Architecture, layered_table
-from scalerl_jax.model.shardings import layered_shardings, sampler_shardings
+from scalerl_jax.model.architecture import (
+    Architecture,
+    layered_shardings,
+    layered_table,
+    sampler_shardings,
+)
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import AXES
 from scalerl_jax.parallel.publication import Published, checksums

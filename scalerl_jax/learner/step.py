@@ -28,7 +28,7 @@ from scalerl_jax.learner.optimizer import (
     is_absent,
     round_stochastically,
 )
-from scalerl_jax.model.shardings import batch_sharding
+from scalerl_jax.model.architecture import batch_sharding
 from scalerl_jax.model.transformer import Said
 from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.types import PackedBatch, PyTree, Tokens

@@ -1,17 +1,25 @@
-"""The description of a decoder, and the one table of its parameters.
+"""The description of a decoder, the one table of its parameters, and their cuts.
 
 Shapes, logical axes and initialisers come from `parameter_table` alone: weights,
 shardings and random starts are all made from it.  No array is computed here.
+
+A mesh has the axes of `parallel.mesh.AXES`, and `MESH_AXES` says by name which of them
+cut what.  Cuts that would be uneven are refused here, before anything is compiled,
+instead of being padded.
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
+from scalerl_jax.parallel.mesh import ROWS, SHARDS, Device, make_mesh
 from scalerl_jax.types import PyTree
 
 
@@ -93,13 +101,6 @@ class Architecture:
         """Return whether queries and keys have a norm with weights (Qwen3)."""
         return self.family in ("qwen3", "qwen3_moe")
 
-    @property
-    def feed_forward(self) -> str:
-        """The feed-forward of its layers, a name in `transformer.FEED_FORWARDS`."""
-        if self.experts is None:
-            return "gated"
-        return "shared_experts" if self.experts.shared else "experts"
-
     @functools.cached_property
     def num_params(self) -> int:
         """Number of parameters, embeddings included."""
@@ -173,25 +174,21 @@ _ATTENTION = {
 }
 _QKV_BIAS = {"query_bias": "heads", "key_bias": "kv_heads", "value_bias": "kv_heads"}
 _QK_NORM = {"query_norm": "head_dim", "key_norm": "head_dim"}
-# By `Architecture.feed_forward`; `transformer.FEED_FORWARDS` computes with them.
-_FEED_FORWARDS = {
-    "gated": {
-        "ffn_norm": "width",
-        "gate": "hidden ffn",
-        "up": "hidden ffn",
-        "down": "ffn hidden",
-    }
+_GATED = {
+    "ffn_norm": "width",
+    "gate": "hidden ffn",
+    "up": "hidden ffn",
+    "down": "ffn hidden",
 }
 # An expert's gate and up matrices are one array: they are multiplied together.
-_FEED_FORWARDS["experts"] = {
+_EXPERTS = {
     "ffn_norm": "width",
     "router": "hidden router",
     "expert_gate_up": "experts hidden pair ffn",
     "expert_down": "experts ffn hidden",
 }
-_FEED_FORWARDS["shared_experts"] = _FEED_FORWARDS["experts"] | {
-    f"shared_{name}": _FEED_FORWARDS["gated"][name] for name in ("gate", "up", "down")
-}
+_SHARED_EXPERT = {f"shared_{name}": _GATED[name] for name in ("gate", "up", "down")}
+_ROUTER_BIAS = {"router_bias": "router"}
 
 
 def parameter_table(arch: Architecture) -> PyTree:
@@ -207,8 +204,13 @@ def parameter_table(arch: Architecture) -> PyTree:
         "ffn": arch.ffn_size,
         "pair": 2,
     }
+    layer = _ATTENTION | (_GATED if arch.experts is None else _EXPERTS)
+    layer |= _QKV_BIAS if arch.qkv_bias else {}
+    layer |= _QK_NORM if arch.qk_norm else {}
     if arch.experts is not None:
         extents |= {"experts": arch.experts.count, "router": arch.experts.count}
+        layer |= _SHARED_EXPERT if arch.experts.shared else {}
+        layer |= _ROUTER_BIAS if arch.experts.bias else {}
 
     def spec(name: str, axes: str) -> ParamSpec:
         names = tuple(axes.split())
@@ -216,21 +218,12 @@ def parameter_table(arch: Architecture) -> PyTree:
         init: Any = starts.get(name.rpartition("_")[2], "normal")
         return ParamSpec(tuple(extents[axis] for axis in names), names, init)
 
-    layer = _ATTENTION | _FEED_FORWARDS[arch.feed_forward]
-    if arch.experts is not None and arch.experts.bias:
-        layer |= {"router_bias": "router"}
-    layer |= _QKV_BIAS if arch.qkv_bias else {}
-    layer |= _QK_NORM if arch.qk_norm else {}
     table = {
         "embedding": spec("embedding", "vocab hidden"),
         "layers": {name: spec(name, f"layers {axes}") for name, axes in layer.items()},
         "final_norm": spec("final_norm", "width"),
     }
-    return (
-        table
-        if arch.tied_embeddings
-        else table | {"head": spec("head", "vocab hidden")}
-    )
+    return table if arch.tied_embeddings else table | {"head": table["embedding"]}
 
 
 def layered_table(arch: Architecture) -> PyTree:
@@ -252,109 +245,137 @@ def layered_table(arch: Architecture) -> PyTree:
     return table | {"layers": (layer,) * arch.num_layers}
 
 
-_QWEN3_8B = Architecture(
-    family="qwen3",
-    vocab_size=151_936,
-    hidden_size=4096,
-    ffn_size=12_288,
-    num_layers=36,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    rope_theta=1_000_000.0,
-    rms_eps=1e-6,
-    tied_embeddings=False,
-    max_positions=40_960,
-)
+OF_EXPERTS = ("expert", "tensor")  # axes that divide experts in the sampler
 
-# Qwen/Qwen3-30B-A3B, config.json.
-_QWEN3_30B_A3B = dataclasses.replace(
-    _QWEN3_8B,
-    family="qwen3_moe",
-    hidden_size=2048,
-    ffn_size=768,
-    num_layers=48,
-    num_kv_heads=4,
-    experts=Experts(count=128, top_k=8, gate="normalized"),
-)
-
-# Shapes that a config can name; a checkpoint brings its own.
-ARCHITECTURES: dict[str, Architecture] = {
-    # meta-llama/Llama-3.1-8B, config.json
-    "llama3.1-8b": Architecture(
-        family="llama",
-        vocab_size=128_256,
-        hidden_size=4096,
-        ffn_size=14_336,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        rope_theta=500_000.0,
-        rms_eps=1e-5,
-        tied_embeddings=False,
-        max_positions=131_072,
-        rope_scaling=RopeScaling(
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_positions=8192,
-        ),
-    ),
-    # Qwen/Qwen3-8B and Qwen/Qwen3-32B, config.json
-    "qwen3-8b": _QWEN3_8B,
-    "qwen3-32b": dataclasses.replace(
-        _QWEN3_8B, hidden_size=5120, ffn_size=25_600, num_layers=64, num_heads=64
-    ),
-    "qwen3-30b-a3b": _QWEN3_30B_A3B,
-    # Qwen/Qwen3-235B-A22B, config.json
-    "qwen3-235b-a22b": dataclasses.replace(
-        _QWEN3_30B_A3B, hidden_size=4096, ffn_size=1536, num_layers=94, num_heads=64
-    ),
-    # meta-llama/Llama-4-Scout-17B-16E, text_config of config.json
-    "scout": Architecture(
-        family="llama4_text",
-        vocab_size=202_048,
-        hidden_size=5120,
-        ffn_size=8192,
-        num_layers=48,
-        num_heads=40,
-        num_kv_heads=8,
-        head_dim=128,
-        rope_theta=500_000.0,
-        rms_eps=1e-5,
-        tied_embeddings=False,
-        max_positions=10_485_760,
-        rope_scaling=RopeScaling(
-            factor=16.0,
-            low_freq_factor=1.0,
-            high_freq_factor=1.0,
-            original_max_positions=8192,
-        ),
-        experts=Experts(
-            count=16, top_k=1, gate="sigmoid", gate_input=True, shared=True
-        ),
-        local=LocalLayers(
-            with_positions=(True, True, True, False) * 12,
-            chunk=8192,
-            normalized=True,
-            scale=0.1,
-            floor_positions=8192,
-        ),
-    ),
-    # The laptop policy: about 0.8 million parameters.
-    "tiny": Architecture(
-        family="qwen3",
-        vocab_size=128,
-        hidden_size=128,
-        ffn_size=384,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=32,
-        rope_theta=10_000.0,
-        rms_eps=1e-6,
-        tied_embeddings=True,
-        max_positions=512,
-    ),
+# Logical axis of a `ParamSpec` -> mesh axes that cut it.
+MESH_AXES: dict[str, tuple[str, ...]] = {
+    "vocab": ("tensor",),
+    "hidden": SHARDS,
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "ffn": ("tensor",),
+    "experts": ("expert",),
+    "router": (),
+    "pair": (),
+    "both": ("tensor",),
+    "layers": (),
+    "width": (),
+    "head_dim": (),
 }
+
+
+def param_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
+    """A `NamedSharding` per parameter, in the tree of `parameter_table`.
+
+    Raises:
+        ValueError: a mesh axis does not divide what it cuts.  Heads count whole: a
+            cut through a head would move its halves around in every layer.
+    """
+    pieces = {"heads": arch.num_heads, "kv_heads": arch.num_kv_heads}
+
+    def shard(path: tuple, spec: ParamSpec) -> NamedSharding:
+        for dimension, (axis, extent) in enumerate(
+            zip(spec.axes, spec.shape, strict=True)
+        ):
+            cut, count = _cut(spec, axis), pieces.get(axis, extent)
+            shards = math.prod(mesh.shape[name] for name in cut)
+            if count % shards:
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise ValueError(
+                    f"mesh.{cut[0]} = {shards} does not divide dimension "
+                    f"{dimension} of parameter {name}: {axis} = {count}; "
+                    f"set mesh.{cut[0]} to a divisor of {count}"
+                )
+        return _sharding(spec, mesh, _cut)
+
+    return jax.tree_util.tree_map_with_path(shard, parameter_table(arch))
+
+
+def _cut(spec: ParamSpec, axis: str) -> tuple[str, ...]:
+    """Mesh axes that cut an axis of a parameter; no axis cuts two of them."""
+    cut = MESH_AXES[axis]
+    if axis != "experts" and "experts" in spec.axes:
+        return tuple(name for name in cut if name not in MESH_AXES["experts"])
+    return cut
+
+
+def _sharding(
+    spec: ParamSpec, mesh: Mesh, cut: Callable[[ParamSpec, str], tuple[str, ...]]
+) -> NamedSharding:
+    """Sharding of a parameter; `cut` says which mesh axes cut an axis of it."""
+    cuts = (cut(spec, axis) for axis in spec.axes)
+    axes = (each[0] if len(each) == 1 else each or None for each in cuts)
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
+
+def layered_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
+    """`param_shardings` per parameter of `layered_table`: each layer cut alike."""
+    param_shardings(arch, mesh)  # refuses what cannot be cut
+    return jax.tree.map(lambda spec: _sharding(spec, mesh, _cut), layered_table(arch))
+
+
+def sampler_copies(arch: Architecture, devices: int) -> int:
+    """Number of times that a replica of so many devices holds all but the experts.
+
+    It is 1, but a mixture may have more devices than kv heads, for each of them has
+    other experts.
+    """
+    return devices // math.gcd(arch.num_kv_heads, devices) if arch.experts else 1
+
+
+def check_replica(arch: Architecture, devices: int) -> None:
+    """Refuse a number of devices that kv heads, or experts, cannot be shared among."""
+    if not is_divisible(arch, devices):
+        count, what = _divided(arch)
+        raise ValueError(
+            f"generators.devices = {devices} cannot share the {count} {what} of the "
+            f"model evenly; use a divisor"
+        )
+
+
+def is_divisible(arch: Architecture, devices: int) -> bool:
+    """Return whether a replica of so many devices can be made."""
+    return _divided(arch)[0] % devices == 0
+
+
+def _divided(arch: Architecture) -> tuple[int, str]:
+    experts = arch.experts
+    return (experts.count, "experts") if experts else (arch.num_kv_heads, "kv heads")
+
+
+def sampler_mesh(arch: Architecture, devices: Sequence[Device]) -> Mesh:
+    """The mesh of a replica; see `check_replica`, which may refuse."""
+    check_replica(arch, len(devices))
+    copies = sampler_copies(arch, len(devices))
+    tensor = len(devices) // copies
+    return make_mesh(devices, fsdp=copies, expert=copies, tensor=tensor)
+
+
+def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
+    """A `NamedSharding` per parameter of `layered_table`, on a `sampler_mesh`.
+
+    Whole experts are divided among all devices; all else is cut over "tensor" alone.
+    """
+
+    def cut(spec: ParamSpec, axis: str) -> tuple[str, ...]:
+        if "experts" in spec.axes:
+            return OF_EXPERTS if axis == "experts" else ()
+        return tuple(name for name in MESH_AXES[axis] if name == "tensor")
+
+    return jax.tree.map(lambda spec: _sharding(spec, mesh, cut), layered_table(arch))
+
+
+def sampler_layout(arch: Architecture, *, dtype: DTypeLike, mesh: Mesh) -> PyTree:
+    """Shapes, dtypes and shardings of what the sampler is given."""
+    return jax.tree.map(
+        lambda spec, sharding: jax.ShapeDtypeStruct(
+            spec.shape, dtype, sharding=sharding
+        ),
+        layered_table(arch),
+        sampler_shardings(arch, mesh),
+    )
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Sharding of a microbatch [R, S]: R over replicas and shards, S over context."""
+    return NamedSharding(mesh, PartitionSpec(ROWS, "context"))

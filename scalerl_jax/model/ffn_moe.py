@@ -35,19 +35,18 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, UInt
 
-from scalerl_jax.model.architecture import Architecture, Experts
+from scalerl_jax.model.architecture import OF_EXPERTS, Architecture, Experts
 from scalerl_jax.model.grouped_matmul import Cut, grouped_matmul
 from scalerl_jax.model.layers import CHOSEN, ROUTER, gated, linear, rms_norm
 from scalerl_jax.model.row_exchange import permuted, send_rows, spread
-from scalerl_jax.model.shardings import OF_EXPERTS
 from scalerl_jax.parallel.mesh import ROWS, over_mesh
 from scalerl_jax.types import PyTree
 
 # Tokens decoded together: below the first bound each gathers its own experts, up to
 # the second every expert is computed for all of them.
 GATHERED_BELOW, DENSE_UP_TO = 16, 160
-# How the params of experts are cut over a learner's mesh, and over a sampler's; those
-# of the router are gathered.
+# Cuts of the params of experts over a learner's mesh, and over a sampler's; those of
+# the router are gathered.
 _LEARNER_CUT = {
     "router": PartitionSpec(),
     "expert_gate_up": PartitionSpec("expert", "fsdp", None, "tensor"),
@@ -122,7 +121,7 @@ def expert_feed_forward(
         x: hidden states, the layer's own norm not yet taken.
         given: experts to take, int32; -1 where the router chooses.
         decoding: a sampler's pass: the way is chosen by the number of tokens.
-        mesh: over which the parameters are cut by `model.shardings`, and x like a
+        mesh: over which the parameters are cut by `model.architecture`, and x like a
             batch if it is a learner's; None: on one device.
 
     Returns:
@@ -166,7 +165,7 @@ def _chosen_ones(
     x: Float[Array, "... D"],
     given: Int[Array, "... k"] | None,
 ) -> tuple[Float[Array, "... D"], Int[Array, "... k"], Float[Array, "... E"]]:
-    """What the chosen experts make of a device's tokens, who they are, and all scores.
+    """Outputs of the chosen experts for a device's tokens, their ids, and all scores.
 
     A way is given experts numbered from the device's first: those of other devices
     have numbers that none of its own has.
@@ -202,7 +201,7 @@ def _way(tokens: int, *, decoding: bool, alone: bool = True) -> Callable[..., Ar
 
 
 def _learners_way(parts: int, experts: Experts) -> Callable[..., Array]:
-    """Who meets whom: see above."""
+    """The way of a learner's device over the axis "expert": see the module."""
     if parts == 1:
         return functools.partial(_grouped, cuts=_OVER_SHARDS)
     return _gathering if experts.top_k >= parts else _sending
@@ -276,7 +275,7 @@ def _products(
     sizes: Array,
     cuts: tuple[Cut | None, Cut | None],
 ) -> Array:
-    """What experts make of rows sorted by expert; zeros of rows that no group has."""
+    """Outputs of experts for rows sorted by expert; zeros for rows that none has."""
     into, out = cuts
     rows = _of_groups(rows, sizes, experts)
     both = _of_groups(

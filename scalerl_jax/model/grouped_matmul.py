@@ -26,10 +26,6 @@ _TILE = 128  # of megablox, a vector's lanes: rows are padded to a multiple
 _LARGEST_TILES = (512, 1024, 1024)  # rows, inner and outer columns
 
 
-def _transposed(weights: Array) -> Array:
-    return weights.swapaxes(1, 2)
-
-
 def _blocks(rows: int, sizes: Array) -> tuple[int, Array, Array, Array]:
     """Most blocks of _BLOCK rows or fewer; of each its group, first row and rows."""
     most = -(-rows // _BLOCK) + min(len(sizes), rows)
@@ -189,7 +185,7 @@ def _run(part: int, kernel: str, *arrays: Array, **options: Any) -> Array:
 
 
 class Cut(NamedTuple):
-    """How weights are cut within a `shard_map`."""
+    """The cut of weights within a `shard_map`."""
 
     axis: str  # of the mesh
     dimension: int
@@ -234,7 +230,7 @@ def _backward(
     kernel: str, cut: Cut | None, saved: _Saved, cotangent: Array
 ) -> tuple[Array, Array, None]:
     x, weights, sizes = saved
-    back = _transposed(_whole(weights, x.dtype, cut))
+    back = _whole(weights, x.dtype, cut).swapaxes(1, 2)
     of_x = _run(0, kernel, cotangent, back, sizes)
     of_weights = _run(1, kernel, x, cotangent, sizes, dtype=weights.dtype)
     if cut is not None:

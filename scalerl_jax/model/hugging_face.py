@@ -1,8 +1,8 @@
-"""How Hugging Face writes a decoder down: config.json, and the names of its tensors.
+"""Decoders as Hugging Face writes them down: config.json, and names of tensors.
 
-`FAMILIES` holds both, for reading and writing alike.  Whatever the forward pass would
-not honour (sliding windows, other rotary scalings, quantised weights) is refused, never
-dropped.
+`FAMILIES` holds both, for reading and for writing (`saving`).  Whatever the forward
+pass would not honour (sliding windows, other rotary scalings, quantised weights) is
+refused, never dropped.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ _QWEN3_MOE = _DECODER | {
     }.items()
 }
 # A family has none of its own: the name is DeepSeek-V3's, and transformers leaves it.
-_BIAS = "scalerl_router_bias"  # field of config.json, there where there is one
+BIAS = "scalerl_router_bias"  # field of config.json, there where there is one
 _QWEN3_MOE["layers/router_bias"] = (
     "model.layers.{layer}.mlp.gate.e_score_correction_bias"
 )
@@ -86,7 +86,7 @@ class Family:
     tensors: Mapping[str, str]  # parameter -> pattern of its tensors' names
     fixed: Mapping[str, Any]  # fields of config.json that must say just this
     experts: str = ""  # field of config.json that counts them
-    sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # see `_SIZES`
+    sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # see `SIZES`
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -129,7 +129,7 @@ FAMILIES = {
     ),
 }
 # Field of an `Architecture`, or of its `RopeScaling` -> field of config.json.
-_SIZES = {
+SIZES = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "ffn_size": "intermediate_size",
@@ -139,7 +139,7 @@ _SIZES = {
     "head_dim": "head_dim",
     "max_positions": "max_position_embeddings",
 }
-_SCALING = {
+SCALING = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
     "high_freq_factor": "high_freq_factor",
@@ -224,7 +224,7 @@ def read_architecture(checkpoint: str | Path) -> Architecture:
         defaults["head_dim"] = fields.integer("hidden_size") // num_heads
     sizes: dict[str, Any] = {
         name: fields.integer(theirs, defaults.get(name))
-        for name, theirs in {**_SIZES, **FAMILIES[family].sizes}.items()
+        for name, theirs in {**SIZES, **FAMILIES[family].sizes}.items()
     }
     local = None
     if family == "llama4_text":
@@ -263,7 +263,7 @@ def _text_fields(fields: _Fields) -> _Fields:
 
 
 def _read_experts(fields: _Fields, family: Family) -> Experts | None:
-    """How many experts there are, and how a token's gates are made."""
+    """The experts that config.json describes; None: it is of no mixture."""
     if not family.experts:
         return None
     # transformers 5 may write either name.
@@ -272,9 +272,9 @@ def _read_experts(fields: _Fields, family: Family) -> Experts | None:
     count, top_k = fields.integer(name), fields.integer("num_experts_per_tok")
     if top_k > count:
         raise fields.refuse("num_experts_per_tok", f"there are {name} = {count}")
-    bias = fields.values.get(_BIAS, False)
+    bias = fields.values.get(BIAS, False)
     if not isinstance(bias, bool):
-        raise fields.refuse(_BIAS, "it must be true or false")
+        raise fields.refuse(BIAS, "it must be true or false")
     if family.loader == "Llama4ForCausalLM":
         return Experts(count, top_k, "sigmoid", gate_input=True, shared=True, bias=bias)
     fields.only("norm_topk_prob", (True, False))
@@ -283,7 +283,7 @@ def _read_experts(fields: _Fields, family: Family) -> Experts | None:
 
 
 def _read_local(fields: _Fields, num_layers: int) -> LocalLayers:
-    """Which layers of a Llama 4 know positions, and what follows from that."""
+    """The layers of a Llama 4 that know positions, and what follows from that."""
     every_layer = [*range(num_layers)]
     fields.only("moe_layers", (every_layer,))
     given = fields.values.get("no_rope_layers") or []
@@ -301,7 +301,8 @@ def _read_local(fields: _Fields, num_layers: int) -> LocalLayers:
     )
 
 
-def _layer_types(local: LocalLayers) -> list[str]:
+def layer_types(local: LocalLayers) -> list[str]:
+    """Kinds of the layers, as config.json names them."""
     kinds = {True: "chunked_attention", False: "full_attention"}
     return [kinds[near] for near in local.with_positions]
 
@@ -310,7 +311,7 @@ def _check_layer_types(fields: _Fields, local: LocalLayers | None) -> None:
     """Refuse layers of a kind that the forward pass does not have."""
     given = fields.values.get("layer_types") or []
     if local is not None:
-        fields.only("layer_types", ([], _layer_types(local)))
+        fields.only("layer_types", ([], layer_types(local)))
     elif not isinstance(given, list) or set(map(str, given)) - {"full_attention"}:
         raise fields.refuse("layer_types", "only 'full_attention' in every layer is")
 
@@ -335,64 +336,7 @@ def _read_rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
     if kind != "llama3":
         raise rope.refuse(kind_field, "choose from ['default', 'llama3']")
     numbers: dict[str, Any] = {
-        name: rope.number(theirs) for name, theirs in _SCALING.items()
+        name: rope.number(theirs) for name, theirs in SCALING.items()
     }
-    numbers["original_max_positions"] = rope.integer(_SCALING["original_max_positions"])
+    numbers["original_max_positions"] = rope.integer(SCALING["original_max_positions"])
     return theta, RopeScaling(**numbers)
-
-
-def config_values(
-    arch: Architecture, *, dtype: str, eos_token_id: int | list[int] | None
-) -> dict[str, Any]:
-    """Fields that `read_architecture` reads back and transformers 4 and 5 load."""
-    scaling, family = arch.rope_scaling, FAMILIES[arch.family]
-    return {
-        "architectures": [family.loader],
-        "model_type": arch.family,
-        **{
-            theirs: getattr(arch, name)
-            for name, theirs in {**_SIZES, **family.sizes}.items()
-        },
-        "hidden_act": "silu",
-        "rms_norm_eps": arch.rms_eps,
-        "rope_theta": arch.rope_theta,
-        "rope_scaling": scaling
-        and {"rope_type": "llama3"}
-        | {theirs: getattr(scaling, name) for name, theirs in _SCALING.items()},
-        "tie_word_embeddings": arch.tied_embeddings,
-        "torch_dtype": dtype,
-        # Written even if null: absent, transformers takes its own ids for Llama.
-        "bos_token_id": None,
-        "eos_token_id": eos_token_id,
-        **family.fixed,
-        **_mixture_values(arch),
-    }
-
-
-def _mixture_values(arch: Architecture) -> dict[str, Any]:
-    """Fields that `_read_experts` and `_read_local` read back."""
-    experts, local = arch.experts, arch.local
-    if experts is None:
-        return {}
-    values: dict[str, Any] = {
-        FAMILIES[arch.family].experts: experts.count,
-        "num_experts_per_tok": experts.top_k,
-    }
-    if experts.bias:
-        values[_BIAS] = True
-    if local is None:
-        return values | {
-            "norm_topk_prob": experts.gate == "normalized",
-            "intermediate_size": arch.ffn_size,  # of a layer without experts: none
-        }
-    return values | {
-        "moe_layers": [*range(arch.num_layers)],
-        "no_rope_layers": [*map(int, local.with_positions)],
-        "layer_types": _layer_types(local),
-        "attention_chunk_size": local.chunk,
-        "use_qk_norm": local.normalized,
-        "attn_temperature_tuning": local.scale > 0,
-        "attn_scale": local.scale,
-        "floor_scale": local.floor_positions,
-        "pad_token_id": None,  # absent, transformers takes its own
-    }

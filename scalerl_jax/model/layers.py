@@ -21,7 +21,7 @@ _remember_inputs = functools.partial(jax.checkpoint, prevent_cse=False)
 CHOSEN, GROUPED = "chosen experts", "grouped"
 # Scope of a router's products, by which they are found in a compiled program.
 ROUTER = "router"
-# How the embedding's table, tokens and the rows that they find are cut over a mesh.
+# Cuts over a mesh: of the embedding's table, of tokens and of the rows that they find.
 _TABLE = PartitionSpec("tensor", SHARDS)
 _TOKENS = PartitionSpec(ROWS, "context")
 _FOUND = PartitionSpec(ROWS, "context", None)

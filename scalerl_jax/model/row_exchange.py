@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 def send_rows(
     axis: str, room: int, rows: Float[Array, "n D"], sizes: Int[Array, "X X"]
 ) -> Float[Array, "room D"]:
-    """What this device is sent: the rows of device 0, of device 1, ..., then zeros.
+    """Rows that this device is sent: those of device 0, of device 1, ..., then zeros.
 
     With `sizes` transposed and room for n rows, what came back is sent back, and lies
     as it lay.  So is the gradient.

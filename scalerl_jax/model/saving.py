@@ -19,12 +19,19 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.hugging_face import CONFIG_FILE, config_values
+from scalerl_jax.model.hugging_face import (
+    BIAS,
+    CONFIG_FILE,
+    FAMILIES,
+    SCALING,
+    SIZES,
+    layer_types,
+)
 from scalerl_jax.model.weights import Parameter, parameters
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.safetensors import DTYPES, INDEX, SINGLE
 
-# What says how texts become tokens and where they end.
+# Files that say how texts become tokens and where they end.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -35,7 +42,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "generation_config.json",
 )
-# What may lie beside the weights; the last says how a base checkpoint was made.
+# Files that may lie beside the weights; the last says how a base checkpoint was made.
 COMPANIONS = (*TOKENIZER_FILES, "warmstart.json")
 
 
@@ -81,6 +88,63 @@ def save_params(
             (partial / name).write_bytes(content)
         config = config_values(arch, dtype=dtype.name, eos_token_id=eos_token_id)
         _write_json(partial / CONFIG_FILE, config)
+
+
+def config_values(
+    arch: Architecture, *, dtype: str, eos_token_id: int | list[int] | None
+) -> dict[str, Any]:
+    """Fields that `read_architecture` reads back and transformers 4 and 5 load."""
+    scaling, family = arch.rope_scaling, FAMILIES[arch.family]
+    return {
+        "architectures": [family.loader],
+        "model_type": arch.family,
+        **{
+            theirs: getattr(arch, name)
+            for name, theirs in {**SIZES, **family.sizes}.items()
+        },
+        "hidden_act": "silu",
+        "rms_norm_eps": arch.rms_eps,
+        "rope_theta": arch.rope_theta,
+        "rope_scaling": scaling
+        and {"rope_type": "llama3"}
+        | {theirs: getattr(scaling, name) for name, theirs in SCALING.items()},
+        "tie_word_embeddings": arch.tied_embeddings,
+        "torch_dtype": dtype,
+        # Written even if null: absent, transformers takes its own ids for Llama.
+        "bos_token_id": None,
+        "eos_token_id": eos_token_id,
+        **family.fixed,
+        **_mixture_values(arch),
+    }
+
+
+def _mixture_values(arch: Architecture) -> dict[str, Any]:
+    """Fields that `read_architecture` reads back of a mixture."""
+    experts, local = arch.experts, arch.local
+    if experts is None:
+        return {}
+    values: dict[str, Any] = {
+        FAMILIES[arch.family].experts: experts.count,
+        "num_experts_per_tok": experts.top_k,
+    }
+    if experts.bias:
+        values[BIAS] = True
+    if local is None:
+        return values | {
+            "norm_topk_prob": experts.gate == "normalized",
+            "intermediate_size": arch.ffn_size,  # of a layer without experts: none
+        }
+    return values | {
+        "moe_layers": [*range(arch.num_layers)],
+        "no_rope_layers": [*map(int, local.with_positions)],
+        "layer_types": layer_types(local),
+        "attention_chunk_size": local.chunk,
+        "use_qk_norm": local.normalized,
+        "attn_temperature_tuning": local.scale > 0,
+        "attn_scale": local.scale,
+        "floor_scale": local.floor_positions,
+        "pad_token_id": None,  # absent, transformers takes its own
+    }
 
 
 @contextlib.contextmanager

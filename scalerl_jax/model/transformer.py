@@ -93,12 +93,12 @@ def unstack_layers(params: PyTree, arch: Architecture) -> PyTree:
 
 # Queries, keys and values of a layer's new tokens -> what attention returns.
 Attend = Callable[[Array, Array, Array], Array]
-# What a layer has to say besides its output, by name: "experts", whom it chose.
+# Findings of a layer besides its output, by name: "experts", those that tokens chose.
 Said = dict[str, Array]
 
 
 class Where(NamedTuple):
-    """Where the tokens of a layer are, and which of its kind the layer is."""
+    """Places of the tokens of a layer, and the kind of the layer."""
 
     positions: Array
     turns: tuple[Array, Array]  # of `layers.rotations`
@@ -140,33 +140,14 @@ def _attention(
     return linear(mixed.reshape(*x.shape[:-1], -1), layer["output"])
 
 
-def _gated_feed_forward(
-    layer: PyTree, arch: Architecture, x: Array, **unread: Any
-) -> tuple[Array, Said]:
+def _gated_feed_forward(layer: PyTree, arch: Architecture, x: Array) -> Array:
     """A gated feed-forward (SwiGLU), without the input that it is added to.
 
     https://arxiv.org/abs/2002.05202, equation 6.
     """
     h = rms_norm(x, layer["ffn_norm"], arch.rms_eps)
     h = gated(linear(h, layer["gate"]), linear(h, layer["up"]))
-    return linear(h, layer["down"]), {}
-
-
-def _expert_feed_forward(
-    layer: PyTree, arch: Architecture, x: Array, **options: Any
-) -> tuple[Array, Said]:
-    """See `ffn_moe.expert_feed_forward`, whose options these are."""
-    from scalerl_jax.model.ffn_moe import expert_feed_forward
-
-    return expert_feed_forward(layer, arch, x, **options)
-
-
-# By `Architecture.feed_forward`; `architecture.parameter_table` has their parameters.
-FEED_FORWARDS: dict[str, Callable[..., tuple[Array, Said]]] = {
-    "gated": _gated_feed_forward,
-    "experts": _expert_feed_forward,
-    "shared_experts": _expert_feed_forward,
-}
+    return linear(h, layer["down"])
 
 
 def _block(
@@ -175,17 +156,18 @@ def _block(
     x: Array,
     where: Where,
     attend: Attend,
-    *,
-    given: Array | None = None,
     **options: Any,
 ) -> tuple[Array, Said]:
     """One layer: attention and a feed-forward, each added to its input.
 
-    `given` and `options` are those of `ffn_moe.expert_feed_forward`.
+    `options` are those of `ffn_moe.expert_feed_forward`.
     """
     x = x + _attention(layer, arch, x, where, attend)
-    feed_forward = FEED_FORWARDS[arch.feed_forward]
-    more, said = feed_forward(layer, arch, x, given=given, **options)
+    if arch.experts is None:
+        return x + _gated_feed_forward(layer, arch, x), {}
+    from scalerl_jax.model.ffn_moe import expert_feed_forward  # mixtures alone need it
+
+    more, said = expert_feed_forward(layer, arch, x, **options)
     return x + more, said
 
 
@@ -249,7 +231,7 @@ def hidden_states(
 
 
 def _near_layers(arch: Architecture, segment_ids: Array) -> tuple[Any, Array]:
-    """Which layers see chunks, if any does, and the chunks of all tokens."""
+    """Flags of layers that see chunks, if any does, and the chunks of all tokens."""
     if arch.local is None:
         return None, segment_ids
     from scalerl_jax.model.local_layers import chunked
@@ -259,7 +241,7 @@ def _near_layers(arch: Architecture, segment_ids: Array) -> tuple[Any, Array]:
 
 
 class _OfLayer(NamedTuple):
-    """What is one layer's own; stacked, what all of them have."""
+    """The inputs of one layer alone; stacked, those of all layers."""
 
     params: PyTree
     given: Array | None  # experts
@@ -269,7 +251,7 @@ class _OfLayer(NamedTuple):
 def _unscanned(
     step: Callable[[Array, Any], tuple[Array, Said]], x: Array, stack: Any
 ) -> tuple[Array, Said]:
-    """What `jax.lax.scan` returns, layer by layer."""
+    """Return what `jax.lax.scan` does, with the layers unrolled."""
     leaves, treedef = jax.tree.flatten(stack)
     # Not slices: their gradients would be padded to stacks, and these added up.
     parts = [jax.lax.split(leaf, (1,) * len(leaf)) for leaf in leaves]

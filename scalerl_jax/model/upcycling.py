@@ -65,7 +65,7 @@ def _columns(
 
 
 def _count_and_parts(dense: Architecture, arch: Architecture) -> tuple[int, int]:
-    """How many experts there are, and in how many parts they cut the feed-forward."""
+    """Numbers of experts, and of the parts in which they cut the feed-forward."""
     if arch.experts is None or dense.experts is not None:
         raise ValueError("a dense decoder becomes a mixture: num_experts above 0")
     wanted = dataclasses.replace(

@@ -30,8 +30,8 @@ from scalerl_jax.types import PyTree
 from scalerl_jax.utils.hub import local_path
 from scalerl_jax.utils.safetensors import read_tensors
 
-# Of a tensor, as float32, that is read at one time.  Few rows are also turned from
-# [out, in] to [in, out] within a processor's cache.
+# Read of a tensor at one time, as float32.  Few rows are also turned from [out, in] to
+# [in, out] within a processor's cache.
 _CHUNK_BYTES = 2**20
 
 Region = tuple[tuple[int, int], ...]  # per dimension, from where to where

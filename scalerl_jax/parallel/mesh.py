@@ -2,7 +2,7 @@
 
 A mesh has the axes of `AXES`, of size 1 where they are not used, so that no caller
 asks which of them exist.  What is cut along them is said in
-`model.shardings`; nothing here knows a parameter.
+`model.architecture`; nothing here knows a parameter.
 """
 
 import math

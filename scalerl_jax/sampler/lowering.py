@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalerl_jax.model.architecture import layered_table
-from scalerl_jax.model.shardings import sampler_shardings
+from scalerl_jax.model.architecture import layered_table, sampler_shardings
 from scalerl_jax.sampler.decoding import DecodeState
 from scalerl_jax.sampler.engine import Engine, _empty_chunk
 from scalerl_jax.types import PyTree

@@ -22,8 +22,11 @@ from jax.sharding import Mesh
 
 from scalerl_jax.data.chat import ChatTemplate, NoTemplate, read_chat_template
 from scalerl_jax.data.spelling import Spelling
-from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.shardings import param_shardings, sampler_shardings
+from scalerl_jax.model.architecture import (
+    Architecture,
+    param_shardings,
+    sampler_shardings,
+)
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import Device, make_mesh
 from scalerl_jax.sampler.engine import Engine

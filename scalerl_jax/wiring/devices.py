@@ -8,8 +8,12 @@ import jax
 from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
-from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.shardings import check_replica, is_divisible, sampler_mesh
+from scalerl_jax.model.architecture import (
+    Architecture,
+    check_replica,
+    is_divisible,
+    sampler_mesh,
+)
 from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
 from scalerl_jax.utils.ledger import Ledger
 

@@ -31,13 +31,12 @@ from scalerl_jax.learner.step import (
     state_layout,
 )
 from scalerl_jax.model.architecture import (
-    ARCHITECTURES,
     Architecture,
+    param_shardings,
     parameter_table,
 )
 from scalerl_jax.model.attention import BlockwiseAttention, SegmentAttention
 from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.transformer import abstract_params, init_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.types import PackedBatch, PyTree
@@ -61,12 +60,14 @@ def make_architecture(config: Config) -> Architecture:
     if name == "checkpoint":
         with naming("model.checkpoint"):
             arch = read_architecture(config.model.checkpoint)
-    elif name in ARCHITECTURES:
-        arch = ARCHITECTURES[name]
     else:
-        raise ValueError(
-            f"model.architecture = {name!r}; choose from {sorted(ARCHITECTURES)}"
-        )
+        from scalerl_jax.model.sizes import ARCHITECTURES  # a checkpoint has its own
+
+        if name not in ARCHITECTURES:
+            raise ValueError(
+                f"model.architecture = {name!r}; choose from {sorted(ARCHITECTURES)}"
+            )
+        arch = ARCHITECTURES[name]
     _check_experts(config, arch)
     return _with_bias(arch, bias=True) if config.objective.expert_bias_rate else arch
 

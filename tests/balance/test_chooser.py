@@ -12,7 +12,7 @@ from scalerl_jax.balance.chips import CHIPS
 from scalerl_jax.balance.chooser import OneProcess, Slices, choose, is_open, opened
 from scalerl_jax.balance.forecast import forecast
 from scalerl_jax.balance.lengths import Lengths, assumed_lengths
-from scalerl_jax.model.architecture import ARCHITECTURES
+from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.pod.partition import split_slice
 from scalerl_jax.pod.slices import parse_slice
 

@@ -15,7 +15,7 @@ from scalerl_jax.balance.rates import (
     publish_seconds,
     train_seconds,
 )
-from scalerl_jax.model.architecture import ARCHITECTURES
+from scalerl_jax.model.sizes import ARCHITECTURES
 
 SIDES = 16 + 12 + 12 + 16 + 24 + 24 + 24  # of those matrices, added up
 SLOW = dataclasses.replace(

@@ -8,7 +8,8 @@ from small_arch import SMALL, WEIGHTS
 
 from scalerl_jax.balance import work
 from scalerl_jax.balance.work import Work
-from scalerl_jax.model.architecture import ARCHITECTURES, Experts
+from scalerl_jax.model.architecture import Experts
+from scalerl_jax.model.sizes import ARCHITECTURES
 
 ROWS, LENGTH = 4, 10
 PAIRS = ROWS * 10 * 11 // 2  # query and key of causal rows

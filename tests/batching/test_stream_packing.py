@@ -28,8 +28,8 @@ from scalerl_jax.learner.step import (
     make_accumulate,
     make_update,
 )
+from scalerl_jax.model.architecture import batch_sharding, param_shardings
 from scalerl_jax.model.prompt_sharing import collect, spread
-from scalerl_jax.model.shardings import batch_sharding, param_shardings
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_mesh
 

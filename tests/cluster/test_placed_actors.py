@@ -6,7 +6,7 @@ import time
 import pytest
 from small_slices import config_of
 
-from scalerl_jax.model.architecture import ARCHITECTURES
+from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.pod.slices import parse_slice
 
 ray = pytest.importorskip("ray")

@@ -16,7 +16,7 @@ from scalerl_jax.cluster.placement import (
     place,
     slices_of,
 )
-from scalerl_jax.model.architecture import ARCHITECTURES
+from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.pod.partition import split_slice
 from scalerl_jax.pod.processes import deal
 from scalerl_jax.pod.slices import GENERATIONS, make_slice, parse_slice

@@ -26,10 +26,10 @@ from scalerl_jax.learner.step import (
     make_update,
     state_layout,
 )
-from scalerl_jax.model.architecture import ARCHITECTURES, Experts
+from scalerl_jax.model.architecture import Experts, param_shardings
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.saving import save_params
-from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import init_params
 from scalerl_jax.wiring.learning import load_policy, make_architecture
 

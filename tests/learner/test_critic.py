@@ -54,7 +54,7 @@ from scalerl_jax.learner.step import (
     make_accumulate,
     make_update,
 )
-from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.transformer import abstract_params, hidden_states
 from scalerl_jax.wiring.annotation import abstract_critic, make_critic
 

@@ -20,7 +20,7 @@ from scalerl_jax.algo import weights
 from scalerl_jax.batching.packing import pack
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.config import LOSSES, Config, ObjectiveConfig
-from scalerl_jax.model.shardings import batch_sharding
+from scalerl_jax.model.architecture import batch_sharding
 from scalerl_jax.wiring.objective import make_objective
 
 MOST = max(completion for _, completion in LENGTHS)

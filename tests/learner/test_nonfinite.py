@@ -23,7 +23,7 @@ from scalerl_jax.learner.step import (
     make_update,
     state_layout,
 )
-from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_mesh
 

@@ -30,7 +30,7 @@ from scalerl_jax.learner.optimizer import (
     scaled_rate,
 )
 from scalerl_jax.learner.step import TrainStep, make_accumulate, make_update
-from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.architecture import param_shardings
 
 RATE, WARMUP, DECAY = 0.1, 4, 0.3
 BETAS = (0.9, 0.95)

@@ -10,8 +10,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from small_model import small_architecture
 
 from scalerl_jax.learner.publish import make_publish
-from scalerl_jax.model.architecture import Experts
-from scalerl_jax.model.shardings import (
+from scalerl_jax.model.architecture import (
+    Experts,
     param_shardings,
     sampler_mesh,
     sampler_shardings,

@@ -19,7 +19,7 @@ from small_step import (
 )
 
 from scalerl_jax.learner.step import init_state, make_accumulate, make_update
-from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.architecture import param_shardings
 
 EIGHT = dict(optimizer=ADAMW, shape=(1, 4, 1, 2), rows=4, row_tokens=16)
 

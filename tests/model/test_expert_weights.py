@@ -11,10 +11,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from small_model import small_architecture
 
-from scalerl_jax.model.architecture import Experts, LocalLayers
+from scalerl_jax.model.architecture import Experts, LocalLayers, param_shardings
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.saving import save_params
-from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
 

@@ -13,13 +13,14 @@ from small_mesh import mesh_of
 from small_model import small_architecture
 
 from scalerl_jax.model import ffn_moe
-from scalerl_jax.model.architecture import ARCHITECTURES, Experts
-from scalerl_jax.model.shardings import (
+from scalerl_jax.model.architecture import (
+    Experts,
     batch_sharding,
     param_shardings,
     sampler_mesh,
     sampler_shardings,
 )
+from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import (
     REMAT,
     cached_hidden,

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalerl_jax.model.architecture import Architecture, RopeScaling
+from scalerl_jax.model.architecture import Architecture, RopeScaling, param_shardings
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.layers import rope_frequencies
-from scalerl_jax.model.shardings import param_shardings
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
 

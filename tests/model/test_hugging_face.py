@@ -5,8 +5,10 @@ import json
 
 import pytest
 
-from scalerl_jax.model.architecture import ARCHITECTURES, Architecture
-from scalerl_jax.model.hugging_face import config_values, read_architecture
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.saving import config_values
+from scalerl_jax.model.sizes import ARCHITECTURES
 
 LLAMA = ARCHITECTURES["llama3.1-8b"]
 QWEN2 = Architecture(

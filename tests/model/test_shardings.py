@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalerl_jax.model.architecture import ARCHITECTURES
-from scalerl_jax.model.shardings import batch_sharding, param_shardings
+from scalerl_jax.model.architecture import batch_sharding, param_shardings
+from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.types import PackedBatch

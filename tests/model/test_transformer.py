@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from small_mesh import mesh_of
 from small_model import small_architecture
 
-from scalerl_jax.model.architecture import ARCHITECTURES, RopeScaling
+from scalerl_jax.model.architecture import RopeScaling, param_shardings
 from scalerl_jax.model.attention import BlockwiseAttention
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.layers import rms_norm, rope_frequencies, rotate, rotations
-from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import (
     REMAT,
     abstract_params,

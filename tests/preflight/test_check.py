@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.learner.step import init_state
-from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.transformer import (
     abstract_params,
     hidden_states,

@@ -14,7 +14,7 @@ import pytest
 from small_model import small_architecture
 from small_spelling import PIECES, marker_of
 
-from scalerl_jax.model.shardings import sampler_mesh
+from scalerl_jax.model.architecture import sampler_mesh
 from scalerl_jax.model.transformer import (
     abstract_params,
     cached_hidden,

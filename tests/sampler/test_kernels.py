@@ -10,7 +10,8 @@ import pytest
 from interpreted import interpreted
 from small_model import small_architecture
 
-from scalerl_jax.model.architecture import ARCHITECTURES, LocalLayers
+from scalerl_jax.model.architecture import LocalLayers
+from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler import kernels

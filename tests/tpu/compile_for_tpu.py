@@ -21,13 +21,9 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.model.architecture import (
-    ARCHITECTURES,
-    Experts,
-    parameter_table,
-)
+from scalerl_jax.model.architecture import Experts, param_shardings, parameter_table
 from scalerl_jax.model.ffn_moe import expert_feed_forward
-from scalerl_jax.model.shardings import param_shardings
+from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.parallel.mesh import ROWS, make_mesh
 from scalerl_jax.preflight.check import check
 from scalerl_jax.preflight.report import to_json

@@ -116,6 +116,13 @@ def _by_tokens(x: Float[Array, "R kv group S dim"]) -> Float[Array, "R S heads d
     return x.transpose(0, 3, 1, 2, 4).reshape(rows, length, kv * group, dim)
 
 
+def segment_starts(segment_ids: Int[Array, "R S"]) -> Int[Array, "R S"]:
+    """First position of the segment of every token."""
+    new = jnp.diff(segment_ids, axis=1, prepend=-1) != 0
+    order = jnp.arange(segment_ids.shape[1])
+    return jax.lax.cummax(jnp.where(new, order, 0), axis=1)
+
+
 class _Blocks:
     """The keys that each block of queries needs, and those that it may see.
 
@@ -134,9 +141,7 @@ class _Blocks:
         self.unrolled = queries == length and self.count <= _UNROLLED
         self._first = place * self.count
         self._segments = segment_ids
-        order = jnp.arange(length)
-        new = jnp.diff(segment_ids, axis=1, prepend=-1) != 0
-        starts = jax.lax.cummax(jnp.where(new, order, 0), axis=1)
+        starts = segment_starts(segment_ids)
         self._oldest = starts[:, :: self.size].min(axis=0) // self.size
 
     def each(self, meet: _Meet, index: Array | int, carry: _Carry) -> _Carry:

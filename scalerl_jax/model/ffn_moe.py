@@ -36,9 +36,14 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, UInt
 
 from scalerl_jax.model.architecture import OF_EXPERTS, Architecture, Experts
-from scalerl_jax.model.grouped_matmul import Cut, grouped_matmul
+from scalerl_jax.model.expert_rows import (
+    Cut,
+    grouped_matmul,
+    permuted,
+    send_rows,
+    spread,
+)
 from scalerl_jax.model.layers import CHOSEN, ROUTER, gated, linear, rms_norm
-from scalerl_jax.model.row_exchange import permuted, send_rows, spread
 from scalerl_jax.parallel.mesh import ROWS, over_mesh
 from scalerl_jax.types import PyTree
 

@@ -5,12 +5,12 @@ https://arxiv.org/abs/2501.19399 for the temperature of their queries; the rest 
 transformers has it.
 """
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from scalerl_jax.model.architecture import LocalLayers
-from scalerl_jax.model.layers import rotate
+from scalerl_jax.model.attention import segment_starts
+from scalerl_jax.model.layers import rms_norm, rotate
 
 
 def placed(
@@ -26,19 +26,11 @@ def placed(
     """Queries and keys of a layer; `near`: it knows positions and sees a chunk."""
     turned = [rotate(x, turns, neighbours=True) for x in (q, k)]
     if local.normalized:
-        turned = [_normalized(x, eps) for x in turned]
+        turned = [rms_norm(x, jnp.ones(()), eps) for x in turned]
     steps = jnp.floor((positions + 1).astype(jnp.float32) / local.floor_positions)
     scale = 1.0 + local.scale * jnp.log1p(steps)
     far = (q * scale[..., None, None]).astype(q.dtype)
     return jnp.where(near, turned[0], far), jnp.where(near, turned[1], k)
-
-
-def _normalized(x: Array, eps: float) -> Array:
-    """x / rms(x), computed in float32; without weights."""
-    x32 = x.astype(jnp.float32)
-    return (x32 * jax.lax.rsqrt((x32 * x32).mean(-1, keepdims=True) + eps)).astype(
-        x.dtype
-    )
 
 
 def chunked(segment_ids: Int[Array, "R S"], chunk: int) -> Int[Array, "R S"]:
@@ -47,7 +39,5 @@ def chunked(segment_ids: Int[Array, "R S"], chunk: int) -> Int[Array, "R S"]:
     The parts of a row have different numbers, not 1, 2, ...
     """
     length = segment_ids.shape[1]
-    order = jnp.arange(length)[None]
-    new = jnp.diff(segment_ids, axis=1, prepend=-1) != 0
-    first = jax.lax.cummax(jnp.where(new, order, 0), axis=1)
-    return segment_ids * (length // chunk + 1) + (order - first) // chunk
+    places = jnp.arange(length)[None] - segment_starts(segment_ids)
+    return segment_ids * (length // chunk + 1) + places // chunk

@@ -1,4 +1,6 @@
-"""Grouped products against a plain loop in NumPy, forward and both gradients."""
+"""Rows of experts: products against a loop in NumPy, and rows that devices send."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.model.grouped_matmul import grouped_matmul
+from scalerl_jax.model.expert_rows import grouped_matmul, send_rows
+
+DEVICES, ROWS, ROOM = 4, 6, 24
+MESH = jax.sharding.Mesh(np.asarray(jax.devices()[:DEVICES]), ("expert",))
+CUT = jax.P("expert")
 
 
 def oracle(x, weights, sizes):
@@ -91,3 +97,86 @@ def test_a_weight_gradient_is_summed_in_the_weights_dtype():
     for kernel in ("loop", "ragged"):
         gradient = jax.grad(total)(jnp.ones((1, 1, 1), jnp.float32), kernel)
         assert gradient.dtype == jnp.float32 and gradient.item() == 257.0
+
+
+@functools.cache
+def exchange(back):
+    room = ROWS if back else ROOM
+
+    def send(rows, sizes):
+        return send_rows("expert", room, rows, sizes.T if back else sizes)
+
+    return jax.jit(
+        jax.shard_map(
+            send,
+            mesh=MESH,
+            in_specs=(CUT, jax.P()),
+            out_specs=CUT,
+            check_vma=False,
+        )
+    )
+
+
+@st.composite
+def tables(draw):
+    """How many of its six rows each device sends to each; it may have more."""
+    rows = []
+    for _ in range(DEVICES):
+        cuts = sorted(draw(st.lists(st.integers(0, ROWS), min_size=4, max_size=4)))
+        rows.append(np.diff([0, *cuts]))
+    return np.asarray(rows, np.int32)
+
+
+def row_numbers(rows):
+    return np.arange(rows * 2, dtype=np.float32).reshape(rows, 2) + 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=tables())
+def test_every_device_has_the_rows_that_are_for_it(sizes):
+    rows = row_numbers(DEVICES * ROWS)
+    found = exchange(False)(rows, sizes).reshape(DEVICES, ROOM, 2)
+    own = rows.reshape(DEVICES, ROWS, 2)
+    starts = np.cumsum(sizes, axis=1) - sizes
+    for device in range(DEVICES):
+        wanted = [
+            own[source, starts[source, device] :][: sizes[source, device]]
+            for source in range(DEVICES)
+        ]
+        wanted = np.concatenate(wanted)
+        np.testing.assert_array_equal(found[device, : len(wanted)], wanted)
+        assert not found[device, len(wanted) :].any()
+
+
+@settings(max_examples=20, deadline=None)
+@given(sizes=tables())
+def test_rows_come_back_to_where_they_were(sizes):
+    rows = row_numbers(DEVICES * ROWS)
+    back = exchange(True)(exchange(False)(rows, sizes), sizes)
+    sent = np.arange(ROWS)[None] < sizes.sum(axis=1)[:, None]
+    wanted = np.where(sent.reshape(-1)[:, None], rows, 0)
+    np.testing.assert_array_equal(back, wanted)
+
+
+@pytest.mark.parametrize("crowded", [0, 3])
+def test_there_is_room_for_all_rows_on_one_device(crowded):
+    sizes = np.zeros((DEVICES, DEVICES), np.int32)
+    sizes[:, crowded] = ROWS
+    rows = row_numbers(DEVICES * ROWS)
+    found = exchange(False)(rows, sizes).reshape(DEVICES, ROOM, 2)
+    np.testing.assert_array_equal(found[crowded], rows)
+
+
+def test_the_gradient_goes_back_the_same_way():
+    sizes = np.asarray([[1, 2, 0, 3], [6, 0, 0, 0], [0, 1, 1, 1], [2, 2, 2, 0]], "i4")
+    rows = row_numbers(DEVICES * ROWS)
+    factors = row_numbers(DEVICES * ROOM) / 7
+
+    def total(rows):
+        return (exchange(False)(rows, sizes) * factors).sum()
+
+    found = jax.grad(total)(jnp.asarray(rows))
+    # Of a linear function: what each row alone would give.
+    each = exchange(True)(factors, sizes)
+    np.testing.assert_allclose(found, each, rtol=1e-6)
+    np.testing.assert_allclose((found * rows).sum(), total(rows), rtol=1e-6)

@@ -38,6 +38,7 @@ from scalerl_jax.types import Group
 from scalerl_jax.utils.background import Background
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.metrics import MetricsWriter, StepProfile
+from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained
@@ -148,14 +149,12 @@ class RunMonitor:
         config: Config,
         run: RunState,
         writer: MetricsWriter,
-        *,
-        stopped: Callable[[], bool],
+        preemption: Preemption,
         evaluated: Callable[[], None],
     ) -> None:
         """Begin at the start of a run, or of its resumption.
 
-        `stopped` is asked whether SIGTERM came, and `evaluated` is called when an
-        evaluation is on file.
+        `evaluated` is called when an evaluation is on file.
         """
         self._config = config
         self._settings = flatten(to_json(config))
@@ -172,7 +171,8 @@ class RunMonitor:
         self._last_tokens = report["compute/generated_tokens"]
         self._times: dict[str, float] = {}
         self._mismatch: dict[str, float] = {}  # as last measured
-        self._stopped, self._evaluated = stopped, evaluated
+        self._stopped = lambda: preemption.requested
+        self._evaluated = evaluated
         self._beside = Background("evaluation")
         self._pending: _Pending | None = None  # evaluation beside the run
         self._unjudged = UnjudgedWatch(

@@ -58,10 +58,10 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
         _live_fit(config, run, directory) as live,
         contextlib.ExitStack() as opened,
     ):
-        last_step = _resume(run, directory)
+        step = _resume(run, directory)
         writer = MetricsWriter(
             directory,
-            after=last_step,
+            after=step,
             settings=settings,
             wandb_project=config.tracking.wandb_project,
         )
@@ -69,13 +69,7 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
         opened.enter_context(kept_on_disk(run.ledger, directory))
         opened.enter_context(run.progress.bar("starting"))
         state, version = run.state, run.version
-        monitor = RunMonitor(
-            config,
-            run,
-            writer,
-            stopped=lambda: preemption.requested,
-            evaluated=live.evaluated,
-        )
+        monitor = RunMonitor(config, run, writer, preemption, live.evaluated)
         opened.callback(monitor.close)
         published = monitor.publish(state, version, activity="startup")
         monitor.require_agreement(state, published)

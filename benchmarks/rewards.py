@@ -27,8 +27,8 @@ from perturbing import PERTURBATIONS
 from rewriting import REWRITINGS, Rule, number_of
 
 from scalerl_jax.data import catalog, files, preparing, records, rows
-from scalerl_jax.rewards import algebra, maths, sandbox
-from scalerl_jax.rewards.serving import Verifier
+from scalerl_jax.rewards import comparing, maths, sandbox
+from scalerl_jax.rewards.verdict import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
 
 THIRD_PARTY = Path(__file__).resolve().parent.parent / "third_party"
@@ -170,7 +170,7 @@ def is_confirmed(item: Item) -> bool:
     numbers = number_of(expected), number_of(found)
     if None not in numbers:
         return numbers[0] == numbers[1]
-    return bool(algebra.same(expected, found))
+    return bool(comparing.same_expressions(expected, found))
 
 
 def judge_maths(sets: Mapping[str, Sequence[str]], workers: Sequence[int]) -> None:
@@ -211,7 +211,7 @@ def judge_maths(sets: Mapping[str, Sequence[str]], workers: Sequence[int]) -> No
     start = time.monotonic()
     for item in items[:200]:
         expected, _, form = item.name.rpartition(" (")[0].partition(" | ")
-        algebra.same(expected, form)
+        comparing.same_expressions(expected, form)
     print(f"math-verify alone, one process: {200 / (time.monotonic() - start):.0f}/s\n")
 
 

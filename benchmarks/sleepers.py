@@ -11,7 +11,7 @@ from scalerl_jax.coordination.fleet import Fleet
 from scalerl_jax.coordination.members import Limits
 from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.coordination.roster import Roster
-from scalerl_jax.data.streams import PromptStream
+from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress

@@ -14,8 +14,8 @@ from typing import Any
 
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.model.saving import TOKENIZER_FILES, save_params
-from scalerl_jax.utils.failures import Parser, answer
-from scalerl_jax.utils.hub import local_directory, local_path
+from scalerl_jax.utils.ending import Parser, answer
+from scalerl_jax.utils.reading import local_directory, local_path
 from scalerl_jax.wiring.loading import load_model, run_settings
 
 

@@ -23,10 +23,9 @@ from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
 from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
-from scalerl_jax.utils.failures import tell
-from scalerl_jax.utils.hub import is_remote
-from scalerl_jax.utils.preemption import PREEMPTED, end_at_sigterm
+from scalerl_jax.utils.ending import PREEMPTED, end_at_sigterm, tell
 from scalerl_jax.utils.progress import Progress, Stderr
+from scalerl_jax.utils.reading import is_remote
 from scalerl_jax.utils.run_directory import (
     EVALS_FILE,
     STATUS_FILE,

@@ -26,7 +26,7 @@ from scalerl_jax.contract import Publication, State
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.queue import RolloutQueue
-from scalerl_jax.data.streams import Stream
+from scalerl_jax.data.mixture import Stream
 from scalerl_jax.evaluate.evaluation import Evaluation
 from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.generation.service import Abandoned
@@ -36,9 +36,9 @@ from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.rewards.verifier import NoVerifierError
 from scalerl_jax.types import Group
 from scalerl_jax.utils.background import Background
+from scalerl_jax.utils.ending import Preemption
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.metrics import MetricsWriter, StepProfile
-from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained

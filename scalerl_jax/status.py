@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scalerl_jax.utils.failures import Parser, answer
-from scalerl_jax.utils.hub import files_of_run
+from scalerl_jax.utils.ending import Parser, answer
 from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.remote import files_of_run
 from scalerl_jax.utils.run_directory import EVALS_FILE, METRICS_FILE, STATUS_FILE
 
 _LATE_S = 30.0  # without a word from a controller that writes every second

@@ -14,10 +14,9 @@ from scalerl_jax.config import Config, to_json
 from scalerl_jax.contract import State
 from scalerl_jax.learner.manifest import UnsavedError
 from scalerl_jax.monitor import RunMonitor, RunState
-from scalerl_jax.utils.failures import is_explained
+from scalerl_jax.utils.ending import Preemption, is_explained
 from scalerl_jax.utils.ledger import kept_on_disk, read_ledger
 from scalerl_jax.utils.metrics import MetricsWriter
-from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained
 

@@ -48,7 +48,7 @@ from scalerl_jax.model.upcycling import upcycle
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.failures import answer
+from scalerl_jax.utils.ending import answer
 
 EOS, PAD, UNKNOWN, THINK = "<eos>", "<pad>", "<unk>", "<think>"
 # Wording that prompts share is one token each; everything else is a character.

@@ -9,9 +9,8 @@ import time
 import pytest
 import small_run
 
-from scalerl_jax.data.prompts import build_prompts
+from scalerl_jax.data.prompts import PromptStream, build_prompts
 from scalerl_jax.data.questions import Question
-from scalerl_jax.data.streams import PromptStream
 
 SYNCHRONOUS = {
     "queue.max_staleness": 0,

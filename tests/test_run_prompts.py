@@ -8,7 +8,8 @@ import pytest
 import small_run
 
 from scalerl_jax.data import tasks
-from scalerl_jax.data.streams import MixtureStream, PromptStream
+from scalerl_jax.data.mixture import MixtureStream
+from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.utils.run_directory import keep_data_report
 from scalerl_jax.wiring.prompts import evaluation_set, load_prompts, make_stream

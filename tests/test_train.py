@@ -22,7 +22,7 @@ from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.transformer import init_params, unstack_layers
 from scalerl_jax.rewards import verifier
 from scalerl_jax.train import train
-from scalerl_jax.utils.failures import is_explained
+from scalerl_jax.utils.ending import is_explained
 from scalerl_jax.utils.ledger import Ledger
 
 # whole runs

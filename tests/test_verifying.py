@@ -12,8 +12,8 @@ from small_sandbox import WHY_NOT
 from scalerl_jax.config import Config, MathAnswer, RewardConfig
 from scalerl_jax.data import tasks
 from scalerl_jax.rewards import maths
-from scalerl_jax.rewards.named import num_processes
 from scalerl_jax.rewards.sandbox import SandboxError
+from scalerl_jax.rewards.verifier import num_processes
 from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.prompts import check_verifiers, make_verifier
 

@@ -11,7 +11,7 @@ import pytest
 from scalerl_jax import warmstart
 from scalerl_jax.data import tasks
 from scalerl_jax.data.demonstrations import END_OF_THINKING, Styles, demonstrate
-from scalerl_jax.data.thinking import extract_answer
+from scalerl_jax.data.questions import extract_answer
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.weights import load_params

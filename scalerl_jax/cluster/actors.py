@@ -29,7 +29,7 @@ from scalerl_jax.parallel.channels import Parcel
 from scalerl_jax.parallel.offers import Offer
 from scalerl_jax.sampler.lockstep import Call
 from scalerl_jax.types import Group, PackedBatch, Prompt
-from scalerl_jax.utils.hub import is_remote
+from scalerl_jax.utils.reading import is_remote
 
 # What a follower does beside the calls of its engine, which it makes one by one.
 FOLLOWER_GROUPS = {"params": 1, "watch": 1}

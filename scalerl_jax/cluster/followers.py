@@ -9,7 +9,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from scalerl_jax.exchange import Report
 from scalerl_jax.sampler.lockstep import Call
-from scalerl_jax.utils.failures import first_line
+from scalerl_jax.utils.ending import first_line
 from scalerl_jax.utils.xla import is_broken_off
 
 _PARAMS_TIMEOUT_S = 900.0  # a fetch gives up after 600

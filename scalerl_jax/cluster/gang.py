@@ -33,7 +33,7 @@ from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.parallel.channels import Parcel
 from scalerl_jax.parallel.offers import Offer, Publication, PublishReport, merge
 from scalerl_jax.types import Group, PackedBatch
-from scalerl_jax.utils.failures import first_line
+from scalerl_jax.utils.ending import first_line
 from scalerl_jax.utils.xla import is_broken_off
 
 _log = logging.getLogger(__name__)

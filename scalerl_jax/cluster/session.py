@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from scalerl_jax.cluster import slice_hosts
 from scalerl_jax.cluster.placement import HostNode, Seats, hosts_of
-from scalerl_jax.utils.failures import first_line
+from scalerl_jax.utils.ending import first_line
 
 try:
     import ray

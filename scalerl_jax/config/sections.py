@@ -131,7 +131,7 @@ class DataConfig:
     order: Literal["shuffled", "easy_to_hard", "progressive"] = setting(
         "shuffled",
         "easy_to_hard: sorted, no shuffle; progressive: evenly among the easiest, ever "
-        "more of them; data/streams.py",
+        "more of them; data/curriculum.py",
         "easy_to_hard: Tan et al., https://arxiv.org/abs/2509.25300",
     )
     difficulty: str = setting(

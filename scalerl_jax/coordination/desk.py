@@ -8,20 +8,22 @@ and every prompt that was drawn has a ticket.
 import collections
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalerl_jax.contract import Order
 from scalerl_jax.coordination.queue import QueueState, RolloutQueue
-from scalerl_jax.data.streams import Stream
 from scalerl_jax.exchange import Assignment
 from scalerl_jax.types import Group
 from scalerl_jax.utils.ledger import Ledger
+
+if TYPE_CHECKING:
+    from scalerl_jax.data.mixture import Stream
 
 
 class OrderDesk:
     """Orders out, groups in; the `contract.Desk` of one run."""
 
-    def __init__(self, queue: RolloutQueue, stream: Stream, ledger: Ledger) -> None:
+    def __init__(self, queue: RolloutQueue, stream: "Stream", ledger: Ledger) -> None:
         """Take orders' prompts from `stream`, as `queue` admits them."""
         self._queue = queue
         self._stream = stream

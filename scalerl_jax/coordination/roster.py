@@ -22,7 +22,7 @@ from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.jobs import JobBoard
 from scalerl_jax.coordination.members import Limits, Member, freest
 from scalerl_jax.exchange import Assignment, Instructions, Job, Link, Report
-from scalerl_jax.utils.failures import first_line
+from scalerl_jax.utils.ending import first_line
 from scalerl_jax.utils.ledger import Ledger
 
 _MOST_REFUSALS = 3  # of publications by one replica, in a row

@@ -17,9 +17,8 @@ import numpy as np
 from tqdm import tqdm
 
 from scalerl_jax.config import DataConfig
-from scalerl_jax.data import bucket
 from scalerl_jax.data.catalog import DATA_SETS, find, is_own_file
-from scalerl_jax.data.chat import CHAT, make_renderer
+from scalerl_jax.data.chat import chat_renderer
 from scalerl_jax.data.preparing import (
     DEFAULT_DIRECTORY,
     choose_split,
@@ -27,11 +26,12 @@ from scalerl_jax.data.preparing import (
     prepare,
     prepared_path,
 )
-from scalerl_jax.data.questions import Question
-from scalerl_jax.data.records import is_prepared, read_report
+from scalerl_jax.data.questions import CHAT, Question, plain_renderer
+from scalerl_jax.data.records import is_prepared, read_report, upload, upload_file
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
-from scalerl_jax.utils.failures import Parser, answer
-from scalerl_jax.utils.hub import is_remote, local_file
+from scalerl_jax.utils import remote
+from scalerl_jax.utils.ending import Parser, answer
+from scalerl_jax.utils.reading import is_remote, local_file
 
 # Its part stands above this package, and is imported when it is asked for.
 _DIFFICULTY = "scalerl_jax.evaluate.difficulty"
@@ -172,7 +172,8 @@ def prepare_data(flags: argparse.Namespace) -> None:
             f"one the files hold, as --split={splits[0]}"
         )
     if flags.upload:
-        bucket.check(flags.upload)  # to prepare may take long
+        # To prepare may take long.
+        remote.open_path(flags.upload, setting="--upload=")
     for split in splits:
         choose_split(data_set, split)
         target = prepared_path(flags.dataset, split, flags.directory)
@@ -192,11 +193,11 @@ def prepare_data(flags: argparse.Namespace) -> None:
             _say(f"Prepared: {target}")
         _say(*report.lines())
         if flags.upload and not is_own_file(flags.dataset):
-            place = bucket.upload(target, flags.directory, flags.upload)
+            place = upload(target, flags.directory, flags.upload)
             _say(f"Uploaded: {place}", f"  --config.data.directory={flags.upload}")
     if flags.upload and is_own_file(flags.dataset):
         kind, _, file = flags.dataset.partition(":")
-        place = bucket.upload_file(local_file(file), flags.upload)
+        place = upload_file(local_file(file), flags.upload)
         _say(f"Uploaded: --config.data.tasks=\"('{kind}:{place}',)\"")
 
 
@@ -261,12 +262,13 @@ class View:
                 f"their text into --template={flags.template!r}"
             )
         settings = DataConfig(
-            template=flags.template,
             system_prompt=flags.system_prompt,
             user_template=flags.user_template,
             enable_thinking=not flags.no_thinking,
         )
-        self._render = make_renderer(settings, path or "")
+        self._render = (
+            chat_renderer(settings, path) if chat else plain_renderer(flags.template)
+        )
         self._tokenizer: Tokenizer | None = None
         self._unit = "characters"
         if path:

@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 
 from scalerl_jax.data import rows
 from scalerl_jax.data.files import Row, sha256_of
-from scalerl_jax.utils.hub import fetch, is_hub_id, local_file
+from scalerl_jax.utils.reading import is_hub_id, local_file
+from scalerl_jax.utils.remote import fetch_repository
 
 VERSION = "1.0.0"  # of the prepared form; part of its path
 OWN_FORMS = ("jsonl", "parquet")  # the kinds of FILE in "jsonl:FILE"
@@ -167,7 +168,7 @@ class HubSplit:
 def _files_of(repository: str, patterns: tuple[str, ...]) -> dict[Path, Path]:
     """The files of a repository in the cache by their path there, sorted by it."""
     try:
-        folder = fetch(repository, patterns, kind="dataset")
+        folder = fetch_repository(repository, patterns, kind="dataset")
     except ValueError as error:
         raise ValueError(f"{error}; or {_ELSEWHERE}") from error
     files = (file for file in sorted(folder.rglob("*")) if file.is_file())

@@ -1,35 +1,22 @@
-"""The text of a prompt: a plain template, or the chat template that a model brings.
+"""Chat templates: the texts of messages as a model was trained on them.
 
 A chat template is a jinja program in a file that somebody else wrote.  The question
 and the settings are values to it, and never evaluated.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalerl_jax.config import DataConfig
-from scalerl_jax.data.questions import Question
-from scalerl_jax.data.thinking import end_of_thinking
+from scalerl_jax.data.chat_process import TemplateProcess
+from scalerl_jax.data.questions import CHAT, PLACE, Question, Renderer, check_place
 from scalerl_jax.data.tokenizer import read_json, read_special_tokens
-from scalerl_jax.utils.hub import local_directory
+from scalerl_jax.utils.reading import local_directory
 
-if TYPE_CHECKING:
-    from scalerl_jax.data.chat_process import TemplateProcess
-
-CHAT = "chat"  # the value of data.template that asks for the model's own
-_PLACE = "{question}"
 _FILE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
-
-
-@functools.cache
-def _template_process() -> "TemplateProcess":
-    """Return the process that all templates run in; few runs need one."""
-    from scalerl_jax.data.chat_process import TemplateProcess
-
-    return TemplateProcess()
+_PROCESS = TemplateProcess()  # that all templates run in
 
 
 class NoTemplate(ValueError):
@@ -65,7 +52,7 @@ class ChatTemplate:
             Refused: the template refuses the messages.
             ValueError: the template is malformed, or fails.
         """
-        found = _template_process().render(
+        found = _PROCESS.render(
             self.source,
             {
                 **self.special_tokens,
@@ -89,90 +76,37 @@ class ChatTemplate:
             raise ValueError(f"{self.origin} fails: {found['failed']}")
         return found["text"]
 
-    def ask(self, question: Question, data: DataConfig) -> str:
-        """Return the text of a question's prompt under these settings.
 
-        Raises:
-            ValueError: the template refuses the messages, or fails.
-        """
-        user = data.user_template.replace(_PLACE, question.text)
+def chat_renderer(data: DataConfig, source: str | Path) -> Renderer:
+    """Return what writes prompts by the chat template of a model.
+
+    The user's message is data.user_template with the question in place of
+    "{question}".  Before it comes a system message, if there is one:
+    data.system_prompt, else the question's own.  `source` is a directory or file as
+    `read_chat_template` takes it.
+
+    Raises:
+        ValueError: a template is missing or malformed, refuses a question with these
+            settings, or shows none.
+    """
+    check_place("data.user_template", data.user_template)
+    chat = read_chat_template(source)
+    options = {"enable_thinking": data.enable_thinking}
+
+    def write(question: Question) -> str:
+        user = data.user_template.replace(PLACE, question.text)
         messages = [{"role": "user", "content": user}]
         if system := data.system_prompt or question.system:
             messages.insert(0, {"role": "system", "content": system})
-        options = {"enable_thinking": data.enable_thinking}
         try:
-            return self.render(messages, options=options)
+            return chat.render(messages, options=options)
         except Refused as error:
             raise ValueError(
                 f"{error}; change data.system_prompt or data.user_template, or the "
                 f"template"
             ) from error
 
-
-@dataclasses.dataclass(frozen=True)
-class Renderer:
-    """The text of a question's prompt, and what ends the thinking that follows it."""
-
-    write: Callable[[Question], str]
-    example: str  # a prompt
-    end_of_thinking: str  # empty: the policy answers at once
-    dated: bool = False  # whether the template asks for today's date
-
-    def __call__(self, question: Question) -> str:
-        """Return the prompt's text.
-
-        Raises:
-            ValueError: the template refuses the question, or has no place for it.
-        """
-        return self.write(question)
-
-
-def make_renderer(data: DataConfig, source: str | Path) -> Renderer:
-    """Return what writes prompts under these settings.
-
-    With data.template = "chat", the user's message is data.user_template with the
-    question in place of "{question}".  Before it comes a system message, if there is
-    one: data.system_prompt, else the question's own.  `source` is a directory or file
-    as `read_chat_template` takes it, and is read for this alone.
-
-    Raises:
-        ValueError: a template is missing or malformed, refuses a question with these
-            settings, or shows none.
-    """
-    if data.template == CHAT:
-        _check_place("data.user_template", data.user_template)
-        chat = read_chat_template(source)
-        dated = "strftime_now" in chat.source
-        return _tried(lambda question: chat.ask(question, data), chat.source, dated)
-    template = data.template
-    _check_place("data.template", template, f", or be {CHAT!r}")
-
-    def write(question: Question) -> str:
-        if question.system:
-            raise ValueError(
-                f"a question of {question.task!r} brings a system message, for which "
-                f"data.template = {template!r} has no place; set it to {CHAT!r}"
-            )
-        # Not str.format: a template may hold braces of its own.
-        return template.replace(_PLACE, question.text)
-
-    return _tried(write, template)
-
-
-def _tried(
-    write: Callable[[Question], str], template: str, dated: bool = False
-) -> Renderer:
-    """The renderer, after a question: what is wrong with a template shows here."""
-    example = write(Question(task="", text="1 + 1 = ?", reference={}))
-    return Renderer(write, example, end_of_thinking(example, template), dated)
-
-
-def _check_place(setting: str, template: str, otherwise: str = "") -> None:
-    if _PLACE not in template:
-        raise ValueError(
-            f"{setting} = {template!r} must hold {_PLACE!r}, where the question "
-            f"goes{otherwise}"
-        )
+    return Renderer(write, chat.source, dated="strftime_now" in chat.source)
 
 
 def read_chat_template(path: str | Path) -> ChatTemplate:
@@ -202,7 +136,7 @@ def read_chat_template(path: str | Path) -> ChatTemplate:
         raise NoTemplate(
             f"data.template = {CHAT!r}, and {directory} has no chat template: no file "
             f"{_FILE}, and no 'chat_template' in {_CONFIG}; most base models have "
-            f"none: set data.template to a text that holds {_PLACE!r}, or put a "
+            f"none: set data.template to a text that holds {PLACE!r}, or put a "
             f"template there"
         )
     if not isinstance(source, str):

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, get_args
 
 from scalerl_jax.config import SETTINGS, MathAnswer, RewardConfig
 from scalerl_jax.data.files import read_rows
+from scalerl_jax.data.questions import extract_answer
 from scalerl_jax.data.rows import Malformed, maths, read_answer, read_tests
-from scalerl_jax.data.thinking import extract_answer
 from scalerl_jax.rewards import code
-from scalerl_jax.rewards.named import check_programs, make_pool, named_verifiers
 from scalerl_jax.rewards.verdict import Status
-from scalerl_jax.utils.failures import Parser, answer
+from scalerl_jax.rewards.verifier import check_programs, make_pool
+from scalerl_jax.utils.ending import Parser, answer
 
 _AHEAD = 64  # rows submitted and not judged, for each process
 
@@ -159,8 +159,8 @@ def _judged(
 ) -> Iterator[_Judged]:
     """The verdicts on rows, in their order."""
     found: dict[int, _Judged] = {}
-    submitted, score = 0, named_verifiers(reward)["math"].function
-    with contextlib.closing(make_pool(reward, score)) as pool:
+    submitted = 0
+    with contextlib.closing(make_pool(reward, unnamed="math")) as pool:
         for number in range(len(rows)):
             while number not in found:
                 while submitted < len(rows) and pool.pending < _AHEAD:

@@ -16,10 +16,16 @@ from tqdm import tqdm
 from scalerl_jax.data import files
 from scalerl_jax.data.catalog import VERSION, DataSet, Local, find, is_own_file
 from scalerl_jax.data.questions import Question
-from scalerl_jax.data.records import QuestionSource, Report, is_prepared, write_records
+from scalerl_jax.data.records import (
+    QuestionSource,
+    Report,
+    bring,
+    is_prepared,
+    write_records,
+)
 from scalerl_jax.data.rows import Draft, Malformed, Unusable
 from scalerl_jax.data.screening import Screen, doubts
-from scalerl_jax.utils.hub import is_remote, local_file
+from scalerl_jax.utils.reading import is_remote, local_file
 
 DEFAULT_DIRECTORY = Path("~/.cache/scalerl_jax/data")
 _UNFINISHED = "unfinished-"  # begins the directory that is being filled
@@ -100,9 +106,7 @@ def _local_directory(name: str, split: str, directory: Path | str) -> Path:
         return Path(directory)
     if is_own_file(name):
         return DEFAULT_DIRECTORY
-    from scalerl_jax.data import bucket  # for buckets only
-
-    return bucket.bring(prepared_path(name, split, Path()), str(directory))
+    return bring(prepared_path(name, split, Path()), str(directory))
 
 
 def _flag(directory: Path | str) -> str:

@@ -1,23 +1,30 @@
-"""Prompts made from questions, at once or when they are asked for.
+"""Prompts made from questions, and the order in which they are sampled.
 
-Their order is that of `streams`; a file of their pass rates is read here.
+The shuffled order of an epoch comes from (seed, epoch) alone.  What has been drawn,
+the history that says which prompts are left out, and the difficulties that sort the
+epoch are saved, so that a run goes on in the middle of an epoch.
 """
 
 import bisect
 import dataclasses
-import hashlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalerl_jax.data.questions import LazySequence, Question, take
+from scalerl_jax.data.questions import LazySequence, Question
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.reading import check_regular, parse_json
+
+if TYPE_CHECKING:
+    from scalerl_jax.data.curriculum import Curriculum
 
 Render = Callable[[Question], str]  # the text of a question's prompt
 Encode = Callable[[str], list[int]]
+
+_ORDER = 2  # purpose of the draw, beside those of `tasks`
+_NEVER = np.iinfo(np.int64).max  # the turn of a prompt that is not sampled again
 
 
 def build_prompts(
@@ -36,7 +43,7 @@ def build_prompts(
     if not questions:
         raise ValueError("no questions: data.train_prompts and data.tasks give none")
     prompts = tuple(
-        _prompt(question, prompt_id, encode=encode, render=render)
+        make_prompt(question, prompt_id, encode=encode, render=render)
         for prompt_id, question in enumerate(questions)
     )
     for prompt in prompts:
@@ -54,9 +61,10 @@ def build_prompts(
     return prompts
 
 
-def _prompt(
+def make_prompt(
     question: Question, prompt_id: int, *, encode: Encode, render: Render
 ) -> Prompt:
+    """Return a question's prompt in epoch 0."""
     text = render(question)
     return Prompt(
         prompt_id=prompt_id,
@@ -66,38 +74,6 @@ def _prompt(
         tokens=np.asarray(encode(text), np.int32),
         reference=question.reference,
     )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LazyPrompts(LazySequence[Prompt]):
-    """Prompts of a data set, each read, rendered and tokenised when it is indexed.
-
-    prompt_id is the index.
-    """
-
-    questions: Sequence[Question]
-    places: np.ndarray  # [num_prompts] of questions whose lengths have been checked
-    _: dataclasses.KW_ONLY
-    task: str
-    encode: Encode
-    render: Render
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self.places)
-
-    def read(self, places: list[int]) -> list[Prompt]:
-        """Return the prompts with these ids."""
-        found = take(self.questions, self.places[places].tolist())
-        return [
-            _prompt(
-                dataclasses.replace(question, task=self.task),
-                prompt_id,
-                encode=self.encode,
-                render=self.render,
-            )
-            for prompt_id, question in zip(places, found, strict=True)
-        ]
 
 
 class JoinedPrompts(LazySequence[Prompt]):
@@ -120,77 +96,198 @@ class JoinedPrompts(LazySequence[Prompt]):
 
     def read(self, places: list[int]) -> list[Prompt]:
         """Return the prompts with these ids."""
-        return [self._made(prompt_id) for prompt_id in places]
-
-    def _made(self, prompt_id: int) -> Prompt:
-        part = bisect.bisect_right(self._ends, prompt_id)
-        start = self._ends[part] - len(self.parts[part])
-        prompt = self.parts[part][prompt_id - start]
-        return dataclasses.replace(prompt, prompt_id=prompt_id)
-
-
-def text_digest(text: str) -> str:
-    """Return the SHA-256 by which a file of pass rates knows a prompt's text."""
-    return hashlib.sha256(text.encode()).hexdigest()
+        found = []
+        for prompt_id in places:
+            part = bisect.bisect_right(self._ends, prompt_id)
+            start = self._ends[part] - len(self.parts[part])
+            prompt = self.parts[part][prompt_id - start]
+            found.append(dataclasses.replace(prompt, prompt_id=prompt_id))
+        return found
 
 
-def read_pass_rates(path: Path, prompts: Sequence[Prompt]) -> np.ndarray:
-    """Read the measured pass rate [num_prompts] of each prompt, from JSON lines.
+def easiest_first(pass_rates: np.ndarray) -> np.ndarray:
+    """Return the places of pass rates, the highest first; unmeasured (NaN) ones last.
 
-        {"prompt_id": 17, "pass_rate": 0.25}
-        {"sha256": "9f86d081...", "pass_rate": 0.25}
-
-    The second form names a prompt by the SHA-256 of its text in UTF-8, template
-    included.  Other keys are left alone, and so are texts that no prompt has.
-
-    Raises:
-        ValueError: with the line that is wrong, or the first prompt that has none.
+    Equal ones keep the order in which they are given.
     """
-    by_text = {text_digest(prompt.text): place for place, prompt in enumerate(prompts)}
-    rates = np.full(len(prompts), np.nan)
-    check_regular(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            place, rate = _read_line(line, by_text, num_prompts=len(prompts))
-            if place is not None and not np.isnan(rates[place]):
-                raise ValueError(f"prompt {place} was named before")
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
-        if place is not None:
-            rates[place] = rate
-    missing = np.flatnonzero(np.isnan(rates))
-    if len(missing):
-        raise ValueError(
-            f"{path} has no pass rate for {len(missing)} of {len(prompts)} prompts; "
-            f"the first is prompt {missing[0]}: {prompts[missing[0]].text[:60]!r}; "
-            f"measure them too, or lower data.train_prompts"
-        )
-    return rates
+    return np.argsort(-pass_rates, kind="stable")
 
 
-def _read_line(
-    line: str, by_text: dict[str, int], *, num_prompts: int
-) -> tuple[int | None, float]:
-    """Place and pass rate; no place if the text is that of no prompt."""
-    row = parse_json(line)
-    if not isinstance(row, dict):
-        raise ValueError(f"{row!r} is not an object with a pass_rate")
-    rate = row.get("pass_rate")
-    if isinstance(rate, bool) or not isinstance(rate, int | float):
-        raise ValueError(f"pass_rate = {rate!r} must be a number")
-    if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"pass_rate = {rate} must be in [0, 1]")
-    if ("prompt_id" in row) == ("sha256" in row):
-        raise ValueError("it must have prompt_id or sha256, and not both")
-    if "sha256" in row:
-        return by_text.get(row["sha256"]), float(rate)
-    place = row["prompt_id"]
-    if type(place) is not int or not 0 <= place < num_prompts:
-        raise ValueError(f"prompt_id = {place!r} must be from 0 to {num_prompts - 1}")
-    return place, float(rate)
+class PromptStream:
+    """Prompts, epoch after epoch, less those that the policy can do already.
+
+    No-positive-resampling (ScaleRL section 3.2): a prompt is retired once  passed
+    rollouts / rollouts, over all epochs so far, reaches `max_pass_rate`; None retires
+    none.  It is for good: results of rollouts that were under way may lower that rate
+    again, and bring no prompt back.  Within an epoch each prompt comes once, so none
+    is left out of the epoch that measures it first.
+
+    A curriculum sorts each epoch by difficulty, and closes the hardest of the prompts
+    that are not left out.  Where the run measures the difficulty itself, the first
+    epoch is shuffled and open, and each later one sorted by the history at its start.
+    The next prompt is the one that was drawn least often among the open ones, so that
+    one that opens in the middle of an epoch comes at once.
+
+    Two threads use it: the worker draws prompts, the learner records their results.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed: int,
+        max_pass_rate: float | None,
+        curriculum: "Curriculum | None" = None,
+    ) -> None:
+        """Begin epoch 0 with no history; no curriculum: shuffled, and all open."""
+        if not prompts:
+            raise ValueError("no prompts to sample from; see data.train_prompts")
+        self._lock = threading.Lock()
+        self._prompts = prompts
+        self._seed = seed
+        self._max_pass_rate = max_pass_rate
+        self._curriculum = curriculum
+        self._epoch = 0
+        self._drawn = np.zeros(len(prompts), np.int64)
+        self._passed = np.zeros(len(prompts), np.int64)
+        self._rollouts = np.zeros(len(prompts), np.int64)
+        self._retired = np.zeros(len(prompts), bool)
+        # Pass rates that this epoch is sorted by.
+        self._difficulty = curriculum.pass_rates if curriculum else None
+        self._order_epoch()
+
+    def next(self, step: int = 0) -> Prompt:
+        """Return the prompt to sample next by a policy `step` optimizer steps old.
+
+        Raises:
+            ValueError: every prompt is left out.
+        """
+        with self._lock:
+            if not self._left:
+                raise ValueError(
+                    f"every one of the {self.num_prompts} prompts has a pass rate of "
+                    f"data.max_history_pass_rate = {self._max_pass_rate} or more, and "
+                    f"none is left to sample; raise data.train_prompts, add harder "
+                    f"tasks to data.tasks, or set data.no_positive_resampling = False"
+                )
+            prompt_id = self._least_drawn(step)
+            if self._drawn[prompt_id] > self._epoch:
+                self._begin_epoch(int(self._drawn[prompt_id]))
+                prompt_id = self._least_drawn(step)
+            epoch = int(self._drawn[prompt_id])
+            self._drawn[prompt_id] += 1
+            self._turns[prompt_id] += self.num_prompts
+        return self.prompt(prompt_id, epoch)
+
+    def prompt(self, prompt_id: int, epoch: int) -> Prompt:
+        """Return a prompt that was drawn before, to be sampled again as it was."""
+        return dataclasses.replace(self._prompts[prompt_id], epoch=epoch)
+
+    def record(self, prompt_id: int, passed: int, total: int) -> None:
+        """Note that the verifier accepted `passed` of `total` rollouts of a prompt."""
+        assert 0 <= passed <= total, (passed, total)
+        with self._lock:
+            self._passed[prompt_id] += passed
+            self._rollouts[prompt_id] += total
+            if self._retired[prompt_id] or not self._passes(np.array([prompt_id]))[0]:
+                return
+            self._retired[prompt_id] = True
+            self._turns[prompt_id] = _NEVER
+            self._left -= 1
+            self._easiest = None
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts in all."""
+        return len(self._prompts)
+
+    @property
+    def num_retired(self) -> int:
+        """Prompts that are not sampled again."""
+        with self._lock:
+            return self.num_prompts - self._left
+
+    def state(self) -> dict[str, Any]:
+        """Return the place and the history, as JSON values."""
+        return {
+            "num_prompts": len(self._prompts),
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "drawn": self._drawn.tolist(),
+            "difficulty": None
+            if self._difficulty is None
+            else [None if rate != rate else rate for rate in self._difficulty.tolist()],
+            "passed": self._passed.tolist(),
+            "rollouts": self._rollouts.tolist(),
+            "retired": np.flatnonzero(self._retired).tolist(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`.
+
+        Raises:
+            ValueError: it was saved with other prompts or in another order.
+        """
+        if state["num_prompts"] != len(self._prompts):
+            raise ValueError(
+                f"the checkpoint was made with {state['num_prompts']} prompts, and "
+                f"data.train_prompts now gives {len(self._prompts)}; set it back"
+            )
+        if state["seed"] != self._seed:
+            raise ValueError(
+                f"the checkpoint was made with seed = {state['seed']}, and seed is now "
+                f"{self._seed}, which orders the prompts differently; set it back"
+            )
+        self._epoch = state["epoch"]
+        self._drawn = np.array(state["drawn"], np.int64)
+        self._passed = np.array(state["passed"], np.int64)
+        self._rollouts = np.array(state["rollouts"], np.int64)
+        every = np.arange(self.num_prompts)
+        # A checkpoint that does not hold them: those that its history retires.
+        retired = state.get("retired", every[self._passes(every)])
+        self._retired = np.isin(every, retired)
+        rates = state["difficulty"]
+        self._difficulty = None if rates is None else np.array(rates, np.float64)
+        self._order_epoch()
+
+    def _least_drawn(self, step: int) -> int:
+        """The next of those that may be sampled again, of which there are some."""
+        if self._curriculum is None or self._difficulty is None:
+            return int(self._turns.argmin())
+        if self._easiest is None:
+            left = np.flatnonzero(self._turns != _NEVER)
+            self._easiest = left[easiest_first(self._difficulty[left])]
+        count = self._curriculum.num_open(self._left, step=step)
+        opened = self._easiest[:count]
+        return int(opened[self._turns[opened].argmin()])
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        if self._curriculum is not None and self._curriculum.pass_rates is None:
+            measured = np.where(self._rollouts > 0, self._rollouts, np.nan)
+            self._difficulty = self._passed / measured
+        self._order_epoch()
+
+    def _order_epoch(self) -> None:
+        """Set when each prompt comes, by this epoch's order and the history so far."""
+        random = np.random.Generator(np.random.PCG64([self._seed, _ORDER, self._epoch]))
+        order = random.permutation(self.num_prompts)
+        if self._curriculum is not None and self._curriculum.is_sorted:
+            if self._difficulty is not None:
+                order = easiest_first(self._difficulty)
+        places = np.empty(self.num_prompts, np.int64)
+        places[order] = np.arange(self.num_prompts)
+        # The least comes next: what was drawn less often, in the epoch's order.  A
+        # scan of one array finds it: 0.1 ms for 300,000 prompts.
+        turns = self._drawn * self.num_prompts + places
+        self._turns = np.where(self._retired, _NEVER, turns)
+        self._left = int((self._turns != _NEVER).sum())
+        self._easiest: np.ndarray | None = None  # those left, the easiest first
+
+    def _passes(self, ids: np.ndarray) -> np.ndarray:
+        """Return whether the history of each prompt is one that retires it."""
+        if self._max_pass_rate is None:
+            return np.zeros(len(ids), bool)
+        rollouts = self._rollouts[ids]
+        pass_rates = self._passed[ids] / np.maximum(rollouts, 1)
+        return (rollouts > 0) & (pass_rates >= self._max_pass_rate)

@@ -1,4 +1,4 @@
-"""Questions of tasks and data sets, and sequences that read them when asked.
+"""Questions of tasks and data sets, how they are asked, and where an answer begins.
 
 The verifier's process and the data commands import this module: no JAX here.
 """
@@ -6,11 +6,13 @@ The verifier's process and the data commands import this module: no JAX here.
 import abc
 import dataclasses
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, SupportsIndex, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, SupportsIndex, TypeVar, overload
 
 T = TypeVar("T")
 _CHUNK = 64  # members read together, each perhaps with megabytes of tests
+CHAT = "chat"  # the value of data.template that asks for the model's own
+PLACE = "{question}"  # in a template
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,3 +71,112 @@ def take(questions: Sequence[Question], places: list[int]) -> list[Question]:
     if isinstance(questions, LazySequence):
         return questions.read(places)
     return [questions[place] for place in places]
+
+
+class Renderer:
+    """The text of a question's prompt, and what ends the thinking that follows it."""
+
+    def __init__(
+        self, write: Callable[[Question], str], template: str, *, dated: bool = False
+    ) -> None:
+        """Write an example: what is wrong with a template shows here.
+
+        Args:
+            write: gives the text of a question's prompt.
+            template: says which family of models it is written for.
+            dated: whether the template asks for today's date.
+
+        Raises:
+            ValueError: the template refuses a question.
+        """
+        self.write = write
+        self.dated = dated
+        self.example = write(Question(task="", text="1 + 1 = ?", reference={}))
+        # Empty: the policy answers at once.
+        self.end_of_thinking = end_of_thinking(self.example, template)
+
+    def __call__(self, question: Question) -> str:
+        """Return the prompt's text.
+
+        Raises:
+            ValueError: the template refuses the question, or has no place for it.
+        """
+        return self.write(question)
+
+
+def plain_renderer(template: str) -> Renderer:
+    """Return what puts a question in the place of "{question}" in data.template.
+
+    Raises:
+        ValueError: the template shows no question.
+    """
+    check_place("data.template", template, f", or be {CHAT!r}")
+
+    def write(question: Question) -> str:
+        if question.system:
+            raise ValueError(
+                f"a question of {question.task!r} brings a system message, for which "
+                f"data.template = {template!r} has no place; set it to {CHAT!r}"
+            )
+        # Not str.format: a template may hold braces of its own.
+        return template.replace(PLACE, question.text)
+
+    return Renderer(write, template)
+
+
+def check_place(setting: str, template: str, otherwise: str = "") -> None:
+    """Refuse a template without a place for the question."""
+    if PLACE not in template:
+        raise ValueError(
+            f"{setting} = {template!r} must hold {PLACE!r}, where the question "
+            f"goes{otherwise}"
+        )
+
+
+class ThinkingTags(NamedTuple):
+    """Texts that a family of models writes around its thinking."""
+
+    begin: str
+    end: str
+
+
+THINKING_TAGS = (
+    # Qwen3 and QwQ: https://huggingface.co/Qwen/Qwen3-8B; DeepSeek-R1 and what was
+    # distilled from it: https://huggingface.co/deepseek-ai/DeepSeek-R1; SmolLM3:
+    # https://huggingface.co/HuggingFaceTB/SmolLM3-3B
+    ThinkingTags("<think>", "</think>"),
+    # Magistral: https://huggingface.co/mistralai/Magistral-Small-2507
+    ThinkingTags("[THINK]", "[/THINK]"),
+    # Llama 3, Qwen2.5 and SmolLM2 have none.
+)
+
+
+def end_of_thinking(prompt: str, template: str) -> str:
+    """Return the tag that ends the thinking after a prompt; "" where there is none.
+
+    The prompt may leave a thinking open, or close an empty one and so switch it off.
+    Where it does neither, a template that names a family's tags is that of a model
+    which opens its thinking by itself.
+    """
+    text = prompt.rstrip()
+    for tags in THINKING_TAGS:
+        if text.endswith(tags.begin):
+            return tags.end
+        if text.endswith(tags.end):
+            return ""
+    return next((tags.end for tags in THINKING_TAGS if tags.end in template), "")
+
+
+def find_answer(text: str, *, answer_after: str) -> int | None:
+    """Return where an answer begins in a completion: behind the last `answer_after`.
+
+    None where the text does not hold it; an empty `answer_after` is before the text.
+    """
+    place = text.rfind(answer_after) if answer_after else 0
+    return None if place < 0 else place + len(answer_after)
+
+
+def extract_answer(text: str, *, answer_after: str) -> str | None:
+    """Return the answer in a completion, without spaces around; None without one."""
+    start = find_answer(text, answer_after=answer_after)
+    return None if start is None else text[start:].strip()

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from scalerl_jax.data.rows import Draft
 from scalerl_jax.rewards import code, sandbox
 from scalerl_jax.rewards.sandbox import SandboxError
-from scalerl_jax.rewards.serving import Verifier
+from scalerl_jax.rewards.verdict import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
 
 _CHECK = "scalerl_jax.rewards.maths:check"

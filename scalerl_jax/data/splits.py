@@ -2,7 +2,8 @@
 
 One pass over a data set, in the order that is asked for: what is in it twice, what
 evaluation prompts hold too and what is too long is left out, and counted.  Questions
-are read and forgotten again; what stays is the places of those that are kept.
+are read and forgotten again; what stays is the places of those that are kept, whose
+prompts are made when they are asked for.
 """
 
 import collections
@@ -17,7 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl_jax.data.questions import Question, take
+from scalerl_jax.data.prompts import Encode, Render, make_prompt
+from scalerl_jax.data.questions import LazySequence, Question, take
+from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import Progress
 
 HELD_OUT, TRAIN = 3, 4  # purposes of the draws, beside those of `tasks` and `prompts`
@@ -239,3 +242,35 @@ class Sieve:
                 read = take(questions, places)
                 yield from zip(places, read, self.count_tokens(read), strict=True)
                 self.progress.advance(bar, len(places))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LazyPrompts(LazySequence[Prompt]):
+    """Prompts of a data set, each read, rendered and tokenised when it is indexed.
+
+    prompt_id is the index.
+    """
+
+    questions: Sequence[Question]
+    places: np.ndarray  # [num_prompts] of questions whose lengths have been checked
+    _: dataclasses.KW_ONLY
+    task: str
+    encode: Encode
+    render: Render
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.places)
+
+    def read(self, places: list[int]) -> list[Prompt]:
+        """Return the prompts with these ids."""
+        found = take(self.questions, self.places[places].tolist())
+        return [
+            make_prompt(
+                dataclasses.replace(question, task=self.task),
+                prompt_id,
+                encode=self.encode,
+                render=self.render,
+            )
+            for prompt_id, question in zip(places, found, strict=True)
+        ]

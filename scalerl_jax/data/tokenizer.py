@@ -7,11 +7,10 @@ from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
 
+from scalerl_jax.data.questions import THINKING_TAGS, find_answer
 from scalerl_jax.data.spelling import Spelling, read_decoder, read_spelling
-from scalerl_jax.data.thinking import THINKING_TAGS, find_answer
 from scalerl_jax.utils import reading
-from scalerl_jax.utils.hub import local_path
-from scalerl_jax.utils.reading import Directory
+from scalerl_jax.utils.reading import Directory, local_path
 
 # What ends a text for models whose files do not say so: of Llama 2, 3 and chat models.
 _USUAL_ENDS = (

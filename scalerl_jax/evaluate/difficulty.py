@@ -20,7 +20,7 @@ import numpy as np
 
 from scalerl_jax.config import Config
 from scalerl_jax.data import tasks
-from scalerl_jax.data.prompts import text_digest
+from scalerl_jax.data.curriculum import text_digest
 from scalerl_jax.evaluate.policy import (
     Flag,
     Options,

@@ -25,7 +25,7 @@ from scalerl_jax.model.architecture import Architecture, sampler_mesh, sampler_s
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.publication import checksums
 from scalerl_jax.types import Prompt, PyTree
-from scalerl_jax.utils.failures import answer
+from scalerl_jax.utils.ending import answer
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained, keep_programs

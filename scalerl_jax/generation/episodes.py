@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from scalerl_jax.data.thinking import extract_answer
+from scalerl_jax.data.questions import extract_answer
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.rewards.verdict import UNJUDGED, Status
 from scalerl_jax.rewards.verifier import VerifierPool

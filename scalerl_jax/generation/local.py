@@ -26,7 +26,7 @@ from scalerl_jax.sampler.requests import Completion, Request, Samples, Scheduler
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Group, Prompt, PyTree
-from scalerl_jax.utils.work_log import Books
+from scalerl_jax.utils.ledger import Ledger
 
 _IDLE_WAIT_S = 0.05  # between two looks, when there is nothing to sample
 _STEP_TIMEOUT_S = 600.0  # for the step that is under way
@@ -56,7 +56,7 @@ class LocalGenerators:
         make_samples: Callable[[Prompt, int], Samples],
         evaluator: Any,
         probe: Probe,
-        ledger: Books,
+        ledger: Ledger,
         flops: Callable[[SchedulerStats], float],
         pool: str,
         group_timeout_s: float,

@@ -19,7 +19,7 @@ from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.parallel.publication import Published
 from scalerl_jax.parallel.receiving import NeedsFullError
-from scalerl_jax.utils.work_log import WorkLog
+from scalerl_jax.utils.ledger import WorkLog
 
 _log = logging.getLogger(__name__)
 

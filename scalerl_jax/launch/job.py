@@ -15,8 +15,7 @@ from typing import Any
 
 from scalerl_jax.launch.outcome import FILE
 from scalerl_jax.pod.slices import Slice, parse_slice
-from scalerl_jax.utils.hub import is_remote
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.reading import is_remote, parse_json
 
 PLACES = {
     "local": "processes of this machine, and a directory in the bucket's place",

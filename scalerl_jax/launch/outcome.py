@@ -9,8 +9,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from scalerl_jax.utils.hub import is_remote
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.reading import is_remote, parse_json
 from scalerl_jax.utils.run_directory import replace_file
 
 FILE = "launch.json"

@@ -27,8 +27,8 @@ from scalerl_jax.launch.outcome import (
     write_outcome,
 )
 from scalerl_jax.pod.discovery import NotOnTpu, discover
-from scalerl_jax.utils.hub import is_remote
-from scalerl_jax.utils.preemption import PREEMPTED
+from scalerl_jax.utils.ending import PREEMPTED
+from scalerl_jax.utils.reading import is_remote
 
 DONE, FAILURE, MISTAKE = 0, 1, 2
 _LONGEST_PAUSE_S = 600.0

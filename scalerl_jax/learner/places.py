@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from scalerl_jax.learner import manifest as manifests
 from scalerl_jax.learner.manifest import Folder
-from scalerl_jax.utils.hub import is_remote
+from scalerl_jax.utils.reading import is_remote
 
 # The second form is a checkpoint on its way out, while another of its step comes in.
 _NAME = re.compile(r"step_(\d{8,})(\.replaced)?")

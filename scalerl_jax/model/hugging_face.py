@@ -17,8 +17,7 @@ from scalerl_jax.model.architecture import (
     LocalLayers,
     RopeScaling,
 )
-from scalerl_jax.utils.hub import local_path
-from scalerl_jax.utils.reading import read_json
+from scalerl_jax.utils.reading import local_path, read_json
 
 CONFIG_FILE = "config.json"
 # Ends of the names of tensors that hold no parameter.

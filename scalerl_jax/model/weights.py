@@ -27,7 +27,7 @@ from scalerl_jax.model.hugging_face import (
 )
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.hub import local_path
+from scalerl_jax.utils.reading import local_path
 from scalerl_jax.utils.safetensors import read_tensors
 
 # Read of a tensor at one time, as float32.  Few rows are also turned from [out, in] to

@@ -17,8 +17,8 @@ from scalerl_jax.parallel.channels import (
     write_buffers,
 )
 from scalerl_jax.utils import remote
-from scalerl_jax.utils.failures import first_line
-from scalerl_jax.utils.hub import is_remote
+from scalerl_jax.utils.ending import first_line
+from scalerl_jax.utils.reading import is_remote
 
 _POLL_S = 0.5
 

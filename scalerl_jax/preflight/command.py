@@ -15,7 +15,7 @@ from scalerl_jax.preflight.hlo import compile_program
 from scalerl_jax.preflight.programs import make_parts
 from scalerl_jax.preflight.report import to_json, to_text
 from scalerl_jax.preflight.topologies import Topology, parse_topology
-from scalerl_jax.utils.failures import tell
+from scalerl_jax.utils.ending import tell
 
 _FITS, _TOO_LARGE = 0, 1
 

@@ -20,7 +20,7 @@ from scalerl_jax.preflight.fitting import Fitted, fit_topology
 from scalerl_jax.preflight.topologies import Topology, part_of
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.kernels import why_not_pallas
-from scalerl_jax.utils.hub import is_hub_id
+from scalerl_jax.utils.reading import is_hub_id
 from scalerl_jax.wiring.devices import is_shared, make_meshes
 from scalerl_jax.wiring.learning import (
     abstract_state,

@@ -2,16 +2,21 @@ r"""Comparing of answers: whether two are the same, in whatever way they are wri
 
 Answers are taken apart: lists and sets, points and intervals, equations and
 inequalities, matrices.  Their parts are compared as words or by `values`.  What these
-cannot read is left to `algebra`, which takes a hundred times as long.
+cannot read is left to computer algebra, which takes a hundred times as long.
+Above 400 lines with that.
 """
 
 import functools
 import itertools
+import logging
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from scalerl_jax.rewards import algebra
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
+from sympy import Basic, MatrixBase
+
 from scalerl_jax.rewards.notation import (
     bracketed,
     cells,
@@ -25,6 +30,7 @@ from scalerl_jax.rewards.values import (
     Value,
     evaluate,
     is_about,
+    is_bounded,
     proportional,
     same_value,
 )
@@ -63,7 +69,7 @@ def _is_readable(text: str) -> bool:
     divided = parts if len(parts) > 1 else sides
     if len(divided) > 1 and all(map(_is_readable, divided)):
         return True
-    return _in_base(text) is not None or algebra.read(text) is not None
+    return _in_base(text) is not None or _expression(text) is not None
 
 
 def _is_small(text: str) -> bool:
@@ -387,6 +393,43 @@ def _as_based(expected: str, found: str) -> bool | None:
     return mine[0] == theirs[0] and ("" in (mine[1], theirs[1]) or mine[1] == theirs[1])
 
 
+# Computer algebra: `math-verify`, over SymPy.  It reads by a LaTeX grammar, and never
+# as Python: of its ways to read, the one that ends in SymPy's `parse_expr`, which
+# evaluates, is left out.  It has no bounds in time or memory, and is not asked about
+# what is large by its looks.
+
+_LATEX = LatexExtractionConfig(
+    boxed_match_priority=0,
+    # `units` would take the letter that ends `a + b + c`.
+    normalization_config=NormalizationConfig(
+        units=False, malformed_operators=True, nits=True
+    ),
+)
+# It warns once that its own time limits, made of signals, are off.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+@functools.lru_cache(maxsize=64)  # a group's answers often agree, its reference always
+def _expression(answer: str) -> Basic | MatrixBase | None:
+    """Read an answer as SymPy's expression, not simplified; None if it is none."""
+    if not is_bounded(answer):
+        return None
+    try:
+        found = parse(f"\\boxed{{{answer}}}", [_LATEX], parsing_timeout=0)
+    except RecursionError:
+        return None
+    first = found[0] if found else None
+    return first if isinstance(first, Basic | MatrixBase) else None
+
+
+def same_expressions(expected: str, found: str) -> bool | None:
+    """Return whether two answers are equal; None where one of them cannot be read."""
+    one, other = _expression(expected), _expression(found)
+    if one is None or other is None:
+        return None
+    return verify(one, other, timeout_seconds=0, allow_set_relation_comp=True)
+
+
 _RULES = (
     _as_words,
     _as_lists,
@@ -396,5 +439,5 @@ _RULES = (
     _as_based,
     _as_quantities,
     _as_phrases,
-    algebra.same,
+    same_expressions,
 )

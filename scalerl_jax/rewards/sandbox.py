@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl_jax.rewards import harness, reaping, seccomp
+from scalerl_jax.rewards import harness, seccomp
+from scalerl_jax.rewards.verdict import adopt
 
 _INSTRUCTIONS = (
     "solutions are run in a sandbox or not at all; install bubblewrap 0.8 or newer "
@@ -170,7 +171,7 @@ class Sandbox:
             SandboxError: there is no bubblewrap.
         """
         command = _command(limits)
-        reaping.adopt()
+        adopt()
         shared = (solution.reading, solution.writing) if solution else ()
         # Two live sandboxes of a process, and those of two processes, differ in it.
         number = 2 * os.getpid() + (side == "tests")

@@ -1,7 +1,38 @@
-"""A verifier's word on one answer; the reward that it is worth is set elsewhere."""
+"""A verifier's word on one answer, and the process that gives it: both its sides.
 
-from collections.abc import Callable
+The reward that a verdict is worth is set elsewhere.  The process is started by name,
+not through multiprocessing, whose spawned children import the main module again, and
+with it JAX.  For the same reason nothing here imports JAX, and neither should a score
+function's module.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import faulthandler
+import functools
+import importlib
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing import connection as pipes
 from typing import Any, Literal, NamedTuple
+
+import psutil
+
+_MAX_DETAIL = 500  # characters
+MAX_START_S = 120.0  # imports included; does not count for a verdict's timeout
+_MAX_SEND_S = 10.0  # to a process that is free, and has stopped if it does not read
+_CHILD = "import sys; from scalerl_jax.rewards import verdict; " + (
+    "verdict.serve(int(sys.argv[1]))"
+)
+_SET_CHILD_SUBREAPER = 36  # of prctl, in linux/prctl.h
 
 Status = Literal[
     "correct",
@@ -11,8 +42,6 @@ Status = Literal[
     "verifier_timeout",
     "verifier_error",
 ]
-
-
 # Failures of the verifier, which say nothing of the answer: it is not judged.
 UNJUDGED: tuple[Status, ...] = ("verifier_timeout", "verifier_error")
 
@@ -26,3 +55,224 @@ class Verdict(NamedTuple):
 
 # (task, answer, reference) -> a verdict, or a score: 1 or more is correct
 ScoreFunction = Callable[[str, str, dict[str, Any]], float | Verdict]
+
+
+class Verifier(NamedTuple):
+    """A score function by name, and the settings that it takes as keywords."""
+
+    function: str  # "module:function"
+    settings: Mapping[str, Any] = {}
+
+
+class Setup(NamedTuple):
+    """The first message to a process."""
+
+    verifiers: Mapping[str, Verifier]
+    preload: str  # the name of the one to import at once
+    timeout_s: float  # of one answer
+    memory_mib: int  # beside what its imports take
+
+
+class Work(NamedTuple):
+    """Answers of one group, with their places in it."""
+
+    verifier: str
+    task: str
+    answers: list[tuple[int, str]]
+    reference: dict[str, Any]
+
+
+class Loaded(NamedTuple):
+    """A verifier has been imported, or why it could not be."""
+
+    verifier: str
+    failure: str = ""
+
+
+class Judged(NamedTuple):
+    """The verdict on the answer in one place."""
+
+    place: int
+    verdict: Verdict
+
+
+# In the process.
+
+
+def serve(descriptor: int) -> None:
+    """Judge what comes through the pipe of this number, until it ends."""
+    pipe = pipes.Connection(descriptor)
+    with (
+        contextlib.suppress(EOFError, ConnectionError),
+        open(os.devnull, "w") as nowhere,
+    ):
+        setup: Setup = pipe.recv()
+        # The pool kills first.  Only if it has died itself does this end a hanging
+        # call.
+        limit_s = 2 * setup.timeout_s + 10
+        scores = {setup.preload: _load(pipe, setup, setup.preload)}
+        while True:
+            work: Work = pipe.recv()
+            if work.verifier not in scores:
+                scores[work.verifier] = _load(pipe, setup, work.verifier)
+            for place, answer in work.answers:
+                faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
+                score = scores[work.verifier]
+                verdict = _judge(score, work.task, answer, work.reference)
+                faulthandler.cancel_dump_traceback_later()
+                pipe.send(Judged(place, verdict))
+
+
+def _load(pipe: pipes.Connection, setup: Setup, name: str) -> ScoreFunction:
+    """Import a verifier and say so, or why not, and end."""
+    try:
+        verifier = setup.verifiers[name]
+        module, _, function = verifier.function.partition(":")
+        score = getattr(importlib.import_module(module), function)
+    except Exception as error:  # noqa: BLE001  raised again by poll() and wait()
+        pipe.send(Loaded(name, f"{type(error).__name__}: {error}"))
+        sys.exit(1)
+    _limit_memory(setup.memory_mib)
+    pipe.send(Loaded(name))
+    return functools.partial(score, **verifier.settings)
+
+
+def _limit_memory(memory_mib: int) -> None:
+    """An allocation beyond this is a MemoryError here, and no harm to the run."""
+    if sys.platform != "linux":  # no other system counts or limits it so
+        return
+    with open("/proc/self/statm") as file:
+        held = int(file.read().split()[0]) * resource.getpagesize()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (held + memory_mib * 2**20, hard))
+
+
+def _judge(
+    score: ScoreFunction, task: str, answer: str, reference: dict[str, Any]
+) -> Verdict:
+    try:
+        found = score(task, answer, reference)
+    except Exception as error:  # noqa: BLE001  becomes this rollout's status
+        reason = f"{type(error).__name__}: {error}"
+        return Verdict("verifier_error", reason[:_MAX_DETAIL])
+    if isinstance(found, Verdict):
+        return found._replace(detail=found.detail[:_MAX_DETAIL])
+    # Partial credit, anything below 1, is not a pass.
+    return Verdict("correct" if found >= 1.0 else "wrong")
+
+
+# On the pool's side.
+
+
+@dataclasses.dataclass(kw_only=True)
+class Job:
+    """A group, and what is known of it."""
+
+    key: Any
+    verifier: str
+    task: str
+    answers: list[str | None]
+    reference: dict[str, Any]
+    statuses: list[Status | None]  # None: not judged yet
+    details: list[str]
+
+    def settle(self, place: int, verdict: Verdict) -> None:
+        """Write down the verdict on one answer."""
+        self.statuses[place] = verdict.status
+        if verdict.detail:
+            self.details.append(verdict.detail)
+
+    def unjudged(self, places: Iterable[int]) -> list[int]:
+        """Return those of `places` without a verdict, in order."""
+        return [place for place in places if self.statuses[place] is None]
+
+
+class Share(NamedTuple):
+    """The answers of a group that one process is given."""
+
+    job: Job
+    places: list[int]
+
+
+class VerifierProcess:
+    """A verifier process, the pipe to it, and what it is doing until when."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Start the process, and do not wait for it.
+
+        Raises:
+            OSError: the system does not start one.
+        """
+        self.pipe, child_end = pipes.Pipe()
+        with socket.socket(fileno=os.dup(self.pipe.fileno())) as end:
+            limit = struct.pack("ll", int(_MAX_SEND_S), 0)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        number = child_end.fileno()
+        places = map(os.path.abspath, sys.path)  # "" is the current directory
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(number)],
+            pass_fds=[number],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+            # Its own group: Ctrl-C does not reach it, and what it starts dies with it.
+            start_new_session=True,
+        )
+        child_end.close()
+        with contextlib.suppress(BrokenPipeError):  # found again when it is read
+            self.pipe.send(setup)
+        self.loaded: set[str] = set()
+        self.loading: str | None = setup.preload
+        self.share: Share | None = None
+        self.deadline = time.monotonic() + MAX_START_S
+
+    @property
+    def free(self) -> bool:
+        """Return whether it waits for work."""
+        return self.share is None and self.loading is None
+
+    def give(self, share: Share, *, timeout_s: float) -> None:
+        """Send it answers to judge.
+
+        Raises:
+            OSError: it has ended, or was stopped and does not read.
+        """
+        job, places = share
+        answers = [(place, job.answers[place] or "") for place in places]
+        self.pipe.send(Work(job.verifier, job.task, answers, job.reference))
+        self.share = share
+        if job.verifier not in self.loaded:
+            self.loading, timeout_s = job.verifier, MAX_START_S
+        self.deadline = time.monotonic() + timeout_s
+
+    def kill(self) -> None:
+        """End the process and all that it started; nothing can ignore this."""
+        if self.pipe.closed:
+            return  # killed before; its number may be another process's by now
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.pipe.close()
+
+    def exit_code(self) -> int | None:
+        """Return that of a process which has closed its pipe or was killed."""
+        try:
+            return self.process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+# Processes that nobody else waits for: sandboxes whose verifier has ended.
+
+
+def adopt() -> None:
+    """Make this process the parent of what it started and whose own parent ends.
+
+    A zombie is reaped by its parent, and by the machine's first process perhaps never.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap(*, wait_s: float = 0.0) -> None:
+    """Reap adopted sandboxes that have ended; wait so long for those that have not."""
+    orphans = [each for each in psutil.Process().children() if each.name() == "bwrap"]
+    psutil.wait_procs(orphans, timeout=wait_s)

@@ -2,37 +2,43 @@
 
 The pool never blocks its caller: `submit` and `poll` are called between two calls
 of the sampler, and a thread gives each process work as soon as it is free.  What the
-processes do is in `serving`.
+processes do is in `verdict`.  Above 400 lines with the verifiers that a run has.
 """
 
 import collections
 import contextlib
+import os
 import queue
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from multiprocessing import connection as pipes
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalerl_jax.rewards import reaping
-from scalerl_jax.rewards.serving import (
+from scalerl_jax.config import RewardConfig
+from scalerl_jax.rewards.verdict import (
     MAX_START_S,
     Job,
     Judged,
     Loaded,
     Setup,
     Share,
+    Status,
+    Verdict,
     Verifier,
     VerifierProcess,
+    adopt,
+    reap,
 )
-from scalerl_jax.rewards.verdict import ScoreFunction, Status, Verdict
 
 _MAX_STARTS = 8  # per process, in a row that fail: over half a minute
 _BACKOFF_S = 0.25  # before a second start; doubled for each that follows
 _IDLE_S = 60.0  # between two looks when nothing happens
 _END_S = 5.0  # for what a killed process had started
-# The verifier of prompts that name none.
-_UNNAMED = ""
+_MAX_PROCESSES = 32  # of a machine; SymPy takes 100 MB in each
+_SOLUTION_SHARE = 0.8  # of reward.timeout_s; the rest is for setting up sandboxes
+_UNNAMED = ""  # the verifier of prompts that name none
 
 
 def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
@@ -71,8 +77,8 @@ class VerifierPool:
 
     Args:
         score: (task, answer, reference) -> verdict, or score, where 1 or more is
-            correct, for prompts whose reference names no "verifier"; a module's own
-            function, or its name as "module:function".
+            correct, for prompts whose reference names no "verifier"; the name of a
+            function, as "module:function".
         named: the verifiers that a reference may name.  Each is imported by a
             process that is given its first answer to judge.
         timeout_s: for one answer.
@@ -84,7 +90,7 @@ class VerifierPool:
     def __init__(
         self,
         *,
-        score: str | ScoreFunction,
+        score: str,
         timeout_s: float,
         named: Mapping[str, Verifier] | None = None,
         num_workers: int = 1,
@@ -92,15 +98,14 @@ class VerifierPool:
     ) -> None:
         """Start the processes, and do not wait for them."""
         assert num_workers >= 1 and timeout_s > 0, (num_workers, timeout_s)
-        function = score if isinstance(score, str) else _name_of(score)
         self._setup = Setup(
-            verifiers={_UNNAMED: Verifier(function), **(named or {})},
+            verifiers={_UNNAMED: Verifier(score), **(named or {})},
             preload=_UNNAMED,
             timeout_s=timeout_s,
             memory_mib=memory_mib,
         )
         self._timeout_s = timeout_s
-        reaping.adopt()
+        adopt()
         self._num_workers = num_workers
         self.pending = 0  # groups submitted whose verdicts `poll` has not returned
         self.restarts = 0  # of processes
@@ -186,7 +191,7 @@ class VerifierPool:
             worker.kill()
         for worker in (*self._workers, *self._killed):
             worker.process.wait()
-        reaping.reap(wait_s=_END_S)
+        reap(wait_s=_END_S)
         self._wake.close()
         self._woken.close()
 
@@ -245,16 +250,16 @@ class VerifierPool:
     def _advance(self) -> None:
         """Read what has arrived, kill what is late."""
         if self._killed:
-            reaping.reap()
+            reap()
         self._killed = [
             worker for worker in self._killed if worker.process.poll() is None
         ]
         for worker in list(self._workers):
             # A verdict that came in time counts, even if the deadline has passed since.
             if not self._read(worker):
-                self._replace_dead(worker)
+                self._replace(worker, late=False)
             elif not worker.free and time.monotonic() > worker.deadline:
-                self._replace_late(worker)
+                self._replace(worker, late=True)
 
     def _dispatch(self) -> None:
         for worker in list(self._workers):
@@ -265,7 +270,7 @@ class VerifierPool:
                 worker.give(share, timeout_s=self._timeout_s)
             except OSError:  # it died or was stopped with nothing to do
                 self._waiting.appendleft(share)
-                self._replace_dead(worker)
+                self._replace(worker, late=False)
 
     def _read(self, worker: VerifierProcess) -> bool:
         """Take in a worker's messages; False if its process has ended."""
@@ -302,22 +307,22 @@ class VerifierPool:
             detail = "; ".join(dict.fromkeys(job.details))
             self._judged.put(Verdicts(job.key, statuses, detail))
 
-    def _replace_dead(self, worker: VerifierProcess) -> None:
-        """Replace a process that has ended, which is its answer's error."""
-        self._kill(worker)
-        ended = f"ended with exit code {worker.exit_code()}"
-        verdict = Verdict("verifier_error", f"the verifier process {ended}")
-        self._replace(worker, verdict, f"it {ended} while it imported")
+    def _replace(self, worker: VerifierProcess, *, late: bool) -> None:
+        """End a process that is late or has ended, and the answer that it was judging.
 
-    def _replace_late(self, worker: VerifierProcess) -> None:
-        """Replace a process past its deadline, which is killed."""
-        self._kill(worker)
-        reason = f"no verdict within reward.timeout_s = {self._timeout_s}"
-        how = f"it took more than {MAX_START_S} s to import"
-        self._replace(worker, Verdict("verifier_timeout", reason), how)
-
-    def _replace(self, worker: VerifierProcess, verdict: Verdict, how: str) -> None:
-        """End the answer that it was judging; all others are judged by others."""
+        All other answers that it was given are judged by others.
+        """
+        worker.kill()
+        self._workers.remove(worker)
+        self._killed.append(worker)
+        if late:
+            reason = f"no verdict within reward.timeout_s = {self._timeout_s}"
+            verdict = Verdict("verifier_timeout", reason)
+            how = f"it took more than {MAX_START_S} s to import"
+        else:
+            ended = f"ended with exit code {worker.exit_code()}"
+            verdict = Verdict("verifier_error", f"the verifier process {ended}")
+            how = f"it {ended} while it imported"
         if worker.share is not None:
             job, places = worker.share
             places = job.unjudged(places)
@@ -348,17 +353,73 @@ class VerifierPool:
         pause_s = _BACKOFF_S * 2 ** ((failed - 1) // self._num_workers)
         self._starts.append(time.monotonic() + pause_s)
 
-    def _kill(self, worker: VerifierProcess) -> None:
-        worker.kill()
-        self._workers.remove(worker)
-        self._killed.append(worker)
+
+# With the settings of a run.
 
 
-def _name_of(score: ScoreFunction) -> str:
-    module, name = score.__module__, score.__qualname__
-    if module == "__main__" or not name.isidentifier():
+def named_verifiers(reward: RewardConfig) -> dict[str, Verifier]:
+    """Return the verifiers by the name that a reference has for them.
+
+    Only processes that judge such prompts import what these need.
+    """
+    return {
+        "code": Verifier(
+            "scalerl_jax.rewards.code:judge",
+            {
+                "cpu_s": reward.code_cpu_s,
+                "wall_s": _SOLUTION_SHARE * reward.timeout_s,
+                "memory_mib": reward.code_memory_mib,
+                "packages": reward.code_packages,
+                "float_tolerance": reward.code_float_tolerance,
+            },
+        ),
+        "math": Verifier(
+            "scalerl_jax.rewards.maths:judge", {"answer_from": reward.math_answer}
+        ),
+        "reasoning_gym": Verifier("scalerl_jax.data.tasks:score"),
+    }
+
+
+def num_processes(num_workers: int) -> int:
+    """Return how many processes reward.num_workers asks for; of 0 the machine says.
+
+    Two cores are left to the run itself.
+    """
+    # Not all systems say which cores this process may use.
+    own = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    return num_workers or min(max(1, len(own) - 2), _MAX_PROCESSES)
+
+
+def make_pool(reward: RewardConfig, *, unnamed: str) -> VerifierPool:
+    """Make a pool of processes under these settings.
+
+    Args:
+        reward: the settings.
+        unnamed: the verifier for references that name none.
+    """
+    named = named_verifiers(reward)
+    return VerifierPool(
+        score=named[unnamed].function,
+        named=named,
+        timeout_s=reward.timeout_s,
+        num_workers=num_processes(reward.num_workers),
+        memory_mib=reward.memory_mib,
+    )
+
+
+def check_programs(reward: RewardConfig) -> None:
+    """Check, before programs are judged, the packages that are set and the sandbox.
+
+    Raises:
+        ValueError: reward.code_packages is not there.
+        SandboxError: no sandbox can be made.
+    """
+    packages = reward.code_packages
+    if packages and not Path(packages).is_dir():
         raise ValueError(
-            f"the score function {module}:{name} cannot be imported in another "
-            f"process; define it at the top level of a module that is not run itself"
+            f"reward.code_packages = {packages!r} is no directory; make one with "
+            f"`pip install --target=DIRECTORY PACKAGE ...`, or leave it empty"
         )
-    return f"{module}:{name}"
+    from scalerl_jax.rewards import sandbox  # of runs that judge programs alone
+
+    sandbox.check()

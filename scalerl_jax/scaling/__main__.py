@@ -70,8 +70,8 @@ from scalerl_jax.scaling.records import (
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.result import Fit, Settings
 from scalerl_jax.scaling.tables import EVALS_NAME, at_hand, is_step
-from scalerl_jax.utils.failures import Parser, answer
-from scalerl_jax.utils.hub import send_back
+from scalerl_jax.utils.ending import Parser, answer
+from scalerl_jax.utils.remote import send_back
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -243,7 +243,7 @@ def at_hand(path: str | Path) -> Path:
     Raises:
         ValueError: the bucket does not have it, or cannot be used.
     """
-    from scalerl_jax.utils.hub import files_of_run  # a fit of arrays needs it not
+    from scalerl_jax.utils.remote import files_of_run  # a fit of arrays needs it not
 
     return files_of_run(path)
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from scalerl_jax.config import Config
-from scalerl_jax.utils.failures import Parser, answer
+from scalerl_jax.utils.ending import Parser, answer
 from scalerl_jax.utils.progress import log_to_stderr
 
 _EXTRA = ("uvicorn", "starlette", "pydantic", "prometheus_client")

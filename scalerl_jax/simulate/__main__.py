@@ -29,7 +29,7 @@ from scalerl_jax.simulate.outcome import Outcome, draw
 from scalerl_jax.simulate.rates import Rates, closed_rates, read_rates
 from scalerl_jax.simulate.run import Simulation
 from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
-from scalerl_jax.utils.failures import tell
+from scalerl_jax.utils.ending import tell
 from scalerl_jax.wiring.learning import make_architecture
 
 _MOST_WORK = 5_000_000  # rollouts of a simulation: a minute

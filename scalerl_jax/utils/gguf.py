@@ -5,19 +5,27 @@ tensors as one does: no reader of checkpoints or tokenizers knows the format.  P
 the `gguf` package, https://github.com/ggml-org/llama.cpp (gguf-py), an extra of this
 one: pip install "scalerl_jax[gguf]".  The format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Above 400 lines with the tokenizer that the metadata describe.
 """
 
 import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from scalerl_jax.utils.gguf_tokenizer import make_tokenizer
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
 
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, a factor per frequency
 
@@ -57,6 +65,12 @@ _SPECIAL = {name: name for name in ("bos", "eos", "cls", "mask")} | {
     "sep": "seperator",
     "pad": "padding",
 }
+
+_CONTROL, _USER_DEFINED = 3, 4  # kinds in tokenizer.ggml.token_type
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?"
+    r"[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,7 +220,7 @@ class GGUFModel:
             name.removeprefix("tokenizer.ggml."): value
             for name, value in self._file[0].items()
         }
-        return make_tokenizer(values, path=self.path).to_str(pretty=True)
+        return _make_tokenizer(values, path=self.path).to_str(pretty=True)
 
     def tokenizer_config(self) -> dict[str, Any]:
         """The values of tokenizer_config.json, the chat template apart."""
@@ -389,3 +403,72 @@ def _llama3_scaling(
         f"{stored.file}: tensor {_ROPE_FACTORS} of shape {stored.shape} is not Llama "
         f"3's scaling of {head_dim // 2} rotary frequencies; no other is supported"
     )
+
+
+# The tokenizer: byte-level BPE, GGUF's "gpt2".  The metadata name the rule by which a
+# text is cut before the merges (`tokenizer.ggml.pre`).  llama.cpp has these rules in
+# its code; here they are as the models' own tokenizer.json files state them.
+
+
+def _make_tokenizer(values: Mapping[str, Any], *, path: Path) -> Tokenizer:
+    """The library's tokenizer from the fields of tokenizer.ggml, of the file `path`.
+
+    Raises:
+        ValueError: one is missing, or asks for another kind; names it.
+    """
+    if values.get("model") != "gpt2":
+        raise ValueError(
+            f"{path}: tokenizer.ggml.model = {values.get('model')!r} is not supported, "
+            f"only 'gpt2', byte-level BPE; name a tokenizer.json as data.tokenizer"
+        )
+    if values.get("pre") not in _PRE_TOKENIZERS:
+        raise ValueError(
+            f"{path}: tokenizer.ggml.pre = {values.get('pre')!r} is not supported; "
+            f"choose from {sorted(_PRE_TOKENIZERS)}, or name a tokenizer.json as "
+            f"data.tokenizer"
+        )
+    for name in ("tokens", "token_type", "merges"):
+        if name not in values:
+            raise ValueError(f"{path} lacks tokenizer.ggml.{name}")
+    tokens: list[str] = values["tokens"]
+    merges = [tuple(merge.split(" ", 1)) for merge in values["merges"]]
+    backend = Tokenizer(
+        models.BPE(
+            vocab={token: place for place, token in enumerate(tokens)},
+            merges=merges,
+            ignore_merges=values["pre"] == "llama-bpe",
+        )
+    )
+    if values["pre"] == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _PRE_TOKENIZERS[values["pre"]]()
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens(
+        [
+            AddedToken(token, special=kind == _CONTROL, normalized=False)
+            for token, kind in zip(tokens, values["token_type"], strict=True)
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+    )
+    return backend
+
+
+def _cut(first: Any, *, use_regex: bool) -> Any:
+    """Cuts a text by a rule, then into bytes, with GPT-2's words in between or not."""
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    return pre_tokenizers.Sequence([first, last])
+
+
+def _words(digits: str) -> Any:
+    """Llama 3's and Qwen's words, numbers of as many `digits` (a quantifier)."""
+    words = pre_tokenizers.Split(Regex(_WORDS % digits), behavior="isolated")
+    return _cut(words, use_regex=False)
+
+
+_PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
+    "smollm": lambda: _cut(
+        pre_tokenizers.Digits(individual_digits=True), use_regex=True
+    ),
+    "llama-bpe": lambda: _words("{1,3}"),
+    "qwen2": lambda: _words(""),
+}

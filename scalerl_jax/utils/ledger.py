@@ -27,7 +27,6 @@ from typing import Any
 from scalerl_jax.utils.background import repeated
 from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.run_directory import write_json
-from scalerl_jax.utils.work_log import running
 
 LEDGER_FILE = "ledger.json"
 WRITE_EVERY_S = 5.0  # so much before a kill, at most, is in no ledger
@@ -247,7 +246,7 @@ class Ledger:
         now = self._clock()
         elapsed_s, self._last = now - self._last, now
         self._total_s += elapsed_s
-        active = {pool: running(names) for pool, names in self._active.items()}
+        active = {pool: _running(names) for pool, names in self._active.items()}
         waited_for = [
             name for name in NOT_CHARGED if any(name in on for on in active.values())
         ]
@@ -260,6 +259,41 @@ class Ledger:
                     self._untold[pool][name] += chip_s / len(booked)
             if booked == ["idle"]:
                 self._pool_idle_s[pool] += chip_s
+
+
+class WorkLog(Ledger):
+    """Busy seconds and counts of one pool, for a ledger that is elsewhere.
+
+    Idle time is not told: that is what its ledger's clock has beyond it.
+    """
+
+    def __init__(
+        self, pool: str, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begin with none."""
+        super().__init__(pools={pool: 1}, chip="", clock=clock)
+        self.start()
+
+    def take(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return seconds by activity, and counts, since the last call."""
+        with self._lock:
+            self._advance()
+            seconds = {
+                name: self._chip_s[name] for name in ACTIVITIES if self._chip_s[name]
+            }
+            counts = {name: amount for name, amount in self._counts.items() if amount}
+            self._chip_s = dict.fromkeys(_CATEGORIES, 0.0)
+            self._counts = dict.fromkeys(COUNTS, 0)
+        return seconds, counts
+
+
+def _running(active: Counter[str]) -> list[str]:
+    """Return the kinds of activity that chips are split among, evenly.
+
+    `verify` is a wait for verdicts: it counts only while nothing else runs.
+    """
+    names = [name for name, number in active.items() if number]
+    return [name for name in names if name != "verify"] or names
 
 
 def _resumed(saved: Counter[str], latest: Counter[str]) -> Counter[str]:

@@ -1,9 +1,76 @@
-"""JSON from outside: whatever is wrong with it is a ValueError with a short reason."""
+"""Files from outside: their places by the names that users give, and JSON in them.
+
+Whatever is wrong with them is a ValueError with a short reason.
+"""
 
 import json
-from typing import Any, Protocol
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from scalerl_jax.utils.gguf import GGUFModel
 
 MAX_DEPTH = 100  # objects and lists inside of each other
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+_DESCRIPTION = ("*.json", "*.jinja", "merges.txt")  # of a model, its weights apart
+
+
+def is_remote(path: object) -> bool:
+    """Return whether a path is in a bucket, or looks like it."""
+    return "://" in str(path)
+
+
+def local_file(name: str, *, suffixes: tuple[str, ...] | None = None) -> Path:
+    """Return a local path, or of one in a bucket its copy, which is fetched.
+
+    Of a directory in a bucket, files that end with one of the `suffixes` are fetched.
+
+    Raises:
+        ValueError: the bucket does not have it, or cannot be used.
+    """
+    if not is_remote(name):
+        return Path(name).expanduser()
+    from scalerl_jax.utils.remote import fetch_copy  # for buckets only
+
+    return fetch_copy(name, suffixes=suffixes)
+
+
+def is_hub_id(name: str | Path) -> bool:
+    """Return whether a name is "OWNER/NAME[@REVISION]", and no file here."""
+    return bool(_ID.fullmatch(str(name))) and not Path(name).exists()
+
+
+def local_path(name: str | Path, *, weights: bool = False) -> "Path | GGUFModel":
+    """Return the path of a checkpoint or a tokenizer, here or in a cache.
+
+    A GGUF file is read as the directory that it was made from.  From the hub and from
+    buckets, weights are fetched only when they are asked for.
+
+    Raises:
+        ValueError: the hub or the bucket does not have it, or cannot be reached.
+    """
+    if is_remote(name):
+        suffixes = tuple(pattern.lstrip("*") for pattern in _DESCRIPTION)
+        kinds = (*suffixes, ".gguf", ".safetensors") if weights else suffixes
+        name = local_file(str(name), suffixes=kinds)
+    if not is_hub_id(name):
+        path = Path(name).expanduser()
+        if path.suffix.lower() != ".gguf":
+            return path
+        from scalerl_jax.utils.gguf import GGUFModel  # its parser is optional
+
+        return GGUFModel(path)
+    patterns = (*_DESCRIPTION, "*.safetensors") if weights else _DESCRIPTION
+    from scalerl_jax.utils.remote import fetch_repository  # for the hub only
+
+    return fetch_repository(str(name), patterns, kind="model")
+
+
+def local_directory(name: str | Path) -> "Path | GGUFModel":
+    """The directory of `local_path`, which may name its tokenizer.json instead."""
+    path = local_path(name)
+    return path.parent if isinstance(path, Path) and not path.is_dir() else path
 
 
 class _File(Protocol):

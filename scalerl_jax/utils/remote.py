@@ -1,8 +1,12 @@
-"""Paths in Google Cloud Storage, `gs://BUCKET/...`: told from local ones, and opened.
+"""Files that lie elsewhere, in buckets and on the hub, and their copies here.
 
-gcsfs, of the extra [gcs], is what etils' paths, and so orbax, go through where there is
-no TensorFlow; it is loaded with the first path in a bucket.  It finds credentials where
-Google's tools put them.
+Paths in Google Cloud Storage are `gs://BUCKET/...`.  gcsfs, of the extra [gcs], is what
+etils' paths, and so orbax, go through where there is no TensorFlow; it is loaded with
+the first path in a bucket.  It finds credentials where Google's tools put them.
+
+What the Hugging Face hub has is copied to the cache of its library.  HF_HOME,
+HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE in the environment mean what they mean to the
+hub's other tools.
 """
 
 import concurrent.futures
@@ -10,9 +14,12 @@ import datetime
 import functools
 import importlib
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from scalerl_jax.utils.ending import first_line
 
 if TYPE_CHECKING:
     from etils import epath
@@ -20,6 +27,9 @@ if TYPE_CHECKING:
 _SCHEME = "gs://"
 _ANSWER_S = 120.0  # for one request, retries apart
 ACCESS_S = 180.0  # for the first answer of a bucket
+# Whose sizes do not grow with the model's, by which a run is looked at.
+_FILES_OF_RUN = ("config.json", "data.json", "ledger.json", "status.json")
+_FILES_OF_RUN += ("metrics.jsonl", "evals.jsonl", "trainer_state.json")
 
 
 def open_path(url: str, *, setting: str) -> "epath.Path":
@@ -172,3 +182,109 @@ def _fetch(path: "epath.Path", name: str, target: Path, entry: dict[str, Any]) -
     file_system().get_file(f"{path}/{name}" if name else os.fspath(path), str(part))
     os.utime(part, (written.timestamp(), written.timestamp()))
     os.replace(part, file)
+
+
+# Copies.
+
+
+def copies() -> Path:
+    """Return the directory with the copies of what is in buckets."""
+    return Path("~/.cache/scalerl_jax/buckets").expanduser().absolute()
+
+
+def copy_of(url: str) -> Path:
+    """Return where the copy of a path in a bucket lies, gs://BUCKET/PATH."""
+    return copies() / url.partition("://")[2].strip("/")
+
+
+def origin_of(path: Path) -> str:
+    """Return where the copy of something in a bucket is from; of no copy, nothing."""
+    if not path.is_relative_to(copies()) or path == copies():
+        return ""
+    return f"gs://{path.relative_to(copies()).as_posix()}"
+
+
+def files_of_run(path: str | Path) -> Path:
+    """Return a path of this machine; of a run in a bucket, a copy of its small files.
+
+    The copy is fetched as far as it has changed, and lies apart from the one that a run
+    of this machine writes (`copy_of`).  A path may also be a single file.
+
+    Raises:
+        ValueError: the bucket does not have it, or cannot be used.
+    """
+    parted = re.match(r"([a-z][a-z0-9]+):/+", str(path))  # a Path has one slash only
+    if parted is None:
+        return Path(path)
+    url = f"{parted[1]}://{str(path)[parted.end() :]}".rstrip("/")
+    copy = _looked_at() / url.partition("://")[2]
+    fetch(url, copy, setting="", suffixes=_FILES_OF_RUN)
+    return copy
+
+
+def send_back(file: Path) -> str:
+    """Write a file beside what it was made of, if that is in a bucket.
+
+    Returns:
+        its place: in the bucket, or here if it is of this machine or the bucket takes
+        no writing of ours.
+    """
+    if not file.is_relative_to(_looked_at()):
+        return str(file)
+    url = f"gs://{file.relative_to(_looked_at()).as_posix()}"
+    try:
+        write(open_path(url, setting=""), file.read_bytes())
+    except (OSError, ValueError):  # who may only read has it here
+        return str(file)
+    return url
+
+
+def fetch_copy(url: str, *, suffixes: tuple[str, ...] | None) -> Path:
+    """Fetch what is in a bucket, as far as it has changed; return where its copy lies.
+
+    Raises:
+        ValueError: the bucket does not have it, or cannot be used.
+    """
+    fetch(url, copy_of(url), setting="", suffixes=suffixes)
+    return copy_of(url)
+
+
+def _looked_at() -> Path:
+    return copies().with_name("looked_at")
+
+
+# The hub.
+
+
+@functools.cache
+def fetch_repository(
+    name: str, patterns: tuple[str, ...], *, kind: Literal["model", "dataset"]
+) -> Path:
+    """Return the folder of a repository's files that match; fetched, or cached.
+
+    Raises:
+        ValueError: the hub does not have it, or cannot be reached.
+    """
+    import huggingface_hub  # half a second
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    repository, _, revision = name.partition("@")
+    try:
+        found = huggingface_hub.snapshot_download(
+            repository,
+            repo_type=kind,
+            revision=revision or None,
+            allow_patterns=list(patterns),
+        )
+    except LocalEntryNotFoundError as error:
+        raise ValueError(
+            f"{name} is no file here, and the Hugging Face hub cannot be reached, nor "
+            f"does its cache have it: hf download {repository} fetches it where there "
+            f"is a network ({first_line(error)})"
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise ValueError(
+            f"{name} is no file here, and the Hugging Face hub does not give it: "
+            f"{first_line(error)}; look at the name, and at the login of a gated one"
+        ) from error
+    return Path(found)

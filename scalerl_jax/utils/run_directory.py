@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import scalerl_jax
-from scalerl_jax.utils.hub import copy_of, is_remote, local_file
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.reading import is_remote, local_file, parse_json
 
 if TYPE_CHECKING:
     from scalerl_jax.utils.run_files import RunFiles
@@ -149,6 +148,8 @@ def find_settings(workdir: str | os.PathLike[str]) -> Path | None:
 def local_directory(workdir: str | os.PathLike[str]) -> Path:
     """Return where the files of a run lie on this machine, while it runs and after."""
     if is_remote(workdir):
+        from scalerl_jax.utils.remote import copy_of  # for buckets only
+
         return copy_of(str(workdir))
     return Path(workdir).expanduser().absolute()
 

@@ -15,7 +15,6 @@ from scalerl_jax.config import Config, to_json
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.queue import RolloutQueue
-from scalerl_jax.data.streams import Stream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.forward import plain_scorer
@@ -55,8 +54,9 @@ from scalerl_jax.wiring.sampling import (
     make_length_budget,
 )
 
-if TYPE_CHECKING:  # loaded only where a prompt is followed
+if TYPE_CHECKING:  # loaded only where they are used
     from scalerl_jax.coordination.tracing import Tracer
+    from scalerl_jax.data.mixture import Stream
     from scalerl_jax.utils.run_files import RunFiles
 
 
@@ -116,7 +116,7 @@ class RunBooks:
 
     arch: Architecture
     parts: GeneratorParts
-    stream: Stream
+    stream: "Stream"
     assemble: Assembler
     queue: RolloutQueue
 

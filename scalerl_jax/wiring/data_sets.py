@@ -12,13 +12,12 @@ import numpy as np
 
 from scalerl_jax.config import Config, naming
 from scalerl_jax.data import catalog, preparing, tasks
-from scalerl_jax.data.chat import Renderer
-from scalerl_jax.data.prompts import LazyPrompts
-from scalerl_jax.data.questions import Question, take
+from scalerl_jax.data.questions import Question, Renderer, take
 from scalerl_jax.data.records import QuestionSource
 from scalerl_jax.data.splits import (
     HELD_OUT,
     TRAIN,
+    LazyPrompts,
     Overlap,
     Selection,
     Sieve,
@@ -27,8 +26,8 @@ from scalerl_jax.data.splits import (
 )
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.hub import is_remote
 from scalerl_jax.utils.progress import Progress
+from scalerl_jax.utils.reading import is_remote
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from scalerl_jax.algo.losses import anchored, corrected
 from scalerl_jax.algo.values import clipped_value_loss, gae
 from scalerl_jax.batching.replay import replayed_experts
 from scalerl_jax.config import LOSSES, Config, InterruptionConfig
-from scalerl_jax.data.streams import PromptStream
+from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.learner.balance import Evening
 from scalerl_jax.learner.window_scores import KlPenalty
 from scalerl_jax.model.transformer import head_logits

@@ -11,18 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl_jax.config import Config, naming
 from scalerl_jax.data import tasks
-from scalerl_jax.data.chat import Renderer, make_renderer
-from scalerl_jax.data.prompts import JoinedPrompts, build_prompts, read_pass_rates
-from scalerl_jax.data.questions import Question
-from scalerl_jax.data.streams import Curriculum, MixtureStream, PromptStream, Stream
-from scalerl_jax.data.thinking import THINKING_TAGS
+from scalerl_jax.data.prompts import JoinedPrompts, PromptStream, build_prompts
+from scalerl_jax.data.questions import (
+    CHAT,
+    THINKING_TAGS,
+    Question,
+    Renderer,
+    plain_renderer,
+)
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.rewards.named import check_programs, make_pool, named_verifiers
-from scalerl_jax.rewards.verifier import VerifierPool, verifier_of
+from scalerl_jax.rewards.verifier import (
+    VerifierPool,
+    check_programs,
+    make_pool,
+    named_verifiers,
+    verifier_of,
+)
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import Progress
 
 if TYPE_CHECKING:
+    from scalerl_jax.data.curriculum import Curriculum
+    from scalerl_jax.data.mixture import Stream
     from scalerl_jax.wiring.data_sets import DataSets
 
 _log = logging.getLogger(__name__)
@@ -31,7 +41,12 @@ _AUTO = "auto"
 
 def make_render(config: Config) -> Renderer:
     """Return what writes the prompts."""
-    return make_renderer(config.data, config.data.tokenizer or config.model.checkpoint)
+    data = config.data
+    if data.template != CHAT:
+        return plain_renderer(data.template)
+    from scalerl_jax.data.chat import chat_renderer  # few runs need one
+
+    return chat_renderer(data, data.tokenizer or config.model.checkpoint)
 
 
 def answer_after(config: Config) -> str:
@@ -75,7 +90,7 @@ def check_thinking(config: Config) -> None:
                 after,
                 _AUTO,
             )
-    looked_up = after == _AUTO or (not after and data.template == "chat")
+    looked_up = after == _AUTO or (not after and data.template == CHAT)
     if not config.interruption.enabled or not looked_up:
         return
     ours = config.interruption.end_of_thinking
@@ -253,11 +268,13 @@ def _generated(shares: dict[str, int]) -> dict[str, int]:
     return {name: share for name, share in shares.items() if name in tasks.TASKS}
 
 
-def make_curriculum(config: Config, prompts: Sequence[Prompt]) -> Curriculum | None:
+def make_curriculum(config: Config, prompts: Sequence[Prompt]) -> "Curriculum | None":
     """The order by difficulty, its file read; None where prompts are shuffled."""
     data = config.data
     if data.order == "shuffled":
         return None
+    from scalerl_jax.data.curriculum import Curriculum, read_pass_rates  # few have one
+
     pass_rates = None
     if data.difficulty != "measured":
         with naming("data.difficulty"):
@@ -267,7 +284,7 @@ def make_curriculum(config: Config, prompts: Sequence[Prompt]) -> Curriculum | N
     )
 
 
-def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
+def make_stream(config: Config, prompts: JoinedPrompts) -> "Stream":
     """The order of the training prompts, and what is left out of it."""
     data = config.data
     retire_at = data.max_history_pass_rate if data.no_positive_resampling else None
@@ -276,6 +293,8 @@ def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
         return PromptStream(
             prompts, seed=config.seed, max_pass_rate=retire_at, curriculum=curriculum
         )
+    from scalerl_jax.data.mixture import MixtureStream  # few runs have one
+
     streams, start = [], 0
     for part in prompts.parts:
         own = curriculum
@@ -293,7 +312,7 @@ def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
 
 def make_verifier(config: Config, opened: contextlib.ExitStack) -> VerifierPool:
     """Make a pool of processes that judge, closed with `opened`."""
-    pool = make_pool(config.reward, tasks.score)
+    pool = make_pool(config.reward, unnamed="reasoning_gym")
     opened.callback(pool.close)
     return pool
 

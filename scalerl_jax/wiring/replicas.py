@@ -31,9 +31,8 @@ from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.lockstep import Followed, LeadingEngine
 from scalerl_jax.types import Prompt, PyTree
-from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.ledger import Ledger, WorkLog
 from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.work_log import Books, WorkLog
 from scalerl_jax.wiring.devices import generator_pools
 from scalerl_jax.wiring.sampling import (
     GeneratorParts,
@@ -76,7 +75,7 @@ def make_local_fleet(
 def make_replica(
     parts: GeneratorParts,
     engine: Engine,
-    books: Books,
+    ledger: Ledger,
     pool: str,
     opened: contextlib.ExitStack,
     **how: Any,
@@ -86,7 +85,7 @@ def make_replica(
     `how` says how it gets its params and reports its work: arguments of `Replica`.
     """
     desk = ReplicaDesk()
-    thread, verifiers = make_thread(parts, engine, desk, books, pool, opened)
+    thread, verifiers = make_thread(parts, engine, desk, ledger, pool, opened)
     return Replica(
         thread,
         desk,
@@ -135,7 +134,7 @@ def make_remote_replica(
         source = PublishedToAll(
             channel, layout, engine=engine, followers=followers, **how
         )
-    work = WorkLog()
+    work = WorkLog("remote")
     return make_replica(parts, engine, work, "remote", opened, fetch=source, work=work)
 
 

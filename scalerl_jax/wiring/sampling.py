@@ -21,8 +21,7 @@ from scalerl_jax.generation.episodes import Episodes, Judging
 from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.generation.service import Probe
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.rewards.named import num_processes
-from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.rewards.verifier import VerifierPool, num_processes
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.marking import Marker, make_marker
@@ -38,7 +37,6 @@ from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.work_log import Books
 from scalerl_jax.wiring.devices import generator_pools
 from scalerl_jax.wiring.prompts import answer_after, check_thinking, make_verifier
 
@@ -300,7 +298,7 @@ def make_thread(
     parts: GeneratorParts,
     engine: Engine,
     desk: Desk,
-    books: Books,
+    ledger: Ledger,
     pool: str,
     opened: contextlib.ExitStack,
 ) -> tuple[LocalGenerators, tuple[VerifierPool, VerifierPool]]:
@@ -320,7 +318,7 @@ def make_thread(
         make_samples=make_training_samples(config),
         evaluator=evaluator,
         probe=make_probe(config, engine, held_out),
-        ledger=books,
+        ledger=ledger,
         flops=lambda stats: stats.flops(engine.settings.arch),
         pool=pool,
         group_timeout_s=config.queue.group_timeout_s,

@@ -12,9 +12,8 @@ from small_model import small_architecture
 
 from scalerl_jax.config import DataConfig
 from scalerl_jax.data import chat_process
-from scalerl_jax.data.chat import make_renderer
-from scalerl_jax.data.questions import Question
-from scalerl_jax.data.thinking import extract_answer
+from scalerl_jax.data.chat import chat_renderer
+from scalerl_jax.data.questions import CHAT, Question, extract_answer, plain_renderer
 from scalerl_jax.data.tokenizer import load_tokenizer
 
 # What templates, formats and tokenizers could stumble over.
@@ -43,7 +42,10 @@ def renderer(directory, **changes):
         "user_template": "{question}",
         "enable_thinking": True,
     }
-    return make_renderer(DataConfig(**(values | changes)), directory)
+    data = DataConfig(**(values | changes))
+    if data.template != CHAT:
+        return plain_renderer(data.template)
+    return chat_renderer(data, directory)
 
 
 def ask(text, **changes):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.data.prompts import build_prompts, read_pass_rates
+from scalerl_jax.data.curriculum import Curriculum, read_pass_rates
+from scalerl_jax.data.prompts import PromptStream, build_prompts, easiest_first
 from scalerl_jax.data.questions import Question
-from scalerl_jax.data.streams import Curriculum, PromptStream, difficulty_ranks
 
 RATES = np.array([0.5, 1.0, 0.0, 0.25, 0.75, 0.5])
 EASY_TO_HARD = [1, 4, 0, 5, 3, 2]  # by hand; 0 and 5 are equal
@@ -40,8 +40,8 @@ def draw(stream, count, *, step=0):
 
 
 def test_the_easiest_come_first_equal_ones_as_given_unmeasured_ones_last():
-    assert difficulty_ranks(RATES).tolist() == [2, 0, 5, 4, 1, 3]
-    assert difficulty_ranks(np.array([np.nan, 0.0, 1.0])).tolist() == [2, 1, 0]
+    assert easiest_first(RATES).tolist() == [1, 4, 0, 5, 3, 2]
+    assert easiest_first(np.array([np.nan, 0.0, 1.0])).tolist() == [2, 1, 0]
 
 
 @pytest.mark.parametrize(

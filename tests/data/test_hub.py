@@ -14,7 +14,8 @@ import small_run
 
 from scalerl_jax.data.__main__ import main
 from scalerl_jax.data.preparing import open_dataset, prepare
-from scalerl_jax.utils.hub import fetch, is_hub_id, local_path
+from scalerl_jax.utils.reading import is_hub_id, local_path
+from scalerl_jax.utils.remote import fetch_repository
 from scalerl_jax.wiring.loading import load_model
 
 BASE = small_run.make_config().model.checkpoint
@@ -40,7 +41,7 @@ def cache(tmp_path, monkeypatch):
         file.parent.mkdir(exist_ok=True)
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     yield tmp_path
-    fetch.cache_clear()
+    fetch_repository.cache_clear()
 
 
 def add(cache, repository, commit, name="main"):

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.data.prompts import build_prompts
+from scalerl_jax.data.mixture import MixtureStream
+from scalerl_jax.data.prompts import PromptStream, build_prompts
 from scalerl_jax.data.questions import Question
-from scalerl_jax.data.streams import MixtureStream, PromptStream
 
 
 def make_stream(sizes, weights, *, seed=0, max_pass_rate=0.9):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.data.prompts import JoinedPrompts, LazyPrompts, build_prompts
+from scalerl_jax.data.prompts import JoinedPrompts, PromptStream, build_prompts
 from scalerl_jax.data.questions import Question
-from scalerl_jax.data.streams import PromptStream
+from scalerl_jax.data.splits import LazyPrompts
 
 
 def encode(text):

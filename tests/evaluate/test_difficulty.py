@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import small_run
 
-from scalerl_jax.data.prompts import read_pass_rates
+from scalerl_jax.data.curriculum import read_pass_rates
 from scalerl_jax.evaluate.difficulty import histogram
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.prompts import load_prompts

@@ -21,8 +21,7 @@ from scalerl_jax.batching.assembly import group_metrics
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.queue import QueueState, RolloutQueue
 from scalerl_jax.data import tasks
-from scalerl_jax.data.prompts import build_prompts
-from scalerl_jax.data.streams import PromptStream
+from scalerl_jax.data.prompts import PromptStream, build_prompts
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.generation.episodes import Episodes, Judging
 from scalerl_jax.generation.local import LocalGenerators
@@ -225,7 +224,8 @@ class Place:
 @pytest.fixture(scope="module")
 def judges():
     """A verifier of the tasks, which one test after the other uses."""
-    with contextlib.closing(VerifierPool(score=tasks.score, timeout_s=LONG)) as pool:
+    score = "scalerl_jax.data.tasks:score"
+    with contextlib.closing(VerifierPool(score=score, timeout_s=LONG)) as pool:
         yield pool
 
 

@@ -16,7 +16,7 @@ from scalerl_jax.generation.weights import PublishedFrom
 from scalerl_jax.parallel.channels import MemoryChannel, Parcel
 from scalerl_jax.parallel.publication import receive
 from scalerl_jax.parallel.sending import Sender
-from scalerl_jax.utils.work_log import WorkLog
+from scalerl_jax.utils.ledger import WorkLog
 
 WAIT_S = 60.0
 
@@ -98,7 +98,7 @@ class World:
             group_size=4,
             verifier_restarts=int,
             fetch=self.fetch,
-            work=WorkLog(),
+            work=WorkLog("remote"),
         )
 
     def publish(self, version, **options):

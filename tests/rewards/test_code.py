@@ -6,7 +6,7 @@ import pytest
 from small_sandbox import sandboxed
 
 from scalerl_jax.rewards import code
-from scalerl_jax.rewards.serving import Verifier
+from scalerl_jax.rewards.verdict import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
 
 ADD_ASSERTS = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalerl_jax.rewards import comparing, maths
-from scalerl_jax.rewards.serving import Verifier
+from scalerl_jax.rewards.verdict import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
 
 PAIRS = [

@@ -165,11 +165,11 @@ except MemoryError:
 def test_no_zombie_is_left_of_a_sandbox_or_of_a_verifier_that_is_killed():
     program = """
 import psutil
-from scalerl_jax.rewards import code, reaping
-from scalerl_jax.rewards.serving import Verifier
+from scalerl_jax.rewards import code, verdict
+from scalerl_jax.rewards.verdict import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
 
-reaping.adopt()  # the first process of a machine may reap nothing either
+verdict.adopt()  # the first process of a machine may reap nothing either
 limits = {"cpu_s": 20, "wall_s": 20.0, "memory_mib": 512}
 tests = {"kind": "asserts", "tests": "assert f() == 1"}
 for body in ("return 1", "import os; os._exit(0)"):

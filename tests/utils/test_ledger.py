@@ -13,10 +13,10 @@ from scalerl_jax.utils.ledger import (
     COUNTS,
     LEDGER_FILE,
     Ledger,
+    WorkLog,
     kept_on_disk,
     read_ledger,
 )
-from scalerl_jax.utils.work_log import WorkLog
 
 
 class Clock:
@@ -435,7 +435,7 @@ def test_a_remote_pool_that_says_later_that_it_evaluated_was_waited_for(clock):
 
 def test_a_work_log_splits_what_overlaps_as_a_ledger_does(clock):
     ledger = Ledger(pools={"a": 1}, chip="x", clock=clock)
-    log = WorkLog(clock)
+    log = WorkLog("a", clock=clock)
     ledger.start()
     with contextlib.ExitStack() as opened:
 

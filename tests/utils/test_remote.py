@@ -5,7 +5,7 @@ import pytest
 import small_bucket
 
 from scalerl_jax.utils import remote
-from scalerl_jax.utils.hub import is_remote, local_file
+from scalerl_jax.utils.reading import is_remote, local_file
 
 pytestmark = small_bucket.NEEDS_EXTRA
 

@@ -8,8 +8,8 @@ import time
 import pytest
 import small_bucket
 
-from scalerl_jax.utils import remote, run_lock
-from scalerl_jax.utils.run_lock import BucketLock
+from scalerl_jax.utils import remote, run_files
+from scalerl_jax.utils.run_files import BucketLock
 
 pytestmark = small_bucket.NEEDS_EXTRA
 
@@ -48,10 +48,10 @@ def test_a_second_process_is_refused_with_host_and_process(bucket, directory):
 
 
 def test_the_lock_of_another_machine_is_taken_over_when_it_is_silent(bucket, directory):
-    held_by(bucket, silent_s=run_lock.STALE_S - 30.0)
+    held_by(bucket, silent_s=run_files.STALE_S - 30.0)
     with pytest.raises(RuntimeError, match="process 77 on far-away .* of 270 s ago"):
         BucketLock(directory).take()
-    held_by(bucket, silent_s=run_lock.STALE_S + 1.0)
+    held_by(bucket, silent_s=run_files.STALE_S + 1.0)
     lock = BucketLock(directory)
     lock.take()
     lock.require()
@@ -62,7 +62,7 @@ def test_the_lock_of_another_machine_is_taken_over_when_it_is_silent(bucket, dir
 def test_the_lock_of_a_process_that_is_gone_from_here_is_taken_over(bucket, directory):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait(60.0)
-    mine = {"host": platform.node(), "boot": run_lock._boot()}
+    mine = {"host": platform.node(), "boot": run_files._boot()}
     if not mine["boot"]:
         pytest.skip("this system does not say which start of it this is")
     held_by(bucket, silent_s=1.0, **mine, pid=os.getpid())
@@ -88,7 +88,7 @@ def test_a_lock_that_says_nothing_is_taken_over(bucket, directory, text):
 def test_it_speaks_and_notices_that_another_has_the_lock(
     bucket, directory, monkeypatch
 ):
-    monkeypatch.setattr(run_lock, "SPEAK_EVERY_S", 0.01)
+    monkeypatch.setattr(run_files, "SPEAK_EVERY_S", 0.01)
     lock = BucketLock(directory)
     lock.take()
     begun = bucket.objects["run/.lock"][1]
@@ -105,7 +105,7 @@ def test_it_speaks_and_notices_that_another_has_the_lock(
 def test_a_bucket_out_of_reach_for_long_may_be_another_process_s(
     bucket, directory, monkeypatch, caplog
 ):
-    monkeypatch.setattr(run_lock, "SPEAK_EVERY_S", 0.01)
+    monkeypatch.setattr(run_files, "SPEAK_EVERY_S", 0.01)
     lock = BucketLock(directory)
     lock.take()
     bucket.denied = True
@@ -113,7 +113,7 @@ def test_a_bucket_out_of_reach_for_long_may_be_another_process_s(
     (record,) = caplog.records
     assert "cannot renew gs://bucket/run/.lock (the caller does" in record.getMessage()
     lock.require()
-    monkeypatch.setattr(run_lock, "STALE_S", 0.0)
+    monkeypatch.setattr(run_files, "STALE_S", 0.0)
     with pytest.raises(RuntimeError, match="has not been reached for 0 s"):
         lock.require()
     bucket.denied = False

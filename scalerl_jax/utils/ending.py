@@ -1,24 +1,91 @@
-"""Notice that this machine is about to be taken away: SIGTERM, asked once per step.
+"""The end of a command: its exit status, and what it says then.
 
-A program calls `end_at_sigterm` first: as long as there is nothing to save, SIGTERM
-ends it at once.  While a `Preemption` is entered, it is only noticed.  Either way the
-program ends with the status `PREEMPTED`: start it again, and it goes on.
+Failures that are answers to the user are told in a line, apart from faults.
+
+SIGTERM says that this machine is about to be taken away.  A program calls
+`end_at_sigterm` first: as long as there is nothing to save, SIGTERM ends it at once.
+While a `Preemption` is entered, it is only noticed, and asked for once per step.
+Either way the program ends with the status `PREEMPTED`: start it again, and it goes on.
 
 Where `jax.distributed` has joined several processes, JAX catches SIGTERM itself and
 agrees with the others on one step to stop at; a handler of our own would replace that
 one, so none is installed.  Every process must then ask at every step, or others wait.
 """
 
+import argparse
 import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
-from typing import Any, Self
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
 
+_MISTAKE, _FAILURE, _INTERRUPTED = 2, 1, 130  # exit statuses
 PREEMPTED = 75  # exit status, EX_TEMPFAIL of sysexits.h
 _ENDED = b"stopped by SIGTERM with nothing to save\n"
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a wrong flag with one line, as other bad input is answered."""
+
+    def __init__(self, prog: str | None = None, **settings: Any) -> None:
+        """Call the command as it was called: by its module, or as `scalerl ...`."""
+        if prog and prog.startswith("python -m ") and sys.argv[0].startswith("scalerl"):
+            prog = sys.argv[0]
+        super().__init__(prog, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2."""
+        said = " ".join(message.split())
+        self.exit(_MISTAKE, f"error: {said}; {self.prog} --help lists the flags\n")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or its type's name; cut short."""
+    lines = str(error).strip().splitlines()
+    return (lines[0].strip() if lines else type(error).__name__)[:300]
+
+
+def is_explained(error: BaseException) -> bool:
+    """Return whether this package raised it, with a message for the user."""
+    if type(error).__name__ == "JaxRuntimeError":  # its own frames are not there
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    name = frame.f_globals["__name__"]
+    return name == "__main__" or name.startswith("scalerl_jax.")
+
+
+def tell(error: Exception) -> int:
+    """Write an explained error to stderr as one line; return the exit status.
+
+    2 for a mistake in what was asked for, 1 for a failure on the way.  An error of the
+    system's that names a file is a mistake.
+
+    Raises:
+        Exception: `error` itself, if it is a fault.
+    """
+    if not isinstance(error, OSError) and not is_explained(error):
+        raise error
+    sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+    named = isinstance(error, OSError) and error.filename is not None
+    return _MISTAKE if named or isinstance(error, ValueError) else _FAILURE
+
+
+def answer(command: Callable[[], int | None]) -> int:
+    """Return the exit status of a command; explained failures are one line each."""
+    try:
+        return command() or 0
+    except BrokenPipeError:  # whoever reads, `head` perhaps, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
+        return tell(error)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; nothing half-made was left\n")
+        return _INTERRUPTED
 
 
 def end_at_sigterm() -> None:

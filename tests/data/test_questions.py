@@ -2,7 +2,7 @@
 
 import pytest
 
-from scalerl_jax.data.thinking import extract_answer
+from scalerl_jax.data.questions import extract_answer
 
 
 @pytest.mark.parametrize(

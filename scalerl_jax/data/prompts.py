@@ -9,12 +9,12 @@ import bisect
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalerl_jax.data.questions import LazySequence, Question
+from scalerl_jax.data.questions import LazySequence, Question, take
 from scalerl_jax.types import Prompt
 
 if TYPE_CHECKING:
@@ -88,21 +88,18 @@ class JoinedPrompts(LazySequence[Prompt]):
         """Return how many there are."""
         return self._ends[-1] if self._ends else 0
 
-    def __iter__(self) -> Iterator[Prompt]:
-        """Yield all of them in order, those of a part read together."""
-        every = itertools.chain.from_iterable(self.parts)
-        for prompt_id, prompt in enumerate(every):
-            yield dataclasses.replace(prompt, prompt_id=prompt_id)
-
     def read(self, places: list[int]) -> list[Prompt]:
-        """Return the prompts with these ids."""
-        found = []
-        for prompt_id in places:
-            part = bisect.bisect_right(self._ends, prompt_id)
-            start = self._ends[part] - len(self.parts[part])
-            prompt = self.parts[part][prompt_id - start]
-            found.append(dataclasses.replace(prompt, prompt_id=prompt_id))
-        return found
+        """Return the prompts with these ids; neighbours of a part are read together."""
+        found: list[Prompt] = []
+        runs = itertools.groupby(places, lambda each: bisect.bisect(self._ends, each))
+        for number, ids in runs:
+            part = self.parts[number]
+            start = self._ends[number] - len(part)
+            found += take(part, [prompt_id - start for prompt_id in ids])
+        return [
+            dataclasses.replace(prompt, prompt_id=prompt_id)
+            for prompt_id, prompt in zip(places, found, strict=True)
+        ]
 
 
 def easiest_first(pass_rates: np.ndarray) -> np.ndarray:

@@ -63,7 +63,7 @@ def test_a_source_is_indexed_as_a_sequence(sums):
     texts = [row["question"] for row in SUMS]
     assert [question.text for question in sums[2:7:2]] == texts[2:7:2]
     assert sums[-1].text == texts[-1]
-    assert [each.text for each in sums.__getitems__([5, 0, 5])] == [
+    assert [each.text for each in sums.read([5, 0, 5])] == [
         texts[5],
         texts[0],
         texts[5],

@@ -3,7 +3,7 @@ r"""Comparing of answers: whether two are the same, in whatever way they are wri
 Answers are taken apart: lists and sets, points and intervals, equations and
 inequalities, matrices.  Their parts are compared as words or by `values`.  What these
 cannot read is left to computer algebra, which takes a hundred times as long.
-Above 400 lines with that.
+The file is above 400 lines with that.
 """
 
 import functools

@@ -2,7 +2,7 @@
 
 The pool never blocks its caller: `submit` and `poll` are called between two calls
 of the sampler, and a thread gives each process work as soon as it is free.  What the
-processes do is in `verdict`.  Above 400 lines with the verifiers that a run has.
+processes do is in `verdict`.  It is above 400 lines with the verifiers that a run has.
 """
 
 import collections

@@ -5,7 +5,7 @@ tensors as one does: no reader of checkpoints or tokenizers knows the format.  P
 the `gguf` package, https://github.com/ggml-org/llama.cpp (gguf-py), an extra of this
 one: pip install "scalerl_jax[gguf]".  The format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
-Above 400 lines with the tokenizer that the metadata describe.
+It is above 400 lines with the tokenizer that the metadata describe.
 """
 
 import dataclasses

@@ -26,7 +26,6 @@ from scalerl_jax.contract import Publication, State
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.queue import RolloutQueue
-from scalerl_jax.data.mixture import Stream
 from scalerl_jax.evaluate.evaluation import Evaluation
 from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.generation.service import Abandoned
@@ -46,6 +45,7 @@ from scalerl_jax.utils.xla import explained
 if TYPE_CHECKING:  # loaded only where they are used
     from scalerl_jax.coordination.fleet import Fleet
     from scalerl_jax.coordination.tracing import Tracer
+    from scalerl_jax.data.mixture import Stream
 
 _BATCHES = 10  # that the share of unjudged rollouts is of
 _POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
@@ -60,7 +60,7 @@ class RunState:
     generators: "LocalGenerators | Fleet"
     desk: OrderDesk
     queue: RolloutQueue
-    stream: Stream
+    stream: "Stream"
     assemble: Assembler
     agreement: AgreementCheck
     trace: "Tracer | None"  # of debug.trace_prompt

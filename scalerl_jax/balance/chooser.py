@@ -155,8 +155,6 @@ def choose(
 
     Args:
         config: with something left open.
-        arch: of the policy.
-        chip: the kind of TPU.
         room: which devices there are.
         lengths: of rollouts; None: what the config's limits let expect.
 

@@ -93,9 +93,6 @@ def forecast(
 
     Args:
         config: with numbers for all that concerns the devices.
-        arch: of the policy.
-        chip: the kind of TPU.
-        lengths: of the rollouts.
         devices: that are paid for, at work or not.
         reached: `EXPECTED`, or `BOUND` for a bound from below.
     """

@@ -156,8 +156,6 @@ def largest_cache(
 
     Args:
         config: for its number formats and page size.
-        arch: of the policy.
-        chips: of the replica.
         usable: bytes of a device that it may fill.
     """
     params = _held_params(arch, chips) * value_bytes(config.model.sampler_dtype)

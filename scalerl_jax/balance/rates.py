@@ -55,7 +55,6 @@ def decode_seconds(
     `bytes` are the weights, once a step, and keys and values of all that is held.
 
     Args:
-        arch: of the policy.
         chip: the kind of TPU, of `chips.CHIPS`.
         slots: sequences that are decoded together.
         mean_context: tokens that a sequence holds meanwhile, prompt included.
@@ -94,13 +93,9 @@ def prefill_seconds(
     """Return the seconds of one prefill call of `tokens` tokens, on a replica.
 
     Args:
-        arch: of the policy.
-        chip: the kind of TPU.
         tokens: of the chunk, all of one prompt.
         context: tokens that each attends to, at most.
-        chips: of the replica.
         itemsize: bytes of a weight or a cached value.
-        reached: `EXPECTED` or `BOUND`.
     """
     needed = work.prefill(
         arch,
@@ -133,18 +128,13 @@ def train_seconds(
     row hold, and computes it.
 
     Args:
-        arch: of the policy.
-        chip: the kind of TPU.
-        microbatches: of the step.
         rows: of a microbatch, over all chips (batch.rows_per_microbatch).
-        row_tokens: of a row.
         chips: of the learner; the state is cut over all but `tensor` of them.
         tensor: mesh.tensor.
         remat: model.remat, not "auto".
         float32_head: whether the head's products are float32.
         param_bytes: of a master weight.
         compute_bytes: of an activation.
-        reached: `EXPECTED` or `BOUND`.
     """
     one = work.microbatch(
         arch,
@@ -184,7 +174,6 @@ def publish_seconds(
     all of them: what takes longer.  Nobody waits for it but the swap of two versions.
 
     Args:
-        arch: of the policy.
         chip: the kind of TPU, whose hosts have so much network a chip.
         learner_chips: that send.
         replicas: that each take a whole version.
@@ -204,7 +193,6 @@ def placing_seconds(
     As if all chips of a host shared `_HOST_TO_DEVICE`.
 
     Args:
-        arch: of the policy.
         replica_chips: of a replica.
         hosts: that they are on, each of which brings its part.
         itemsize: bytes of a weight.

@@ -24,7 +24,6 @@ def fit_slices(
 
     Args:
         config: with generators.placement = "apart".
-        arch: of the policy.
         slices: of `slices_of`.
 
     Raises:

@@ -49,8 +49,6 @@ class Cluster:
         """Return what the actor of a role asks for: devices, host, environment.
 
         Args:
-            devices: that it is to have.
-            role: what it is.
             number: the rank in the learner, or which replica.
             rank: of the replica's processes.
         """
@@ -97,7 +95,6 @@ def connected(
         address: as `connect` takes it, or "slice" on every host of a TPU slice: worker
             0 makes the cluster, and the others yield None when it has ended.
         timeout_s: for the hosts of a slice to come.
-        environment: of this machine.
         port: of the head of a slice.
     """
     with contextlib.ExitStack() as opened:

@@ -122,8 +122,6 @@ def start_script(
     """Return the script that starts the supervisor of a command, if none runs.
 
     Args:
-        job: what runs.
-        digest: of the code.
         command: after the name of the virtual environment's programs.
         extras: of the package, that the host needs.
         follow: the command serves a head on another machine.

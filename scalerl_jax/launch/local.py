@@ -30,12 +30,7 @@ class LocalPlace:
     """A machine in a folder beside the run's directory, NAME.machine."""
 
     def __init__(self, job: Job, more: Sequence[str]) -> None:
-        """Make nothing yet.
-
-        Args:
-            job: what runs.
-            more: further flags of the run.
-        """
+        """Make nothing yet."""
         self._job, self._more = job, tuple(more)
         self._folder = Path(f"{Path(job.directory).expanduser()}.machine")
 

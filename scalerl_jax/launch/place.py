@@ -102,8 +102,6 @@ def keep(
     """Make machines, start the run, and make them again, until the run is over.
 
     Args:
-        place: for the machines.
-        patience: with it.
         tell: takes a line for each thing that changes.
         look: is shown what is there at every turn.
 

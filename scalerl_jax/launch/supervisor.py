@@ -60,9 +60,7 @@ class Supervisor:
         """Start nothing yet.
 
         Args:
-            command: what is run.
             workdir: of the run, here or in a bucket; the outcome is kept there.
-            rules: of the restarts.
             follower: the command only serves a head on another machine, whose
                 supervisor keeps the outcome: its end with 0 says nothing of the run.
         """

@@ -29,9 +29,6 @@ class TpuPlace(CloudPlace):
         """Ask for nothing yet.
 
         Args:
-            job: what runs.
-            more: further flags of the run.
-            client: runs gcloud.
             poll_s: between two looks for a slice that is being removed.
             name: of the slice; the job's where it is empty.
         """

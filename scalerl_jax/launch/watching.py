@@ -27,7 +27,6 @@ def find_alarm(
     """Return what is wrong with a run that says that it is running; empty: nothing.
 
     Args:
-        there: its machines.
         outcome: how it stands, as its supervisor wrote it.
         files: copies of the run's small files.
         last_step: when a step was last written, ISO 8601; empty: never.

@@ -96,7 +96,6 @@ def split_slice(
     """Return a learner's box at the origin and the boxes of the generator replicas.
 
     Args:
-        slice: what is to be cut.
         learner_chips: 0 for the largest box beside which the generators fit; at most
             half of the slice unless the two others are given.
         generators: how many replicas; 0 for as many as fit.

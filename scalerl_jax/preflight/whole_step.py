@@ -42,7 +42,6 @@ def make_whole_step(
 
     Args:
         fitted: of `fit_topology`.
-        arch: of the policy.
         topology: all of which is paid for.
         lengths: of rollouts; None: assumed.
     """

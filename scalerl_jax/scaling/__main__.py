@@ -287,7 +287,6 @@ def read(flags: Flags, **settings: str | None) -> Curves:
     with each fit.
 
     Args:
-        flags: paths and columns.
         settings: columns of the runs' settings by the flags that name them.
     """
     missing = [f"--{n.replace('_', '-')}" for n, c in settings.items() if c is None]

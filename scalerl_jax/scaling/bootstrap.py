@@ -85,10 +85,8 @@ def bootstrap(
 
     Args:
         fit: from `scalerl_jax.scaling.fit`.
-        num_resamples: how many curves are drawn and fitted.
         block_length: evaluations in a block; by default from the residuals'
             correlation (`default_block_length`), 1 when they are independent.
-        seed: of the draws.
     """
     length = _block_length(fit, block_length)
     y = draw_residual_curves(fit, num_resamples, length, seed=seed)
@@ -158,9 +156,6 @@ def bootstrap_prompts(
         rates: [n, P] pass rate of each prompt, or [S, n, P] over S seeds.
         num_samples: completions per prompt behind a rate; without it samples are
             not redrawn.
-        settings: of the fit.
-        num_resamples: how many curves are drawn and fitted.
-        seed: of the draws.
     """
     outcomes = check_rates(x, rates)
     curve = make_curve(x, outcomes.mean(axis=(0, 2)))

@@ -196,9 +196,7 @@ def estimate(
     """Search once, with intervals and the verdict by them.
 
     Args:
-        curve: the points to fit.
         settings: loss, level and whether the errors are known.
-        law: what to fit.
         held: levels that are not fitted, by column of theta.
         source: of R0; "measured" and not held: step 0 is an observation of it.
         selected: ask for so much before A is identified that the intervals cover

@@ -54,7 +54,6 @@ def fit(
         y: [n] pass rates in [0, 1].
         standard_errors: [n] of y; points weigh 1 / standard_error^2.
         x_name: what x is, with its unit, for messages and reports.
-        y_name: what y is.
         settings: fields of `Settings` by name: law, initial_reward, fit_from, robust,
             protocol, level, errors_known.
 
@@ -70,7 +69,6 @@ def fit_curve(curve: Curve, settings: Settings | None = None, **changes: Any) ->
 
     Args:
         curve: from `make_curve` or a reader.
-        settings: how to fit.
         changes: fields of `Settings` by name, which go before `settings`.
     """
     chosen = dataclasses.replace(settings or Settings(), **changes)

@@ -283,7 +283,6 @@ def plan(
     (0.01 of pass rate), stop_below = 0.01 p / v.
 
     Args:
-        fit: of one run.
         target: pass rate, or several, in [0, 1].
         price_per_chip_hour: what one unit of x costs; x should be chip-hours.
         value_of_a_point: what one percentage point is worth, in the same money.

@@ -81,9 +81,6 @@ def identify(
     low asymptote.
 
     Args:
-        curve: what was fitted.
-        law: by which law.
-        best: the fit.
         profiles: its intervals, and what speaks for the two.
         quantile: standard errors that an interval of this level reaches.
         p_value: of the test for a climb (`climb_p_value`).

@@ -179,9 +179,6 @@ def fit_isocompute(
         bin_width: of the reward bins; wider than the noise of one evaluation.
         records_only: fit each run's record-breaking points, as the paper; otherwise
             all of its points, which the paper finds to give the same curve.
-        num_resamples: for the intervals.
-        level: of the intervals.
-        seed: of the draws.
     """
     fits, kept, warnings = _fit_runs(runs, bin_width, records_only, level)
     tested = _tested(kept, warnings)

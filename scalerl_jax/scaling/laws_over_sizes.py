@@ -173,11 +173,9 @@ def fit_surface(
     """Fit by least squares over log parameters; the best end is kept.
 
     Args:
-        law: what to fit.
         inputs: [n] each, checked by `check_inputs`.
         output: [n].
         starts: parameter values to begin at; the best of them are searched from.
-        level: of the intervals.
         huber: Huber's loss past this residual, instead of squares.
         logarithmic: residuals of the logarithm of the output.
     """

@@ -156,9 +156,7 @@ def watch(
     waits for what is not there yet.
 
     Args:
-        run: what to watch.
         every_s: seconds between two looks.
-        once: look once.
         stream: where to show it; standard output by default.
         clock: its `wait` passes the time between two looks.
     """
@@ -202,7 +200,6 @@ class LiveFit:
             settings: `stop` = "alarm": when evaluations fall out of the forecast's
                 band, or the curve falls; "plateau": when A is identified and the upper
                 end of that band promises less than `min_gain` for twice the compute.
-            directory: of the run.
             note: shows a line to whoever follows the run; called from the thread.
         """
         patience, logdir = settings.patience, directory / BOARD_DIRECTORY

@@ -113,7 +113,6 @@ def limit_rates(axes: "Axes", shown: Sequence[float], *, above: float = 0.08) ->
     """Limit an axis of pass rates to the values shown with some air, within [0, 1].
 
     Args:
-        axes: to limit.
         shown: pass rates that must be seen.
         above: air at the top, as a share of their range.
     """
@@ -155,8 +154,6 @@ def draw_fits(
 
     Args:
         fits: at least one; x of all is in one unit.
-        names: of the runs.
-        title: above the picture.
     """
     figure, axes = make_axes()
     right = max(

@@ -40,7 +40,6 @@ def make_report(
 
     Args:
         fits: by the name of the run, all over the same x.
-        title: of the page.
         most_in_detail: runs up to which each gets every test.
     """
     import jinja2

@@ -240,10 +240,8 @@ def _evidence(
     Infinite where A is not free, or the law has no such half.
 
     Args:
-        problem: what was fitted.
         walks: rows of theta and the growth of the objective, from the best fit on, by
             column and whether upwards.
-        noise: of the objective.
     """
     against_one = against_half = np.inf
     if (A, True) in walks:
@@ -274,7 +272,6 @@ def selected_quantile(level: float, margin: float, *, at_most: float) -> float:
     at the edge.
 
     Args:
-        level: of the interval.
         margin: standard errors from the edge of what is called identified.
         at_most: a larger q is infinite: there is no limit below A = 1.
     """

@@ -101,7 +101,8 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
     state = models * arch.num_params * (master + 8 + 4 + 4) / shards
     if config.objective.kl_coefficient:
         state += arch.num_params * master / shards  # the reference
-    layer = _layer_params(arch) / mesh.tensor
+    outer = (1 if arch.tied_embeddings else 2) * arch.vocab_size * arch.hidden_size
+    layer = (arch.num_params - outer) / arch.num_layers / mesh.tensor
     width, ffn = arch.hidden_size, arch.ffn_size // mesh.tensor
     taken = 1 if arch.experts is None else arch.experts.top_k + arch.experts.shared
     passing = tokens_per_device(config) * taken * (4 * ffn + 6 * width) + 2 * layer
@@ -170,12 +171,6 @@ def slots_limit(config: Config) -> int:
     sampler = config.sampler
     longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
     return most_slots(-(-longest // sampler.page_size))
-
-
-def _layer_params(arch: Architecture) -> float:
-    """Return the params of a layer, those of head and embedding left out."""
-    outer = (1 if arch.tied_embeddings else 2) * arch.vocab_size * arch.hidden_size
-    return (arch.num_params - outer) / arch.num_layers
 
 
 def _held_params(arch: Architecture, chips: int) -> float:

@@ -6,6 +6,7 @@ SIGTERM to the supervisor is the machine's end: it is handed on, and nothing is 
 again.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -139,7 +140,8 @@ class Supervisor:
     def _after(self, status: int, ended: str, *, lasted_s: float) -> float | None:
         """Return seconds to wait before the next start; None: there is none."""
         if self._follower and status == DONE:
-            if self._is_over():
+            outcome = read_outcome(self._workdir)
+            if outcome is not None and outcome.state in FINAL:
                 return None
             self._tell(f"{ended}, but the run is not over; it is joined again")
             return _AGAIN_S
@@ -194,10 +196,6 @@ class Supervisor:
                 sys.stderr.buffer.flush()
                 if line.startswith(b"error:"):
                     self._said = line.decode(errors="replace").strip()
-
-    def _is_over(self) -> bool:
-        outcome = read_outcome(self._workdir)
-        return outcome is not None and outcome.state in FINAL
 
     def _note(self, state: State, status: int | None = None) -> None:
         """Write the outcome; a bucket that does not answer does not end the run."""
@@ -273,21 +271,14 @@ def supervise(
 
     It follows a head elsewhere if it is told to, or is no worker 0 of `--ray=slice`.
     """
-    follower = follow or _follows("--ray=slice" in command)
+    follower = follow
+    if "--ray=slice" in command:
+        with contextlib.suppress(NotOnTpu, ValueError):  # the command itself tells it
+            follower |= discover(os.environ).worker > 0
     supervisor = Supervisor(command, workdir, rules=rules, follower=follower)
     signal.signal(signal.SIGTERM, supervisor.stop)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a connection that is closed
     return supervisor.run()
-
-
-def _follows(on_every_host: bool) -> bool:
-    """Return whether the head of the run is on another host of this slice."""
-    if not on_every_host:
-        return False
-    try:
-        return discover(os.environ).worker > 0
-    except (NotOnTpu, ValueError):  # the command itself tells it
-        return False
 
 
 def _named(status: int) -> str:

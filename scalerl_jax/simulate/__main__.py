@@ -7,11 +7,12 @@ Exit status: 0 simulated, 2 a mistake in a setting or a flag.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.balance.chooser import is_open
 from scalerl_jax.balance.lengths import read_lengths as read_run
-from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.preflight.fitting import fit_topology
 from scalerl_jax.preflight.topologies import Topology, parse_topology
 from scalerl_jax.simulate.lengths import Lengths, law_of, read_lengths
@@ -161,24 +160,25 @@ class World:
 
     def __init__(self, config: config_lib.Config, said: dict[str, Any]) -> None:
         """Read the files that the flags name."""
-        self._config, self._said = config, said
-        self._rates: Rates | None = None
+        self._said = said
         self._topology: Topology | None = None
-        self._arch: Architecture | None = None
+        self._rates_of: Callable[[Scenario], Rates]
         if said["rates"] is not None:
-            self._rates = read_rates(said["rates"])
+            measured = read_rates(said["rates"])
+            self._rates_of = lambda _: measured
             if not config.sampler.slots:
                 raise ValueError(
                     "sampler.slots = 0 is chosen for a --topology; with --rates set it "
                     "to the number of the replicas that they are of"
                 )
         else:
-            self._topology = parse_topology(said["topology"])
-            self._arch = make_architecture(config)
-            if is_open(config):
-                config = fit_topology(config, self._arch, self._topology).config
-                self._config = config
-            self._config = fit_topology(config, self._arch, self._topology).config
+            topology = self._topology = parse_topology(said["topology"])
+            arch = make_architecture(config)
+            config = fit_topology(config, arch, topology).config
+            self._rates_of = functools.partial(
+                closed_rates, config, arch, topology.chip
+            )
+        self._config = config
         limit, measured = config.sampler.max_completion_tokens, ()
         mean, tail = said["mean_tokens"] or limit / 2, said["tail"]
         if said["lengths"] and Path(said["lengths"]).is_dir():
@@ -203,13 +203,7 @@ class World:
             ValueError: there is no such run.
         """
         scenario = self._scenario(fields)
-        rates = self._rates
-        if rates is None:
-            assert self._topology is not None and self._arch is not None, "no --rates"
-            rates = closed_rates(
-                self._config, self._arch, self._topology.chip, scenario
-            )
-        return Simulation(scenario, rates, self._lengths).run()
+        return Simulation(scenario, self._rates_of(scenario), self._lengths).run()
 
     def _scenario(self, fields: dict[str, int]) -> Scenario:
         said = self._said
@@ -300,11 +294,9 @@ def sweep(world: World, values: dict[str, list[int]]) -> list[Point]:
             points.append(Point(settings, outcome.figures()))
         except ValueError as error:
             points.append(Point(settings, {}, str(error)))
-    return sorted(points, key=_cost)
-
-
-def _cost(point: Point) -> float:
-    return point.figures.get("chip_hours_per_step", float("inf"))
+    return sorted(
+        points, key=lambda point: point.figures.get("chip_hours_per_step", math.inf)
+    )
 
 
 def table(points: Sequence[Point]) -> str:

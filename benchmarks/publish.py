@@ -250,14 +250,14 @@ def learn(
     from scalerl_jax.learner.publish import make_snapshot
     from scalerl_jax.model.architecture import param_shardings
     from scalerl_jax.model.transformer import abstract_params
-    from scalerl_jax.parallel import multihost
+    from scalerl_jax.parallel import multihost, rendezvous
     from scalerl_jax.parallel.channels import DirectoryChannel
     from scalerl_jax.parallel.mesh import make_mesh
     from scalerl_jax.parallel.sending import Sender
     from scalerl_jax.parallel.shards import own_shards
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    multihost.initialize(
+    rendezvous.initialize(
         coordinator=f"127.0.0.1:{port}", num_processes=LEARNERS, process_id=rank
     )
     arch, path = architecture(millions), Path(directory)

@@ -227,8 +227,10 @@ def _join() -> None:
                     status=_MISTAKE,
                 )
         return
+    from scalerl_jax.parallel import rendezvous  # one process meets nobody
+
     try:
-        multihost.initialize(
+        rendezvous.initialize(
             coordinator=_COORDINATOR.value,
             num_processes=_NUM_PROCESSES.value,
             process_id=_PROCESS_ID.value,

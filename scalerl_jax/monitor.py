@@ -30,7 +30,7 @@ from scalerl_jax.evaluate.evaluation import Evaluation
 from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.generation.service import Abandoned
 from scalerl_jax.learner.forward import LearnerFlops
-from scalerl_jax.learner.local import LocalLearner
+from scalerl_jax.learner.step import LocalLearner
 from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.rewards.verifier import NoVerifierError
 from scalerl_jax.types import Group

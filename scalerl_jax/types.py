@@ -5,7 +5,7 @@ rollouts, P prompt tokens, T completion tokens, V vocabulary, D hidden size,
 L layers, M microbatches, R rows of a microbatch, S tokens of a row.
 
 Host-side records (`Prompt`, `Rollout`, `Group`) hold NumPy arrays of one
-sequence; `RolloutBatch` and `PackedBatch` are pytrees of whole batches.
+sequence; `PackedBatch` is a pytree of a whole batch.
 """
 
 from typing import Any
@@ -81,23 +81,6 @@ class Group:
     def has_reward_variance(self) -> bool:
         """Return whether any two judged rollouts were rewarded differently."""
         return len({each.reward for each in self.rollouts if each.judged}) > 1
-
-
-@struct.dataclass(kw_only=True)
-class RolloutBatch:
-    """Complete groups, padded: rows b = n * G + g are the rollouts of prompt n."""
-
-    prompt_tokens: Int[np.ndarray, "B P"]
-    prompt_lengths: Int[np.ndarray, " B"]
-    completion_tokens: Int[np.ndarray, "B T"]
-    completion_lengths: Int[np.ndarray, " B"]
-    completion_mask: Bool[np.ndarray, "B T"]  # True on sampled tokens, EOS included
-    behavior_logprobs: Float[np.ndarray, "B T"]  # nats, as the sampler computed them
-    policy_versions: Int[np.ndarray, "B T"]  # optimizer steps behind each token
-    rewards: Float[np.ndarray, " B"]
-    cut_off: Bool[np.ndarray, " B"]  # no EOS at the length limit
-    passed: Bool[np.ndarray, " B"]  # the verifier accepted it
-    judged: Bool[np.ndarray, " B"]  # there is a verdict, and its reward counts
 
 
 @struct.dataclass(kw_only=True)

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from small_step import ADAMW, bench, make_sequences
 
 from scalerl_jax.learner.checkpoint import Checkpointer
-from scalerl_jax.parallel import multihost
+from scalerl_jax.parallel import multihost, rendezvous
 from scalerl_jax.parallel.channels import DirectoryChannel
 from scalerl_jax.parallel.sending import Sender
 from scalerl_jax.types import Group, Prompt, Rollout
@@ -257,7 +257,7 @@ def main():
     jax.config.update("jax_num_cpu_devices", DEVICES)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
-        multihost.initialize(
+        rendezvous.initialize(
             coordinator=coordinator,
             num_processes=int(count),
             process_id=int(process),

@@ -10,7 +10,7 @@ import optax
 from small_mesh import mesh_of
 from small_model import SMALL
 
-from scalerl_jax.algo import weights
+from scalerl_jax.algo import advantages
 from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
 from scalerl_jax.learner.forward import Forward
@@ -40,9 +40,9 @@ GROUP = 2
 LENGTHS = ((1, 1), (3, 2), (2, 9), (5, 8), (1, 6), (4, 4), (2, 5), (3, 7))
 LONGEST = 12  # positions of the longest sequence
 WEIGHTINGS = {
-    "prompt": functools.partial(weights.prompt_weights, group_size=GROUP),
-    "sample": weights.sample_weights,
-    "token": weights.token_weights,
+    "prompt": functools.partial(advantages.prompt_weights, group_size=GROUP),
+    "sample": advantages.sample_weights,
+    "token": advantages.token_weights,
 }
 
 CISPO = Objective(

@@ -22,7 +22,7 @@ def test_the_default_is_described_by_the_docstrings_of_what_runs():
         "loss = -sg(truncated) * advantage * logprob",
         "https://arxiv.org/abs/2510.13786, equation 4",
         "objective.max_importance_ratio = 5.0",
-        "scalerl_jax.algo.weights.prompt_weights",
+        "scalerl_jax.algo.advantages.prompt_weights",
         "scalerl_jax.algo.advantages.normalize_by_batch",
         "token[t] = loss[t]\n",
     ):

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scalerl_jax import main, warmstart
-from scalerl_jax.learner.manifest import UnsavedError
+from scalerl_jax.learner.checkpoint import UnsavedError
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.transformer import init_params, unstack_layers
 from scalerl_jax.rewards import verifier

@@ -1,4 +1,9 @@
-"""Rewards and advantages: what a rollout or token did better than expected, scaled."""
+"""Advantages and weights: how much better than expected, and what a token counts for.
+
+Every weighting of tokens is zero outside its mask and sums to 1 over the GLOBAL batch,
+but for `constant_weights`.  It is computed before the batch is cut, so that the
+gradient does not depend on microbatches, packing or devices.
+"""
 
 import jax.numpy as jnp
 from flax import struct
@@ -36,11 +41,6 @@ def leave_one_out(
     and G are of the `judged` rollouts (None: all); A is 0 for the others, and for one
     that is alone.  Ahmadian et al., https://arxiv.org/abs/2402.14740, section 2.
     """
-    if group_size < 2:
-        raise ValueError(
-            f"group_size = {group_size}: a rollout without others has no "
-            "leave-one-out mean; take 2 or more"
-        )
     groups, counted, count = _groups(rewards, judged, group_size)
     total = jnp.where(counted, groups, 0.0).sum(axis=1, keepdims=True)
     others = (total - groups) / jnp.maximum(count - 1.0, 1.0)
@@ -131,7 +131,7 @@ class RunningStatistics:
 
     @classmethod
     def empty(cls) -> "RunningStatistics":
-        """Before the first value."""
+        """Return the statistics of no values."""
         zero = jnp.zeros((), jnp.float32)
         return cls(count=zero, squares=zero)
 
@@ -198,7 +198,7 @@ def has_reward_variance(
     *,
     group_size: int,
 ) -> Bool[Array, " B"]:
-    """True for the rollouts of groups whose judged rewards are not all equal.
+    """Tell which rollouts are of groups whose judged rewards are not all equal.
 
     `judged` None: all are.  With fewer than two of them there is no variance.
     A zero-variance group has no gradient; ScaleRL drops it before normalisation and
@@ -240,3 +240,51 @@ def add_overlong_penalty(
         lengths, max_tokens=max_tokens, cache_tokens=cache_tokens
     )
     return rewards + jnp.where(passed | (not correct_only), penalty, 0.0)
+
+
+def prompt_weights(mask: Bool[Array, "B T"], *, group_size: int) -> Float[Array, "B T"]:
+    """Every prompt alike; the tokens of its group share its part evenly.
+
+        w[b, t] = mask[b, t] / (tokens of b's group) / (groups with a token)
+
+    ScaleRL, https://arxiv.org/abs/2510.13786, equation 4 and section 3.2; DAPO as its
+    paper has it, https://arxiv.org/abs/2503.14476, equation 8.
+    """
+    counts = mask.astype(jnp.float32)
+    groups = counts.reshape(-1, group_size, mask.shape[1])
+    tokens = groups.sum(axis=(1, 2), keepdims=True)
+    shares = groups / jnp.maximum(tokens, 1.0)
+    return (shares / jnp.maximum((tokens > 0).sum(), 1)).reshape(counts.shape)
+
+
+def sample_weights(mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    """Every rollout alike; its tokens share its part evenly.
+
+        w[b, t] = mask[b, t] / (tokens of b) / (rollouts with a token)
+
+    GRPO, https://arxiv.org/abs/2402.03300, equation 3.
+    """
+    return prompt_weights(mask, group_size=1)
+
+
+def token_weights(mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    """Every token of the batch alike:  w[b, t] = mask[b, t] / (tokens of the batch).
+
+    DAPO as it is implemented, https://arxiv.org/abs/2503.14476.
+    """
+    counts = mask.astype(jnp.float32)
+    return counts / jnp.maximum(counts.sum(), 1.0)
+
+
+def constant_weights(
+    mask: Bool[Array, "B T"], *, max_tokens: int
+) -> Float[Array, "B T"]:
+    """Every token alike, and alike in every batch.
+
+        w[b, t] = mask[b, t] / (B * max_tokens)
+
+    They sum to the mean length over max_tokens, at most 1: a short batch is a small
+    step.  B counts all rollouts, filtered ones too; max_tokens is the longest
+    completion there may be.  Dr. GRPO, https://arxiv.org/abs/2503.20783, appendix.
+    """
+    return mask.astype(jnp.float32) / (mask.shape[0] * max_tokens)

@@ -3,11 +3,10 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from scalerl_jax.algo.losses import bounded_exp
-from scalerl_jax.algo.regularizers import kl_k3
+from scalerl_jax.algo.losses import bounded_exp, kl_k3
 
 
-def token_sums(
+def token_statistics(
     logprobs: Float[Array, "..."],
     behavior_logprobs: Float[Array, "..."],
     entropy: Float[Array, "..."],
@@ -15,43 +14,30 @@ def token_sums(
     mask: Bool[Array, "..."],
     *,
     max_importance_ratio: float,
-) -> dict[str, Float[Array, ""]]:
-    """Return sums over the sampled tokens; `token_summary` turns them into means.
+) -> tuple[dict[str, Float[Array, ""]], dict[str, Float[Array, ""]]]:
+    """Return sums and maxima over the sampled tokens, for `token_summary`.
 
     "fresh" tokens are those of the learner's own version: their difference is
-    numerics alone (the mismatch).
+    numerics alone (the mismatch).  A maximum is 0 where there is no token.
     """
     difference = jnp.where(mask, logprobs - behavior_logprobs, 0.0)
     ratio = jnp.where(mask, bounded_exp(difference), 0.0)
     fresh = mask & (staleness == 0)
     fresh_difference = jnp.where(fresh, difference, 0.0)
+    fresh_abs = jnp.abs(fresh_difference)
     # Of KL(behavior || trainer): ratio - 1 - log ratio, never negative.
     fresh_kl = kl_k3(jnp.zeros(()), fresh_difference)
-    return {
+    sums = {
         "tokens": mask.sum(dtype=jnp.float32),
         "entropy": jnp.where(mask, entropy, 0.0).sum(),
         "ratio": ratio.sum(),
         "ratio_squared": (ratio * ratio).sum(),
         "capped": (ratio > max_importance_ratio).sum(dtype=jnp.float32),
         "fresh": fresh.sum(dtype=jnp.float32),
-        "fresh_abs": jnp.abs(fresh_difference).sum(),
+        "fresh_abs": fresh_abs.sum(),
         "fresh_kl": fresh_kl.sum(),
     }
-
-
-def token_maxima(
-    logprobs: Float[Array, "..."],
-    behavior_logprobs: Float[Array, "..."],
-    staleness: Int[Array, "..."],
-    mask: Bool[Array, "..."],
-) -> dict[str, Float[Array, ""]]:
-    """Return extremes over the sampled tokens; 0 where there is none."""
-    difference = jnp.where(mask, logprobs - behavior_logprobs, 0.0)
-    fresh = mask & (staleness == 0)
-    return {
-        "ratio_max": jnp.where(mask, bounded_exp(difference), 0.0).max(),
-        "fresh_abs_max": jnp.where(fresh, jnp.abs(difference), 0.0).max(),
-    }
+    return sums, {"ratio_max": ratio.max(), "fresh_abs_max": fresh_abs.max()}
 
 
 def token_summary(

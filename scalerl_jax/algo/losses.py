@@ -1,4 +1,4 @@
-"""Losses per token.  A loss here neither masks nor averages: weights do both.
+"""Losses per token, and regularisers.  None masks or averages: weights do both.
 
 The importance ratio of a loss is over `tokens.behavior_logprobs`, the sampler's, so
 that it carries staleness and numerics in one factor; `anchored` puts the trainer's own
@@ -9,6 +9,7 @@ and what has id 0 belongs to none.  Which settings a loss reads: `config.LOSSES`
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -48,6 +49,10 @@ def importance_ratio(
     return bounded_exp(log_ratio(logprobs, anchor_logprobs))
 
 
+def _ratio(tokens: Tokens) -> Float[Array, "..."]:
+    return importance_ratio(tokens.logprobs, tokens.behavior_logprobs)
+
+
 def reinforce_loss(tokens: Tokens) -> Float[Array, "..."]:
     """REINFORCE, the policy gradient without a ratio:  loss = -advantage * logprob.
 
@@ -70,8 +75,7 @@ def cispo_loss(
     (bounds 1 - eps_low, 1 + eps_high); the form here is ScaleRL's,
     https://arxiv.org/abs/2510.13786, equation 4, with its absolute cap and no floor.
     """
-    ratio = importance_ratio(tokens.logprobs, tokens.behavior_logprobs)
-    truncated = jnp.clip(ratio, min_importance_ratio, max_importance_ratio)
+    truncated = jnp.clip(_ratio(tokens), min_importance_ratio, max_importance_ratio)
     return jax.lax.stop_gradient(truncated) * reinforce_loss(tokens)
 
 
@@ -128,9 +132,8 @@ def clipped_loss(
     equation 8 (clips 0.2 and 0.28).  A negative advantage has no upper bound but
     `MAX_LOG_RATIO`.
     """
-    ratio = importance_ratio(tokens.logprobs, tokens.behavior_logprobs)
     return surrogate_loss(
-        ratio, tokens.advantages, clip_low=clip_low, clip_high=clip_high
+        _ratio(tokens), tokens.advantages, clip_low=clip_low, clip_high=clip_high
     )
 
 
@@ -144,9 +147,8 @@ def dual_clip_loss(
     dual_clip > 1 + clip_high; 3 in Ye et al., https://arxiv.org/abs/1912.09729.  TRL's
     `delta` is the same bound.
     """
-    ratio = importance_ratio(tokens.logprobs, tokens.behavior_logprobs)
     return surrogate_loss(
-        ratio,
+        _ratio(tokens),
         tokens.advantages,
         clip_low=clip_low,
         clip_high=clip_high,
@@ -170,8 +172,7 @@ def dppo_loss(
     """
     moved = jnp.exp(tokens.logprobs) - jnp.exp(tokens.behavior_logprobs)
     dropped = jnp.where(tokens.advantages > 0, moved > mask_high, moved < -mask_low)
-    ratio = importance_ratio(tokens.logprobs, tokens.behavior_logprobs)
-    return jnp.where(dropped, 0.0, -ratio * tokens.advantages)
+    return jnp.where(dropped, 0.0, -_ratio(tokens) * tokens.advantages)
 
 
 def gspo_loss(
@@ -186,13 +187,7 @@ def gspo_loss(
     https://arxiv.org/abs/2507.18071, equations 5 and 7 (clips 3e-4 and 4e-4).  ScaleRL
     writes the ratio without the mean, but its clips, 3e-3 to 5e-3, are of this one.
     """
-    ratio = bounded_exp(
-        sequence_mean(
-            log_ratio(tokens.logprobs, tokens.behavior_logprobs),
-            tokens.sequence_ids,
-            tokens.mask,
-        )
-    )
+    ratio = bounded_exp(_over_sequence(sequence_mean, tokens))
     return surrogate_loss(
         ratio, tokens.advantages, clip_low=clip_low, clip_high=clip_high
     )
@@ -208,11 +203,7 @@ def gspo_token_loss(
     Of equal value to `gspo_loss`; with one advantage and one weight per sequence, of
     equal gradient too.  https://arxiv.org/abs/2507.18071, equations 13 and 14.
     """
-    mean = sequence_mean(
-        log_ratio(tokens.logprobs, tokens.behavior_logprobs),
-        tokens.sequence_ids,
-        tokens.mask,
-    )
+    mean = _over_sequence(sequence_mean, tokens)
     own = tokens.logprobs - jax.lax.stop_gradient(tokens.logprobs)
     return surrogate_loss(
         jax.lax.stop_gradient(bounded_exp(mean)) * jnp.exp(own),
@@ -233,17 +224,16 @@ def sequence_truncated_is_loss(
     The sum, and so unbiased until it is cut, unlike a ratio per token.  Liu et al.
     2025, "When Speed Kills Stability", https://richardli.xyz/rl-collapse.
     """
-    total = sequence_sum(
-        log_ratio(tokens.logprobs, tokens.behavior_logprobs),
-        tokens.sequence_ids,
-        tokens.mask,
-    )
-    truncated = jnp.minimum(bounded_exp(total), max_importance_ratio)
+    ratio = bounded_exp(_over_sequence(sequence_sum, tokens))
+    truncated = jnp.minimum(ratio, max_importance_ratio)
     return jax.lax.stop_gradient(truncated) * reinforce_loss(tokens)
 
 
-def _log_ratio(tokens: Tokens) -> Float[Array, "*rows S"]:
-    return log_ratio(tokens.logprobs, tokens.behavior_logprobs)
+def _over_sequence(
+    reduce: Callable[..., Array], tokens: Tokens
+) -> Float[Array, "*rows S"]:
+    ratios = log_ratio(tokens.logprobs, tokens.behavior_logprobs)
+    return reduce(ratios, tokens.sequence_ids, tokens.mask)
 
 
 def anchored(loss: TokenLoss) -> TokenLoss:
@@ -292,9 +282,7 @@ def decoupled_loss(
     the cap (its action "mask"); here they are capped ("clamp").
     """
 
-    def clipped(tokens: Tokens) -> Float[Array, "..."]:
-        return clipped_loss(tokens, clip_low=clip_low, clip_high=clip_high)
-
+    clipped = functools.partial(clipped_loss, clip_low=clip_low, clip_high=clip_high)
     loss = corrected(anchored(clipped), max_importance_ratio=max_importance_ratio)
     return loss(tokens)
 
@@ -333,3 +321,74 @@ def sequence_mean(
     ones = jnp.ones_like(values)
     count = jnp.maximum(sequence_sum(ones, sequence_ids, mask), 1.0)
     return sequence_sum(values, sequence_ids, mask) / count
+
+
+# Regularisers: terms beside a token's loss, a KL to a reference policy and an entropy
+# bonus.  A KL estimator looks at the sampled token alone, at d = logprob -
+# reference_logprob.  Its value and its gradient are two different things.  With tokens
+# sampled from the policy, and KL = KL(policy || reference):
+#
+#     estimator             expected value     expected gradient, used in the loss
+#     k1 = d                KL                 0: it regularises nothing
+#     k2 = d^2 / 2          KL + O(d^3)        that of KL
+#     k3 = exp(-d) + d - 1  KL                 that of KL(reference || policy)
+#
+# In the reward, where no gradient flows through it, k1 is the one whose policy gradient
+# is that of KL.  Schulman 2020, http://joschu.net/blog/kl-approx.html; Tang and Munos,
+# https://arxiv.org/abs/2506.09477.  Off policy all of this holds for the behavior
+# policy's tokens: none is weighted by a ratio.
+
+# logprobs, reference_logprobs -> nats of each token
+KlEstimator = Callable[[Array, Array], Float[Array, "..."]]
+
+
+def kl_k1(
+    logprobs: Float[Array, "..."], reference_logprobs: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """d = logprob - reference_logprob.
+
+    In the reward alone: in the loss its expected gradient is E[grad logprob] = 0.
+    """
+    return log_ratio(logprobs, reference_logprobs)
+
+
+def kl_k2(
+    logprobs: Float[Array, "..."], reference_logprobs: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """d^2 / 2.  Its gradient, d * grad logprob, is in expectation that of the KL."""
+    return 0.5 * log_ratio(logprobs, reference_logprobs) ** 2
+
+
+def kl_k3(
+    logprobs: Float[Array, "..."], reference_logprobs: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """exp(-d) + d - 1: unbiased, never negative, of small variance.
+
+    Its gradient is that of KL(reference || policy).  Constant where the reference is
+    more than e^MAX_LOG_RATIO times as probable.  GRPO,
+    https://arxiv.org/abs/2402.03300, equation 4.
+    """
+    difference = log_ratio(logprobs, reference_logprobs)
+    difference = jnp.maximum(difference, -MAX_LOG_RATIO)
+    return jnp.expm1(-difference) + difference
+
+
+def entropy_bonus(
+    entropy: Float[Array, "..."], *, coefficient: float
+) -> Float[Array, "..."]:
+    """Return what the exact entropy adds to the loss:  -coefficient * entropy.
+
+    A3C, https://arxiv.org/abs/1602.01783, section 4.
+    """
+    return -coefficient * entropy
+
+
+def easy_prompts(
+    pass_rates: Float[Array, "..."], *, from_pass_rate: float
+) -> Float[Array, "..."]:
+    """1 where the pass rate is at least from_pass_rate, else 0: what to regularise.
+
+    IsoCompute, https://arxiv.org/abs/2603.12151: KL and entropy bonus steady training
+    on easy problems, and hold back exploration on hard ones.
+    """
+    return (pass_rates >= from_pass_rate).astype(jnp.float32)

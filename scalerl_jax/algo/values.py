@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 def ends(
     sequence_ids: Int[Array, "*rows S"], mask: Bool[Array, "*rows S"]
 ) -> Bool[Array, "*rows S"]:
-    """True on the last token of every sequence that the mask shows."""
+    """Mark the last token that the mask shows of every sequence."""
     places = jnp.arange(1.0, mask.shape[-1] + 1.0)
 
     def of_row(ids: Array, seen: Array) -> Array:
@@ -81,7 +81,7 @@ def whiten(
     count = jnp.maximum(mask.sum(), 1)
     kept = jnp.where(mask, advantages, 0.0)
     centred = jnp.where(mask, advantages - kept.sum() / count, 0.0)
-    # What rounding has left of the mean: a spread of its size would be noise alone.
+    # Rounding has left a rest of the mean: a spread of its size would be noise alone.
     centred = jnp.where(mask, centred - centred.sum() / count, 0.0)
     std = jnp.sqrt((centred**2).sum() / count)
     rounding = jnp.finfo(advantages.dtype).eps * jnp.abs(kept).max(initial=0.0)

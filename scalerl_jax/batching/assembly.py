@@ -25,12 +25,11 @@ from scalerl_jax.algo.advantages import (
 from scalerl_jax.batching.packing import (
     TrainSequence,
     computed_tokens,
-    stack,
     train_sequences,
 )
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.rewards.verdict import UNJUDGED
-from scalerl_jax.types import Group, PackedBatch, RolloutBatch
+from scalerl_jax.types import Group, PackedBatch, Rollout
 
 # Statuses of rollouts that were judged neither right nor wrong.
 _NO_VERDICTS = ("no_answer", "unparsable", "verifier_timeout", "verifier_error")
@@ -66,7 +65,7 @@ class RunningNormalization:
     """
 
     def __init__(self, *, eps: float) -> None:
-        """Before the first batch."""
+        """Begin with no batch."""
         self._eps = eps
         self._statistics = RunningStatistics.empty()
 
@@ -81,10 +80,7 @@ class RunningNormalization:
 
     def state(self) -> dict[str, float]:
         """The statistics as JSON values, float32 exactly."""
-        fields = dataclasses.fields(self._statistics)
-        return {
-            field.name: float(getattr(self._statistics, field.name)) for field in fields
-        }
+        return {name: float(each) for name, each in vars(self._statistics).items()}
 
     def restore(self, state: dict[str, float]) -> None:
         """Go on from what `state` gave."""
@@ -126,50 +122,80 @@ class Assembler:
     def __call__(self, groups: Sequence[Group], *, learner_version: int) -> Assembled:
         """Return the packed batch for the step that starts from `learner_version`."""
         sequences = self._sequences(groups, learner_version=learner_version)
-        train_tokens = sum(int(sequence.mask.sum()) for sequence in sequences)
+        packed = self.pack(sequences) if sequences else None
         lengths = np.array([sequence.row_length for sequence in sequences])
-        sampled = sum(
-            len(rollout.completion_tokens)
-            for group in groups
-            for rollout in group.rollouts
+        trained = sum(len(sequence.weights) for sequence in sequences)
+        context = (lengths * (lengths + 1)).sum() / max(lengths.sum(), 1) / 2
+        return Assembled(
+            batch=packed,
+            sequences=sequences,
+            train_tokens=sum(int(sequence.mask.sum()) for sequence in sequences),
+            row_tokens=0 if packed is None else computed_tokens(packed),
+            wasted_tokens=_completion_tokens(groups) - trained,
+            mean_context=float(context),
+            expert_load=self._expert_load(sequences),
         )
-        counts = {
-            "sequences": sequences,
-            "train_tokens": train_tokens,
-            "wasted_tokens": sampled
-            - sum(len(sequence.weights) for sequence in sequences),
-            "mean_context": float(
-                (lengths * (lengths + 1)).sum() / max(lengths.sum(), 1) / 2
-            ),
-            "expert_load": self._expert_load(sequences),
-        }
-        if not sequences:
-            return Assembled(batch=None, row_tokens=0, **counts)
-        packed = self.pack(sequences)
-        return Assembled(batch=packed, row_tokens=computed_tokens(packed), **counts)
 
     def _sequences(
         self, groups: Sequence[Group], *, learner_version: int
     ) -> list[TrainSequence]:
         """Return the rollouts that carry any weight, with their advantages."""
-        batch = stack(groups, max_completion_tokens=self.max_completion_tokens)
-        # By the verdicts alone: lengths make no group worth its gradient.
-        kept = self._kept(batch)
-        advantages = self._rewards(batch)
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        judged = np.array([rollout.judged for rollout in rollouts])
+        passed = np.array([rollout.passed for rollout in rollouts])
+        rewards = np.array([rollout.reward for rollout in rollouts], np.float32)
+        kept = self._kept(rollouts, rewards, judged)
+        if self.shape_rewards is not None:
+            lengths = [len(rollout.completion_tokens) for rollout in rollouts]
+            arrays = (rewards, np.array(lengths, np.int32), passed)
+            rewards = np.asarray(self.shape_rewards(*map(jnp.asarray, arrays)))
+        advantages = rewards
         if self.advantages is not None:
-            arrays = map(jnp.asarray, (advantages, batch.judged, kept))
+            arrays = map(jnp.asarray, (rewards, judged, kept))
             advantages = np.asarray(self.advantages(*arrays))
-        mask = jnp.asarray(batch.completion_mask & kept[:, None])
-        weights = np.asarray(self.weigh(mask))
+        # T is always the longest there may be, so that the shapes never change.
+        mask = np.zeros((len(rollouts), self.max_completion_tokens), bool)
+        for row in np.flatnonzero(kept):
+            own = rollouts[row].completion_mask
+            mask[row, : len(own)] = own
         return train_sequences(
-            batch,
+            groups,
             advantages=advantages,
-            weights=weights,
+            weights=np.asarray(self.weigh(jnp.asarray(mask))),
             learner_version=learner_version,
-            regularization=self._regularization(batch),
+            regularization=self._regularization(passed, judged),
             rollouts=None if self.advantages is not None else np.flatnonzero(kept),
             experts=self._experts(groups),
         )
+
+    def _kept(
+        self, rollouts: Sequence[Rollout], rewards: np.ndarray, judged: np.ndarray
+    ) -> np.ndarray:
+        """Return which rollouts [B] enter normalisation and loss.
+
+        It goes by the verdicts alone: lengths make no group worth its gradient.
+        """
+        kept = judged
+        if self.zero_variance_filter:
+            arrays = map(jnp.asarray, (rewards, judged))
+            varied = has_reward_variance(*arrays, group_size=self.group_size)
+            kept = kept & np.asarray(varied)
+        if self.mask_cut_off:
+            kept = kept & ~np.array([rollout.cut_off for rollout in rollouts])
+        return kept
+
+    def _regularization(
+        self, passed: np.ndarray, judged: np.ndarray
+    ) -> np.ndarray | None:
+        """Return factors [B] of the regularisers, by the pass rates of the groups."""
+        if self.regularization is None:
+            return None
+        by_group = (
+            each.reshape(-1, self.group_size).sum(1) for each in (passed, judged)
+        )
+        num_passed, num_judged = by_group
+        rates = jnp.asarray(num_passed / np.maximum(num_judged, 1))
+        return np.repeat(np.asarray(self.regularization(rates)), self.group_size)
 
     def _experts(self, groups: Sequence[Group]) -> list[np.ndarray] | None:
         """Return the experts of rollouts [B], where they are replayed."""
@@ -187,35 +213,11 @@ class Assembler:
 
         return expert_load([each.experts for each in sequences], self.replay)
 
-    def _rewards(self, batch: RolloutBatch) -> np.ndarray:
-        """Return the rewards of rollouts [B], their lengths reckoned in."""
-        if self.shape_rewards is None:
-            return batch.rewards
-        arrays = (batch.rewards, batch.completion_lengths, batch.passed)
-        return np.asarray(self.shape_rewards(*map(jnp.asarray, arrays)))
 
-    def _regularization(self, batch: RolloutBatch) -> np.ndarray | None:
-        """Return factors [B] of the regularisers, by the pass rates of the groups."""
-        if self.regularization is None:
-            return None
-        passed, judged = (
-            of.reshape(-1, self.group_size).sum(axis=1)
-            for of in (batch.passed, batch.judged)
-        )
-        rates = jnp.asarray(passed / np.maximum(judged, 1))
-        return np.repeat(np.asarray(self.regularization(rates)), self.group_size)
-
-    def _kept(self, batch: RolloutBatch) -> np.ndarray:
-        """Rollouts [B] that enter normalisation and loss."""
-        kept = batch.judged
-        if self.zero_variance_filter:
-            varied = has_reward_variance(
-                jnp.asarray(batch.rewards),
-                jnp.asarray(batch.judged),
-                group_size=self.group_size,
-            )
-            kept = kept & np.asarray(varied)
-        return kept & ~batch.cut_off if self.mask_cut_off else kept
+def _completion_tokens(groups: Sequence[Group]) -> int:
+    return sum(
+        len(each.completion_tokens) for group in groups for each in group.rollouts
+    )
 
 
 def group_histograms(
@@ -296,11 +298,7 @@ class Batch:
     @property
     def wasted_tokens(self) -> int:
         """Completion tokens that lead to no gradient."""
-        return self.assembled.wasted_tokens + sum(
-            len(rollout.completion_tokens)
-            for group in self.refilled
-            for rollout in group.rollouts
-        )
+        return self.assembled.wasted_tokens + _completion_tokens(self.refilled)
 
     @property
     def num_useful(self) -> int:
@@ -330,23 +328,17 @@ class Window:
         return [each for each in packed if each is not None]
 
     def annotated(self, packed: Sequence[PackedBatch]) -> "Window":
-        """The same window with other arrays in place of `packed()`."""
-        rest = iter(packed)
-        return dataclasses.replace(
-            self,
-            batches=[
-                dataclasses.replace(
-                    batch,
-                    assembled=dataclasses.replace(batch.assembled, batch=next(rest)),
-                )
-                if batch.assembled.batch is not None
-                else batch
-                for batch in self.batches
-            ],
-        )
+        """Return the window with other arrays in place of `packed()`."""
+        rest, batches = iter(packed), []
+        for batch in self.batches:
+            if batch.assembled.batch is not None:
+                assembled = dataclasses.replace(batch.assembled, batch=next(rest))
+                batch = dataclasses.replace(batch, assembled=assembled)
+            batches.append(batch)
+        return dataclasses.replace(self, batches=batches)
 
     def passes(self, *, epochs: int, seed: int) -> list[Pass]:
-        """Every step to be, in order; a batch without a gradient comes once."""
+        """List the steps to be, in order; a batch without a gradient comes once."""
         turns = [(0, batch) for batch in self.batches]
         useful = [batch for batch in self.batches if batch.assembled.batch is not None]
         for epoch in range(1, epochs):

@@ -1,4 +1,4 @@
-"""Groups into padded batches, and rollouts into the rows that the device reads.
+"""Rollouts into the rows that the device reads.
 
 All of it is NumPy on the host.  How rollouts share rows never changes the gradient:
 weights are given, and every segment sees itself alone.
@@ -12,46 +12,7 @@ import jax
 import numpy as np
 
 from scalerl_jax.model.attention import MAX_SEGMENTS
-from scalerl_jax.types import Group, PackedBatch, RolloutBatch
-
-
-def stack(groups: Sequence[Group], *, max_completion_tokens: int) -> RolloutBatch:
-    """Groups of equal size, padded to one batch; row n * G + g is rollout g of group n.
-
-    T is always `max_completion_tokens`, so that the shapes never change.
-    """
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    prompts = [group.prompt.tokens for group in groups for _ in group.rollouts]
-    longest_prompt = max(len(prompt) for prompt in prompts)
-
-    def padded(rows: list[np.ndarray], width: int) -> np.ndarray:
-        out = np.zeros((len(rows), width), rows[0].dtype)
-        for place, row in zip(out, rows, strict=True):
-            place[: len(row)] = row
-        return out
-
-    return RolloutBatch(
-        prompt_tokens=padded(prompts, longest_prompt),
-        prompt_lengths=np.array([len(prompt) for prompt in prompts], np.int32),
-        completion_lengths=np.array(
-            [len(rollout.completion_tokens) for rollout in rollouts], np.int32
-        ),
-        rewards=np.array([rollout.reward for rollout in rollouts], np.float32),
-        cut_off=np.array([rollout.cut_off for rollout in rollouts]),
-        passed=np.array([rollout.passed for rollout in rollouts]),
-        judged=np.array([rollout.judged for rollout in rollouts]),
-        **{
-            name: padded(
-                [getattr(rollout, name) for rollout in rollouts], max_completion_tokens
-            )
-            for name in (
-                "completion_tokens",
-                "completion_mask",
-                "behavior_logprobs",
-                "policy_versions",
-            )
-        },
-    )
+from scalerl_jax.types import Group, PackedBatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +26,7 @@ class TrainSequence:
     behavior_logprobs: np.ndarray  # float32 [T], nats
     staleness: np.ndarray  # int32 [T], learner's version - token's version
     advantage: float
-    # Where the objective asks for them: what scales its regularisers, and its place in
+    # If the objective asks for them: the factor of its regularisers, and the place in
     # the batch.
     regularization: float | None = None
     rollout: int | None = None
@@ -96,25 +57,22 @@ class TrainSequence:
 _OPTIONAL = {"regularization": np.float32(0.0), "rollout": np.int32(-1)}
 
 
-def optional_fields(sequences: Sequence[TrainSequence]) -> tuple[str, ...]:
-    """Return the fields that the first of the sequences has, and so all of them."""
-    return tuple(
-        name
-        for name in _OPTIONAL
-        if sequences and getattr(sequences[0], name) is not None
-    )
-
-
 def lay_out(
-    shape: tuple[int, ...], optional: Sequence[str] = ()
+    shape: tuple[int, ...], sequences: Sequence[TrainSequence]
 ) -> dict[str, np.ndarray]:
-    """Empty arrays for what belongs to a prediction, by field of `PackedBatch`."""
+    """Empty arrays for what belongs to a prediction, by field of `PackedBatch`.
+
+    Optional fields are those that the first of the sequences has, and so all of them.
+    """
     floats = ("weights", "advantages", "behavior_logprobs")
     integers = ("targets", "staleness", "sequence_ids")
     out: dict[str, Any] = {name: np.zeros(shape, np.float32) for name in floats}
     out |= {name: np.zeros(shape, np.int32) for name in integers}
     out["mask"] = np.zeros(shape, bool)
-    return out | {name: np.full(shape, _OPTIONAL[name]) for name in optional}
+    for name, padding in _OPTIONAL.items():
+        if sequences and getattr(sequences[0], name) is not None:
+            out[name] = np.full(shape, padding)
+    return out
 
 
 def no_experts(
@@ -132,7 +90,7 @@ def no_experts(
 
 
 def train_sequences(
-    batch: RolloutBatch,
+    groups: Sequence[Group],
     *,
     advantages: np.ndarray,
     weights: np.ndarray,
@@ -141,10 +99,10 @@ def train_sequences(
     rollouts: np.ndarray | None = None,
     experts: Sequence[np.ndarray] | None = None,
 ) -> list[TrainSequence]:
-    """The rollouts of a batch that carry any weight.
+    """The rollouts of groups that carry any weight.
 
     Args:
-        batch: B rollouts.
+        groups: of B rollouts together.
         advantages: float [B].
         weights: float [B, T], zero on what is not trained on.
         learner_version: version of the params that the step starts from.
@@ -152,25 +110,26 @@ def train_sequences(
         rollouts: those to take, with any weight or none; their places are kept.
         experts: what each rollout has of them, where they are replayed.
     """
+    known = [(group.prompt.tokens, each) for group in groups for each in group.rollouts]
     rows = np.flatnonzero(weights.any(axis=1)) if rollouts is None else rollouts
     sequences = []
-    for row in rows:
-        prompt = batch.prompt_tokens[row, : batch.prompt_lengths[row]]
-        length = batch.completion_lengths[row]
+    for row in rows.tolist():
+        prompt, rollout = known[row]
+        own = weights[row, : len(rollout.completion_tokens)]
         sequences.append(
             TrainSequence(
-                tokens=np.concatenate([prompt, batch.completion_tokens[row, :length]]),
+                tokens=np.concatenate([prompt, rollout.completion_tokens]),
                 prompt_length=len(prompt),
-                weights=weights[row, :length],
-                mask=batch.completion_mask[row, :length] & (weights[row, :length] > 0),
-                behavior_logprobs=batch.behavior_logprobs[row, :length],
-                staleness=learner_version - batch.policy_versions[row, :length],
+                weights=own,
+                mask=rollout.completion_mask & (own > 0),
+                behavior_logprobs=rollout.behavior_logprobs,
+                staleness=learner_version - rollout.policy_versions,
                 advantage=float(advantages[row]),
                 regularization=None
                 if regularization is None
                 else float(regularization[row]),
-                rollout=None if rollouts is None else int(row),
-                experts=None if experts is None else experts[int(row)],
+                rollout=None if rollouts is None else row,
+                experts=None if experts is None else experts[row],
             )
         )
     return sequences
@@ -190,18 +149,32 @@ def pack(
     Raises:
         ValueError: a sequence is longer than a row.
     """
-    rows = _assign_rows(sequences, row_tokens, packing=packing)
+    lengths = [sequence.row_length for sequence in sequences]
+    if (longest := max(lengths, default=0)) > row_tokens:
+        raise ValueError(
+            f"a rollout of {longest + 1} tokens does not fit in batch.row_tokens = "
+            f"{row_tokens}; raise it"
+        )
+    rows = first_fit(lengths, row_tokens, packing=packing)
     filled = -(-len(rows) // rows_per_microbatch)
     shape = (filled * rows_per_microbatch, row_tokens)
     integers = ("tokens", "segment_ids", "positions")
-    out = lay_out(shape, optional_fields(sequences))
+    out = lay_out(shape, sequences)
     out |= {name: np.zeros(shape, np.int32) for name in integers}
     out |= no_experts(sequences, shape)
     for row, members in enumerate(rows):
         start = 0
-        for segment, sequence in enumerate(members, 1):
-            _place(out, row, start, segment, sequence)
-            start += sequence.row_length
+        for segment, number in enumerate(members, 1):
+            sequence, end = sequences[number], start + lengths[number]
+            out["tokens"][row, start:end] = sequence.tokens[:-1]
+            out["segment_ids"][row, start:end] = segment
+            out["positions"][row, start:end] = np.arange(end - start)
+            if sequence.experts is not None:
+                out["experts"][row, start:end] = sequence.experts
+            # A prediction stands where it is made.
+            predictions = slice(start + sequence.prompt_length - 1, end)
+            sequence.write(out, (row, predictions), number=segment)
+            start = end
     arrays: dict[str, Any] = {
         name: array.reshape(filled, rows_per_microbatch, *array.shape[1:])
         for name, array in out.items()
@@ -222,21 +195,6 @@ def abstract_microbatch(*, row_tokens: int, rows_per_microbatch: int) -> PackedB
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), empty
     )
-
-
-def _assign_rows(
-    sequences: Sequence[TrainSequence], row_tokens: int, *, packing: bool
-) -> list[list[TrainSequence]]:
-    """Return the sequences of each row."""
-    lengths = [sequence.row_length for sequence in sequences]
-    for length in lengths:
-        if length > row_tokens:
-            raise ValueError(
-                f"a rollout of {length + 1} tokens does not fit in batch.row_tokens = "
-                f"{row_tokens}; raise it"
-            )
-    rows = first_fit(lengths, row_tokens, packing=packing)
-    return [[sequences[number] for number in row] for row in rows]
 
 
 def first_fit(
@@ -264,21 +222,3 @@ def first_fit(
             rows[row].append(number)
             space[row] -= length
     return rows
-
-
-def _place(
-    out: dict[str, np.ndarray],
-    row: int,
-    start: int,
-    segment: int,
-    sequence: TrainSequence,
-) -> None:
-    """Write one sequence into its row; a prediction stands where it is made."""
-    end = start + sequence.row_length
-    out["tokens"][row, start:end] = sequence.tokens[:-1]
-    out["segment_ids"][row, start:end] = segment
-    out["positions"][row, start:end] = np.arange(sequence.row_length)
-    if sequence.experts is not None:
-        out["experts"][row, start:end] = sequence.experts
-    predictions = slice(start + sequence.prompt_length - 1, end)
-    sequence.write(out, (row, predictions), number=segment)

@@ -1,4 +1,4 @@
-"""The experts that a batch's tokens were sampled with: held against the model, counted.
+"""The experts that tokens were sampled with: held against the model, counted, saved.
 
 A router that computes its logits again, in another precision or by another kernel, may
 choose other experts than the sampler's did.  A learner that replays takes the sampler's
@@ -51,10 +51,40 @@ def replayed_experts(groups: Sequence[Group], arch: Architecture) -> list[np.nda
     return found
 
 
+def join_experts(groups: Sequence[Group]) -> dict[str, np.ndarray]:
+    """Lay the experts of all rollouts end to end, with the offsets of each.
+
+    Raises:
+        ValueError: those of a rollout are not of the first one's kind.
+    """
+    pairs = [(group.prompt, each) for group in groups for each in group.rollouts]
+    like = next(each.experts for _, each in pairs if each.experts is not None)
+    parts = []
+    for prompt, rollout in pairs:
+        experts = like[:0] if rollout.experts is None else rollout.experts
+        length = len(prompt.tokens) - 1 + len(rollout.completion_tokens)
+        wanted = (length, *like.shape[1:])
+        whole = (experts.dtype, experts.shape) == (like.dtype, wanted)
+        if rollout.experts is not None and not whole:
+            raise ValueError(
+                f"experts is {experts.dtype}{list(experts.shape)}; it must be "
+                f"{like.dtype}{list(wanted)} to be saved"
+            )
+        parts.append(experts)
+    offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    return {"experts": np.concatenate(parts), "experts_offsets": offsets}
+
+
+def split_experts(arrays: dict[str, np.ndarray]) -> list[np.ndarray | None]:
+    """Return the experts of each rollout, as `join_experts` had them."""
+    parts = np.split(arrays["experts"], arrays["experts_offsets"][1:-1])
+    return [part.copy() if len(part) else None for part in parts]
+
+
 def expert_load(
     chosen: Sequence[np.ndarray | None], arch: Architecture
 ) -> dict[str, float]:
-    """How evenly the tokens of sequences fall on the experts, as `load_metrics` says.
+    """Measure how evenly tokens fall on the experts, as `load_metrics` does.
 
     Args:
         chosen: of each sequence the experts [tokens, layers, k] as they travel.
@@ -75,7 +105,7 @@ def expert_load(
 
 
 def load_metrics(taken: Any) -> dict[str, Any]:
-    """How evenly choices fall on the experts, by metric name.
+    """Measure how evenly choices fall on the experts; by metric name.
 
         load[layer, expert] = choices of the expert * count / choices in the layer
 

@@ -12,12 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalerl_jax.batching.packing import (
-    TrainSequence,
-    lay_out,
-    no_experts,
-    optional_fields,
-)
+from scalerl_jax.batching.packing import TrainSequence, lay_out, no_experts
 from scalerl_jax.model.attention import MAX_SEGMENTS
 from scalerl_jax.types import PackedBatch, Sharing
 
@@ -126,16 +121,12 @@ def pack_shared(
         _place_group(filled, part, number, shape)
     while len(filled) % streams:
         filled.append(_Stream(shape))
-    optional = optional_fields(sequences)
-    experts = [no_experts(sequences, (shape.tokens,)) for _ in filled]
-    return _stacked(
-        [
-            _arrays(stream, optional) | _experts(stream, held)
-            for stream, held in zip(filled, experts, strict=True)
-        ],
-        shape,
-        streams,
-    )
+    arrays = [
+        _arrays(stream, sequences)
+        | _experts(stream, no_experts(sequences, (shape.tokens,)))
+        for stream in filled
+    ]
+    return _stacked(arrays, shape, streams)
 
 
 def _stacked(
@@ -158,7 +149,7 @@ def _stacked(
 
 def abstract_streams(shape: StreamShape, *, streams: int) -> PackedBatch:
     """Shapes and dtypes of a microbatch of `pack_shared`."""
-    arrays = _stacked([_arrays(_Stream(shape))] * streams, shape, streams)
+    arrays = _stacked([_arrays(_Stream(shape), ())] * streams, shape, streams)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), arrays
     )
@@ -185,12 +176,12 @@ def _place_group(
         left = rest
 
 
-def _arrays(stream: _Stream, optional: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of `PackedBatch` and `Sharing`, of one stream."""
+def _arrays(stream: _Stream, sequences: Sequence[TrainSequence]) -> dict[str, Any]:
+    """The fields of `PackedBatch` and `Sharing`, of a stream of the `sequences`."""
     shape = stream.shape
     own, tokens = (shape.own_tokens,), (shape.tokens,)
     rows = (shape.rows, shape.row_tokens)
-    out: dict[str, Any] = lay_out(own, optional)
+    out: dict[str, Any] = lay_out(own, sequences)
     out |= {name: np.zeros(tokens, np.int32) for name in ("tokens", "positions")}
     out |= {name: np.zeros(rows, np.int32) for name in ("segment_ids", "source")}
     out["place"] = np.full(tokens, -1, np.int32)
@@ -225,7 +216,7 @@ def _arrays(stream: _Stream, optional: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _experts(stream: _Stream, out: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What is replayed, into `out`: of a prompt, what its first member has."""
+    """Write experts to replay into `out`; a prompt has those of its first member."""
     for member in reversed(stream.members if out else ()):
         experts, count = member.sequence.experts, len(member.sequence.weights)
         assert experts is not None, "all sequences have them, or none"

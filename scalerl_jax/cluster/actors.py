@@ -90,14 +90,14 @@ class Process:
         """Meet the other processes of a role, if there are any; before JAX is asked."""
         import jax
 
-        from scalerl_jax.parallel import multihost
+        from scalerl_jax.parallel import rendezvous
         from scalerl_jax.utils.xla import keep_programs
 
         keep_programs(self._config.compile_cache)
         # JAX would take SIGTERM for itself; the controller is told of it instead.
         jax.config.update("jax_enable_preemption_service", False)
         if count > 1:
-            multihost.initialize(
+            rendezvous.initialize(
                 coordinator=coordinator,
                 num_processes=count,
                 process_id=rank,

@@ -380,7 +380,7 @@ class ObjectiveConfig:
     mask_low: NotNegative = setting(0.0, "DPPO: most that a probability may fall")
     mask_high: NotNegative = setting(0.0, "DPPO: most that it may rise")
     aggregation: Literal["constant", "prompt", "sample", "token"] = setting(
-        "prompt", "what counts alike; algo/weights.py", "ScaleRL 3.2"
+        "prompt", "what counts alike; algo/advantages.py", "ScaleRL 3.2"
     )
     advantage: Literal["critic", "group_mean", "leave_one_out"] = setting(
         "group_mean", "what is taken off a reward; algo/advantages.py", "ScaleRL 2"
@@ -396,7 +396,7 @@ class ObjectiveConfig:
         0.0, "of KL(policy || reference); 0: no reference is held"
     )
     kl_estimator: Literal["none", "k1", "k2", "k3"] = setting(
-        "none", "per token; algo/regularizers.py", needs=_KL
+        "none", "per token; algo/losses.py", needs=_KL
     )
     kl_in: Literal["loss", "reward"] = setting("loss", "where the KL counts", needs=_KL)
     reference_every: StepsOr0 = setting(

@@ -1,1 +1,1 @@
-"""What happens on the learner: log-probabilities, the step, its state on disk."""
+"""The learner: log-probabilities, the train step, and its state on disk."""

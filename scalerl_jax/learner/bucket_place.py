@@ -5,35 +5,35 @@ none.  The manifest has each object's size and the CRC-32C that the bucket keeps
 so that a checkpoint is verified by a listing and not read twice.
 """
 
-import functools
 import re
 from collections.abc import Callable, Container
 from typing import Any
 
 from etils import epath
 
-from scalerl_jax.learner import manifest as manifests
+from scalerl_jax.learner.places import (
+    MANIFEST,
+    DamagedError,
+    Files,
+    Place,
+    check_size,
+    sealed,
+)
+from scalerl_jax.parallel import multihost
 from scalerl_jax.utils import remote
 
 _NAME = re.compile(r"step_(\d{8,})")
 
 
-class BucketPlace:
+class BucketPlace(Place):
     """A directory in a bucket; `before_seal` runs before a checkpoint becomes one."""
 
     def __init__(
-        self,
-        directory: epath.Path,
-        *,
-        before_seal: Callable[[], None] = lambda: None,
+        self, directory: epath.Path, *, before_seal: Callable[[], None]
     ) -> None:
         """Make nothing before a checkpoint is written."""
-        self.directory = directory
+        super().__init__(directory)
         self._before_seal = before_seal
-
-    def target(self, step: int) -> epath.Path:
-        """Return the checkpoint of a step."""
-        return self.directory / f"step_{step:08d}"
 
     def partial_name(self, step: int) -> str:
         """Return the name under which one is written."""
@@ -43,37 +43,36 @@ class BucketPlace:
         """Remove what is left of another checkpoint of the step."""
         self.remove(partial)
 
-    def describe(
-        self, partial: epath.Path, *, share: int, of: int
-    ) -> dict[str, dict[str, Any]]:
+    def describe(self, partial: epath.Path) -> Files:
         """Size and CRC-32C of every object; the first process says it for all."""
-        return {} if share else _described(partial)
+        return {} if multihost.process_index() else _described(partial)
 
-    def put(self, partial: epath.Path, step: int, manifest: str) -> None:
+    def put(self, partial: epath.Path, manifest: dict[str, Any]) -> None:
         """Make a directory the checkpoint of its step."""
         self._before_seal()
-        remote.write(partial / manifests.FILE, manifest.encode())
+        remote.write(partial / MANIFEST, sealed(manifest).encode())
 
-    def verify(
-        self, path: epath.Path, *, step: int, share: int, of: int
-    ) -> dict[str, Any]:
-        """The manifest of a checkpoint whose objects are as they were written.
+    def checker(self, path: epath.Path) -> Callable[[str, dict[str, Any]], None]:
+        """Return what refuses an object of a checkpoint that is not as expected."""
+        found = _described(path)
 
-        Raises:
-            DamagedError: they are not.
-            ValueError: the checkpoint is of another format.
-        """
-        found = functools.partial(_check, _described(path))
-        return manifests.verify(path, step=step, check=found, share=share, of=of)
+        def check(name: str, expected: dict[str, Any]) -> None:
+            if name not in found:
+                raise DamagedError(f"{name} is missing")
+            check_size(name, found[name]["bytes"], expected)
+            if found[name]["crc32c"] != expected["crc32c"]:
+                raise DamagedError(f"{name} has a wrong checksum")
+
+        return check
 
     def found(self) -> list[tuple[int, epath.Path]]:
         """Steps and directories of the checkpoints, newest first."""
-        sealed = {
+        whole = {
             name.partition("/")[0]
             for name in remote.entries(self.directory)
-            if re.fullmatch(rf"step_\d{{8,}}/{manifests.FILE}", name)
+            if re.fullmatch(rf"step_\d{{8,}}/{MANIFEST}", name)
         }
-        steps = {int(name.removeprefix("step_")): name for name in sealed}
+        steps = {int(name.removeprefix("step_")): name for name in whole}
         return [(step, self.directory / steps[step]) for step in sorted(steps)[::-1]]
 
     def prune(self, keep: int, damaged: Container[epath.Path]) -> None:
@@ -87,27 +86,12 @@ class BucketPlace:
 
     def remove(self, path: epath.Path) -> None:
         """Remove a checkpoint; from the first object on it is none."""
-        remote.remove(path / manifests.FILE)
+        remote.remove(path / MANIFEST)
         remote.remove(path)
 
 
-def _described(path: epath.Path) -> dict[str, dict[str, Any]]:
+def _described(path: epath.Path) -> Files:
     return {
         name: {"bytes": entry["size"], "crc32c": entry["crc32c"]}
         for name, entry in sorted(remote.entries(path).items())
     }
-
-
-def _check(
-    found: dict[str, dict[str, Any]],
-    checkpoint: epath.Path,
-    name: str,
-    expected: dict[str, Any],
-) -> None:
-    if name not in found:
-        raise manifests.DamagedError(f"{name} is missing")
-    size = found[name]["bytes"]
-    if size != expected["bytes"]:
-        raise manifests.DamagedError(f"{name} has {size} of {expected['bytes']} bytes")
-    if found[name]["crc32c"] != expected["crc32c"]:
-        raise manifests.DamagedError(f"{name} has a wrong checksum")

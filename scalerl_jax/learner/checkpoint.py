@@ -11,27 +11,25 @@ donated, and the books may change.  A thread writes the copy, one checkpoint at 
 it has not been saved before `wait` has returned.
 
 Several processes save and restore together, in a directory that all of them see: each
-writes its own shards and host state, the first does the rest, and what fails in one
-fails in all.  The state can be restored by any number of processes.
+writes its own shards, the first does the rest, and what fails in one fails in all.  The
+state can be restored by any number of processes.
 """
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
+from scalerl_jax.contract import Restored
 from scalerl_jax.learner import contents
-from scalerl_jax.learner import manifest as manifests
-from scalerl_jax.learner.manifest import Folder
-from scalerl_jax.learner.places import place_of
+from scalerl_jax.learner.places import FORMAT, DamagedError, Folder, Place
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, PyTree
 from scalerl_jax.utils.background import Background
+from scalerl_jax.utils.reading import is_remote
 
 _STATE = "state"
 _HOST = "host.json"
@@ -40,52 +38,8 @@ _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HostPart:
-    """Host state that one process gave besides its shards."""
-
-    host: dict[str, Any]  # JSON values
-    groups: tuple[Group, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Restored:
-    """A checkpoint, read back."""
-
-    step: int  # optimizer steps behind it
-    state: PyTree  # on the shardings that were asked for
-    parts: tuple[HostPart, ...]  # of the processes that wrote it, in their order
-
-    @property
-    def host(self) -> dict[str, Any]:
-        """The host's state, as the first process gave it."""
-        return self.parts[0].host
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """The groups that the first process gave."""
-        return self.parts[0].groups
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Content:
-    """What a process puts into a checkpoint; the run changes nothing of it."""
-
-    step: int
-    state: contents.ArrayCopy
-    shapes: dict[str, list[Any]]
-    host: str  # JSON
-    columns: dict[str, np.ndarray]  # of the groups
-    rows: list[dict[str, Any]]
-
-    def write(self, checkpoint: Folder) -> None:
-        """Write this process's part."""
-        self.state.write()
-        folder = _part_folder(checkpoint, multihost.process_index())
-        if folder != checkpoint:
-            folder.mkdir(exist_ok=True)
-        contents.write_groups(folder, self.columns, self.rows)
-        (folder / _HOST).write_text(self.host)
+class UnsavedError(RuntimeError):
+    """A checkpoint cannot be written."""
 
 
 class Checkpointer:
@@ -111,14 +65,9 @@ class Checkpointer:
         the slowest of them, and a save for the one before it.
 
         Raises:
-            ValueError: a number is below 1, or the bucket cannot be used.
+            ValueError: the bucket cannot be used.
         """
-        if every < 1 or keep < 1:
-            raise ValueError(
-                f"checkpoint.every = {every} and checkpoint.keep = {keep} must be "
-                f"above 0"
-            )
-        self._place = place_of(directory, before_seal=before_seal)
+        self._place = _place_of(directory, before_seal or (lambda: None))
         self._directory = self._place.directory
         self._every = every
         self._keep = keep
@@ -136,7 +85,8 @@ class Checkpointer:
     ) -> None:
         """Copy a checkpoint off the devices, and write it or have it written.
 
-        All processes save the same step and state, and each its own host and groups.
+        All processes save the same step and state; the host's state and the groups are
+        those of the first.
 
         Raises:
             UnsavedError: it, or the one before it, cannot be written; those on disk
@@ -146,7 +96,13 @@ class Checkpointer:
         self.wait()
         contents.check_json(host, name="host")
         contents.check_processes(state)
-        columns, rows = contents.flatten(groups)
+        books, (columns, rows) = json.dumps(host), contents.flatten(groups)
+        manifest = {
+            "format": FORMAT,
+            "step": int(step),
+            "files": {},
+            "arrays": contents.describe(state),
+        }
         name = self._place.partial_name(step)
         with self._told(step):
             multihost.agree(
@@ -157,21 +113,24 @@ class Checkpointer:
             partial = self._directory / self._exchange(name)[0]
             with self._discarded(partial):
                 self._first(lambda: self._place.make(partial, _STATE))
-                content = _Content(
-                    step=int(step),
-                    state=self._together(
-                        lambda: self._arrays.copy(partial / _STATE, state)
-                    ),
-                    shapes=contents.describe(state),
-                    host=json.dumps(host),
-                    columns=columns,
-                    rows=rows,
+                written = self._together(
+                    lambda: self._arrays.copy(partial / _STATE, state)
                 )
+
+        def write() -> None:
+            """Write this process's part."""
+            for future in written:
+                future.result()
+            if not multihost.process_index():
+                contents.write_groups(partial, columns, rows)
+                (partial / _HOST).write_text(books)
+
         if self._writing is None:
-            self._complete(partial, content)
+            self._complete(partial, write, manifest)
         else:
             self._writing.start(
-                lambda: self._complete(partial, content), timeout_s=self._timeout_s
+                lambda: self._complete(partial, write, manifest),
+                timeout_s=self._timeout_s,
             )
 
     def check(self) -> None:
@@ -190,21 +149,24 @@ class Checkpointer:
         try:
             self._writing.wait(self._timeout_s)
         except TimeoutError as error:
-            raise manifests.UnsavedError(
+            raise UnsavedError(
                 f"{error} in {self._directory}; {self._untouched()}: a faster disk, or "
                 f"a larger checkpoint.every, and the same --workdir to resume"
             ) from error
 
-    def _complete(self, partial: Folder, content: "_Content") -> None:
+    def _complete(
+        self, partial: Folder, write: Callable[[], None], manifest: dict[str, Any]
+    ) -> None:
         """Write what was copied, and make it the newest checkpoint."""
-        target = self._place.target(content.step)
-        state = partial / _STATE
-        with self._told(content.step), self._discarded(partial):
-            self._together(lambda: content.write(partial))
-            self._first(lambda: self._arrays.finalize(state))
-            files = self._describe(partial)
-            self._first(lambda: self._finish(partial, content, files))
-        self._damaged.discard(target)
+        step = manifest["step"]
+        with self._told(step), self._discarded(partial):
+            self._together(write)
+            self._first(lambda: self._arrays.finalize(partial / _STATE))
+            mine = self._together(lambda: self._place.describe(partial))
+            for text in self._exchange(json.dumps(mine)):
+                manifest["files"] |= json.loads(text)
+            self._first(lambda: self._place.put(partial, manifest))
+        self._damaged.discard(self._place.target(step))
         self._first(lambda: self._place.prune(self._keep, self._damaged))
 
     @contextlib.contextmanager
@@ -214,7 +176,7 @@ class Checkpointer:
             yield
         except Exception as error:
             said = " ".join(str(error).split())
-            raise manifests.UnsavedError(
+            raise UnsavedError(
                 f"cannot write the checkpoint of step {step} to "
                 f"{self._place.target(step)} ({said}); {self._untouched()}: free space "
                 f"or rights there and start again with the same --workdir to resume"
@@ -252,18 +214,14 @@ class Checkpointer:
             return None
         step, path, manifest = found
         contents.check_shapes(path, manifest["arrays"], abstract_state)
-
-        def load() -> Restored:
-            return Restored(
+        return self._together(
+            lambda: Restored(
                 step=step,
                 state=self._arrays.load(path / _STATE, abstract_state),
-                parts=tuple(
-                    _load_part(_part_folder(path, process))
-                    for process in range(manifest.get("processes", 1))
-                ),
+                host=json.loads((path / _HOST).read_bytes()),
+                groups=contents.read_groups(path),
             )
-
-        return self._together(load)
+        )
 
     def restore_params(
         self, abstract_params: PyTree, *, name: str = ""
@@ -351,42 +309,20 @@ class Checkpointer:
         manifest: dict[str, Any] = {}
         damage = ""
         try:
-            manifest = self._place.verify(path, step=step, **_share())
-        except (manifests.DamagedError, OSError) as error:
+            manifest = self._place.verify(path, step=step)
+        except (DamagedError, OSError) as error:
             damage = str(error)
         return manifest, next(filter(None, self._exchange(damage)), "")
 
-    def _describe(self, partial: Folder) -> dict[str, Any]:
-        """Every file of a directory, for its manifest; the processes share."""
-        mine = self._together(lambda: self._place.describe(partial, **_share()))
-        files: dict[str, Any] = {}
-        for text in self._exchange(json.dumps(mine)):
-            files |= json.loads(text)
-        return dict(sorted(files.items()))
 
-    def _finish(
-        self, partial: Folder, content: "_Content", files: dict[str, Any]
-    ) -> None:
-        count = multihost.process_count()
-        more = {"processes": count} if count > 1 else {}
-        manifest = manifests.text(
-            step=content.step, files=files, arrays=content.shapes, **more
-        )
-        self._place.put(partial, content.step, manifest)
+def _place_of(
+    directory: str | os.PathLike[str], before_seal: Callable[[], None]
+) -> Place:
+    """Return the place of a directory of this machine, or of one in a bucket."""
+    if not is_remote(directory):
+        return Place(Path(directory).absolute())
+    from scalerl_jax.learner.bucket_place import BucketPlace
+    from scalerl_jax.utils.remote import open_path
 
-
-def _share() -> dict[str, int]:
-    """Return this process's share of the files to read."""
-    return {"share": multihost.process_index(), "of": multihost.process_count()}
-
-
-def _part_folder(checkpoint: Folder, process: int) -> Folder:
-    """Return the folder in which a process writes its host state."""
-    return checkpoint / f"process_{process:04d}" if process else checkpoint
-
-
-def _load_part(folder: Folder) -> HostPart:
-    return HostPart(
-        host=json.loads((folder / _HOST).read_bytes()),
-        groups=contents.read_groups(folder),
-    )
+    path = open_path(os.fspath(directory), setting="checkpoints in ")
+    return BucketPlace(path, before_seal=before_seal)

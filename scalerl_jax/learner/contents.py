@@ -1,8 +1,8 @@
 """The contents of a checkpoint: arrays of a train state, and groups.  No pickle.
 
 Arrays are written and read by orbax, and compared by name.  `ArrayFiles.copy` returns
-when the state may change or be donated; the files are whole only after
-`ArrayCopy.write`, which may be called in another thread.
+when the state may change or be donated; the files are whole only once its futures are
+done, which another thread may wait for.
 
 Groups are flat arrays and JSON rows.  Their arrays must have the types that
 `types.Rollout` and `types.Prompt` state, and what goes to JSON must be JSON, so that
@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint._src import asyncio_utils
 
-from scalerl_jax.learner.manifest import Folder
+from scalerl_jax.learner.places import Folder
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, Prompt, PyTree, Rollout
 
@@ -36,20 +36,8 @@ _ROLLOUT_ARRAYS = {
     "policy_versions": np.dtype(np.int32),
 }
 
-# What a JSON file holds; `check_json` checks it, a type cannot.
+# A value that a JSON file holds: `check_json` looks, as a type cannot.
 Json = Any
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ArrayCopy:
-    """A state on the host, on its way to the files."""
-
-    futures: list[Any]  # of orbax
-
-    def write(self) -> None:
-        """Return once this process's part is in the files."""
-        for future in self.futures:
-            future.result()
 
 
 class ArrayFiles:
@@ -64,8 +52,8 @@ class ArrayFiles:
             use_ocdbt=True, use_compression=False
         )
 
-    def copy(self, directory: Folder, state: PyTree) -> ArrayCopy:
-        """Copy a state off the devices and begin to write it.
+    def copy(self, directory: Folder, state: PyTree) -> list[Any]:
+        """Copy a state off the devices and begin to write it; return orbax's futures.
 
         On CPU devices the copy is a view, which keeps its buffers from being donated.
         """
@@ -74,7 +62,7 @@ class ArrayFiles:
                 epath.Path(directory), args=ocp.args.PyTreeSave(state)
             )
         )
-        return ArrayCopy(futures=futures or [])
+        return futures or []
 
     def finalize(self, directory: Folder) -> None:
         """Join what several processes wrote, in one of them."""
@@ -105,13 +93,16 @@ def _is_no_echo(record: logging.LogRecord) -> bool:
 
 
 def _placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return leaf.update(sharding=leaf.sharding or first)
 
 
 def describe(tree: PyTree) -> dict[str, list[Any]]:
     """Dtype and shape of every array by its name, as JSON values."""
-    return {name: _shape(leaf) for name, leaf in _named_leaves(tree).items()}
+    return {
+        name: [str(leaf.dtype), list(leaf.shape)]
+        for name, leaf in _named_leaves(tree).items()
+    }
 
 
 def _named_leaves(tree: PyTree) -> dict[str, Any]:
@@ -149,10 +140,6 @@ def check_shapes(path: Folder, arrays: dict[str, list[Any]], wanted: PyTree) -> 
         )
 
 
-def _shape(leaf: jax.Array | jax.ShapeDtypeStruct) -> list[Any]:
-    return [str(leaf.dtype), list(leaf.shape)]
-
-
 def _text(shape: list[Any] | None) -> str:
     return "absent" if shape is None else f"{shape[0]}{shape[1]}"
 
@@ -160,7 +147,7 @@ def _text(shape: list[Any] | None) -> str:
 def flatten(
     groups: Sequence[Group],
 ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
-    """All arrays laid end to end, with the offsets of each; the rest as JSON rows."""
+    """Lay all arrays end to end, with the offsets of each; make the rest JSON rows."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     prompts = [group.prompt.tokens for group in groups]
     completions = [rollout.completion_tokens for rollout in rollouts]
@@ -172,40 +159,11 @@ def flatten(
     for name, dtype in _ROLLOUT_ARRAYS.items():
         parts = [getattr(rollout, name) for rollout in rollouts]
         arrays[name] = _join(parts, completions, name, dtype)
-    arrays |= _join_experts(groups)
+    if any(rollout.experts is not None for rollout in rollouts):
+        from scalerl_jax.batching.replay import join_experts  # of few mixtures
+
+        arrays |= join_experts(groups)
     return arrays, [_group_row(group) for group in groups]
-
-
-def _join_experts(groups: Sequence[Group]) -> dict[str, np.ndarray]:
-    """Experts laid end to end, and offsets; nothing where no rollout has any."""
-    lengths = [
-        len(group.prompt.tokens) - 1 + len(rollout.completion_tokens)
-        for group in groups
-        for rollout in group.rollouts
-    ]
-    held = [rollout.experts for group in groups for rollout in group.rollouts]
-    known = [each for each in held if each is not None]
-    if not known:
-        return {}
-    like = known[0]
-    for each, length in zip(held, lengths, strict=True):
-        wanted = (length, *like.shape[1:])
-        if each is not None and (each.dtype, each.shape) != (like.dtype, wanted):
-            raise ValueError(
-                f"experts is {each.dtype}{list(each.shape)}; it must be "
-                f"{like.dtype}{list(wanted)} to be saved"
-            )
-    none = like[:0]
-    parts = [none if each is None else each for each in held]
-    return {"experts": np.concatenate(parts), "experts_offsets": _offsets(parts)}
-
-
-def _split_experts(arrays: dict[str, np.ndarray]) -> Iterator[np.ndarray | None]:
-    """Yield what `_join_experts` was given, and None for ever where it was nothing."""
-    if "experts" not in arrays:
-        yield from itertools.repeat(None)
-    for part in np.split(arrays["experts"], arrays["experts_offsets"][1:-1]):
-        yield part.copy() if len(part) else None
 
 
 def _join(
@@ -230,28 +188,21 @@ def _offsets(parts: Iterable[np.ndarray]) -> np.ndarray:
 def _group_row(group: Group) -> dict[str, Any]:
     prompt = group.prompt
     check_json(prompt.reference, name=f"reference of prompt {prompt.prompt_id}")
-    return {
-        "ticket": int(group.ticket),
-        "finished_version": int(group.finished_version),
-        "detail": group.detail,
-        "prompt": {
-            "prompt_id": int(prompt.prompt_id),
-            "epoch": int(prompt.epoch),
-            "task": prompt.task,
-            "text": prompt.text,
-            "reference": prompt.reference,
-        },
+    return _row(group, "prompt", "rollouts") | {
+        "prompt": _row(prompt, "tokens"),
         "rollouts": [
-            {
-                "cut_off": bool(rollout.cut_off),
-                "interrupted": bool(rollout.interrupted),
-                "reward": float(rollout.reward),
-                "passed": bool(rollout.passed),
-                "judged": bool(rollout.judged),
-                "status": rollout.status,
-            }
-            for rollout in group.rollouts
+            _row(rollout, "experts", *_ROLLOUT_ARRAYS) for rollout in group.rollouts
         ],
+    }
+
+
+def _row(record: Any, *other: str) -> dict[str, Any]:
+    """Return the fields of a record but for `other` ones, as plain Python values."""
+    names = [field.name for field in dataclasses.fields(record)]
+    values = {name: getattr(record, name) for name in names if name not in other}
+    return {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in values.items()
     }
 
 
@@ -262,21 +213,25 @@ def unflatten(
     prompts = iter(np.split(arrays["prompt_tokens"], arrays["prompt_offsets"][1:-1]))
     cuts = arrays["completion_offsets"][1:-1]
     parts = {name: iter(np.split(arrays[name], cuts)) for name in _ROLLOUT_ARRAYS}
-    experts = _split_experts(arrays)
+    experts: Iterator[np.ndarray | None] = itertools.repeat(None)
+    if "experts" in arrays:
+        from scalerl_jax.batching.replay import split_experts
+
+        experts = iter(split_experts(arrays))
     return tuple(
-        Group(
-            ticket=row["ticket"],
-            finished_version=row["finished_version"],
-            detail=row.get("detail", ""),  # older checkpoints have none
-            prompt=Prompt(tokens=next(prompts).copy(), **row["prompt"]),
-            rollouts=tuple(
-                Rollout(
-                    **{name: next(part).copy() for name, part in parts.items()},
-                    **rest,
-                    experts=next(experts),
-                )
-                for rest in row["rollouts"]
-            ),
+        Group(  # of which older checkpoints lack fields that have defaults
+            **row
+            | {
+                "prompt": Prompt(tokens=next(prompts).copy(), **row["prompt"]),
+                "rollouts": tuple(
+                    Rollout(
+                        **{name: next(part).copy() for name, part in parts.items()},
+                        **rest,
+                        experts=next(experts),
+                    )
+                    for rest in row["rollouts"]
+                ),
+            }
         )
         for row in rows
     )

@@ -173,37 +173,39 @@ def minibatches(batch: PackedBatch, count: int) -> Iterator[PackedBatch]:
             yield dataclasses.replace(found, mask=here[filled])
 
 
-class PairedStep:
+class PairedStep(TrainStep):
     """A step of the policy, and those of its critic on parts of the same batch.
 
     Nothing is applied if the policy's gradient is not finite.  A gradient of the
     critic that is not finite ends its steps and leaves the policy as it was: with one
-    step of the critic it is both, or neither.
+    step of the critic it is both, or neither.  All but a call is of the policy alone.
     """
 
     def __init__(
-        self, policy: TrainStep, critic: TrainStep, *, num_minibatches: int = 1
+        self,
+        accumulate: Accumulate,
+        update: Update,
+        *,
+        critic: TrainStep,
+        num_minibatches: int = 1,
+        **like: Any,
     ) -> None:
-        """`policy` is of states without a critic, `critic` of those of critics.
+        """The policy's step, of states `like` a `TrainStep`'s, without their critics.
 
-        The critic makes a step on each of `num_minibatches` parts of a batch.
+        The `critic` makes a step on each of `num_minibatches` parts of a batch.
         """
-        self._policy, self.critic = policy, critic
+        super().__init__(accumulate, update, **like)
+        self.critic = critic
         self._num_minibatches = num_minibatches
-
-    @property
-    def policy(self) -> TrainStep:
-        """The step of the policy alone."""
-        return self._policy
 
     def lower(self) -> dict[str, Any]:
         """The programs by name, not compiled."""
         of_critic = {f"critic_{x}": low for x, low in self.critic.lower().items()}
-        return self.policy.lower() | of_critic
+        return super().lower() | of_critic
 
     def compile(self, notice: Callable[[int, int], None] = lambda *_: None) -> None:
         """Compile everything that a step runs; `notice` hears which of how many."""
-        self.policy.compile(notice)
+        super().compile(notice)
         self.critic.compile(notice)
 
     def __call__(
@@ -216,7 +218,7 @@ class PairedStep:
         critic: Any = state.critic
         policy = dataclasses.replace(state, critic=None)
         # Before the critic's are applied, to be found finite.
-        of_policy = self.policy.total(policy.params, batch)
+        of_policy = self.total(policy.params, batch)
         finite = _all_finite(of_policy, True)
         metrics_of_critic = []
         for part in minibatches(batch, self._num_minibatches):
@@ -224,7 +226,7 @@ class PairedStep:
             finite = _all_finite(of_critic, finite)
             critic, metrics = self.critic.apply(critic, _unless(finite, of_critic))
             metrics_of_critic.append(metrics)
-        policy, metrics = self.policy.apply(policy, _unless(finite, of_policy))
+        policy, metrics = self.apply(policy, _unless(finite, of_policy))
         means = jax.tree.map(lambda *each: jnp.stack(each).mean(), *metrics_of_critic)
         return dataclasses.replace(policy, critic=critic), means | metrics
 
@@ -248,7 +250,7 @@ class CriticAdvantages:
     gamma: float
     gae_lambda: float
     eps: float | None  # whitened over the sampled tokens of the batch; None: as is
-    # What is taken off the reward of each token [M, R, S]; None: nothing.
+    # Taken off the reward of each token [M, R, S]; None: nothing is.
     penalties: Callable[[PackedBatch], np.ndarray] | None = None
 
     def __call__(self, params: PyTree, batch: PackedBatch) -> PackedBatch:

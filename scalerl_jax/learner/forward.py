@@ -5,7 +5,6 @@ what is computed before a window's first step, and in what explains a skipped on
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from scalerl_jax.learner.logprobs import (
     pointwise_loss,
     token_logprobs,
 )
-from scalerl_jax.model.architecture import Architecture, batch_sharding
+from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import SegmentAttention
 from scalerl_jax.model.transformer import Said, head_weights, hidden_states
 from scalerl_jax.parallel.mesh import compiler_options
@@ -88,7 +87,7 @@ class Forward:
     def logprobs_of(
         self, states: Array, params: PyTree, batch: PackedBatch
     ) -> tuple[Float[Array, "R S"], Float[Array, "R S"]]:
-        """As `logprobs`, from what `states` has returned first."""
+        """Return what `logprobs` does, from the hidden states of all tokens."""
         hidden = _of_targets(states, batch)
         return token_logprobs(hidden, head_weights(params), batch.targets, self.head)
 
@@ -123,70 +122,6 @@ def read_forward(batch: PackedBatch) -> PackedBatch:
     return dataclasses.replace(batch, **dict.fromkeys(_UNREAD))
 
 
-class Scorer:
-    """Runs a function of params and a microbatch over a batch [M, R, S].
-
-    A value per token, on the host: log-probabilities of the reference policy and of the
-    trained one at the start of a window, and a critic's values, are made so.
-    """
-
-    def __init__(
-        self,
-        function: Callable[[PyTree, PackedBatch], Float[Array, "R S"]],
-        *,
-        params: PyTree,
-        batch: PackedBatch,
-        mesh: Mesh,
-    ) -> None:
-        """For `params`, their shardings given, and microbatches like `batch`.
-
-        Both may be abstract.  What the function has no use for (the weights, the
-        advantages, ...) is not sent to the devices.
-        """
-        self._put_to = batch_sharding(mesh)
-        self._shapes = (
-            jax.tree.map(abstract, params),
-            jax.tree.map(
-                lambda leaf: abstract(leaf, self._put_to), read_forward(batch)
-            ),
-        )
-        # On every device, so that every process can read the whole of it.
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        options = compiler_options("learner", mesh)
-        self._jitted = jax.jit(
-            function, out_shardings=everywhere, compiler_options=options
-        )
-
-    def lower(self) -> Any:
-        """The program, not compiled."""
-        return self._jitted.lower(*self._shapes)
-
-    def compile(self) -> None:
-        """Compile what a call runs."""
-        _ = self._program
-
-    @functools.cached_property
-    def _program(self) -> Any:
-        return self.lower().compile()
-
-    def __call__(
-        self, params: PyTree, batch: PackedBatch
-    ) -> Float[np.ndarray, "M R S"]:
-        """The function's values at every token of a batch."""
-        found = [
-            self._program(params, microbatch)
-            for microbatch in microbatches(read_forward(batch), self._put_to)
-        ]
-        return np.stack(jax.device_get(found))
-
-
-def make_logprobs(
-    forward: Forward,
-) -> Callable[[PyTree, PackedBatch], Float[Array, "R S"]]:
-    """Make what a `Scorer` computes: the log-probability of every target, in nats."""
-    return lambda params, batch: forward.logprobs(params, batch)[0]
-
-
 def plain_scorer(
     forward: Forward,
 ) -> Callable[[PyTree, PackedBatch], Float[np.ndarray, "M R S"]]:
@@ -197,7 +132,7 @@ def plain_scorer(
     # On every device, so that every process can read the whole of it.
     everywhere = forward.mesh and NamedSharding(forward.mesh, PartitionSpec())
     logprobs = jax.jit(
-        make_logprobs(forward),
+        lambda params, batch: forward.logprobs(params, batch)[0],
         out_shardings=everywhere,
         compiler_options=forward.mesh and compiler_options("learner", forward.mesh),
     )

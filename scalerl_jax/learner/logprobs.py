@@ -46,14 +46,14 @@ class Head:
     chunk_vocab: int = 16384  # per device
 
     def gather(self, slab: Array, dtype: jnp.dtype) -> Float[Array, "v D"]:
-        """All columns of a slab of the head, in the dtype of the product."""
+        """Return all columns of a slab of the head, in the dtype of the product."""
         slab = slab.astype(jnp.float32 if self.float32_head else dtype)
         if self.mesh is None:
             return slab
         return jax.lax.all_gather(slab, SHARDS, axis=1, tiled=True)
 
     def scatter(self, of_slab: Float[Array, "v D"]) -> Float[Array, "v columns"]:
-        """This device's columns, summed over the shards."""
+        """Return this device's columns, summed over the shards."""
         if self.mesh is None or num_shards(self.mesh) == 1:
             return of_slab
         # Over the first axis: over the last one some TPUs get a whole all-reduce.
@@ -61,18 +61,18 @@ class Head:
         return jax.lax.psum_scatter(parts.swapaxes(0, 1), SHARDS, scatter_dimension=0)
 
     def first_id(self, head: Array) -> Array | int:
-        """Id of the first token that this device's part of the head is of."""
+        """Return the first token id that this device's part of the head is of."""
         if self.mesh is None:
             return 0
         return jax.lax.axis_index("tensor") * head.shape[0]
 
     def logits(self, hidden: Array, slab: Array) -> Float[Array, "c v"]:
-        """Logits of a tile, divided by the temperature."""
+        """Return the logits of a tile, divided by the temperature."""
         logits = head_logits(hidden, slab, float32_head=self.float32_head)
         return logits / self.temperature
 
     def product(self) -> Callable[..., Array]:
-        """An einsum of float32 results, as exact as the logits' own."""
+        """Return an einsum of float32 results, as exact as the logits' own."""
         return functools.partial(
             jnp.einsum,
             precision=jax.lax.Precision.HIGHEST if self.float32_head else None,
@@ -80,6 +80,7 @@ class Head:
         )
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def token_logprobs(
     hidden: Float[Array, "R S D"],
     weights: Float[Array, "V D"],
@@ -90,18 +91,11 @@ def token_logprobs(
 
     p = softmax(logits / temperature),  entropy = -sum_v p[v] log p[v]
     """
-    return _token_logprobs(head, hidden, weights, targets)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _token_logprobs(
-    head: Head, hidden: Array, weights: Array, targets: Array
-) -> tuple[Array, Array]:
-    return _forward(head, hidden, weights, targets)[0]
+    return _forward(hidden, weights, targets, head)[0]
 
 
 def _forward(
-    head: Head, hidden: Array, weights: Array, targets: Array
+    hidden: Array, weights: Array, targets: Array, head: Head
 ) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
     logprobs, entropy, log_z = over_mesh(
         head.mesh,
@@ -125,7 +119,7 @@ def _backward(
     return of_hidden, of_weights, None
 
 
-_token_logprobs.defvjp(_forward, _backward)
+token_logprobs.defvjp(_forward, _backward)
 
 
 def _tiles(
@@ -288,31 +282,32 @@ def pointwise_loss(
     """
     parts = 1 if head.mesh is None else head.mesh.shape["tensor"]
     if weights.shape[0] <= head.chunk_vocab * parts:
-        return _pointwise_loss(head, pointwise, hidden, weights, targets, fields)
-    logprobs, entropy = token_logprobs(hidden, weights, targets, head)
+        return _pointwise_loss(hidden, weights, targets, fields, pointwise, head)
+    found: Any = token_logprobs(hidden, weights, targets, head)
+    logprobs, entropy = found
     return pointwise(logprobs, entropy, fields).sum(), logprobs, entropy
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _pointwise_loss(
-    head: Head,
-    pointwise: Pointwise,
     hidden: Array,
     weights: Array,
     targets: Array,
     fields: PyTree,
+    pointwise: Pointwise,
+    head: Head,
 ) -> tuple[Array, Array, Array]:
-    logprobs, entropy = token_logprobs(hidden, weights, targets, head)
+    (logprobs, entropy), _ = _forward(hidden, weights, targets, head)
     return pointwise(logprobs, entropy, fields).sum(), logprobs, entropy
 
 
 def _pointwise_forward(
-    head: Head,
-    pointwise: Pointwise,
     hidden: Array,
     weights: Array,
     targets: Array,
     fields: PyTree,
+    pointwise: Pointwise,
+    head: Head,
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array]]:
     losses, logprobs, entropy, *gradients = over_mesh(
         head.mesh,
@@ -324,17 +319,15 @@ def _pointwise_forward(
 
 
 def _pointwise_backward(
-    head: Head,
     pointwise: Pointwise,
+    head: Head,
     gradients: tuple[Array, Array],
     cotangents: tuple[Array, Array, Array],
 ) -> tuple[Array | None, ...]:
-    del head, pointwise
-    return (
-        *((each * cotangents[0]).astype(each.dtype) for each in gradients),
-        None,
-        None,
+    of_hidden, of_weights = (
+        (each * cotangents[0]).astype(each.dtype) for each in gradients
     )
+    return of_hidden, of_weights, None, None
 
 
 _pointwise_loss.defvjp(_pointwise_forward, _pointwise_backward)

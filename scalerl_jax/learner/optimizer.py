@@ -97,7 +97,7 @@ def freeze(
 
 
 def frozen_params(params: PyTree, patterns: Sequence[str]) -> PyTree:
-    """True per frozen leaf: a pattern matches the whole of its name (`re.fullmatch`).
+    """Return a tree that is True at the leaves whose whole name a pattern matches.
 
     Names are paths in the tree: "embedding", "layers/query".  Layers are stacked, so
     that a name is of all of them.

@@ -1,93 +1,51 @@
-"""The directory in which the checkpoints of a run lie: their names, old ones, new ones.
+"""The directory in which the checkpoints of a run lie, and what makes a directory one.
 
-On a disk one is written under another name and gets its own by one rename, so that a
-kill at any moment leaves it whole or not at all.  In a bucket the manifest, which is
-written last, makes it a checkpoint (`bucket_place`).
+A checkpoint's manifest lists its files with their sizes and SHA-256, and is sealed by a
+SHA-256 of its own.  On a disk a checkpoint is written under another name and gets its
+own by one rename, so that a kill at any moment leaves it whole or not at all.  In a
+bucket the manifest, which is written last, makes it a checkpoint (`bucket_place`).
+
+Several processes share the reading: each takes every n-th file.
 """
 
+import concurrent.futures
+import functools
+import hashlib
+import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, TypeVar
 
-from scalerl_jax.learner import manifest as manifests
-from scalerl_jax.learner.manifest import Folder
-from scalerl_jax.utils.reading import is_remote
+from scalerl_jax.parallel import multihost
 
+# A pathlib.Path, or in a bucket an epath.Path, which has the same methods.
+Folder = Any
+# Size and checksum of each file, by its name in the checkpoint.
+Files = dict[str, dict[str, Any]]
+FORMAT = 1  # of the directory; to be raised with every change that old code misreads
+MANIFEST = "manifest.json"
+_DISK_THREADS = 4
 # The second form is a checkpoint on its way out, while another of its step comes in.
 _NAME = re.compile(r"step_(\d{8,})(\.replaced)?")
+_T = TypeVar("_T")
 
 
-@runtime_checkable
-class Place(Protocol):
-    """Where checkpoints lie, as their writer and reader uses it."""
-
-    directory: Any  # a Folder
-
-    def target(self, step: int) -> Any:
-        """Return the checkpoint of a step, once it is whole."""
-        ...
-
-    def partial_name(self, step: int) -> str:
-        """Return a name under which one may be written."""
-        ...
-
-    def make(self, partial: Any, folder: str) -> None:
-        """Begin an empty directory with a folder."""
-        ...
-
-    def describe(self, partial: Any, *, share: int, of: int) -> dict[str, Any]:
-        """A share of what is to be verified of each file."""
-        ...
-
-    def put(self, partial: Any, step: int, manifest: str) -> None:
-        """Make a directory the checkpoint of its step, sealed."""
-        ...
-
-    def verify(self, path: Any, *, step: int, share: int, of: int) -> dict[str, Any]:
-        """Return the manifest of a checkpoint, a share of whose files is good."""
-        ...
-
-    def found(self) -> list[tuple[int, Any]]:
-        """Steps and directories of the checkpoints, newest first."""
-        ...
-
-    def prune(self, keep: int, damaged: Container[Any]) -> None:
-        """Remove what a newer checkpoint has made superfluous."""
-        ...
-
-    def remove(self, path: Any) -> None:
-        """Remove a checkpoint."""
-        ...
+class DamagedError(Exception):
+    """A checkpoint that is not as it was written; says how."""
 
 
-def place_of(
-    directory: str | os.PathLike[str], *, before_seal: Callable[[], None] | None = None
-) -> Place:
-    """Return the place of a directory of this machine, or of one in a bucket.
-
-    `before_seal` runs before a checkpoint in a bucket becomes one.
-    """
-    if not is_remote(directory):
-        return LocalPlace(Path(directory).absolute())
-    from scalerl_jax.learner.bucket_place import BucketPlace
-    from scalerl_jax.utils.remote import open_path
-
-    path = open_path(os.fspath(directory), setting="checkpoints in ")
-    return BucketPlace(path, before_seal=before_seal or (lambda: None))
-
-
-class LocalPlace:
+class Place:
     """A directory of this machine, or one that is mounted here."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Folder) -> None:
         """Make nothing before a checkpoint is written."""
         self.directory = directory
 
-    def target(self, step: int) -> Path:
+    def target(self, step: int) -> Folder:
         """Return the checkpoint of a step, once it is whole."""
         return self.directory / f"step_{step:08d}"
 
@@ -98,42 +56,74 @@ class LocalPlace:
         """
         return f".saving_{step:08d}_{time.monotonic_ns()}"
 
-    def make(self, partial: Path, folder: str) -> None:
+    def make(self, partial: Folder, folder: str) -> None:
         """Make an empty directory with a folder; what is left of others goes."""
         for path in self.directory.glob(".saving_*"):
             shutil.rmtree(path, ignore_errors=True)
         (partial / folder).mkdir(parents=True)
 
-    def describe(self, partial: Path, *, share: int, of: int) -> dict[str, Any]:
-        """Size and SHA-256 of a share of the files, which are then on the disk."""
-        return manifests.describe(partial, share=share, of=of)
+    def describe(self, partial: Folder) -> Files:
+        """Size and SHA-256 of this process's share of the files, now on the disk."""
+        paths = sorted(path for path in partial.rglob("*") if path.is_file())
 
-    def put(self, partial: Path, step: int, manifest: str) -> None:
+        def entry(path: Path) -> dict[str, Any]:
+            digest = _digest(path)
+            _sync(path)
+            return {"bytes": path.stat().st_size, "sha256": digest}
+
+        mine = _share(paths)
+        with concurrent.futures.ThreadPoolExecutor(_DISK_THREADS) as pool:
+            entries = list(pool.map(entry, mine))
+        names = [str(path.relative_to(partial)) for path in mine]
+        return dict(zip(names, entries, strict=True))
+
+    def put(self, partial: Folder, manifest: dict[str, Any]) -> None:
         """Make a directory the checkpoint of its step, sealed.
 
         One of that step that exists goes after it.
         """
-        manifests.write(partial, manifest)
-        target = self.target(step)
+        (partial / MANIFEST).write_text(sealed(manifest))
+        folders = [path for path in partial.rglob("*") if path.is_dir()]
+        for path in (partial / MANIFEST, *folders, partial):
+            _sync(path)
+        target = self.target(manifest["step"])
         replaced = target.with_name(f"{target.name}.replaced")
         if target.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             target.rename(replaced)
         partial.rename(target)
-        manifests.sync(self.directory)
+        _sync(self.directory)
 
-    def verify(self, path: Path, *, step: int, share: int, of: int) -> dict[str, Any]:
-        """The manifest of a checkpoint, a share of whose files is as it was written.
+    def verify(self, path: Folder, *, step: int) -> dict[str, Any]:
+        """Return the manifest of a checkpoint, this process's share of whose files is
+        as it was written.
 
         Raises:
             DamagedError: it is not.
             ValueError: the checkpoint is of another format.
         """
-        return manifests.verify(
-            path, step=step, check=manifests.check_file, share=share, of=of
-        )
+        manifest = _read(path / MANIFEST)
+        if manifest["format"] != FORMAT:
+            raise ValueError(
+                f"{path} has format {manifest['format']} and this code reads {FORMAT}; "
+                f"resume with the code that wrote it (git_revision in config.json)"
+            )
+        if manifest["step"] != step:
+            raise DamagedError(f"its manifest is of step {manifest['step']}")
+        check = self.checker(path)
+        with concurrent.futures.ThreadPoolExecutor(_DISK_THREADS) as pool:
+            list(
+                pool.map(
+                    lambda each: check(*each), _share([*manifest["files"].items()])
+                )
+            )
+        return manifest
 
-    def found(self) -> list[tuple[int, Path]]:
+    def checker(self, path: Folder) -> Callable[[str, dict[str, Any]], None]:
+        """Return what refuses a file of a checkpoint that is not as expected."""
+        return functools.partial(_check_file, path)
+
+    def found(self) -> list[tuple[int, Folder]]:
         """Steps and directories of the checkpoints, newest first."""
         if not self.directory.is_dir():
             return []
@@ -152,6 +142,64 @@ class LocalPlace:
             if path not in current[:keep]:
                 self.remove(path)
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: Folder) -> None:
         """Remove a checkpoint, as far as it can be."""
         shutil.rmtree(path, ignore_errors=True)
+
+
+def sealed(manifest: dict[str, Any]) -> str:
+    """Return a manifest as a text, with its seal."""
+    return json.dumps({"sha256": _seal(manifest), "manifest": manifest}, indent=1)
+
+
+def _seal(manifest: dict[str, Any]) -> str:
+    """SHA-256 of the manifest itself, whatever its white space."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _read(path: Folder) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+        if found["sha256"] == _seal(found["manifest"]):
+            return found["manifest"]
+    except FileNotFoundError:
+        raise DamagedError(f"{MANIFEST} is missing") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedError(f"{MANIFEST} is broken: {error!r}") from error
+    raise DamagedError(f"{MANIFEST} is broken: its checksum differs")
+
+
+def _check_file(checkpoint: Path, name: str, expected: dict[str, Any]) -> None:
+    path = (checkpoint / name).resolve()
+    if not path.is_relative_to(checkpoint.resolve()):
+        raise DamagedError(f"{MANIFEST} names {name!r}, which is not in the checkpoint")
+    if not path.is_file():
+        raise DamagedError(f"{name} is missing")
+    check_size(name, path.stat().st_size, expected)
+    if _digest(path) != expected["sha256"]:
+        raise DamagedError(f"{name} has a wrong checksum")
+
+
+def check_size(name: str, size: int, expected: dict[str, Any]) -> None:
+    """Refuse a file of another size than the manifest says."""
+    if size != expected["bytes"]:
+        raise DamagedError(f"{name} has {size} of {expected['bytes']} bytes")
+
+
+def _share(files: Sequence[_T]) -> Sequence[_T]:
+    """Return those that this process is to read."""
+    return files[multihost.process_index() :: multihost.process_count()]
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file or the names in a directory are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -34,7 +34,7 @@ from scalerl_jax.types import PyTree
 from scalerl_jax.utils.xla import is_full
 
 _log = logging.getLogger(__name__)
-# What carries the cut over heads, in this order: the learner's own cut comes first.
+# Axes that carry the cut over heads, in this order: the learner's own comes first.
 _CUT_FIRST = ("tensor", "expert", "fsdp", "context", "data")
 
 
@@ -116,7 +116,7 @@ def _make_stage(
 
     def shard(spec: Any, sharding: NamedSharding) -> list[NamedSharding]:
         cut = _cut(sharding)
-        if cut is None:
+        if cut.shards == 1:
             return [everywhere]
         if spec.shape[cut.dimension] % cut.shards:
             raise ValueError(
@@ -153,7 +153,7 @@ def _make_stage(
 
 
 def _cut_mesh(mesh: Mesh, cuts: int) -> tuple[Mesh, tuple[str, ...]]:
-    """The same devices in the same order, and axes that make up `cuts` shards.
+    """Return a mesh of the same devices, in their order, and its axes that make `cuts`.
 
     Each axis falls in two, the first of which cuts: a learner whose heads are already
     cut more finely then gathers neighbours alone.
@@ -172,29 +172,29 @@ def _cut_mesh(mesh: Mesh, cuts: int) -> tuple[Mesh, tuple[str, ...]]:
 
 
 class _Cut(NamedTuple):
-    """How the sampler has a leaf: one dimension of it in shards."""
+    """A leaf as the sampler has it: one dimension of it in shards."""
 
     dimension: int
     shards: int
 
     def split(self, devices: int) -> int:
-        """Into how many arrays a learner of so many devices splits the leaf."""
+        """Return how many arrays a learner of so many devices splits the leaf into."""
         return self.shards // math.gcd(devices, self.shards)
 
 
-def _cut(sharding: NamedSharding) -> _Cut | None:
+def _cut(sharding: NamedSharding) -> _Cut:
     for dimension, names in enumerate(sharding.spec):
         if names is not None:
             axes = names if isinstance(names, tuple) else (names,)
             shards = math.prod(sharding.mesh.shape[axis] for axis in axes)
             return _Cut(dimension, shards)
-    return None
+    return _Cut(0, 1)
 
 
-def _split(leaf: Array, cut: _Cut | None, devices: int) -> list[Array]:
+def _split(leaf: Array, cut: _Cut, devices: int) -> list[Array]:
     """Arrays of which the one numbered j holds the shards j, j + split, ..."""
-    split = 1 if cut is None else cut.split(devices)
-    if cut is None or split == 1:
+    split = cut.split(devices)
+    if split == 1:
         return [leaf]
     dimension, cuts = cut.dimension, cut.shards // split
     before, after = leaf.shape[:dimension], leaf.shape[dimension + 1 :]
@@ -208,11 +208,11 @@ def _split(leaf: Array, cut: _Cut | None, devices: int) -> list[Array]:
 
 
 def _send(staged: Published, destination: PyTree) -> Published:
-    """The same on the sampler's devices; every shard is copied as it is."""
+    """Copy what is staged to the sampler's devices, every shard as it is."""
 
     def targets(to: NamedSharding, arrays: list[Array]) -> list[NamedSharding]:
         split, cut = len(arrays), _cut(to)
-        if cut is None or split == 1:
+        if split == 1:
             return [to]
         # The axes that cut a leaf vary fastest: devices by copies and shards, of which
         # each array has its own.
@@ -225,11 +225,10 @@ def _send(staged: Published, destination: PyTree) -> Published:
         return [NamedSharding(mesh, spec) for mesh in meshes]
 
     def join(to: NamedSharding, arrays: list[Array]) -> Array:
-        cut = _cut(to)
-        if cut is None or len(arrays) == 1:
+        if len(arrays) == 1:
             return arrays[0]
         shape = list(arrays[0].shape)
-        shape[cut.dimension] *= len(arrays)
+        shape[_cut(to).dimension] *= len(arrays)
         shards = {
             shard.device: shard.data
             for array in arrays

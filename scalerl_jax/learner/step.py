@@ -5,16 +5,18 @@ Two pure programs without a mesh, `make_accumulate` for each microbatch and
 `Objective` is the loss token by token, with metrics of its tokens.
 
 One file above 400 lines: from a token's loss to the update there is no other stop.
+`LocalLearner` is what the loop sees of all this.
 """
 
 import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
@@ -22,6 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from scalerl_jax.algo import diagnostics
 from scalerl_jax.algo.losses import TokenLoss
+from scalerl_jax.contract import Publication, Restored
 from scalerl_jax.learner.forward import Forward, abstract, microbatches
 from scalerl_jax.learner.optimizer import (
     frozen_params,
@@ -29,29 +32,12 @@ from scalerl_jax.learner.optimizer import (
     round_stochastically,
 )
 from scalerl_jax.model.architecture import batch_sharding
-from scalerl_jax.model.transformer import Said
 from scalerl_jax.parallel.mesh import compiler_options
-from scalerl_jax.types import PackedBatch, PyTree, Tokens
+from scalerl_jax.types import Group, PackedBatch, PyTree, Tokens
 
 Scalars = dict[str, Float[Array, ""]]
-TAKEN = "experts taken"  # name, among the sums, of what `Balance` counts
-
-
-@runtime_checkable
-class Balance(Protocol):
-    """What evens out the experts of a mixture, `learner.balance.Evening`."""
-
-    def __call__(self, said: Said, batch: PackedBatch) -> tuple[Array, Array]:
-        """Return a microbatch's loss, and how many choices [L, E] fell on each."""
-        ...
-
-    def adjust(self, params: Any, taken: Array, *, old: Any) -> None:
-        """Make the biases of new params from the old ones and a step's choices."""
-        ...
-
-    def metrics(self, taken: Array) -> Scalars:
-        """Return the metrics of a step's choices."""
-        ...
+Balance = Any  # a `learner.balance.Evening`, which few runs load
+TAKEN = "experts taken"  # name, among the sums, of what it counts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +50,7 @@ class Objective:
     """
 
     token_loss: TokenLoss
-    # Whether the loss of a token is a function of that token alone.
-    elementwise: bool = True
+    elementwise: bool = True  # a token's loss is a function of that token alone
     regularizers: Sequence[TokenLoss] = ()
     max_importance_ratio: float = float("inf")  # ratios above it are counted
     # By metric, its name with a slash: averaged over the tokens that are trained on.
@@ -93,19 +78,19 @@ class Objective:
     ) -> tuple[Scalars, Scalars]:
         """Sums and maxima over a microbatch [R, S], for `summarize`."""
         tokens = jax.lax.stop_gradient(tokens_of(batch, logprobs, entropy))
-        ratios = (tokens.logprobs, tokens.behavior_logprobs)
-        sums = diagnostics.token_sums(
-            *ratios,
+        sums, maxima = diagnostics.token_statistics(
+            tokens.logprobs,
+            tokens.behavior_logprobs,
             tokens.entropy,
             batch.staleness,
             tokens.mask,
             max_importance_ratio=self.max_importance_ratio,
         )
-        sums |= {
+        measured = {
             name: jnp.where(tokens.mask, measure(tokens), 0.0).sum()
             for name, measure in self.measures.items()
         }
-        return sums, diagnostics.token_maxima(*ratios, batch.staleness, tokens.mask)
+        return sums | measured, maxima
 
 
 def summarize(sums: Scalars, maxima: Scalars) -> Scalars:
@@ -345,30 +330,6 @@ def _measured(
     return summarize(total.sums, total.maxima) | own
 
 
-@runtime_checkable
-class Step(Protocol):
-    """A compiled step: `TrainStep`, or with a critic `learner.critic.PairedStep`."""
-
-    @property
-    def policy(self) -> "TrainStep":
-        """The step of the policy alone."""
-        ...
-
-    def lower(self) -> dict[str, Any]:
-        """Return the programs by name, not compiled."""
-        ...
-
-    def compile(self, notice: Callable[[int, int], None] = lambda *_: None) -> None:
-        """Compile everything that a step runs; `notice` hears which of how many."""
-        ...
-
-    def __call__(
-        self, state: TrainState, batch: PackedBatch
-    ) -> tuple[TrainState, dict[str, Array]]:
-        """Return the state after a batch [M, R, S], and the metrics."""
-        ...
-
-
 class TrainStep:
     """One optimizer step over a mesh, a microbatch at a time.
 
@@ -424,11 +385,6 @@ class TrainStep:
         }
         self._programs: dict[str, Any] = {}
 
-    @property
-    def policy(self) -> "TrainStep":
-        """The step of the policy alone: this one."""
-        return self
-
     def lower(self) -> dict[str, Any]:
         """The programs by name, not compiled: start, accumulate, update."""
         return {
@@ -437,10 +393,9 @@ class TrainStep:
 
     def compile(self, notice: Callable[[int, int], None] = lambda *_: None) -> None:
         """Compile everything that a step runs; `notice` hears which of how many."""
-        lowered = self.lower()
-        for number, (name, program) in enumerate(lowered.items(), start=1):
-            notice(number, len(lowered))
-            self._programs[name] = program.compile()
+        for number, (name, (jit, shapes)) in enumerate(self._jitted.items(), start=1):
+            notice(number, len(self._jitted))
+            self._programs[name] = jit.lower(*shapes).compile()
 
     def __call__(
         self, state: TrainState, batch: PackedBatch
@@ -451,11 +406,6 @@ class TrainStep:
     def total(self, params: PyTree, batch: PackedBatch) -> Accumulated:
         """Sums over the microbatches of a batch [M, R, S]."""
         return collections.deque(self.accumulated(params, batch), maxlen=1).pop()
-
-    def examine(self, params: PyTree, batch: PackedBatch) -> dict[str, float]:
-        """Return metrics of a batch [M, R, S] and the norm of its gradient."""
-        found = _measured(self.total(params, batch), summarize)
-        return {name: float(value) for name, value in found.items()}
 
     def apply(
         self, state: TrainState, sums: Accumulated
@@ -476,3 +426,82 @@ class TrainStep:
     def microbatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
         """The parts of a batch [M, R, S], each on the devices."""
         return microbatches(batch, self._put_to)
+
+
+# State at the start of a window, its batches -> the batches with the scores that the
+# objective reads.
+Annotate = Callable[[TrainState, list[PackedBatch]], list[PackedBatch]]
+
+
+@dataclasses.dataclass(kw_only=True)
+class LocalLearner:
+    """The `contract.Learner` in the loop's process: programs over the train state."""
+
+    layout: PyTree  # of the train state: shapes, dtypes and shardings
+    train_step: TrainStep
+    diagnose: Callable[[PyTree, PackedBatch], str]  # of a skipped step
+    annotate_window: Annotate
+    to_sampler: Callable[[PyTree, Array], Publication]
+    score_batch: Callable[[PyTree, PackedBatch], Float[np.ndarray, "M R S"]]
+    checkpointer: Any  # a `learner.checkpoint.Checkpointer`
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # of a gang
+
+    def step(
+        self, state: TrainState, batch: PackedBatch
+    ) -> tuple[TrainState, dict[str, float], str]:
+        """Make an optimizer step, which donates the state.
+
+        Returns the next state, metrics, and why the step was skipped; empty: it was
+        made.
+        """
+        state, arrays = self.train_step(state, batch)
+        metrics = {name: float(value) for name, value in arrays.items()}
+        skipped = metrics.pop("skipped")
+        return state, metrics, self.diagnose(state.params, batch) if skipped else ""
+
+    def annotate(
+        self, state: TrainState, batches: list[PackedBatch]
+    ) -> list[PackedBatch]:
+        """Return a window's batches with the scores that the objective reads."""
+        return self.annotate_window(state, batches)
+
+    def publish(self, state: TrainState, *, pinned: bool = False) -> Publication:
+        """Return a copy of the params, on the devices of every generator replica.
+
+        It is there as long as somebody holds it, `pinned` or not.
+
+        Raises:
+            RuntimeError: it could not be sent.
+        """
+        return self.to_sampler(state.params, state.policy_version)
+
+    def score(
+        self, state: TrainState, batch: PackedBatch
+    ) -> Float[np.ndarray, "M R S"]:
+        """Return the log-probability of every target of a batch, in nats."""
+        return self.score_batch(state.params, batch)
+
+    def examine(self, state: TrainState, batch: PackedBatch) -> dict[str, float]:
+        """Return a batch's metrics and the norm of its gradient; no step is made."""
+        found = _measured(self.train_step.total(state.params, batch), summarize)
+        return {name: float(value) for name, value in found.items()}
+
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        *,
+        host: dict[str, Any],
+        groups: Sequence[Group],
+    ) -> None:
+        """Save the state and what the controller adds; on return both are copied.
+
+        Raises:
+            UnsavedError: it, or the one before it, cannot be written; those on disk are
+                untouched.
+        """
+        self.checkpointer.save(step, state=state, host=host, groups=groups)
+
+    def restore(self) -> Restored | None:
+        """Return the newest good checkpoint, if there is any."""
+        return self.checkpointer.restore(self.layout)

@@ -1,20 +1,84 @@
-"""What a window needs to know of the params at its start, written into its batches.
+"""Scores that a window's batches get before its first step; few objectives read any.
 
-Log-probabilities of the reference and of the params themselves; and, where the KL to
-the reference is part of the reward, the advantages, which had to wait for it.
+They are log-probabilities under the reference and under the params at the start of the
+window; and, where the KL to the reference is part of the reward, the advantages, which
+had to wait for it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from scalerl_jax.batching.assembly import Advantages
-from scalerl_jax.learner.forward import Scorer
+from scalerl_jax.learner.forward import abstract, microbatches, read_forward
 from scalerl_jax.learner.step import TrainState
+from scalerl_jax.model.architecture import batch_sharding
+from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.types import PackedBatch, PyTree
+
+
+class Scorer:
+    """Runs a function of params and a microbatch over a batch [M, R, S].
+
+    A value per token, on the host: log-probabilities of the reference policy and of the
+    trained one at the start of a window, and a critic's values, are made so.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[PyTree, PackedBatch], Float[Array, "R S"]],
+        *,
+        params: PyTree,
+        batch: PackedBatch,
+        mesh: Mesh,
+    ) -> None:
+        """Take `params`, their shardings given, and microbatches like `batch`.
+
+        Both may be abstract.  What the function has no use for (the weights, the
+        advantages, ...) is not sent to the devices.
+        """
+        self._put_to = batch_sharding(mesh)
+        self._shapes = (
+            jax.tree.map(abstract, params),
+            jax.tree.map(
+                lambda leaf: abstract(leaf, self._put_to), read_forward(batch)
+            ),
+        )
+        # On every device, so that every process can read the whole of it.
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        options = compiler_options("learner", mesh)
+        self._jitted = jax.jit(
+            function, out_shardings=everywhere, compiler_options=options
+        )
+
+    def lower(self) -> Any:
+        """The program, not compiled."""
+        return self._jitted.lower(*self._shapes)
+
+    def compile(self) -> None:
+        """Compile what a call runs."""
+        _ = self._program
+
+    @functools.cached_property
+    def _program(self) -> Any:
+        return self.lower().compile()
+
+    def __call__(
+        self, params: PyTree, batch: PackedBatch
+    ) -> Float[np.ndarray, "M R S"]:
+        """The function's values at every token of a batch."""
+        found = [
+            self._program(params, microbatch)
+            for microbatch in microbatches(read_forward(batch), self._put_to)
+        ]
+        return np.stack(jax.device_get(found))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Which devices do what: meshes for the learner, a share for the sampler."""
+"""Devices and processes: meshes, their shares, and params on the way between them."""

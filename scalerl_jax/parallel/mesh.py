@@ -42,10 +42,6 @@ def make_mesh(
         ValueError: the devices are not data * fsdp * context * tensor, or `expert`
             does not divide `fsdp`.
     """
-    sizes = (data, fsdp, expert, context, tensor)
-    for axis, size in zip(AXES, sizes, strict=True):
-        if size < 1:
-            raise ValueError(f"mesh.{axis} = {size} must be above 0")
     if fsdp % expert:
         raise ValueError(
             f"mesh.expert = {expert} does not divide mesh.fsdp = {fsdp}, the shards "
@@ -114,12 +110,6 @@ def split_devices(
     Raises:
         ValueError: there are not enough devices.
     """
-    if learner_count < 1 or replicas < 1 or each < 1:
-        raise ValueError(
-            f"{learner_count} learner devices (mesh.data * mesh.fsdp * mesh.context * "
-            f"mesh.tensor), generators.count = {replicas} and generators.devices = "
-            f"{each} must each be above 0"
-        )
     own = 0 if shared else replicas * each
     if learner_count + own > len(devices):
         raise ValueError(

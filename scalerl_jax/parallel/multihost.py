@@ -1,7 +1,7 @@
-"""Several processes that train as one: how they start, agree and wait for each other.
+"""Several processes that train as one: how they agree and wait for each other.
 
-JAX is asked here alone which process this is.  With one process, started with
-`initialize` or without, every function returns at once and nothing is sent.
+JAX is asked here alone which process this is.  With one process, every function returns
+at once and nothing is sent; how several of them start is said in `rendezvous`.
 
 What is exchanged are short texts, through the key-value store of JAX's coordination
 service: it needs no device, and a process that stays away is named.  All processes
@@ -13,74 +13,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-from jax._src import clusters, distributed
+from jax._src import distributed
 
 from scalerl_jax.types import PyTree
 
-# A process that died is noticed after so long; the others then end with status 134.
-HEARTBEAT_S = 60
-# One that ended with an error waits so long for the others, then ends them.
-SHUTDOWN_S = 60
 _calls: collections.Counter[str] = collections.Counter()
 _Result = TypeVar("_Result")
-
-
-def initialize(
-    *,
-    coordinator: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
-    timeout_s: float = 300.0,
-    heartbeat_s: int = HEARTBEAT_S,
-) -> None:
-    """Join the other processes; before anything else that asks JAX for devices.
-
-    Without arguments they are found out (TPU VMs, Kubernetes, Slurm, Open MPI).
-
-    Args:
-        coordinator: HOST:PORT of process 0; the port must be free.
-        num_processes: how many there are.
-        process_id: which this is, from 0.
-        timeout_s: for all of them to come.
-        heartbeat_s: a process that is silent for so long is dead.
-
-    Raises:
-        ValueError: an argument is wrong or missing.
-        RuntimeError: the coordinator's port is taken.
-        TimeoutError: a process did not come; says which.
-    """
-    given = (coordinator, num_processes, process_id)
-    local_devices = None
-    if given == (None, None, None):
-        coordinator, num_processes, process_id, local_devices = _detect(timeout_s)
-    if coordinator is None or num_processes is None or process_id is None:
-        raise ValueError(
-            "--distributed needs --coordinator=HOST:PORT, --num_processes and "
-            "--process_id, all three; they are found out on TPU VMs, Kubernetes, "
-            "Slurm and Open MPI only"
-        )
-    from scalerl_jax.parallel import rendezvous  # one process meets nobody
-
-    place = rendezvous.Place(
-        coordinator=coordinator, num_processes=num_processes, process_id=process_id
-    )
-    rendezvous.meet(place, timeout_s=timeout_s)
-    jax.distributed.initialize(
-        coordinator,
-        num_processes,
-        process_id,
-        local_device_ids=local_devices,
-        initialization_timeout=max(int(timeout_s), 1),
-        heartbeat_timeout_seconds=heartbeat_s,
-        shutdown_timeout_seconds=SHUTDOWN_S,
-    )
-    agree(jax.__version__, name="the version of JAX", timeout_s=timeout_s)
-
-
-def _detect(timeout_s: float) -> tuple[Any, Any, Any, Any]:
-    """Coordinator, processes, process id and local devices that a cluster tells."""
-    detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
-    return detect(None, None, None, None, None, int(timeout_s))
 
 
 def process_index() -> int:

@@ -87,7 +87,7 @@ class Offer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Publication:
-    """All parts of one version: its shards cover each leaf exactly once."""
+    """The parts of one version: together they cover each leaf exactly once."""
 
     parts: tuple[Offer, ...]  # by rank
     digest: str  # SHA-256 of the parts
@@ -104,7 +104,7 @@ class Publication:
 
     @property
     def shards(self) -> Iterable[tuple[Offer, OfferedShard]]:
-        """Every shard with the offer that it stands in."""
+        """The shards, each with the offer that it stands in."""
         return ((part, shard) for part in self.parts for shard in part.shards)
 
     def to_json(self) -> str:

@@ -1,5 +1,6 @@
-"""Every process reports to process 0 before JAX starts, over a plain TCP connection.
+"""The start of several processes that train as one; one process meets nobody.
 
+Every process reports to process 0 before JAX starts, over a plain TCP connection:
 `jax.distributed.initialize` ends a process from C++ when another stays away, and does
 not say which.  Here process 0 listens at the coordinator's address until all have
 come, then tells each of them to go on, or who is missing; after that the port is free
@@ -13,10 +14,71 @@ import socket
 import time
 from typing import Any
 
+import jax
+from jax._src import clusters
+
+from scalerl_jax.parallel.multihost import agree
+
+# A process that died is noticed after so long; the others then end with status 134.
+HEARTBEAT_S = 60
+# One that ended with an error waits so long for the others, then ends them.
+SHUTDOWN_S = 60
 _RETRY_S = 0.2
 _HELLO_S = 2.0  # for a connection to say who it is
 _GRACE_S = 10.0  # between the time-out of process 0 and the others'
 _LINE = 65_536  # bytes of a message, at most
+
+
+def initialize(
+    *,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    timeout_s: float = 300.0,
+    heartbeat_s: int = HEARTBEAT_S,
+) -> None:
+    """Join the other processes; before anything else that asks JAX for devices.
+
+    Without arguments they are found out (TPU VMs, Kubernetes, Slurm, Open MPI).
+
+    Args:
+        coordinator: HOST:PORT of process 0; the port must be free.
+        num_processes: how many there are.
+        process_id: which this is, from 0.
+        timeout_s: for all of them to come.
+        heartbeat_s: a process that is silent for so long is dead.
+
+    Raises:
+        ValueError: an argument is wrong or missing.
+        RuntimeError: the coordinator's port is taken.
+        TimeoutError: a process did not come; says which.
+    """
+    given = (coordinator, num_processes, process_id)
+    local_devices = None
+    if given == (None, None, None):
+        detect: Any = clusters.ClusterEnv.auto_detect_unset_distributed_params
+        found = detect(None, None, None, None, None, int(timeout_s))
+        coordinator, num_processes, process_id, local_devices = found
+    if coordinator is None or num_processes is None or process_id is None:
+        raise ValueError(
+            "--distributed needs --coordinator=HOST:PORT, --num_processes and "
+            "--process_id, all three; they are found out on TPU VMs, Kubernetes, "
+            "Slurm and Open MPI only"
+        )
+    place = Place(
+        coordinator=coordinator, num_processes=num_processes, process_id=process_id
+    )
+    meet(place, timeout_s=timeout_s)
+    jax.distributed.initialize(
+        coordinator,
+        num_processes,
+        process_id,
+        local_device_ids=local_devices,
+        initialization_timeout=max(int(timeout_s), 1),
+        heartbeat_timeout_seconds=heartbeat_s,
+        shutdown_timeout_seconds=SHUTDOWN_S,
+    )
+    agree(jax.__version__, name="the version of JAX", timeout_s=timeout_s)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,15 +114,6 @@ def meet(place: Place, *, timeout_s: float) -> None:
         RuntimeError: the coordinator's port is taken.
         TimeoutError: a process did not come.
     """
-    check(place)
-    if place.process_id == 0:
-        _gather(place, timeout_s)
-    else:
-        _report(place, timeout_s)
-
-
-def check(place: Place) -> None:
-    """Refuse arguments that no run can have."""
     if place.num_processes < 1:
         raise ValueError(f"--num_processes={place.num_processes} must be above 0")
     if not 0 <= place.process_id < place.num_processes:
@@ -68,7 +121,11 @@ def check(place: Place) -> None:
             f"--process_id={place.process_id} must be from 0 to --num_processes - 1 "
             f"= {place.num_processes - 1}"
         )
-    _ = place.address
+    _ = place.address  # refused before anybody waits
+    if place.process_id == 0:
+        _gather(place, timeout_s)
+    else:
+        _report(place, timeout_s)
 
 
 def _gather(place: Place, timeout_s: float) -> None:
@@ -164,7 +221,9 @@ def _report(place: Place, timeout_s: float) -> None:
             reason = error.strerror or str(error)
         else:
             if answer is not None:
-                _obey(answer)
+                if answer["error"]:
+                    kind = ValueError if answer["mistake"] else TimeoutError
+                    raise kind(answer["error"])
                 return
             reason = "it closed the connection"
         time.sleep(_RETRY_S)
@@ -174,12 +233,6 @@ def _report(place: Place, timeout_s: float) -> None:
         f"{place.num_processes}; see whether it runs there, and whether this host "
         f"reaches that address"
     )
-
-
-def _obey(answer: Any) -> None:
-    if not answer["error"]:
-        return
-    raise (ValueError if answer["mistake"] else TimeoutError)(answer["error"])
 
 
 def _tell(connection: socket.socket, message: Any, *, close: bool = True) -> None:

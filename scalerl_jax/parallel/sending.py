@@ -69,10 +69,6 @@ class Sender:
             object_bytes: an object of the channel is closed when it has so many.
             threads: that compare and sum up.
         """
-        if base_every < 1:
-            raise ValueError(
-                f"base_every = {base_every} must be above 0; 1 sends no deltas"
-            )
         self._place = {"rank": rank, "num_ranks": num_ranks}
         self._channel = channel
         self._base_every = base_every

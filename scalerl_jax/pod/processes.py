@@ -48,7 +48,7 @@ class Process:
 
     @property
     def coordinator(self) -> str:
-        """HOST:PORT for `multihost.initialize`, the same in all processes of a job."""
+        """HOST:PORT for `rendezvous.initialize`, the same in all processes of a job."""
         return _at(self.addresses[0], COORDINATOR_PORT + self.visible[0])
 
     def own_environment(self) -> dict[str, str]:

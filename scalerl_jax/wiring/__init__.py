@@ -18,10 +18,9 @@ from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.forward import plain_scorer
-from scalerl_jax.learner.local import LocalLearner
 from scalerl_jax.learner.optimizer import frozen_params
 from scalerl_jax.learner.publish import make_publish
-from scalerl_jax.learner.step import TrainState
+from scalerl_jax.learner.step import LocalLearner, TrainState
 from scalerl_jax.model.architecture import Architecture, parameter_table
 from scalerl_jax.monitor import RunState
 from scalerl_jax.parallel.mesh import AXES, Device, make_mesh

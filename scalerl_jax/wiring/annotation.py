@@ -4,6 +4,7 @@ A critic has a state and a part of a step.  Windows are annotated with scores of
 params: the reference, those at the start of the window, the critic.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -20,9 +21,16 @@ from scalerl_jax.learner.critic import (
     make_critic_update,
     token_values,
 )
-from scalerl_jax.learner.forward import Forward, Scorer, make_logprobs
-from scalerl_jax.learner.step import TrainState, TrainStep, init_state, state_layout
-from scalerl_jax.learner.window_scores import Annotator, KlPenalty
+from scalerl_jax.learner.forward import Forward
+from scalerl_jax.learner.step import (
+    Accumulate,
+    TrainState,
+    TrainStep,
+    Update,
+    init_state,
+    state_layout,
+)
+from scalerl_jax.learner.window_scores import Annotator, KlPenalty, Scorer
 from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.wiring.objective import KL_ESTIMATORS, make_advantages, make_pack
 
@@ -63,27 +71,35 @@ def make_critic(
 def make_paired_step(
     config: Config,
     forward: Forward,
-    policy: TrainStep,
+    policy: tuple[Accumulate, Update],
     optimizer: optax.GradientTransformation,
     *,
-    critic: TrainState,
+    state: TrainState,
     batch: PackedBatch,
     mesh: Mesh,
 ) -> PairedStep:
-    """The policy's step and the critic's, for a `critic` and microbatches like these.
+    """The policy's step and the critic's, for a `state` and microbatches like these.
 
     `optimizer` is the critic's.
     """
-    step = TrainStep(
+    assert state.critic is not None, "the objective has a critic"
+    critic = TrainStep(
         make_critic_accumulate(forward, value_clip=config.critic.value_clip),
         make_critic_update(
             optimizer, stochastic_rounding=config.optimizer.stochastic_rounding
         ),
-        state=critic,
+        state=state.critic,
         batch=batch,
         mesh=mesh,
     )
-    return PairedStep(policy, step, num_minibatches=config.critic.minibatches)
+    return PairedStep(
+        *policy,
+        critic=critic,
+        num_minibatches=config.critic.minibatches,
+        state=dataclasses.replace(state, critic=None),
+        batch=batch,
+        mesh=mesh,
+    )
 
 
 def make_annotator(
@@ -101,7 +117,11 @@ def make_annotator(
     objective, batch = config.objective, make_pack(config, forward.arch)[1]
     proximal, reference = objective.anchor == "recomputed", objective.kl_coefficient > 0
     shapes = {"batch": batch, "mesh": mesh}
-    score = Scorer(make_logprobs(forward), params=state.params, **shapes)
+    score = Scorer(
+        lambda params, batch: forward.logprobs(params, batch)[0],
+        params=state.params,
+        **shapes,
+    )
     if proximal or reference:
         score.compile()
     penalty, critic = None, None

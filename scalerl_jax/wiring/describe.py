@@ -11,8 +11,13 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
 
-from scalerl_jax.algo import advantages, regularizers
-from scalerl_jax.algo.losses import anchored, corrected
+from scalerl_jax.algo import advantages
+from scalerl_jax.algo.losses import (
+    anchored,
+    corrected,
+    easy_prompts,
+    entropy_bonus,
+)
 from scalerl_jax.algo.values import clipped_value_loss, gae
 from scalerl_jax.batching.replay import replayed_experts
 from scalerl_jax.config import LOSSES, Config, InterruptionConfig
@@ -212,13 +217,13 @@ def _of_tokens(config: Config) -> Iterator[Ingredient]:
     )
     yield _part(
         "Entropy bonus",
-        regularizers.entropy_bonus,
+        entropy_bonus,
         "entropy_coefficient",
         objective.entropy_coefficient > 0,
     )
     yield _part(
         "Regularisers on easy prompts alone",
-        regularizers.easy_prompts,
+        easy_prompts,
         "regularize regularize_from_pass_rate",
         objective.regularize == "easy",
     )

@@ -12,7 +12,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config, naming
 from scalerl_jax.learner.forward import Forward, LearnerFlops
-from scalerl_jax.learner.local import Annotate
 from scalerl_jax.learner.logprobs import Head
 from scalerl_jax.learner.optimizer import (
     freeze,
@@ -21,8 +20,8 @@ from scalerl_jax.learner.optimizer import (
     scaled_rate,
 )
 from scalerl_jax.learner.step import (
+    Annotate,
     Balance,
-    Step,
     TrainState,
     TrainStep,
     init_state,
@@ -165,7 +164,7 @@ def make_adamw(config: Config) -> optax.GradientTransformation:
 
 def make_learner(
     config: Config, forward: Forward, mesh: Mesh, progress: Progress
-) -> tuple[TrainState, Step]:
+) -> tuple[TrainState, TrainStep]:
     """The state at version 0 on its mesh, and the compiled step."""
     arch, dtype = forward.arch, jnp.dtype(config.model.param_dtype)
     shardings = param_shardings(arch, mesh)
@@ -272,7 +271,7 @@ def make_critic_adamw(config: Config) -> optax.GradientTransformation:
     return make_adamw(dataclasses.replace(config, optimizer=settings, model=model))
 
 
-def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> Step:
+def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
     """The step of the objective that is set, not compiled; `mesh` may be abstract."""
     state = abstract_state(config, forward.arch, mesh)
     batch = with_annotations(make_pack(config, forward.arch)[1], config.objective)
@@ -283,20 +282,14 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> Step:
         reference_every=config.objective.reference_every,
         balance=balance,
     )
-    make = functools.partial(
-        TrainStep,
-        make_accumulate(
-            forward,
-            make_objective(config),
-            frozen=config.model.frozen,
-            balance=balance,
-        ),
-        state=dataclasses.replace(state, critic=None),
-        batch=batch,
-        mesh=mesh,
+    accumulate = make_accumulate(
+        forward,
+        make_objective(config),
+        frozen=config.model.frozen,
+        balance=balance,
     )
     if state.critic is None:
-        return make(update)
+        return TrainStep(accumulate, update, state=state, batch=batch, mesh=mesh)
     from scalerl_jax.learner.critic import held
     from scalerl_jax.wiring.annotation import make_paired_step
 
@@ -305,9 +298,9 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> Step:
     return make_paired_step(
         config,
         forward,
-        make(update),
+        (accumulate, update),
         make_critic_adamw(config),
-        critic=state.critic,
+        state=state,
         batch=batch,
         mesh=mesh,
     )
@@ -324,7 +317,7 @@ def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
 
 
 def make_diagnosis(
-    config: Config, forward: Forward, step: Step
+    config: Config, forward: Forward, step: TrainStep
 ) -> Callable[[PyTree, PackedBatch], str]:
     """Make what explains a step that was skipped, from its params and its batch."""
 
@@ -332,9 +325,7 @@ def make_diagnosis(
         from scalerl_jax.learner.nonfinite import Diagnosis  # few runs need it
 
         objective = make_objective(config)
-        return Diagnosis(step=step.policy, forward=forward, objective=objective)(
-            params, batch
-        )
+        return Diagnosis(step=step, forward=forward, objective=objective)(params, batch)
 
     return diagnose
 

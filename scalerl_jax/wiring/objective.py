@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from scalerl_jax.algo import advantages, losses, regularizers, weights
+from scalerl_jax.algo import advantages, losses
 from scalerl_jax.algo.losses import TokenLoss, importance_ratio
 from scalerl_jax.batching.assembly import (
     Advantages,
@@ -30,10 +30,10 @@ LOSS_FUNCTIONS: dict[str, Callable[..., Array]] = {
     name: getattr(losses, f"{name}_loss") for name in LOSSES
 }
 AGGREGATIONS: dict[str, Callable[..., Array]] = {
-    "constant": weights.constant_weights,
-    "prompt": weights.prompt_weights,
-    "sample": weights.sample_weights,
-    "token": weights.token_weights,
+    "constant": advantages.constant_weights,
+    "prompt": advantages.prompt_weights,
+    "sample": advantages.sample_weights,
+    "token": advantages.token_weights,
 }
 BASELINES: dict[str, Callable[..., Array]] = {
     "group_mean": advantages.group_advantages,
@@ -46,10 +46,10 @@ NORMALIZATIONS: dict[str, Callable[..., Any]] = {
     "reward_std": advantages.normalize_by_reward_std,
     "running": RunningNormalization,
 }
-KL_ESTIMATORS: dict[str, regularizers.KlEstimator] = {
-    "k1": regularizers.kl_k1,
-    "k2": regularizers.kl_k2,
-    "k3": regularizers.kl_k3,
+KL_ESTIMATORS: dict[str, losses.KlEstimator] = {
+    "k1": losses.kl_k1,
+    "k2": losses.kl_k2,
+    "k3": losses.kl_k3,
 }
 
 
@@ -98,7 +98,7 @@ def make_regularizers(objective: ObjectiveConfig) -> Sequence[TokenLoss]:
         )
     if objective.entropy_coefficient:
         found.append(
-            lambda tokens: regularizers.entropy_bonus(
+            lambda tokens: losses.entropy_bonus(
                 tokens.entropy, coefficient=objective.entropy_coefficient
             )
         )
@@ -204,7 +204,7 @@ def make_assembler(config: Config, arch: Architecture) -> Assembler:
         running = RunningNormalization(eps=objective.advantage_eps)
     if objective.regularize == "easy":
         regularization = functools.partial(
-            regularizers.easy_prompts,
+            losses.easy_prompts,
             from_pass_rate=objective.regularize_from_pass_rate,
         )
     if objective.overlong_cache_tokens:

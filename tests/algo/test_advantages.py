@@ -106,11 +106,6 @@ def test_judged_rollouts_have_the_advantages_of_a_group_of_their_own(
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_a_rollout_alone_has_no_leave_one_out_mean():
-    with pytest.raises(ValueError, match="group_size = 1"):
-        leave_one_out(jnp.ones(4), group_size=1)
-
-
 @settings(deadline=None, max_examples=50)
 @given(REWARDS)
 def test_leave_one_out_is_that_of_a_loop(rewards):

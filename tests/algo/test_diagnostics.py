@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from scalerl_jax.algo.diagnostics import token_maxima, token_summary, token_sums
+from scalerl_jax.algo.diagnostics import token_statistics, token_summary
 
 CAP = 3.0
 LOGPROBS = hnp.arrays(
@@ -19,13 +19,13 @@ STALENESS = hnp.arrays(np.int32, (8,), elements=st.integers(0, 2))
 MASKS = hnp.arrays(np.bool_, (8,))
 
 
+def statistics(*fields):
+    return token_statistics(*map(jnp.asarray, fields), max_importance_ratio=CAP)
+
+
 def summary(*fields):
-    """Return metrics; the fields are those of `token_sums`."""
-    logprobs, behavior, entropy, staleness, mask = map(jnp.asarray, fields)
-    sums = token_sums(
-        logprobs, behavior, entropy, staleness, mask, max_importance_ratio=CAP
-    )
-    return token_summary(sums, token_maxima(logprobs, behavior, staleness, mask))
+    """Return metrics; the fields are those of `token_statistics`."""
+    return token_summary(*statistics(*fields))
 
 
 def test_the_summary_by_hand():
@@ -58,7 +58,7 @@ def test_the_summary_by_hand():
 def test_a_ratio_at_the_cap_is_not_counted_as_capped():
     logprobs, behavior = jnp.log(jnp.array([3.0, 3.1])), jnp.zeros(2)
     # exp(log(3)) may round up: the cap is set to what the ratio is.
-    sums = token_sums(
+    sums, _ = token_statistics(
         logprobs,
         behavior,
         jnp.zeros(2),
@@ -74,21 +74,14 @@ def test_a_ratio_at_the_cap_is_not_counted_as_capped():
 def test_sums_add_and_maxima_join_over_microbatches(
     logprobs, behavior, entropy, staleness, mask, first
 ):
-    logprobs, behavior, entropy, staleness, mask, first = map(
-        jnp.asarray, (logprobs, behavior, entropy, staleness, mask, first)
-    )
-    ratios, tokens = (logprobs, behavior), (entropy, staleness)
-    masks = (mask & first, mask & ~first)
-    whole = token_sums(*ratios, *tokens, mask, max_importance_ratio=CAP)
-    parts = [
-        token_sums(*ratios, *tokens, part, max_importance_ratio=CAP) for part in masks
-    ]
-    for name, total in whole.items():
-        together = parts[0][name] + parts[1][name]
+    fields = (logprobs, behavior, entropy, staleness)
+    sums, maxima = statistics(*fields, mask)
+    one, other = (statistics(*fields, part) for part in (mask & first, mask & ~first))
+    for name, total in sums.items():
+        together = one[0][name] + other[0][name]
         np.testing.assert_allclose(together, total, rtol=1e-5, err_msg=name)
-    maxima = [token_maxima(*ratios, staleness, part) for part in masks]
-    for name, largest in token_maxima(*ratios, staleness, mask).items():
-        assert max(maxima[0][name], maxima[1][name]) == largest
+    for name, largest in maxima.items():
+        assert max(one[1][name], other[1][name]) == largest
 
 
 @settings(deadline=None, max_examples=40)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from small_tokens import floats
 
-from scalerl_jax.algo.losses import MAX_LOG_RATIO
-from scalerl_jax.algo.regularizers import (
+from scalerl_jax.algo.losses import (
+    MAX_LOG_RATIO,
     easy_prompts,
     entropy_bonus,
     kl_k1,

@@ -19,9 +19,9 @@ from scalerl_jax.algo.advantages import (
     group_advantages,
     has_reward_variance,
     normalize_by_batch,
+    prompt_weights,
 )
 from scalerl_jax.algo.losses import cispo_loss
-from scalerl_jax.algo.weights import prompt_weights
 
 torch = pytest.importorskip("torch")
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.algo import advantages, weights
+from scalerl_jax.algo import advantages
 from scalerl_jax.algo.advantages import add_overlong_penalty, group_advantages
-from scalerl_jax.algo.regularizers import easy_prompts
+from scalerl_jax.algo.losses import easy_prompts
 from scalerl_jax.batching.assembly import (
     Assembler,
     RunningNormalization,
@@ -98,7 +98,7 @@ def batch_advantages(rewards, judged, kept):
 def assembler(**changes):
     fields = dict(
         advantages=batch_advantages,
-        weigh=functools.partial(weights.prompt_weights, group_size=G),
+        weigh=functools.partial(advantages.prompt_weights, group_size=G),
         zero_variance_filter=True,
         mask_cut_off=False,
         group_size=G,
@@ -242,7 +242,7 @@ def test_an_unjudged_rollout_is_in_nothing_that_is_trained(reward):
     assembled = assembler(
         group_size=4,
         advantages=scaled,
-        weigh=functools.partial(weights.prompt_weights, group_size=4),
+        weigh=functools.partial(advantages.prompt_weights, group_size=4),
         regularization=functools.partial(easy_prompts, from_pass_rate=0.6),
     )([unjudged(FOUR, 2, reward=reward)], learner_version=0)
     # Of 1, -1, 1 the mean is 1/3; the root mean square of what is left sqrt(8/9).
@@ -346,10 +346,10 @@ def test_rewards_wait_for_the_annotation_with_the_places_of_all_that_is_kept():
     swapped=st.lists(st.booleans(), min_size=len(GROUPS), max_size=len(GROUPS)),
     weigh=st.sampled_from(
         [
-            functools.partial(weights.constant_weights, max_tokens=6),
-            functools.partial(weights.prompt_weights, group_size=G),
-            weights.sample_weights,
-            weights.token_weights,
+            functools.partial(advantages.constant_weights, max_tokens=6),
+            functools.partial(advantages.prompt_weights, group_size=G),
+            advantages.sample_weights,
+            advantages.token_weights,
         ]
     ),
 )

@@ -1,4 +1,4 @@
-"""Stacking and packing, read back by slow code that shares nothing with them."""
+"""Packing, read back by slow code that shares nothing with them."""
 
 import jax
 import numpy as np
@@ -10,7 +10,6 @@ from scalerl_jax.batching.packing import (
     TrainSequence,
     abstract_microbatch,
     pack,
-    stack,
     train_sequences,
 )
 from scalerl_jax.types import Group, Prompt, Rollout
@@ -59,35 +58,11 @@ GROUPS = (
 )
 
 
-def test_stacking_by_hand():
-    batch = stack(GROUPS, max_completion_tokens=5)
-    assert batch.prompt_tokens.tolist() == [[5, 6, 7], [5, 6, 7], [4, 0, 0], [4, 0, 0]]
-    assert batch.prompt_lengths.tolist() == [3, 3, 1, 1]
-    assert batch.completion_tokens.tolist() == [
-        [1, 2, 0, 0, 0],
-        [9, 8, 3, 2, 0],
-        [1, 0, 0, 0, 0],
-        [2, 2, 2, 0, 0],
-    ]
-    assert batch.completion_lengths.tolist() == [2, 4, 1, 3]
-    assert batch.completion_mask.astype(int).tolist() == [
-        [1, 1, 0, 0, 0],
-        [1, 0, 0, 1, 0],
-        [1, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-    ]
-    assert batch.behavior_logprobs[3].tolist() == [-1.0, -2.0, -3.0, 0.0, 0.0]
-    assert batch.policy_versions[0].tolist() == [3, 4, 0, 0, 0]
-    assert batch.rewards.tolist() == [1.0, 0.0, -1.0, 0.5]
-    assert batch.cut_off.tolist() == [False, True, False, False]
-
-
 def test_train_sequences_by_hand():
-    batch = stack(GROUPS, max_completion_tokens=5)
-    weights = 0.1 * batch.completion_mask.astype(np.float32)
-    weights[2] = 0.0  # a filtered rollout
+    weights = np.zeros((4, 5), np.float32)
+    weights[0, :2] = weights[1, [0, 3]] = weights[3, :3] = 0.1  # 2: a filtered rollout
     sequences = train_sequences(
-        batch,
+        GROUPS,
         advantages=np.array([2.0, -1.0, 9.0, 0.5]),
         weights=weights,
         learner_version=5,
@@ -100,6 +75,7 @@ def test_train_sequences_by_hand():
     assert [each.prompt_length for each in sequences] == [3, 3, 1]
     assert [each.advantage for each in sequences] == [2.0, -1.0, 0.5]
     assert [each.staleness.tolist() for each in sequences] == [[2, 1], [1] * 4, [1] * 3]
+    assert sequences[0].behavior_logprobs.tolist() == [-1.0, -2.0]
     assert sequences[1].mask.tolist() == [True, False, False, True]
     np.testing.assert_allclose(sequences[1].weights, [0.1, 0.0, 0.0, 0.1])
     assert [each.row_length for each in sequences] == [4, 6, 3]
@@ -245,7 +221,7 @@ def test_the_longest_go_first_into_the_first_row_with_room():
 
 def test_a_rollout_longer_than_a_row_is_refused():
     (sequence,) = train_sequences(
-        stack(GROUPS[:1], max_completion_tokens=5),
+        GROUPS[:1],
         advantages=np.zeros(2),
         weights=np.array([[0.0] * 5, [1.0] * 5]),
         learner_version=4,

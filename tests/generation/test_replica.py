@@ -6,6 +6,7 @@ import time
 import jax
 import pytest
 import small_weights
+from memory_channel import MemoryChannel
 from small_weights import assert_is_version, layout, mesh
 
 from scalerl_jax.contract import Order
@@ -13,7 +14,7 @@ from scalerl_jax.exchange import Assignment, Instructions, Job
 from scalerl_jax.generation.replica import Replica
 from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.generation.weights import PublishedFrom
-from scalerl_jax.parallel.channels import MemoryChannel, Parcel
+from scalerl_jax.parallel.channels import Parcel
 from scalerl_jax.parallel.publication import receive
 from scalerl_jax.parallel.sending import Sender
 from scalerl_jax.utils.ledger import WorkLog

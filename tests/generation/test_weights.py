@@ -4,10 +4,11 @@ import gc
 
 import pytest
 import small_weights
+from memory_channel import MemoryChannel
 from small_weights import ARCH, BFLOAT16, assert_is_version, layout, mesh
 
 from scalerl_jax.generation.weights import Follower, PublishedFrom, PublishedToAll
-from scalerl_jax.parallel.channels import LostObjectError, MemoryChannel, Parcel
+from scalerl_jax.parallel.channels import LostObjectError, Parcel
 from scalerl_jax.parallel.receiving import NeedsFullError, NotReceivedError
 from scalerl_jax.parallel.sending import Sender
 from scalerl_jax.sampler.engine import Engine

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import small_bucket
 
-from scalerl_jax.learner.checkpoint import Checkpointer
-from scalerl_jax.learner.manifest import UnsavedError
+from scalerl_jax.learner.checkpoint import Checkpointer, UnsavedError
 
 pytestmark = small_bucket.NEEDS_EXTRA
 

@@ -16,8 +16,8 @@ from flax import struct
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from scalerl_jax.learner import manifest as manifests
-from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.learner.checkpoint import Checkpointer, UnsavedError
+from scalerl_jax.learner.places import sealed
 from scalerl_jax.types import Group, Prompt, Rollout
 
 HOST = {"cursor": 3, "epoch": 0, "history": [[1, 0.1], [2, 1e-310]], "ledger": None}
@@ -335,8 +335,7 @@ def rewrite(checkpoint, **changes):
     """A manifest with these changes, its checksum right."""
     path = checkpoint / "manifest.json"
     manifest = json.loads(path.read_text())["manifest"] | changes
-    sealed = {"sha256": manifests.seal(manifest), "manifest": manifest}
-    path.write_text(json.dumps(sealed))
+    path.write_text(sealed(manifest))
 
 
 def test_a_checkpoint_of_another_format_is_refused(two, checkpointer):
@@ -475,7 +474,7 @@ def test_a_save_that_does_not_end_is_told_after_the_limit(tmp_path, held):
     save(held, 10)
     assert held._arrays.reached.wait(60.0)
     with pytest.raises(
-        manifests.UnsavedError,
+        UnsavedError,
         match=r"has not ended within 0\.05 s in .*those of steps \[\]",
     ):
         save(held, 20)
@@ -487,7 +486,7 @@ def test_a_save_that_fails_is_raised_by_the_next_look(held, tmp_path):
     assert held._arrays.reached.wait(60.0)
     shutil.rmtree(tmp_path / "checkpoints")
     held._arrays.let_go.set()
-    with pytest.raises(manifests.UnsavedError, match="the checkpoint of step 10 to "):
+    with pytest.raises(UnsavedError, match="the checkpoint of step 10 to "):
         for _ in range(6000):
             held.check()
             time.sleep(0.01)

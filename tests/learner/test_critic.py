@@ -45,7 +45,6 @@ from scalerl_jax.learner.critic import (
     minibatches,
     token_values,
 )
-from scalerl_jax.learner.forward import Scorer
 from scalerl_jax.learner.nonfinite import Diagnosis
 from scalerl_jax.learner.step import (
     Accumulated,
@@ -54,6 +53,7 @@ from scalerl_jax.learner.step import (
     make_accumulate,
     make_update,
 )
+from scalerl_jax.learner.window_scores import Scorer
 from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.transformer import abstract_params, hidden_states
 from scalerl_jax.wiring.annotation import abstract_critic, make_critic
@@ -144,13 +144,17 @@ class Critics:
     @functools.cached_property
     def paired(self):
         """The step of both."""
-        policy = TrainStep(
+        return self.paired_with(self.alone)
+
+    def paired_with(self, critic, *, num_minibatches=1):
+        return PairedStep(
             make_accumulate(self.of.forward, CISPO),
             make_update(self.of.optimizer),
+            critic=critic,
+            num_minibatches=num_minibatches,
             state=self.of.state(),
             **self.programs,
         )
-        return PairedStep(policy, self.alone)
 
     def batch(self, sequences=None, **options):
         if self.shared:
@@ -465,9 +469,7 @@ def test_a_fault_of_one_leaves_both_as_they_were(field, value):
     state, metrics = these.paired(state, dataclasses.replace(batch, **{field: spoiled}))
     assert metrics["skipped"]
     assert_trees_equal(state, before)
-    diagnose = Diagnosis(
-        step=these.paired.policy, forward=these.of.forward, objective=CISPO
-    )
+    diagnose = Diagnosis(step=these.paired, forward=these.of.forward, objective=CISPO)
     found = diagnose(state.params, dataclasses.replace(batch, **{field: spoiled}))
     assert f"the batch's {field} are not: nan" in found
 
@@ -476,7 +478,7 @@ def test_a_fault_of_one_leaves_both_as_they_were(field, value):
 def test_a_fault_of_a_later_minibatch_ends_the_critics_steps():
     """The first of three is applied, the others and the policy's are not."""
     these = critics(optimizer=QUICK, **TWO_DEVICES)
-    paired = PairedStep(these.paired.policy, these.alone, num_minibatches=3)
+    paired = these.paired_with(these.alone, num_minibatches=3)
     batch = these.advantages(these.state().critic.params, these.batch())
     first, second, _ = minibatches(batch, 3)
     expected, _ = these.alone(these.state().critic, first)
@@ -493,7 +495,7 @@ def test_the_two_steps_of_a_pair_are_those_of_each_alone():
     these = critics(optimizer=QUICK, **TWO_DEVICES)
     batch = these.advantages(these.state().critic.params, these.batch())
     together, metrics = these.paired(these.state(), batch)
-    alone, of_policy = these.paired.policy(these.of.state(), batch)
+    alone, of_policy = TrainStep.__call__(these.paired, these.of.state(), batch)
     critic, of_critic = these.alone(these.state().critic, batch)
     assert_trees_equal(together, dataclasses.replace(alone, critic=critic))
     assert_trees_equal(metrics, of_policy | of_critic)
@@ -548,8 +550,8 @@ def torch_steps(parts, old, returns):
 def test_steps_on_minibatches_are_so_many_explicit_ones():
     """One paired step with three minibatches, against torch's descent."""
     these = critics(optimizer=optax.sgd(RATE, momentum=0.9), **TWO_DEVICES)
-    policy = critics(optimizer=QUICK, **TWO_DEVICES).paired.policy
-    paired = PairedStep(policy, these.alone, num_minibatches=3)
+    quick = critics(optimizer=QUICK, **TWO_DEVICES)
+    paired = quick.paired_with(these.alone, num_minibatches=3)
     state = these.state()
     batch = these.advantages(state.critic.params, these.batch())
     old, returns = (

@@ -13,7 +13,8 @@ from small_step import (
     start_params,
 )
 
-from scalerl_jax.learner.forward import LearnerFlops, Scorer, make_logprobs
+from scalerl_jax.learner.forward import LearnerFlops
+from scalerl_jax.learner.window_scores import Scorer
 from scalerl_jax.wiring.learning import make_flops
 
 
@@ -22,7 +23,7 @@ def test_every_token_has_the_log_probability_of_whole_rows_of_logits(shape):
     these = bench(shape=shape, rows=2, row_tokens=24)
     state, batch = these.state(), these.batch()
     score = Scorer(
-        make_logprobs(these.forward),
+        lambda params, batch: these.forward.logprobs(params, batch)[0],
         params=state.params,
         batch=jax.tree.map(lambda leaf: leaf[0], batch),
         mesh=mesh_of(shape),

@@ -10,11 +10,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from test_assembly import CUT, EQUAL, MIXED, ROWS, G, assembler, by_token
 
 from scalerl_jax.algo.advantages import group_advantages, unnormalized
-from scalerl_jax.algo.regularizers import kl_k1, kl_k2
+from scalerl_jax.algo.losses import kl_k1, kl_k2
 from scalerl_jax.batching.packing import abstract_microbatch
-from scalerl_jax.learner.forward import Scorer
 from scalerl_jax.learner.step import TrainState
-from scalerl_jax.learner.window_scores import Annotator, KlPenalty
+from scalerl_jax.learner.window_scores import Annotator, KlPenalty, Scorer
 from scalerl_jax.parallel.mesh import make_mesh
 
 MESH = make_mesh(jax.devices()[:1])

@@ -5,13 +5,13 @@ import threading
 import numpy as np
 import pytest
 import small_bucket
+from memory_channel import MemoryChannel
 
 from scalerl_jax.parallel.bucket_channel import BucketChannel
 from scalerl_jax.parallel.channels import (
     DirectoryChannel,
     FullChannelError,
     LostObjectError,
-    MemoryChannel,
 )
 
 BUFFERS = [np.arange(size, dtype=np.uint8) for size in (5, 0, 64, 200)]
@@ -149,25 +149,3 @@ def test_a_directory_that_cannot_be_written_says_so_and_keeps_nothing(tmp_path):
     with pytest.raises(FullChannelError, match="269 bytes of v1 .* more space"):
         channel.put("v1", BUFFERS)
     assert not list((tmp_path / "moved").iterdir())
-
-
-def test_a_memory_that_is_full_keeps_what_it_has():
-    channel = MemoryChannel(capacity=300)
-    first = channel.put("v1", BUFFERS)
-    with pytest.raises(FullChannelError, match="269 bytes of v2 beside 269 .* 300"):
-        channel.put("v2", BUFFERS)
-    assert list(channel) == [first]
-    channel.discard(first)
-    channel.put("v2", BUFFERS)
-
-
-def test_a_late_object_of_the_memory_comes_when_its_fault_is_mended():
-    channel = MemoryChannel()
-    reference = channel.put("v1", BUFFERS)
-    channel.faults[reference] = "late"
-    with pytest.raises(LostObjectError, match="not there after 0.01 s"):
-        fetch(channel, reference, timeout_s=0.01)
-    timer = threading.Timer(0.05, lambda: channel.mend(reference))
-    timer.start()
-    assert len(fetch(channel, reference, timeout_s=30.0)) == 4
-    timer.join()

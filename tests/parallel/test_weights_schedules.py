@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
+from memory_channel import MemoryChannel
 
-from scalerl_jax.parallel.channels import MemoryChannel
 from scalerl_jax.parallel.offers import Offer, Publication, merge
 from scalerl_jax.parallel.receiving import NotReceivedError, Receiver
 from scalerl_jax.parallel.sending import Sender

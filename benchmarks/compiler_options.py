@@ -2,17 +2,23 @@ r"""What libtpu makes of the train step with each option of its compiler, one by
 
     python benchmarks/compiler_options.py --config=configs/8b.py \
         --topologies=v5p:4x4x4,v5e:16x16,v6e:8x8
+    python benchmarks/compiler_options.py --decode=256,128,64 --topologies=v5p:4x4x4
 
 Needs the TPU compiler (`pip install -e ".[tpu]"`) and no TPU.  Figures are the
 compiler's own estimates of one microbatch: no time was measured.  Attention's kernels
 and collectives have no estimate; how many of the latter are asynchronous is counted.
+
+With `--decode` they are of a decode step with so many slots, in the replicas that the
+config gets: attention's kernel is taken to read keys and values at the HBM's peak, a
+collective to wait as long as `balance.rates` expects.
 """
 
 import argparse
+import dataclasses
 import os
 import runpy
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +29,15 @@ from scalerl_jax.preflight.__main__ import ENVIRONMENT
 os.environ.update(ENVIRONMENT)
 
 from scalerl_jax import config as config_lib
+from scalerl_jax.balance import work
+from scalerl_jax.balance.lengths import assumed_lengths
+from scalerl_jax.balance.rates import EXPECTED
 from scalerl_jax.parallel import compiling
 from scalerl_jax.preflight.hlo import Program, compile_program
 from scalerl_jax.preflight.products import product_flops
 from scalerl_jax.preflight.programs import make_parts
 from scalerl_jax.preflight.topologies import parse_topology
+from scalerl_jax.sampler.lowering import lower_generate
 
 SHIPPED = dict(compiling.OPTIONS["learner"][""])
 # Beside those that ship; the names are of MaxText's published flags.
@@ -52,6 +62,7 @@ VARIANTS: dict[str, Mapping[str, bool | int]] = {
 # Cycles a second, with which the peaks of `balance.chips` are whole matrix units.
 CLOCK = {"v5p": 1.75e9, "v5e": 1.5e9, "v6e": 1.75e9}
 PRODUCTS = ("dot", "convolution")
+CONTEXTS = (2_000, 8_000)  # tokens that a sequence holds, beside those assumed
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all")
 
 
@@ -61,7 +72,11 @@ def main() -> None:
     parser.add_argument("--config", default="configs/8b.py")
     parser.add_argument("--topologies", default="v5p:4x4x4,v5e:16x16,v6e:8x8")
     parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--decode", default="", help="slots; in place of a train step")
     given = parser.parse_args()
+    if given.decode:
+        print_decode(given.config, given.topologies.split(","), given.decode.split(","))
+        return
     print(
         "| topology | `model.remat` | options | linears, s | of the peak | all, s | "
         "collectives at once with others | peak memory, GiB |\n" + "|---" * 8 + "|"
@@ -93,12 +108,73 @@ def row(config_file: str, topology_name: str, variant: str) -> str:
     )
 
 
+def print_decode(config_file: str, topologies: list[str], slots: list[str]) -> None:
+    """Compile decode calls, and print what the compiler expects of a step."""
+    print(
+        "| topology | chips of a replica | slots | linears, us | of the peak | "
+        "other, us | collectives | tokens held by a sequence | HBM's bound, us | "
+        "expected, us | of the bound |\n" + "|---" * 11 + "|"
+    )
+    for name in topologies:
+        for count in slots:
+            for line in decode_rows(config_file, name, int(count)):
+                print(line, flush=True)
+
+
+def decode_rows(config_file: str, topology_name: str, slots: int) -> Iterator[str]:
+    """Return the figures of a decode step at contexts of several lengths."""
+    given = runpy.run_path(config_file)["get_config"]()
+    config, topology = config_lib.resolve(given), parse_topology(topology_name)
+    # The split that the config gets, with other slots and as large a cache.
+    fitted = make_parts(config, topology)[0].config
+    sampler = dataclasses.replace(fitted.sampler, slots=slots)
+    parts, _ = make_parts(dataclasses.replace(fitted, sampler=sampler), topology)
+    program = compile_program("decode", lower_generate(parts.engine)).program
+    assert program is not None, "fewer slots than the config gets fit"
+    chip, chips = topology.chip, parts.sampler_mesh.size
+    us = 1e6 / CLOCK[chip.name] / sampler.tokens_per_call
+    found = cycles(program)
+    seconds, linears = found["all"] * us, found["linears"] * us
+    peak = found["flops"] / sampler.tokens_per_call / chip.flops * 1e6 / linears
+    collectives = round(found["collectives"] / sampler.tokens_per_call)
+    latency = collectives * EXPECTED.collective_s * 1e6
+    of_step: Any = dict(rows=slots, steps=1, itemsize=2, float32_head=True)
+    mean = round(assumed_lengths(parts.config).mean_context)
+    for context in sorted({mean, *CONTEXTS}):
+        bytes_of = [
+            work.decode(parts.arch, **of_step, context=each).bytes
+            for each in (0, context)
+        ]
+        nothing, bound = (each / chips / chip.hbm_bandwidth * 1e6 for each in bytes_of)
+        expected = seconds + latency + bound - nothing
+        yield (
+            f"| {topology_name} | {chips} | {slots} | {linears:,.0f} | {peak:.0%} | "
+            f"{seconds - linears:,.0f} | {collectives} | {context:,} | {bound:,.0f} | "
+            f"{expected:,.0f} | {bound / expected:.0%} |"
+        )
+
+
+def taken(program: Program, name: str, times: int = 1) -> Iterator[tuple[Any, int]]:
+    """Yield each instruction and how often it runs in a call.
+
+    Of a condition the first branch counts alone: in the sampler it is the one without
+    filters, in the train step there is none.
+    """
+    for each in program.computations[name].values():
+        yield each, times
+        branches = list(program.calls(each, name))
+        if each.op == "conditional":
+            branches = branches[:1]
+        for called, turns in branches:
+            yield from taken(program, called, times * turns)
+
+
 def cycles(program: Program) -> dict[str, float]:
     """Return the estimated cycles of a call, of all and of matrix products."""
     found: dict[str, float] = dict.fromkeys(
         ("all", "linears", "flops", "collectives", "asynchronous"), 0.0
     )
-    for each, _, times in program.runs():
+    for each, times in taken(program, program.entry):
         for op in COLLECTIVES:
             if each.op in (op, f"{op}-start"):
                 found["collectives"] += times

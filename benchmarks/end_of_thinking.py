@@ -21,15 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from scalerl_jax.data.spelling import Spelling, read_spelling
+from scalerl_jax.data.spelling import Spelling, make_marker, read_spelling
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_mesh
-from scalerl_jax.sampler.decoding import NEVER, empty_rows
+from scalerl_jax.sampler.decoding import NEVER, EngineSettings, empty_rows
 from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.marking import make_marker
-from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.types import PyTree
 
 END = "</think>"

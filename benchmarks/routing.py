@@ -30,7 +30,7 @@ from scalerl_jax import config as config_lib
 from scalerl_jax.batching.packing import pack
 from scalerl_jax.config import Config
 from scalerl_jax.coordination.agreement import AgreementCheck, as_sequence
-from scalerl_jax.generation.service import Probe
+from scalerl_jax.generation.evaluation import Probe
 from scalerl_jax.learner.forward import Forward, plain_scorer
 from scalerl_jax.learner.publish import make_snapshot
 from scalerl_jax.model.architecture import param_shardings

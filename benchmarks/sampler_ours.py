@@ -31,12 +31,14 @@ from scalerl_jax.model.architecture import Architecture  # noqa: E402
 from scalerl_jax.model.transformer import init_params  # noqa: E402
 from scalerl_jax.model.weights import load_params  # noqa: E402
 from scalerl_jax.parallel.mesh import make_mesh  # noqa: E402
-from scalerl_jax.sampler.decoding import NEVER  # noqa: E402
+from scalerl_jax.sampler.decoding import (
+    NEVER,  # noqa: E402
+    EngineSettings,  # noqa: E402
+)
 from scalerl_jax.sampler.engine import Engine  # noqa: E402
 from scalerl_jax.sampler.requests import Request, Samples  # noqa: E402
 from scalerl_jax.sampler.sampling import sample_keys  # noqa: E402
 from scalerl_jax.sampler.scheduler import Scheduler  # noqa: E402
-from scalerl_jax.sampler.settings import EngineSettings  # noqa: E402
 from scalerl_jax.types import PyTree  # noqa: E402
 from scalerl_jax.utils.xla import keep_freed_memory  # noqa: E402
 

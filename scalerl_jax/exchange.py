@@ -1,4 +1,4 @@
-"""What a controller and a generator replica tell each other, by one call.
+"""The one call by which a controller and a generator replica tell each other things.
 
     report = replica.exchange(instructions, wait_s)
 
@@ -48,7 +48,7 @@ class JobResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Instructions:
-    """What is new for a replica."""
+    """News for a replica."""
 
     publication: Any = None  # params for all that is sampled from now on
     policy_version: int = -1  # optimizer steps behind them
@@ -61,7 +61,7 @@ class Instructions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a replica has done since its last report, and how it stands."""
+    """The work of a replica since its last report, and its state."""
 
     used_version: int  # of the params that the sampling thread has; -1: none so far
     capacity: int  # groups not wholly sampled that it can have, as its slots are now

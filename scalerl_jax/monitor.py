@@ -26,9 +26,8 @@ from scalerl_jax.contract import Publication, State
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.queue import RolloutQueue
-from scalerl_jax.evaluate.evaluation import Evaluation
+from scalerl_jax.generation.evaluation import Abandoned, Evaluation
 from scalerl_jax.generation.local import LocalGenerators
-from scalerl_jax.generation.service import Abandoned
 from scalerl_jax.learner.forward import LearnerFlops
 from scalerl_jax.learner.step import LocalLearner
 from scalerl_jax.rewards.verdict import UNJUDGED

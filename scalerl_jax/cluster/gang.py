@@ -104,7 +104,7 @@ class RemoteCheckpoints:
 
 
 class LearnerGang:
-    """The `contract.Learner` over ranks; the loop's state is the version they have."""
+    """The learner over ranks; the loop's state is the version that they have."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class LearnerGang:
             text = f"the learner cannot start: {first_line(loss)}"
             raise RuntimeError(text) from loss
 
-    # `contract.Learner`.
+    # The methods of `LocalLearner`.
 
     def step(self, state: int, batch: PackedBatch) -> tuple[int, dict[str, float], str]:
         """Make an optimizer step on every rank."""

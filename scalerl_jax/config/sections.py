@@ -279,7 +279,7 @@ class QueueConfig:
         1,
         "batches of N finished groups: while so many wait, for verdicts or learner, "
         "no group starts; 0: as many wait as max_staleness allows; "
-        "coordination/pacing.py",
+        "coordination/queue.py",
     )
     batch_timeout_s: Seconds = setting(3600.0, "the learner's wait for a batch")
     group_timeout_s: Seconds = setting(3600.0, "an older running group is dropped")

@@ -1,4 +1,4 @@
-"""Do the sampler and the learner agree, at equal version, before a run is paid for?
+"""The check that sampler and learner agree at equal version, before a run is paid for.
 
 Most broken RL runs are a sampler that is not the policy being trained: other pads, an
 ignored temperature, a head that was not loaded.  It shows in the log-probabilities,

@@ -7,12 +7,11 @@ and every prompt that was drawn has a ticket.
 
 import collections
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scalerl_jax.contract import Order
 from scalerl_jax.coordination.queue import QueueState, RolloutQueue
-from scalerl_jax.exchange import Assignment
 from scalerl_jax.types import Group
 from scalerl_jax.utils.ledger import Ledger
 
@@ -26,6 +25,10 @@ class OrderDesk:
     def __init__(self, queue: RolloutQueue, stream: "Stream", ledger: Ledger) -> None:
         """Take orders' prompts from `stream`, as `queue` admits them."""
         self._queue = queue
+        # What says nothing of prompts is the queue's own.
+        self.sampled, self.fail = queue.sampled, queue.fail
+        self.wait, self.wake, self.on_change = queue.wait, queue.wake, queue.on_change
+        self.raise_if_over = queue.raise_if_over
         self._stream = stream
         self._ledger = ledger
         self._lock = threading.Lock()
@@ -59,10 +62,6 @@ class OrderDesk:
             self._open[ticket] = order
             return order
 
-    def sampled(self, ticket: int) -> None:
-        """Note that a group lacks nothing but its verdicts."""
-        self._queue.sampled(ticket)
-
     def put(self, group: Group) -> None:
         """Take a finished and judged group."""
         with self._lock:
@@ -79,34 +78,15 @@ class OrderDesk:
         """Return nothing: whoever asks this desk itself keeps its orders."""
         return ()
 
-    def reissue(self, ticket: int, used_version: int) -> Assignment:
-        """Return an open order to be sampled again from its prompt, somewhere else.
+    def reissue(self, ticket: int, used_version: int) -> tuple[Order, int]:
+        """Return an open order, to be sampled again from its prompt somewhere else.
 
-        It may begin with the version used there, or later with that at which it began.
+        With it comes the version that it may begin with: that used there, or, if it is
+        later, the one at which it began.
         """
         with self._lock:
             version = self._queue.restart(ticket, used_version)
-            return Assignment(order=self._open[ticket], version=version)
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called when `admit` may answer differently; it is short."""
-        self._queue.on_change(listener)
-
-    def wait(self, timeout_s: float) -> None:
-        """Sleep until `admit` may answer differently, or for so long."""
-        self._queue.wait(timeout_s)
-
-    def wake(self) -> None:
-        """End a `wait`: something that the generators go by has changed."""
-        self._queue.wake()
-
-    def fail(self, error: BaseException) -> None:
-        """Hand the error that ended generating to the loop."""
-        self._queue.fail(error)
-
-    def raise_if_over(self) -> None:
-        """Raise QueueClosed in a run that is over, or the error that ended it."""
-        self._queue.raise_if_over()
+            return self._open[ticket], version
 
     def snapshot(
         self, in_flight: Mapping[int, int]
@@ -121,27 +101,19 @@ class OrderDesk:
                 "next_ticket": queue.next_ticket,
                 "running": [list(entry) for entry in queue.running],
                 "dropped": queue.dropped,
-                "in_flight": self._orders(in_flight),
+                "in_flight": [
+                    {
+                        "ticket": ticket,
+                        "prompt_id": order.prompt.prompt_id,
+                        "epoch": order.prompt.epoch,
+                        "begun_version": order.begun_version,
+                        "tokens": in_flight.get(ticket, 0),
+                    }
+                    for ticket, order in sorted(self._open.items())
+                ],
                 "stream": self._stream.state(),
             }
         return books, queue.buffered
-
-    def orders(self, in_flight: Mapping[int, int]) -> list[dict[str, int]]:
-        """Return the open orders by ticket, with the tokens that each has so far."""
-        with self._lock:
-            return self._orders(in_flight)
-
-    def _orders(self, in_flight: Mapping[int, int]) -> list[dict[str, int]]:
-        return [
-            {
-                "ticket": ticket,
-                "prompt_id": order.prompt.prompt_id,
-                "epoch": order.prompt.epoch,
-                "begun_version": order.begun_version,
-                "tokens": in_flight.get(ticket, 0),
-            }
-            for ticket, order in sorted(self._open.items())
-        ]
 
     def restore(
         self, books: dict[str, Any], groups: tuple[Group, ...], *, version: int

@@ -11,7 +11,7 @@ from typing import Any
 from scalerl_jax.contract import Desk, Publication, QueueClosed
 from scalerl_jax.coordination.roster import Roster
 from scalerl_jax.exchange import Job
-from scalerl_jax.generation.service import Abandoned, Probed, never
+from scalerl_jax.generation.evaluation import Abandoned, Probed, never
 from scalerl_jax.utils.progress import Progress
 
 _TICK_S = 0.5  # between two turns in which nothing happens
@@ -20,7 +20,7 @@ _END_S = 10.0  # for replicas to say that they have ended
 
 
 class Fleet:
-    """The `contract.Generators` of several replicas; a thread makes the turns."""
+    """The generators that are several replicas; a thread makes the turns."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ def freest(replicas: Iterable[R]) -> R | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long the controller waits for replicas, and how often it replaces them."""
+    """The controller's waits for replicas, and the times that it replaces them."""
 
     start_timeout_s: float = 600.0  # for one to come up; 0 or more
     silence_timeout_s: float = 60.0  # for an answer of one that is up

@@ -2,8 +2,59 @@
 
 It says when a group may start and when a window of groups may be taken, so that no
 group is more than max_staleness optimizer steps old at any gradient, and none is
-thrown away for its age (which would favour short completions).  `Pacing` has the
-arithmetic and the reason why it never stops; this is its books, kept between threads.
+thrown away for its age (which would favour short completions).  The file is above 400
+lines: beside the books, which are kept between threads under one lock, it has the
+arithmetic and the reason why it never stops.
+
+The learner takes a window of groups and makes E = epochs steps on each batch of N of
+them.  At version v, with the next window opened at v (or the one in hand opened
+there), the worker's params at version w, and the groups that are running, buffered, or
+taken but not yet used up called outstanding,
+
+    windows(m) = floor((m + k + 1 - v) / E)
+
+is how many windows, this one included, can use a group of version m within
+k = max_staleness: the last gradient of the n-th is at v + n * E - 1.
+
+    admission:  start a group only if      outstanding < windows(w) * N
+    pacing:     take a window only if, for every version m, the groups it leaves with
+                oldest version <= m number  at most (windows(m) - 1) * N
+
+Both keep  (outstanding with oldest version <= m) <= windows(m) * N  true; a step that
+is skipped only adds to the right-hand side.  Hence no group of version m is left when
+no window can use it, and once everything running has finished, a window of the N
+oldest can be taken.  The worker's version bounds admission: with the learner's, a late
+publish would let groups in that are too old.  k = E - 1 is the synchronous loop.
+
+Batched mode (PPO-off-policy-k) generates all that k optimizer steps need at one
+version, k / E batches of N groups, takes them together, and then starts the next:
+
+    admission:  outstanding < k / E * N, and w >= v
+    pacing:     take only when all of them are buffered
+
+A sampler that is faster than the learner would fill all that k allows, and a group's
+staleness would be the time for which it waits, finished, in that store.  So the
+finished groups that wait, for their verdicts or to be taken, are bounded as well, with
+W = max_waiting:
+
+    admission:  ... and    waiting < max(W * N, groups of a window)        (W = 0: any)
+
+It bounds what starts and not what runs: when the last group has started and R, it
+included, are being sampled,
+
+    waiting <= W * N - 1 + R
+
+until the next one starts, and R is at most the slots of the sampler.  A judged group is
+thus taken with one of the next ceil((W * N - 1 + R) / N) windows, for those that start
+later are taken later; its staleness in flight is bounded by k alone.
+
+Both inequalities above stay true, because nothing more is ever started for W's sake.
+And no start is denied for it unless a whole window is finished: once those are judged,
+the learner can take it, by the argument above, or some have given their places back
+(refills); either makes room, and must wake the worker.  This holds whatever waits at
+first, as after a restore.  In batched mode, and where k = E - 1, no more than a window
+is ever outstanding: W changes nothing.  PipelineRL's generators have such a bounded
+queue, https://arxiv.org/abs/2509.19128, algorithm 2.
 
 With refills (dynamic sampling), a finished group whose rewards are all equal gives its
 place back, for at most `max_refills` groups per place of a window; from there on such
@@ -12,22 +63,91 @@ it is as if the group had never been.  In the synchronous loop a window has the 
 groups whatever finishes first; but when a refill begins hangs on its verdict, so that
 how many sequences are decoded together, and with it the last bit of a log-probability,
 may differ from run to run.
-
-One lock guards all of it.
 """
 
 import dataclasses
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from scalerl_jax.config import Mode
 from scalerl_jax.contract import QueueClosed
-from scalerl_jax.coordination.pacing import Pacing
 from scalerl_jax.types import Group
 
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pacing:
+    """Bounds of a queue; versions are optimizer steps applied."""
+
+    num_prompts: int  # N
+    max_staleness: int  # k
+    mode: Mode
+    max_waiting: int = 0  # W, batches of N finished groups; 0: no bound of its own
+    epochs: int = 1  # E
+    num_steps: int | None = None  # no group starts for a step past it
+
+    def windows(self, version: int, *, opened: int) -> int:
+        """Count the windows from `opened` on that can use a group of `version`."""
+        return (version + self.max_staleness + 1 - opened) // self.epochs
+
+    def may_start(
+        self, version: int, *, opened: int, outstanding: int, waiting: int
+    ) -> bool:
+        """Return whether a group may start with params of `version`.
+
+        `waiting` of the `outstanding` groups are sampled and not taken.
+        """
+        if outstanding >= self._places(version, opened=opened):
+            return False
+        most = max(
+            self.max_waiting * self.num_prompts, self.window_groups(opened=opened)
+        )
+        return not self.max_waiting or waiting < most
+
+    def _places(self, version: int, *, opened: int) -> int:
+        """Groups that may be outstanding once one starts with params of `version`."""
+        if self.mode == "batched":
+            return self.window_groups(opened=opened) if version >= opened else 0
+        windows = min(
+            self.windows(version, opened=opened), self._batches_left(opened=opened)
+        )
+        return windows * self.num_prompts
+
+    def window_groups(self, *, opened: int) -> int:
+        """Groups that are taken together by the window that begins at `opened`."""
+        batches = 1
+        if self.mode == "batched":
+            whole = self.max_staleness // self.epochs
+            batches = min(whole, self._batches_left(opened=opened))
+        return batches * self.num_prompts
+
+    def last_version(self, *, opened: int) -> int:
+        """The version at the last gradient of a window, if no step is skipped."""
+        batches = self.window_groups(opened=opened) // self.num_prompts
+        return opened + batches * self.epochs - 1
+
+    def usable(
+        self, versions: Sequence[int], *, opened: int, windows_gone: int = 0
+    ) -> bool:
+        """Return whether groups so old can all be used, those windows aside."""
+        if self.mode == "batched":
+            left = 0 if windows_gone else self.window_groups(opened=opened)
+            return len(versions) <= left and all(each >= opened for each in versions)
+        return all(
+            count
+            <= (self.windows(each, opened=opened) - windows_gone) * self.num_prompts
+            for count, each in enumerate(sorted(versions), start=1)
+        )
+
+    def _batches_left(self, *, opened: int) -> int:
+        """Batches that the steps from `opened` on need."""
+        if self.num_steps is None:
+            return sys.maxsize
+        return -((opened - self.num_steps) // self.epochs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +182,6 @@ class RolloutQueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """An empty queue at version 0; no group starts for a step past `num_steps`."""
-        assert max_refills >= 0, max_refills
         self._pacing = Pacing(
             num_prompts=num_prompts,
             max_staleness=max_staleness,
@@ -74,7 +193,7 @@ class RolloutQueue:
         self._max_refills = max_refills
         self._clock = clock
         self._changed = threading.Condition()
-        self._version = 0
+        self.version = 0  # optimizer steps applied
         self._opened = 0  # version at which the window in hand, or the next, begins
         self._next_ticket = 0
         self._running: dict[int, int] = {}  # ticket -> oldest version
@@ -82,11 +201,11 @@ class RolloutQueue:
         self._lost: set[int] = set()  # running before a restore, not yet restarted
         self._buffered: dict[int, _Finished] = {}
         self._refilled: list[Group] = []  # gave their places back since the last take
-        self._taken = 0
+        self.taken = 0  # groups with a place in the window that is not used up
         self._dropped: dict[str, int] = {}
         self._changes = 0  # what may let the worker go on
         self._seen = 0  # changes the worker knows of
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None  # what `fail` was given first
         self._closed = False
         self._listener: Callable[[], None] = lambda: None
 
@@ -100,7 +219,7 @@ class RolloutQueue:
         """
         with self._changed:
             self.raise_if_over()
-            assert version <= self._version, "published before `applied` was called"
+            assert version <= self.version, "published before `applied` was called"
             if not self._pacing.may_start(
                 version,
                 opened=self._opened,
@@ -124,7 +243,7 @@ class RolloutQueue:
         with self._changed:
             assert ticket in self._running, f"ticket {ticket} is not running"
             version = max(version, self._running[ticket])
-            assert version <= self._version, version
+            assert version <= self.version, version
             self._lost.discard(ticket)
             self._sampled.discard(ticket)
             self._running[ticket] = version
@@ -144,7 +263,7 @@ class RolloutQueue:
             assert ticket in self._running, f"ticket {ticket} is not running"
             assert ticket not in self._lost, f"ticket {ticket} was not restarted"
             assert oldest_version >= self._running[ticket], "older than its admission"
-            assert oldest_version <= self._version, "a token from the future"
+            assert oldest_version <= self.version, "a token from the future"
             del self._running[ticket]
             self._sampled.discard(ticket)
             if self._may_refill(group):
@@ -188,8 +307,8 @@ class RolloutQueue:
     def fail(self, error: BaseException) -> None:
         """Hand the error that ended one thread to the other; the first one counts."""
         with self._changed:
-            if self._failure is None:
-                self._failure = error
+            if self.failure is None:
+                self.failure = error
             self._note_change()
 
     # The learner's side.
@@ -206,8 +325,8 @@ class RolloutQueue:
             BaseException: what `fail` was given.
         """
         with self._changed:
-            assert version == self._version, (version, self._version)
-            assert not self._taken, "the last window is not used up"
+            assert version == self.version, (version, self.version)
+            assert not self.taken, "the last window is not used up"
             chosen = self._sleep_until(self._choose, timeout_s)
             if chosen is None:
                 raise TimeoutError(self._timeout_message(timeout_s))
@@ -216,7 +335,7 @@ class RolloutQueue:
                 age -= finished.oldest_version
                 assert age <= self._pacing.max_staleness, "admission or pacing failed"
                 del self._buffered[finished.group.ticket]
-            self._taken = len(chosen)
+            self.taken = len(chosen)
             self._note_change()  # fewer groups wait
             groups = [*(finished.group for finished in chosen), *self._refilled]
             self._refilled = []
@@ -228,14 +347,14 @@ class RolloutQueue:
         Call it before publishing.
         """
         with self._changed:
-            assert self._taken, "no window was taken"
-            self._version += 1
+            assert self.taken, "no window was taken"
+            self.version += 1
             self._end_pass(last)
 
     def skipped(self, *, last: bool = True) -> None:
         """A step on the window taken last made no new version; `last` uses it up."""
         with self._changed:
-            assert self._taken, "no window was taken"
+            assert self.taken, "no window was taken"
             self._end_pass(last)
 
     def close(self) -> None:
@@ -249,19 +368,19 @@ class RolloutQueue:
     def raise_if_over(self) -> None:
         """Raise what `fail` was given, itself, or QueueClosed after `close`."""
         with self._changed:
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             if self._closed:
                 raise QueueClosed
 
     def snapshot(self) -> QueueState:
         """Return the state for a checkpoint, between two windows."""
         with self._changed:
-            assert not self._taken, "a window is not used up"
+            assert not self.taken, "a window is not used up"
             groups = [finished.group for finished in self._buffered.values()]
             groups += self._refilled
             return QueueState(
-                version=self._version,
+                version=self.version,
                 next_ticket=self._next_ticket,
                 buffered=tuple(sorted(groups, key=lambda group: group.ticket)),
                 running=tuple(sorted(self._running.items())),
@@ -280,7 +399,7 @@ class RolloutQueue:
         """
         with self._changed:
             assert self._next_ticket == 0, "only a fresh queue can be restored"
-            self._version = self._opened = state.version
+            self.version = self._opened = state.version
             self._next_ticket = state.next_ticket
             self._running = dict(state.running)
             self._lost = set(self._running)
@@ -299,7 +418,7 @@ class RolloutQueue:
             if not pacing.usable(versions, opened=self._opened):
                 raise ValueError(
                     f"the checkpoint's {self._outstanding()} unfinished and buffered "
-                    f"groups cannot all be used from step {self._version + 1} on with "
+                    f"groups cannot all be used from step {self.version + 1} on with "
                     f"queue.mode = {pacing.mode!r}, queue.max_staleness = "
                     f"{pacing.max_staleness}, batch.epochs = {pacing.epochs} and "
                     f"batch.num_prompts = {pacing.num_prompts}; go on with the "
@@ -307,32 +426,14 @@ class RolloutQueue:
                 )
 
     @property
-    def version(self) -> int:
-        """Optimizer steps applied."""
-        with self._changed:
-            return self._version
-
-    @property
     def running(self) -> int:
         """Groups that are being sampled or judged."""
-        with self._changed:
-            return len(self._running)
+        return len(self._running)
 
     @property
     def buffered(self) -> int:
         """Finished groups that wait for the learner."""
-        with self._changed:
-            return len(self._buffered)
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Return what `fail` was given, if it was called."""
-        return self._failure
-
-    @property
-    def taken(self) -> int:
-        """Groups with a place in the window that is not used up."""
-        return self._taken
+        return len(self._buffered)
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -343,7 +444,7 @@ class RolloutQueue:
     # Under the lock.
 
     def _outstanding(self) -> int:
-        return len(self._running) + len(self._buffered) + self._taken
+        return len(self._running) + len(self._buffered) + self.taken
 
     def _may_refill(self, group: Group) -> bool:
         """Return whether a finished group is to give its place back, and still may."""
@@ -352,8 +453,8 @@ class RolloutQueue:
 
     def _end_pass(self, last: bool) -> None:
         if last:
-            self._taken = 0
-            self._opened = self._version
+            self.taken = 0
+            self._opened = self.version
             self._note_change()
 
     def _choose(self) -> list[_Finished] | None:
@@ -390,7 +491,7 @@ class RolloutQueue:
         return (
             f"{len(self._buffered)} of "
             f"{self._pacing.window_groups(opened=self._opened)} groups after "
-            f"{timeout_s} s at policy version {self._version} "
+            f"{timeout_s} s at policy version {self.version} "
             f"(mode={self._pacing.mode}, max_staleness={self._pacing.max_staleness}, "
             f"running={len(self._running)}, of these {len(self._sampled)} with the "
             f"verifiers, oldest running version={oldest}, "

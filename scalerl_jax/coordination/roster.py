@@ -323,7 +323,9 @@ class Roster:
             if member is not None:
                 self._again.remove(ticket)
                 version = self._version if self._by_ticket else member.version
-                member.give(self._desk.reissue(ticket, version), self._clock())
+                order, version = self._desk.reissue(ticket, version)
+                assignment = Assignment(order=order, version=version)
+                member.give(assignment, self._clock())
         while (member := self.members[0] if self._by_ticket else self._free()) and (
             assignment := self._admit(member)
         ):

@@ -12,7 +12,8 @@ import numpy as np
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.batching.packing import TrainSequence, pack
-from scalerl_jax.contract import Learner, State
+from scalerl_jax.contract import State
+from scalerl_jax.learner.step import LocalLearner
 from scalerl_jax.types import Group, Rollout
 
 _SHOWN = 12  # tokens in the table
@@ -23,7 +24,7 @@ class Tracer:
     """Says how the first rollout of a prompt went through the run."""
 
     prompt_id: int
-    learner: Learner
+    learner: LocalLearner
     assemble: Assembler
     decode: Callable[[list[int]], str]
     row_tokens: int

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 from jaxtyping import Float, Int
 
-from scalerl_jax.evaluate.evaluation import Judged, standard_error
+from scalerl_jax.generation.evaluation import Judged, standard_error
 from scalerl_jax.rewards.verdict import Status
 
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from ml_collections import config_flags
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config, ModelConfig, read_flags, to_json
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.evaluate.evaluation import Evaluator, Judged
 from scalerl_jax.evaluate.metrics import MAX_SAMPLES
+from scalerl_jax.generation.evaluation import Evaluator, Judged
 from scalerl_jax.model.architecture import Architecture, sampler_mesh, sampler_shardings
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.publication import checksums
@@ -237,11 +237,12 @@ class Policy:
         A prompt is counted once the caller has dealt with it.
         """
         evaluator = dataclasses.replace(self.evaluator, prompts=prompts)
-        for group in evaluator.judged(
+        for judged in evaluator.steps(
             self.params, policy_version=self.policy_version, listener=meter.listen
         ):
-            yield group
-            meter.done()
+            for group in judged:
+                yield group
+                meter.done()
 
 
 @contextlib.contextmanager

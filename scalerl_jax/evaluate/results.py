@@ -16,8 +16,8 @@ from typing import Any, TextIO
 
 import scalerl_jax
 from scalerl_jax.config import MathAnswer
-from scalerl_jax.evaluate.evaluation import Judged
 from scalerl_jax.evaluate.policy import Described
+from scalerl_jax.generation.evaluation import Judged
 from scalerl_jax.rewards.code import extract_code
 from scalerl_jax.utils.reading import check_regular, parse_json
 

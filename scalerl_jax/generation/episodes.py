@@ -94,10 +94,10 @@ class Episodes:
         self.open[key] = episode
         return episode
 
-    def add(self, completion: Completion, version: int) -> Episode | None:
-        """Take a completion; return its episode if it was the last that this lacked.
+    def add(self, completion: Completion, version: int) -> bool:
+        """Take a completion; return whether it was the last that its episode lacked.
 
-        The verifiers then have its answers.
+        The verifiers then have the answers.
 
         Raises:
             FloatingPointError: the logits of the sample were not finite.
@@ -110,7 +110,7 @@ class Episodes:
             )
         episode.completions[completion.sample] = completion
         if len(episode.completions) < episode.num_samples:
-            return None
+            return False
         episode.ended_version = version
         episode.answers = tuple(
             self._answer(completion.tokens) for completion in episode.in_order
@@ -121,7 +121,7 @@ class Episodes:
             list(episode.answers),
             episode.prompt.reference,
         )
-        return episode
+        return True
 
     def judged(self) -> Iterator[Episode]:
         """Close the episodes whose verdicts have come, in the order of their coming."""

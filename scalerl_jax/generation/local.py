@@ -10,7 +10,6 @@ with its own params, between any two.
 One file above 400 lines: what is asked of the thread and what it does share a lock.
 """
 
-import contextlib
 import dataclasses
 import threading
 import time
@@ -20,9 +19,16 @@ from typing import Any, TypeVar
 
 from scalerl_jax.contract import Desk, QueueClosed
 from scalerl_jax.generation.episodes import Episode, Episodes, Judging
-from scalerl_jax.generation.service import Abandoned, Probe, Probed, turns
+from scalerl_jax.generation.evaluation import (
+    Abandoned,
+    Evaluation,
+    Evaluator,
+    Judged,
+    Probe,
+    Probed,
+)
 from scalerl_jax.parallel.publication import Published, receive
-from scalerl_jax.sampler.requests import Completion, Request, Samples, SchedulerStats
+from scalerl_jax.sampler.requests import Request, Samples, SchedulerStats
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Group, Prompt, PyTree
@@ -37,13 +43,13 @@ _Result = TypeVar("_Result")
 class _Beside:
     """Work whose steps alternate with those of the sampling."""
 
-    steps: Iterator[list[Any]]
-    found: list[Any] = dataclasses.field(default_factory=list)
-    end: Future[list[Any]] = dataclasses.field(default_factory=Future)
+    steps: Iterator[list[Judged]]
+    found: list[Judged] = dataclasses.field(default_factory=list)
+    end: Future[list[Judged]] = dataclasses.field(default_factory=Future)
 
 
 class LocalGenerators:
-    """The `contract.Generators` of one process; the thread's own methods are below."""
+    """The generators of one process; the thread's own methods are below."""
 
     def __init__(
         self,
@@ -54,14 +60,14 @@ class LocalGenerators:
         judging: Judging,
         sampling: Sampling,
         make_samples: Callable[[Prompt, int], Samples],
-        evaluator: Any,
+        evaluator: Evaluator,
         probe: Probe,
         ledger: Ledger,
         flops: Callable[[SchedulerStats], float],
         pool: str,
         group_timeout_s: float,
     ) -> None:
-        """Without params: `publish` must come before `start`."""
+        """Make the thread, which has no params: `publish` must come before `start`."""
         self._scheduler = scheduler
         self._desk = desk
         self._episodes = episodes
@@ -150,7 +156,7 @@ class LocalGenerators:
         *,
         policy_version: int,
         stopped: Callable[[], bool],
-    ) -> tuple[Any, list[Probed]]:
+    ) -> tuple[Evaluation, list[Probed]]:
         """Return the pass rate at a version, and completions to compare with.
 
         Raises:
@@ -158,7 +164,7 @@ class LocalGenerators:
         """
         params = publication.params
 
-        def job() -> tuple[Any, list[Probed]]:
+        def job() -> tuple[Evaluation, list[Probed]]:
             evaluation = self.evaluator(
                 params, policy_version=policy_version, stopped=stopped
             )
@@ -172,7 +178,7 @@ class LocalGenerators:
         *,
         policy_version: int,
         stopped: Callable[[], bool],
-    ) -> Any:
+    ) -> Evaluation:
         """Return the pass rate at a version; the sampling goes on, with newer params.
 
         Raises:
@@ -191,7 +197,7 @@ class LocalGenerators:
         places: Sequence[int] | None = None,
         stopped: Callable[[], bool],
         beside: bool = False,
-    ) -> list[Any]:
+    ) -> list[Judged]:
         """Return held-out prompts of these places, completed and judged at a version.
 
         With `beside` the sampling goes on meanwhile.
@@ -206,7 +212,7 @@ class LocalGenerators:
             stopped=stopped,
             wait_s=_IDLE_WAIT_S,
         )
-        work = _Beside(self._booked(steps))
+        work = _Beside(steps)
         with self._changed:
             alternating = beside and self._running
             if alternating:
@@ -214,16 +220,12 @@ class LocalGenerators:
                 self._desk.wake()
         if alternating:
             return work.end.result()  # it has one at the thread's end
-        return self.between_steps(lambda: [one for each in work.steps for one in each])
 
-    def _booked(self, steps: Iterator[list[Any]]) -> Iterator[list[Any]]:
-        """Yield what these steps do, whose time is that of an evaluation."""
-        while True:
+        def job() -> list[Judged]:
             with self._ledger.activity("eval", pool=self._pool):
-                found = next(steps, None)
-            if found is None:
-                return
-            yield found
+                return [one for each in steps for one in each]
+
+        return self.between_steps(job)
 
     def sample(self, publication: Published) -> list[Probed]:
         """Return completions of always the same prompts, to compare with."""
@@ -233,11 +235,10 @@ class LocalGenerators:
         """Return what `job` does between two steps, or at once if there are none."""
         future: Future[_Result] = Future()
         with self._changed:
-            if self._running:
-                self._jobs.append((job, future))
-                self._desk.wake()
-            else:
+            if not self._running:
                 return job()
+            self._jobs.append((job, future))
+            self._desk.wake()
         deadline = time.monotonic() + _STEP_TIMEOUT_S
         while True:
             try:
@@ -257,8 +258,8 @@ class LocalGenerators:
     def _run(self) -> None:
         """Sample until the run is over; hand a failure to the loop."""
         try:
-            for _ in turns(self._scheduler, self, self._newest):
-                pass
+            while True:
+                self._turn()
         except QueueClosed:
             pass
         except BaseException as failure:  # noqa: BLE001  raised again in the loop
@@ -269,14 +270,40 @@ class LocalGenerators:
             for work in self._beside:
                 work.end.set_exception(Abandoned())
 
+    def _turn(self) -> None:
+        """Begin groups, make a step with the newest params, hand in what is judged."""
+        self._do_jobs()
+        self._step_beside()
+        params, version = self._newest()
+        self._begin_groups(version)
+        self._drop_late()
+        busy = self._scheduler.busy
+        if busy:
+            with self._ledger.activity("generate", pool=self._pool):
+                completions = self._scheduler.step(params, version=version)
+            self._count_work()
+            self._desk.raise_if_over()  # before the books of a stopped run change
+            for completion in completions:
+                if self._episodes.add(completion, version):
+                    self._desk.sampled(completion.request_id)
+        for episode in self._episodes.judged():
+            self._desk.put(self._group(episode))
+            busy = True
+        if busy or self._beside:
+            return
+        if self._episodes.waiting:
+            with self._ledger.activity("verify", pool=self._pool):
+                self._episodes.wait(_IDLE_WAIT_S)
+        else:
+            self._desk.wait(_IDLE_WAIT_S)
+
     def _end(self) -> None:
         with self._changed:
             self._running = False
             self._changed.notify_all()
 
     def _newest(self) -> tuple[PyTree, int]:
-        self._do_jobs()
-        self._step_beside()
+        """Return the params of the next step and their version."""
         with self._changed:
             if self._published is None:
                 raise RuntimeError(
@@ -302,7 +329,8 @@ class LocalGenerators:
         """Make a step of each work that goes on beside the sampling."""
         for work in list(self._beside):
             try:
-                found = next(work.steps, None)
+                with self._ledger.activity("eval", pool=self._pool):
+                    found = next(work.steps, None)
             except BaseException as error:  # noqa: BLE001  raised in who asked
                 work.end.set_exception(error)
             else:
@@ -313,14 +341,17 @@ class LocalGenerators:
             with self._changed:
                 self._beside.remove(work)
 
-    def fill(self, scheduler: Scheduler, version: int) -> bool:
+    def _begin_groups(self, version: int) -> None:
         """Begin as many groups as the desk admits and the slots can begin."""
-        while scheduler.free_slots > 0 and (order := self._desk.admit(version)):
+        while self._scheduler.free_slots > 0:
+            order = self._desk.admit(version)
+            if order is None:
+                return
             samples = self._make_samples(order.prompt, order.begun_version)
             episode = self._episodes.begin(
                 order.ticket, order.prompt, len(samples.keys)
             )
-            scheduler.submit(
+            self._scheduler.submit(
                 Request(
                     request_id=order.ticket,
                     tokens=order.prompt.tokens,
@@ -329,34 +360,6 @@ class LocalGenerators:
                     listener=episode.listen,
                 )
             )
-        self._drop_late()
-        return True
-
-    def sampling(self) -> contextlib.AbstractContextManager[None]:
-        """Book the time of a step."""
-        return self._ledger.activity("generate", pool=self._pool)
-
-    def ended(self, completions: list[Completion], version: int) -> None:
-        """Have groups judged whose last completion has ended."""
-        self._count_work()
-        self._desk.raise_if_over()  # before the books of a stopped run change
-        for completion in completions:
-            if self._episodes.add(completion, version) is not None:
-                self._desk.sampled(completion.request_id)
-
-    def rest(self, *, sampled: bool) -> None:
-        """Hand in what is judged; wait for more, if nothing was to be done."""
-        judged = False
-        for episode in self._episodes.judged():
-            self._desk.put(self._group(episode))
-            judged = True
-        if sampled or judged or self._beside:
-            return
-        if self._episodes.waiting:
-            with self._ledger.activity("verify", pool=self._pool):
-                self._episodes.wait(_IDLE_WAIT_S)
-        else:
-            self._desk.wait(_IDLE_WAIT_S)
 
     def _group(self, episode: Episode) -> Group:
         """Return a judged episode as the group that is queued."""

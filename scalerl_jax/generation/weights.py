@@ -144,7 +144,7 @@ class Followers(Protocol):
 
 
 class PublishedToAll(PublishedFrom):
-    """As `PublishedFrom`, in the leader: the followers take each version too."""
+    """The `PublishedFrom` of a leader, whose followers take each version too."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class PublishedToAll(PublishedFrom):
         self._engine, self._followers = engine, followers
 
     def fetch(self, parcel: Parcel, *, apart: bool = False) -> LayOut:
-        """As `PublishedFrom.fetch`, once all have fetched it."""
+        """Fetch as `PublishedFrom` does, and return once all have fetched it."""
         others = self._followers.ask("fetch", parcel, apart)
         own = super().fetch(parcel, apart=apart)
         others()

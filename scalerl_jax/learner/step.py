@@ -435,7 +435,7 @@ Annotate = Callable[[TrainState, list[PackedBatch]], list[PackedBatch]]
 
 @dataclasses.dataclass(kw_only=True)
 class LocalLearner:
-    """The `contract.Learner` in the loop's process: programs over the train state."""
+    """The learner in the loop's process: programs over the train state."""
 
     layout: PyTree  # of the train state: shapes, dtypes and shardings
     train_step: TrainStep

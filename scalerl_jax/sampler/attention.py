@@ -89,15 +89,10 @@ class Pages:
 
 @struct.dataclass(kw_only=True)
 class Places:
-    """Return where tokens are cached; a page past the last one is none."""
+    """Places of tokens in the cache; a page past the last one is none."""
 
     page: Int[Array, " T"]
     offset: Int[Array, " T"]
-
-
-def finite(x: Array, dtype: DTypeLike) -> Array:
-    """Zero for what is no number."""
-    return jnp.where(jnp.isfinite(x), x, 0.0).astype(dtype)
 
 
 def marked(k: Array, v: Array) -> tuple[Array, Array]:
@@ -107,7 +102,7 @@ def marked(k: Array, v: Array) -> tuple[Array, Array]:
     by a choice, but a value by a factor, and 0 * NaN is NaN.
     """
     k = jnp.where(jnp.isfinite(k) & jnp.isfinite(v), k, jnp.nan)
-    return k, finite(v, v.dtype)
+    return k, jnp.where(jnp.isfinite(v), v, 0)
 
 
 def places_of(
@@ -170,10 +165,8 @@ class PagedAttention:
             rows.table, positions, page_size=view.page_size, valid=active
         )
         view = view.write(k, v, places)
-        lengths, first = positions + 1, {}
-        if near is not None:
-            first = {"first": positions // near * near}
-        return self.attend_rows(q, view, rows.table, lengths, **first), view
+        first = None if near is None else positions // near * near
+        return self.attend_rows(q, view, rows.table, positions + 1, first), view
 
     def close(
         self,
@@ -205,8 +198,7 @@ class PagedAttention:
             valid=chunk.segments > 0,
         )
         pages = pages.write(k, v, places)
-        options = {} if near is None else {"near": near}
-        return self.attend_chunk(q, k, v, pages, chunk, **options), pages
+        return self.attend_chunk(q, k, v, pages, chunk, near), pages
 
     def attend_rows(
         self,

@@ -1,4 +1,7 @@
-"""The pure functions behind the engine's verbs, and the state they pass on."""
+"""The pure functions behind the engine's verbs, and the state they pass on.
+
+The file is above 400 lines: settings and state are read by these functions first.
+"""
 
 import dataclasses
 from typing import Any
@@ -10,6 +13,8 @@ from flax import struct
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
+from scalerl_jax.data.spelling import Marker
+from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import (
     Said,
     cached_hidden,
@@ -17,11 +22,66 @@ from scalerl_jax.model.transformer import (
     head_weights,
 )
 from scalerl_jax.sampler.attention import Chunk, PagedAttention, Rows
-from scalerl_jax.sampler.sampling import SamplingRows, draw_tokens
-from scalerl_jax.sampler.settings import EngineSettings
+from scalerl_jax.sampler.sampling import Sampling, SamplingRows, draw_tokens
 from scalerl_jax.types import AnyArray, PyTree
 
 NEVER = np.iinfo(np.int32).max  # a thinking length that is not reached
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Settings that the compiled programs of an engine depend on."""
+
+    arch: Architecture
+    slots: int
+    max_prompt_tokens: int
+    max_completion_tokens: int
+    tokens_per_call: int
+    dtype: Any
+    eos_ids: tuple[int, ...]
+    float32_head: bool = True
+    phrase: tuple[int, ...] = ()  # forced at the thinking limit; empty: never
+    end_of_thinking: Marker | None = None  # once spelled, nothing is forced
+    page_size: int = 32  # tokens
+    cache_tokens: int = 0  # that all pages hold; 0: every slot at its full length
+    prefill_tokens: int = 256  # of the largest chunk
+    attention: str = "auto"  # see `kernels.ATTENTION`
+    top_logprobs: int = 0  # likeliest tokens reported beside the drawn one
+    report_experts: bool = False  # of every token and layer; of a mixture only
+
+    @property
+    def max_tokens(self) -> int:
+        """Return the most tokens of one sequence, prompt and completion."""
+        return self.max_prompt_tokens + self.max_completion_tokens
+
+    def chunk_of(self, layer: int) -> int | None:
+        """Tokens of the chunks that a layer looks into; None: it sees all there are."""
+        local = self.arch.local
+        if local is None or not local.with_positions[layer]:
+            return None
+        return local.chunk if self.max_tokens > local.chunk else None
+
+    @property
+    def near(self) -> bool:
+        """Return whether a layer sees less than all tokens of the longest sequence."""
+        return any(self.chunk_of(layer) for layer in range(self.arch.num_layers))
+
+    @property
+    def pages_per_slot(self) -> int:
+        """Pages of a sequence at its full length."""
+        return self.pages_for(self.max_tokens)
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold so many tokens of one sequence."""
+        return -(-tokens // self.page_size)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the whole cache."""
+        if self.cache_tokens:
+            return self.cache_tokens // self.page_size
+        # A prompt's broken page is held beside its copy: one more, for a single slot.
+        return self.slots * self.pages_per_slot + 1
 
 
 @struct.dataclass(kw_only=True)
@@ -80,12 +140,31 @@ def empty_rows(settings: EngineSettings, count: int) -> SlotRows:
         thinking_limits=zeros,
         thinking_states=zeros + (marker.start if marker else 0),
         phrase_places=zeros - 1,
-        sampling=SamplingRows(
-            temperature=np.ones(count, np.float32),
-            top_k=zeros,
-            top_p=np.ones(count, np.float32),
-            min_p=np.zeros(count, np.float32),
-        ),
+        sampling=SamplingRows.of(Sampling(), count),
+    )
+
+
+def first_row(
+    settings: EngineSettings,
+    prompt: Int[np.ndarray, " P"],
+    *,
+    max_tokens: int,
+    key: UInt32[np.ndarray, "2"],
+    thinking_limit: int = NEVER,
+    sampling: Sampling,
+) -> SlotRows:
+    """The one row of a sequence whose prompt is cached but for its last token."""
+    length = np.array([len(prompt)], np.int32)
+    return dataclasses.replace(
+        empty_rows(settings, 1),
+        tokens=prompt[-1:].astype(np.int32),
+        positions=length - 1,
+        prompt_lengths=length,
+        max_tokens=np.array([max_tokens], np.int32),
+        keys=np.asarray(key, np.uint32)[None],
+        active=np.ones(1, bool),
+        thinking_limits=np.array([thinking_limit], np.int32),
+        sampling=SamplingRows.of(sampling, 1),
     )
 
 
@@ -105,8 +184,9 @@ def prefill(
     pages = list(state.pages)
 
     def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
-        near = _near(settings, layer)
-        mixed, pages[layer] = attention.chunk(pages[layer], q, k, v, chunk, **near)
+        mixed, pages[layer] = attention.chunk(
+            pages[layer], q, k, v, chunk, near=settings.chunk_of(layer)
+        )
         return mixed
 
     # What follows the last layer's keys and values is dead code to the compiler.
@@ -134,12 +214,6 @@ def _reported(settings: EngineSettings, said: Said) -> Array | None:
 
     assert settings.arch.experts is not None, "only a mixture is asked"
     return to_ids(said["experts"], settings.arch.experts)
-
-
-def _near(settings: EngineSettings, layer: int) -> dict[str, int]:
-    """What attention is told of a layer that does not see everything."""
-    near = settings.chunk_of(layer)
-    return {} if near is None else {"near": near}
 
 
 def insert(
@@ -231,7 +305,7 @@ def _decode(
             step=step,
             positions=rows.positions,
             active=rows.active,
-            **_near(settings, layer),
+            near=settings.chunk_of(layer),
         )
         return mixed
 

@@ -1,6 +1,6 @@
 """A sampler with JetStream's verbs on our own decoder and a paged KV cache.
 
-    state = engine.prefill(params, state, chunk)         prompt tokens into pages
+    state, _ = engine.prefill(params, state, chunk)      prompt tokens into pages
     state = engine.insert(state, slots=slots, rows=rows) sequences into slots
     state, results = engine.generate(params, state, slots=slots, table=table)
 
@@ -27,6 +27,7 @@ from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.sampler.attention import Chunk, GatheredAttention, PagedAttention
 from scalerl_jax.sampler.decoding import (
     DecodeState,
+    EngineSettings,
     ResultTokens,
     SlotRows,
     empty_rows,
@@ -34,7 +35,6 @@ from scalerl_jax.sampler.decoding import (
     insert,
     prefill,
 )
-from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.types import PyTree
 
 MAX_SEQUENCES = 32  # prompts in one prefill chunk
@@ -67,17 +67,14 @@ class Engine:
         attention = _attention(settings, mesh)
         # Programs are made for a few sizes each; a call takes the smallest that fits.
         self.row_counts = _ladder(max(8, settings.slots // 16), settings.slots)
-        first = -(-64 // settings.page_size)
-        self.table_widths = (
-            _ladder(first, settings.pages_per_slot, steps=attention.width_steps)
-            if attention.width_steps
-            else (settings.pages_per_slot,)
-        )
+        first, last = settings.pages_for(64), settings.pages_per_slot
+        steps = attention.width_steps
+        self.table_widths = _ladder(first, last, steps=steps) if steps else (last,)
         self.chunk_sizes = _ladder(64, settings.prefill_tokens)
         self._expected = abstract_params(settings.arch, dtype=settings.dtype)
         self._unstack = jax.jit(functools.partial(unstack_layers, arch=settings.arch))
         self._loaded: tuple[PyTree, PyTree] | None = None  # as given, as used
-        self._traces = 0
+        self.traces = 0  # of programs; constant once everything is compiled
 
         replicated = NamedSharding(mesh, PartitionSpec())
         heads = NamedSharding(mesh, attention.page_spec)
@@ -106,8 +103,8 @@ class Engine:
         """Return a program that donates an argument, the state, and is counted."""
 
         def counted(*args: Any) -> Any:
-            self._traces += 1  # runs when it is traced only
-            self.notice(self._traces, self.num_programs)
+            self.traces += 1  # runs when it is traced only
+            self.notice(self.traces, self.num_programs)
             return function(*args)
 
         return jax.jit(
@@ -116,21 +113,6 @@ class Engine:
             out_shardings=out,
             compiler_options=compiler_options("sampler", self.mesh),
         )
-
-    @property
-    def max_concurrent_decodes(self) -> int:
-        """Number of slots."""
-        return self.settings.slots
-
-    @property
-    def max_prefill_length(self) -> int:
-        """Longest prompt, in tokens."""
-        return self.settings.max_prompt_tokens
-
-    @property
-    def samples_per_slot(self) -> int:
-        """Completions in one slot."""
-        return 1
 
     @property
     def page_bytes(self) -> int:
@@ -151,13 +133,8 @@ class Engine:
         return jax.make_array_from_callback(table.shape, everywhere, table.__getitem__)
 
     @property
-    def traces(self) -> int:
-        """Programs traced so far: constant once everything is compiled."""
-        return self._traces
-
-    @property
     def insert_counts(self) -> tuple[int, ...]:
-        """Sequences that one call inserts; see `sampler.placing.insertion`."""
+        """Sequences that one call inserts, to which the scheduler pads them."""
         return _ladder(1, self.settings.slots)
 
     @property
@@ -205,14 +182,13 @@ class Engine:
         """Slots without a sequence, pages without an owner."""
         return self._init()
 
-    def prefill(self, params: PyTree, state: DecodeState, chunk: Chunk) -> DecodeState:
-        """The keys and values of a chunk into its pages; donates `state`."""
-        return self.prefill_routed(params, state, chunk)[0]
-
-    def prefill_routed(
+    def prefill(
         self, params: PyTree, state: DecodeState, chunk: Chunk
     ) -> tuple[DecodeState, UInt[Array, "T layers k"] | None]:
-        """As `prefill`; also the experts of the chunk, if settings ask for them."""
+        """The keys and values of a chunk into its pages; donates `state`.
+
+        With it come the experts of the chunk's tokens, if settings ask for them.
+        """
         return self._prefill(self.load_params(params), state, chunk)
 
     def insert(
@@ -226,8 +202,8 @@ class Engine:
     ) -> DecodeState:
         """Sequences into slots, each with a copy of a page; donates `state`.
 
-        A slot number of `max_concurrent_decodes` inserts nothing, and a page number
-        past the last one copies nothing.
+        A slot number past the last one inserts nothing, and such a page number copies
+        nothing.
         """
         return self._insert(state, slots, rows, copy_from, copy_to)
 
@@ -258,7 +234,7 @@ class Engine:
         params = self.load_params(params)
         settings, state = self.settings, self.init_decode_state()
         for size in self.chunk_sizes:
-            state = self.prefill(params, state, _empty_chunk(settings, size))
+            state, _ = self.prefill(params, state, empty_chunk(settings, size))
         for count in self.insert_counts:
             nowhere = np.full(count, settings.num_pages, np.int32)
             state = self.insert(
@@ -319,7 +295,8 @@ def _init_state(settings: EngineSettings, attention: PagedAttention) -> DecodeSt
     )
 
 
-def _empty_chunk(settings: EngineSettings, size: int) -> Chunk:
+def empty_chunk(settings: EngineSettings, size: int) -> Chunk:
+    """A prefill chunk of so many tokens, none of which is of a sequence."""
     return Chunk(
         tokens=np.zeros(size, np.int32),
         positions=np.zeros(size, np.int32),

@@ -30,10 +30,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, UInt32
 
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.sampler import decoding, placing
+from scalerl_jax.sampler import decoding
 from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.sampling import Sampling, SamplingRows, sample_keys
-from scalerl_jax.sampler.settings import EngineSettings
+from scalerl_jax.sampler.requests import Prefix
+from scalerl_jax.sampler.sampling import Sampling, sample_keys
+from scalerl_jax.sampler.scheduler import fill_chunk
 from scalerl_jax.types import PyTree
 
 try:
@@ -148,7 +149,7 @@ class JetStreamEngine(engine_api.Engine):
 
     def __init__(
         self,
-        settings: EngineSettings,
+        settings: decoding.EngineSettings,
         *,
         mesh: Mesh,
         tokenizer: Tokenizer,
@@ -240,14 +241,20 @@ class JetStreamEngine(engine_api.Engine):
                 f"{self.max_prefill_length} is the limit, and 1 the least"
             )
         width = self._prompts.settings.pages_per_slot
-        prefix = placing.Prefix(
+        prefix = Prefix(
             tokens=tokens[:-1], pages=list(range(width)), version=0, done=cached
         )
-        while (chunk := placing.fill_chunk(self._prompts, [prefix])) is not None:
-            state = self._prompts.prefill(self.load_params(params), state, chunk)
+        while (chunk := fill_chunk(self._prompts, [prefix])) is not None:
+            state, _ = self._prompts.prefill(self.load_params(params), state, chunk)
         if key is None:
             key = self._next_key()
-        row = self._row(tokens, key, sampling or self._sampling)
+        row = decoding.first_row(
+            self._settings,
+            tokens,
+            max_tokens=self._settings.max_completion_tokens,
+            key=key,
+            sampling=sampling or self._sampling,
+        )
         return CachedPrompt(pages=state.pages, row=row)
 
     def _next_key(self) -> UInt32[np.ndarray, "2"]:
@@ -255,22 +262,6 @@ class JetStreamEngine(engine_api.Engine):
         return sample_keys(
             self._seed, "serve", prompt_id=number, epoch=0, num_samples=1
         )[0]
-
-    def _row(
-        self, tokens: np.ndarray, key: np.ndarray, sampling: Sampling
-    ) -> decoding.SlotRows:
-        length = np.array([len(tokens)], np.int32)
-        return replace(
-            decoding.empty_rows(self._settings, 1),
-            tokens=tokens[-1:],
-            positions=length - 1,
-            prompt_lengths=length,
-            max_tokens=np.array([self._settings.max_completion_tokens], np.int32),
-            keys=np.asarray(key, np.uint32)[None],
-            active=np.ones(1, bool),
-            thinking_limits=np.array([decoding.NEVER], np.int32),
-            sampling=SamplingRows.of(sampling, 1),
-        )
 
     def insert(
         self, prefix: CachedPrompt, decode_state: SlotState, slot: int
@@ -328,7 +319,7 @@ class JetStreamEngine(engine_api.Engine):
         return self._engine.mesh
 
 
-def _fixed_pages(settings: EngineSettings) -> EngineSettings:
+def _fixed_pages(settings: decoding.EngineSettings) -> decoding.EngineSettings:
     """One token per call, a sequence's pages for each slot, and one that none owns."""
     # `Engine` asks for the last one, to copy a shared page into.
     pages = settings.slots * settings.pages_per_slot + 1

@@ -26,7 +26,7 @@ from scalerl_jax.sampler.attention import (
     marked,
     places_of,
 )
-from scalerl_jax.sampler.settings import EngineSettings
+from scalerl_jax.sampler.decoding import EngineSettings
 
 # The kernel's own table of block sizes asks the process for its TPU, which a program
 # that is compiled without one does not have.  It computes with every query of a block
@@ -191,7 +191,7 @@ class PallasAttention(PagedAttention):
         queries_per_block: int,
         rows: str | None = None,
     ) -> Array:
-        """What JAX's kernel finds; `rows` is the axis that shares out the sequences."""
+        """The result of JAX's kernel; `rows` is the axis that cuts the sequences."""
         parts = self._mesh.shape[rows] if rows else 1
         blocks = dict(
             num_kv_pages_per_block=min(

@@ -66,7 +66,7 @@ class LeadingEngine(Engine):
         return Call(method="", gone=tuple(gone))
 
     def init_decode_state(self) -> DecodeState:
-        """As `Engine.init_decode_state`."""
+        """Tell, then make `Engine.init_decode_state`."""
         with self._order:
             number = self.new_number()
             self._told("init_decode_state", number)
@@ -74,26 +74,24 @@ class LeadingEngine(Engine):
             self._watch(state, number)
         return state
 
-    def prefill_routed(
+    def prefill(
         self, params: PyTree, state: DecodeState, chunk: Any
     ) -> tuple[DecodeState, Any]:
-        """As `Engine.prefill_routed`."""
-        return self._made(
-            "prefill_routed", self._usable(params), state=state, chunk=chunk
-        )
+        """Tell, then make `Engine.prefill`."""
+        return self._made("prefill", self._usable(params), state=state, chunk=chunk)
 
     def insert(self, state: DecodeState, **arguments: Any) -> DecodeState:
-        """As `Engine.insert`."""
+        """Tell, then make `Engine.insert`."""
         return self._made("insert", state=state, **arguments)
 
     def free_resource(self, state: DecodeState, **arguments: Any) -> DecodeState:
-        """As `Engine.free_resource`."""
+        """Tell, then make `Engine.free_resource`."""
         return self._made("free_resource", state=state, **arguments)
 
     def generate(
         self, params: PyTree, state: DecodeState, **arguments: Any
     ) -> tuple[DecodeState, ResultTokens]:
-        """As `Engine.generate`."""
+        """Tell, then make `Engine.generate`."""
         return self._made("generate", self._usable(params), state=state, **arguments)
 
     def _made(
@@ -144,7 +142,7 @@ class LeadingEngine(Engine):
 
 
 class Followed:
-    """What a follower holds, by the leader's numbers, and its own part of the calls."""
+    """The part of a follower: what it holds by the leader's numbers, and its calls."""
 
     def __init__(self, engine: Engine) -> None:
         """Make calls of this engine, which is like the leader's."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from scalerl_jax.model.architecture import layered_table, sampler_shardings
 from scalerl_jax.sampler.decoding import DecodeState
-from scalerl_jax.sampler.engine import Engine, _empty_chunk
+from scalerl_jax.sampler.engine import Engine, empty_chunk
 from scalerl_jax.types import PyTree
 
 
@@ -35,7 +35,7 @@ def decode_state(engine: Engine) -> DecodeState:
 
 def lower_prefill(engine: Engine, *, tokens: int | None = None) -> Any:
     """The prefill of a chunk of `tokens` tokens; None: of the largest chunk."""
-    chunk = _empty_chunk(engine.settings, tokens or engine.chunk_sizes[-1])
+    chunk = empty_chunk(engine.settings, tokens or engine.chunk_sizes[-1])
     chunk = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), chunk)
     return engine._prefill.lower(sampler_params(engine), decode_state(engine), chunk)
 

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from scalerl_jax.model.transformer import head_logits, head_weights, hidden_states
+from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.requests import Completion, Request
 from scalerl_jax.sampler.sampling import Draw, SamplingRows, draw_tokens
-from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.types import PyTree
 
 

@@ -1,18 +1,18 @@
-"""Requests to the sampler, how long completions may get, and what it answers with.
+"""Requests to the sampler, what it keeps of them on their way, and its answers.
 
-Host side only.
+Host side only.  Who owns which page of the KV cache is counted here: no array of the
+device.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from scalerl_jax.data.spelling import Spelling
+from scalerl_jax.data.spelling import StopWatch
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.sampler.attention import Chunk
-from scalerl_jax.sampler.marking import StopWatch
 from scalerl_jax.sampler.sampling import Sampling
 
 # Tokens of one sample as they come: (sample, tokens [n], logprobs [n]).
@@ -166,38 +166,6 @@ class SchedulerStats:
         return {f"sampler/{name}": value for name, value in vars(self).items()}
 
 
-# Arrays of a completion that every call adds a piece to, by their place in a piece.
-PIECES = (
-    "tokens",
-    "mask",
-    "logprobs",
-    "full_logprobs",
-    "top_tokens",
-    "top_logprobs",
-    "versions",
-    "experts",
-)
-
-
-def piece_of(
-    results: Any, column: int, count: int, version: int
-) -> tuple[np.ndarray, ...]:
-    """The first `count` tokens of a column of a call's `ResultTokens`."""
-    experts = results.experts
-    return (
-        results.tokens[:count, column],
-        ~results.forced[:count, column],
-        results.logprobs[:count, column],
-        results.full_logprobs[:count, column],
-        results.top_tokens[:count, column],
-        results.top_logprobs[:count, column],
-        np.full(count, version, np.int32),
-        np.zeros((count, 0, 0), np.uint8)
-        if experts is None
-        else experts[:count, column],
-    )
-
-
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Sample:
     """One completion on its way, by identity."""
@@ -206,13 +174,13 @@ class Sample:
     number: int
     limit: int  # tokens of the completion
     pages: list[int] = dataclasses.field(default_factory=list)
-    pieces: list[tuple[np.ndarray, ...]] = dataclasses.field(default_factory=list)
+    # Of every call: fields of `Completion` that have a value for each token.
+    pieces: list[dict[str, np.ndarray]] = dataclasses.field(default_factory=list)
     num_tokens: int = 0  # of the completion, as far as the host knows
     in_flight: int = 0  # tokens that the call not yet read may add
-    order: int = 0  # of placement: the oldest comes first
-    row: object = None  # of a suspended sample: its `SlotRows` row
+    row: Any = None  # of a suspended sample: its `SlotRows` row
     stops: StopWatch | None = None  # of a request that has stop strings
-    # Of the prefix that it began from: see `placing.Prefix`.
+    # Of the prefix that it began from: see `Prefix`.
     prompt_experts: list[tuple[Any, slice]] | None = None
 
     @property
@@ -222,17 +190,18 @@ class Sample:
 
     def tokens(self) -> np.ndarray:
         """Prompt and completion so far, int32."""
-        pieces = [piece[0] for piece in self.pieces]
+        pieces = [piece["tokens"] for piece in self.pieces]
         return np.concatenate([self.request.tokens, *pieces]).astype(np.int32)
 
-    def completion(
-        self, *, cut_off: bool = False, stopped: bool = False, failure: str = ""
-    ) -> Completion:
+    def completion(self, *, cut_off: bool, stopped: bool, failure: str) -> Completion:
         """The finished sample."""
         arrays = {
-            name: np.concatenate(parts)
-            for name, parts in zip(PIECES, zip(*self.pieces, strict=True), strict=True)
+            name: np.concatenate([piece[name] for piece in self.pieces])
+            for name in self.pieces[0]
         }
+        if "experts" in arrays:  # of all tokens, the prompt's first
+            prompt = [np.asarray(chunk)[at] for chunk, at in self.prompt_experts or ()]
+            arrays["experts"] = np.concatenate([*prompt, arrays["experts"]])
         return Completion(
             request_id=self.request.request_id,
             sample=self.number,
@@ -240,32 +209,68 @@ class Sample:
             interrupted=not arrays["mask"].all(),
             stopped=stopped,
             failure=failure,
-            experts=self._with_prompt(arrays.pop("experts")),
             **arrays,
         )
 
-    def _with_prompt(self, experts: np.ndarray) -> np.ndarray | None:
-        """Experts of all tokens, from those of the completion; None: not reported."""
-        if not experts.shape[1]:
-            return None
-        prompt = self.prompt_experts or []
-        parts = [np.asarray(chunk)[place] for chunk, place in prompt]
-        return np.concatenate([*parts, experts])
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Prefix:
+    """Tokens whose keys and values are made, at one policy version."""
+
+    tokens: np.ndarray  # int32
+    pages: list[int]
+    version: int
+    done: int = 0  # tokens in the cache
+    place: slice | None = None  # in the last chunk, if it is part of that
+    # Of a mixture that reports them: what chunks said, and where it stands there.
+    experts: list[tuple[Any, slice]] = dataclasses.field(default_factory=list)
+
+    @property
+    def ready(self) -> bool:
+        """Return whether all of it is in the cache."""
+        return self.done == len(self.tokens)
 
 
-def new_samples(
-    request: Request, *, most: int, spelling: Spelling | None
-) -> Iterator[Sample]:
-    """The samples of a checked request, each of `most` tokens unless it says less."""
-    limits = request.samples.max_tokens
-    if limits is None:
-        limits = np.full(request.num_samples, most)
-    for number, limit in enumerate(limits.tolist()):
-        stops = None
-        if request.stop:
-            assert spelling is not None, "`Request.check` asks for it"
-            stops = StopWatch(request.stop, spelling)
-        yield Sample(request=request, number=number, limit=limit, stops=stops)
+class PageLedger:
+    """Pages by number; one may have several owners, and is free when it has none."""
+
+    def __init__(self, num_pages: int) -> None:
+        """A ledger in which every page is free."""
+        self._owners = np.zeros(num_pages, np.int32)
+        # The lowest number last, so that it is taken first: equal histories are equal.
+        self._free = list(range(num_pages - 1, -1, -1))
+        self.peak = 0
+
+    @property
+    def free(self) -> int:
+        """Pages without an owner."""
+        return len(self._free)
+
+    @property
+    def in_use(self) -> int:
+        """Pages with an owner."""
+        return len(self._owners) - len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Pages with one owner each, of those that are free."""
+        assert count <= len(self._free), f"{count} pages wanted, {len(self._free)} free"
+        taken = [self._free.pop() for _ in range(count)]
+        self._owners[taken] = 1
+        self.peak = max(self.peak, self.in_use)
+        return taken
+
+    def share(self, pages: list[int]) -> list[int]:
+        """The same pages with one more owner."""
+        self._owners[pages] += 1
+        return list(pages)
+
+    def release(self, pages: list[int]) -> None:
+        """One owner fewer for each page."""
+        for page in pages:
+            assert self._owners[page] > 0, f"page {page} has no owner to lose"
+            self._owners[page] -= 1
+            if self._owners[page] == 0:
+                self._free.append(page)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

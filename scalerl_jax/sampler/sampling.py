@@ -80,17 +80,13 @@ class Draw:
 def _sample_keys(
     parts: UInt32[Array, " parts"], *, num_samples: int
 ) -> UInt32[Array, "samples 2"]:
-    key = _first_key(parts[0])
+    key = jax.random.key(parts[0], impl="threefry2x32")
     for part in parts[1:]:
         key = jax.random.fold_in(key, part)
     keys = jax.vmap(lambda index: jax.random.fold_in(key, index))(
         jnp.arange(num_samples)
     )
     return jax.random.key_data(keys)
-
-
-def _first_key(seed: Array) -> Array:
-    return jax.random.key(seed, impl="threefry2x32")
 
 
 def _wrap(key_data: UInt32[Array, "... 2"]) -> Array:
@@ -197,13 +193,6 @@ def _highest_bound(
         return jnp.where(held >= target, higher, bound)
 
     return jax.lax.fori_loop(0, 32, narrow, jnp.zeros(keys.shape[0], jnp.uint32))
-
-
-def token_logprobs(
-    logits: Float[Array, "rows V"], sampling: SamplingRows
-) -> Float[Array, "rows V"]:
-    """Log-probabilities in nats of the distribution that is sampled from."""
-    return jax.nn.log_softmax(scaled_logits(logits, sampling)[0], axis=-1)
 
 
 def draw_tokens(

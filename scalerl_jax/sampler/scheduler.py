@@ -7,41 +7,63 @@ before it, so that the device never waits for this bookkeeping.
 When the pages run out, the sample that was placed last is suspended: it gives its
 pages back, and later goes on from its own tokens, whose keys and values are made
 again.  The oldest sample is never suspended, so there is always one that ends.
+
+The file is above 400 lines: slots, pages and prefill chunks are given out together.
 """
 
 import collections
 import dataclasses
 import heapq
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from scalerl_jax.data.spelling import Spelling
-from scalerl_jax.sampler.decoding import ResultTokens
-from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.placing import (
-    PageLedger,
-    Placed,
-    Prefix,
-    Waiting,
-    fill_chunk,
-    insertion,
-    note_experts,
-    to_go_on,
+from scalerl_jax.data.spelling import Spelling, StopWatch
+from scalerl_jax.sampler.attention import Chunk
+from scalerl_jax.sampler.decoding import (
+    EngineSettings,
+    ResultTokens,
+    empty_rows,
+    first_row,
 )
+from scalerl_jax.sampler.engine import MAX_SEQUENCES, Engine, empty_chunk
 from scalerl_jax.sampler.requests import (
     Completion,
+    PageLedger,
+    Prefix,
     Request,
     Sample,
     SchedulerStats,
-    new_samples,
-    piece_of,
 )
 from scalerl_jax.types import PyTree
 
 KvOnUpdate = Literal["keep", "recompute"]
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _Waiting:
+    """Samples of one request that begin from the same tokens, and wait for slots."""
+
+    samples: collections.deque[Sample]
+    tokens: np.ndarray  # int32, to be cached before a sample can go on
+    prefix: Prefix | None = None
+
+    def first_pages(self, settings: EngineSettings) -> int:
+        """Pages of its own that a sample needs for its first call."""
+        cached = len(self.tokens)
+        ahead = min(cached + settings.tokens_per_call, settings.max_tokens)
+        return settings.pages_for(ahead) - cached // settings.page_size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Placed:
+    """A sample, its slot, and the broken page of its prefix that it copies."""
+
+    slot: int
+    sample: Sample
+    copy: tuple[int, int] | None  # from page, to page
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,12 +97,11 @@ class Scheduler:
         self._state = engine.init_decode_state()
         self._pages = PageLedger(engine.settings.num_pages)
         # The lowest slot first: equal histories give equal placements.
-        self._free = list(range(engine.max_concurrent_decodes))
-        self._running: dict[int, Sample] = {}
-        self._waiting: collections.deque[Waiting] = collections.deque()
+        self._free = list(range(engine.settings.slots))
+        self._running: dict[int, Sample] = {}  # by slot, those placed first before
+        self._waiting: collections.deque[_Waiting] = collections.deque()
         self._call: _Call | None = None
         self._ended: list[Completion] = []  # in this step
-        self._placed = 0
         self._version: int | None = None
         self._stats = SchedulerStats()
 
@@ -108,43 +129,40 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Put a request in line; raises what `Request.check` does."""
+        settings = self._settings
         request.check(
-            vocabulary=self._settings.arch.vocab_size,
-            longest=self._engine.max_prefill_length,
-            most=self._settings.max_completion_tokens,
+            vocabulary=settings.arch.vocab_size,
+            longest=settings.max_prompt_tokens,
+            most=settings.max_completion_tokens,
             spelled=self._spelling is not None,
         )
-        most = self._settings.max_completion_tokens
-        samples = new_samples(request, most=most, spelling=self._spelling)
-        self._waiting.append(
-            Waiting(
-                request=request,
-                samples=collections.deque(samples),
-                tokens=request.tokens[:-1],
-            )
+        limits = request.samples.max_tokens
+        if limits is None:
+            limits = np.full(request.num_samples, settings.max_completion_tokens)
+        samples = collections.deque(
+            Sample(request=request, number=number, limit=limit)
+            for number, limit in enumerate(limits.tolist())
         )
+        if request.stop:
+            assert self._spelling is not None, "`Request.check` asks for it"
+            for sample in samples:
+                sample.stops = StopWatch(request.stop, self._spelling)
+        self._waiting.append(_Waiting(samples=samples, tokens=request.tokens[:-1]))
 
     def cancel(self, request_id: int) -> int:
         """Drop a request; returns how many of its tokens no completion has."""
-        lost = self.unfinished_tokens(request_id)
+        lost = 0
         for entry in list(self._waiting):
-            if entry.request.request_id == request_id:
+            if entry.samples[0].request.request_id == request_id:
+                lost += sum(each.num_tokens for each in entry.samples)
                 self._waiting.remove(entry)
                 self._drop_prefix(entry)
         running = self._running.items()
         slots = [at for at, each in running if each.request.request_id == request_id]
-        for slot in slots:
-            self._leave(slot)
+        lost += sum(self._leave(slot).num_tokens for slot in slots)
         self._stop(slots)
         self._stats.wasted_tokens += lost
         return lost
-
-    def unfinished_tokens(self, request_id: int) -> int:
-        """Tokens generated for samples of a request that have not ended."""
-        waiting = (each for entry in self._waiting for each in entry.samples)
-        every = (*waiting, *self._running.values())
-        own = (each for each in every if each.request.request_id == request_id)
-        return sum(each.num_tokens for each in own)
 
     def step(self, params: PyTree, *, version: int) -> list[Completion]:
         """Fill free slots, dispatch one `generate` call, return what has finished.
@@ -185,8 +203,8 @@ class Scheduler:
         """One chunk of these prefixes; return whether there was anything left."""
         chunk = fill_chunk(self._engine, prefixes)
         if chunk is not None:
-            self._state, said = self._engine.prefill_routed(params, self._state, chunk)
-            note_experts(prefixes, said)
+            self._state, said = self._engine.prefill(params, self._state, chunk)
+            _note_experts(prefixes, said)
             self._stats.note_prefill(chunk, again=again)
         return chunk is not None
 
@@ -225,7 +243,7 @@ class Scheduler:
 
     def _place(self) -> None:
         """Samples with a ready prefix into slots."""
-        placed: list[Placed] = []
+        placed: list[_Placed] = []
         for entry in list(self._waiting):
             if entry.prefix is None or not entry.prefix.ready:
                 continue
@@ -243,10 +261,10 @@ class Scheduler:
                 self._waiting.remove(entry)
         if placed:
             self._state = self._engine.insert(
-                self._state, **insertion(self._settings, placed)
+                self._state, **_insertion(self._settings, placed)
             )
 
-    def _take_slot(self, entry: Waiting, own: int) -> Placed:
+    def _take_slot(self, entry: _Waiting, own: int) -> _Placed:
         assert entry.prefix is not None, "only a ready prefix is placed"
         sample, slot = entry.samples.popleft(), heapq.heappop(self._free)
         whole, rest = divmod(len(entry.tokens), self._settings.page_size)
@@ -254,19 +272,17 @@ class Scheduler:
         sample.pages = self._pages.share(entry.prefix.pages[:whole]) + fresh
         if sample.prompt_experts is None:  # else it goes on, and keeps its first
             sample.prompt_experts = entry.prefix.experts
-        self._placed += 1
-        sample.order = self._placed
         self._running[slot] = sample
         copy = (entry.prefix.pages[whole], fresh[0]) if rest else None
-        return Placed(slot=slot, sample=sample, copy=copy)
+        return _Placed(slot=slot, sample=sample, copy=copy)
 
-    def _drop_prefix(self, entry: Waiting) -> None:
+    def _drop_prefix(self, entry: _Waiting) -> None:
         if entry.prefix is not None:
             self._stats.prefixes_dropped += 1
             self._pages.release(entry.prefix.pages)
             entry.prefix = None
 
-    def _drop_prefixes(self, *, keep: Waiting | None = None) -> None:
+    def _drop_prefixes(self, *, keep: _Waiting | None = None) -> None:
         for entry in self._waiting:
             if entry is not keep:
                 self._drop_prefix(entry)
@@ -275,7 +291,7 @@ class Scheduler:
 
     def _dispatch(self, params: PyTree, version: int) -> _Call | None:
         """A call for every sample that may go on, before the last one is read."""
-        for sample in sorted(self._running.values(), key=lambda each: each.order):
+        for sample in list(self._running.values()):
             self._reserve(sample)
         in_order = sorted(self._running.items())
         rows = [(slot, sample) for slot, sample in in_order if sample.goes_on]
@@ -316,19 +332,20 @@ class Scheduler:
             elif self._call is not None:
                 self._read()  # what has ended gives its pages back
             else:
-                self._suspend(max(self._running, key=lambda x: self._running[x].order))
+                self._suspend(next(reversed(self._running)))
 
     def _suspend(self, slot: int) -> None:
         assert self._call is None, "its tokens in flight would be lost"
         # All rows to the host: to cut one out on the device is a program of its own.
-        row = jax.tree.map(
-            lambda held: np.array(held[slot]), jax.device_get(self._state.rows)
-        )
+        rows = jax.device_get(self._state.rows)
         sample = self._leave(slot)
-        sample.row = row
+        sample.row = jax.tree.map(lambda held: np.array(held[slot : slot + 1]), rows)
         self._stop([slot])
         self._stats.suspended += 1
-        self._waiting.appendleft(to_go_on(sample))
+        # All but its last token is to be cached again.
+        self._waiting.appendleft(
+            _Waiting(samples=collections.deque([sample]), tokens=sample.tokens()[:-1])
+        )
 
     def _read(self) -> None:
         """The results of the last call, if there is one."""
@@ -344,31 +361,39 @@ class Scheduler:
             if self._running.get(slot) is not sample:
                 self._stats.wasted_tokens += count
                 continue
-            piece = piece_of(results, column, count, call.version)
-            keep = sample.stops and sample.stops.end(piece[0])
+            piece = _piece(results, column, count, call.version)
+            keep = sample.stops and sample.stops.end(piece["tokens"])
             if keep is not None:
                 self._stats.wasted_tokens += count - keep
-                piece = tuple(array[:keep] for array in piece)
+                piece = {name: array[:keep] for name, array in piece.items()}
                 stopped.append(slot)
             self._add(sample, piece)
-            if keep is not None or not results.active[column]:
+            if keep is not None:
+                self._finish(slot, call.version, stopped=True)
+            elif not results.active[column]:
                 self._finish(
                     slot,
-                    cut_off=keep is None and bool(results.cut_off[column]),
-                    stopped=keep is not None,
-                    failed=keep is None and bool(results.failed[column]),
-                    version=call.version,
+                    call.version,
+                    cut_off=bool(results.cut_off[column]),
+                    failed=bool(results.failed[column]),
                 )
         self._stop(stopped)
 
-    def _add(self, sample: Sample, piece: tuple[np.ndarray, ...]) -> None:
+    def _add(self, sample: Sample, piece: dict[str, np.ndarray]) -> None:
+        tokens = piece["tokens"]
         sample.pieces.append(piece)
-        sample.num_tokens += len(piece[0])
-        if sample.request.listener is not None and len(piece[0]):
-            sample.request.listener(sample.number, piece[0], piece[2])
+        sample.num_tokens += len(tokens)
+        if sample.request.listener is not None and len(tokens):
+            sample.request.listener(sample.number, tokens, piece["logprobs"])
 
     def _finish(
-        self, slot: int, *, cut_off: bool, stopped: bool, failed: bool, version: int
+        self,
+        slot: int,
+        version: int,
+        *,
+        cut_off: bool = False,
+        stopped: bool = False,
+        failed: bool = False,
     ) -> None:
         sample = self._leave(slot)
         failure = ""
@@ -395,3 +420,94 @@ class Scheduler:
             marked = np.zeros(self._settings.slots, bool)
             marked[list(slots)] = True
             self._state = self._engine.free_resource(self._state, slots=marked)
+
+
+def _piece(
+    results: ResultTokens, column: int, count: int, version: int
+) -> dict[str, np.ndarray]:
+    """The first `count` tokens of a column, and what a completion says of each."""
+    arrays = dict(
+        tokens=results.tokens,
+        logprobs=results.logprobs,
+        full_logprobs=results.full_logprobs,
+        top_tokens=results.top_tokens,
+        top_logprobs=results.top_logprobs,
+        experts=results.experts,
+    )
+    piece = {
+        name: np.asarray(array[:count, column])
+        for name, array in arrays.items()
+        if array is not None
+    }
+    piece["mask"] = ~np.asarray(results.forced[:count, column])
+    piece["versions"] = np.full(count, version, np.int32)
+    return piece
+
+
+def _insertion(settings: EngineSettings, placed: list[_Placed]) -> dict[str, Any]:
+    """The arguments of `Engine.insert`, padded to a power of two."""
+    count = min(1 << (len(placed) - 1).bit_length(), settings.slots)
+    slots = np.full(count, settings.slots, np.int32)
+    copies = np.full((2, count), settings.num_pages, np.int32)
+    rows = jax.tree.map(np.copy, empty_rows(settings, count))
+    for place, each in enumerate(placed):
+        slots[place] = each.slot
+        if each.copy is not None:
+            copies[:, place] = each.copy
+        sample, request = each.sample, each.sample.request
+        row = sample.row or first_row(
+            settings,
+            request.tokens,
+            max_tokens=sample.limit,
+            key=request.samples.keys[sample.number],
+            thinking_limit=int(request.samples.thinking_limits[sample.number]),
+            sampling=request.sampling,
+        )
+        sample.row = None
+        for held, new in zip(jax.tree.leaves(rows), jax.tree.leaves(row), strict=True):
+            held[place : place + 1] = new
+    return dict(slots=slots, rows=rows, copy_from=copies[0], copy_to=copies[1])
+
+
+def fill_chunk(engine: Engine, prefixes: Sequence[Prefix]) -> Chunk | None:
+    """The next tokens of these prefixes, which are counted as done; None: no more.
+
+    A prefix that an earlier chunk has begun comes first: a chunk takes one past.
+    """
+    for prefix in prefixes:
+        prefix.place = None
+    open_ones = [prefix for prefix in prefixes if not prefix.ready]
+    open_ones.sort(key=lambda prefix: prefix.done == 0)
+    wanted = sum(len(prefix.tokens) - prefix.done for prefix in open_ones)
+    if not wanted:
+        return None
+    sizes = engine.chunk_sizes
+    size = next((each for each in sizes if each >= wanted), sizes[-1])
+    chunk = empty_chunk(engine.settings, size)
+    filled, count = 0, 0
+    for prefix in open_ones[:MAX_SEQUENCES]:
+        if filled == size or (prefix.done and count):
+            break
+        here = min(len(prefix.tokens) - prefix.done, size - filled)
+        places = slice(filled, filled + here)
+        chunk.tokens[places] = prefix.tokens[prefix.done : prefix.done + here]
+        chunk.positions[places] = np.arange(prefix.done, prefix.done + here)
+        chunk.segments[places] = count + 1
+        chunk.table[count, : len(prefix.pages)] = prefix.pages
+        prefix.place = places
+        prefix.done += here
+        chunk.lengths[count] = prefix.done
+        filled, count = filled + here, count + 1
+        chunk.query_starts[count:] = filled
+    chunk.num_sequences[0] = count
+    return chunk
+
+
+def _note_experts(prefixes: Sequence[Prefix], experts: Any) -> None:
+    """Let prefixes know the experts [T, layers, k] of the chunk just filled, if any."""
+    if experts is None:
+        return
+    experts.copy_to_host_async()
+    for prefix in prefixes:
+        if prefix.place is not None:
+            prefix.experts.append((experts, prefix.place))

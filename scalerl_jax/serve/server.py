@@ -29,9 +29,9 @@ from scalerl_jax.model.architecture import (
 )
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import Device, make_mesh
+from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.scheduler import Scheduler
-from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.serve.access import (
     ACCEPTED_TOGETHER,
     KEY_VARIABLE,

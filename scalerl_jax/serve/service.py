@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import numpy as np
 
-from scalerl_jax.generation.service import turns
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.requests import Completion, Request, Samples
 from scalerl_jax.sampler.sampling import sample_keys
@@ -125,10 +124,11 @@ class SamplingThread:
 
     def _run(self) -> None:
         try:
-            for _ in turns(
-                self._scheduler, self, lambda: (self._params, self._version)
-            ):
-                pass
+            while self._obey():
+                if self._scheduler.busy:
+                    self._hand_out(
+                        self._scheduler.step(self._params, version=self._version)
+                    )
         except BaseException as failure:  # noqa: BLE001  handed to all who wait
             _log.error("the sampler died", exc_info=failure)
             with self._lock:
@@ -140,22 +140,18 @@ class SamplingThread:
                 each.deliver(Failed(f"the sampler died: {failure!r}", status=500))
             self._on_death()
 
-    def fill(self, scheduler: Scheduler, version: int) -> bool:
-        """Do as the queue says, waiting only where there is nothing to sample."""
+    def _obey(self) -> bool:
+        """Do as the queue says, waiting only if nothing is sampled; False: end."""
         while True:
             try:
-                command = self._inbox.get(block=not scheduler.busy)
+                command = self._inbox.get(block=not self._scheduler.busy)
             except queue.Empty:
                 return True
             if command is None:
                 return False
             command()
 
-    def sampling(self) -> contextlib.AbstractContextManager[None]:
-        """Return nothing that surrounds a step."""
-        return contextlib.nullcontext()
-
-    def ended(self, completions: list[Completion], version: int) -> None:
+    def _hand_out(self, completions: list[Completion]) -> None:
         """Deliver what has ended to whoever still wants it."""
         for completion in completions:
             with self._lock:
@@ -168,9 +164,6 @@ class SamplingThread:
                     del self._open[completion.request_id]
             request.deliver(completion)
         self.stats = dataclasses.replace(self._scheduler.stats)
-
-    def rest(self, *, sampled: bool) -> None:
-        """Go on at once: `fill` waits."""
 
     def _submit(self, request: Request, stream: bool) -> None:
         opened = self._open.get(request.request_id)

@@ -14,8 +14,8 @@ from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.fleet import Fleet
 from scalerl_jax.coordination.members import Limits
 from scalerl_jax.coordination.roster import Roster
-from scalerl_jax.evaluate.evaluation import summarize
 from scalerl_jax.exchange import Link
+from scalerl_jax.generation.evaluation import summarize
 from scalerl_jax.generation.replica import Replica, ThreadLink
 from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.generation.weights import (

@@ -15,16 +15,15 @@ from jax.sharding import Mesh
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Desk
 from scalerl_jax.coordination.desk import OrderDesk
+from scalerl_jax.data.spelling import Marker, make_marker
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
-from scalerl_jax.evaluate.evaluation import Evaluator
 from scalerl_jax.generation.episodes import Episodes, Judging
+from scalerl_jax.generation.evaluation import Evaluator, Probe
 from scalerl_jax.generation.local import LocalGenerators
-from scalerl_jax.generation.service import Probe
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.rewards.verifier import VerifierPool, num_processes
-from scalerl_jax.sampler.decoding import NEVER
+from scalerl_jax.sampler.decoding import NEVER, EngineSettings
 from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.marking import Marker, make_marker
 from scalerl_jax.sampler.requests import LengthBudget, Samples
 from scalerl_jax.sampler.sampling import (
     Purpose,
@@ -33,7 +32,6 @@ from scalerl_jax.sampler.sampling import (
     sample_keys,
 )
 from scalerl_jax.sampler.scheduler import Scheduler
-from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
@@ -236,7 +234,6 @@ def make_evaluator(
         verifier=verifier,
         judging=make_judging(config, tokenizer),
         logged_rollouts=config.eval.logged_rollouts,
-        timeout_s=config.reward.timeout_s,
         progress=progress,
     )
 

@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from scalerl_jax.evaluate.evaluation import standard_error
 from scalerl_jax.evaluate.metrics import counts_up_to, majority_at_k, pass_at_k
+from scalerl_jax.generation.evaluation import standard_error
 
 
 @pytest.mark.parametrize(

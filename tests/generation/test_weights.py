@@ -11,9 +11,9 @@ from scalerl_jax.generation.weights import Follower, PublishedFrom, PublishedToA
 from scalerl_jax.parallel.channels import LostObjectError, Parcel
 from scalerl_jax.parallel.receiving import NeedsFullError, NotReceivedError
 from scalerl_jax.parallel.sending import Sender
+from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.lockstep import Followed, LeadingEngine
-from scalerl_jax.sampler.settings import EngineSettings
 
 SETTINGS = EngineSettings(
     arch=ARCH,

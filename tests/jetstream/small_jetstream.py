@@ -9,12 +9,11 @@ from small_model import small_architecture
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_mesh
-from scalerl_jax.sampler.decoding import NEVER
+from scalerl_jax.sampler.decoding import NEVER, EngineSettings
 from scalerl_jax.sampler.jetstream import JetStreamEngine
 from scalerl_jax.sampler.reference import sample_completion
 from scalerl_jax.sampler.requests import Request, Samples
 from scalerl_jax.sampler.sampling import Sampling, sample_keys
-from scalerl_jax.sampler.settings import EngineSettings
 
 VOCABULARY, SEED = 13, 5
 SETTINGS = EngineSettings(

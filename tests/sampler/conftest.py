@@ -22,7 +22,7 @@ from scalerl_jax.model.transformer import (
     head_weights,
     unstack_layers,
 )
-from scalerl_jax.sampler.decoding import NEVER
+from scalerl_jax.sampler.decoding import NEVER, EngineSettings
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.reference import next_token_logits, sample_completion
 from scalerl_jax.sampler.requests import Request, Samples
@@ -34,7 +34,6 @@ from scalerl_jax.sampler.sampling import (
     sample_keys,
 )
 from scalerl_jax.sampler.scheduler import Scheduler
-from scalerl_jax.sampler.settings import EngineSettings
 
 VOCABULARY, WIDTH = 13, 16
 SETTINGS = EngineSettings(

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from small_spelling import PIECES, spelling_of
 
-from scalerl_jax.generation.service import completing
+from scalerl_jax.generation.evaluation import Completing
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.sampler.decoding import NEVER, empty_rows
-from scalerl_jax.sampler.placing import Prefix, fill_chunk
 from scalerl_jax.sampler.reference import next_token_logits
-from scalerl_jax.sampler.requests import Samples
+from scalerl_jax.sampler.requests import Prefix, Samples
+from scalerl_jax.sampler.scheduler import fill_chunk
 from scalerl_jax.types import Prompt
 
 RNG = np.random.default_rng(3)
@@ -272,7 +272,7 @@ def inserted(bench, params, request, slots, state=None):
         if slot < bench.settings.slots
     ]
     while (chunk := fill_chunk(engine, prefixes)) is not None:
-        state = engine.prefill(params, state, chunk)
+        state, _ = engine.prefill(params, state, chunk)
     nowhere = np.full(len(slots), bench.settings.num_pages, np.int32)
     return engine.insert(
         state,
@@ -602,17 +602,16 @@ def test_a_loop_over_prompts_names_the_one_that_failed(
     ]
 
     def run(params):
-        steps = completing(
-            bench.engine,
-            params,
-            prompts,
+        completing = Completing(
+            engine=bench.engine,
+            prompts=prompts,
             make_samples=lambda prompt: Samples(
                 keys=bench.request(prompt.prompt_id, [1]).samples.keys,
                 thinking_limits=np.full(3, NEVER, np.int32),
             ),
             sampling=bench.request(0, [1], temperature=0.5).sampling,
-            version=3,
         )
+        steps = completing.completed(params, version=3)
         return [each for ended in steps for each in ended]
 
     with pytest.raises(FloatingPointError, match="of prompt 'prompt 1' failed: .*3;"):

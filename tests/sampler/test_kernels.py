@@ -22,13 +22,13 @@ from scalerl_jax.sampler.attention import (
     Places,
     Rows,
 )
+from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.kernels import (
     CudnnAttention,
     PallasAttention,
     choose_attention,
     why_not_pallas,
 )
-from scalerl_jax.sampler.settings import EngineSettings
 
 HEADS, KV, DIM, SIZE, WIDTH = 4, 2, 128, 8, 3
 PAGES = 4 * WIDTH

@@ -70,7 +70,7 @@ def test_a_follower_has_the_leaders_state_after_every_step(
         states = [each for each in pair.held if not isinstance(each, dict)]
         assert_same([scheduler._state], states)
     assert {request for request, _ in found} >= {1, 2, 3}
-    assert {"prefill_routed", "insert", "generate", "free_resource"} <= set(pair.calls)
+    assert {"prefill", "insert", "generate", "free_resource"} <= set(pair.calls)
     if pages:
         assert scheduler.stats.suspended
     expected = pair.bench.expected(params, *requests)
@@ -110,7 +110,7 @@ def test_params_that_have_given_place_are_refused_before_followers_hear(
 
 def test_every_verb_of_an_engine_that_dispatches_is_told():
     """A program that only the leader runs would wait for the others for ever."""
-    alone = {"load_params", "warm_up", "prefill"}  # calls others, or checks
+    alone = {"load_params", "warm_up"}  # calls others, or checks
     verbs = {
         name
         for name, member in vars(Engine).items()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.sampler.placing import PageLedger, PageRun
+from scalerl_jax.sampler.requests import PageLedger
 
 
 def test_the_lowest_free_page_is_taken_first():
@@ -38,7 +38,7 @@ def test_a_shared_list_is_not_the_owners_own():
 def test_more_pages_than_are_free_are_refused_whole():
     ledger = PageLedger(3)
     ledger.take(1)
-    with pytest.raises(PageRun, match="3 pages wanted, 2 free"):
+    with pytest.raises(AssertionError, match="3 pages wanted, 2 free"):
         ledger.take(3)
     assert ledger.free == 2 and ledger.take(2) == [1, 2]
     assert ledger.take(0) == []
@@ -73,7 +73,7 @@ def test_a_page_is_free_if_and_only_if_nobody_owns_it(size, operations):
         owners = collections.Counter(page for pages in holders for page in pages)
         if name == "take":
             if number > size - len(owners):
-                with pytest.raises(PageRun):
+                with pytest.raises(AssertionError):
                     ledger.take(number)
                 continue
             taken = ledger.take(number)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from scalerl_jax.sampler.placing import Prefix, fill_chunk
+from scalerl_jax.sampler.requests import Prefix
+from scalerl_jax.sampler.scheduler import fill_chunk
 
 RNG = np.random.default_rng(5)
 OTHERS = (2, 3, 4)  # completions of 18, 6 and 18 tokens, none of them 12

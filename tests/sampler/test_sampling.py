@@ -19,11 +19,17 @@ from scalerl_jax.sampler.sampling import (
     interruption_lengths,
     sample_keys,
     scaled_logits,
-    token_logprobs,
 )
 
 draw = jax.jit(draw_tokens)
-all_logprobs = jax.jit(token_logprobs)
+
+
+@jax.jit
+def all_logprobs(logits, sampling):
+    """Log-probabilities in nats of the distribution that is sampled from."""
+    return jax.nn.log_softmax(scaled_logits(logits, sampling)[0], axis=-1)
+
+
 FOUR = np.log([0.45, 0.3, 0.2, 0.05]).astype(np.float32)
 # Quarters: what differs still differs once divided by a temperature.
 LOGITS = hnp.arrays(

@@ -464,7 +464,7 @@ def test_a_suspended_sample_is_cancelled_with_its_tokens(tight_bench, counting_p
         for sample in scheduler._running.values()
         if sample.request.request_id == 1
     )
-    assert waiting and all(each.request.request_id == 1 for each in waiting)
+    assert waiting and all(each.samples[0].request.request_id == 1 for each in waiting)
     assert scheduler.cancel(1) == tokens
     found |= bench.finish(scheduler, params)
     assert list(found) == [(0, 0)]

@@ -11,12 +11,11 @@ from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
-from scalerl_jax.sampler.decoding import NEVER
+from scalerl_jax.sampler.decoding import NEVER, EngineSettings
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.requests import Request, Samples
 from scalerl_jax.sampler.sampling import Sampling, sample_keys
 from scalerl_jax.sampler.scheduler import Scheduler
-from scalerl_jax.sampler.settings import EngineSettings
 
 SPELL = "Spell this word backward (example: sun -> nus): hello<think>"
 KINDS = ("prompt", "completion")

@@ -14,8 +14,8 @@ from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.architecture import Experts
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.transformer import init_params, unstack_layers
+from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.sampling import Sampling
-from scalerl_jax.sampler.settings import EngineSettings
 from scalerl_jax.serve.fields import Sampled
 from scalerl_jax.serve.orders import Order, Served
 from scalerl_jax.serve.server import make_meshes, make_replicas

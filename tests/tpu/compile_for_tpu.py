@@ -29,10 +29,10 @@ from scalerl_jax.preflight.check import check
 from scalerl_jax.preflight.report import to_json
 from scalerl_jax.preflight.topologies import parse_topology
 from scalerl_jax.sampler.attention import Chunk, Rows
+from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.engine import MAX_SEQUENCES, Engine
 from scalerl_jax.sampler.kernels import PallasAttention, why_not_pallas
 from scalerl_jax.sampler.lowering import lower_generate, lower_prefill
-from scalerl_jax.sampler.settings import EngineSettings
 
 TOPOLOGIES = {
     "v5e": dict(topology_name="v5e:2x4", chips_per_host_bounds=(2, 4, 1)),

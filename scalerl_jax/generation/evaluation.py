@@ -1,7 +1,8 @@
-"""One evaluation: every held-out prompt sampled and judged at one version.
+"""Prompts completed at one version, to evaluate a policy or to compare it.
 
-It runs in slots of its own, while the training worker stands still, so that no
-token of it has another version and none of its time is charged to training.
+They have slots of their own, so that no token of them has another version.  An
+evaluation judges all held-out prompts; a probe completes a few of them, always the
+same, with which the learner's log-probabilities are compared.
 """
 
 import dataclasses
@@ -13,16 +14,100 @@ import numpy as np
 from jaxtyping import Float
 
 from scalerl_jax.generation.episodes import Episode, Episodes, Judging
-from scalerl_jax.generation.service import Abandoned, completing, never
 from scalerl_jax.rewards.verdict import UNJUDGED, Status
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.requests import Completion, Listener, Samples
+from scalerl_jax.sampler.requests import Completion, Listener, Request, Samples
 from scalerl_jax.sampler.sampling import Sampling
+from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Prompt, PyTree
 from scalerl_jax.utils.progress import Progress
 
 _POLL_S = 1.0  # between two looks whether to stop
+
+
+class Abandoned(Exception):  # noqa: N818  an end, not an error
+    """Whoever wanted the completions has said to stop."""
+
+
+def never() -> bool:
+    """Let everything be completed."""
+    return False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completing:
+    """Prompts that are completed again and again, each time at one version."""
+
+    engine: Engine
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    make_samples: Callable[[Prompt], Samples]
+
+    def completed(
+        self,
+        params: PyTree,
+        *,
+        version: int,
+        places: Sequence[int] | None = None,
+        listener: Listener | None = None,
+        stopped: Callable[[], bool] = never,
+    ) -> Iterator[list[Completion]]:
+        """Complete every sample of the prompts; yield what each step has ended.
+
+        `places` are those of the prompts to complete; None: all.  A completion's
+        `request_id` is the place of its prompt, which is read when there is a slot.
+
+        Raises:
+            Abandoned: `stopped`, asked before each step, said so.
+            FloatingPointError: the logits of a sample were not finite.
+        """
+        scheduler = Scheduler(self.engine)
+        left = iter(range(len(self.prompts)) if places is None else places)
+        while True:
+            while scheduler.free_slots > 0 and (place := next(left, None)) is not None:
+                prompt = self.prompts[place]
+                scheduler.submit(
+                    Request(
+                        request_id=place,
+                        tokens=prompt.tokens,
+                        samples=self.make_samples(prompt),
+                        sampling=self.sampling,
+                        listener=listener,
+                    )
+                )
+            if not scheduler.busy:
+                return
+            if stopped():
+                raise Abandoned
+            ended = scheduler.step(params, version=version)
+            for each in ended:
+                if each.failure:
+                    raise FloatingPointError(
+                        f"sample {each.sample} of prompt "
+                        f"{self.prompts[each.request_id].text!r} failed: {each.failure}"
+                    )
+            yield ended
+
+
+Probed = tuple[Prompt, Completion]
+
+
+class Probe(Completing):
+    """A few prompts whose completions the learner is compared with."""
+
+    def __call__(
+        self, params: PyTree, *, stopped: Callable[[], bool] = never
+    ) -> list[Probed]:
+        """Return every completion with its prompt, in the order of their ends.
+
+        Raises:
+            Abandoned: `stopped` said so.
+        """
+        steps = self.completed(params, version=0, stopped=stopped)
+        return [
+            (self.prompts[each.request_id], each) for ended in steps for each in ended
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,18 +185,13 @@ def standard_error(values: Float[np.ndarray, " N"]) -> float:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluator:
+class Evaluator(Completing):
     """The fixed prompts, and everything needed to sample and judge them."""
 
-    engine: Engine
-    prompts: Sequence[Prompt]
     samples_per_prompt: int
-    sampling: Sampling
-    make_samples: Callable[[Prompt], Samples]
     verifier: VerifierPool
     judging: Judging
     logged_rollouts: int
-    timeout_s: float
     progress: Progress = dataclasses.field(default_factory=Progress)
 
     def __call__(
@@ -129,11 +209,12 @@ class Evaluator:
         text, total = f"evaluation at step {policy_version}: prompt", len(self.prompts)
         groups: list[Judged] = []
         with self.progress.bar(text, total=total) as bar:
-            for group in self.judged(
+            for judged in self.steps(
                 params, policy_version=policy_version, stopped=stopped
             ):
-                groups.append(group)
-                self.progress.advance(bar)
+                for group in judged:
+                    groups.append(group)
+                    self.progress.advance(bar)
         return self.summary(groups, policy_version=policy_version)
 
     def summary(self, groups: Iterable[Judged], *, policy_version: int) -> Evaluation:
@@ -146,30 +227,6 @@ class Evaluator:
             logged_rollouts=self.logged_rollouts,
         )
 
-    def judged(
-        self,
-        params: PyTree,
-        *,
-        policy_version: int,
-        places: Sequence[int] | None = None,
-        listener: Listener | None = None,
-        stopped: Callable[[], bool] = never,
-    ) -> Iterator[Judged]:
-        """Yield the prompts with these params, in the order in which verdicts come.
-
-        Verifiers work while the sampler does.  `places` are those of the prompts to
-        sample; None: all.  `listener` gets tokens as they come.
-        """
-        for judged in self.steps(
-            params,
-            policy_version=policy_version,
-            places=places,
-            listener=listener,
-            stopped=stopped,
-            wait_s=min(self.timeout_s, _POLL_S),
-        ):
-            yield from judged
-
     def steps(
         self,
         params: PyTree,
@@ -178,28 +235,25 @@ class Evaluator:
         places: Sequence[int] | None = None,
         listener: Listener | None = None,
         stopped: Callable[[], bool] = never,
-        wait_s: float,
+        wait_s: float = _POLL_S,
     ) -> Iterator[list[Judged]]:
-        """Yield what each step of the sampler finds judged, and then each wait.
+        """Yield the prompts that each step of the sampler, and then each wait, ends.
 
-        `wait_s` is the longest wait for a verdict when nothing is sampled any more.
+        They are completed with these params and judged, while the sampler works, in
+        the order in which verdicts come.  `places` are those of the prompts to sample;
+        None: all.  `listener` gets tokens as they come.  `wait_s` is the longest wait
+        for a verdict when nothing is sampled any more.
         """
-        if places is None:
-            places = range(len(self.prompts))
         episodes = Episodes(self.verifier, self.judging.answer)
-        for ended in completing(
-            self.engine,
+        for ended in self.completed(
             params,
-            [self.prompts[place] for place in places],
-            make_samples=self.make_samples,
-            sampling=self.sampling,
             version=policy_version,
+            places=places,
             listener=listener,
             stopped=stopped,
         ):
             for each in ended:
-                place = places[each.request_id]
-                each = dataclasses.replace(each, request_id=place)
+                place = each.request_id
                 if place not in episodes.open:
                     episodes.begin(place, self.prompts[place], self.samples_per_prompt)
                 episodes.add(each, policy_version)

@@ -267,7 +267,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _with_settings(argv: Sequence[str]) -> Sequence[str]:
-    """A command line without --config gets that of the run in its --workdir."""
+    """Return the command line; without --config, with that of the run in --workdir."""
     words = [word for argument in argv for word in argument.split("=", 1)]
     given = {
         name.lstrip("-"): value

@@ -33,7 +33,7 @@ _MODULE = "config_config"  # the name that ml_collections gives the file of --co
 
 
 def defaults() -> ml_collections.ConfigDict:
-    """Return the defaults above, as what `configs/*.py` and the command line edit."""
+    """Return the default settings, for config files and the command line to edit."""
     return ml_collections.ConfigDict(dataclasses.asdict(Config()))
 
 
@@ -132,7 +132,7 @@ def _known(argv: Sequence[str], settings: list[str]) -> list[str]:
 
 
 def check(config: object) -> None:
-    """Refuse what no config file should give.
+    """Refuse a config whose file is missing or gives no ConfigDict.
 
     Raises:
         ValueError: there is no such file, or its get_config returns something else.

@@ -66,7 +66,9 @@ def make_run(
     progress: Progress,
     bucket: "RunFiles | None" = None,
 ) -> RunState:
-    """Every part of a run, the train step compiled; `directory` may copy a `bucket`.
+    """Return every part of a run, the train step compiled.
+
+    `bucket`: the one that `directory` is a local copy of.
 
     Raises:
         ValueError: a setting or a file that it names cannot be used.
@@ -227,7 +229,7 @@ def make_local_learner(
 def make_publish_to_all(
     config: Config, arch: Architecture, learner: Mesh, replicas: Sequence[Mesh]
 ) -> Callable[[PyTree, Array], Any]:
-    """Return what makes the publication of a version: for each replica its own.
+    """Return what makes the publication of a version, for each replica its own.
 
     Those that share devices share a copy.  A single replica's stands by itself.
     """
@@ -267,7 +269,7 @@ def make_trace(
 def make_checkpointer(
     config: Config, directory: Path | str, bucket: "RunFiles | None" = None
 ) -> Checkpointer:
-    """The checkpoints of the run in a directory, or in that of a bucket."""
+    """Return what keeps the checkpoints of a run, in its directory or its bucket."""
     return Checkpointer(
         bucket.checkpoints if bucket else f"{directory}/checkpoints",
         before_seal=bucket.flush if bucket else None,
@@ -278,7 +280,7 @@ def make_checkpointer(
 
 
 def make_queue(config: Config) -> RolloutQueue:
-    """The queue between worker and learner."""
+    """Return the queue of finished groups between generators and learner."""
     return RolloutQueue(
         num_prompts=config.batch.num_prompts,
         max_staleness=config.queue.max_staleness,

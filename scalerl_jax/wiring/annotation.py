@@ -38,7 +38,7 @@ from scalerl_jax.wiring.objective import KL_ESTIMATORS, make_advantages, make_pa
 def abstract_critic(
     params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """Shapes, dtypes and shardings of the critic of a policy with these `params`.
+    """Return shapes, dtypes and shardings of a critic of a policy with these `params`.
 
     Its trunk is cut as theirs, its head not at all.
     """
@@ -57,7 +57,7 @@ def abstract_critic(
 def make_critic(
     params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """The critic of a policy that starts with these `params`, on its mesh.
+    """Return the critic of a policy that starts with these `params`, on its mesh.
 
     Its `policy_version` counts its own steps.
     """
@@ -78,7 +78,7 @@ def make_paired_step(
     batch: PackedBatch,
     mesh: Mesh,
 ) -> PairedStep:
-    """The policy's step and the critic's, for a `state` and microbatches like these.
+    """Return the policy's step and the critic's, for microbatches like `batch`.
 
     `optimizer` is the critic's.
     """

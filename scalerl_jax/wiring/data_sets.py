@@ -176,7 +176,7 @@ class DataSets:
         return source
 
     def _count_tokens(self, questions: list[Question]) -> list[int]:
-        """Tokens of their prompts; of a short one its characters, which are no fewer.
+        """Return the tokens of each prompt; of a short one its characters, a bound.
 
         Tokenising is most of a pass's time.  No token is less than an ASCII character;
         others may be several, as bytes or once they are normalised.
@@ -227,7 +227,7 @@ class DataSets:
 
 
 def _dropped(chosen: Selection) -> str:
-    """The counts of what was left out, for a message."""
+    """Return the counts of what was left out, for a message."""
     counts = [f"{count} {reason}" for reason, count in chosen.dropped.items()]
     return f" ({', '.join(counts)} dropped)" if counts else ""
 

@@ -42,10 +42,8 @@ def fit_devices(
         config = _balanced(config, arch, num_devices, kind)
     config = _without_chooser(config, kind)
     mesh, generators = config.mesh, config.generators
-    others = (mesh.data or 1) * mesh.context * mesh.tensor
-    least = others * (mesh.fsdp or 1)
-    each, count = generators.devices, generators.count
-    placement = generators.placement
+    least = (mesh.data or 1) * (mesh.fsdp or 1) * mesh.context * mesh.tensor
+    each, count, placement = generators.devices, generators.count, generators.placement
     if placement == "auto":
         enough = least + (count or 1) * each <= num_devices
         placement = "apart" if each and enough else "shared"
@@ -57,7 +55,6 @@ def fit_devices(
     if not mesh.fsdp or not mesh.data:
         data, fsdp = _most_shards(config, arch, left)
         mesh = dataclasses.replace(mesh, data=data, fsdp=fsdp)
-    others = mesh.data * mesh.context * mesh.tensor
     rows = config.batch.rows_per_microbatch or mesh.data * mesh.fsdp
     if placement == "shared":
         learner = mesh.num_devices
@@ -75,7 +72,7 @@ def fit_devices(
 
 
 def _without_chooser(config: Config, kind: str) -> Config:
-    """Return the config with what is safe for what only the chooser knows better."""
+    """Return the config with safe values where only the chooser knows better ones."""
     if not config.sampler.slots:
         raise ValueError(
             f"sampler.slots = 0 is chosen on TPUs alone, whose memory and speed are "

@@ -49,7 +49,9 @@ from scalerl_jax.wiring.objective import (
 
 
 def make_architecture(config: Config) -> Architecture:
-    """The shape that is named, or that of the checkpoint; with the bias that is set.
+    """Return the architecture that is named, or the checkpoint's.
+
+    Where objective.expert_bias_rate is set, its router has a bias.
 
     Raises:
         ValueError: there is none of that name, the checkpoint cannot be read, or
@@ -92,7 +94,7 @@ def _check_experts(config: Config, arch: Architecture) -> None:
 
 
 def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
-    """The learner's forward pass, at the temperature of the sampler."""
+    """Return the learner's forward pass, at the temperature of the sampler."""
     model = config.model
     return Forward(
         arch=arch,
@@ -112,7 +114,7 @@ def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
 
 
 def make_attention(config: Config, arch: Architecture, mesh: Mesh) -> SegmentAttention:
-    """The learner's attention; that of a CPU without loading any kernel."""
+    """Return the learner's attention; on a CPU no kernel is loaded for it."""
     model, platform = config.model, mesh.devices.flat[0].platform
     if model.attention == "auto" and platform == "cpu":
         return BlockwiseAttention(mesh, block=model.attention_block)
@@ -129,7 +131,7 @@ def make_attention(config: Config, arch: Architecture, mesh: Mesh) -> SegmentAtt
 
 
 def make_learning_rates(config: Config) -> optax.Schedule:
-    """Optimizer steps applied -> learning rate of the next one."""
+    """Return the schedule: optimizer steps applied -> rate of the next one."""
     settings, batch = config.optimizer, config.batch
     peak, decay_steps = settings.learning_rate, 0
     if settings.base_rollouts:
@@ -149,7 +151,7 @@ def make_learning_rates(config: Config) -> optax.Schedule:
 
 
 def make_adamw(config: Config) -> optax.GradientTransformation:
-    """The optimizer; the shape of a saved train state depends on it."""
+    """Return the optimizer; the shape of a saved train state depends on it."""
     settings = config.optimizer
     adamw = make_optimizer(
         make_learning_rates(config),
@@ -165,7 +167,7 @@ def make_adamw(config: Config) -> optax.GradientTransformation:
 def make_learner(
     config: Config, forward: Forward, mesh: Mesh, progress: Progress
 ) -> tuple[TrainState, TrainStep]:
-    """The state at version 0 on its mesh, and the compiled step."""
+    """Return the state at version 0 on its mesh, and the compiled step."""
     arch, dtype = forward.arch, jnp.dtype(config.model.param_dtype)
     shardings = param_shardings(arch, mesh)
     if config.model.checkpoint:
@@ -196,7 +198,7 @@ def make_learner(
 
 
 def load_policy(config: Config, arch: Architecture, shardings: PyTree) -> PyTree:
-    """The checkpoint's params; biases that it does not have start at 0."""
+    """Return the checkpoint's params; biases that it does not have are 0."""
     source, dtype = config.model.checkpoint, jnp.dtype(config.model.param_dtype)
     layers = dict(shardings["layers"])
     cut = layers.pop("router_bias", None)
@@ -221,7 +223,7 @@ def _with_bias(arch: Architecture, *, bias: bool) -> Architecture:
 
 
 def make_balance(config: Config) -> Balance | None:
-    """What evens out the experts of a mixture, if anything does."""
+    """Return what evens out the experts of a mixture; None: nothing does."""
     objective = config.objective
     if not objective.expert_balance and not objective.expert_bias_rate:
         return None
@@ -233,7 +235,7 @@ def make_balance(config: Config) -> Balance | None:
 
 
 def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState:
-    """Shapes, dtypes and shardings of the train state, without any memory."""
+    """Return shapes, dtypes and shardings of the train state, without memory."""
     params = jax.tree.map(
         lambda leaf, sharding: leaf.update(sharding=sharding),
         abstract_params(arch, dtype=jnp.dtype(config.model.param_dtype)),
@@ -254,7 +256,7 @@ def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState
 
 
 def make_critic_adamw(config: Config) -> optax.GradientTransformation:
-    """The critic's optimizer: the policy's with a rate and a warm-up of its own.
+    """Return the critic's optimizer: the policy's with another rate and warm-up.
 
     Nothing of it is frozen.  Where the policy's rate falls, this one ends with it: the
     critic makes more steps until then.
@@ -272,7 +274,7 @@ def make_critic_adamw(config: Config) -> optax.GradientTransformation:
 
 
 def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
-    """The step of the objective that is set, not compiled; `mesh` may be abstract."""
+    """Return the step of the objective, not compiled; `mesh` may be abstract."""
     state = abstract_state(config, forward.arch, mesh)
     batch = with_annotations(make_pack(config, forward.arch)[1], config.objective)
     balance = make_balance(config)

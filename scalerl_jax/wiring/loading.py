@@ -90,7 +90,7 @@ def load_model(
 
 
 def _local(name: str | Path, *, weights: bool = False) -> Directory:
-    """The path of a checkpoint here; of one in a bucket, a copy without its arrays."""
+    """Return the local path of a checkpoint; of a bucket's, a copy without arrays."""
     if is_remote(name):
         run, found, _ = str(name).partition(f"/{_CHECKPOINTS}")
         if found:  # its settings lie above

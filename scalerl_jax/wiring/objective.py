@@ -134,7 +134,7 @@ def make_measures(objective: ObjectiveConfig, loss: TokenLoss) -> dict[str, Toke
 
 
 def _without_gradient(loss: TokenLoss, tokens: Tokens) -> Array:
-    """True on the tokens with an advantage whose gradient a clip or mask took away."""
+    """Return True on tokens with an advantage and, by a clip or mask, no gradient."""
 
     def total(logprobs: Array) -> Array:
         return loss(dataclasses.replace(tokens, logprobs=logprobs)).sum()
@@ -196,7 +196,7 @@ def scored_first(objective: ObjectiveConfig) -> bool:
 
 
 def make_assembler(config: Config, arch: Architecture) -> Assembler:
-    """Return the objective's part that runs on whole batches."""
+    """Return what makes a batch of finished groups, as the objective says."""
     objective, sampler = config.objective, config.sampler
     group_size = config.batch.group_size
     running = regularization = shape_rewards = None

@@ -84,13 +84,13 @@ ROWS = (
 
 
 def paper_of(recipe: str) -> str:
-    """The name before the first comma of a recipe's docstring."""
+    """Return the name before the first comma of a recipe's docstring."""
     docstring = (RECIPES / f"{recipe}.py").read_text().split('"""')[1]
     return docstring.split(", arXiv")[0].split(" (")[0]
 
 
 def table() -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     lines = [
         "| paper | its symbol | setting | value | recipe |",
         "|---|---|---|---|---|",

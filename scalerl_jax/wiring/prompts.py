@@ -50,7 +50,7 @@ def make_render(config: Config) -> Renderer:
 
 
 def answer_after(config: Config) -> str:
-    """Return what stands before the answer; "" where all of a completion is it.
+    """Return the text after which the answer begins; "": with the completion.
 
     It is data.answer_after; "auto" is the tag that ends the thinking after a prompt, if
     the prompt opens one or is written by the chat template of a family that thinks.
@@ -163,7 +163,7 @@ def load_prompts(
 
 
 class _Maker:
-    """Makes the prompts of one Config, and keeps count."""
+    """The maker of the prompts of one Config, which keeps count of them."""
 
     def __init__(
         self, config: Config, tokenizer: Tokenizer, progress: Progress | None = None
@@ -264,12 +264,12 @@ class _Maker:
 
 
 def _generated(shares: dict[str, int]) -> dict[str, int]:
-    """The shares of tasks that are no data sets."""
+    """Return the shares of the tasks that are no data sets."""
     return {name: share for name, share in shares.items() if name in tasks.TASKS}
 
 
 def make_curriculum(config: Config, prompts: Sequence[Prompt]) -> "Curriculum | None":
-    """The order by difficulty, its file read; None where prompts are shuffled."""
+    """Return the order by difficulty, its file read; None: prompts are shuffled."""
     data = config.data
     if data.order == "shuffled":
         return None
@@ -285,7 +285,7 @@ def make_curriculum(config: Config, prompts: Sequence[Prompt]) -> "Curriculum | 
 
 
 def make_stream(config: Config, prompts: JoinedPrompts) -> "Stream":
-    """The order of the training prompts, and what is left out of it."""
+    """Return the training prompts in their order, less those left out of it."""
     data = config.data
     retire_at = data.max_history_pass_rate if data.no_positive_resampling else None
     curriculum = make_curriculum(config, prompts)

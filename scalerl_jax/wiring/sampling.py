@@ -42,7 +42,7 @@ E = TypeVar("E", bound=Engine)
 
 
 def make_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
-    """The tokenizer; special tokens of the settings' markers are shown in its texts.
+    """Return the tokenizer, whose texts show the markers that settings name.
 
     Raises:
         ValueError: the model lacks an embedding for one of its ids.
@@ -62,7 +62,7 @@ def make_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
 
 
 def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
-    """The tokenizer; answers and interruptions fit it and how the policy thinks.
+    """Return the tokenizer; answers and interruptions fit it and the policy.
 
     Raises:
         ValueError: what `make_tokenizer`, `check_thinking` or `check_phrase` refuses.
@@ -100,7 +100,7 @@ def make_engine(
     *,
     kind: type[E] = Engine,
 ) -> E:
-    """The engine that samples for training."""
+    """Return an engine that samples for training."""
     sampler, interruption = config.sampler, config.interruption
     phrase: tuple[int, ...] = ()
     end: Marker | None = None
@@ -162,7 +162,7 @@ def make_distribution(config: Config) -> Sampling:
 def make_samples_of(
     config: Config, purpose: Purpose, num_samples: int
 ) -> Callable[[Prompt], Samples]:
-    """Keys and interruption lengths of a prompt's samples."""
+    """Return what draws keys and interruption lengths of a prompt's samples."""
     interruption = config.interruption
 
     def make_samples(prompt: Prompt) -> Samples:
@@ -196,7 +196,7 @@ def make_length_budget(config: Config) -> LengthBudget:
 
 
 def make_training_samples(config: Config) -> Callable[[Prompt, int], Samples]:
-    """Keys, interruptions and limits of a prompt's samples begun at a version."""
+    """Return what draws the samples of a prompt that is begun at a version."""
     make_samples = make_samples_of(config, "train", config.batch.group_size)
     budget = make_length_budget(config)
     return lambda prompt, version: budget.cut(make_samples(prompt), step=version)
@@ -222,7 +222,7 @@ def make_evaluator(
     verifier: VerifierPool,
     progress: Progress,
 ) -> Evaluator:
-    """Evaluation on the training engine, at a temperature of its own."""
+    """Return the evaluation on a training engine, at a temperature of its own."""
     return Evaluator(
         engine=engine,
         prompts=prompts,

@@ -27,9 +27,8 @@ from scalerl_jax.model.hugging_face import (
     SIZES,
     layer_types,
 )
-from scalerl_jax.model.weights import Parameter, parameters
+from scalerl_jax.model.weights import DTYPES, INDEX, SINGLE, Parameter, parameters
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.safetensors import DTYPES, INDEX, SINGLE
 
 # Files that say how texts become tokens and where they end.
 TOKENIZER_FILES = (

@@ -164,8 +164,8 @@ class World:
         self._topology: Topology | None = None
         self._rates_of: Callable[[Scenario], Rates]
         if said["rates"] is not None:
-            measured = read_rates(said["rates"])
-            self._rates_of = lambda _: measured
+            rates = read_rates(said["rates"])
+            self._rates_of = lambda _: rates
             if not config.sampler.slots:
                 raise ValueError(
                     "sampler.slots = 0 is chosen for a --topology; with --rates set it "

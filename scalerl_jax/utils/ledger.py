@@ -26,7 +26,7 @@ from typing import Any
 
 from scalerl_jax.utils.background import repeated
 from scalerl_jax.utils.reading import parse_json
-from scalerl_jax.utils.run_directory import write_json
+from scalerl_jax.utils.run_directory import sound, write_json
 
 LEDGER_FILE = "ledger.json"
 WRITE_EVERY_S = 5.0  # so much before a kill, at most, is in no ledger
@@ -315,15 +315,11 @@ def read_ledger(directory: Path) -> dict[str, Any] | None:
     path = directory / LEDGER_FILE
     if not path.exists():
         return None
-    try:
+    unknown = "what the run has cost since its last checkpoint"
+    with sound(path, else_unknown=unknown, way_out="remove it to go on without that"):
         state = parse_json(path.read_bytes())
         if state.keys() != {"chip", "chip_s", "counts"}:
             raise KeyError(f"it holds {sorted(state)}")
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is broken ({error!r}), so what the run has cost since its last "
-            f"checkpoint is unknown; remove it to go on without that"
-        ) from error
     return state
 
 

@@ -36,6 +36,7 @@ _PACKAGES += ("reasoning_gym",)  # of an extra
 STATUS_FILE = "status.json"  # how the processes of a run stand
 _MOST_DIFFERENCES_SHOWN = 5
 _ABSENT = "absent"
+_MEND = "put the file right, or choose another --workdir"
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -130,6 +131,17 @@ def _usable(path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def sound(file: Path, *, else_unknown: str, way_out: str) -> Iterator[None]:
+    """Name a file of the run that does not hold what a run writes there."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file} is broken ({error!r}), so {else_unknown} is unknown; {way_out}"
+        ) from error
+
+
 def find_settings(workdir: str | os.PathLike[str]) -> Path | None:
     """Return the config.json of a run, from a bucket a copy; None: there is no run.
 
@@ -207,7 +219,11 @@ def _check_record(
     config_file: Path, settings: dict[str, Any], free_settings: tuple[str, ...]
 ) -> dict[str, Any] | None:
     """Return the record brought up to date; None: it need not be written again."""
-    record = _read_record(config_file)
+    unknown = "whether this run may be resumed"
+    with sound(config_file, else_unknown=unknown, way_out=_MEND):
+        record = parse_json(config_file.read_bytes())
+        if not isinstance(record["config"], dict):
+            raise TypeError("'config' is not a section")
     was, now = flatten(record["config"]), flatten(settings)
     changed = {
         name: [was.get(name, _ABSENT), now.get(name, _ABSENT)]
@@ -239,19 +255,6 @@ def _check_record(
     return {**record, "config": settings, "resumes": resumes}
 
 
-def _read_record(config_file: Path) -> dict[str, Any]:
-    try:
-        record = parse_json(config_file.read_bytes())
-        if not isinstance(record["config"], dict):
-            raise TypeError("'config' is not a section")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{config_file} is broken ({error!r}), so whether this run may be resumed "
-            f"is unknown; put the file right, or choose another --workdir"
-        ) from error
-    return record
-
-
 def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None:
     """Write what a run trains and is judged on, `data.json`; once, for the whole run.
 
@@ -262,24 +265,18 @@ def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None
         RuntimeError: it cannot be written.
     """
     file = directory / "data.json"
-    with _usable(file):
+    unknown = "whether this run's prompts are still the same"
+    with _usable(file), sound(file, else_unknown=unknown, way_out=_MEND):
         if not (file.exists() and _run_files(directory)):
             write_json(file, report)
             return
-        try:
-            before = parse_json(file.read_bytes())
-            changed = [
-                name
-                for kind, sets in report.items()
-                for name, now in sets.items()
-                if now.get("sha256") != before[kind][name].get("sha256")
-            ]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{file} is broken ({error!r}), so whether this run's prompts are "
-                f"still the same is unknown; put the file right, or choose another "
-                f"--workdir"
-            ) from error
+        before = parse_json(file.read_bytes())
+        changed = [
+            name
+            for kind, sets in report.items()
+            for name, now in sets.items()
+            if now.get("sha256") != before[kind][name].get("sha256")
+        ]
     if changed:
         raise ValueError(
             f"the prompts of {', '.join(map(repr, changed))} are not those that the "

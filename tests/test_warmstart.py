@@ -10,11 +10,11 @@ import pytest
 
 from scalerl_jax import warmstart
 from scalerl_jax.data import tasks
-from scalerl_jax.data.demonstrations import END_OF_THINKING, Styles, demonstrate
 from scalerl_jax.data.questions import extract_answer
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.weights import load_params
+from scalerl_jax.warmstart import END_OF_THINKING, Styles, demonstrate
 
 ROOT = Path(warmstart.__file__).parents[1]
 BASE, MIXTURE = (

@@ -198,7 +198,7 @@ class DataSet:
     citation: str = ""
     license: str = "not stated"  # as its publisher states it
     read: rows.Reader = rows.read_own
-    # Where a file holds all splits: which one a row is of.
+    # The split that a row is of, where a file holds all splits.
     split_of: Callable[[Row], str] | None = None
 
     @property

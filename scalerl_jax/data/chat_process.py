@@ -75,7 +75,7 @@ class TemplateProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self.close()
-            # With what this process may import, and from no other folder.
+            # It imports from the folders of this process, and from no other.
             places = os.pathsep.join(place or os.getcwd() for place in sys.path)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],

@@ -34,7 +34,7 @@ class MixtureStream:
         """Begin; weights are relative, one for each stream."""
         assert len(streams) == len(weights), (len(streams), weights)
         self._streams = tuple(streams)
-        # As they are written: 0.1 is a tenth, which no float is.
+        # Exact as they are written: 0.1 is a tenth, which no float is.
         exact = [Fraction(str(weight)) for weight in weights]
         scale = math.lcm(*(each.denominator for each in exact))
         self._weights = [int(each * scale) for each in exact]

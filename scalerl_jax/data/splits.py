@@ -133,7 +133,7 @@ class Overlap:
 
 
 def _ngrams(key: str, size: int) -> list[str]:
-    """Every so many words in a row, operators left out; none for 0."""
+    """Return every `size` words in a row, operators left out; none for 0."""
     words = _WORD.findall(key)
     if not size or len(words) < size:
         return []

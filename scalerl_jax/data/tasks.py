@@ -135,7 +135,7 @@ def draw_questions(
         seed, purpose, setting = _EVAL_SEED, _EVAL, "eval.num_prompts"
     drawn = []
     for task, share in shares.items():
-        # Of reasoning_gym, which draws index i from Random(seed + i).
+        # A seed for reasoning_gym, which draws index i from Random(seed + i).
         sequence = np.random.SeedSequence([seed, purpose, zlib.crc32(task.encode())])
         questions = make_questions(
             task,

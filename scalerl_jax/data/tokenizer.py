@@ -12,7 +12,7 @@ from scalerl_jax.data.spelling import Spelling, read_decoder, read_spelling
 from scalerl_jax.utils import reading
 from scalerl_jax.utils.reading import Directory, local_path
 
-# What ends a text for models whose files do not say so: of Llama 2, 3 and chat models.
+# Tokens that end a text where a model's files name none: Llama 2, 3 and chat models.
 _USUAL_ENDS = (
     "<|endoftext|>",
     "<|end_of_text|>",

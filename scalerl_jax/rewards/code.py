@@ -256,7 +256,7 @@ def _plain(tree: Any) -> Any:
     return tree
 
 
-# Whether what a program gives is what was expected, exactly or within a tolerance.
+# Comparison of what a program gives with what was expected, perhaps with a tolerance.
 
 _WHOLE = re.compile(r"[-+]?\d+")
 

@@ -354,7 +354,7 @@ class VerifierPool:
         self._starts.append(time.monotonic() + pause_s)
 
 
-# With the settings of a run.
+# The verifiers and the pool that a run's settings ask for.
 
 
 def named_verifiers(reward: RewardConfig) -> dict[str, Verifier]:

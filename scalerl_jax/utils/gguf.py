@@ -155,7 +155,7 @@ class GGUFModel:
         return _open(self.path, state.st_mtime_ns, state.st_size)
 
     def tensors(self) -> dict[str, GGUFTensor]:
-        """Every tensor by its name in Hugging Face's files, if it has one there.
+        """Return every tensor by its name in Hugging Face's files, if it has one there.
 
         Raises:
             ValueError: a tensor has a kind of blocks that cannot be dequantised.
@@ -310,7 +310,7 @@ def _open(
     try:
         reader = gguf.GGUFReader(path)
         metadata = {name: _plain(field) for name, field in reader.fields.items()}
-    # What the parser meets in bytes that are missing or wrong.
+    # The parser's errors about bytes that are missing or wrong.
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(
             f"{path} ({size} bytes) is no GGUF file, or is cut short: {error}; copy it "

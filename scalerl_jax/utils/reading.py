@@ -119,7 +119,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(f"it nests deeper than {MAX_DEPTH}") from error
     except ValueError as error:  # Python's limit
         raise ValueError("a number in it has thousands of digits") from error
-    # What counts few brackets cannot be deep: most texts are not looked through.
+    # A text with few brackets cannot be deep: most are not looked through.
     brackets = text.count("[") + text.count("{")
     if brackets > MAX_DEPTH and isinstance(value, dict | list) and _is_deep(value):
         raise ValueError(f"it nests deeper than {MAX_DEPTH}")

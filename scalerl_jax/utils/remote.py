@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SCHEME = "gs://"
 _ANSWER_S = 120.0  # for one request, retries apart
 ACCESS_S = 180.0  # for the first answer of a bucket
-# Whose sizes do not grow with the model's, by which a run is looked at.
+# Files by which a run is looked at; their sizes do not grow with the model's.
 _FILES_OF_RUN = ("config.json", "data.json", "ledger.json", "status.json")
 _FILES_OF_RUN += ("metrics.jsonl", "evals.jsonl", "trainer_state.json")
 
@@ -94,7 +94,7 @@ def file_system() -> Any:
 
 
 def entries(path: "epath.Path") -> dict[str, dict[str, Any]]:
-    """Every object below a path, by its name from there, with what the bucket says.
+    """Return every object below a path, by name, with what the bucket says of it.
 
     The path's own object, if it is one, has the name "".
     """

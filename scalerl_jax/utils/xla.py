@@ -88,7 +88,7 @@ def _remove_torn(place: Path) -> None:
             except Exception:  # noqa: BLE001  whatever library did the packing
                 entry.unlink(missing_ok=True)
     stamp.touch()
-    # What another process writes meanwhile is looked at next time.
+    # Entries that another process writes meanwhile are looked at next time.
     os.utime(stamp, (begun, begun))
 
 
@@ -122,7 +122,7 @@ def keep_freed_memory(num_params: int) -> bool:
 
 
 Program = Literal["the train step", "publishing params", "the sampler"]
-# What each needs its memory for; settings are shown with their values.
+# Settings that each needs its memory for; they are shown with their values.
 _WAYS: dict[Program, str] = {
     "the train step": (
         "lower batch.rows_per_microbatch, batch.row_tokens, model.head_chunk_tokens or "

@@ -57,7 +57,7 @@ class Learner:
 
     def update(self, groups: Sequence[Group]) -> None:
         """One optimizer step on rollouts as the queue hands them over."""
-        batch = self.assemble(groups, learner_version=0).batch
+        batch = self.assemble(groups, learner_version=0).packed
         assert batch is not None, "every group has a variance"
         self.train(batch)
 

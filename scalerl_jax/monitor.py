@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalerl_jax.batching.assembly import (
-    Assembled,
     Assembler,
+    Batch,
     Pass,
     Window,
     group_histograms,
@@ -270,7 +270,7 @@ class RunMonitor:
                 for step, each in enumerate(window.batches, start=version + 1):
                     for text in run.trace(
                         each.groups,
-                        each.assembled.sequences,
+                        each.sequences,
                         state,
                         version=version,
                         step=step,
@@ -278,24 +278,23 @@ class RunMonitor:
                         self._progress.note(text)
         self._times["time/annotate_s"] = time.monotonic() - started
         for each in window.batches:
-            assembled = each.assembled
-            flops = run.flops.annotation(assembled.row_tokens, assembled.mean_context)
+            flops = run.flops.annotation(each.row_tokens, each.mean_context)
             run.ledger.count(train_flops=flops)
         return window
 
     def step(
-        self, state: State, each: Pass, assembled: Assembled
+        self, state: State, each: Pass, assembled: Batch
     ) -> tuple[State, dict[str, float] | None]:
         """One optimizer step; no metrics if there was none to take."""
         run = self._run
         if each.epoch == 0:
             run.ledger.count(wasted_tokens=each.batch.wasted_tokens)
-        if assembled.batch is None:
+        if assembled.packed is None:
             self._skip(_without_gradient(each.batch.groups))
             return state, None
         started = time.monotonic()
         with run.activity("train"), explained("the train step", self._settings):
-            state, metrics, fault = run.learner.step(state, assembled.batch)
+            state, metrics, fault = run.learner.step(state, assembled.packed)
         self._times["time/train_s"] = time.monotonic() - started
         run.ledger.count(
             train_tokens=assembled.train_tokens,
@@ -327,7 +326,7 @@ class RunMonitor:
         self,
         step: int,
         each: Pass,
-        assembled: Assembled,
+        assembled: Batch,
         metrics: dict[str, float],
     ) -> None:
         """One row of metrics.jsonl, and the display."""

@@ -46,16 +46,28 @@ Pack = Callable[[Sequence[TrainSequence]], PackedBatch]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Assembled:
-    """A batch, or None where no rollout has a gradient; and its token counts."""
+class Batch:
+    """N groups to train on, as they were taken and as they are laid out."""
 
-    batch: PackedBatch | None
-    sequences: Sequence[TrainSequence]  # what was packed
+    groups: Sequence[Group]
+    packed: PackedBatch | None  # None where no rollout has a gradient
+    sequences: Sequence[TrainSequence]  # those that were packed
     train_tokens: int  # completion tokens with a weight
     row_tokens: int  # prompt and completion tokens computed, padding left out
-    wasted_tokens: int  # completion tokens that were filtered away
+    filtered_tokens: int  # completion tokens that were filtered away
     mean_context: float  # tokens that a position attends to, on average
     expert_load: dict[str, float] = dataclasses.field(default_factory=dict)
+    refilled: Sequence[Group] = ()  # generated for it too, without reward variance
+
+    @property
+    def wasted_tokens(self) -> int:
+        """Completion tokens that lead to no gradient."""
+        return self.filtered_tokens + _completion_tokens(self.refilled)
+
+    @property
+    def num_useful(self) -> int:
+        """Groups of it with reward variance."""
+        return sum(group.has_reward_variance for group in self.groups)
 
 
 class RunningNormalization:
@@ -119,19 +131,20 @@ class Assembler:
         if self.running:
             self.running.restore(state)
 
-    def __call__(self, groups: Sequence[Group], *, learner_version: int) -> Assembled:
+    def __call__(self, groups: Sequence[Group], *, learner_version: int) -> Batch:
         """Return the packed batch for the step that starts from `learner_version`."""
         sequences = self._sequences(groups, learner_version=learner_version)
         packed = self.pack(sequences) if sequences else None
         lengths = np.array([sequence.row_length for sequence in sequences])
         trained = sum(len(sequence.weights) for sequence in sequences)
         context = (lengths * (lengths + 1)).sum() / max(lengths.sum(), 1) / 2
-        return Assembled(
-            batch=packed,
+        return Batch(
+            groups=groups,
+            packed=packed,
             sequences=sequences,
             train_tokens=sum(int(sequence.mask.sum()) for sequence in sequences),
             row_tokens=0 if packed is None else computed_tokens(packed),
-            wasted_tokens=_completion_tokens(groups) - trained,
+            filtered_tokens=_completion_tokens(groups) - trained,
             mean_context=float(context),
             expert_load=self._expert_load(sequences),
         )
@@ -288,25 +301,6 @@ def _mean(values: Iterable[float]) -> float:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Batch:
-    """N groups to train on, as they were taken and as they are laid out."""
-
-    groups: Sequence[Group]
-    refilled: Sequence[Group]  # generated for it too, and without reward variance
-    assembled: Assembled
-
-    @property
-    def wasted_tokens(self) -> int:
-        """Completion tokens that lead to no gradient."""
-        return self.assembled.wasted_tokens + _completion_tokens(self.refilled)
-
-    @property
-    def num_useful(self) -> int:
-        """Groups of it with reward variance."""
-        return sum(group.has_reward_variance for group in self.groups)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Pass:
     """One batch in one epoch: a step to be."""
 
@@ -324,23 +318,23 @@ class Window:
 
     def packed(self) -> list[PackedBatch]:
         """Return the batches that have a gradient, as the step reads them."""
-        packed = (batch.assembled.batch for batch in self.batches)
-        return [each for each in packed if each is not None]
+        return [each.packed for each in self.batches if each.packed is not None]
 
     def annotated(self, packed: Sequence[PackedBatch]) -> "Window":
         """Return the window with other arrays in place of `packed()`."""
-        rest, batches = iter(packed), []
-        for batch in self.batches:
-            if batch.assembled.batch is not None:
-                assembled = dataclasses.replace(batch.assembled, batch=next(rest))
-                batch = dataclasses.replace(batch, assembled=assembled)
-            batches.append(batch)
+        rest = iter(packed)
+        batches = [
+            each
+            if each.packed is None
+            else dataclasses.replace(each, packed=next(rest))
+            for each in self.batches
+        ]
         return dataclasses.replace(self, batches=batches)
 
     def passes(self, *, epochs: int, seed: int) -> list[Pass]:
         """List the steps to be, in order; a batch without a gradient comes once."""
         turns = [(0, batch) for batch in self.batches]
-        useful = [batch for batch in self.batches if batch.assembled.batch is not None]
+        useful = [batch for batch in self.batches if batch.packed is not None]
         for epoch in range(1, epochs):
             random = np.random.Generator(
                 np.random.PCG64([seed, _ORDER, self.version, epoch])
@@ -351,13 +345,13 @@ class Window:
             for number, (epoch, batch) in enumerate(turns, start=1)
         ]
 
-    def at(self, version: int, batch: Batch) -> Assembled:
-        """A batch as the step from `version` sees it: its tokens have aged."""
-        packed, age = batch.assembled.batch, version - self.version
+    def at(self, version: int, batch: Batch) -> Batch:
+        """Return a batch as the step from `version` sees it: its tokens have aged."""
+        packed, age = batch.packed, version - self.version
         if packed is None or not age:
-            return batch.assembled
+            return batch
         aged = dataclasses.replace(packed, staleness=packed.staleness + age)
-        return dataclasses.replace(batch.assembled, batch=aged)
+        return dataclasses.replace(batch, packed=aged)
 
 
 def open_window(
@@ -366,7 +360,7 @@ def open_window(
     num_prompts: int,
     num_batches: int,
     version: int,
-    assemble: Callable[..., Assembled],
+    assemble: Callable[..., Batch],
 ) -> Window:
     """The window of `groups`, which are in the order of their tickets.
 
@@ -382,11 +376,6 @@ def open_window(
     batches = []
     for number in range(num_batches):
         chosen = kept[number * num_prompts : (number + 1) * num_prompts]
-        batches.append(
-            Batch(
-                groups=chosen,
-                refilled=over[number::num_batches],
-                assembled=assemble(chosen, learner_version=version),
-            )
-        )
+        batch = assemble(chosen, learner_version=version)
+        batches.append(dataclasses.replace(batch, refilled=over[number::num_batches]))
     return Window(batches=batches, version=version)

@@ -135,7 +135,7 @@ def test_a_batch_by_hand():
     expected |= {20: (0.1, -1 / std, 3), 21: (0.1, -1 / std, 2), 22: (0.1, -1 / std, 2)}
     expected |= {50: (0.125, 3 / std, 2)}
     expected |= {token: (0.125, -3 / std, 2) for token in (60, 62, 63)}
-    assert_tokens(by_token(assembled.batch), expected)
+    assert_tokens(by_token(assembled.packed), expected)
     assert assembled.train_tokens == 9
     assert assembled.wasted_tokens == 5  # both completions of the second group
     # Positions: prompt of 2 and completions of 2, 3, 1, 4, less the last token each.
@@ -153,7 +153,7 @@ def test_masked_cut_off_completions_enter_neither_normalisation_nor_loss():
     expected = {token: (0.1, 1 / std, 5) for token in (10, 11)}
     expected |= {20: (0.1, -1 / std, 3), 21: (0.1, -1 / std, 2), 22: (0.1, -1 / std, 2)}
     expected |= {50: (0.5, 3 / std, 2)}
-    assert_tokens(by_token(assembled.batch), expected)
+    assert_tokens(by_token(assembled.packed), expected)
     assert assembled.wasted_tokens == 5 + 4
     assert assembled.train_tokens == 6
 
@@ -189,7 +189,7 @@ def test_where_all_wrong_answers_are_cut_off_the_right_ones_have_advantage_1(nam
     other = make_group(make_rollout(1, -1.0, first=80), make_rollout(3, 1.0, first=90))
     groups = [cut_off(MIXED, 1), cut_off(other, 0)]
     found = assembler(mask_cut_off=True, advantages=scaled)(groups, learner_version=5)
-    tokens = by_token(found.batch)
+    tokens = by_token(found.packed)
     assert tokens.keys() == {10, 11, 90, 91, 92}
     for _, advantage, _ in tokens.values():
         np.testing.assert_allclose(advantage, 1.0, rtol=1e-5)
@@ -201,7 +201,7 @@ def test_masked_completions_are_nothing_to_a_critic():
     assembled = assembler(
         advantages=None, zero_variance_filter=False, mask_cut_off=True
     )(GROUPS, learner_version=5)
-    assert set(assembled.batch.rollout.flat) == {-1, 0, 1, 2, 3, 4}
+    assert set(assembled.packed.rollout.flat) == {-1, 0, 1, 2, 3, 4}
 
 
 def test_a_batch_of_masked_completions_alone_is_none():
@@ -210,7 +210,7 @@ def test_a_batch_of_masked_completions_alone_is_none():
         assembled = assembler(mask_cut_off=True, advantages=scaled)(
             [group], learner_version=5
         )
-        assert assembled.batch is None and assembled.wasted_tokens == 5
+        assert assembled.packed is None and assembled.wasted_tokens == 5
 
 
 def unjudged(group, *places, reward=0.0):
@@ -249,10 +249,10 @@ def test_an_unjudged_rollout_is_in_nothing_that_is_trained(reward):
     std = np.sqrt(8 / 9)
     expected = {10: (1 / 4, 2 / 3 / std, 0), 40: (1 / 4, 2 / 3 / std, 0)}
     expected |= {token: (1 / 4, -4 / 3 / std, 0) for token in (20, 21)}
-    assert_tokens(by_token(assembled.batch), expected)
+    assert_tokens(by_token(assembled.packed), expected)
     assert assembled.wasted_tokens == 3
     # A pass rate of 2/3, where 2 of 4 would be hard from 0.6 on.
-    assert assembled.batch.regularization[assembled.batch.mask].all()
+    assert assembled.packed.regularization[assembled.packed.mask].all()
 
 
 @pytest.mark.parametrize("places", [(1,), (0, 1)], ids=["one left", "none left"])
@@ -261,12 +261,12 @@ def test_a_group_with_fewer_than_two_verdicts_pulls_at_nothing(places, filtered)
     group = unjudged(MIXED, *places)
     assert not group.has_reward_variance
     found = assembler(zero_variance_filter=filtered)([group, CUT], learner_version=5)
-    tokens = by_token(found.batch)
+    tokens = by_token(found.packed)
     left = {10, 11} if places == (1,) and not filtered else set()
     assert tokens.keys() == {50, 60, 62, 63} | left
     assert all(tokens[token][1] == 0.0 for token in left)
     alone = assembler(zero_variance_filter=filtered)([group], learner_version=5)
-    assert (alone.batch is None) == (not left)
+    assert (alone.packed is None) == (not left)
 
 
 def test_a_group_is_rated_by_its_judged_rollouts():
@@ -280,7 +280,7 @@ def test_a_group_is_rated_by_its_judged_rollouts():
 
 def test_without_the_filter_equal_groups_count_and_pull_at_nothing():
     assembled = assembler(zero_variance_filter=False)(GROUPS, learner_version=5)
-    found = by_token(assembled.batch)
+    found = by_token(assembled.packed)
     std = np.sqrt((1 + 1 + 9 + 9) / 6)
     np.testing.assert_allclose(found[10], (1 / 3 / 5, 1 / std, 5), rtol=1e-6)
     np.testing.assert_allclose(found[30], (1 / 3 / 5, 0.0, 1), rtol=1e-6)
@@ -294,7 +294,7 @@ def test_regularisers_are_on_from_a_pass_rate(least, factor):
     found = assembler(
         regularization=functools.partial(easy_prompts, from_pass_rate=least)
     )([group], learner_version=0)
-    on_tokens = found.batch.regularization[found.batch.mask]
+    on_tokens = found.packed.regularization[found.packed.mask]
     assert (on_tokens == factor).all()  # one of two passed
 
 
@@ -312,7 +312,7 @@ def test_lengths_enter_the_reward_and_make_no_group_worth_its_gradient(
             rewards, judged, group_size=G
         ),
     )([MIXED, EQUAL], learner_version=5)
-    found = by_token(assembled.batch)
+    found = by_token(assembled.packed)
     np.testing.assert_allclose(found[10][1], (1.0 - second) / 2)
     np.testing.assert_allclose(found[20][1], (second - 1.0) / 2)
     assert 30 not in found and 40 not in found
@@ -323,7 +323,7 @@ def test_regularisers_are_scaled_by_the_pass_rate_of_the_group():
         zero_variance_filter=False,
         regularization=functools.partial(easy_prompts, from_pass_rate=0.75),
     )(GROUPS, learner_version=5)
-    batch = assembled.batch
+    batch = assembled.packed
     easy = {int(token) for token in batch.targets[batch.regularization > 0]}
     assert easy == {30, 40, 41, 42, 43}  # of EQUAL, which passed always
     assert set(batch.regularization.flat) == {0.0, 1.0}
@@ -332,7 +332,7 @@ def test_regularisers_are_scaled_by_the_pass_rate_of_the_group():
 def test_rewards_wait_for_the_annotation_with_the_places_of_all_that_is_kept():
     forced = make_rollout(1, 1.0, first=70, completion_mask=np.zeros(1, bool))
     group = make_group(forced, make_rollout(2, -1.0, first=80))
-    batch = assembler(advantages=None)([EQUAL, group], learner_version=5).batch
+    batch = assembler(advantages=None)([EQUAL, group], learner_version=5).packed
     assert {int(place) for place in batch.rollout.flat} == {-1, 2, 3}
     assert set(batch.targets[batch.rollout == 2]) == {70}
     assert set(batch.advantages[batch.rollout == 2]) == {1.0}
@@ -358,8 +358,8 @@ def test_no_order_of_groups_or_rollouts_changes_a_token(order, swapped, weigh):
         GROUPS[place].replace(rollouts=GROUPS[place].rollouts[:: -1 if swap else 1])
         for place, swap in zip(order, swapped, strict=True)
     ]
-    found = assembler(weigh=weigh)(groups, learner_version=5).batch
-    expected = assembler(weigh=weigh)(GROUPS, learner_version=5).batch
+    found = assembler(weigh=weigh)(groups, learner_version=5).packed
+    expected = assembler(weigh=weigh)(GROUPS, learner_version=5).packed
     assert_tokens(by_token(found), by_token(expected))
 
 
@@ -377,7 +377,7 @@ def test_running_statistics_go_on_after_a_checkpoint_as_if_nothing_had_been():
         each([MIXED], learner_version=5)
     after.restore(json.loads(json.dumps(before.state())))
     found, expected = (
-        by_token(each([CUT], learner_version=5).batch) for each in (after, through)
+        by_token(each([CUT], learner_version=5).packed) for each in (after, through)
     )
     assert found == expected
     # 1, -1 and then 3, -3: of all four.
@@ -395,19 +395,19 @@ def test_running_squares_about_a_mean_become_those_about_0():
 def test_packing_changes_no_token(packing):
     plain = assembler()(GROUPS, learner_version=5)
     other = assembler(pack=packing_as(packing))(GROUPS, learner_version=5)
-    assert by_token(other.batch) == by_token(plain.batch)
-    assert len(other.batch.tokens) == (1 if packing else 2)  # two or four rows
+    assert by_token(other.packed) == by_token(plain.packed)
+    assert len(other.packed.tokens) == (1 if packing else 2)  # two or four rows
 
 
 def test_weights_of_the_batch_sum_to_1():
-    batch = assembler()(GROUPS, learner_version=5).batch
+    batch = assembler()(GROUPS, learner_version=5).packed
     np.testing.assert_allclose(batch.weights.sum(), 1.0, rtol=1e-6)
     assert (batch.weights > 0).tolist() == batch.mask.tolist()
 
 
 def test_where_every_group_is_of_equal_rewards_there_is_no_batch():
     assembled = assembler()([EQUAL, EQUAL], learner_version=5)
-    assert assembled.batch is None
+    assert assembled.packed is None
     assert assembled.train_tokens == assembled.row_tokens == 0
     assert assembled.wasted_tokens == 10
     assert assembled.mean_context == 0.0
@@ -415,7 +415,7 @@ def test_where_every_group_is_of_equal_rewards_there_is_no_batch():
 
 def test_microbatches_have_the_shape_of_the_settings_and_are_as_many_as_filled():
     for groups, microbatches in ([MIXED], 1), (GROUPS, 2), (GROUPS * 2, 4):
-        batch = assembler(pack=packing_as(False))(groups, learner_version=5).batch
+        batch = assembler(pack=packing_as(False))(groups, learner_version=5).packed
         shapes = {leaf.shape for leaf in jax.tree.leaves(batch)}
         assert shapes == {(microbatches, 2, 12)}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from queue_world import make_group
 
-from scalerl_jax.batching.assembly import Assembled, open_window
+from scalerl_jax.batching.assembly import Batch, open_window
 from scalerl_jax.batching.packing import TrainSequence, pack
 
 
@@ -18,12 +18,13 @@ def assemble(groups, *, learner_version):
         rows_per_microbatch=1,
     )
     useful = any(group.has_reward_variance for group in groups)
-    return Assembled(
-        batch=packed if useful else None,
+    return Batch(
+        groups=groups,
+        packed=packed if useful else None,
         sequences=(),
         train_tokens=0,
         row_tokens=0,
-        wasted_tokens=100,
+        filtered_tokens=100,
         mean_context=0.0,
     )
 
@@ -119,7 +120,7 @@ def test_annotations_go_to_the_batches_that_have_a_gradient():
         for number, each in enumerate(window.packed())
     ]
     marked = window.annotated(packed)
-    found = [batch.assembled.batch for batch in marked.batches]
+    found = [batch.packed for batch in marked.batches]
     assert found[1] is None
     for number, tickets, each in ((0, [0, 1], found[0]), (1, [4, 5], found[2])):
         assert each.targets.tolist() == [[tickets]]
@@ -130,7 +131,7 @@ def test_tokens_age_with_the_steps_of_their_window():
     window = make_window("11", num_batches=1)
     (batch,) = window.batches
     for version in (7, 9):
-        aged = window.at(version, batch).batch
+        aged = window.at(version, batch).packed
         assert aged.staleness.tolist() == [[[version - 7] * 2]]
     empty = make_window("00", num_batches=1)
-    assert empty.at(9, empty.batches[0]).batch is None
+    assert empty.at(9, empty.batches[0]).packed is None

@@ -50,7 +50,7 @@ def centered(rewards, judged, kept):
 
 def test_log_probabilities_are_of_the_params_asked_for():
     annotate = Annotator(score=scorer(), proximal=True, reference=True)
-    batch = assembler()([MIXED, CUT], learner_version=5).batch
+    batch = assembler()([MIXED, CUT], learner_version=5).packed
     (found,) = annotate(state(1.0, reference=put(2.0)), [batch])
     mask = batch.mask
     np.testing.assert_allclose(found.proximal_logprobs[mask], -batch.targets[mask] / 10)
@@ -76,7 +76,7 @@ def test_the_kl_of_a_rollout_is_taken_off_its_reward(estimator, first, second):
         group_size=G,
     )
     # The group of equal verdicts has left, and its place is kept.
-    batch = assembler(advantages=None)([EQUAL, MIXED], learner_version=5).batch
+    batch = assembler(advantages=None)([EQUAL, MIXED], learner_version=5).packed
     (found,) = annotate(state(reference=put(1.0)), [batch])
     assert found.rollout is None
     rewards = 1.0 - 0.5 * first, -1.0 - 0.5 * second
@@ -95,7 +95,7 @@ def test_a_hard_prompt_keeps_its_reward():
     )
     batch = assembler(advantages=None, regularization=jnp.zeros_like)(
         [MIXED], learner_version=5
-    ).batch
+    ).packed
     (found,) = annotate(state(reference=put(1.0)), [batch])
     # Without advantages of a group they stay rewards, for a critic to judge.
     assert {values[1] for values in by_token(found).values()} == {1.0, -1.0}

@@ -4,6 +4,8 @@ The file is above 400 lines: settings and state are read by these functions firs
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -181,39 +183,63 @@ def prefill(
 
     In the last layer they have none: what it makes of these tokens is never read.
     """
-    pages = list(state.pages)
-
-    def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
-        mixed, pages[layer] = attention.chunk(
-            pages[layer], q, k, v, chunk, near=settings.chunk_of(layer)
-        )
-        return mixed
-
     # What follows the last layer's keys and values is dead code to the compiler.
-    _, said = cached_hidden(
+    _, pages, said = _forward(
+        settings,
         params,
-        settings.arch,
         chunk.tokens,
-        positions=chunk.positions,
-        attend=attend,
-        dtype=settings.dtype,
+        chunk.positions,
+        state.pages,
+        functools.partial(attention.chunk, chunk=chunk),
         mesh=mesh,
     )
+    experts = None
     if settings.report_experts:
         chosen = said["experts"]
         nobody = jnp.full_like(chosen[:1], -1)
-        said = {"experts": jnp.concatenate([chosen[:-1], nobody])}
-    return dataclasses.replace(state, pages=tuple(pages)), _reported(settings, said)
+        experts = _ids(settings, jnp.concatenate([chosen[:-1], nobody]))
+    return dataclasses.replace(state, pages=pages), experts
 
 
-def _reported(settings: EngineSettings, said: Said) -> Array | None:
-    """Return the experts of tokens as they travel; None where nobody asks for them."""
-    if not settings.report_experts:
-        return None
-    from scalerl_jax.model.ffn_moe import to_ids
+def _forward(
+    settings: EngineSettings,
+    params: PyTree,
+    tokens: Int[Array, " T"],
+    positions: Int[Array, " T"],
+    caches: tuple[Any, ...],
+    attend: Callable[..., tuple[Array, Any]],
+    *,
+    mesh: Mesh | None,
+) -> tuple[Float[Array, "T D"], tuple[Any, ...], Said]:
+    """Hidden states of tokens, the layers' caches with them, and what layers say.
+
+    `attend(cache, q, k, v, near=...)` is of a `PagedAttention`, for one layer.
+    """
+    after = list(caches)
+
+    def attend_layer(layer: int, q: Array, k: Array, v: Array) -> Array:
+        near = settings.chunk_of(layer)
+        mixed, after[layer] = attend(caches[layer], q, k, v, near=near)
+        return mixed
+
+    hidden, said = cached_hidden(
+        params,
+        settings.arch,
+        tokens,
+        positions=positions,
+        attend=attend_layer,
+        dtype=settings.dtype,
+        mesh=mesh,
+    )
+    return hidden, tuple(after), said
+
+
+def _ids(settings: EngineSettings, experts: Array) -> Array:
+    """Return the experts of tokens as they travel."""
+    from scalerl_jax.model.ffn_moe import to_ids  # by mixtures alone
 
     assert settings.arch.experts is not None, "only a mixture is asked"
-    return to_ids(said["experts"], settings.arch.experts)
+    return to_ids(experts, settings.arch.experts)
 
 
 def insert(
@@ -267,58 +293,25 @@ def generate(
 
     def advance(carry: tuple) -> tuple:
         step, rows, views, results = carry
-        hidden, views, experts = _decode(
-            settings, attention, params, rows, places, views, step, mesh=mesh
+        attend = functools.partial(
+            attention.decode,
+            rows=places,
+            step=step,
+            positions=rows.positions,
+            active=rows.active,
+        )
+        hidden, views, said = _forward(
+            settings, params, rows.tokens, rows.positions, views, attend, mesh=mesh
         )
         rows, new = _next_tokens(settings, params, rows, hidden, next_states)
-        if experts is not None:
-            new["experts"] = experts
+        if settings.report_experts:
+            new["experts"] = _ids(settings, said["experts"])
         return step + 1, rows, views, _record(results, step, rows, new)
 
     start = (jnp.int32(0), rows, views, _no_results(settings, rows.active))
     _, rows, views, results = jax.lax.while_loop(unfinished, advance, start)
     pages = attention.close(state.pages, views, rows=places, positions=rows.positions)
     return DecodeState(pages=pages, rows=_put(state.rows, slots, rows)), results
-
-
-def _decode(
-    settings: EngineSettings,
-    attention: PagedAttention,
-    params: PyTree,
-    rows: SlotRows,
-    places: Rows,
-    views: tuple[Any, ...],
-    step: Int[Array, ""],
-    *,
-    mesh: Mesh | None,
-) -> tuple[Float[Array, "rows D"], tuple[Any, ...], Array | None]:
-    """Hidden states of the rows' next tokens, the views with them cached, experts."""
-    views_after = list(views)
-
-    def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
-        mixed, views_after[layer] = attention.decode(
-            views[layer],
-            q,
-            k,
-            v,
-            rows=places,
-            step=step,
-            positions=rows.positions,
-            active=rows.active,
-            near=settings.chunk_of(layer),
-        )
-        return mixed
-
-    hidden, said = cached_hidden(
-        params,
-        settings.arch,
-        rows.tokens,
-        positions=rows.positions,
-        attend=attend,
-        dtype=settings.dtype,
-        mesh=mesh,
-    )
-    return hidden, tuple(views_after), _reported(settings, said)
 
 
 def _record(

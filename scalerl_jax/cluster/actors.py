@@ -2,6 +2,8 @@
 
 Ray makes an actor of each class.  A rank's calls are made one after the other, the same
 on every rank; those of a replica as they come.
+
+One file above 400 lines: all of them begin alike, and a replica leads its followers.
 """
 
 import contextlib
@@ -17,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
+from ray.exceptions import RayError, RayTaskError
 
-from scalerl_jax.cluster.followers import RayFollowers
 from scalerl_jax.cluster.object_store import ObjectStoreChannel
 from scalerl_jax.cluster.placement import forget_others
 from scalerl_jax.cluster.session import versions
@@ -29,10 +32,13 @@ from scalerl_jax.parallel.channels import Parcel
 from scalerl_jax.parallel.offers import Offer
 from scalerl_jax.sampler.lockstep import Call
 from scalerl_jax.types import Group, PackedBatch, Prompt
+from scalerl_jax.utils.ending import first_line
 from scalerl_jax.utils.reading import is_remote
+from scalerl_jax.utils.xla import is_broken_off
 
 # What a follower does beside the calls of its engine, which it makes one by one.
 FOLLOWER_GROUPS = {"params": 1, "watch": 1}
+_PARAMS_TIMEOUT_S = 900.0  # a fetch gives up after 600
 WEIGHTS_FOLDER = "weights"  # of a run's directory: what is published
 
 
@@ -82,8 +88,6 @@ class Process:
         """Return HOST:PORT at which this process may be met, if it is the first."""
         with socket.create_server(("", 0)) as server:
             port = server.getsockname()[1]
-        import ray
-
         return f"{ray.util.get_node_ip_address()}:{port}"
 
     def _meet(self, coordinator: str, rank: int, count: int, timeout_s: float) -> None:
@@ -252,6 +256,70 @@ class LearnerRank(Process):
         if self._rank:
             return restored.step, {}, ()
         return restored.step, restored.host, restored.groups
+
+
+class FollowerLost(Exception):  # noqa: N818  what happened to it, in one line
+    """A process without which the replica cannot go on."""
+
+
+class RayFollowers:
+    """The `generation.weights.Followers` of a replica's first process."""
+
+    def __init__(self, actors: Sequence[Any], leave: Callable[[], None]) -> None:
+        """Watch these; `leave` is called when one is to end soon."""
+        self._actors = actors
+        self._leave = leave
+        self._lost: FollowerLost | None = None
+        for number, actor in enumerate(actors, 1):
+            threading.Thread(
+                target=self._watch, args=(number, actor), daemon=True
+            ).start()
+
+    def tell(self, call: Call) -> None:
+        """Have each make a call of the engine, after those before it."""
+        call = ray.put(call) if len(self._actors) > 1 else call  # type: ignore
+        for actor in self._actors:
+            actor.obey.remote(call)
+
+    def ask(
+        self, method: str, *arguments: Any, in_order: bool = False
+    ) -> Callable[[], None]:
+        """Have each do something; return what waits for all, and raises their error."""
+        group = {} if in_order else {"concurrency_group": "params"}
+        answers = [
+            getattr(actor, method).options(**group).remote(*arguments)
+            for actor in self._actors
+        ]
+
+        def wait() -> None:
+            try:
+                ray.get(answers, timeout=_PARAMS_TIMEOUT_S)
+            except RayTaskError as error:
+                raise error.cause from None
+
+        return wait
+
+    def check(self, report: Report) -> None:
+        """Refuse to go on without one of them, or with a program that lacked one.
+
+        Raises:
+            FollowerLost: says which, and why.
+        """
+        if self._lost is not None:
+            raise self._lost
+        for error in (report.failure, *(each.error for each in report.results)):
+            if error is not None and is_broken_off(error):
+                raise FollowerLost(f"one of its processes: {first_line(error)}")
+
+    def _watch(self, number: int, actor: Any) -> None:
+        """Wait for the end of one of them."""
+        try:
+            ray.get(actor.watch.options(concurrency_group="watch").remote())
+        except RayError as error:
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            self._lost = FollowerLost(f"its process {number}: {first_line(cause)}")
+        else:
+            self._leave()
 
 
 class GeneratorReplica(Process):

@@ -175,7 +175,9 @@ class Simulation:
                 told_s = self.now_s + self.rates.exchange_s
                 self.at(told_s, self._sampled, replica, group)
         if replica.number in self._evaluating and not replica.paused:
-            self._pause(replica)
+            replica.paused = True
+            replica.token += 1
+            self.at(self.now_s + self._eval_s, self._resume, replica, replica.token)
             return
         self._fill(replica)
         self._go_on(replica)
@@ -270,11 +272,6 @@ class Simulation:
         self._evaluated = then
         for replica in self.replicas:
             self._wake(replica)
-
-    def _pause(self, replica: SimulatedReplica) -> None:
-        replica.paused = True
-        replica.token += 1
-        self.at(self.now_s + self._eval_s, self._resume, replica, replica.token)
 
     def _resume(self, replica: SimulatedReplica, token: int) -> None:
         if token != replica.token:

@@ -19,8 +19,7 @@ from typing import Any
 
 from scalerl_jax.contract import Publication
 from scalerl_jax.coordination.desk import OrderDesk
-from scalerl_jax.coordination.jobs import JobBoard
-from scalerl_jax.coordination.members import Limits, Member, freest
+from scalerl_jax.coordination.members import JobBoard, Limits, Member, freest
 from scalerl_jax.exchange import Assignment, Instructions, Job, Link, Report
 from scalerl_jax.utils.ending import first_line
 from scalerl_jax.utils.ledger import Ledger

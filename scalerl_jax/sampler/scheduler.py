@@ -203,8 +203,12 @@ class Scheduler:
         """One chunk of these prefixes; return whether there was anything left."""
         chunk = fill_chunk(self._engine, prefixes)
         if chunk is not None:
-            self._state, said = self._engine.prefill(params, self._state, chunk)
-            _note_experts(prefixes, said)
+            self._state, experts = self._engine.prefill(params, self._state, chunk)
+            if experts is not None:  # of a mixture that reports them
+                experts.copy_to_host_async()
+                for prefix in prefixes:
+                    if prefix.place is not None:
+                        prefix.experts.append((experts, prefix.place))
             self._stats.note_prefill(chunk, again=again)
         return chunk is not None
 
@@ -367,7 +371,11 @@ class Scheduler:
                 self._stats.wasted_tokens += count - keep
                 piece = {name: array[:keep] for name, array in piece.items()}
                 stopped.append(slot)
-            self._add(sample, piece)
+            sample.pieces.append(piece)
+            tokens, listener = piece["tokens"], sample.request.listener
+            sample.num_tokens += len(tokens)
+            if listener is not None and len(tokens):
+                listener(sample.number, tokens, piece["logprobs"])
             if keep is not None:
                 self._finish(slot, call.version, stopped=True)
             elif not results.active[column]:
@@ -378,13 +386,6 @@ class Scheduler:
                     failed=bool(results.failed[column]),
                 )
         self._stop(stopped)
-
-    def _add(self, sample: Sample, piece: dict[str, np.ndarray]) -> None:
-        tokens = piece["tokens"]
-        sample.pieces.append(piece)
-        sample.num_tokens += len(tokens)
-        if sample.request.listener is not None and len(tokens):
-            sample.request.listener(sample.number, tokens, piece["logprobs"])
 
     def _finish(
         self,
@@ -501,13 +502,3 @@ def fill_chunk(engine: Engine, prefixes: Sequence[Prefix]) -> Chunk | None:
         chunk.query_starts[count:] = filled
     chunk.num_sequences[0] = count
     return chunk
-
-
-def _note_experts(prefixes: Sequence[Prefix], experts: Any) -> None:
-    """Let prefixes know the experts [T, layers, k] of the chunk just filled, if any."""
-    if experts is None:
-        return
-    experts.copy_to_host_async()
-    for prefix in prefixes:
-        if prefix.place is not None:
-            prefix.experts.append((experts, prefix.place))

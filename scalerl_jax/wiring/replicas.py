@@ -16,8 +16,7 @@ from scalerl_jax.coordination.members import Limits
 from scalerl_jax.coordination.roster import Roster
 from scalerl_jax.exchange import Link
 from scalerl_jax.generation.evaluation import summarize
-from scalerl_jax.generation.replica import Replica, ThreadLink
-from scalerl_jax.generation.replica_desk import ReplicaDesk
+from scalerl_jax.generation.replica import Replica, ReplicaDesk, ThreadLink
 from scalerl_jax.generation.weights import (
     Follower,
     Followers,

@@ -11,8 +11,7 @@ from small_weights import assert_is_version, layout, mesh
 
 from scalerl_jax.contract import Order
 from scalerl_jax.exchange import Assignment, Instructions, Job
-from scalerl_jax.generation.replica import Replica
-from scalerl_jax.generation.replica_desk import ReplicaDesk
+from scalerl_jax.generation.replica import Replica, ReplicaDesk
 from scalerl_jax.generation.weights import PublishedFrom
 from scalerl_jax.parallel.channels import Parcel
 from scalerl_jax.parallel.publication import receive

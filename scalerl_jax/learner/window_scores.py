@@ -58,17 +58,13 @@ class Scorer:
             function, out_shardings=everywhere, compiler_options=options
         )
 
-    def lower(self) -> Any:
-        """The program, not compiled."""
-        return self._jitted.lower(*self._shapes)
-
     def compile(self) -> None:
         """Compile what a call runs."""
         _ = self._program
 
     @functools.cached_property
     def _program(self) -> Any:
-        return self.lower().compile()
+        return self._jitted.lower(*self._shapes).compile()
 
     def __call__(
         self, params: PyTree, batch: PackedBatch

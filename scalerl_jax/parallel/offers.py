@@ -141,6 +141,24 @@ class PublishReport:
     seconds: float
     changed_share: float | None  # of values, against the base; None: not compared
 
+    @staticmethod
+    def of(
+        version: "Offer | Publication",
+        shards: Sequence[OfferedShard],
+        *,
+        seconds: float,
+        changed_share: float | None = None,
+    ) -> "PublishReport":
+        """Report on some shards of a version."""
+        return PublishReport(
+            policy_version=version.policy_version,
+            base_version=version.base_version,
+            num_bytes=sum(shard.num_bytes for shard in shards),
+            full_bytes=sum(shard.full_bytes for shard in shards),
+            seconds=seconds,
+            changed_share=changed_share,
+        )
+
 
 def merge(parts: Sequence[Offer]) -> Publication:
     """The publication that all ranks' offers make.

@@ -144,7 +144,9 @@ class Receiver:
         self._held = held if self._keep_base else {}
         self.policy_version = fetched.publication.policy_version
         seconds = fetched.seconds + time.perf_counter() - began
-        self.report = _report(fetched.publication, fetched.needed, seconds)
+        # The sender has counted what changed.
+        shards = [shard for _, shard in fetched.needed]
+        self.report = PublishReport.of(fetched.publication, shards, seconds=seconds)
         return params
 
     @contextlib.contextmanager
@@ -272,15 +274,3 @@ class Receiver:
                 f"held here; ask for a full one"
             )
         return self._held[box]
-
-
-def _report(publication: Publication, needed: _Needed, seconds: float) -> PublishReport:
-    shards = [shard for _, shard in needed]
-    return PublishReport(
-        policy_version=publication.policy_version,
-        base_version=publication.base_version,
-        num_bytes=sum(shard.num_bytes for shard in shards),
-        full_bytes=sum(shard.full_bytes for shard in shards),
-        seconds=seconds,
-        changed_share=None,  # the sender has counted it
-    )

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from scalerl_jax.parallel.channels import Buffer, Channel, Reference
 from scalerl_jax.parallel.deltas import delta
 from scalerl_jax.parallel.offers import (
-    FORMS,
     WIDTHS,
     Offer,
     OfferedObject,
@@ -30,13 +29,11 @@ _KEPT = 2  # publications, and the anchor: one in use and one on its way
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Coded:
-    """A shard as it is offered."""
+    """A shard as it is offered, in no object yet, and its bytes."""
 
-    shard: Shard
-    form: str
+    shard: OfferedShard
     buffer: Buffer
-    crc32: int
-    changed: int
+    changed: int  # values that differ from the base
 
 
 class Sender:
@@ -125,7 +122,15 @@ class Sender:
         if self._base_every > 1:
             self._shards = tuple(shards)
         self._last = offer
-        self.report = _report(offer, coded, time.perf_counter() - began)
+        values = sum(each.full_bytes // WIDTHS[each.dtype] for each in offer.shards)
+        changed = sum(each.changed for each in coded)
+        compared = offer.base_version is not None and values > 0
+        self.report = PublishReport.of(
+            offer,
+            offer.shards,
+            seconds=time.perf_counter() - began,
+            changed_share=changed / values if compared else None,
+        )
         return offer
 
     def send_again(self) -> Offer:
@@ -149,14 +154,12 @@ class Sender:
     def _base(self) -> dict[Box, NDArray]:
         return {each.box: each.values for each in self._shards}
 
-    def _code(
-        self, shards: Sequence[Shard], base: dict[Box, NDArray]
-    ) -> list["_Coded"]:
+    def _code(self, shards: Sequence[Shard], base: dict[Box, NDArray]) -> list[_Coded]:
         with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
             return list(pool.map(lambda shard: _code(shard, base), shards))
 
     def _offer(
-        self, coded: list["_Coded"], policy_version: int, base: Offer | None
+        self, coded: list[_Coded], policy_version: int, base: Offer | None
     ) -> Offer:
         """Put what is coded, and describe it."""
         objects, listed = self._put(coded, policy_version)
@@ -179,7 +182,10 @@ class Sender:
             for group in _groups(coded, self._object_bytes):
                 buffers = [each.buffer for each in group]
                 name = f"v{policy_version:08d}-{len(objects)}"
-                listed += _listed(group, len(objects))
+                listed += [
+                    dataclasses.replace(each.shard, object=len(objects), buffer=place)
+                    for place, each in enumerate(group)
+                ]
                 objects.append(
                     OfferedObject(
                         reference=self._channel.put(name, buffers),
@@ -205,20 +211,30 @@ class Sender:
 def _code(shard: Shard, base: dict[Box, NDArray]) -> _Coded:
     """A shard as a delta, where it has a base and that is shorter."""
     values = np.ascontiguousarray(shard.values)
+    dtype = values.dtype.name
+    if dtype not in WIDTHS:
+        raise ValueError(
+            f"shard {shard.box} is {dtype}; a sampler's params are of {sorted(WIDTHS)}"
+        )
     before = base.get(shard.box)
-    form, buffer, changed = FORMS[0], values.reshape(-1).view(np.uint8), 0
+    buffer, changed, coded = values.reshape(-1).view(np.uint8), 0, None
     if before is not None and before.dtype == values.dtype:
         compared = delta(before, values)
-        changed = compared.changed
-        if compared.coded is not None:
-            form, buffer = FORMS[1], compared.coded
-    return _Coded(
-        shard=shard,
-        form=form,
-        buffer=buffer,
+        changed, coded = compared.changed, compared.coded
+    buffer = buffer if coded is None else coded
+    offered = OfferedShard(
+        leaf=shard.box.leaf,
+        shape=shard.shape,
+        dtype=dtype,
+        start=shard.box.start,
+        stop=shard.box.stop,
         crc32=checksum(values),
-        changed=changed,
+        form="full" if coded is None else "delta",
+        object=0,
+        buffer=0,
+        num_bytes=buffer.nbytes,
     )
+    return _Coded(shard=offered, buffer=buffer, changed=changed)
 
 
 def _groups(coded: list[_Coded], least_bytes: int) -> Iterator[list[_Coded]]:
@@ -232,45 +248,3 @@ def _groups(coded: list[_Coded], least_bytes: int) -> Iterator[list[_Coded]]:
             group, size = [], 0
     if group:
         yield group
-
-
-def _listed(group: list[_Coded], number: int) -> list[OfferedShard]:
-    """Entries of the manifest for the shards in one object."""
-    return [
-        OfferedShard(
-            leaf=each.shard.box.leaf,
-            shape=each.shard.shape,
-            dtype=_dtype(each.shard),
-            start=each.shard.box.start,
-            stop=each.shard.box.stop,
-            crc32=each.crc32,
-            form=each.form,  # type: ignore[arg-type]
-            object=number,
-            buffer=place,
-            num_bytes=each.buffer.nbytes,
-        )
-        for place, each in enumerate(group)
-    ]
-
-
-def _dtype(shard: Shard) -> str:
-    name = shard.values.dtype.name
-    if name not in WIDTHS:
-        raise ValueError(
-            f"shard {shard.box} is {name}; a sampler's params are of {sorted(WIDTHS)}"
-        )
-    return name
-
-
-def _report(offer: Offer, coded: list[_Coded], seconds: float) -> PublishReport:
-    values = sum(each.shard.values.size for each in coded)
-    changed = sum(each.changed for each in coded)
-    compared = offer.base_version is not None and values > 0
-    return PublishReport(
-        policy_version=offer.policy_version,
-        base_version=offer.base_version,
-        num_bytes=sum(each.num_bytes for each in offer.shards),
-        full_bytes=sum(each.full_bytes for each in offer.shards),
-        seconds=seconds,
-        changed_share=changed / values if compared else None,
-    )

@@ -273,7 +273,8 @@ def make_curriculum(config: Config, prompts: Sequence[Prompt]) -> "Curriculum | 
     data = config.data
     if data.order == "shuffled":
         return None
-    from scalerl_jax.data.curriculum import Curriculum, read_pass_rates  # few have one
+    # Few runs have one.
+    from scalerl_jax.data.curriculum import Curriculum, read_pass_rates
 
     pass_rates = None
     if data.difficulty != "measured":

@@ -71,11 +71,14 @@ class LocalLayers:
     floor_positions: int
 
 
+FamilyName = Literal["llama", "qwen2", "qwen3", "qwen3_moe", "llama4_text"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """A decoder of a family that `hugging_face.FAMILIES` lists."""
+    """A decoder of a family whose checkpoints `hugging_face` can read."""
 
-    family: Literal["llama", "qwen2", "qwen3", "qwen3_moe", "llama4_text"]
+    family: FamilyName
     vocab_size: int
     hidden_size: int
     ffn_size: int  # of one expert, where there are several

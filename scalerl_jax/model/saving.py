@@ -19,14 +19,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.hugging_face import (
-    BIAS,
-    CONFIG_FILE,
-    FAMILIES,
-    SCALING,
-    SIZES,
-    layer_types,
-)
+from scalerl_jax.model.hugging_face import CONFIG_FILE, SCALING, SIZES, find_family
+from scalerl_jax.model.mixture_files import mixture_values
 from scalerl_jax.model.weights import DTYPES, INDEX, SINGLE, Parameter, parameters
 from scalerl_jax.types import PyTree
 
@@ -93,7 +87,7 @@ def config_values(
     arch: Architecture, *, dtype: str, eos_token_id: int | list[int] | None
 ) -> dict[str, Any]:
     """Fields that `read_architecture` reads back and transformers 4 and 5 load."""
-    scaling, family = arch.rope_scaling, FAMILIES[arch.family]
+    scaling, family = arch.rope_scaling, find_family(arch.family)
     return {
         "architectures": [family.loader],
         "model_type": arch.family,
@@ -113,36 +107,7 @@ def config_values(
         "bos_token_id": None,
         "eos_token_id": eos_token_id,
         **family.fixed,
-        **_mixture_values(arch),
-    }
-
-
-def _mixture_values(arch: Architecture) -> dict[str, Any]:
-    """Fields that `read_architecture` reads back of a mixture."""
-    experts, local = arch.experts, arch.local
-    if experts is None:
-        return {}
-    values: dict[str, Any] = {
-        FAMILIES[arch.family].experts: experts.count,
-        "num_experts_per_tok": experts.top_k,
-    }
-    if experts.bias:
-        values[BIAS] = True
-    if local is None:
-        return values | {
-            "norm_topk_prob": experts.gate == "normalized",
-            "intermediate_size": arch.ffn_size,  # of a layer without experts: none
-        }
-    return values | {
-        "moe_layers": [*range(arch.num_layers)],
-        "no_rope_layers": [*map(int, local.with_positions)],
-        "layer_types": layer_types(local),
-        "attention_chunk_size": local.chunk,
-        "use_qk_norm": local.normalized,
-        "attn_temperature_tuning": local.scale > 0,
-        "attn_scale": local.scale,
-        "floor_scale": local.floor_positions,
-        "pad_token_id": None,  # absent, transformers takes its own
+        **(mixture_values(arch, arch.experts) if arch.experts else {}),
     }
 
 

@@ -7,7 +7,6 @@ tensors: the host holds one shard, and of the files `_CHUNK_BYTES` at a time.
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,7 @@ from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
 from scalerl_jax.model.architecture import Architecture, ParamSpec, parameter_table
-from scalerl_jax.model.hugging_face import (
-    CONFIG_FILE,
-    FAMILIES,
-    IGNORED,
-    IMAGES,
-    TEXT,
-)
+from scalerl_jax.model.hugging_face import IGNORED, IMAGES, TEXT, find_family
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.reading import local_path, parse_json, read_json
@@ -78,10 +71,10 @@ class Parameter:
 
 def parameters(arch: Architecture) -> list[Parameter]:
     """Every parameter, in the order of `jax.tree.leaves(parameter_table(arch))`."""
-    found = []
+    found, tensors = [], find_family(arch.family).tensors
     for path, spec in jax.tree_util.tree_leaves_with_path(parameter_table(arch)):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        pattern = FAMILIES[arch.family].tensors[name]
+        pattern = tensors[name]
         if spec.axes[0] != "layers":
             whole = (None,) * len(spec.shape)
             parts = [Part(pattern, spec.shape, whole)]
@@ -248,7 +241,9 @@ def _check_tensors(
     """Refuse what does not fit `arch`, before anything is read."""
     expected = {name: shape for each in found for name, shape in each.tensors.items()}
     if arch.experts is not None:
-        _check_experts(stored, expected, arch.experts.count)
+        from scalerl_jax.model.mixture_files import check_experts
+
+        check_experts(stored, expected, arch.experts.count)
     missing = [name for name in expected if name not in stored]
     if missing:
         raise ValueError(
@@ -258,7 +253,7 @@ def _check_tensors(
         )
     for name, tensor in stored.items():
         if name not in expected:
-            tied_head = FAMILIES[arch.family].tensors["head"]
+            tied_head = find_family(arch.family).tensors["head"]
             if name.endswith(IGNORED) or (arch.tied_embeddings and name == tied_head):
                 continue
             raise ValueError(
@@ -269,28 +264,6 @@ def _check_tensors(
             raise ValueError(
                 f"{tensor.file}: tensor {tensor.name} has shape {tensor.shape}; the "
                 f"architecture asks for {expected[name]}"
-            )
-
-
-def _check_experts(
-    stored: Mapping[str, Stored], expected: Mapping[str, Any], count: int
-) -> None:
-    """Refuse experts that are kept in another layout, or of another number."""
-    of_one = re.compile(r"\.experts\.(\d+)\.")
-    apart = any(of_one.search(name) for name in expected)
-    for name, tensor in stored.items():
-        number = of_one.search(name)
-        if ".experts." in name and apart != bool(number):
-            layouts = ("in one tensor per layer", "in a tensor each")
-            raise ValueError(
-                f"{tensor.file} keeps its experts {layouts[bool(number)]} "
-                f"({tensor.name}); this family has them {layouts[apart]}: save it "
-                f"again with save_pretrained of transformers"
-            )
-        if number and int(number[1]) >= count:
-            raise ValueError(
-                f"{tensor.file} holds tensor {tensor.name}, of an expert that "
-                f"{CONFIG_FILE} does not count: it says {count} experts"
             )
 
 

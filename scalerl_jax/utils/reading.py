@@ -3,8 +3,11 @@
 Whatever is wrong with them is a ValueError with a short reason.
 """
 
+import dataclasses
 import json
 import re
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -140,6 +143,49 @@ def read_json(path: _File) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object")
     return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """Fields of a JSON object; errors name its file, the field and the value."""
+
+    file: object  # as errors name it
+    values: dict[str, Any]
+    prefix: str = ""
+
+    def refuse(self, name: str, supported: str) -> ValueError:
+        """The error for a field; `supported` says what would do."""
+        value = self.values.get(name)
+        shown = "is missing" if value is None else f"= {value!r} is not supported"
+        return ValueError(f"{self.file}: {self.prefix}{name} {shown}; {supported}")
+
+    def integer(
+        self, name: str, default: int | None = None, *, most: int = 2**28
+    ) -> int:
+        """One from 1 to `most`; a file that says more is broken."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if type(value) is not int or not 1 <= value <= most:
+            raise self.refuse(name, f"it must be an integer from 1 to {most}")
+        return value
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
+        """The fields, and defaults of those that are absent or null."""
+        given = {name: each for name, each in self.values.items() if each is not None}
+        return dataclasses.replace(self, values=dict(defaults) | given)
+
+    def number(self, name: str) -> float:
+        """A finite one above 0."""
+        value: Any = self.values.get(name)
+        if type(value) not in (int, float) or not 0 < value < sys.float_info.max:
+            raise self.refuse(name, "it must be a number above 0")
+        return float(value)
+
+    def only(self, name: str, allowed: Sequence[Any]) -> None:
+        """Refuse a value that is there and not allowed."""
+        if self.values.get(name) is not None and self.values[name] not in allowed:
+            choice = f"only {list(allowed)} is" if allowed else "remove it, no value is"
+            raise self.refuse(name, choice)
 
 
 def _is_deep(value: dict[str, Any] | list[Any]) -> bool:

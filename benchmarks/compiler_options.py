@@ -14,6 +14,7 @@ collective to wait as long as `balance.rates` expects.
 """
 
 import argparse
+import collections
 import dataclasses
 import os
 import runpy
@@ -33,7 +34,7 @@ from scalerl_jax.balance import work
 from scalerl_jax.balance.lengths import assumed_lengths
 from scalerl_jax.balance.rates import EXPECTED
 from scalerl_jax.parallel import compiling
-from scalerl_jax.preflight.hlo import Program, compile_program
+from scalerl_jax.preflight.hlo import Instruction, Program, compile_program
 from scalerl_jax.preflight.products import product_flops
 from scalerl_jax.preflight.programs import make_parts
 from scalerl_jax.preflight.topologies import parse_topology
@@ -62,6 +63,7 @@ VARIANTS: dict[str, Mapping[str, bool | int]] = {
 # Cycles a second, with which the peaks of `balance.chips` are whole matrix units.
 CLOCK = {"v5p": 1.75e9, "v5e": 1.5e9, "v6e": 1.75e9}
 PRODUCTS = ("dot", "convolution")
+_EXACT = "operand_precision={highest,highest}"
 CONTEXTS = (2_000, 8_000)  # tokens that a sequence holds, beside those assumed
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all")
 
@@ -78,8 +80,10 @@ def main() -> None:
         print_decode(given.config, given.topologies.split(","), given.decode.split(","))
         return
     print(
-        "| topology | `model.remat` | options | linears, s | of the peak | all, s | "
-        "collectives at once with others | peak memory, GiB |\n" + "|---" * 8 + "|"
+        "| topology | `model.remat` | options | linears, s | of the peak | head, s | "
+        "all, s | collectives at once with others | peak memory, GiB |\n"
+        + "|---" * 9
+        + "|"
     )
     for name in given.topologies.split(","):
         for variant in given.variants.split(","):
@@ -103,7 +107,8 @@ def row(config_file: str, topology_name: str, variant: str) -> str:
     apart = f"{found['asynchronous']:.0f} of {found['collectives']:.0f}"
     memory = (compiled.kept + compiled.temporaries) / 2**30
     return begin + (
-        f"{linears:.2f} | {share:.0%} | {found['all'] / clock:.2f} | {apart} | "
+        f"{linears:.2f} | {share:.0%} | {found['head'] / clock:.2f} | "
+        f"{found['all'] / clock:.2f} | {apart} | "
         f"{memory:.1f} |"
     )
 
@@ -111,7 +116,7 @@ def row(config_file: str, topology_name: str, variant: str) -> str:
 def print_decode(config_file: str, topologies: list[str], slots: list[str]) -> None:
     """Compile decode calls, and print what the compiler expects of a step."""
     print(
-        "| topology | chips of a replica | slots | linears, us | of the peak | "
+        "| topology | chips of a replica | slots | products, us | of the peak | "
         "other, us | collectives | tokens held by a sequence | HBM's bound, us | "
         "expected, us | of the bound |\n" + "|---" * 11 + "|"
     )
@@ -134,8 +139,14 @@ def decode_rows(config_file: str, topology_name: str, slots: int) -> Iterator[st
     chip, chips = topology.chip, parts.sampler_mesh.size
     us = 1e6 / CLOCK[chip.name] / sampler.tokens_per_call
     found = cycles(program)
-    seconds, linears = found["all"] * us, found["linears"] * us
-    peak = found["flops"] / sampler.tokens_per_call / chip.flops * 1e6 / linears
+    seconds, linears = found["all"] * us, (found["linears"] + found["head"]) * us
+    peak = (
+        (found["flops"] + found["head flops"])
+        / sampler.tokens_per_call
+        / chip.flops
+        * 1e6
+        / linears
+    )
     collectives = round(found["collectives"] / sampler.tokens_per_call)
     latency = collectives * EXPECTED.collective_s * 1e6
     of_step: Any = dict(rows=slots, steps=1, itemsize=2, float32_head=True)
@@ -154,7 +165,9 @@ def decode_rows(config_file: str, topology_name: str, slots: int) -> Iterator[st
         )
 
 
-def taken(program: Program, name: str, times: int = 1) -> Iterator[tuple[Any, int]]:
+def taken(
+    program: Program, name: str, times: int = 1
+) -> Iterator[tuple[Instruction, int]]:
     """Yield each instruction and how often it runs in a call.
 
     Of a condition the first branch counts alone: in the sampler it is the one without
@@ -169,11 +182,9 @@ def taken(program: Program, name: str, times: int = 1) -> Iterator[tuple[Any, in
             yield from taken(program, called, times * turns)
 
 
-def cycles(program: Program) -> dict[str, float]:
-    """Return the estimated cycles of a call, of all and of matrix products."""
-    found: dict[str, float] = dict.fromkeys(
-        ("all", "linears", "flops", "collectives", "asynchronous"), 0.0
-    )
+def cycles(program: Program) -> Mapping[str, float]:
+    """Return the estimated cycles of a call: of all, linears, head; and the FLOPs."""
+    found: dict[str, float] = collections.defaultdict(float)
     for each, times in taken(program, program.entry):
         for op in COLLECTIVES:
             if each.op in (op, f"{op}-start"):
@@ -183,10 +194,15 @@ def cycles(program: Program) -> dict[str, float]:
         if not estimated or each.op in ("while", "conditional", "call"):
             continue
         found["all"] += times * estimated
-        flops = _flops(program, each)
-        if flops:
-            found["linears"] += times * estimated
-            found["flops"] += times * flops
+        products = list(_products(program, each))
+        if not products:
+            continue
+        # A float32 product is several passes; the head's alone are.
+        exact = any(_EXACT in one.rest for one, _ in products)
+        found["head" if exact else "linears"] += times * estimated
+        found["head flops" if exact else "flops"] += times * sum(
+            product_flops(one, inside) for one, inside in products
+        )
     return found
 
 
@@ -195,16 +211,16 @@ def _estimate(rest: str) -> float:
     return float(after.partition('"')[0]) if found else 0.0
 
 
-def _flops(program: Program, instruction: Any) -> float:
-    """Return the FLOPs of the products in a fusion, or of a product by itself."""
-    total = 0.0
+def _products(
+    program: Program, instruction: Instruction
+) -> Iterator[tuple[Instruction, dict[str, Instruction]]]:
+    """Yield the products in a fusion, each with what stands beside it."""
     for called in instruction.called:
         inside = program.computations.get(called, {})
-        total += sum(
-            product_flops(one, inside) for one in inside.values() if one.op in PRODUCTS
-        )
-        total += sum(_flops(program, one) for one in inside.values())
-    return total
+        for one in inside.values():
+            if one.op in PRODUCTS:
+                yield one, inside
+            yield from _products(program, one)
 
 
 if __name__ == "__main__":

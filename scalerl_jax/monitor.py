@@ -22,14 +22,12 @@ from scalerl_jax.batching.assembly import (
     open_window,
 )
 from scalerl_jax.config import Config, to_json
-from scalerl_jax.contract import Publication, State
+from scalerl_jax.contract import Generators, Learner, Publication, State
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.generation.evaluation import Abandoned, Evaluation
-from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.learner.forward import LearnerFlops
-from scalerl_jax.learner.step import LocalLearner
 from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.rewards.verifier import NoVerifierError
 from scalerl_jax.types import Group
@@ -42,7 +40,6 @@ from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained
 
 if TYPE_CHECKING:  # loaded only where they are used
-    from scalerl_jax.coordination.fleet import Fleet
     from scalerl_jax.coordination.tracing import Tracer
     from scalerl_jax.data.mixture import Stream
 
@@ -55,8 +52,8 @@ _COLLECT_S = 0.05  # between two looks for the end of an evaluation
 class RunState:
     """The roles of a run and the controller's books, as the loop gets them."""
 
-    learner: "LocalLearner | Any"  # or a gang of processes
-    generators: "LocalGenerators | Fleet"
+    learner: Learner
+    generators: Generators
     desk: OrderDesk
     queue: RolloutQueue
     stream: "Stream"
@@ -366,7 +363,12 @@ class RunMonitor:
             "throughput/trained_tokens_per_s": assembled.row_tokens
             / max(self._times["time/train_s"], 1e-9),
         }
-        row |= self._times | report | run.generators.metrics | run.learner.metrics
+        row |= {
+            **self._times,
+            **report,
+            **run.generators.metrics,
+            **run.learner.metrics,
+        }
         shares = run.ledger.idle_shares()
         row |= {f"idle/{pool}_share": share for pool, share in shares.items()}
         self._profile.reached(step)

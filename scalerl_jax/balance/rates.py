@@ -25,8 +25,9 @@ class Reached:
 
 BOUND = Reached()
 # From the estimates of libtpu 0.0.42 for 8B models; not measured on a TPU.  The train
-# step's linears at about half of the peak, decoding at about 0.66 of the bandwidth,
-# beside 82 all-reduces of 0.7 ms together.
+# step's linears are at more than half of the peak, which leaves room for attention's
+# kernels and for collectives, of which it estimates nothing; decoding is at about 0.66
+# of the bandwidth, beside 82 all-reduces of 0.7 ms together.
 EXPECTED = Reached(flops=0.5, bandwidth=0.66, collective_s=8.5e-6)
 # Bytes per second of a host to its chips, as measured on a TPU: 16.39 GB/s,
 # https://github.com/verl-project/verl/pull/7905

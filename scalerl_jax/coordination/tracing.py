@@ -12,8 +12,7 @@ import numpy as np
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.batching.packing import TrainSequence, pack
-from scalerl_jax.contract import State
-from scalerl_jax.learner.step import LocalLearner
+from scalerl_jax.contract import Learner, State
 from scalerl_jax.types import Group, Rollout
 
 _SHOWN = 12  # tokens in the table
@@ -24,7 +23,7 @@ class Tracer:
     """Says how the first rollout of a prompt went through the run."""
 
     prompt_id: int
-    learner: LocalLearner
+    learner: Learner
     assemble: Assembler
     decode: Callable[[list[int]], str]
     row_tokens: int

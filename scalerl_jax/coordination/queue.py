@@ -68,7 +68,6 @@ may differ from run to run.
 import dataclasses
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -179,7 +178,6 @@ class RolloutQueue:
         epochs: int = 1,
         max_refills: int = 0,
         num_steps: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """An empty queue at version 0; no group starts for a step past `num_steps`."""
         self._pacing = Pacing(
@@ -191,7 +189,6 @@ class RolloutQueue:
             num_steps=num_steps,
         )
         self._max_refills = max_refills
-        self._clock = clock
         self._changed = threading.Condition()
         self.version = 0  # optimizer steps applied
         self._opened = 0  # version at which the window in hand, or the next, begins
@@ -290,9 +287,7 @@ class RolloutQueue:
             QueueClosed: after `close`.
         """
         with self._changed:
-            self._sleep_until(
-                lambda: True if self._changes != self._seen else None, timeout_s
-            )
+            self._sleep_until(lambda: self._changes != self._seen, timeout_s)
             self._seen = self._changes
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -471,15 +466,14 @@ class RolloutQueue:
         usable = self._pacing.usable(left, opened=self._opened, windows_gone=1)
         return by_age[:size] if usable else None
 
-    def _sleep_until(self, ready: Callable[[], T | None], timeout_s: float) -> T | None:
-        deadline = self._clock() + timeout_s
-        while True:
+    def _sleep_until(self, ready: Callable[[], T], timeout_s: float) -> T:
+        """Return what `ready` says last: something, or after so long nothing."""
+
+        def answer() -> T:
             self.raise_if_over()
-            result = ready()
-            remaining = deadline - self._clock()
-            if result is not None or remaining <= 0:
-                return result
-            self._changed.wait(remaining)
+            return ready()
+
+        return self._changed.wait_for(answer, timeout_s)
 
     def _note_change(self) -> None:
         self._changes += 1

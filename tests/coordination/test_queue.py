@@ -226,10 +226,7 @@ def test_a_checkpoint_that_cannot_be_used_up_is_refused(mode, k, num_prompts):
 
 
 def test_the_timeout_says_what_is_missing():
-    now = iter(range(100))
-    queue = RolloutQueue(
-        num_prompts=2, max_staleness=1, mode="pipeline", clock=lambda: next(now)
-    )
+    queue = RolloutQueue(num_prompts=2, max_staleness=1, mode="pipeline")
     for _ in range(3):
         queue.admit(0)
     queue.put(make_group(1, 0))

@@ -19,7 +19,7 @@ _MULTI = {"US": "us-", "EU": "europe-", "ASIA": "asia-"}
 
 
 class CloudPlace:
-    """What places of a cloud do alike."""
+    """Methods that all places of a cloud have."""
 
     def __init__(self, job: Job, more: Sequence[str], client: Client) -> None:
         """Ask for nothing yet.

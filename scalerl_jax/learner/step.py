@@ -248,18 +248,16 @@ def accumulating(
         params: PyTree, so_far: Accumulated | None, batch: PackedBatch
     ) -> Accumulated:
         (loss, (sums, maxima)), grads = gradient(params, batch)
-        grads = _float32(grads)
-        if so_far is not None:
-            loss = so_far.loss + loss
-            grads = jax.tree.map(jnp.add, so_far.grads, grads)
-            sums = jax.tree.map(jnp.add, so_far.sums, sums)
-            maxima = jax.tree.map(jnp.maximum, so_far.maxima, maxima)
         if frozen:
             held = frozen_params(params, frozen)
             grads = jax.tree.map(
                 lambda held, leaf: jnp.zeros_like(leaf) if held else leaf, held, grads
             )
-        return Accumulated(loss=loss, grads=grads, sums=sums, maxima=maxima)
+        own = Accumulated(loss=loss, grads=_float32(grads), sums=sums, maxima=maxima)
+        if so_far is None:
+            return own
+        maxima = jax.tree.map(jnp.maximum, so_far.maxima, maxima)
+        return jax.tree.map(jnp.add, so_far, own).replace(maxima=maxima)
 
     return accumulate
 

@@ -67,7 +67,7 @@ class RunState:
     learner_pool: str
     verifier_restarts: Callable[[], int]  # processes that have been replaced
     progress: Progress
-    # The loop has come to these.
+    # State and version that the loop has come to.
     state: State
     version: int = 0
     close: Callable[[], None] = lambda: None
@@ -95,7 +95,7 @@ class UnjudgedWatch:
     """
 
     def __init__(self, *, max_share: float, num_prompts: int, group_size: int) -> None:
-        """Begin with no group; batches are of so many prompts and rollouts of each."""
+        """Begin empty; a batch has so many prompts, and a group so many rollouts."""
         self._max_share = max_share
         self._recent: collections.deque[tuple[int, str]] = collections.deque(
             maxlen=_BATCHES * num_prompts

@@ -26,10 +26,8 @@ from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.parallel.multihost import put_global
 from scalerl_jax.types import PackedBatch, PyTree
 
-_READ = {
-    *("tokens", "segment_ids", "positions", "targets", "mask", "sharing"),
-    "experts",
-}
+_OF_TOKENS = ("tokens", "segment_ids", "positions", "sharing", "experts")
+_READ = {*_OF_TOKENS, "targets", "mask"}
 _UNREAD = {field.name for field in dataclasses.fields(PackedBatch)} - _READ
 
 
@@ -100,14 +98,7 @@ class Forward:
             head_weights(params),
             batch.targets,
             # All that there is one of for each target.
-            dataclasses.replace(
-                batch,
-                tokens=None,
-                positions=None,
-                segment_ids=None,
-                sharing=None,
-                experts=None,
-            ),
+            dataclasses.replace(batch, **dict.fromkeys(_OF_TOKENS)),
             pointwise,
             self.head,
         )

@@ -119,21 +119,10 @@ def normalize_by_prompt(
 
 @struct.dataclass(kw_only=True)
 class RunningStatistics:
-    """The spread about 0 of all values seen so far."""
+    """Sums over all values seen so far, for their spread about 0."""
 
-    count: Float[Array, ""]
-    squares: Float[Array, ""]  # sum of the squared values
-
-    @property
-    def spread(self) -> Float[Array, ""]:
-        """sqrt(squares / count); 0 before the first value."""
-        return jnp.sqrt(self.squares / jnp.maximum(self.count, 1.0))
-
-    @classmethod
-    def empty(cls) -> "RunningStatistics":
-        """Return the statistics of no values."""
-        zero = jnp.zeros((), jnp.float32)
-        return cls(count=zero, squares=zero)
+    count: Float[Array, ""] | float = 0.0
+    squares: Float[Array, ""] | float = 0.0  # of the values
 
 
 def normalize_by_running(
@@ -153,7 +142,8 @@ def normalize_by_running(
         count=statistics.count + kept.sum(dtype=jnp.float32),
         squares=statistics.squares + _squares(advantages, kept),
     )
-    return _scaled(advantages, kept, statistics.spread, eps=eps), statistics
+    spread = jnp.sqrt(statistics.squares / jnp.maximum(statistics.count, 1.0))
+    return _scaled(advantages, kept, spread, eps=eps), statistics
 
 
 def _groups(

@@ -79,7 +79,7 @@ class RunningNormalization:
     def __init__(self, *, eps: float) -> None:
         """Begin with no batch."""
         self._eps = eps
-        self._statistics = RunningStatistics.empty()
+        self._statistics = RunningStatistics()
 
     def __call__(
         self, advantages: Float[Array, " B"], kept: Bool[Array, " B"]

@@ -213,7 +213,7 @@ NORMALIZED = {
         *arrays, rewards=rewards, group_size=GROUP_SIZE, **options
     ),
     "running": lambda *arrays, **options: normalize_by_running(
-        *arrays, RunningStatistics.empty(), **options
+        *arrays, RunningStatistics(), **options
     )[0],
 }
 
@@ -297,9 +297,7 @@ def test_equal_rewards_make_no_nan(reward, eps):
             normalize_by_reward_std(
                 advantages, kept, rewards=rewards, group_size=GROUP_SIZE, eps=eps
             ),
-            normalize_by_running(advantages, kept, RunningStatistics.empty(), eps=eps)[
-                0
-            ],
+            normalize_by_running(advantages, kept, RunningStatistics(), eps=eps)[0],
             unnormalized(advantages, kept),
         ):
             np.testing.assert_array_equal(found, 0.0)
@@ -320,7 +318,7 @@ def test_the_std_of_the_rewards_counts_what_the_groups_differ_by():
 @settings(deadline=None, max_examples=30)
 @given(REWARDS, REWARDS, KEPT, KEPT)
 def test_running_statistics_are_those_of_all_batches_together(first, second, one, two):
-    statistics = RunningStatistics.empty()
+    statistics = RunningStatistics()
     for batch in ((first.reshape(-1), one), (second.reshape(-1), two)):
         values, kept = map(jnp.asarray, batch)
         found, statistics = normalize_by_running(values, kept, statistics, eps=0.5)
@@ -334,7 +332,7 @@ def test_running_statistics_are_those_of_all_batches_together(first, second, one
 @settings(deadline=None, max_examples=30)
 @given(REWARDS, KEPT)
 def test_the_first_batch_is_scaled_by_itself(rewards, kept):
-    advantages, start = advantages_of(rewards), RunningStatistics.empty()
+    advantages, start = advantages_of(rewards), RunningStatistics()
     kept = jnp.asarray(kept)
     found, _ = normalize_by_running(advantages, kept, start, eps=1e-2)
     expected = normalize_by_batch(advantages, kept, eps=1e-2)

@@ -1,9 +1,9 @@
-"""The contract between the three roles: all that they know of each other.
+"""The contract between the three roles: controller, learner and generators.
 
-The controller runs the loop and has the books: queue, prompts, ledger, files.  A
+The controller runs the loop and has the books: queue, prompts, ledger, files.  The
 learner holds the arrays of the train state, generators hold engines and verifiers.
-What passes between them are the plain records here, in `exchange` and in `types`.  A
-learner is a `learner.step.LocalLearner` or a `cluster.gang.LearnerGang`, generators are
+They exchange the plain records defined here, in `exchange` and in `types`.  The
+learner is a `learner.step.LocalLearner` or a `cluster.gang.LearnerGang`; generators are
 a thread (`generation.local`) or replicas (`coordination.fleet`).
 """
 
@@ -18,7 +18,7 @@ from scalerl_jax.types import Group, PackedBatch, Prompt
 
 
 class QueueClosed(Exception):  # noqa: N818  an end, not an error
-    """The run is over; whoever asks or waits should return."""
+    """The run is over: a thread that asked or waited should return."""
 
 
 # The learner's train state: the loop hands it back, and never looks inside.
@@ -33,14 +33,14 @@ class Order:
 
     ticket: int
     prompt: Prompt
-    begun_version: int  # sets its length budget; a restart does not change it
+    begun_version: int  # policy version that sets its length limit; restarts keep it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Restored:
     """Contents of a checkpoint, as the loop gets them back."""
 
-    step: int  # optimizer steps behind it
+    step: int  # optimizer steps applied
     state: State
     host: dict[str, Any]  # the controller's books, JSON values
     groups: tuple[Group, ...]  # finished, and not yet trained on
@@ -51,7 +51,7 @@ class Learner(Protocol):
 
     @property
     def checkpointer(self) -> Any:
-        """The checkpoints of the run, as `learner.checkpoint.Checkpointer` has them."""
+        """The run's checkpoints, a `learner.checkpoint.Checkpointer` or like it."""
         ...
 
     @property
@@ -62,7 +62,11 @@ class Learner(Protocol):
     def step(
         self, state: State, batch: PackedBatch
     ) -> tuple[State, dict[str, float], str]:
-        """Make an optimizer step: the next state, metrics, and why it was skipped."""
+        """Make an optimizer step on a batch [M, R, S], which donates `state`.
+
+        Return the next state, the metrics, and why the step was skipped ("": it was
+        not).
+        """
         ...
 
     def annotate(self, state: State, batches: list[PackedBatch]) -> list[PackedBatch]:
@@ -72,8 +76,8 @@ class Learner(Protocol):
     def publish(self, state: State, *, pinned: bool = False) -> Publication:
         """Return a copy of the params, laid out for generators.
 
-        One that is `pinned` can be had until the next such one is published, whatever
-        comes between.
+        A `pinned` copy stays available until the next pinned one is published, however
+        many others are published in between.
         """
         ...
 
@@ -82,13 +86,16 @@ class Learner(Protocol):
         ...
 
     def examine(self, state: State, batch: PackedBatch) -> dict[str, float]:
-        """Return a batch's metrics and the norm of its gradient; no step is made."""
+        """Return the metrics and gradient norm of a batch [M, R, S]; make no step."""
         ...
 
     def save(
         self, step: int, state: State, *, host: dict[str, Any], groups: Sequence[Group]
     ) -> None:
-        """Save the state and what the controller adds; on return both are copied."""
+        """Save the state, the controller's books and its groups.
+
+        All three are copied on return; a thread may still write the copy.
+        """
         ...
 
     def restore(self) -> Restored | None:
@@ -97,14 +104,14 @@ class Learner(Protocol):
 
 
 class Desk(Protocol):
-    """The run, as generators may use it."""
+    """The part of a run that generators use: it gives orders and takes groups."""
 
     def admit(self, used_version: int) -> Order | None:
         """Return a group that may start now with params of that version, or None."""
         ...
 
     def sampled(self, ticket: int) -> None:
-        """Note that a group lacks nothing but its verdicts."""
+        """Note that a group is wholly sampled and only its verdicts are missing."""
         ...
 
     def put(self, group: Group) -> None:
@@ -116,15 +123,15 @@ class Desk(Protocol):
         ...
 
     def withdrawn(self) -> Collection[int]:
-        """Return the tickets whose groups nobody wants any more."""
+        """Return the tickets of groups that are no longer wanted."""
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until `admit` may answer differently, or for so long."""
+        """Sleep until `admit` may answer differently, at most `timeout_s`."""
         ...
 
     def wake(self) -> None:
-        """End a `wait`: something that the generators go by has changed."""
+        """End a `wait`: params, jobs or orders of the generators have changed."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -132,7 +139,7 @@ class Desk(Protocol):
         ...
 
     def raise_if_over(self) -> None:
-        """Raise QueueClosed in a run that is over, or the error that ended it."""
+        """Raise QueueClosed if the run is over, or the error that ended it."""
         ...
 
 
@@ -145,19 +152,19 @@ class Generators(Protocol):
         ...
 
     def start(self) -> None:
-        """Begin to sample what the desk orders."""
+        """Begin to sample the desk's orders."""
         ...
 
     def stop(self, timeout_s: float) -> None:
-        """Sample nothing more."""
+        """Stop sampling; wait at most `timeout_s` for the step under way."""
         ...
 
     def publish(self, publication: Publication, *, policy_version: int) -> None:
-        """Hand over params for all that is sampled from now on."""
+        """Hand over the params with which tokens are sampled from now on."""
         ...
 
     def sample(self, publication: Publication) -> list[Any]:
-        """Return prompts and completions to compare the learner with."""
+        """Return (prompt, completion) pairs to compare log-probabilities on."""
         ...
 
     def evaluate(
@@ -167,7 +174,10 @@ class Generators(Protocol):
         policy_version: int,
         stopped: Callable[[], bool],
     ) -> tuple[Any, list[Any]]:
-        """Return the pass rate on held-out prompts and more, and what `sample` does."""
+        """Return the evaluation on held-out prompts, and the pairs of `sample`.
+
+        Training prompts are not sampled meanwhile.
+        """
         ...
 
     def evaluate_beside(
@@ -177,7 +187,7 @@ class Generators(Protocol):
         policy_version: int,
         stopped: Callable[[], bool],
     ) -> Any:
-        """Return the pass rate and more; the sampling goes on, with newer params."""
+        """Return the evaluation; training prompts are sampled meanwhile."""
         ...
 
     def in_flight(self) -> Mapping[int, int]:

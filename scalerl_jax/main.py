@@ -85,10 +85,10 @@ _RAY = flags.DEFINE_string(
 
 
 def run_on_ray(config: config_lib.Config, workdir: str, address: str) -> Outcome | None:
-    """Train with this process as the controller of a cluster; it needs no device.
+    """Train with this process as the controller of a Ray cluster; it needs no device.
 
-    With the address "slice" it is that on one host; on the others it returns None when
-    the run is over.
+    With the address "slice" one host is the controller; on the other hosts the function
+    returns None when the run is over.
     """
     jax.config.update("jax_platforms", "cpu")
     from scalerl_jax.cluster import run as cluster_run
@@ -126,7 +126,7 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
     devices = jax.devices()
     config = wiring.fit_devices(config, arch, len(devices), kind=devices[0].device_kind)
     with _opened(config, workdir) as directory, Progress() as progress:
-        # Of another run of it, over several processes.
+        # Left by an earlier run in this directory with several processes.
         (directory.path / STATUS_FILE).unlink(missing_ok=True)
         ledger = wiring.make_ledger(config)
         ledger.start()
@@ -145,7 +145,7 @@ def free_settings(config: config_lib.Config) -> tuple[str, ...]:
     """Return the settings that may differ between this run and its resumption."""
     fixed = ()
     if config.optimizer.schedule == "cosine" and not config.optimizer.decay_steps:
-        # Another number of steps would be another learning rate at every one of them.
+        # With a decay, another number of steps would change every step's learning rate.
         fixed = ("train.num_steps",)
     return tuple(
         name
@@ -156,7 +156,7 @@ def free_settings(config: config_lib.Config) -> tuple[str, ...]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Resolve the settings and run; a failure that has an explanation is one line."""
+    """Resolve the settings and run; print an expected failure as one line."""
     if len(argv) > 1:
         _end(f"unknown arguments {argv[1:]}", status=_MISTAKE)
     workdir = _WORKDIR.value
@@ -195,7 +195,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _say(outcome: Outcome, workdir: str) -> None:
-    """Write how a run ended, and where everything is."""
+    """Print how a run ended, and where its files are."""
     where = "stopped by SIGTERM" if outcome.preempted else "finished"
     if outcome.stop_reason is not None:
         where = f"stopped early (scaling.stop: {outcome.stop_reason})"
@@ -217,7 +217,7 @@ def _say(outcome: Outcome, workdir: str) -> None:
 
 
 def _join() -> None:
-    """Meet the other processes; ends this one if they cannot make a run."""
+    """Meet the other processes; end this one if they cannot form a run."""
     if not _DISTRIBUTED.value:
         for flag in (_COORDINATOR, _NUM_PROCESSES, _PROCESS_ID):
             if flag.value is not None:
@@ -227,7 +227,7 @@ def _join() -> None:
                     status=_MISTAKE,
                 )
         return
-    from scalerl_jax.parallel import rendezvous  # one process meets nobody
+    from scalerl_jax.parallel import rendezvous  # not loaded by single-process runs
 
     try:
         rendezvous.initialize(
@@ -252,7 +252,7 @@ def _join() -> None:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Read the flags; return what is left. A wrong flag is told in one line."""
+    """Read the flags; return the other arguments.  A wrong flag ends in one line."""
     if {"--help", "-help", "-h"} & set(argv):
         from scalerl_jax.config.listing import list_settings
 
@@ -267,7 +267,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _with_settings(argv: Sequence[str]) -> Sequence[str]:
-    """Return the command line; without --config, with that of the run in --workdir."""
+    """Return argv; without --config, add the config of the run in --workdir."""
     words = [word for argument in argv for word in argument.split("=", 1)]
     given = {
         name.lstrip("-"): value

@@ -1,7 +1,7 @@
-"""The parts of a run, and the loop's bookkeeping of them.
+"""The parts of a run (`RunState`), and the loop's bookkeeping (`RunMonitor`).
 
-One file above 400 lines: what is booked, waited for, warned of and shown at the stops
-of a step, failures of verifiers among it, and evaluations, those beside the run too.
+The file is above 400 lines: it holds all counts, waits, warnings and display lines of
+a step, the watch over failing verifiers, and evaluations, also those beside the run.
 """
 
 import collections
@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # loaded only where they are used
     from scalerl_jax.coordination.tracing import Tracer
     from scalerl_jax.data.mixture import Stream
 
-_BATCHES = 10  # that the share of unjudged rollouts is of
+_BATCHES = 10  # batches over which the share of unjudged rollouts is taken
 _POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
 _COLLECT_S = 0.05  # between two looks for the end of an evaluation
 
@@ -59,15 +59,15 @@ class RunState:
     stream: "Stream"
     assemble: Assembler
     agreement: AgreementCheck
-    trace: "Tracer | None"  # of debug.trace_prompt
+    trace: "Tracer | None"  # with debug.trace_prompt
     flops: LearnerFlops
-    learning_rates: Callable[[int], Any]  # of the step that starts from a version
-    length_limit: Callable[[int], int]  # tokens of completions begun at a version
+    learning_rates: Callable[[int], Any]  # version -> rate of the step from there
+    length_limit: Callable[[int], int]  # version -> tokens of completions begun at it
     ledger: Ledger
     learner_pool: str
     verifier_restarts: Callable[[], int]  # processes that have been replaced
     progress: Progress
-    # State and version that the loop has come to.
+    # The newest state and its version.
     state: State
     version: int = 0
     close: Callable[[], None] = lambda: None
@@ -79,23 +79,23 @@ class RunState:
 
 @dataclasses.dataclass(kw_only=True)
 class _Pending:
-    """An evaluation that is made beside the run."""
+    """An evaluation under way beside the run."""
 
     version: int
-    report: dict[str, float]  # of the ledger, when it began
+    report: dict[str, float]  # the ledger's, when the evaluation began
     result: Evaluation | None = None
 
 
 class UnjudgedWatch:
     """Counts unjudged rollouts; `reason` says why the run cannot go on.
 
-    A rollout whose verifier timed out or failed is unjudged.  A few are left out
-    without harm; many say that the verifier is broken, and what breaks it chooses what
-    is left.
+    A rollout whose verifier timed out or failed is unjudged.  Leaving out a few is
+    harmless; many mean a broken verifier, and whatever breaks it then selects the
+    rollouts that training still sees.
     """
 
     def __init__(self, *, max_share: float, num_prompts: int, group_size: int) -> None:
-        """Begin empty; a batch has so many prompts, and a group so many rollouts."""
+        """Begin empty; a batch has `num_prompts` groups of `group_size` rollouts."""
         self._max_share = max_share
         self._recent: collections.deque[tuple[int, str]] = collections.deque(
             maxlen=_BATCHES * num_prompts
@@ -104,7 +104,7 @@ class UnjudgedWatch:
         self.reason: str | None = None  # None: it may go on
 
     def add(self, groups: Sequence[Group]) -> None:
-        """Count groups of the training as they are taken."""
+        """Count training groups as they are taken from the queue."""
         for group in groups:
             failed = sum(rollout.status in UNJUDGED for rollout in group.rollouts)
             self._recent.append((failed, group.detail))
@@ -118,9 +118,9 @@ class UnjudgedWatch:
     def evaluated(
         self, share: float, details: Iterable[str], *, no_figure: bool
     ) -> None:
-        """The share of the samples of an evaluation that are unjudged, and why.
+        """Note the share of an evaluation's samples that are unjudged, and why.
 
-        `no_figure`: there is no pass rate, for there is no verdict.
+        `no_figure`: there is no verdict at all, and so no pass rate.
         """
         if share > self._max_share or no_figure:
             self._stop(
@@ -148,9 +148,9 @@ class RunMonitor:
         preemption: Preemption,
         evaluated: Callable[[], None],
     ) -> None:
-        """Begin at the start of a run, or of its resumption.
+        """Begin when a run starts or resumes.
 
-        `evaluated` is called when an evaluation is on file.
+        `evaluated` is called after an evaluation has been written to evals.jsonl.
         """
         self._config = config
         self._settings = flatten(to_json(config))
@@ -159,11 +159,11 @@ class RunMonitor:
         self._progress = run.progress
         self._profile = StepProfile(config.tracking.profile_steps, writer.tensorboard)
         self._skipped = 0  # steps in all
-        self._dead = 0  # experts at the last step
+        self._dead = 0  # dead experts at the last step
         self._skipped_in_row = 0
         self._pass_rate = float("nan")
         self._last_s = time.monotonic()
-        report = run.ledger.report()  # of a resumed run it is not 0
+        report = run.ledger.report()  # not 0 in a resumed run
         self._last_tokens = report["compute/generated_tokens"]
         self._times: dict[str, float] = {}
         self._mismatch: dict[str, float] = {}  # as last measured
@@ -183,14 +183,14 @@ class RunMonitor:
         return self._unjudged.reason is not None
 
     def close(self) -> None:
-        """End a trace that the run does not reach the last step of."""
+        """End a profiler trace whose last step the run has not reached."""
         self._profile.close()
 
     def require_verdicts(self) -> None:
-        """Refuse to go on where verifiers fail too often; save the state first.
+        """Save the state and end the run if verifiers fail too often.
 
         Raises:
-            RuntimeError: with what they say.
+            RuntimeError: verifiers fail too often; the message says how.
         """
         if self._unjudged.reason is not None:
             raise RuntimeError(self._unjudged.reason)
@@ -207,10 +207,10 @@ class RunMonitor:
     def publish(
         self, state: State, version: int, *, activity: str = "publish"
     ) -> Publication:
-        """Send a copy of the params; on a failure generators keep what they have."""
+        """Send a copy of the params; if that fails, generators keep the older ones."""
         run = self._run
         pinned = self._config.eval.concurrent and self.lacks_evaluation(version)
-        if pinned:  # in the place of those of the evaluation before
+        if pinned:  # they replace the params pinned for the last evaluation
             self.await_evaluation()
         with run.activity(activity), explained("publishing params", self._settings):
             publication = run.learner.publish(state, pinned=pinned)
@@ -218,7 +218,7 @@ class RunMonitor:
         return publication
 
     def take(self, version: int) -> list[Group] | None:
-        """The groups of the next window; None if SIGTERM came while waiting for it."""
+        """Return the next window's groups; None if SIGTERM came during the wait."""
         self._profile.reached(version)
         started = time.monotonic()
         limit = self._config.queue.batch_timeout_s
@@ -233,7 +233,7 @@ class RunMonitor:
                     f"no batch within queue.batch_timeout_s = {limit}: {timeout}"
                 ) from timeout
             self._times["time/wait_s"] = time.monotonic() - started
-            # Here and not when a verdict comes: its moment must not matter.
+            # Counted here, so that the moment at which a verdict comes does not matter.
             for group in groups:
                 passed = sum(rollout.passed for rollout in group.rollouts)
                 self._run.stream.record(
@@ -244,7 +244,7 @@ class RunMonitor:
         return None
 
     def open(self, groups: list[Group], state: State, version: int) -> Window:
-        """The batches of what was taken, ready for their steps."""
+        """Return the batches of the groups, assembled and scored for their steps."""
         run, batch = self._run, self._config.batch
         window = open_window(
             groups,
@@ -282,7 +282,7 @@ class RunMonitor:
     def step(
         self, state: State, each: Pass, assembled: Batch
     ) -> tuple[State, dict[str, float] | None]:
-        """One optimizer step; no metrics if there was none to take."""
+        """Make one optimizer step; metrics are None if no step was made."""
         run = self._run
         if each.epoch == 0:
             run.ledger.count(wasted_tokens=each.batch.wasted_tokens)
@@ -326,7 +326,7 @@ class RunMonitor:
         assembled: Batch,
         metrics: dict[str, float],
     ) -> None:
-        """One row of metrics.jsonl, and the display."""
+        """Write one row of metrics.jsonl, and the display's line."""
         self._collect()
         run, now = self._run, time.monotonic()
         elapsed_s, self._last_s = now - self._last_s, now
@@ -337,10 +337,10 @@ class RunMonitor:
         row: dict[str, Any] = metrics | group_metrics(groups, learner_version=step - 1)
         row |= assembled.expert_load
         if not metrics["mismatch/tokens"] or self._config.sampler.filters:
-            # No token of the learner's own version, or ratios that filters lower: that
-            # of the last evaluation.
+            # The mismatch of the last evaluation: this batch has no token of the
+            # learner's own version, or ratios that the sampler's filters lower.
             row |= self._mismatch
-        elif self._config.eval.concurrent:  # evaluations do not measure it
+        elif self._config.eval.concurrent:  # evaluations measure no mismatch then
             self._mismatch = {name: metrics[name] for name in self._mismatch}
         row |= {
             "train/tokens": assembled.train_tokens,
@@ -348,7 +348,7 @@ class RunMonitor:
             "train/learning_rate": float(run.learning_rates(step - 1)),
             "group/generated": len(groups),
             "group/with_variance": each.batch.num_useful,
-            # The limit of the newest of its completions.
+            # The limit of the newest completions in the batch.
             "completion/limit_tokens": run.length_limit(
                 max(group.oldest_version for group in groups)
             ),
@@ -378,8 +378,8 @@ class RunMonitor:
         self._show(step, row)
 
     def _show(self, step: int, row: dict[str, Any]) -> None:
-        """The line of the display; what comes last is cut off first."""
-        # Unknown between a resumption and the next evaluation.
+        """Show the step's line; a narrow display cuts off its last figures first."""
+        # The pass rate is unknown between a resumption and the next evaluation.
         rate = "-" if math.isnan(self._pass_rate) else f"{self._pass_rate:.3f}"
         speed = row["throughput/generated_tokens_per_s"]
         facts = {
@@ -388,7 +388,7 @@ class RunMonitor:
             "length": f"{row['completion/mean_tokens']:.0f}",
             "staleness": f"{row['staleness/mean']:.1f}",
         }
-        # Without a new token in the whole step it had nothing to do.
+        # A sampler without a new token in the whole step had nothing to do.
         facts |= (
             {"tokens/s": f"{speed:.0f}"}
             if speed
@@ -420,18 +420,18 @@ class RunMonitor:
         self._dead = dead
 
     def lacks_evaluation(self, version: int) -> bool:
-        """Return whether one is due at this version, and is not on file."""
+        """Return whether an evaluation is due at this version and not yet on file."""
         last = version == self._config.train.num_steps
         due = last or version % self._config.eval.every == 0
         begun = self._pending is not None and self._pending.version == version
         return due and not begun and not self._writer.has_eval(version)
 
     def evaluate(self, state: State, publication: Publication, version: int) -> None:
-        """Pass rate and mismatch at this version, into the files and the display.
+        """Write and show the pass rate and the mismatch at this version.
 
-        With `eval.concurrent` it is begun, once there is no other, and there at the end
-        of a later step.  It is never on file where the run was stopped meanwhile, or
-        has no verifiers.
+        With `eval.concurrent` the evaluation only begins here, after the one before it
+        has ended, and is written at the end of a later step.  It is never written if
+        the run stops meanwhile or loses its verifiers.
         """
         run = self._run
         report = run.ledger.report()
@@ -455,19 +455,19 @@ class RunMonitor:
             self._write_evaluation(version, report, result)
 
     def await_evaluation(self, *, before: int | None = None) -> None:
-        """Wait for the one beside the run, if its version is `before` this one.
+        """Wait for the evaluation beside the run; only if its version is < `before`.
 
-        The wait is no time of training.
+        The wait is not counted as training time.
         """
         self._collect()
         if self._pending and (before is None or self._pending.version < before):
             with self._run.activity("eval"):
-                while self._pending:  # generators have a limit
+                while self._pending:  # ends: generators have a time limit
                     time.sleep(_COLLECT_S)
                     self._collect()
 
     def _collect(self) -> None:
-        """Write down the evaluation beside the run, if it has ended."""
+        """Write the evaluation beside the run to the files, if it has ended."""
         pending = self._pending
         if pending is None:
             return

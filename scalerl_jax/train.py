@@ -33,22 +33,23 @@ class Outcome:
 
     policy_version: int
     preempted: bool
-    stop_reason: str | None = None  # of an early stop by scaling.stop
+    stop_reason: str | None = None  # why scaling.stop ended the run early
 
 
 def train(config: Config, run: RunState, directory: Path) -> Outcome:
     """Run to `train.num_steps` optimizer steps, or to a SIGTERM.
 
-    Resumes from the newest good checkpoint of `directory`; what was spent after it is
-    charged (utils/ledger.py).  Checkpoints are written beside the loop.  When it
-    returns, the whole state is saved, and before an end that is not the learner's own.
-    A window of several steps (batch.epochs above 1, or queue.mode = "batched") is used
-    up before it is saved: what falls due inside of it, a SIGTERM too, is done at its
-    end.  Evaluations come when they are due; one that a SIGTERM breaks off is made at
-    the resumption, or never if it is inside a window.  With `eval.concurrent` the
-    run goes on meanwhile, but for one evaluation at a time, and to a checkpoint of
-    another version at the most; one that a SIGTERM breaks off is made at the resumption
-    if the run ends at its version.
+    The run resumes from the newest good checkpoint of `directory`; compute spent after
+    that checkpoint is charged (utils/ledger.py).  Checkpoints are written beside the
+    loop.  The whole state is saved before `train` returns, and before it fails by an
+    error that is not the learner's own.
+
+    A window of several steps (batch.epochs above 1, or queue.mode = "batched") is
+    finished before anything is saved: a checkpoint or SIGTERM inside it waits for its
+    end.  An evaluation that SIGTERM interrupts is made at the resumption, or never if
+    it was due inside a window.  With `eval.concurrent` training goes on during an
+    evaluation, up to the next evaluation or the next checkpoint of another version;
+    an interrupted one is made at the resumption only if the run ends at its version.
     """
     num_steps, settings = config.train.num_steps, flatten(to_json(config))
     preemption = Preemption()
@@ -97,7 +98,7 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
 
 
 class _NoFit(contextlib.ExitStack):
-    """Stands where the fit beside the run would be: it stops nothing."""
+    """A stand-in for the fit beside the run, when there is none; it never stops it."""
 
     stop_reason: str | None = None
 
@@ -106,7 +107,7 @@ class _NoFit(contextlib.ExitStack):
 
 
 def _live_fit(config: Config, run: RunState, directory: Path) -> "LiveFit | _NoFit":
-    """Return the fit beside the run; without `scaling.live` nothing of it is loaded."""
+    """Return the fit beside the run; `scaling` is imported only with `scaling.live`."""
     if not config.scaling.live:
         return _NoFit()
     from scalerl_jax.scaling.live import LiveFit
@@ -122,7 +123,7 @@ def _steps(
     preemption: Preemption,
     live: "LiveFit | _NoFit",
 ) -> int:
-    """The loop, window after window; the version at its end, whose state is saved."""
+    """Run the loop, window after window; return the last version, which is saved."""
     queue, num_steps = run.queue, config.train.num_steps
     state, version = run.state, run.version
     while version < num_steps and not (preemption.reached(version) or live.stop_reason):
@@ -134,7 +135,7 @@ def _steps(
         for each in window.passes(epochs=config.batch.epochs, seed=config.seed):
             assembled = window.at(version, each.batch)
             state, metrics = monitor.step(state, each, assembled)
-            run.state = state  # a step donates what it is given
+            run.state = state  # the step has donated the state before
             if metrics is None:
                 queue.skipped(last=each.last)
                 continue
@@ -150,11 +151,12 @@ def _steps(
                 monitor.evaluate(state, published, version)
             if last:
                 break
-            preemption.reached(version)  # of every step, or one is missed
+            preemption.reached(version)  # called for every step, so that none is missed
         last = version == num_steps
         due = run.learner.checkpointer.due(version, since=window.version)
         if last or due or monitor.must_stop:
-            monitor.await_evaluation(before=version)  # a resumption cannot make it
+            # A resumption from this checkpoint could not evaluate an older version.
+            monitor.await_evaluation(before=version)
             save(run, state, version)
         if not last or monitor.lacks_evaluation(version):
             monitor.require_verdicts()
@@ -165,9 +167,9 @@ def _steps(
 
 @contextlib.contextmanager
 def _rescued(run: RunState) -> Iterator[None]:
-    """Stop the sampler at the end; before one that is not the learner's own, save.
+    """Stop the sampler at the end; save first if the learner itself has not failed.
 
-    A failure between two windows is not the learner's own, and the state is whole.
+    A failure between two windows is not the learner's own: the state is whole then.
     """
     try:
         yield
@@ -197,7 +199,7 @@ def _stop(run: RunState) -> None:
 
 
 def _save_at_last(run: RunState) -> str:
-    """Save the state, if it can be done; says whether."""
+    """Try to save the state; return a sentence that says whether it was saved."""
     version = run.version
     try:
         ensure_saved(run, run.state, version)
@@ -207,7 +209,7 @@ def _save_at_last(run: RunState) -> str:
 
 
 def _finish_save(run: RunState) -> None:
-    """Let what is being saved become whole; the run ends with another failure."""
+    """Wait for the save under way; the run ends with the failure that came before."""
     try:
         run.learner.checkpointer.wait()
     except UnsavedError as error:
@@ -226,9 +228,10 @@ def ensure_saved(run: RunState, state: State, version: int) -> None:
 
 
 def save(run: RunState, state: State, version: int) -> None:
-    """Save everything; the sampler goes on meanwhile, and the loop once it is copied.
+    """Save everything; return once the state is copied, while the sampler goes on.
 
-    What the loop waits for, the save before this one too, is time of `checkpoint`.
+    The time that the loop waits, also for the save before this one, is counted as
+    `checkpoint`.
     """
     with run.activity("checkpoint"):
         books, groups = run.desk.snapshot(run.generators.in_flight())
@@ -240,10 +243,10 @@ def save(run: RunState, state: State, version: int) -> None:
 
 
 def _resume(run: RunState, directory: Path) -> int:
-    """Go on from the newest checkpoint, if there is any: state, prompts, books.
+    """Restore state, prompts and books from the newest checkpoint, if there is any.
 
-    What the run has cost since then is added to the ledger, as far as it is on file.
-    Returns the last step that counts, -1 if the run begins.
+    Compute spent after that checkpoint is added to the ledger, as far as it is on file.
+    Return the last step that counts, -1 if the run begins.
     """
     restored = run.learner.restore()
     run.ledger.restore(

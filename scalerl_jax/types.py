@@ -14,7 +14,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-# The type of a parameter tree, a KV cache or a tree of gradients, to a type checker.
+# Static type of a parameter tree, a KV cache or a tree of gradients.
 PyTree = Any
 # A NumPy array on its way to the device, or a JAX array: jitted functions take both.
 AnyArray = Any
@@ -27,7 +27,7 @@ class Prompt:
     prompt_id: int = struct.field(pytree_node=False)  # place in the data set
     epoch: int = struct.field(pytree_node=False)  # passes over the data before it
     task: str = struct.field(pytree_node=False)  # name of its verifier's task
-    text: str = struct.field(pytree_node=False)  # as the tokenizer received it
+    text: str = struct.field(pytree_node=False)  # as given to the tokenizer
     tokens: np.ndarray  # int32 [P]
     reference: dict[str, Any] = struct.field(pytree_node=False)  # JSON values only
 
@@ -46,8 +46,8 @@ class Rollout:
     passed: bool = False
     judged: bool = True  # False: its verifier failed, and nothing is learned from it
     status: str = struct.field(pytree_node=False, default="unverified")
-    # With a mixture whose routing is replayed, uint8 or uint16 [P - 1 + T, layers, k]:
-    # the experts that every token but the last one took; the dtype's largest: none.
+    # The experts that each token but the last was routed to, if a mixture's routing is
+    # replayed: uint8 or uint16 [P - 1 + T, layers, k]; the dtype's maximum means none.
     experts: np.ndarray | None = None
 
 
@@ -63,7 +63,7 @@ class Group:
 
     @property
     def oldest_version(self) -> int:
-        """The smallest policy version among the tokens of the group."""
+        """Smallest policy version among the tokens of the group."""
         return min(int(rollout.policy_versions.min()) for rollout in self.rollouts)
 
     @property
@@ -87,8 +87,9 @@ class Group:
 class Sharing:
     """Places of the tokens of D streams in the rows that attention reads.
 
-    A stream of U tokens begins with those that several sequences share.  Its rows are
-    R / D of the R rows; places count through them, row after row; -1 is no place.
+    A stream holds U tokens, first the ones that several sequences share (prompts).  It
+    owns R / D of the R rows; a place is an index into these rows laid end to end; -1
+    means no place.
     """
 
     source: Int[Array, "R S"]  # the token at each position of a row; 0 on padding
@@ -98,9 +99,9 @@ class Sharing:
 
 @struct.dataclass(kw_only=True)
 class Tokens:
-    """Ingredients of the loss of each token: arrays of one shape, as rows [R, S].
+    """Inputs of a per-token loss: arrays of one shape, usually rows [R, S].
 
-    Every entry is finite where the mask is False too.
+    Every entry is finite, also where the mask is False.
     """
 
     logprobs: Float[Array, "..."]  # nats, of the params being trained; differentiable
@@ -109,7 +110,7 @@ class Tokens:
     advantages: Float[Array, "..."]
     mask: Bool[Array, "..."]  # True on the tokens that are trained on
     sequence_ids: Int[Array, "..."]  # unique within a row; 0: no token is predicted
-    # Nats, of the params at the start of the window and of the reference policy.
+    # In nats: under the params at the start of the window; under the reference policy.
     proximal_logprobs: Float[Array, "..."] | None = None
     reference_logprobs: Float[Array, "..."] | None = None
     regularization: Float[Array, "..."] | None = None  # scales regularisers; None: 1
@@ -119,9 +120,9 @@ class Tokens:
 class PackedBatch:
     """A batch for the train step: rollouts laid end to end in rows of S tokens.
 
-    A batch has M filled microbatches; one of them has no axis M.  Position s predicts
-    `targets[..., s]`; everything of that prediction (weight, advantage, behavior
-    log-probability) stands at s too.  Segment 0 is padding.
+    A batch has M microbatches; a single microbatch lacks the axis M.  Position s
+    predicts `targets[..., s]`; the weight, advantage and behavior log-probability of
+    that prediction stand at s too.  Segment 0 is padding.
     """
 
     tokens: Int[Array, "M R S"]
@@ -136,18 +137,20 @@ class PackedBatch:
     # 1, 2, ... along a row, on a completion's predictions, forced tokens included;
     # 0 where no token is predicted
     sequence_ids: Int[Array, "M R S"]
-    # If the objective asks for them: nats, of the params at the start of the window
-    # and of the reference policy; and the factor of a token's regularisers.
+    # None unless the objective reads them: log-probabilities in nats under the params
+    # at the start of the window and under the reference, and a token's regulariser
+    # factor.
     proximal_logprobs: Float[Array, "M R S"] | None = None
     reference_logprobs: Float[Array, "M R S"] | None = None
     regularization: Float[Array, "M R S"] | None = None
-    # While the advantages still are rewards: the rollout n * G + g; -1 on padding.
+    # Present while `advantages` still holds rewards: the rollout n * G + g; -1 on
+    # padding.
     rollout: Int[Array, "M R S"] | None = None
-    # Experts to replay, uint8 or uint16, at the tokens; the dtype's largest: none.
+    # Experts to replay for each token, uint8 or uint16; the dtype's maximum: none.
     experts: UInt[Array, "M R S L k"] | None = None
-    # With a critic: what it said at the start of the window, and what it is to learn.
+    # With a critic: its values at the start of the window, and the returns to learn.
     values: Float[Array, "M R S"] | None = None
     returns: Float[Array, "M R S"] | None = None
-    # With it, tokens, positions and experts are of streams [M D U], segment_ids of
-    # rows, and all others of what follows the shared tokens of a stream.
+    # With sharing, tokens, positions and experts are streams [M D U], segment_ids are
+    # rows [M R S], and all other fields cover a stream's tokens after the shared ones.
     sharing: Sharing | None = None

@@ -1,7 +1,7 @@
-"""Advantages and weights: how much better than expected, and what a token counts for.
+"""Advantages of rollouts, and weights of tokens in the loss.
 
 Every weighting of tokens is zero outside its mask and sums to 1 over the GLOBAL batch,
-but for `constant_weights`.  It is computed before the batch is cut, so that the
+except `constant_weights`.  It is computed before the batch is cut, so that the
 gradient does not depend on microbatches, packing or devices.
 """
 
@@ -38,8 +38,9 @@ def leave_one_out(
         A[n, g] = r[n, g] - (sum_h r[n, h] - r[n, g]) / (G - 1)
 
     which is G / (G - 1) times the advantage over the group's mean, and unbiased.  Sum
-    and G are of the `judged` rollouts (None: all); A is 0 for the others, and for one
-    that is alone.  Ahmadian et al., https://arxiv.org/abs/2402.14740, section 2.
+    and G count the `judged` rollouts (None: all); A is 0 for the others, and for the
+    only judged one of a group.  Ahmadian et al., https://arxiv.org/abs/2402.14740,
+    section 2.
     """
     groups, counted, count = _groups(rewards, judged, group_size)
     total = jnp.where(counted, groups, 0.0).sum(axis=1, keepdims=True)
@@ -50,7 +51,7 @@ def leave_one_out(
 def unnormalized(
     advantages: Float[Array, " B"], kept: Bool[Array, " B"]
 ) -> Float[Array, " B"]:
-    """A as it is; zero where not kept.  Dr. GRPO, https://arxiv.org/abs/2503.20783."""
+    """Return A unscaled, zero where not kept: Dr. GRPO, arXiv 2503.20783."""
     return jnp.where(kept, advantages, 0.0)
 
 
@@ -61,11 +62,11 @@ def normalize_by_batch(
 
         spread = sqrt(sum over the kept b of A[b]^2 / number of kept)
 
-    The spread is taken about 0, where the baselines of the groups are.  Of whole groups
-    it is the standard deviation with divisor B.  Where cut-off completions are masked
-    the baseline still counts them, and the mean of what is left says how they were cut
-    off: a standard deviation about it is 0 where all wrong answers are.  Zero-variance
-    groups have left.  ScaleRL, section 3.2.
+    The spread is taken about 0, the mean of A over a whole group; over whole groups it
+    is the standard deviation with divisor B.  Where cut-off completions are masked, the
+    baselines still count them, and the mean of the kept A is not 0: a standard
+    deviation about that mean would be 0 if all wrong answers were masked.
+    Zero-variance groups are not among the kept.  ScaleRL, section 3.2.
     """
     return _scaled(advantages, kept, _spread(advantages, kept), eps=eps)
 
@@ -81,11 +82,12 @@ def normalize_by_reward_std(
 ) -> Float[Array, " B"]:
     """A / (std of the REWARDS of the kept groups + eps); zero where not kept.
 
-    A group is kept if any rollout of it is; all of its `judged` rollouts count (None:
-    all), masked ones too, as in its baseline.  That std is larger than
-    `normalize_by_batch`'s by what the groups' means differ: easy and hard prompts in
-    one batch shrink each other.  Lite PPO, https://arxiv.org/abs/2508.08221; TRL's
-    scale_rewards="batch", whose divisor is B - 1 and which filters nothing.
+    A group is kept if any of its rollouts is; all its `judged` rollouts (None: all)
+    count, masked ones too, as in its baseline.  This std also holds the differences
+    between the groups' means, which `normalize_by_batch`'s spread does not: easy and
+    hard prompts in one batch shrink each other's advantages.  Lite PPO,
+    https://arxiv.org/abs/2508.08221; TRL's scale_rewards="batch", whose divisor is
+    B - 1 and which filters nothing.
     """
     _, counted, _ = _groups(rewards, judged, group_size)
     of_kept = kept.reshape(-1, group_size).any(axis=1, keepdims=True)
@@ -106,8 +108,8 @@ def normalize_by_prompt(
 
         std = sqrt(sum over the judged g of A[n, g]^2 / number of judged)
 
-    The `judged` (None: all) are those of the baseline, about which A is; masked ones
-    are among them.  TRL and verl divide by one less, and the paper does not say.
+    The `judged` rollouts (None: all) are the ones in the baseline of A, masked ones
+    included.  TRL and verl divide by one less, and the paper does not say.
     https://arxiv.org/abs/2402.03300, section 4.1.2.
     """
     groups, counted, count = _groups(advantages, judged, group_size)
@@ -122,7 +124,7 @@ class RunningStatistics:
     """Sums over all values seen so far, for their spread about 0."""
 
     count: Float[Array, ""] | float = 0.0
-    squares: Float[Array, ""] | float = 0.0  # of the values
+    squares: Float[Array, ""] | float = 0.0  # sum of the squared values
 
 
 def normalize_by_running(
@@ -132,11 +134,11 @@ def normalize_by_running(
     *,
     eps: float,
 ) -> tuple[Float[Array, " B"], RunningStatistics]:
-    """A / (spread of all A kept in this batch and those before + eps); the new state.
+    """A / (spread of all A kept in this and earlier batches + eps), zero if not kept.
 
-    The scale then does not follow the luck of one batch; the first is scaled as by
-    `normalize_by_batch`.  What PPO's code does to rewards, done to advantages:
-    https://arxiv.org/abs/2005.12729, section 3.
+    Return the advantages and the new statistics.  The scale does not follow the luck of
+    one batch; the first batch is scaled as by `normalize_by_batch`.  PPO's code scales
+    rewards so: https://arxiv.org/abs/2005.12729, section 3.
     """
     statistics = RunningStatistics(
         count=statistics.count + kept.sum(dtype=jnp.float32),
@@ -149,7 +151,7 @@ def normalize_by_running(
 def _groups(
     values: Float[Array, " B"], judged: Bool[Array, " B"] | None, group_size: int
 ) -> tuple[Float[Array, "N G"], Bool[Array, "N G"], Float[Array, "N 1"]]:
-    """Values by group, which of them are judged (None: all), and how many."""
+    """Return values by group, which of them are judged, and how many in each group."""
     groups = values.reshape(-1, group_size)
     counted = jnp.ones(groups.shape, bool) if judged is None else judged
     counted = counted.reshape(groups.shape)
@@ -159,7 +161,7 @@ def _groups(
 def _spread(
     values: Float[Array, "..."], counted: Bool[Array, "..."]
 ) -> Float[Array, ""]:
-    """Root mean square of the values that count; 0 if there are none."""
+    """Return the root mean square of the counted values; 0 if there are none."""
     count = counted.sum(dtype=jnp.float32)
     return jnp.sqrt(_squares(values, counted) / jnp.maximum(count, 1.0))
 
@@ -177,7 +179,7 @@ def _scaled(
     *,
     eps: float,
 ) -> Float[Array, "..."]:
-    # Equal rewards and no eps: 0 / 0.
+    # Equal rewards without eps would be 0 / 0.
     divisor = jnp.where(spread + eps > 0, spread + eps, 1.0)
     return jnp.where(kept, advantages / divisor, 0.0)
 
@@ -188,9 +190,9 @@ def has_reward_variance(
     *,
     group_size: int,
 ) -> Bool[Array, " B"]:
-    """Tell which rollouts are of groups whose judged rewards are not all equal.
+    """Return which rollouts belong to groups whose judged rewards are not all equal.
 
-    `judged` None: all are.  With fewer than two of them there is no variance.
+    `judged` None: all are.  A group with fewer than two judged ones has no variance.
     A zero-variance group has no gradient; ScaleRL drops it before normalisation and
     averaging and does not refill.  https://arxiv.org/abs/2510.13786, section 3.2.
     """
@@ -204,7 +206,7 @@ def has_reward_variance(
 def overlong_penalty(
     lengths: Int[Array, " B"], *, max_tokens: int, cache_tokens: int
 ) -> Float[Array, " B"]:
-    """Soft punishment of completions that come near the longest allowed one.
+    """Penalty in [-1, 0] of completions whose length nears the limit, in tokens.
 
         penalty = clip((max_tokens - length) / cache_tokens - 1, -1, 0)
 
@@ -225,7 +227,9 @@ def add_overlong_penalty(
     cache_tokens: int,
     correct_only: bool,
 ) -> Float[Array, " B"]:
-    """Rewards with the penalty, of all (DAPO) or correct completions (ScaleRL)."""
+    """Add `overlong_penalty` to rewards: of all completions (DAPO), or of the correct
+    ones only (ScaleRL).
+    """
     penalty = overlong_penalty(
         lengths, max_tokens=max_tokens, cache_tokens=cache_tokens
     )
@@ -233,7 +237,7 @@ def add_overlong_penalty(
 
 
 def prompt_weights(mask: Bool[Array, "B T"], *, group_size: int) -> Float[Array, "B T"]:
-    """Every prompt alike; the tokens of its group share its part evenly.
+    """Token weights that give every prompt the same total, spread over its tokens.
 
         w[b, t] = mask[b, t] / (tokens of b's group) / (groups with a token)
 
@@ -248,7 +252,7 @@ def prompt_weights(mask: Bool[Array, "B T"], *, group_size: int) -> Float[Array,
 
 
 def sample_weights(mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
-    """Every rollout alike; its tokens share its part evenly.
+    """Token weights that give every rollout the same total, spread over its tokens.
 
         w[b, t] = mask[b, t] / (tokens of b) / (rollouts with a token)
 
@@ -258,7 +262,7 @@ def sample_weights(mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
 
 
 def token_weights(mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
-    """Every token of the batch alike:  w[b, t] = mask[b, t] / (tokens of the batch).
+    """Token weights that are all equal:  w[b, t] = mask[b, t] / (tokens of the batch).
 
     DAPO as it is implemented, https://arxiv.org/abs/2503.14476.
     """
@@ -269,7 +273,7 @@ def token_weights(mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
 def constant_weights(
     mask: Bool[Array, "B T"], *, max_tokens: int
 ) -> Float[Array, "B T"]:
-    """Every token alike, and alike in every batch.
+    """Token weights that are equal within a batch and from batch to batch.
 
         w[b, t] = mask[b, t] / (B * max_tokens)
 

@@ -1,11 +1,11 @@
 """Losses per token, and regularisers.  None masks or averages: weights do both.
 
-The importance ratio of a loss is over `tokens.behavior_logprobs`, the sampler's, so
-that it carries staleness and numerics in one factor; `anchored` puts the trainer's own
-log-probabilities, recomputed at the start of the window, in their place.  Losses of
-sequences (GSPO) have one ratio for all tokens of a sequence, in which those that the
-mask hides have no part; a sequence lies in one row, ids are from 1 to the row's length,
-and what has id 0 belongs to none.  Which settings a loss reads: `config.LOSSES`.
+A loss divides by the sampler's probabilities (`tokens.behavior_logprobs`), so that its
+importance ratio holds staleness and numerics in one factor; `anchored` uses the
+learner's own log-probabilities at the start of the window instead.  A sequence loss
+(GSPO) has one ratio for all tokens of a sequence, computed over the unmasked ones.  A
+sequence lies in one row; its id is from 1 to the row's length, and id 0 marks tokens of
+no sequence.  `config.LOSSES` lists the settings that each loss reads.
 """
 
 import dataclasses
@@ -20,10 +20,11 @@ from jaxtyping import Array, Bool, Float, Int
 from scalerl_jax.types import Tokens
 
 TokenLoss = Callable[[Tokens], Float[Array, "..."]]
-# Past it a ratio and its gradient are constant: e^20 = 5e8 is no weight that anybody
-# wants, and e^89 is infinite in float32, whose zero multiples are NaN.  verl's bound.
+# Bound past which a ratio is constant and has no gradient: e^20 = 5e8 is no useful
+# weight, and e^89 is infinite in float32, so that 0 times it is NaN.  verl's bound.
 MAX_LOG_RATIO = 20.0
-# No float32 softmax gives less than minus this; larger differences have no gradient.
+# Bound of a log-probability difference: no float32 softmax gives a log-probability
+# below its negative; past it there is no gradient.
 MAX_NATS = 1e4
 
 
@@ -35,16 +36,16 @@ def log_ratio(
 
 
 def bounded_exp(log_ratios: Float[Array, "..."]) -> Float[Array, "..."]:
-    """exp(min(log_ratio, MAX_LOG_RATIO)): finite, as are its gradients."""
+    """exp(min(log_ratio, MAX_LOG_RATIO)); value and gradient are finite."""
     return jnp.exp(jnp.minimum(log_ratios, MAX_LOG_RATIO))
 
 
 def importance_ratio(
     logprobs: Float[Array, "..."], anchor_logprobs: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """exp(logprob - anchor_logprob): the trained policy's probability over another's.
+    """exp(logprob - anchor_logprob): probability of the policy over the anchor's.
 
-    Constant past e^20; see `MAX_LOG_RATIO`.
+    The ratio is constant past e^20; see `MAX_LOG_RATIO`.
     """
     return bounded_exp(log_ratio(logprobs, anchor_logprobs))
 
@@ -56,7 +57,7 @@ def _ratio(tokens: Tokens) -> Float[Array, "..."]:
 def reinforce_loss(tokens: Tokens) -> Float[Array, "..."]:
     """REINFORCE, the policy gradient without a ratio:  loss = -advantage * logprob.
 
-    Williams 1992.  Off policy it is biased.
+    Williams 1992.  It is biased off policy.
     """
     return -tokens.advantages * tokens.logprobs
 
@@ -108,8 +109,8 @@ def surrogate_loss(
         loss = -advantage * bounded
 
     which is -min(ratio * advantage, clip(ratio, 1 - clip_low, 1 + clip_high) *
-    advantage), and at least dual_clip * advantage before its sign is changed.  A ratio
-    past its bound has no gradient; one at the bound has.
+    advantage), and for a negative advantage at most -dual_clip * advantage.  A ratio
+    past its bound has no gradient; a ratio at the bound has one.
     """
     rewarded = advantages > 0
     lowest = jnp.where(rewarded, 0.0, 1.0 - clip_low)
@@ -129,8 +130,8 @@ def clipped_loss(
 
     PPO, https://arxiv.org/abs/1707.06347, equation 7; GRPO,
     https://arxiv.org/abs/2402.03300, equation 3; DAPO, https://arxiv.org/abs/2503.14476,
-    equation 8 (clips 0.2 and 0.28).  A negative advantage has no upper bound but
-    `MAX_LOG_RATIO`.
+    equation 8 (clips 0.2 and 0.28).  With a negative advantage only `MAX_LOG_RATIO`
+    bounds the ratio from above.
     """
     return surrogate_loss(
         _ratio(tokens), tokens.advantages, clip_low=clip_low, clip_high=clip_high
@@ -183,7 +184,8 @@ def gspo_loss(
         ratio = exp(mean over the sequence of (logprob - behavior_logprob))
         loss = -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)
 
-    at each of its tokens: with sample weights their sum is the paper's objective.
+    at each token of the sequence: with `sample_weights` the sum over tokens is the
+    paper's objective.
     https://arxiv.org/abs/2507.18071, equations 5 and 7 (clips 3e-4 and 4e-4).  ScaleRL
     writes the ratio without the mean, but its clips, 3e-3 to 5e-3, are of this one.
     """
@@ -196,12 +198,12 @@ def gspo_loss(
 def gspo_token_loss(
     tokens: Tokens, *, clip_low: float, clip_high: float
 ) -> Float[Array, "*rows S"]:
-    """GSPO whose gradient each token takes for itself, with its own advantage.
+    """GSPO with a gradient and an advantage per token (GSPO-token).
 
         ratio[t] = sg(sequence ratio) * exp(logprob[t] - sg(logprob[t]))
 
-    Of equal value to `gspo_loss`; with one advantage and one weight per sequence, of
-    equal gradient too.  https://arxiv.org/abs/2507.18071, equations 13 and 14.
+    Its value equals `gspo_loss`'s, and its gradient too if a sequence has one advantage
+    and one weight.  https://arxiv.org/abs/2507.18071, equations 13 and 14.
     """
     mean = _over_sequence(sequence_mean, tokens)
     own = tokens.logprobs - jax.lax.stop_gradient(tokens.logprobs)
@@ -221,8 +223,8 @@ def sequence_truncated_is_loss(
         ratio = exp(sum over the sequence of (logprob - behavior_logprob))
         loss = -sg(min(ratio, max_importance_ratio)) * advantage * logprob
 
-    The sum, and so unbiased until it is cut, unlike a ratio per token.  Liu et al.
-    2025, "When Speed Kills Stability", https://richardli.xyz/rl-collapse.
+    With the sum the ratio is unbiased until it is truncated, unlike a ratio per token.
+    Liu et al. 2025, "When Speed Kills Stability", https://richardli.xyz/rl-collapse.
     """
     ratio = bounded_exp(_over_sequence(sequence_sum, tokens))
     truncated = jnp.minimum(ratio, max_importance_ratio)
@@ -237,10 +239,10 @@ def _over_sequence(
 
 
 def anchored(loss: TokenLoss) -> TokenLoss:
-    """The loss with the recomputed log-probabilities as its anchor.
+    """Return the loss with log-probabilities of the window's start as its anchor.
 
-    Its ratio, exp(logprob - proximal_logprob), holds no staleness and no numerics: it
-    is 1 on the first optimizer step of a window.
+    The ratio, exp(logprob - proximal_logprob), then holds no staleness and no numerics:
+    it is 1 on the first optimizer step of a window.
     """
 
     def of_tokens(tokens: Tokens) -> Float[Array, "..."]:
@@ -251,12 +253,12 @@ def anchored(loss: TokenLoss) -> TokenLoss:
 
 
 def corrected(loss: TokenLoss, *, max_importance_ratio: float) -> TokenLoss:
-    """The loss times what the window's params say of the sampler's (TIS).
+    """Return the loss times the truncated ratio of window policy to sampler (TIS).
 
         weight = sg(min(exp(proximal_logprob - behavior_logprob), max_importance_ratio))
 
-    Around an anchored loss it puts back the staleness and numerics that the anchor has
-    left out; around any other it counts them twice.  Yao et al. 2025,
+    The weight of an anchored loss puts back the staleness and numerics that the anchor
+    leaves out; on any other loss they would count twice.  Yao et al. 2025,
     https://fengyao.notion.site/off-policy-rl.
     """
 
@@ -271,7 +273,7 @@ def corrected(loss: TokenLoss, *, max_importance_ratio: float) -> TokenLoss:
 def decoupled_loss(
     tokens: Tokens, *, clip_low: float, clip_high: float, max_importance_ratio: float
 ) -> Float[Array, "..."]:
-    """PPO clipped around the recomputed policy, weighted to the behavior policy's.
+    """PPO clipped around the window-start policy, weighted by its ratio to the sampler.
 
         ratio = exp(logprob - proximal_logprob)
         weight = sg(min(exp(proximal_logprob - behavior_logprob), max_importance_ratio))
@@ -316,7 +318,7 @@ def sequence_mean(
 ) -> Float[Array, "*rows S"]:
     """Give every token the mean of its sequence's values where the mask is True.
 
-    0 where the mask is nowhere True.
+    The mean is 0 in a sequence where the mask is nowhere True.
     """
     ones = jnp.ones_like(values)
     count = jnp.maximum(sequence_sum(ones, sequence_ids, mask), 1.0)
@@ -324,19 +326,19 @@ def sequence_mean(
 
 
 # Regularisers: terms beside a token's loss, a KL to a reference policy and an entropy
-# bonus.  A KL estimator looks at the sampled token alone, at d = logprob -
-# reference_logprob.  Its value and its gradient are two different things.  With tokens
-# sampled from the policy, and KL = KL(policy || reference):
+# bonus.  A KL estimator is a function of d = logprob - reference_logprob of the sampled
+# token alone.  Its expected value and its expected gradient are two different things.
+# For tokens sampled from the policy, and KL = KL(policy || reference):
 #
 #     estimator             expected value     expected gradient, used in the loss
 #     k1 = d                KL                 0: it regularises nothing
 #     k2 = d^2 / 2          KL + O(d^3)        that of KL
 #     k3 = exp(-d) + d - 1  KL                 that of KL(reference || policy)
 #
-# In the reward, where no gradient flows through it, k1 is the one whose policy gradient
-# is that of KL.  Schulman 2020, http://joschu.net/blog/kl-approx.html; Tang and Munos,
-# https://arxiv.org/abs/2506.09477.  Off policy all of this holds for the behavior
-# policy's tokens: none is weighted by a ratio.
+# In the reward, where no gradient flows through the estimator, k1 gives the policy
+# gradient of the KL.  Schulman 2020, http://joschu.net/blog/kl-approx.html; Tang and
+# Munos, https://arxiv.org/abs/2506.09477.  Off policy the expectations are over the
+# behavior policy's tokens: no estimator is weighted by a ratio.
 
 # logprobs, reference_logprobs -> nats of each token
 KlEstimator = Callable[[Array, Array], Float[Array, "..."]]
@@ -345,9 +347,9 @@ KlEstimator = Callable[[Array, Array], Float[Array, "..."]]
 def kl_k1(
     logprobs: Float[Array, "..."], reference_logprobs: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """d = logprob - reference_logprob.
+    """d = logprob - reference_logprob, in nats.
 
-    In the reward alone: in the loss its expected gradient is E[grad logprob] = 0.
+    Use it in the reward only: in the loss its expected gradient is E[grad logprob] = 0.
     """
     return log_ratio(logprobs, reference_logprobs)
 
@@ -355,7 +357,7 @@ def kl_k1(
 def kl_k2(
     logprobs: Float[Array, "..."], reference_logprobs: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """d^2 / 2.  Its gradient, d * grad logprob, is in expectation that of the KL."""
+    """d^2 / 2.  Its gradient, d * grad logprob, has the KL's gradient as its mean."""
     return 0.5 * log_ratio(logprobs, reference_logprobs) ** 2
 
 
@@ -364,8 +366,8 @@ def kl_k3(
 ) -> Float[Array, "..."]:
     """exp(-d) + d - 1: unbiased, never negative, of small variance.
 
-    Its gradient is that of KL(reference || policy).  Constant where the reference is
-    more than e^MAX_LOG_RATIO times as probable.  GRPO,
+    Its expected gradient is that of KL(reference || policy).  exp(-d) is constant where
+    the reference is more than e^MAX_LOG_RATIO times as probable as the policy.  GRPO,
     https://arxiv.org/abs/2402.03300, equation 4.
     """
     difference = log_ratio(logprobs, reference_logprobs)
@@ -376,7 +378,7 @@ def kl_k3(
 def entropy_bonus(
     entropy: Float[Array, "..."], *, coefficient: float
 ) -> Float[Array, "..."]:
-    """Return what the exact entropy adds to the loss:  -coefficient * entropy.
+    """Return the loss term of the exact entropy:  -coefficient * entropy.
 
     A3C, https://arxiv.org/abs/1602.01783, section 4.
     """
@@ -386,7 +388,7 @@ def entropy_bonus(
 def easy_prompts(
     pass_rates: Float[Array, "..."], *, from_pass_rate: float
 ) -> Float[Array, "..."]:
-    """1 where the pass rate is at least from_pass_rate, else 0: what to regularise.
+    """Factor of the regularisers: 1 where pass rate >= from_pass_rate, else 0.
 
     IsoCompute, https://arxiv.org/abs/2603.12151: KL and entropy bonus steady training
     on easy problems, and hold back exploration on hard ones.

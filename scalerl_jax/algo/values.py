@@ -1,4 +1,4 @@
-"""A critic's rewards, advantages and loss per token, which weights mask and average."""
+"""Rewards, advantages and loss per token of a critic.  Weights mask and average."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 def ends(
     sequence_ids: Int[Array, "*rows S"], mask: Bool[Array, "*rows S"]
 ) -> Bool[Array, "*rows S"]:
-    """Mark the last token that the mask shows of every sequence."""
+    """Return True on the last unmasked token of every sequence."""
     places = jnp.arange(1.0, mask.shape[-1] + 1.0)
 
     def of_row(ids: Array, seen: Array) -> Array:
@@ -27,7 +27,7 @@ def final_rewards(
     sequence_ids: Int[Array, "*rows S"],
     mask: Bool[Array, "*rows S"],
 ) -> Float[Array, "*rows S"]:
-    """The reward of a completion, given on its last sampled token; 0 on all others."""
+    """Return each completion's reward on its last sampled token, 0 on all others."""
     return jnp.where(ends(sequence_ids, mask), rewards, 0.0)
 
 
@@ -45,10 +45,10 @@ def gae(
         delta[s] = rewards[s] + gamma * values[next] - values[s]
         A[s] = delta[s] + gamma * gae_lambda * A[next]
 
-    where values[s] is of the state before token s, and next is the next token of the
-    same sequence that the mask shows, whose value and advantage are 0 if there is none:
-    a completion that was cut off ends like any other.  Forced tokens are passed over.
-    A + values is the return that the critic learns.  0 where the mask is False.
+    where values[s] is the value of the state before token s, and next is the next
+    unmasked token of the same sequence; if there is none, its value and advantage are
+    0, also for a completion that was cut off.  Forced tokens are skipped.  A + values
+    is the return that the critic learns.  A is 0 where the mask is False.
     https://arxiv.org/abs/1506.02438, equation 16.
     """
 
@@ -74,19 +74,19 @@ def whiten(
 ) -> Float[Array, "..."]:
     """(A - mean) / (std + eps) over the tokens of the mask; 0 on all others.
 
-    Mean and std are of the same tokens, those that the critic learns from too: where
-    completions are masked none is larger than the square root of their number.
+    Mean and std are over the tokens that the critic learns from too.  With eps = 0 no
+    result is larger than the square root of their number, even if few are unmasked.
     PPO as published in code: https://arxiv.org/abs/2005.12729, section 3.
     """
     count = jnp.maximum(mask.sum(), 1)
     kept = jnp.where(mask, advantages, 0.0)
     centred = jnp.where(mask, advantages - kept.sum() / count, 0.0)
-    # Rounding has left a rest of the mean: a spread of its size would be noise alone.
+    # A spread of the size of the mean's rounding error would be noise alone.
     centred = jnp.where(mask, centred - centred.sum() / count, 0.0)
     std = jnp.sqrt((centred**2).sum() / count)
     rounding = jnp.finfo(advantages.dtype).eps * jnp.abs(kept).max(initial=0.0)
     std = jnp.where(std > rounding, std, 0.0)
-    # Equal advantages and no eps: 0 / 0.
+    # Equal advantages without eps would be 0 / 0.
     return centred / jnp.where(std + eps > 0, std + eps, 1.0)
 
 
@@ -97,13 +97,13 @@ def clipped_value_loss(
     *,
     value_clip: float,
 ) -> Float[Array, "..."]:
-    """Squared error that is not rewarded for leaving the old value by much.
+    """Half squared error without a gradient for values far from the old one.
 
         clipped = old_value + clip(value - old_value, -value_clip, value_clip)
         loss = max((value - return)^2, (clipped - return)^2) / 2
 
-    A value that is past the clip, and nearer to the return than the clipped one, has no
-    gradient.  `value_clip` is in the unit of the reward; 0 leaves the plain squared
+    A value outside the clip that is nearer to the return than the clipped value has no
+    gradient.  `value_clip` is in the unit of the reward; 0 gives the plain squared
     error.  PPO as published in code: https://arxiv.org/abs/2005.12729, section 3.
     """
     loss = 0.5 * (values - returns) ** 2

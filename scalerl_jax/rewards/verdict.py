@@ -1,9 +1,9 @@
-"""A verifier's word on one answer, and the process that gives it: both its sides.
+"""A verifier's verdict on one answer, and both sides of the process that judges it.
 
-The reward that a verdict is worth is set elsewhere.  The process is started by name,
-not through multiprocessing, whose spawned children import the main module again, and
-with it JAX.  For the same reason nothing here imports JAX, and neither should a score
-function's module.
+`generation.episodes.Judging` turns verdicts into rewards.  The process is started by
+name, not through multiprocessing, whose spawned children import the main module again,
+and with it JAX.  For the same reason nothing here imports JAX, and neither should a
+score function's module.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from typing import Any, Literal, NamedTuple
 import psutil
 
 _MAX_DETAIL = 500  # characters
-MAX_START_S = 120.0  # imports included; does not count for a verdict's timeout
-_MAX_SEND_S = 10.0  # to a process that is free, and has stopped if it does not read
+MAX_START_S = 120.0  # imports included; not part of a verdict's timeout
+_MAX_SEND_S = 10.0  # a free process that does not read for so long has stopped
 _CHILD = "import sys; from scalerl_jax.rewards import verdict; " + (
     "verdict.serve(int(sys.argv[1]))"
 )
@@ -37,12 +37,12 @@ _SET_CHILD_SUBREAPER = 36  # of prctl, in linux/prctl.h
 Status = Literal[
     "correct",
     "wrong",
-    "no_answer",  # the completion holds none
-    "unparsable",  # it holds one that cannot be read
+    "no_answer",  # the completion holds no answer
+    "unparsable",  # the completion's answer cannot be read
     "verifier_timeout",
     "verifier_error",
 ]
-# Failures of the verifier, which say nothing of the answer: it is not judged.
+# Failures of the verifier itself: the answer counts as not judged.
 UNJUDGED: tuple[Status, ...] = ("verifier_timeout", "verifier_error")
 
 
@@ -68,9 +68,9 @@ class Setup(NamedTuple):
     """The first message to a process."""
 
     verifiers: Mapping[str, Verifier]
-    preload: str  # the name of the one to import at once
+    preload: str  # the name of the verifier to import at once
     timeout_s: float  # of one answer
-    memory_mib: int  # beside what its imports take
+    memory_mib: int  # limit, beside the memory of the imports
 
 
 class Work(NamedTuple):
@@ -83,7 +83,7 @@ class Work(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A verifier has been imported, or why it could not be."""
+    """A message that a verifier has been imported, or why it could not be."""
 
     verifier: str
     failure: str = ""
@@ -96,19 +96,19 @@ class Judged(NamedTuple):
     verdict: Verdict
 
 
-# In the process.
+# The verifier process's side.
 
 
 def serve(descriptor: int) -> None:
-    """Judge what comes through the pipe of this number, until it ends."""
+    """Judge the answers that come through the pipe `descriptor`, until it closes."""
     pipe = pipes.Connection(descriptor)
     with (
         contextlib.suppress(EOFError, ConnectionError),
         open(os.devnull, "w") as nowhere,
     ):
         setup: Setup = pipe.recv()
-        # The pool kills first.  Only if it has died itself does this end a hanging
-        # call.
+        # The pool kills a late process; this alarm ends a hanging call if the pool is
+        # dead.
         limit_s = 2 * setup.timeout_s + 10
         scores = {setup.preload: _load(pipe, setup, setup.preload)}
         while True:
@@ -124,7 +124,7 @@ def serve(descriptor: int) -> None:
 
 
 def _load(pipe: pipes.Connection, setup: Setup, name: str) -> ScoreFunction:
-    """Import a verifier and say so, or why not, and end."""
+    """Import a verifier and tell the pool; if that fails, tell why and exit."""
     try:
         verifier = setup.verifiers[name]
         module, _, function = verifier.function.partition(":")
@@ -138,7 +138,7 @@ def _load(pipe: pipes.Connection, setup: Setup, name: str) -> ScoreFunction:
 
 
 def _limit_memory(memory_mib: int) -> None:
-    """An allocation beyond this is a MemoryError here, and no harm to the run."""
+    """Limit this process's memory, so that allocating more is a MemoryError here."""
     if sys.platform != "linux":  # no other system counts or limits it so
         return
     with open("/proc/self/statm") as file:
@@ -161,12 +161,12 @@ def _judge(
     return Verdict("correct" if found >= 1.0 else "wrong")
 
 
-# On the pool's side.
+# The pool's side.
 
 
 @dataclasses.dataclass(kw_only=True)
 class Job:
-    """A group, and what is known of it."""
+    """A submitted group, and the verdicts on it so far."""
 
     key: Any
     verifier: str
@@ -183,7 +183,7 @@ class Job:
             self.details.append(verdict.detail)
 
     def unjudged(self, places: Iterable[int]) -> list[int]:
-        """Return those of `places` without a verdict, in order."""
+        """Return the members of `places` that have no verdict, in order."""
         return [place for place in places if self.statuses[place] is None]
 
 
@@ -195,13 +195,13 @@ class Share(NamedTuple):
 
 
 class VerifierProcess:
-    """A verifier process, the pipe to it, and what it is doing until when."""
+    """A verifier process with the pipe to it, its work and its deadline."""
 
     def __init__(self, setup: Setup) -> None:
         """Start the process, and do not wait for it.
 
         Raises:
-            OSError: the system does not start one.
+            OSError: the system cannot start a process.
         """
         self.pipe, child_end = pipes.Pipe()
         with socket.socket(fileno=os.dup(self.pipe.fileno())) as end:
@@ -218,7 +218,7 @@ class VerifierProcess:
             start_new_session=True,
         )
         child_end.close()
-        with contextlib.suppress(BrokenPipeError):  # found again when it is read
+        with contextlib.suppress(BrokenPipeError):  # the next read finds it again
             self.pipe.send(setup)
         self.loaded: set[str] = set()
         self.loading: str | None = setup.preload
@@ -231,10 +231,10 @@ class VerifierProcess:
         return self.share is None and self.loading is None
 
     def give(self, share: Share, *, timeout_s: float) -> None:
-        """Send it answers to judge.
+        """Send the process answers to judge.
 
         Raises:
-            OSError: it has ended, or was stopped and does not read.
+            OSError: the process has ended, or is stopped and does not read.
         """
         job, places = share
         answers = [(place, job.answers[place] or "") for place in places]
@@ -247,32 +247,32 @@ class VerifierProcess:
     def kill(self) -> None:
         """End the process and all that it started; nothing can ignore this."""
         if self.pipe.closed:
-            return  # killed before; its number may be another process's by now
+            return  # already killed; its id may belong to another process by now
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.pipe.close()
 
     def exit_code(self) -> int | None:
-        """Return that of a process which has closed its pipe or was killed."""
+        """Return the exit code of a process that closed its pipe or was killed."""
         try:
             return self.process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             return None
 
 
-# Processes that nobody else waits for: sandboxes whose verifier has ended.
+# Reaping of sandboxes whose verifier process has ended: nobody else waits for them.
 
 
 def adopt() -> None:
-    """Make this process the parent of what it started and whose own parent ends.
+    """Make this process the new parent of its descendants whose own parent ends.
 
-    A zombie is reaped by its parent, and by the machine's first process perhaps never.
+    Otherwise the machine's first process becomes their parent and may never reap them.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap(*, wait_s: float = 0.0) -> None:
-    """Reap adopted sandboxes that have ended; wait so long for those that have not."""
+    """Reap adopted sandboxes that have ended; wait up to `wait_s` for the others."""
     orphans = [each for each in psutil.Process().children() if each.name() == "bwrap"]
     psutil.wait_procs(orphans, timeout=wait_s)

@@ -1,8 +1,9 @@
 """A pool of processes that judge completions, and can be killed when they hang.
 
 The pool never blocks its caller: `submit` and `poll` are called between two calls
-of the sampler, and a thread gives each process work as soon as it is free.  What the
-processes do is in `verdict`.  It is above 400 lines with the verifiers that a run has.
+of the sampler, and a thread gives each process work as soon as it is free.  `verdict`
+has the code of the processes.  The file is above 400 lines: it also makes the pool and
+the verifiers of a run from the settings.
 """
 
 import collections
@@ -32,11 +33,11 @@ from scalerl_jax.rewards.verdict import (
     reap,
 )
 
-_MAX_STARTS = 8  # per process, in a row that fail: over half a minute
+_MAX_STARTS = 8  # failed starts in a row, per process: over half a minute
 _BACKOFF_S = 0.25  # before a second start; doubled for each that follows
 _IDLE_S = 60.0  # between two looks when nothing happens
-_END_S = 5.0  # for what a killed process had started
-_MAX_PROCESSES = 32  # of a machine; SymPy takes 100 MB in each
+_END_S = 5.0  # wait for the children of killed processes
+_MAX_PROCESSES = 32  # per machine; SymPy takes 100 MB in each
 _SOLUTION_SHARE = 0.8  # of reward.timeout_s; the rest is for setting up sandboxes
 _UNNAMED = ""  # the verifier of prompts that name none
 
@@ -45,7 +46,7 @@ def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
     """Return the verifier that a reference asks for; "" where it names none.
 
     Raises:
-        ValueError: it is not among the `known`.
+        ValueError: the verifier is not among the `known`.
     """
     name = reference.get("verifier", _UNNAMED)
     if name and name not in known:
@@ -71,9 +72,9 @@ class Verdicts(NamedTuple):
 class VerifierPool:
     """Judges the answers of groups in other processes, each within a time limit.
 
-    A process that ends is replaced.  Starts that fail are tried again, later each
-    time; only after `_MAX_STARTS` in a row, or if a verifier cannot be imported the
-    first time, do `poll` and `wait` say that there are no verifiers.
+    A process that ends is replaced.  A failed start is tried again after a growing
+    pause; `poll` and `wait` raise NoVerifierError only after `_MAX_STARTS` failures in
+    a row, or if the first import of a verifier fails.
 
     Args:
         score: (task, answer, reference) -> verdict, or score, where 1 or more is
@@ -81,10 +82,10 @@ class VerifierPool:
             function, as "module:function".
         named: the verifiers that a reference may name.  Each is imported by a
             process that is given its first answer to judge.
-        timeout_s: for one answer.
+        timeout_s: limit for one answer.
         num_workers: processes; the answers of a group are dealt out among them.
-        memory_mib: that a process may take beside its imports; more is an error of
-            the answer that it judges.
+        memory_mib: limit of a process's memory beside its imports; an answer whose
+            judging needs more is a verifier error.
     """
 
     def __init__(
@@ -112,11 +113,11 @@ class VerifierPool:
         self._arrived: list[Verdicts] = []
         self._failure: Exception | None = None
         self._closed = False
-        # From one thread to the other: appended to and taken from, each at one end.
+        # Passed between the two threads: one appends, the other takes from the left.
         self._waiting: collections.deque[Share] = collections.deque()
         self._judged: queue.SimpleQueue[Verdicts | Exception] = queue.SimpleQueue()
         self._woken, self._wake = pipes.Pipe(duplex=False)
-        # The thread's own.
+        # Used by the thread alone.
         self._workers: list[VerifierProcess] = []
         self._starts = [0.0] * num_workers  # when; time.monotonic()
         self._loaded: set[str] = set()  # verifiers that a process has imported
@@ -158,7 +159,7 @@ class VerifierPool:
         self._wake.send_bytes(b"work")
 
     def poll(self) -> list[Verdicts]:
-        """Return the verdicts that have come since the last call.
+        """Return the verdicts that have arrived since the last call.
 
         Raises:
             NoVerifierError: no verifier process can be started.
@@ -171,7 +172,7 @@ class VerifierPool:
         return arrived
 
     def wait(self, timeout_s: float) -> None:
-        """Return when `poll` has verdicts to give, none is pending, or after so long.
+        """Wait until `poll` has verdicts, none is pending, or `timeout_s` has passed.
 
         Raises:
             NoVerifierError: no verifier process can be started.
@@ -181,7 +182,7 @@ class VerifierPool:
                 self._arrive(timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Kill the processes; what is pending is lost."""
+        """Kill the processes; pending groups get no verdicts."""
         if self._closed:
             return
         self._closed = True
@@ -196,10 +197,10 @@ class VerifierPool:
         self._woken.close()
 
     def _arrive(self, *, timeout_s: float) -> None:
-        """Take in what the thread has next.
+        """Take the next verdicts from the thread.
 
         Raises:
-            Empty: there is nothing.
+            Empty: none came within `timeout_s`.
         """
         assert not self._closed, "the pool is closed"
         if self._failure is None:
@@ -210,7 +211,7 @@ class VerifierPool:
             self._failure = next_one
         raise self._failure
 
-    # In the thread.
+    # Methods of the thread.
 
     def _run(self) -> None:
         """Keep processes at work until the pool is closed."""
@@ -248,7 +249,7 @@ class VerifierPool:
                 self._start_later(_UNNAMED, f"the system refuses one ({error}) for")
 
     def _advance(self) -> None:
-        """Read what has arrived, kill what is late."""
+        """Read messages of the processes; kill the processes that are late."""
         if self._killed:
             reap()
         self._killed = [
@@ -293,7 +294,7 @@ class VerifierPool:
                 raise NoVerifierError(
                     f"no verifier process can start: {message.failure}"
                 )
-            return  # else it ends, as one that is killed while it imports
+            return  # else the process ends, and is replaced like one killed in imports
         assert worker.share is not None, "a verdict without work"
         job, places = worker.share
         job.settle(message.place, message.verdict)
@@ -308,9 +309,9 @@ class VerifierPool:
             self._judged.put(Verdicts(job.key, statuses, detail))
 
     def _replace(self, worker: VerifierProcess, *, late: bool) -> None:
-        """End a process that is late or has ended, and the answer that it was judging.
+        """Replace a process that is late or has ended; fail the answer it was judging.
 
-        All other answers that it was given are judged by others.
+        Its other answers are given to other processes.
         """
         worker.kill()
         self._workers.remove(worker)
@@ -338,10 +339,10 @@ class VerifierPool:
             self._start_later(worker.loading, how)
 
     def _start_later(self, name: str, how: str) -> None:
-        """Start a process after a pause: the last did not import a verifier (`how`).
+        """Start a process after a pause, as the last failed to import verifier `name`.
 
         Raises:
-            NoVerifierError: too many have failed in a row.
+            NoVerifierError: too many starts have failed in a row; `how` says why.
         """
         failed = self._failed[name] = self._failed[name] + 1
         if failed >= _MAX_STARTS * self._num_workers:
@@ -354,13 +355,13 @@ class VerifierPool:
         self._starts.append(time.monotonic() + pause_s)
 
 
-# The verifiers and the pool that a run's settings ask for.
+# Functions that make a run's verifiers and pool from its settings.
 
 
 def named_verifiers(reward: RewardConfig) -> dict[str, Verifier]:
-    """Return the verifiers by the name that a reference has for them.
+    """Return the verifiers by the name under which a prompt's reference asks for them.
 
-    Only processes that judge such prompts import what these need.
+    A process imports a verifier's module only when it first has to use it.
     """
     return {
         "code": Verifier(
@@ -381,9 +382,9 @@ def named_verifiers(reward: RewardConfig) -> dict[str, Verifier]:
 
 
 def num_processes(num_workers: int) -> int:
-    """Return how many processes reward.num_workers asks for; of 0 the machine says.
+    """Return the number of verifier processes: `num_workers`, or for 0 by the cores.
 
-    Two cores are left to the run itself.
+    Two of the machine's cores are then left to the run itself.
     """
     # Not all systems say which cores this process may use.
     own = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
@@ -391,7 +392,7 @@ def num_processes(num_workers: int) -> int:
 
 
 def make_pool(reward: RewardConfig, *, unnamed: str) -> VerifierPool:
-    """Make a pool of processes under these settings.
+    """Make the verifier pool of a run.
 
     Args:
         reward: the settings.
@@ -408,10 +409,10 @@ def make_pool(reward: RewardConfig, *, unnamed: str) -> VerifierPool:
 
 
 def check_programs(reward: RewardConfig) -> None:
-    """Check, before programs are judged, the packages that are set and the sandbox.
+    """Check reward.code_packages and the sandbox before any program is judged.
 
     Raises:
-        ValueError: reward.code_packages is not there.
+        ValueError: the directory reward.code_packages does not exist.
         SandboxError: no sandbox can be made.
     """
     packages = reward.code_packages
@@ -420,6 +421,6 @@ def check_programs(reward: RewardConfig) -> None:
             f"reward.code_packages = {packages!r} is no directory; make one with "
             f"`pip install --target=DIRECTORY PACKAGE ...`, or leave it empty"
         )
-    from scalerl_jax.rewards import sandbox  # of runs that judge programs alone
+    from scalerl_jax.rewards import sandbox  # loaded only by runs that judge programs
 
     sandbox.check()

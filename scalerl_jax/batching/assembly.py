@@ -1,12 +1,12 @@
-"""N groups into the batch of one optimizer step, and what there is to say of them.
+"""Assembly of N groups into the batch of one optimizer step, and its metrics.
 
-Filters, advantages and token weights are those of the whole batch, computed before
-it is cut into microbatches.
+Filters, advantages and token weights are computed over the whole batch, before it is
+cut into microbatches.
 
-A window is groups that were taken together, cut into batches, and the steps on them.
-These go epoch by epoch, as PPO's do: each epoch goes over all batches of the window,
-the first in the order of their tickets, a later one in an order drawn from (seed,
-version at the start of the window, epoch).
+A window is a set of groups taken together and cut into batches of N.  Its optimizer
+steps go epoch by epoch, as in PPO: each epoch covers all batches of the window, the
+first epoch in ticket order, a later one in an order drawn from (seed, version at the
+start of the window, epoch).
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from scalerl_jax.types import Group, PackedBatch, Rollout
 
 # Statuses of rollouts that were judged neither right nor wrong.
 _NO_VERDICTS = ("no_answer", "unparsable", "verifier_timeout", "verifier_error")
-_ORDER = 4  # purpose of the draw of an epoch's order, beside those of `data`
+_ORDER = 4  # tag of this random draw; `data` uses other numbers
 
 # rewards [B], judged [B], kept [B] -> advantages [B], zero where not kept
 Advantages = Callable[[Array, Array, Array], Array]
@@ -41,39 +41,39 @@ Advantages = Callable[[Array, Array, Array], Array]
 Weigh = Callable[[Array], Array]
 # rewards [B], lengths [B], passed [B] -> rewards [B]
 ShapeRewards = Callable[[Array, Array, Array], Array]
-# of `batching.packing` or `batching.stream_packing`, its shapes given
+# sequences -> packed batch: a partial `packing.pack` or `stream_packing.pack_shared`
 Pack = Callable[[Sequence[TrainSequence]], PackedBatch]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """N groups to train on, as they were taken and as they are laid out."""
+    """N groups to train on: as taken from the queue, and packed for the device."""
 
     groups: Sequence[Group]
     packed: PackedBatch | None  # None where no rollout has a gradient
-    sequences: Sequence[TrainSequence]  # those that were packed
+    sequences: Sequence[TrainSequence]  # the packed ones
     train_tokens: int  # completion tokens with a weight
     row_tokens: int  # prompt and completion tokens computed, padding left out
     filtered_tokens: int  # completion tokens that were filtered away
     mean_context: float  # tokens that a position attends to, on average
     expert_load: dict[str, float] = dataclasses.field(default_factory=dict)
-    refilled: Sequence[Group] = ()  # generated for it too, without reward variance
+    refilled: Sequence[Group] = ()  # zero-variance groups replaced by refills
 
     @property
     def wasted_tokens(self) -> int:
-        """Completion tokens that lead to no gradient."""
+        """Completion tokens generated for this batch that lead to no gradient."""
         return self.filtered_tokens + _completion_tokens(self.refilled)
 
     @property
     def num_useful(self) -> int:
-        """Groups of it with reward variance."""
+        """Groups of the batch with reward variance."""
         return sum(group.has_reward_variance for group in self.groups)
 
 
 class RunningNormalization:
-    """Divides advantages by a spread that is kept from batch to batch.
+    """Divides advantages by their spread over all batches so far.
 
-    It counts every batch that it scales; what it holds survives a checkpoint.
+    Each call adds its batch to the statistics, which checkpoints keep.
     """
 
     def __init__(self, *, eps: float) -> None:
@@ -84,20 +84,20 @@ class RunningNormalization:
     def __call__(
         self, advantages: Float[Array, " B"], kept: Bool[Array, " B"]
     ) -> Float[Array, " B"]:
-        """A / (spread of all A kept so far, in this batch too, + eps)."""
+        """Return A / (spread of all A kept so far, this batch's included, + eps)."""
         scaled, self._statistics = normalize_by_running(
             advantages, kept, self._statistics, eps=self._eps
         )
         return scaled
 
     def state(self) -> dict[str, float]:
-        """The statistics as JSON values, float32 exactly."""
+        """Return the statistics as JSON values that hold each float32 exactly."""
         return {name: float(each) for name, each in vars(self._statistics).items()}
 
     def restore(self, state: dict[str, float]) -> None:
         """Go on from what `state` gave."""
         count, squares = state["count"], state["squares"]
-        # A checkpoint whose squares are about a mean.
+        # Older checkpoints hold squares about a mean.
         squares += count * state.get("mean", 0.0) ** 2
         self._statistics = RunningStatistics(
             count=jnp.float32(count), squares=jnp.float32(squares)
@@ -106,9 +106,9 @@ class RunningNormalization:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Assembler:
-    """The objective's choices, as functions, and how rollouts are packed."""
+    """Makes batches of groups by the objective's functions, and packs them."""
 
-    # None: they stay rewards, which the window's annotation turns into advantages.
+    # None: rewards stand in for advantages until the window's annotation.
     advantages: Advantages | None
     weigh: Weigh
     zero_variance_filter: bool
@@ -116,10 +116,11 @@ class Assembler:
     group_size: int
     max_completion_tokens: int
     pack: Pack
-    # None: a reward is the verdict's alone; None: regularisers are on for all groups.
+    # `shape_rewards` None: rewards depend on verdicts alone.  `regularization` None:
+    # regularisers have a factor of 1 in all groups.
     shape_rewards: ShapeRewards | None = None
     regularization: Callable[[Array], Array] | None = None  # pass rates -> factors
-    running: RunningNormalization | None = None  # if `advantages` goes by it
+    running: RunningNormalization | None = None  # set if `advantages` calls it
     replay: Architecture | None = None  # the mixture whose experts are replayed
 
     def state(self) -> dict[str, float]:
@@ -132,7 +133,7 @@ class Assembler:
             self.running.restore(state)
 
     def __call__(self, groups: Sequence[Group], *, learner_version: int) -> Batch:
-        """Return the packed batch for the step that starts from `learner_version`."""
+        """Return the packed batch of N groups for the step from `learner_version`."""
         sequences = self._sequences(groups, learner_version=learner_version)
         packed = self.pack(sequences) if sequences else None
         lengths = np.array([sequence.row_length for sequence in sequences])
@@ -166,7 +167,7 @@ class Assembler:
         if self.advantages is not None:
             arrays = map(jnp.asarray, (rewards, judged, kept))
             advantages = np.asarray(self.advantages(*arrays))
-        # T is always the longest there may be, so that the shapes never change.
+        # T is always the longest allowed completion, so that shapes never change.
         mask = np.zeros((len(rollouts), self.max_completion_tokens), bool)
         for row in np.flatnonzero(kept):
             own = rollouts[row].completion_mask
@@ -186,7 +187,7 @@ class Assembler:
     ) -> np.ndarray:
         """Return which rollouts [B] enter normalisation and loss.
 
-        It goes by the verdicts alone: lengths make no group worth its gradient.
+        Only verdicts count: a length penalty gives a zero-variance group no gradient.
         """
         kept = judged
         if self.zero_variance_filter:
@@ -200,7 +201,7 @@ class Assembler:
     def _regularization(
         self, passed: np.ndarray, judged: np.ndarray
     ) -> np.ndarray | None:
-        """Return factors [B] of the regularisers, by the pass rates of the groups."""
+        """Return factors [B] of the regularisers from the groups' pass rates."""
         if self.regularization is None:
             return None
         by_group = (
@@ -211,15 +212,15 @@ class Assembler:
         return np.repeat(np.asarray(self.regularization(rates)), self.group_size)
 
     def _experts(self, groups: Sequence[Group]) -> list[np.ndarray] | None:
-        """Return the experts of rollouts [B], where they are replayed."""
+        """Return each rollout's experts if they are replayed, else None."""
         if self.replay is None:
             return None
-        from scalerl_jax.batching.replay import replayed_experts  # few runs do
+        from scalerl_jax.batching.replay import replayed_experts  # loaded by few runs
 
         return replayed_experts(groups, self.replay)
 
     def _expert_load(self, sequences: Sequence[TrainSequence]) -> dict[str, float]:
-        """Return how evenly experts are taken, where they are replayed."""
+        """Return metrics of the experts' load if experts are replayed, else none."""
         if self.replay is None:
             return {}
         from scalerl_jax.batching.replay import expert_load
@@ -236,7 +237,7 @@ def _completion_tokens(groups: Sequence[Group]) -> int:
 def group_histograms(
     groups: Sequence[Group], *, learner_version: int
 ) -> dict[str, np.ndarray]:
-    """Values of a batch whose spread says more than their mean, by name."""
+    """Return per-rollout or per-token values of a batch for histograms, by name."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     oldest = np.array([group.oldest_version for group in groups])
     return {
@@ -252,7 +253,7 @@ def group_histograms(
 
 
 def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str, float]:
-    """Rewards, lengths and staleness of a batch, by metric name."""
+    """Return means of rewards, lengths (tokens) and staleness, by metric name."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = np.array([len(rollout.completion_tokens) for rollout in rollouts])
     oldest = np.array([group.oldest_version for group in groups])
@@ -271,7 +272,7 @@ def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str,
         ),
         "staleness/mean": float((learner_version - oldest).mean()),
         "staleness/max": int((learner_version - oldest).max()),
-        # Its two parts: until the last token was sampled, and from there on.
+        # Staleness in two parts: until the last token was sampled, and after it.
         "staleness/in_flight_mean": float((finished - oldest).mean()),
         "staleness/in_flight_max": int((finished - oldest).max()),
         "staleness/queued_mean": float((learner_version - finished).mean()),
@@ -302,7 +303,7 @@ def _mean(values: Iterable[float]) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One batch in one epoch: a step to be."""
+    """One batch in one epoch: an optimizer step to make."""
 
     batch: Batch
     epoch: int
@@ -311,13 +312,13 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """The batches of a window, assembled at `version`."""
+    """The batches of a window, assembled at policy version `version`."""
 
     batches: Sequence[Batch]
     version: int
 
     def packed(self) -> list[PackedBatch]:
-        """Return the batches that have a gradient, as the step reads them."""
+        """Return the packed arrays of the batches that have a gradient."""
         return [each.packed for each in self.batches if each.packed is not None]
 
     def annotated(self, packed: Sequence[PackedBatch]) -> "Window":
@@ -332,7 +333,7 @@ class Window:
         return dataclasses.replace(self, batches=batches)
 
     def passes(self, *, epochs: int, seed: int) -> list[Pass]:
-        """List the steps to be, in order; a batch without a gradient comes once."""
+        """Return the steps in order; a batch without a gradient comes once only."""
         turns = [(0, batch) for batch in self.batches]
         useful = [batch for batch in self.batches if batch.packed is not None]
         for epoch in range(1, epochs):
@@ -346,7 +347,7 @@ class Window:
         ]
 
     def at(self, version: int, batch: Batch) -> Batch:
-        """Return a batch as the step from `version` sees it: its tokens have aged."""
+        """Return a batch with its staleness counted for the step from `version`."""
         packed, age = batch.packed, version - self.version
         if packed is None or not age:
             return batch
@@ -362,12 +363,12 @@ def open_window(
     version: int,
     assemble: Callable[..., Batch],
 ) -> Window:
-    """The window of `groups`, which are in the order of their tickets.
+    """Return the window of `groups`, which are in ticket order.
 
-    `assemble` is called as an `Assembler` is.
-    Where there are more than the batches hold, those without reward variance are too
-    many: the last of them are left over, and shared out among the batches, for whom
-    they were generated.
+    `assemble` is an `Assembler` or has its signature.  If there are more groups than
+    `num_batches` of `num_prompts`, the surplus are zero-variance groups that refills
+    have replaced: the last such groups are taken out and noted as `refilled` of the
+    batches, for which they were generated.
     """
     places = num_batches * num_prompts
     by_use = sorted(groups, key=lambda group: not group.has_reward_variance)

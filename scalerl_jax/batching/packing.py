@@ -1,7 +1,7 @@
-"""Rollouts into the rows that the device reads.
+"""Packing of rollouts into the rows [M, R, S] that the device reads.
 
 All of it is NumPy on the host.  How rollouts share rows never changes the gradient:
-weights are given, and every segment sees itself alone.
+token weights are computed before, and a segment attends to itself alone.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from scalerl_jax.types import Group, PackedBatch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainSequence:
-    """A prompt and its completion, with what each completion token counts for."""
+    """A prompt and its completion, with a weight for each completion token."""
 
     tokens: np.ndarray  # int32 [P + T]
     prompt_length: int  # P
@@ -26,21 +26,22 @@ class TrainSequence:
     behavior_logprobs: np.ndarray  # float32 [T], nats
     staleness: np.ndarray  # int32 [T], learner's version - token's version
     advantage: float
-    # If the objective asks for them: the factor of its regularisers, and the place in
-    # the batch.
+    # Set if the objective reads them: the factor of the sequence's regularisers, and
+    # its rollout's index in the batch.
     regularization: float | None = None
     rollout: int | None = None
-    experts: np.ndarray | None = None  # to replay, of each position; `types.Rollout`'s
+    experts: np.ndarray | None = None  # to replay at each position; see `types.Rollout`
 
     @property
     def row_length(self) -> int:
-        """Positions it takes in a row: its last token predicts nothing."""
+        """Positions in a row: all tokens but the last, which predicts nothing."""
         return len(self.tokens) - 1
 
     def write(self, out: dict[str, np.ndarray], where: Any, *, number: int) -> None:
-        """Write what belongs to its predictions into the arrays of `lay_out`.
+        """Write the fields of this sequence's predictions into arrays of `lay_out`.
 
-        `number` tells it from the other sequences of its row, from 1.
+        `where` is the index of its first position; `number`, from 1, is its id in its
+        row.
         """
         out["sequence_ids"][where] = number
         out["targets"][where] = self.tokens[self.prompt_length :]
@@ -53,16 +54,16 @@ class TrainSequence:
             out[name][where] = getattr(self, name)
 
 
-# Fields of a sequence that a batch has if its sequences do; and what padding holds.
+# Optional fields, which a batch has if its sequences have them -> value on padding.
 _OPTIONAL = {"regularization": np.float32(0.0), "rollout": np.int32(-1)}
 
 
 def lay_out(
     shape: tuple[int, ...], sequences: Sequence[TrainSequence]
 ) -> dict[str, np.ndarray]:
-    """Empty arrays for what belongs to a prediction, by field of `PackedBatch`.
+    """Return padding-filled arrays for the fields of predictions in `PackedBatch`.
 
-    Optional fields are those that the first of the sequences has, and so all of them.
+    Optional fields are made if the first sequence has them; then all have them.
     """
     floats = ("weights", "advantages", "behavior_logprobs")
     integers = ("targets", "staleness", "sequence_ids")
@@ -78,9 +79,9 @@ def lay_out(
 def no_experts(
     sequences: Sequence[TrainSequence], shape: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
-    """Nothing to replay at any position, if the first of the sequences has something.
+    """Return an `experts` array [*shape, layers, k] of "none", or {} without replay.
 
-    All of them then have it, of one dtype, and for as many layers and experts.
+    Either all sequences have experts, of one dtype and [layers, k], or none has.
     """
     if not sequences or (first := sequences[0].experts) is None:
         return {}
@@ -99,16 +100,17 @@ def train_sequences(
     rollouts: np.ndarray | None = None,
     experts: Sequence[np.ndarray] | None = None,
 ) -> list[TrainSequence]:
-    """The rollouts of groups that carry any weight.
+    """Return the rollouts of groups that carry any weight, as train sequences.
 
     Args:
-        groups: of B rollouts together.
+        groups: N groups with B rollouts in all.
         advantages: float [B].
-        weights: float [B, T], zero on what is not trained on.
+        weights: float [B, T], zero on tokens that are not trained on.
         learner_version: version of the params that the step starts from.
-        regularization: float [B], what scales the regularisers of each.
-        rollouts: those to take, with any weight or none; their places are kept.
-        experts: what each rollout has of them, where they are replayed.
+        regularization: float [B], the factor of each rollout's regularisers.
+        rollouts: indices [n] of the rollouts to take, whatever their weights; the
+            sequences then keep these indices.
+        experts: B arrays [P - 1 + T, layers, k], if routing is replayed.
     """
     known = [(group.prompt.tokens, each) for group in groups for each in group.rollouts]
     rows = np.flatnonzero(weights.any(axis=1)) if rollouts is None else rollouts
@@ -142,8 +144,9 @@ def pack(
     rows_per_microbatch: int,
     packing: bool = True,
 ) -> PackedBatch:
-    """Sequences laid end to end in rows, the rows in as few microbatches [M, R, S].
+    """Lay sequences end to end in rows, and these in as few microbatches as needed.
 
+    The batch is [M, R, S] with R = `rows_per_microbatch` and S = `row_tokens`.
     Without `packing` each sequence has a row of its own.
 
     Raises:
@@ -171,7 +174,7 @@ def pack(
             out["positions"][row, start:end] = np.arange(end - start)
             if sequence.experts is not None:
                 out["experts"][row, start:end] = sequence.experts
-            # A prediction stands where it is made.
+            # A prediction's fields stand at the position that makes it.
             predictions = slice(start + sequence.prompt_length - 1, end)
             sequence.write(out, (row, predictions), number=segment)
             start = end
@@ -183,14 +186,14 @@ def pack(
 
 
 def computed_tokens(batch: PackedBatch) -> int:
-    """Tokens that pass through the layers, padding left out."""
+    """Return how many tokens pass through the layers, padding left out."""
     if batch.sharing is None:
         return int((batch.segment_ids > 0).sum())
     return int((batch.sharing.place >= 0).sum())
 
 
 def abstract_microbatch(*, row_tokens: int, rows_per_microbatch: int) -> PackedBatch:
-    """Shapes and dtypes of a microbatch [R, S] that `pack` makes."""
+    """Return shapes and dtypes of a microbatch [R, S] that `pack` makes."""
     empty = pack([], row_tokens=row_tokens, rows_per_microbatch=rows_per_microbatch)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), empty
@@ -200,10 +203,10 @@ def abstract_microbatch(*, row_tokens: int, rows_per_microbatch: int) -> PackedB
 def first_fit(
     lengths: Sequence[int], row_tokens: int, *, packing: bool
 ) -> list[list[int]]:
-    """Return the sequences of each row by their numbers, which are places in `lengths`.
+    """Return for each row the indices in `lengths` of its sequences.
 
     First fit, longest first: within 11/9 of the fewest rows.  No row gets more
-    segments than an attention kernel can be told of.
+    segments than the attention kernels accept.
     """
     rows: list[list[int]] = []
     space: list[int] = []

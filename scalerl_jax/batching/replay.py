@@ -1,7 +1,7 @@
-"""The experts that tokens were sampled with: held against the model, counted, saved.
+"""Experts that the sampler chose for tokens: checked, counted, and saved.
 
-A router that computes its logits again, in another precision or by another kernel, may
-choose other experts than the sampler's did.  A learner that replays takes the sampler's
+The learner's router, in another precision or by another kernel, may choose other
+experts than the sampler's did.  With routing replay the learner uses the sampler's
 choice.
 """
 
@@ -15,14 +15,14 @@ from scalerl_jax.types import Group
 
 
 def replayed_experts(groups: Sequence[Group], arch: Architecture) -> list[np.ndarray]:
-    """The experts that the rollouts of these groups were sampled with.
+    """Return the experts [P - 1 + T, layers, k] of each rollout of the groups.
 
         chosen[t, layer] = the sampler's;  gates = of the learner's own router logits
 
     so that the router has a gradient.  R3, https://arxiv.org/abs/2510.11370.
 
     Raises:
-        ValueError: a rollout has none, or they are of another model.
+        ValueError: a rollout has no experts, or experts of another model.
     """
     assert arch.experts is not None, "only a mixture's are replayed"
     of_token = (arch.num_layers, arch.experts.top_k)
@@ -55,7 +55,7 @@ def join_experts(groups: Sequence[Group]) -> dict[str, np.ndarray]:
     """Lay the experts of all rollouts end to end, with the offsets of each.
 
     Raises:
-        ValueError: those of a rollout are not of the first one's kind.
+        ValueError: a rollout's experts differ in dtype or [layers, k] from the first's.
     """
     pairs = [(group.prompt, each) for group in groups for each in group.rollouts]
     like = next(each.experts for _, each in pairs if each.experts is not None)
@@ -76,7 +76,7 @@ def join_experts(groups: Sequence[Group]) -> dict[str, np.ndarray]:
 
 
 def split_experts(arrays: dict[str, np.ndarray]) -> list[np.ndarray | None]:
-    """Return the experts of each rollout, as `join_experts` had them."""
+    """Return the experts of each rollout: the inverse of `join_experts`."""
     parts = np.split(arrays["experts"], arrays["experts_offsets"][1:-1])
     return [part.copy() if len(part) else None for part in parts]
 
@@ -87,8 +87,8 @@ def expert_load(
     """Measure how evenly tokens fall on the experts, as `load_metrics` does.
 
     Args:
-        chosen: of each sequence the experts [tokens, layers, k] as they travel.
-        arch: of the mixture.
+        chosen: experts [tokens, layers, k] of each sequence; the dtype's maximum: none.
+        arch: the mixture.
     """
     assert arch.experts is not None, "only a mixture's are counted"
     count, known = arch.experts.count, [each for each in chosen if each is not None]
@@ -96,7 +96,7 @@ def expert_load(
         return {}
     flat = np.concatenate(known).swapaxes(0, 1)
     layers = flat.reshape(len(flat), -1)
-    # An expert that is none is past the last one.
+    # The id for "none" is larger than every expert's.
     taken = np.stack([np.bincount(layer, minlength=count)[:count] for layer in layers])
     taken = taken[taken.sum(axis=1) > 0]
     if not len(taken):
@@ -105,18 +105,20 @@ def expert_load(
 
 
 def load_metrics(taken: Any) -> dict[str, Any]:
-    """Measure how evenly choices fall on the experts; by metric name.
+    """Return metrics of how evenly choices fall on the experts, by name.
 
         load[layer, expert] = choices of the expert * count / choices in the layer
 
-    which is 1 where all are taken alike, and 0 of a dead expert, whom no token takes.
+    The load is 1 everywhere if all are chosen equally, and 0 for a dead expert, which
+    no token chose.
 
     Args:
-        taken: choices [layers, experts], some in each layer; NumPy's or JAX's.
+        taken: number of choices [layers, experts], positive in each layer; a NumPy or
+            JAX array.
     """
     load = taken * taken.shape[-1] / taken.sum(axis=-1, keepdims=True)
     return {
         "experts/max_load": load.max(),
-        "experts/mean_max_load": load.max(axis=-1).mean(),  # over the layers
+        "experts/mean_max_load": load.max(axis=-1).mean(),  # mean over the layers
         "experts/dead": (taken == 0).sum(),
     }

@@ -1,8 +1,8 @@
-"""Rollouts into streams in which the prompt of a group stands once.
+"""Packing of rollouts into streams that hold the prompt of a group only once.
 
-A batch of `batching.packing.pack` with `Sharing`: see `model.prompt_sharing` for what
-the device does with it.  The last token of a prompt is not shared: each completion's
-first token is predicted there, and a place has one target.
+The batch is like that of `batching.packing.pack`, with `Sharing`, which
+`model.prompt_sharing` reads on the device.  The last token of a prompt is not shared:
+it predicts the first token of each completion, and a position has only one target.
 """
 
 import dataclasses
@@ -19,26 +19,26 @@ from scalerl_jax.types import PackedBatch, Sharing
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamShape:
-    """The fixed extents of a stream, of which a microbatch has one per device."""
+    """Sizes of a stream, which never change; a microbatch has one stream per device."""
 
-    rows: int  # of attention
+    rows: int  # rows that attention reads for the stream
     row_tokens: int  # S
-    shared_tokens: int  # of prompts, at the head of the stream
-    own_tokens: int  # of completions; each begins with the last token of its prompt
+    shared_tokens: int  # room for prompts, at the head of the stream
+    own_tokens: int  # room for completions, each after the last token of its prompt
     group_size: int  # sequences that share a prompt, at most
 
     @property
     def tokens(self) -> int:
-        """U, of the whole stream."""
+        """U, tokens of the whole stream."""
         return self.shared_tokens + self.own_tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Member:
-    """A sequence of a stream."""
+    """A sequence in a stream."""
 
     sequence: TrainSequence
-    group: int  # number of those that share its prompt
+    group: int  # number of its group, whose sequences share the prompt
     row: int
     start: int  # in its row
     place: int  # of its own tokens, in the stream
@@ -56,7 +56,7 @@ class _Stream:
         self.members: list[_Member] = []
 
     def add(self, sequence: TrainSequence, group: int) -> bool:
-        """Place it, and return whether row, prompts and completions had room."""
+        """Place a sequence if row, prompts and completions have room; say whether."""
         shape, prompt = self.shape, _shared_part(sequence)
         own, known = len(sequence.weights), group in self.prompts
         fits = (
@@ -98,9 +98,10 @@ def _shared_part(sequence: TrainSequence) -> np.ndarray:
 def pack_shared(
     sequences: Sequence[TrainSequence], shape: StreamShape, *, streams: int
 ) -> PackedBatch:
-    """Sequences in as few microbatches [M, ...] of `streams` streams as is easy.
+    """Lay sequences in microbatches [M, ...] of `streams` streams, greedily in few.
 
-    Sequences of one prompt are kept together, as far as a stream holds them.
+    Sequences of one prompt are kept in one stream as far as it holds them.  Tokens,
+    positions and experts are [M, D, U]; see `types.PackedBatch` for the other fields.
 
     Raises:
         ValueError: a sequence is longer than an empty stream has room for.
@@ -132,7 +133,7 @@ def pack_shared(
 def _stacked(
     arrays: list[dict[str, Any]], shape: StreamShape, streams: int
 ) -> PackedBatch:
-    """A batch [M, ...] of the arrays of M * streams streams."""
+    """Stack the arrays of M * streams streams into a batch [M, ...]."""
     stacked: dict[str, Any] = {
         name: np.stack([each[name] for each in arrays]).reshape(
             -1, streams, *arrays[0][name].shape
@@ -148,7 +149,7 @@ def _stacked(
 
 
 def abstract_streams(shape: StreamShape, *, streams: int) -> PackedBatch:
-    """Shapes and dtypes of a microbatch of `pack_shared`."""
+    """Return shapes and dtypes of a microbatch of `pack_shared`."""
     arrays = _stacked([_arrays(_Stream(shape), ())] * streams, shape, streams)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), arrays
@@ -158,7 +159,7 @@ def abstract_streams(shape: StreamShape, *, streams: int) -> PackedBatch:
 def _place_group(
     filled: list[_Stream], group: list[TrainSequence], number: int, shape: StreamShape
 ) -> None:
-    """Put what fits of a group into each stream, longest sequences first."""
+    """Put a group's sequences, longest first, into the first streams with room."""
     left = sorted(group, key=lambda each: -each.row_length)
     for stream in filled:
         left = [sequence for sequence in left if not stream.add(sequence, number)]
@@ -177,7 +178,7 @@ def _place_group(
 
 
 def _arrays(stream: _Stream, sequences: Sequence[TrainSequence]) -> dict[str, Any]:
-    """The fields of `PackedBatch` and `Sharing`, of a stream of the `sequences`."""
+    """Return one stream's fields of `PackedBatch` and `Sharing`, as arrays."""
     shape = stream.shape
     own, tokens = (shape.own_tokens,), (shape.tokens,)
     rows = (shape.rows, shape.row_tokens)
@@ -216,7 +217,7 @@ def _arrays(stream: _Stream, sequences: Sequence[TrainSequence]) -> dict[str, An
 
 
 def _experts(stream: _Stream, out: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Write experts to replay into `out`; a prompt has those of its first member."""
+    """Write experts to replay into `out`; a prompt gets its first sequence's."""
     for member in reversed(stream.members if out else ()):
         experts, count = member.sequence.experts, len(member.sequence.weights)
         assert experts is not None, "all sequences have them, or none"

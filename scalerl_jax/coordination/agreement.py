@@ -1,8 +1,8 @@
 """The check that sampler and learner agree at equal version, before a run is paid for.
 
-Most broken RL runs are a sampler that is not the policy being trained: other pads, an
-ignored temperature, a head that was not loaded.  It shows in the log-probabilities,
-those at the sampler's temperature and before its filters: the learner has no filters.
+Most broken RL runs have a sampler that is not the policy being trained: other padding,
+an ignored temperature, a head that was not loaded.  The log-probabilities that are
+compared are at the sampler's temperature, before its filters: the learner has none.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ from scalerl_jax.types import PackedBatch, Prompt
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """|sampler - learner| over sampled tokens of one version, in nats."""
+    """Differences |sampler - learner| of log-probabilities at one version, in nats."""
 
     mean_abs: float
     max_abs: float
     kl: float  # k3 estimator of KL(sampler || learner), of tokens that filters leave
     tokens: int
-    # Where routing is replayed, and asked for: what it would be without.
+    # Mean difference without routing replay; None unless replayed and asked for.
     unreplayed: "Agreement | None" = None
 
     def metrics(self) -> dict[str, float]:
@@ -35,7 +35,7 @@ class Agreement:
         return {f"mismatch/{name}": value for name, value in figures.items()}
 
     def __str__(self) -> str:
-        """Say how far apart they are."""
+        """Return a sentence that says how far apart sampler and learner are."""
         said = (
             f"sampler and learner differ by {self.mean_abs:.1e} nats on average, "
             f"{self.max_abs:.1e} at most, over {self.tokens} tokens"
@@ -63,8 +63,8 @@ class AgreementCheck:
     ) -> Agreement:
         """Return the difference, but refuse a sampler that is not the policy.
 
-        Where completions have experts, these are replayed, and what the difference
-        would be otherwise is told too.
+        If completions carry experts, these are replayed, and the difference without
+        replay is measured too.
 
         Raises:
             RuntimeError: the mean difference passes the limit.
@@ -90,7 +90,7 @@ class AgreementCheck:
     def __call__(
         self, state: State, sampled: Sequence[tuple[Prompt, Completion]]
     ) -> Agreement:
-        """Return the difference, where `sampled` is of the params of `state`."""
+        """Return the difference; `sampled` was sampled with the params of `state`."""
         batch = pack(
             [as_sequence(prompt, completion) for prompt, completion in sampled],
             row_tokens=self.row_tokens,
@@ -108,7 +108,7 @@ class AgreementCheck:
 
 
 def as_sequence(prompt: Prompt, completion: Completion) -> TrainSequence:
-    """A completion as the learner reads it; nothing is learned from it."""
+    """Return a completion as a train sequence whose log-probabilities are scored."""
     length = len(completion.tokens)
     return TrainSequence(
         tokens=np.concatenate([prompt.tokens, completion.tokens]),

@@ -1,8 +1,8 @@
 """The desk: where generators get their orders, and hand in groups.
 
-Queue, prompts and open orders are one book under one lock, so that a checkpoint needs
-no pause of those who sample: every ticket is an open order or a finished group in it,
-and every prompt that was drawn has a ticket.
+Queue, prompts and open orders are kept under one lock, so that a checkpoint needs no
+pause of the generators: in it every ticket is an open order or a finished group, and
+every prompt that was drawn has a ticket.
 """
 
 import collections
@@ -23,9 +23,9 @@ class OrderDesk:
     """Orders out, groups in; the `contract.Desk` of one run."""
 
     def __init__(self, queue: RolloutQueue, stream: "Stream", ledger: Ledger) -> None:
-        """Take orders' prompts from `stream`, as `queue` admits them."""
+        """Draw prompts from `stream` whenever `queue` admits a group."""
         self._queue = queue
-        # What says nothing of prompts is the queue's own.
+        # Methods that concern no prompts are the queue's own.
         self.sampled, self.fail = queue.sampled, queue.fail
         self.wait, self.wake, self.on_change = queue.wait, queue.wake, queue.on_change
         self.raise_if_over = queue.raise_if_over
@@ -33,13 +33,13 @@ class OrderDesk:
         self._ledger = ledger
         self._lock = threading.Lock()
         self._open: dict[int, Order] = {}
-        # Those of a checkpoint, before they are handed out again.
+        # Open orders of a checkpoint that have not been handed out again yet.
         self._restored: collections.deque[Order] = collections.deque()
 
     def admit(self, used_version: int) -> Order | None:
         """Return a group that may start now with params of that version, or None.
 
-        Orders of a checkpoint come first, as they were.
+        The open orders of a restored checkpoint come first.
 
         Raises:
             QueueClosed: the run is over.
@@ -56,7 +56,7 @@ class OrderDesk:
             try:
                 prompt = self._stream.next(used_version)
             except BaseException:
-                self._queue.drop(ticket, "failed")  # no checkpoint is to wait for it
+                self._queue.drop(ticket, "failed")  # a checkpoint must not wait for it
                 raise
             order = Order(ticket=ticket, prompt=prompt, begun_version=used_version)
             self._open[ticket] = order
@@ -75,14 +75,14 @@ class OrderDesk:
             del self._open[ticket]
 
     def withdrawn(self) -> tuple[int, ...]:
-        """Return nothing: whoever asks this desk itself keeps its orders."""
+        """Return (): a generator that asks this desk directly keeps all its orders."""
         return ()
 
     def reissue(self, ticket: int, used_version: int) -> tuple[Order, int]:
-        """Return an open order, to be sampled again from its prompt somewhere else.
+        """Return an open order, to be sampled again from its prompt by another replica.
 
-        With it comes the version that it may begin with: that used there, or, if it is
-        later, the one at which it began.
+        The second result is the policy version that it may begin with: the larger of
+        `used_version` and the version at which it first began.
         """
         with self._lock:
             version = self._queue.restart(ticket, used_version)
@@ -93,7 +93,7 @@ class OrderDesk:
     ) -> tuple[dict[str, Any], tuple[Group, ...]]:
         """Return the books as JSON values, and the finished groups.
 
-        `in_flight` has the tokens that open orders have so far, as generators say.
+        `in_flight` maps the tickets under way to the tokens sampled so far.
         """
         with self._lock:
             queue = self._queue.snapshot()
@@ -120,7 +120,7 @@ class OrderDesk:
     ) -> None:
         """Go on from a snapshot; its open orders are sampled again from their prompts.
 
-        What had been generated for them by then leads to no gradient.
+        Tokens generated for open orders before the snapshot are counted as wasted.
         """
         self._stream.restore(books["stream"])
         self._queue.restore(

@@ -1,4 +1,4 @@
-"""Generators that are several replicas: the loop's side of them."""
+"""The loop's side of several generator replicas."""
 
 import concurrent.futures
 import itertools
@@ -14,13 +14,13 @@ from scalerl_jax.exchange import Job
 from scalerl_jax.generation.evaluation import Abandoned, Probed, never
 from scalerl_jax.utils.progress import Progress
 
-_TICK_S = 0.5  # between two turns in which nothing happens
-_POLL_S = 0.2  # between two looks whether an evaluation is to stop
+_TICK_S = 0.5  # between two turns of `Roster.turn` in which nothing happens
+_POLL_S = 0.2  # between two checks whether an evaluation must stop
 _END_S = 10.0  # for replicas to say that they have ended
 
 
 class Fleet:
-    """The generators that are several replicas; a thread makes the turns."""
+    """The `contract.Generators` of several replicas; a thread calls `Roster.turn`."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class Fleet:
         job_timeout_s: float,
         progress: Progress,
     ) -> None:
-        """Have the replicas of a roster, which is made with what calls for a turn.
+        """Make the roster; `make_roster` gets a function that asks for a turn.
 
-        `summarize` makes an evaluation of its judged prompts.
+        `summarize` turns judged prompts into an `Evaluation`.
         """
         self._due = threading.Event()
         self.roster = make_roster(self._due.set)
@@ -44,7 +44,7 @@ class Fleet:
         self._job_timeout_s = job_timeout_s
         self._progress = progress
         self._numbers = itertools.count()
-        self._version = -1  # published last
+        self._version = -1  # the last published one
         self._over = False
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
         self._thread.start()
@@ -68,7 +68,7 @@ class Fleet:
         self._due.set()
 
     def sample(self, publication: Publication) -> list[Probed]:
-        """Return what every replica says to the same prompts, one after the other."""
+        """Return each replica's completions of the same prompts, one after the other."""
         numbers = range(len(self.roster.members))
         jobs = [self._job("probe", publication, self._version) for _ in numbers]
         parts = self._done(list(zip(jobs, numbers, strict=True)))
@@ -116,8 +116,8 @@ class Fleet:
     def _parts(
         self, publication: Publication, policy_version: int, **how: Any
     ) -> list[Job]:
-        """Return the jobs that are an evaluation."""
-        parts = 2 * len(self.roster.members)  # so that a slow one may do less
+        """Return the jobs into which an evaluation is cut."""
+        parts = 2 * len(self.roster.members)  # so that a slow replica may do less
         return [
             self._job(
                 "evaluate",
@@ -139,7 +139,7 @@ class Fleet:
 
     @property
     def metrics(self) -> dict[str, int]:
-        """Return the samplers' figures, summed, and those of the replicas."""
+        """Return the samplers' figures, summed over replicas, and replica counts."""
         total: Counter[str] = Counter()
         members = list(self.roster.members)
         for member in members:
@@ -152,7 +152,7 @@ class Fleet:
         return dict(total) | {f"replicas/{name}": n for name, n in replicas.items()}
 
     def table(self) -> list[dict[str, Any]]:
-        """Return a row for each replica: where it is and how it stands."""
+        """Return a row for each replica: its host and its state."""
         return [
             {
                 "role": f"replica {member.number}",
@@ -166,7 +166,7 @@ class Fleet:
 
     @property
     def verifier_restarts(self) -> int:
-        """Verifier processes that have been replaced."""
+        """Count the verifier processes that have been replaced."""
         return sum(member.verifier_restarts for member in list(self.roster.members))
 
     def _job(self, kind: Any, publication: Any, version: int, **more: Any) -> Job:
@@ -185,7 +185,7 @@ class Fleet:
         stopped: Callable[[], bool] = never,
         ended: Callable[[Any], None] = lambda future: None,
     ) -> list[Any]:
-        """Return the results of jobs, each by the replica of its number or by any."""
+        """Return the jobs' results; each job is for a numbered replica or for any."""
         futures = [self.roster.submit(job, number) for job, number in jobs]
         for future in futures:
             future.add_done_callback(ended)

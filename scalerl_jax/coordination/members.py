@@ -1,6 +1,6 @@
-"""The replicas of a run as its controller knows them, and the jobs that they are given.
+"""The controller's records of replicas (`Member`), and of their jobs (`JobBoard`).
 
-A job is a part of an evaluation, or a probe; each is done by one of the replicas.
+A job is a part of an evaluation, or a probe, and is done by one replica.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ class Roomy(Protocol):
 
     @property
     def up(self) -> bool:
-        """Return whether it has answered."""
+        """Return whether the replica has answered."""
         ...
 
     @property
     def room(self) -> int:
-        """Groups that it could begin now."""
+        """Groups that the replica could begin now."""
         ...
 
 
@@ -29,9 +29,9 @@ R = TypeVar("R", bound=Roomy)
 
 
 def freest(replicas: Iterable[R]) -> R | None:
-    """Return the replica with the most room, the first of equals; None: all are full.
+    """Return the replica that gets the next group: the first with the most room.
 
-    It is the one that the next group goes to.
+    Return None if all are full.
     """
     found, most = None, 0
     for each in replicas:
@@ -42,26 +42,26 @@ def freest(replicas: Iterable[R]) -> R | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The controller's waits for replicas, and the times that it replaces them."""
+    """Time limits for replicas, and how many may be lost in a row."""
 
-    start_timeout_s: float = 600.0  # for one to come up; 0 or more
-    silence_timeout_s: float = 60.0  # for an answer of one that is up
-    reissue_after_s: float = 0.0  # groups go to another replica then; 0: never
-    losses: int = 5  # in a row, without a finished group between: the run ends
-    poll_s: float = 5.0  # that a replica may wait for news of its own
+    start_timeout_s: float = 600.0  # for a replica to come up; 0 or more
+    silence_timeout_s: float = 60.0  # for an answer of a replica that is up
+    reissue_after_s: float = 0.0  # an older group goes to another replica; 0: never
+    losses: int = 5  # losses in a row, with no group finished between, end the run
+    poll_s: float = 5.0  # that a replica may hold a call while it has no news
 
 
 @dataclasses.dataclass(kw_only=True)
 class Member:
-    """The place of one replica, with what the one that is there now has been given."""
+    """The place of one replica, and the work of the replica that now has it."""
 
     number: int
-    pool: str  # of the ledger
+    pool: str  # its pool in the ledger
     link: Link | None = None
     coming: Future[Link] | None = None  # a link that is not up yet
-    since_s: float = 0.0  # when it began to come, or answered last
+    since_s: float = 0.0  # when its start began, or when it answered last
     calls: list[Future[Report]] = dataclasses.field(default_factory=list)
-    losses: int = 0  # in this place, in all
+    losses: int = 0  # replicas lost in this place so far
     used_version: int = -1
     sent_version: int = -1  # of the newest publication it has been given
     capacity: int = 0
@@ -69,12 +69,12 @@ class Member:
     given_s: dict[int, float] = dataclasses.field(default_factory=dict)
     sampled: set[int] = dataclasses.field(default_factory=set)
     tokens: dict[int, int] = dataclasses.field(default_factory=dict)
-    # Tickets that were taken from it, and that it may still be sampling.
+    # Tickets taken from the replica that it may still be sampling.
     withdrawn: set[int] = dataclasses.field(default_factory=set)
-    jobs: set[int] = dataclasses.field(default_factory=set)  # their numbers
+    jobs: set[int] = dataclasses.field(default_factory=set)  # numbers of its jobs
     metrics: dict[str, int] = dataclasses.field(default_factory=dict)
     verifier_restarts: int = 0
-    # What goes with the next call.
+    # Contents of the next call.
     assigned: list[Assignment] = dataclasses.field(default_factory=list)
     new_jobs: list[Job] = dataclasses.field(default_factory=list)
     to_withdraw: list[int] = dataclasses.field(default_factory=list)
@@ -83,7 +83,7 @@ class Member:
 
     @property
     def where(self) -> str:
-        """Return its host, for people."""
+        """Return the replica's host, to be shown."""
         return self.link.where if self.link else "no host yet"
 
     @property
@@ -98,35 +98,35 @@ class Member:
 
     @property
     def version(self) -> int:
-        """The version to count its next group by: what it uses, or will begin with."""
+        """Policy version with which the replica would begin its next group."""
         return self.used_version if self.used_version >= 0 else self.sent_version
 
     def give(self, assignment: Assignment, now_s: float) -> None:
-        """Note an assignment, which goes with the next call."""
+        """Note an assignment, to be sent with the next call."""
         ticket = assignment.order.ticket
         self.assignments[ticket] = assignment
         self.given_s[ticket] = now_s
         self.assigned.append(assignment)
 
     def give_job(self, job: Job) -> None:
-        """Note a job, which goes with the next call."""
+        """Note a job, to be sent with the next call."""
         self.jobs.add(job.number)
         self.new_jobs.append(job)
 
     def forget(self, ticket: int) -> None:
-        """Take an assignment off its books."""
+        """Remove an assignment from the replica's books."""
         del self.assignments[ticket], self.given_s[ticket]
         self.sampled.discard(ticket)
         self.tokens.pop(ticket, None)
 
     def withdraw(self, ticket: int) -> None:
-        """Take an assignment away, which the replica will hear of."""
+        """Take an assignment away, and tell the replica with the next call."""
         self.forget(ticket)
         self.withdrawn.add(ticket)
         self.to_withdraw.append(ticket)
 
     def take_new(self) -> dict[str, Any]:
-        """Return what goes with the next call, once: fields of `Instructions`."""
+        """Return and clear the contents of the next call, fields of `Instructions`."""
         said = dict(
             assignments=tuple(self.assigned),
             withdrawn=tuple(self.to_withdraw),
@@ -140,7 +140,7 @@ class Member:
 
 @dataclasses.dataclass(kw_only=True)
 class _Wanted:
-    """A job that is to be done, by the replica of a number or by any."""
+    """A job to be done by the replica of a given number, or by any."""
 
     job: Job
     number: int | None
@@ -149,31 +149,31 @@ class _Wanted:
 
 
 class JobBoard:
-    """The jobs that are not done yet; the caller sees to it that one thread is in."""
+    """The jobs that are not done yet.  Not thread-safe: the caller holds a lock."""
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Begin without jobs."""
         self._wanted: list[_Wanted] = []
 
     def submit(self, job: Job, number: int | None) -> Future[Any]:
-        """Have a job done by the replica of a number, or by any."""
+        """Have a job done by the replica of this number, or by any (None)."""
         wanted = _Wanted(job=job, number=number, result=Future())
         self._wanted.append(wanted)
         return wanted.result
 
     def withdraw(self, jobs: Iterable[Job], members: Iterable[Member]) -> None:
-        """Have these jobs left undone, if they are not done yet."""
+        """Cancel these jobs, as far as they are not done yet."""
         numbers = {job.number for job in jobs}
         self._wanted = [each for each in self._wanted if each.job.number not in numbers]
         for member in members:
             gone = member.jobs & numbers
             member.jobs -= gone
-            member.abandoned += sorted(numbers)  # who has done some may hold params
+            member.abandoned += sorted(numbers)  # a member may hold params for them
 
     def hand_out(
         self, members: Sequence[Member], address: Callable[[Any, int, int], Any]
     ) -> None:
-        """Give each job that nobody has to a replica that has none."""
+        """Give each job that no replica has to a replica without a job."""
         for wanted in self._wanted:
             able = [
                 each
@@ -192,22 +192,22 @@ class JobBoard:
                 able[0].give_job(dataclasses.replace(job, publication=own))
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Have these done by another replica."""
+        """Have these jobs done by another replica."""
         for wanted in self._wanted:
             if wanted.job.number in numbers:
                 wanted.taken = False
 
     def is_beside(self, number: int) -> bool:
-        """Return whether a job's params are pinned, whatever its replica samples with.
+        """Return whether a job uses pinned params, not those its replica samples with.
 
-        That they cannot be had says nothing of the replica.
+        Failing to get pinned params is then no fault of the replica.
         """
         return any(
             wanted.job.number == number and wanted.job.beside for wanted in self._wanted
         )
 
     def end(self, result: JobResult) -> None:
-        """Hand on what a job has come to; one without params is for any replica."""
+        """Pass a job's result on; without its params, it goes to any replica."""
         if result.without_params:
             self.give_back([result.number])
             return

@@ -68,7 +68,7 @@ class Fleet:
         self._due.set()
 
     def sample(self, publication: Publication) -> list[Probed]:
-        """Return each replica's completions of the same prompts, one after the other."""
+        """Return every replica's completions of the same prompts, in turn."""
         numbers = range(len(self.roster.members))
         jobs = [self._job("probe", publication, self._version) for _ in numbers]
         parts = self._done(list(zip(jobs, numbers, strict=True)))

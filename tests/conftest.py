@@ -29,6 +29,13 @@ import jax
 import jaxtyping
 import pytest
 
+with contextlib.suppress(ImportError):  # JetStream's environment has none
+    import hypothesis
+
+    # No test asserts a time.
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
+
 # Before the first import of the package; in this process, not in those it starts.
 jaxtyping.install_import_hook(
     [

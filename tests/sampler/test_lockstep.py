@@ -41,7 +41,7 @@ class Pair:
     @property
     def held(self):
         """What the follower holds once it has let go what it may."""
-        gc.collect()
+        gc.collect(1)  # what is young: all takes half a second after many tests
         self.followed.obey(self.engine.let_go())
         return list(self.followed._held.values())
 

@@ -5,9 +5,9 @@
     cudnn      gathered rows, cuDNN's kernel
     pallas     JAX's ragged paged attention kernel for TPUs
 
-A page holds `page_size` tokens of one sequence, in every layer.  How it holds them is
-the backend's business; the first axis of every array counts the pages.  The file is
-above 400 lines: its two backends share masks and pages.
+A page holds `page_size` tokens of one sequence, in every layer.  Its layout is up to
+the backend; the first axis of every array counts the pages.  The file is above 400
+lines: its two backends share masks and pages.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from scalerl_jax.model.attention import MASKED
 from scalerl_jax.types import AnyArray
 
-_BLOCK_TOKENS = 128  # of each sequence, that `paged` looks at together
+_BLOCK_TOKENS = 128  # tokens of each sequence in one step of `paged`
 
 
 @struct.dataclass(kw_only=True)
@@ -37,16 +37,16 @@ class Chunk:
 
     tokens: Int[AnyArray, " C"]
     positions: Int[AnyArray, " C"]
-    segments: Int[AnyArray, " C"]  # place of the sequence, from 1; 0: padding
+    segments: Int[AnyArray, " C"]  # number of the token's sequence, from 1; 0: padding
     table: Int[AnyArray, "S pages"]  # each sequence's pages
     query_starts: Int[AnyArray, " S+1"]  # first token of each sequence in the chunk
-    lengths: Int[AnyArray, " S"]  # in the cache, with the tokens of the chunk
+    lengths: Int[AnyArray, " S"]  # tokens in the cache once the chunk is written
     num_sequences: Int[AnyArray, " 1"]
 
 
 @struct.dataclass(kw_only=True)
 class Rows:
-    """Places of the sequences before a `generate` call."""
+    """Pages and lengths of the sequences before a `generate` call."""
 
     table: Int[Array, "rows pages"]
     starts: Int[Array, " rows"]  # tokens in the cache
@@ -54,7 +54,7 @@ class Rows:
 
 @struct.dataclass(kw_only=True)
 class Pages:
-    """A layer's cache as XLA likes it: a key is a column, a value a row."""
+    """A layer's cache laid out for XLA's matmuls: a key is a column, a value a row."""
 
     keys: Float[Array, "pages kv dim size"]
     values: Float[Array, "pages kv size dim"]
@@ -70,7 +70,7 @@ class Pages:
         v: Float[Array, "T kv dim"],
         places: "Places",
     ) -> "Pages":
-        """The pages with new keys and values."""
+        """Return the pages with T new keys and values written at `places`."""
         k, v = marked(k, v)
         page, offset = places.page, places.offset
         return Pages(
@@ -83,23 +83,24 @@ class Pages:
         )
 
     def read(self, numbers: Int[Array, "..."]) -> tuple[Array, Array]:
-        """Keys [..., kv, dim, size] and values [..., kv, size, dim] of pages."""
+        """Return keys [..., kv, dim, size] and values [..., kv, size, dim] of pages."""
         return self.keys[numbers], self.values[numbers]
 
 
 @struct.dataclass(kw_only=True)
 class Places:
-    """Places of tokens in the cache; a page past the last one is none."""
+    """Places of tokens in the cache; a page number past the last means no place."""
 
     page: Int[Array, " T"]
     offset: Int[Array, " T"]
 
 
 def marked(k: Array, v: Array) -> tuple[Array, Array]:
-    """Values that are numbers, and a NaN in the key of a token whose own are not.
+    """Return keys and values in which only a key can be NaN.
 
-    Whoever sees the token finds a NaN then, and nobody else does: a score is masked
-    by a choice, but a value by a factor, and 0 * NaN is NaN.
+    A token with a non-finite key or value gets a NaN key and a finite value.  Then only
+    queries that attend to it become NaN: a masked score is replaced, but a masked value
+    is multiplied by 0, and 0 * NaN is NaN.
     """
     k = jnp.where(jnp.isfinite(k) & jnp.isfinite(v), k, jnp.nan)
     return k, jnp.where(jnp.isfinite(v), v, 0)
@@ -112,7 +113,10 @@ def places_of(
     page_size: int,
     valid: Bool[Array, " T"],
 ) -> Places:
-    """Places of positions, each with its own row of pages; none if not valid."""
+    """Return the places of `positions`, each in its own row of `table`.
+
+    A position that is not `valid` has no place.
+    """
     index = jnp.where(valid, positions // page_size, 0)
     page = jnp.take_along_axis(table, index[:, None], axis=1)[:, 0]
     return Places(
@@ -124,22 +128,22 @@ def places_of(
 class PagedAttention:
     """Plain XLA on the pages, a block of each sequence at a time (online softmax)."""
 
-    # A call is as wide as its longest sequence, rounded up to a power of two of pages
-    # times one of these steps; none: always as wide as the longest possible.
+    # A call's page table is as wide as its longest sequence, rounded up to a power of
+    # two of pages times one of these; empty: always as wide as the longest possible.
     width_steps: tuple[float, ...] = ()
-    page_spec = PartitionSpec(None, "tensor")  # heads are cut, in every array
+    page_spec = PartitionSpec(None, "tensor")  # every array is cut along its heads
 
     def init_pages(
         self, num_pages: int, page_size: int, *, heads: int, dim: int, dtype: DTypeLike
     ) -> Any:
-        """A layer's empty pages."""
+        """Return a layer's empty pages."""
         return Pages(
             keys=jnp.zeros((num_pages, heads, dim, page_size), dtype),
             values=jnp.zeros((num_pages, heads, page_size, dim), dtype),
         )
 
     def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
-        """Arrays that a call works on, per layer."""
+        """Return the arrays (views) that a `generate` call works on, per layer."""
         del rows, steps
         return pages
 
@@ -156,9 +160,9 @@ class PagedAttention:
         active: Bool[Array, " rows"],
         near: int | None = None,
     ) -> tuple[Float[Array, "rows heads dim"], Any]:
-        """Attention of one new token per row, and the view with its key and value.
+        """Return the attention of one new token per row, and the updated view.
 
-        With `near` a token sees its own chunk of so many positions alone.
+        With `near` a token sees only its own chunk of `near` positions.
         """
         del step
         places = places_of(
@@ -176,7 +180,7 @@ class PagedAttention:
         rows: Rows,
         positions: Int[Array, " rows"],
     ) -> tuple[Any, ...]:
-        """The pages after a call that took the rows to `positions`."""
+        """Return the pages after a call that advanced the rows to `positions`."""
         del pages, rows, positions
         return views
 
@@ -190,7 +194,7 @@ class PagedAttention:
         *,
         near: int | None = None,
     ) -> tuple[Float[Array, "C heads dim"], Any]:
-        """Causal attention of a chunk, and the pages with its keys and values."""
+        """Return a chunk's causal attention, and the pages with its keys and values."""
         places = places_of(
             chunk.table[jnp.maximum(chunk.segments - 1, 0)],
             chunk.positions,
@@ -208,7 +212,7 @@ class PagedAttention:
         lengths: Array,
         first: Array | None = None,
     ) -> Float[Array, "rows heads dim"]:
-        """One query per row over the tokens of its pages from `first` to `lengths`."""
+        """Attend with one query per row to cached tokens `first` to `lengths` - 1."""
         grouped = q.reshape(q.shape[0], 1, pages.keys.shape[1], -1, q.shape[-1])
         shape = grouped.shape[:-1]
         carry = (
@@ -232,7 +236,7 @@ class PagedAttention:
         chunk: Chunk,
         near: int | None = None,
     ) -> Float[Array, "C heads dim"]:
-        """A chunk's queries over the chunk, and the first sequence's over its past."""
+        """Attend with a chunk's queries to the chunk and to the first one's past."""
         length, heads, dim = q.shape
         grouped = q.reshape(length, k.shape[1], -1, dim)
         k, v = marked(k, v)
@@ -273,9 +277,10 @@ def _over_pages(
     carry: tuple[Array, Array, Array],
     first: Int[Array, "rows queries"] | None = None,
 ) -> tuple[Array, Array, Array]:
-    """(highest score, sum of exponentials, mixed values) with the rows' pages added.
+    """Fold the rows' pages into the online softmax's state, and return the state.
 
-    A query sees the tokens from its `first` on; None: all of them.
+    The state is (highest score, sum of exponentials, mixed values).  A query sees the
+    tokens from its `first` on; None: all of them.
     """
     page_size, dim = pages.page_size, q.shape[-1]
     per_block = min(max(1, _BLOCK_TOKENS // page_size), table.shape[1])
@@ -316,7 +321,7 @@ def _over_pages(
 
 @struct.dataclass(kw_only=True)
 class _Gathered:
-    """A layer's rows: what was cached before the call, and the call's own tokens."""
+    """A layer's rows: tokens cached before the call, and the call's own tokens."""
 
     keys: Float[Array, "rows pages kv dim size"]
     values: Float[Array, "rows kv past dim"]
@@ -325,7 +330,7 @@ class _Gathered:
 
 
 class GatheredAttention(PagedAttention):
-    """The past copied once per call, new tokens beside it until the call ends.
+    """Attention over a copy of the past, made once per call, and the call's tokens.
 
     A scatter into a cache costs XLA's CPU backend more than the attention does: here
     a step writes one slice for all rows, and a call scatters once.
@@ -340,7 +345,7 @@ class GatheredAttention(PagedAttention):
         def gather(layer: Pages) -> _Gathered:
             _, heads, dim, size = layer.keys.shape
             new = jnp.zeros((steps, count, heads, dim), layer.keys.dtype)
-            # By page and head: what is gathered is in order, and needs no transpose.
+            # Gathered by page and head, the rows are in order and need no transpose.
             by_head = rows.table[:, None] * heads + jnp.arange(heads)[:, None]
             values = layer.values.reshape(-1, size, dim)[by_head]
             return _Gathered(
@@ -405,7 +410,7 @@ class GatheredAttention(PagedAttention):
         rows: Rows,
         positions: Array,
     ) -> tuple[Any, ...]:
-        """The call's tokens into the pages."""
+        """Write the call's tokens into the pages, and return the pages."""
         steps, count = views[0].new_keys.shape[:2]
         at = jnp.tile(rows.starts, steps) + jnp.repeat(jnp.arange(steps), count)
         places = places_of(

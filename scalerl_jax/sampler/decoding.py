@@ -45,11 +45,11 @@ class EngineSettings:
     phrase: tuple[int, ...] = ()  # forced at the thinking limit; empty: never
     end_of_thinking: Marker | None = None  # once spelled, nothing is forced
     page_size: int = 32  # tokens
-    cache_tokens: int = 0  # that all pages hold; 0: every slot at its full length
-    prefill_tokens: int = 256  # of the largest chunk
+    cache_tokens: int = 0  # held by all pages; 0: every slot at its full length
+    prefill_tokens: int = 256  # size of the largest chunk
     attention: str = "auto"  # see `kernels.ATTENTION`
     top_logprobs: int = 0  # likeliest tokens reported beside the drawn one
-    report_experts: bool = False  # of every token and layer; of a mixture only
+    report_experts: bool = False  # for every token and layer; mixtures only
 
     @property
     def max_tokens(self) -> int:
@@ -57,7 +57,7 @@ class EngineSettings:
         return self.max_prompt_tokens + self.max_completion_tokens
 
     def chunk_of(self, layer: int) -> int | None:
-        """Tokens of the chunks that a layer looks into; None: it sees all there are."""
+        """Return the size of the chunks that a layer sees; None: it sees all tokens."""
         local = self.arch.local
         if local is None or not local.with_positions[layer]:
             return None
@@ -70,34 +70,34 @@ class EngineSettings:
 
     @property
     def pages_per_slot(self) -> int:
-        """Pages of a sequence at its full length."""
+        """Number of pages of a sequence at its full length."""
         return self.pages_for(self.max_tokens)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold so many tokens of one sequence."""
+        """Return how many pages hold `tokens` tokens of one sequence."""
         return -(-tokens // self.page_size)
 
     @property
     def num_pages(self) -> int:
-        """Pages of the whole cache."""
+        """Number of pages in the whole cache."""
         if self.cache_tokens:
             return self.cache_tokens // self.page_size
-        # A prompt's broken page is held beside its copy: one more, for a single slot.
+        # One page more: a prompt's partly filled last page is held beside its copy.
         return self.slots * self.pages_per_slot + 1
 
 
 @struct.dataclass(kw_only=True)
 class SlotRows:
-    """Sequences as the device knows them, one per row."""
+    """State of the sequences on the device, one per row."""
 
-    tokens: Int[AnyArray, " rows"]  # decoded next
-    positions: Int[AnyArray, " rows"]  # of that token: so many are in the cache
+    tokens: Int[AnyArray, " rows"]  # the token to decode next
+    positions: Int[AnyArray, " rows"]  # its position, the number of cached tokens
     prompt_lengths: Int[AnyArray, " rows"]
-    max_tokens: Int[AnyArray, " rows"]  # of the completion
+    max_tokens: Int[AnyArray, " rows"]  # limit of the completion
     keys: UInt32[AnyArray, "rows 2"]
     active: Bool[AnyArray, " rows"]
     thinking_limits: Int[AnyArray, " rows"]  # completion tokens; NEVER: no limit
-    thinking_states: Int[AnyArray, " rows"]  # of `settings.end_of_thinking`
+    thinking_states: Int[AnyArray, " rows"]  # automaton of `settings.end_of_thinking`
     phrase_places: Int[AnyArray, " rows"]  # next phrase token to force; -1: none
     sampling: SamplingRows
 
@@ -124,12 +124,12 @@ class ResultTokens:
     active: Bool[Array, " rows"]  # after the call
     cut_off: Bool[Array, " rows"]  # ended by the limit, without EOS
     failed: Bool[Array, " rows"]  # ended by logits that are not finite
-    # Of the tokens that these follow, if they are reported; see `ffn_moe.to_ids`.
+    # Experts of the tokens before these, if reported; format of `ffn_moe.to_ids`.
     experts: UInt[Array, "steps rows layers k"] | None = None
 
 
 def empty_rows(settings: EngineSettings, count: int) -> SlotRows:
-    """Rows without a sequence, as NumPy arrays."""
+    """Return `count` rows without a sequence, as NumPy arrays."""
     zeros = np.zeros(count, np.int32)
     marker = settings.end_of_thinking
     return SlotRows(
@@ -155,7 +155,7 @@ def first_row(
     thinking_limit: int = NEVER,
     sampling: Sampling,
 ) -> SlotRows:
-    """The one row of a sequence whose prompt is cached but for its last token."""
+    """Return the row of a sequence whose prompt is cached except its last token."""
     length = np.array([len(prompt)], np.int32)
     return dataclasses.replace(
         empty_rows(settings, 1),
@@ -179,11 +179,12 @@ def prefill(
     *,
     mesh: Mesh | None = None,
 ) -> tuple[DecodeState, UInt[Array, "T layers k"] | None]:
-    """The keys and values of a chunk's tokens into their pages; and their experts.
+    """Write the keys and values of a chunk's tokens into their pages.
 
-    In the last layer they have none: what it makes of these tokens is never read.
+    Return the state, and the tokens' experts if they are reported.  In the last layer
+    they have no experts: its output for these tokens is never read.
     """
-    # What follows the last layer's keys and values is dead code to the compiler.
+    # Code after the last layer's keys and values is dead, and not compiled.
     _, pages, said = _forward(
         settings,
         params,
@@ -211,9 +212,9 @@ def _forward(
     *,
     mesh: Mesh | None,
 ) -> tuple[Float[Array, "T D"], tuple[Any, ...], Said]:
-    """Hidden states of tokens, the layers' caches with them, and what layers say.
+    """Return the tokens' hidden states, the layers' new caches, and further outputs.
 
-    `attend(cache, q, k, v, near=...)` is of a `PagedAttention`, for one layer.
+    `attend(cache, q, k, v, near=...)` is a method of `PagedAttention` for one layer.
     """
     after = list(caches)
 
@@ -235,7 +236,7 @@ def _forward(
 
 
 def _ids(settings: EngineSettings, experts: Array) -> Array:
-    """Return the experts of tokens as they travel."""
+    """Return the experts of tokens in the format of `ffn_moe.to_ids`."""
     from scalerl_jax.model.ffn_moe import to_ids  # by mixtures alone
 
     assert settings.arch.experts is not None, "only a mixture is asked"
@@ -249,7 +250,7 @@ def insert(
     copy_from: Int[Array, " n"],
     copy_to: Int[Array, " n"],
 ) -> DecodeState:
-    """Rows into slots, and pages copied."""
+    """Put n rows into slots, and copy pages `copy_from` to `copy_to`."""
     return DecodeState(
         pages=jax.tree.map(
             lambda pages: pages.at[copy_to].set(pages[copy_from], mode="drop"),
@@ -276,9 +277,9 @@ def generate(
     *,
     mesh: Mesh | None = None,
 ) -> tuple[DecodeState, ResultTokens]:
-    """Steps until the call is full or no row is active.
+    """Decode until the call has all its steps or no row is active.
 
-    `next_states` is that of `settings.end_of_thinking`, if there is one.
+    `next_states` is the transition table of `settings.end_of_thinking`, or None.
     """
     steps = settings.tokens_per_call
     rows = jax.tree.map(lambda held: held[slots], state.rows)
@@ -317,7 +318,7 @@ def generate(
 def _record(
     results: ResultTokens, step: Array, rows: SlotRows, new: dict[str, Array]
 ) -> ResultTokens:
-    """The results with those of a step, after which `rows` stand."""
+    """Return the results with those of one step added; `rows` is the state after it."""
     written = {
         name: getattr(results, name).at[step].set(value)
         for name, value in new.items()
@@ -361,7 +362,7 @@ def _next_tokens(
     hidden: Array,
     next_states: Array | None,
 ) -> tuple[SlotRows, dict[str, Array]]:
-    """One token in every active row, and its fields of `ResultTokens` for a step."""
+    """Draw one token in every active row; return rows and fields of `ResultTokens`."""
     logits = head_logits(
         hidden, head_weights(params), float32_head=settings.float32_head
     )
@@ -401,7 +402,7 @@ def _next_tokens(
 def _likeliest(
     settings: EngineSettings, logits: Array, sampling: SamplingRows
 ) -> tuple[Array, Array]:
-    """The likeliest tokens and their log-probabilities, without the filters."""
+    """Return the likeliest tokens and their log-probabilities before the filters."""
     if not settings.top_logprobs:
         empty = (logits.shape[0], 0)
         return jnp.zeros(empty, jnp.int32), jnp.zeros(empty, jnp.float32)
@@ -414,7 +415,7 @@ def _likeliest(
 def _force_phrase(
     settings: EngineSettings, rows: SlotRows, tokens: Array, index: Array
 ) -> tuple[Array, Array, Array]:
-    """Tokens with the phrase in place of draws; which are forced; places after."""
+    """Return tokens with the phrase forced in, which are forced, and phrase places."""
     if not settings.phrase:
         return tokens, jnp.zeros_like(rows.active), rows.phrase_places
     phrase = jnp.array(settings.phrase, jnp.int32)

@@ -1,12 +1,12 @@
-"""A sampler with JetStream's verbs on our own decoder and a paged KV cache.
+"""An engine with JetStream's verbs for this package's decoder and a paged KV cache.
 
     state, _ = engine.prefill(params, state, chunk)      prompt tokens into pages
     state = engine.insert(state, slots=slots, rows=rows) sequences into slots
     state, results = engine.generate(params, state, slots=slots, table=table)
 
 `params` is an argument of every call: an in-flight weight update is the next call
-with other params, the KV cache kept.  Who owns which page is the caller's business
-(see `scheduler`).  A difference from JetStream: `prefill` draws no token.  The last
+with other params, the KV cache kept.  The caller (`scheduler`) keeps track of which
+sequence owns which page.  Unlike JetStream's, `prefill` draws no token: the last
 prompt token is decoded in each slot, so that every token of a completion comes from
 one code path, with the key of its own sample.
 """
@@ -43,11 +43,11 @@ MAX_SEQUENCES = 32  # prompts in one prefill chunk
 class Engine:
     """The compiled programs, and nothing that changes from call to call."""
 
-    # Hears which program is compiled, and of how many.
+    # Called with (number, total) as each program is compiled.
     notice: Callable[[int, int], None] = staticmethod(lambda *_: None)
 
     def __init__(self, settings: EngineSettings, *, mesh: Mesh) -> None:
-        """Programs for `settings` on `mesh`; `warm_up` compiles them.
+        """Make programs for `settings` on `mesh`; `warm_up` compiles them.
 
         Raises:
             ValueError: the cache does not hold one sequence at its full length.
@@ -65,7 +65,7 @@ class Engine:
         self.settings = settings
         self.mesh = mesh
         attention = _attention(settings, mesh)
-        # Programs are made for a few sizes each; a call takes the smallest that fits.
+        # Each program exists in a few sizes; a call uses the smallest that fits.
         self.row_counts = _ladder(max(8, settings.slots // 16), settings.slots)
         first, last = settings.pages_for(64), settings.pages_per_slot
         steps = attention.width_steps
@@ -100,10 +100,10 @@ class Engine:
         self._release = program(_release, 0, out=shardings)
 
     def _program(self, function: Any, state_at: int, *, out: Any) -> Any:
-        """Return a program that donates an argument, the state, and is counted."""
+        """Return a jitted program that donates the state and counts its traces."""
 
         def counted(*args: Any) -> Any:
-            self.traces += 1  # runs when it is traced only
+            self.traces += 1  # runs only during tracing
             self.notice(self.traces, self.num_programs)
             return function(*args)
 
@@ -116,7 +116,7 @@ class Engine:
 
     @property
     def page_bytes(self) -> int:
-        """Memory of one page, over all layers."""
+        """Bytes of one page, over all layers."""
         arch = self.settings.arch
         values = arch.num_layers * 2 * arch.num_kv_heads * arch.head_dim
         itemsize = jnp.dtype(self.settings.dtype).itemsize
@@ -124,7 +124,7 @@ class Engine:
 
     @functools.cached_property
     def _next_states(self) -> jax.Array | None:
-        """The table of the end of thinking, on the devices once it is asked for."""
+        """Return `settings.end_of_thinking`'s transition table, put on the devices."""
         marker = self.settings.end_of_thinking
         if marker is None:
             return None
@@ -134,20 +134,20 @@ class Engine:
 
     @property
     def insert_counts(self) -> tuple[int, ...]:
-        """Sequences that one call inserts, to which the scheduler pads them."""
+        """Sizes of `insert` calls, in sequences, to which the scheduler pads."""
         return _ladder(1, self.settings.slots)
 
     @property
     def num_programs(self) -> int:
-        """Programs that there are, of which a run may not need all."""
+        """Number of programs, of which a run may not need all."""
         shapes = len(self.row_counts) * len(self.table_widths)
         return len(self.chunk_sizes) + len(self.insert_counts) + shapes + 1
 
     def load_params(self, params: PyTree) -> PyTree:
-        """The params as the programs take them: an array per layer.
+        """Return the params as the programs take them: an array per layer.
 
-        Stacked params are taken apart, a copy, once; those that `learner.publish` or
-        this function has laid out are taken as they are.
+        Stacked params are copied layer by layer, once; params that `learner.publish` or
+        this function has laid out are returned as they are.
 
         Raises:
             ValueError: a parameter is missing, of another shape or of another dtype.
@@ -179,15 +179,15 @@ class Engine:
         return self._loaded[1]
 
     def init_decode_state(self) -> DecodeState:
-        """Slots without a sequence, pages without an owner."""
+        """Return a state of empty slots and empty pages."""
         return self._init()
 
     def prefill(
         self, params: PyTree, state: DecodeState, chunk: Chunk
     ) -> tuple[DecodeState, UInt[Array, "T layers k"] | None]:
-        """The keys and values of a chunk into its pages; donates `state`.
+        """Write a chunk's keys and values into its pages; donates `state`.
 
-        With it come the experts of the chunk's tokens, if settings ask for them.
+        The second result has the experts of the chunk's tokens if settings report them.
         """
         return self._prefill(self.load_params(params), state, chunk)
 
@@ -200,7 +200,7 @@ class Engine:
         copy_from: Int[np.ndarray, " n"],
         copy_to: Int[np.ndarray, " n"],
     ) -> DecodeState:
-        """Sequences into slots, each with a copy of a page; donates `state`.
+        """Put sequences into slots, each with a copy of a page; donates `state`.
 
         A slot number past the last one inserts nothing, and such a page number copies
         nothing.
@@ -215,7 +215,7 @@ class Engine:
         slots: Int[np.ndarray, " rows"],
         table: Int[np.ndarray, "rows pages"],
     ) -> tuple[DecodeState, ResultTokens]:
-        """Up to `tokens_per_call` tokens in each of `slots`; donates `state`.
+        """Decode up to `tokens_per_call` tokens in each of `slots`; donates `state`.
 
         `table` holds the pages of each slot, enough for the tokens of the call.
         """
@@ -257,9 +257,9 @@ class Engine:
 
 
 def _ladder(first: int, last: int, *, steps: tuple[float, ...] = (1,)) -> tuple:
-    """Sizes from `first` to `last`: doubled, and each of these times each step.
+    """Return sizes from `first` to `last`: powers of two times each of `steps`.
 
-    Above 16 they are doubled only: every size is a program to compile.
+    Above 16 sizes only double, as every size is a program to compile.
     """
     sizes, size = {last}, first
     while size < last:
@@ -270,7 +270,7 @@ def _ladder(first: int, last: int, *, steps: tuple[float, ...] = (1,)) -> tuple:
 
 
 def _attention(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
-    """The backend of `settings`; that of a CPU without loading any kernel."""
+    """Return the attention backend; on a CPU no kernel module is imported."""
     if settings.attention == "auto" and mesh.devices.flat[0].platform == "cpu":
         return GatheredAttention()
     from scalerl_jax.sampler.kernels import choose_attention
@@ -296,7 +296,7 @@ def _init_state(settings: EngineSettings, attention: PagedAttention) -> DecodeSt
 
 
 def empty_chunk(settings: EngineSettings, size: int) -> Chunk:
-    """A prefill chunk of so many tokens, none of which is of a sequence."""
+    """Return a prefill chunk of `size` tokens, all of them padding."""
     return Chunk(
         tokens=np.zeros(size, np.int32),
         positions=np.zeros(size, np.int32),

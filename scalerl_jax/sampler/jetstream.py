@@ -1,4 +1,4 @@
-"""Our engine as one of JetStream's, for whoever has JetStream's orchestrator.
+"""An adapter of this package's engine for JetStream's orchestrator.
 
     engine = JetStreamEngine(settings, mesh=mesh, tokenizer=tokenizer)
     driver = load_orchestrator().Driver(
@@ -6,9 +6,9 @@
         prefill_params=[params], generate_params=[params], interleaved_mode=True)
 
 It needs the extra `jetstream`, and nothing else in the package imports it: training
-and serving use `engine` and `scheduler`.  What the protocol costs beside them: one
+and serving use `engine` and `scheduler`.  The protocol costs more than they do: one
 token per call, pages for a whole sequence in every slot, and a prefill for each sample
-of a prompt.  What it has no word for: a thinking length is never forced, and a sequence
+of a prompt.  It cannot express two things: no thinking length is forced, and a sequence
 whose logits are not finite just ends.
 
 The protocol is that of 0.2.2, in which `prefill` gives a prefix and no token; the

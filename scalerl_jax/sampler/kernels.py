@@ -1,6 +1,6 @@
-"""Attention by kernels that JAX ships, and which backend a machine gets.
+"""Attention backends on kernels that JAX ships, and the choice of a backend.
 
-The file is above 400 lines: it has the kernels of two machines, and who gets which.
+The file is above 400 lines: it has the kernels of two kinds of machine, and the choice.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,9 @@ from scalerl_jax.sampler.attention import (
 )
 from scalerl_jax.sampler.decoding import EngineSettings
 
-# The kernel's own table of block sizes asks the process for its TPU, which a program
-# that is compiled without one does not have.  It computes with every query of a block
-# against each sequence that the block touches, hence few for decoding.
+# Block sizes are set here: the kernel's own table asks the process for its TPU, which
+# fails if a program is compiled without one.  The kernel computes all queries of a block
+# against each sequence that the block touches, hence few queries for decoding.
 _BLOCK_TOKENS = 512  # keys that are looked at together
 _DECODE_QUERIES = 8
 _CHUNK_QUERIES = 32
@@ -78,9 +78,9 @@ _NEAR = "choose_attention does not choose cuDNN where layers see chunks"
 class PallasAttention(PagedAttention):
     """JAX's ragged paged attention, a Mosaic kernel for TPUs.
 
-    It sees all of a sequence's pages.  Where a layer sees chunks (`near`), a decoded
-    token is given those of its own chunk, which are whole ones; a prompt's tokens may
-    be on both sides of a chunk's end, and attend in plain XLA.
+    The kernel reads all pages that it is given.  If a layer sees chunks (`near`), a
+    decoded token is given only the pages of its own chunk, which are whole; a prompt's
+    tokens may lie on both sides of a chunk's end, and attend in plain XLA.
     """
 
     page_spec = PartitionSpec(None, None, "tensor")
@@ -118,7 +118,7 @@ class PallasAttention(PagedAttention):
             v,
             rows=rows,
             step=step,
-            # The kernel reads what every row has: of one that has ended, one token.
+            # The kernel reads every row's tokens: an ended row gets a length of one.
             positions=jnp.where(active, positions, 0),
             active=active,
             near=near,
@@ -370,9 +370,9 @@ def _cudnn(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
 
 
 def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
-    """The setting that the TPU kernel does not take, its limit, and the way out.
+    """Return which setting the TPU kernel does not take and the way out; None: it fits.
 
-    Found by compiling the kernel for v5e, v5p and v6e.
+    The limits were found by compiling the kernel for v5e, v5p and v6e.
     """
     arch, dtype = settings.arch, jnp.dtype(settings.dtype)
     kv_heads, group = arch.num_kv_heads // tensor, arch.num_heads // arch.num_kv_heads

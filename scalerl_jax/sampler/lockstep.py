@@ -1,9 +1,9 @@
 """One engine over several processes: one of them leads, the others make the same calls.
 
 Every process that has a part of a mesh must dispatch the same programs in the same
-order.  The scheduler runs in the leader alone.  What it asks of its engine is told to
-the followers: NumPy arguments as they are, params and decode states by number.  What
-the leader holds no longer they let go with the next call.
+order.  The scheduler runs in the leader alone, and each call of its engine is told to
+the followers: NumPy arguments by value, params and decode states by number.  With the
+next call followers drop the objects that the leader no longer holds.
 """
 
 import collections
@@ -24,41 +24,41 @@ from scalerl_jax.types import PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """A call of the leader's engine, as the followers are told of it."""
+    """The message about a call of the leader's engine that followers get."""
 
-    method: str  # of `Engine`; empty: nothing but what is let go
-    state: int = 0  # that it takes and gives back, or makes
+    method: str  # name in `Engine`; empty: only drop the objects in `gone`
+    state: int = 0  # number of the decode state that it takes and returns, or makes
     params: int | None = None
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    gone: tuple[int, ...] = ()  # params and states that nobody asks for any more
+    gone: tuple[int, ...] = ()  # numbers of params and states to drop
 
 
 class LeadingEngine(Engine):
     """An `Engine` whose every call is told to the followers before it is made."""
 
     def lead(self, tell: Callable[[Call], None]) -> None:
-        """Begin to `tell` the followers, who get calls in the order of the telling."""
+        """Begin to `tell` followers of calls, which they get in the same order."""
         self._tell = tell
-        self._order = threading.Lock()  # of telling and dispatching
-        self._numbers: dict[int, int] = {}  # by `id` of what is alive
+        self._order = threading.Lock()  # keeps telling and dispatching in one order
+        self._numbers: dict[int, int] = {}  # `id` of a live object -> its number
         self._count = itertools.count()
         self._gone: collections.deque[int] = collections.deque()
 
     def new_number(self) -> int:
-        """Return a number that nothing has."""
+        """Return an unused number."""
         return next(self._count)
 
     def know(self, params: PyTree, number: int) -> None:
-        """Take params that the followers hold their parts of under a number."""
-        # A dict cannot be watched; its first array lives as long.
+        """Register params whose parts the followers hold under this number."""
+        # A dict takes no weak reference; its first array lives as long.
         self._watch(_anchor(params), number)
 
     def forget(self, number: int) -> None:
-        """Have the followers let go what this process has not got."""
+        """Have the followers drop a number that this process does not hold."""
         self._gone.append(number)
 
     def let_go(self) -> Call:
-        """Return a call for what the followers need not hold any more."""
+        """Return a call that only drops objects no longer held here."""
         gone: list[int] = []
         with contextlib.suppress(IndexError):  # two threads may ask
             while True:
@@ -97,7 +97,7 @@ class LeadingEngine(Engine):
     def _made(
         self, name: str, *params: PyTree, state: DecodeState, **arguments: Any
     ) -> Any:
-        """Return what a method of `Engine` makes of a state, which keeps its number."""
+        """Call a method of `Engine` on a state; the new state keeps its number."""
         with self._order:
             number = self._numbers.pop(id(state))  # it is donated
             self._told(name, number, *params, **arguments)
@@ -106,12 +106,12 @@ class LeadingEngine(Engine):
         return made
 
     def _usable(self, params: PyTree) -> PyTree:
-        """Return params as the programs take them, before anybody is told.
+        """Return params as the programs take them, before followers are told.
 
         Raises:
-            RuntimeError: others have taken their place.
+            RuntimeError: the params were deleted to make room for others.
         """
-        if _anchor(params).is_deleted():  # the first that makes room
+        if _anchor(params).is_deleted():  # the first array to be deleted
             raise RuntimeError("these params have given place to others")
         return self.load_params(params)
 
@@ -129,20 +129,20 @@ class LeadingEngine(Engine):
         self._tell(call)
 
     def _watch(self, held: Any, number: int) -> None:
-        """Give something a number until nobody holds it."""
+        """Keep a number for an object as long as the object lives."""
         self._numbers[id(held)] = number
         end = weakref.finalize(held, self._ended, id(held), number)
         end.atexit = False
 
     def _ended(self, held: int, number: int) -> None:
-        """Note what has gone, unless a call has passed its number on."""
+        """Note that an object is gone, unless its number was passed to another."""
         if self._numbers.get(held) == number:
             del self._numbers[held]
             self._gone.append(number)
 
 
 class Followed:
-    """The part of a follower: what it holds by the leader's numbers, and its calls."""
+    """A follower's side: its objects by the leader's numbers, and its calls."""
 
     def __init__(self, engine: Engine) -> None:
         """Make calls of this engine, which is like the leader's."""
@@ -157,7 +157,7 @@ class Followed:
         """Make a call of the leader's.
 
         Raises:
-            KeyError: the leader has named what is not held here.
+            KeyError: the call names a number that is not held here.
         """
         for number in call.gone:
             self._held.pop(number, None)

@@ -1,7 +1,7 @@
 """An engine's programs from shapes alone, for devices that may not be there.
 
-The mesh of the engine may be one of `jax.experimental.topologies`: what is lowered
-here compiles for it, and tells its memory, without an array on any device.
+The engine's mesh may come from `jax.experimental.topologies`: the programs lowered here
+compile for it and report their memory, without an array on any device.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from scalerl_jax.types import PyTree
 
 
 def sampler_params(engine: Engine) -> PyTree:
-    """The params that an engine is given: shapes, cut over "tensor" alone."""
+    """Return shapes and shardings of an engine's params, cut over "tensor" alone."""
 
     settings = engine.settings
     return jax.tree.map(
@@ -29,12 +29,12 @@ def sampler_params(engine: Engine) -> PyTree:
 
 
 def decode_state(engine: Engine) -> DecodeState:
-    """The shapes of `init_decode_state`, with their shardings."""
+    """Return shapes and shardings of `init_decode_state`."""
     return engine._init.eval_shape()
 
 
 def lower_prefill(engine: Engine, *, tokens: int | None = None) -> Any:
-    """The prefill of a chunk of `tokens` tokens; None: of the largest chunk."""
+    """Lower the prefill of a chunk of `tokens` tokens; None: the largest chunk."""
     chunk = empty_chunk(engine.settings, tokens or engine.chunk_sizes[-1])
     chunk = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), chunk)
     return engine._prefill.lower(sampler_params(engine), decode_state(engine), chunk)
@@ -43,7 +43,7 @@ def lower_prefill(engine: Engine, *, tokens: int | None = None) -> Any:
 def lower_generate(
     engine: Engine, *, rows: int | None = None, width: int | None = None
 ) -> Any:
-    """The call that decodes `rows` slots of `width` pages; None: the most."""
+    """Lower the call that decodes `rows` slots of `width` pages; None: the most."""
     rows = rows or engine.row_counts[-1]
     width = width or engine.table_widths[-1]
     marker = engine.settings.end_of_thinking

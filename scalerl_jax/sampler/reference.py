@@ -1,6 +1,6 @@
-"""The slow sampler to read and to test against: no cache, no slots, one at a time.
+"""A slow reference sampler for reading and tests: no cache, no slots, one at a time.
 
-For the same params and request it gives the tokens that `engine` gives.
+For the same params and request it draws the same tokens as `engine`.
 """
 
 import functools
@@ -78,8 +78,8 @@ def _draw(logits: Array, sampling: SamplingRows, keys: Array, index: Array) -> D
 def next_token_logits(
     params: PyTree, settings: EngineSettings, tokens: list[int]
 ) -> Float[Array, " V"]:
-    """Logits of what follows `tokens`."""
-    # One padded length for all, so that the pass compiles once.
+    """Return the logits [V] of the token after `tokens`."""
+    # All inputs are padded to one length, so that the pass compiles once.
     padded = np.zeros(settings.max_tokens, np.int32)
     padded[: len(tokens)] = tokens
     return _next_token_logits(params, settings, padded, len(tokens))

@@ -1,6 +1,6 @@
-"""Requests to the sampler, what it keeps of them on their way, and its answers.
+"""Host-side records of the sampler: requests, samples in progress, completions, pages.
 
-Host side only.  Who owns which page of the KV cache is counted here: no array of the
+`PageLedger` counts the owners of each page of the KV cache.  No array here is on a
 device.
 """
 
@@ -41,7 +41,7 @@ class Request:
 
     @property
     def num_samples(self) -> int:
-        """Completions asked for."""
+        """Number of completions asked for."""
         return len(self.samples.keys)
 
     def check(self, *, vocabulary: int, longest: int, most: int, spelled: bool) -> None:
@@ -49,8 +49,8 @@ class Request:
 
         Raises:
             ValueError: the prompt is empty, longer than `longest` or has ids that the
-                vocabulary lacks, a completion may pass `most` tokens, the samples have
-                not one value each, or a stop string is none.
+                vocabulary lacks; prompt and completion may pass `most` tokens; an array
+                has not one value per sample; or a stop string is not usable.
         """
         if not 0 < len(self.tokens) <= longest:
             raise ValueError(
@@ -99,15 +99,15 @@ class Completion:
     tokens: np.ndarray  # int32 [T]
     mask: np.ndarray  # bool [T], False on forced tokens
     logprobs: np.ndarray  # float32 [T], nats, of the distribution sampled from
-    full_logprobs: np.ndarray  # float32 [T], nats, without top-k, top-p, min-p, greed
+    full_logprobs: np.ndarray  # float32 [T], nats, before top-k, top-p, min-p, argmax
     top_tokens: np.ndarray  # int32 [T, top_logprobs], the likeliest tokens
     top_logprobs: np.ndarray  # float32 [T, top_logprobs], as full_logprobs
     versions: np.ndarray  # int32 [T]
     cut_off: bool  # ended by the limit
     interrupted: bool
     stopped: bool = False  # ended by a stop string
-    failure: str = ""  # why there is no more; empty: nothing went wrong
-    experts: np.ndarray | None = None  # as `types.Rollout` has them
+    failure: str = ""  # why the sample ended early; empty: nothing went wrong
+    experts: np.ndarray | None = None  # in the format of `types.Rollout`
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -117,14 +117,14 @@ class SchedulerStats:
     calls: int = 0  # of `generate`
     chunks: int = 0  # of prefill
     prefilled_tokens: int = 0
-    prefill_context: int = 0  # tokens that these and the recomputed attended to, summed
-    prefixes_dropped: int = 0  # made again: another version came, or pages ran out
+    prefill_context: int = 0  # sum of tokens attended to in prefill and recomputation
+    prefixes_dropped: int = 0  # made again: the version changed, or pages ran out
     suspended: int = 0  # sequences that gave their pages back for a while
     recomputed_tokens: int = 0  # cached again under new params
     failed: int = 0
     generated_tokens: int = 0
-    generated_context: int = 0  # tokens that these attended to, summed
-    wasted_tokens: int = 0  # generated and not part of a completion
+    generated_context: int = 0  # sum of tokens attended to by generated tokens
+    wasted_tokens: int = 0  # generated, but not part of a completion
     pages_in_use: int = 0
     peak_pages: int = 0
     tokens_held: int = 0  # by the sequences in slots, a shared prompt once each
@@ -141,15 +141,15 @@ class SchedulerStats:
         self.prefill_context += int(chunk.positions[:count].sum()) + count
 
     def note_generated(self, sample: "Sample", count: int) -> None:
-        """Count tokens that follow those which the host knows of a sample."""
+        """Count `count` new tokens of a sample, before they are added to it."""
         known = len(sample.request.tokens) + sample.num_tokens
         self.generated_tokens += count
         self.generated_context += count * known + count * (count - 1) // 2
 
     def flops(self, arch: Architecture) -> float:
-        """Model FLOPs of all passes: a prefill's, however often, are without a head.
+        """Return the model FLOPs of all passes; prefill passes are without a head.
 
-        What a prefill leaves out after the last layer's keys and values is counted.
+        The last layer's part that a prefill skips (after keys and values) is counted.
         """
         cached = self.prefilled_tokens + self.recomputed_tokens
         return sum(
@@ -168,19 +168,19 @@ class SchedulerStats:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Sample:
-    """One completion on its way, by identity."""
+    """One completion in progress; compared by identity."""
 
     request: Request
     number: int
     limit: int  # tokens of the completion
     pages: list[int] = dataclasses.field(default_factory=list)
-    # Of every call: fields of `Completion` that have a value for each token.
+    # One entry per call: the per-token fields of `Completion`.
     pieces: list[dict[str, np.ndarray]] = dataclasses.field(default_factory=list)
     num_tokens: int = 0  # of the completion, as far as the host knows
-    in_flight: int = 0  # tokens that the call not yet read may add
+    in_flight: int = 0  # most tokens that the call not yet read may add
     row: Any = None  # of a suspended sample: its `SlotRows` row
-    stops: StopWatch | None = None  # of a request that has stop strings
-    # Of the prefix that it began from: see `Prefix`.
+    stops: StopWatch | None = None  # set if the request has stop strings
+    # Experts of the prefix that the sample began from; see `Prefix`.
     prompt_experts: list[tuple[Any, slice]] | None = None
 
     @property
@@ -215,14 +215,14 @@ class Sample:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Prefix:
-    """Tokens whose keys and values are made, at one policy version."""
+    """Tokens whose keys and values are being cached, at one policy version."""
 
     tokens: np.ndarray  # int32
     pages: list[int]
     version: int
     done: int = 0  # tokens in the cache
-    place: slice | None = None  # in the last chunk, if it is part of that
-    # Of a mixture that reports them: what chunks said, and where it stands there.
+    place: slice | None = None  # its tokens in the last chunk, if it was part of it
+    # Experts if reported: outputs of the chunks, and the prefix's place in each.
     experts: list[tuple[Any, slice]] = dataclasses.field(default_factory=list)
 
     @property
@@ -252,7 +252,7 @@ class PageLedger:
         return len(self._owners) - len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Pages with one owner each, of those that are free."""
+        """Take `count` free pages, with one owner each."""
         assert count <= len(self._free), f"{count} pages wanted, {len(self._free)} free"
         taken = [self._free.pop() for _ in range(count)]
         self._owners[taken] = 1
@@ -260,12 +260,12 @@ class PageLedger:
         return taken
 
     def share(self, pages: list[int]) -> list[int]:
-        """The same pages with one more owner."""
+        """Add an owner to each page, and return the pages."""
         self._owners[pages] += 1
         return list(pages)
 
     def release(self, pages: list[int]) -> None:
-        """One owner fewer for each page."""
+        """Remove an owner from each page."""
         for page in pages:
             assert self._owners[page] > 0, f"page {page} has no owner to lose"
             self._owners[page] -= 1
@@ -281,10 +281,10 @@ class LengthBudget:
     max_completion_tokens: int
 
     def limit(self, step: int) -> int:
-        """Tokens of a completion begun after `step` optimizer steps.
+        """Return the limit, in tokens, of a completion begun after `step` steps.
 
-        That of the last stage with  first step <= step;  without stages always the
-        sampler's.
+        It is that of the last stage with  first step <= step;  without stages it is
+        always the sampler's.
         """
         begun = [tokens for first, tokens in self.stages if first <= step]
         return begun[-1] if begun else self.max_completion_tokens
@@ -299,7 +299,7 @@ class LengthBudget:
         return tokens * limit // self.max_completion_tokens
 
     def cut(self, samples: Samples, *, step: int) -> Samples:
-        """The samples under the limit of a step; no program is compiled for it."""
+        """Return the samples with the limit of a step; this compiles no program."""
         limit = self.limit(step)
         if limit == self.max_completion_tokens:
             return samples

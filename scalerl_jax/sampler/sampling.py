@@ -1,7 +1,7 @@
 """The distribution that a token is drawn from, and the keys that draw it.
 
-Every draw has a key folded from what it is for, so that a rollout does not depend on
-the slot, the batch or the worker that makes it.
+Each draw's key is folded from purpose, prompt, epoch, sample and position, so that a
+rollout does not depend on the slot, the batch or the worker that makes it.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Sampling:
     temperature: float = 1.0  # 0: the likeliest token
     top_k: int = 0  # the likeliest tokens; 0: all
     top_p: float = 1.0  # the fewest likeliest with this much probability; 1: all
-    min_p: float = 0.0  # those with this share of the likeliest's probability; 0: all
+    min_p: float = 0.0  # tokens with this share of the highest probability; 0: all
 
     def __post_init__(self) -> None:
         """Refuse what is not a distribution."""
@@ -57,7 +57,7 @@ class SamplingRows:
 
     @classmethod
     def of(cls, sampling: Sampling, rows: int) -> "SamplingRows":
-        """The same distribution in every row, as NumPy arrays."""
+        """Return the same distribution in every row, as NumPy arrays."""
         return cls(
             temperature=np.full(rows, sampling.temperature, np.float32),
             top_k=np.full(rows, min(sampling.top_k, _MANY), np.int32),
@@ -94,7 +94,7 @@ def _wrap(key_data: UInt32[Array, "... 2"]) -> Array:
 
 
 def _host() -> Any:
-    # Keys are made on the host: behind a decode call on the device they would wait.
+    # Keys are made on the host: on the device they would wait behind a decode call.
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
@@ -104,7 +104,7 @@ def _host() -> Any:
 def sample_keys(
     seed: int, purpose: Purpose, *, prompt_id: int, epoch: int, num_samples: int
 ) -> UInt32[np.ndarray, "samples 2"]:
-    """The data of one threefry key per sample of a prompt."""
+    """Return the data of one threefry key per sample of a prompt."""
     parts = np.array([seed, _PURPOSES[purpose], prompt_id, epoch], np.uint32)
     with jax.default_device(_host()):
         return np.asarray(_sample_keys(parts, num_samples=num_samples))
@@ -123,7 +123,7 @@ def _draw_lengths(keys: Array, low: Array, high: Array) -> Array:
 def interruption_lengths(
     keys: UInt32[np.ndarray, "samples 2"], *, min_tokens: int, max_tokens: int
 ) -> Int[np.ndarray, " samples"]:
-    """Thinking length at which each sample is interrupted, even on [min, max]."""
+    """Draw each sample's interruption length in tokens, uniform on [min, max]."""
     with jax.default_device(_host()):
         return np.asarray(
             _draw_lengths(keys, np.int32(min_tokens), np.int32(max_tokens))
@@ -133,7 +133,7 @@ def interruption_lengths(
 def scaled_logits(
     logits: Float[Array, "rows V"], sampling: SamplingRows
 ) -> tuple[Float[Array, "rows V"], Float[Array, "rows V"]]:
-    """Logits over the temperature, with and without the filters (-inf: left out).
+    """Return logits / temperature, with and without the filters (-inf: left out).
 
     A temperature of 0 is a filter on the likeliest token (on all of them, where several
     are exactly equal); without its filter it is the distribution at temperature 1.
@@ -172,7 +172,7 @@ def _rank_bound(scaled: Array, sampling: SamplingRows) -> Float[Array, " rows"]:
 
 
 def _ordered(x: Float[Array, "..."]) -> UInt32[Array, "..."]:
-    """Numbers in the order of the floats."""
+    """Return unsigned integers that sort like the floats."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
@@ -182,9 +182,9 @@ def _highest_bound(
     weights: Float[Array, "rows V"],
     target: Real[Array, " rows"],
 ) -> UInt32[Array, " rows"]:
-    """The highest bound that leaves `target` of the weight at or above it.
+    """Return the highest bound with at least `target` of the weight at or above it.
 
-    By bisection over the 32 bits: that many sums cost less than a sort.
+    It is found by bisection over the 32 bits: 32 sums cost less than a sort.
     """
 
     def narrow(bit: Array, bound: Array) -> Array:
@@ -202,12 +202,12 @@ def draw_tokens(
     keys: UInt32[Array, "rows 2"],
     index: Int[Array, " rows"],
 ) -> Draw:
-    """The token at place `index` of each row's completion, whose key is `keys[row]`.
+    """Draw the token at place `index` of each row's completion with `keys[row]`.
 
-    By inversion, in two stages: a block of the vocabulary, then a token in it, with a
-    uniform number for each.  It costs one exp per token of the vocabulary, where the
-    Gumbel trick costs a random number.  A probability is met to within 2**-23 of its
-    block's.
+    The draw is by inversion in two stages: a block of the vocabulary, then a token in
+    it, with a uniform number for each.  It costs one exp per token of the vocabulary;
+    the Gumbel trick costs a random number for each.  A token's probability is exact to
+    within 2**-23 of its block's.
     """
     kept, full = scaled_logits(logits, sampling)
     rows, vocabulary = kept.shape
@@ -246,7 +246,7 @@ def draw_tokens(
 
 
 def _block_size(vocabulary: int) -> int:
-    """The divisor that makes the fewest sums over blocks and inside one."""
+    """Return the divisor of the vocabulary with the fewest sums in the two stages."""
     divisors = (size for size in range(1, vocabulary + 1) if vocabulary % size == 0)
     return min(divisors, key=lambda size: size + vocabulary // size)
 
@@ -254,7 +254,7 @@ def _block_size(vocabulary: int) -> int:
 def _invert(
     masses: Float[Array, "rows n"], uniform: Float[Array, " rows"]
 ) -> Int[Array, " rows"]:
-    """The first place whose cumulative mass passes `uniform` times the whole."""
+    """Return the first place whose cumulative mass passes `uniform` times the total."""
     cumulative = jnp.cumsum(masses, axis=-1)
     target = uniform * cumulative[:, -1]
     # Rounded sums may fall by an ulp: a place without mass must not be taken for it.

@@ -1,7 +1,7 @@
 """Continuous batching: requests into free slots, tokens into completions.
 
-The host's half of the sampler.  It knows slots, pages and requests, not what they are
-for.  A step dispatches one `generate` call and then reads the results of the call
+It is the host's half of the sampler: it knows slots, pages and requests, but not
+training.  A step dispatches one `generate` call and then reads the results of the call
 before it, so that the device never waits for this bookkeeping.
 
 When the pages run out, the sample that was placed last is suspended: it gives its
@@ -44,7 +44,7 @@ KvOnUpdate = Literal["keep", "recompute"]
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class _Waiting:
-    """Samples of one request that begin from the same tokens, and wait for slots."""
+    """Samples of one request that begin from the same tokens and wait for slots."""
 
     samples: collections.deque[Sample]
     tokens: np.ndarray  # int32, to be cached before a sample can go on
@@ -59,7 +59,7 @@ class _Waiting:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Placed:
-    """A sample, its slot, and the broken page of its prefix that it copies."""
+    """A sample, its slot, and the partly filled page of its prefix that it copies."""
 
     slot: int
     sample: Sample
@@ -85,10 +85,10 @@ class Scheduler:
         kv_on_update: KvOnUpdate = "keep",
         spelling: Spelling | None = None,
     ) -> None:
-        """A scheduler with every slot free; `spelling` is for requests that have stops.
+        """Begin with every slot free; requests with stop strings need `spelling`.
 
-        `kv_on_update` says what becomes of the keys and values of running samples when
-        another version comes: they are kept, or made again with the new params.
+        `kv_on_update` decides about the keys and values of running samples when another
+        version comes: they are kept, or recomputed with the new params.
         """
         self._engine = engine
         self._settings = engine.settings
@@ -150,7 +150,7 @@ class Scheduler:
         self._waiting.append(_Waiting(samples=samples, tokens=request.tokens[:-1]))
 
     def cancel(self, request_id: int) -> int:
-        """Drop a request; returns how many of its tokens no completion has."""
+        """Drop a request; return how many of its tokens are in no completion."""
         lost = 0
         for entry in list(self._waiting):
             if entry.samples[0].request.request_id == request_id:
@@ -188,7 +188,7 @@ class Scheduler:
         return ended
 
     def _recompute(self, params: PyTree) -> None:
-        """The keys and values of every running sample, with other params."""
+        """Recompute the keys and values of every running sample with these params."""
         self._read()
         prefixes = [
             Prefix(tokens=sample.tokens()[:-1], pages=sample.pages, version=0)
@@ -200,7 +200,7 @@ class Scheduler:
     def _prefill(
         self, params: PyTree, prefixes: list[Prefix], *, again: bool = False
     ) -> bool:
-        """One chunk of these prefixes; return whether there was anything left."""
+        """Prefill one chunk of these prefixes; return whether any token was left."""
         chunk = fill_chunk(self._engine, prefixes)
         if chunk is not None:
             self._state, experts = self._engine.prefill(params, self._state, chunk)
@@ -215,7 +215,7 @@ class Scheduler:
     # -- from waiting to running ------------------------------------------------------
 
     def _admit(self, params: PyTree, version: int) -> None:
-        """One prefill chunk, or as many as it takes where nothing is running."""
+        """Prefill one chunk, or all that is needed if no sample is running."""
         while self._waiting and self._free:
             self._prefill(params, self._begin_prefixes(version))
             self._place()
@@ -223,7 +223,7 @@ class Scheduler:
                 return
 
     def _begin_prefixes(self, version: int) -> list[Prefix]:
-        """Prefixes of the entries that slots are free for, at this version."""
+        """Return prefixes, at this version, of waiting entries with free slots."""
         for entry in self._waiting:
             if entry.prefix is not None and entry.prefix.version != version:
                 self._drop_prefix(entry)  # never used across versions
@@ -234,7 +234,7 @@ class Scheduler:
             slots -= len(entry.samples)
             if entry.prefix is None:
                 count = self._settings.pages_for(len(entry.tokens))
-                # Room for its first sample, and a page for everyone who grows.
+                # Room for its first sample, and a page for each running sample.
                 own = entry.first_pages(self._settings)
                 room = self._pages.free - own - len(self._running)
                 if count > room and (self._running or begun):
@@ -246,7 +246,7 @@ class Scheduler:
         return begun
 
     def _place(self) -> None:
-        """Samples with a ready prefix into slots."""
+        """Put samples with a ready prefix into slots."""
         placed: list[_Placed] = []
         for entry in list(self._waiting):
             if entry.prefix is None or not entry.prefix.ready:
@@ -274,7 +274,7 @@ class Scheduler:
         whole, rest = divmod(len(entry.tokens), self._settings.page_size)
         fresh = self._pages.take(own)
         sample.pages = self._pages.share(entry.prefix.pages[:whole]) + fresh
-        if sample.prompt_experts is None:  # else it goes on, and keeps its first
+        if sample.prompt_experts is None:  # a resumed sample keeps its first ones
             sample.prompt_experts = entry.prefix.experts
         self._running[slot] = sample
         copy = (entry.prefix.pages[whole], fresh[0]) if rest else None
@@ -294,7 +294,7 @@ class Scheduler:
     # -- a call, and its results ------------------------------------------------------
 
     def _dispatch(self, params: PyTree, version: int) -> _Call | None:
-        """A call for every sample that may go on, before the last one is read."""
+        """Dispatch a call for all samples that may go on, before reading the last."""
         for sample in list(self._running.values()):
             self._reserve(sample)
         in_order = sorted(self._running.items())
@@ -321,7 +321,7 @@ class Scheduler:
         return _Call(samples=rows, results=results, version=version)
 
     def _reserve(self, sample: Sample) -> None:
-        """Pages for the tokens of the next call; suspends the youngest if it must."""
+        """Take pages for a sample's next call; suspend the youngest ones if needed."""
         while sample in self._running.values() and sample.goes_on:
             tokens = sample.num_tokens + sample.in_flight
             tokens = min(tokens + self._settings.tokens_per_call, sample.limit)
@@ -340,19 +340,19 @@ class Scheduler:
 
     def _suspend(self, slot: int) -> None:
         assert self._call is None, "its tokens in flight would be lost"
-        # All rows to the host: to cut one out on the device is a program of its own.
+        # All rows go to the host: cutting one out on the device would be a program.
         rows = jax.device_get(self._state.rows)
         sample = self._leave(slot)
         sample.row = jax.tree.map(lambda held: np.array(held[slot : slot + 1]), rows)
         self._stop([slot])
         self._stats.suspended += 1
-        # All but its last token is to be cached again.
+        # All its tokens but the last must be cached again.
         self._waiting.appendleft(
             _Waiting(samples=collections.deque([sample]), tokens=sample.tokens()[:-1])
         )
 
     def _read(self) -> None:
-        """The results of the last call, if there is one."""
+        """Read the results of the last call, if there is one."""
         call, self._call = self._call, None
         if call is None:
             return
@@ -416,7 +416,7 @@ class Scheduler:
         return sample
 
     def _stop(self, slots: Sequence[int]) -> None:
-        """The device forgets sequences that it takes for active."""
+        """Stop sequences that the device still takes for active."""
         if slots:
             marked = np.zeros(self._settings.slots, bool)
             marked[list(slots)] = True
@@ -426,7 +426,7 @@ class Scheduler:
 def _piece(
     results: ResultTokens, column: int, count: int, version: int
 ) -> dict[str, np.ndarray]:
-    """The first `count` tokens of a column, and what a completion says of each."""
+    """Return per-token fields of `Completion` for a column's first `count` tokens."""
     arrays = dict(
         tokens=results.tokens,
         logprobs=results.logprobs,
@@ -446,7 +446,7 @@ def _piece(
 
 
 def _insertion(settings: EngineSettings, placed: list[_Placed]) -> dict[str, Any]:
-    """The arguments of `Engine.insert`, padded to a power of two."""
+    """Return the arguments of `Engine.insert`, padded to a power of two."""
     count = min(1 << (len(placed) - 1).bit_length(), settings.slots)
     slots = np.full(count, settings.slots, np.int32)
     copies = np.full((2, count), settings.num_pages, np.int32)
@@ -471,9 +471,10 @@ def _insertion(settings: EngineSettings, placed: list[_Placed]) -> dict[str, Any
 
 
 def fill_chunk(engine: Engine, prefixes: Sequence[Prefix]) -> Chunk | None:
-    """The next tokens of these prefixes, which are counted as done; None: no more.
+    """Return a chunk with the prefixes' next tokens, counted as done; None: no more.
 
-    A prefix that an earlier chunk has begun comes first: a chunk takes one past.
+    A prefix that an earlier chunk has begun comes first, as a chunk can attend to the
+    cached tokens of only its first sequence.
     """
     for prefix in prefixes:
         prefix.place = None

@@ -1,29 +1,29 @@
 """The bounded-staleness queue between the sampling worker and the learner.
 
-It says when a group may start and when a window of groups may be taken, so that no
-group is more than max_staleness optimizer steps old at any gradient, and none is
-thrown away for its age (which would favour short completions).  The file is above 400
-lines: beside the books, which are kept between threads under one lock, it has the
-arithmetic and the reason why it never stops.
+The queue decides when a group may start and when a window of groups may be taken, so
+that no group is more than max_staleness optimizer steps old at any gradient, and none
+is thrown away for its age (which would favour short completions).  The file is above
+400 lines: it has the books, kept between threads under one lock, the arithmetic of the
+bounds, and the proof that the queue never stalls.
 
-The learner takes a window of groups and makes E = epochs steps on each batch of N of
-them.  At version v, with the next window opened at v (or the one in hand opened
-there), the worker's params at version w, and the groups that are running, buffered, or
-taken but not yet used up called outstanding,
+The learner takes a window of groups and makes E = epochs steps on each of its batches
+of N groups.  Let v be the version at which the window in hand, or the next one, opens;
+w the version of the worker's params; and let outstanding count the groups that are
+running, buffered, or taken but not yet used up.  Then
 
     windows(m) = floor((m + k + 1 - v) / E)
 
-is how many windows, this one included, can use a group of version m within
-k = max_staleness: the last gradient of the n-th is at v + n * E - 1.
+is the number of windows, that one included, which can use a group of version m within
+k = max_staleness, since the last gradient of the n-th window is at v + n * E - 1.
 
     admission:  start a group only if      outstanding < windows(w) * N
     pacing:     take a window only if, for every version m, the groups it leaves with
                 oldest version <= m number  at most (windows(m) - 1) * N
 
-Both keep  (outstanding with oldest version <= m) <= windows(m) * N  true; a step that
-is skipped only adds to the right-hand side.  Hence no group of version m is left when
+Both rules preserve  (outstanding with oldest version <= m) <= windows(m) * N,  and a
+skipped step only raises the right-hand side.  Hence no group of version m is left when
 no window can use it, and once everything running has finished, a window of the N
-oldest can be taken.  The worker's version bounds admission: with the learner's, a late
+oldest can be taken.  Admission goes by the worker's version: by the learner's, a late
 publish would let groups in that are too old.  k = E - 1 is the synchronous loop.
 
 Batched mode (PPO-off-policy-k) generates all that k optimizer steps need at one
@@ -32,37 +32,36 @@ version, k / E batches of N groups, takes them together, and then starts the nex
     admission:  outstanding < k / E * N, and w >= v
     pacing:     take only when all of them are buffered
 
-A sampler that is faster than the learner would fill all that k allows, and a group's
-staleness would be the time for which it waits, finished, in that store.  So the
-finished groups that wait, for their verdicts or to be taken, are bounded as well, with
-W = max_waiting:
+A sampler faster than the learner would fill the buffer that k allows, and a group's
+staleness would be mostly its wait there after it has finished.  So the finished groups
+that wait, for verdicts or to be taken, are bounded as well, with W = max_waiting:
 
     admission:  ... and    waiting < max(W * N, groups of a window)        (W = 0: any)
 
-It bounds what starts and not what runs: when the last group has started and R, it
-included, are being sampled,
+This bounds starts, not groups already running: when the last admitted group has
+started and R groups, that one included, are being sampled,
 
     waiting <= W * N - 1 + R
 
-until the next one starts, and R is at most the slots of the sampler.  A judged group is
-thus taken with one of the next ceil((W * N - 1 + R) / N) windows, for those that start
-later are taken later; its staleness in flight is bounded by k alone.
+until the next group starts, and R is at most the slots of the sampler.  A judged group
+is thus taken with one of the next ceil((W * N - 1 + R) / N) windows, as groups that
+start later are taken later.  Only k bounds the staleness from its time in flight.
 
-Both inequalities above stay true, because nothing more is ever started for W's sake.
-And no start is denied for it unless a whole window is finished: once those are judged,
-the learner can take it, by the argument above, or some have given their places back
-(refills); either makes room, and must wake the worker.  This holds whatever waits at
-first, as after a restore.  In batched mode, and where k = E - 1, no more than a window
-is ever outstanding: W changes nothing.  PipelineRL's generators have such a bounded
+Both inequalities above stay true, because W only ever denies a start.  And W denies
+one only while a whole window is finished: once its groups are judged, the learner can
+take it, by the argument above, or some groups have given their places back (refills);
+either makes room, and must wake the worker.  This also holds if groups wait from the
+start, as after a restore.  In batched mode, and with k = E - 1, at most one window is
+ever outstanding, and W changes nothing.  PipelineRL's generators have such a bounded
 queue, https://arxiv.org/abs/2509.19128, algorithm 2.
 
 With refills (dynamic sampling), a finished group whose rewards are all equal gives its
-place back, for at most `max_refills` groups per place of a window; from there on such
-a group keeps its place like any other, so that a window always fills.  For the bound
-it is as if the group had never been.  In the synchronous loop a window has the same
-groups whatever finishes first; but when a refill begins hangs on its verdict, so that
-how many sequences are decoded together, and with it the last bit of a log-probability,
-may differ from run to run.
+place back, for at most `max_refills` groups per place of a window; after that such a
+group keeps its place like any other, so that a window always fills.  The bounds treat
+a group that gave its place back as if it had never existed.  In the synchronous loop a
+window has the same groups whichever finishes first; but a refill begins when a verdict
+comes, so that the number of sequences decoded together, and with it the last bit of a
+log-probability, may differ from run to run.
 """
 
 import dataclasses
@@ -80,14 +79,14 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pacing:
-    """Bounds of a queue; versions are optimizer steps applied."""
+    """Bounds of a queue; versions count optimizer steps applied."""
 
     num_prompts: int  # N
     max_staleness: int  # k
     mode: Mode
     max_waiting: int = 0  # W, batches of N finished groups; 0: no bound of its own
     epochs: int = 1  # E
-    num_steps: int | None = None  # no group starts for a step past it
+    num_steps: int | None = None  # no group starts for a later step
 
     def windows(self, version: int, *, opened: int) -> int:
         """Count the windows from `opened` on that can use a group of `version`."""
@@ -98,7 +97,7 @@ class Pacing:
     ) -> bool:
         """Return whether a group may start with params of `version`.
 
-        `waiting` of the `outstanding` groups are sampled and not taken.
+        `waiting` of the `outstanding` groups are wholly sampled and not yet taken.
         """
         if outstanding >= self._places(version, opened=opened):
             return False
@@ -108,7 +107,7 @@ class Pacing:
         return not self.max_waiting or waiting < most
 
     def _places(self, version: int, *, opened: int) -> int:
-        """Groups that may be outstanding once one starts with params of `version`."""
+        """Return the most outstanding groups at which one of `version` may start."""
         if self.mode == "batched":
             return self.window_groups(opened=opened) if version >= opened else 0
         windows = min(
@@ -117,7 +116,7 @@ class Pacing:
         return windows * self.num_prompts
 
     def window_groups(self, *, opened: int) -> int:
-        """Groups that are taken together by the window that begins at `opened`."""
+        """Return how many groups the window that begins at `opened` takes."""
         batches = 1
         if self.mode == "batched":
             whole = self.max_staleness // self.epochs
@@ -125,14 +124,17 @@ class Pacing:
         return batches * self.num_prompts
 
     def last_version(self, *, opened: int) -> int:
-        """The version at the last gradient of a window, if no step is skipped."""
+        """Return the version at a window's last gradient, if no step is skipped."""
         batches = self.window_groups(opened=opened) // self.num_prompts
         return opened + batches * self.epochs - 1
 
     def usable(
         self, versions: Sequence[int], *, opened: int, windows_gone: int = 0
     ) -> bool:
-        """Return whether groups so old can all be used, those windows aside."""
+        """Return whether groups of these versions can all be used within the bound.
+
+        `windows_gone` windows from `opened` on are taken already.
+        """
         if self.mode == "batched":
             left = 0 if windows_gone else self.window_groups(opened=opened)
             return len(versions) <= left and all(each >= opened for each in versions)
@@ -143,7 +145,7 @@ class Pacing:
         )
 
     def _batches_left(self, *, opened: int) -> int:
-        """Batches that the steps from `opened` on need."""
+        """Return how many batches the steps from `opened` on need."""
         if self.num_steps is None:
             return sys.maxsize
         return -((opened - self.num_steps) // self.epochs)
@@ -155,13 +157,13 @@ class QueueState:
 
     version: int  # optimizer steps applied
     next_ticket: int
-    buffered: tuple[Group, ...]  # in ticket order; those without a place too
-    running: tuple[tuple[int, int], ...]  # (ticket, oldest version), to be re-issued
+    buffered: tuple[Group, ...]  # in ticket order, refilled ones included
+    running: tuple[tuple[int, int], ...]  # (ticket, oldest version), to be restarted
     dropped: dict[str, int]  # groups by reason
 
 
 class _Finished(NamedTuple):
-    oldest_version: int  # kept, for Group computes it from all its tokens
+    oldest_version: int  # cached: Group computes it from all its tokens
     group: Group
 
 
@@ -179,7 +181,7 @@ class RolloutQueue:
         max_refills: int = 0,
         num_steps: int | None = None,
     ) -> None:
-        """An empty queue at version 0; no group starts for a step past `num_steps`."""
+        """Begin empty at version 0; the arguments are those of `Pacing`."""
         self._pacing = Pacing(
             num_prompts=num_prompts,
             max_staleness=max_staleness,
@@ -194,22 +196,22 @@ class RolloutQueue:
         self._opened = 0  # version at which the window in hand, or the next, begins
         self._next_ticket = 0
         self._running: dict[int, int] = {}  # ticket -> oldest version
-        self._sampled: set[int] = set()  # of these, with the verifier
+        self._sampled: set[int] = set()  # running tickets that await their verdicts
         self._lost: set[int] = set()  # running before a restore, not yet restarted
         self._buffered: dict[int, _Finished] = {}
         self._refilled: list[Group] = []  # gave their places back since the last take
         self.taken = 0  # groups with a place in the window that is not used up
         self._dropped: dict[str, int] = {}
-        self._changes = 0  # what may let the worker go on
-        self._seen = 0  # changes the worker knows of
-        self.failure: BaseException | None = None  # what `fail` was given first
+        self._changes = 0  # count of changes that may let the worker go on
+        self._seen = 0  # the count when the worker last asked
+        self.failure: BaseException | None = None  # the first error given to `fail`
         self._closed = False
         self._listener: Callable[[], None] = lambda: None
 
     # The worker's side.
 
     def admit(self, version: int) -> int | None:
-        """The ticket of a group that may start now with params of `version`, or None.
+        """Return the ticket of a group that may start at `version` now, or None.
 
         Raises:
             QueueClosed: after `close`.
@@ -231,11 +233,11 @@ class RolloutQueue:
             return ticket
 
     def restart(self, ticket: int, version: int) -> int:
-        """Put a running ticket back to work, from its prompt; returns its new version.
+        """Restart a running ticket from its prompt; return its new oldest version.
 
-        That is `version`, or what it was, if that is later.  Those of a restored
-        checkpoint must each be restarted; others may be, where what had been sampled
-        for them is lost.  The bound holds: a ticket's oldest version only rises.
+        The result is the larger of `version` and the old one, so that the bound holds.
+        Each running ticket of a restored checkpoint must be restarted; others may be,
+        if their sampled tokens were lost.
         """
         with self._changed:
             assert ticket in self._running, f"ticket {ticket} is not running"
@@ -247,13 +249,13 @@ class RolloutQueue:
             return version
 
     def sampled(self, ticket: int) -> None:
-        """A running group only lacks its verdicts; it counts among those that wait."""
+        """Note that a running group lacks only its verdicts; it counts as waiting."""
         with self._changed:
             assert ticket in self._running, f"ticket {ticket} is not running"
             self._sampled.add(ticket)
 
     def put(self, group: Group) -> None:
-        """A running group is finished and judged; the learner may have it."""
+        """Buffer a finished and judged group for the learner."""
         oldest_version = group.oldest_version
         with self._changed:
             ticket = group.ticket
@@ -271,7 +273,7 @@ class RolloutQueue:
                 self._changed.notify_all()
 
     def drop(self, ticket: int, reason: str) -> None:
-        """A running group ends without a result; its place is given back."""
+        """End a running group without a result; its place is given back."""
         with self._changed:
             assert ticket in self._running, f"ticket {ticket} is not running"
             del self._running[ticket]
@@ -281,7 +283,7 @@ class RolloutQueue:
             self._note_change()
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until `admit` may answer differently than last time, or for so long.
+        """Sleep until `admit` may answer differently, at most `timeout_s`.
 
         Raises:
             QueueClosed: after `close`.
@@ -291,16 +293,16 @@ class RolloutQueue:
             self._seen = self._changes
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called, under the lock, when `admit` may answer anew."""
+        """Have `listener` called, under the lock, when `admit` may change its answer."""
         self._listener = listener
 
     def wake(self) -> None:
-        """End the worker's `wait`: something else changed, such as its params."""
+        """End the worker's `wait`, as something else changed, such as its params."""
         with self._changed:
             self._note_change()
 
     def fail(self, error: BaseException) -> None:
-        """Hand the error that ended one thread to the other; the first one counts."""
+        """Hand the error that ended one thread to the other; keep only the first."""
         with self._changed:
             if self.failure is None:
                 self.failure = error
@@ -309,15 +311,15 @@ class RolloutQueue:
     # The learner's side.
 
     def take(self, version: int, timeout_s: float) -> list[Group]:
-        """The groups of a window, by ticket, for steps on from `version`.
+        """Return the groups of a window in ticket order, for steps from `version` on.
 
-        N of them, in batched mode N for each of its batches; beside them those that
+        They are N groups, in batched mode N per batch, and in addition the groups that
         have given their places back since the last call.
 
         Raises:
-            TimeoutError: if no window could be taken for so long.
+            TimeoutError: no window could be taken within `timeout_s`.
             QueueClosed: after `close`.
-            BaseException: what `fail` was given.
+            BaseException: the error given to `fail`.
         """
         with self._changed:
             assert version == self.version, (version, self.version)
@@ -337,9 +339,9 @@ class RolloutQueue:
             return sorted(groups, key=lambda group: group.ticket)
 
     def applied(self, *, last: bool = True) -> None:
-        """A step on the window taken last made a new version; `last` uses it up.
+        """Note that a step on the current window made a new version.
 
-        Call it before publishing.
+        `last`: it was the window's last step.  Call this before publishing.
         """
         with self._changed:
             assert self.taken, "no window was taken"
@@ -347,7 +349,7 @@ class RolloutQueue:
             self._end_pass(last)
 
     def skipped(self, *, last: bool = True) -> None:
-        """A step on the window taken last made no new version; `last` uses it up."""
+        """Note that a step on the current window made no new version."""
         with self._changed:
             assert self.taken, "no window was taken"
             self._end_pass(last)
@@ -361,7 +363,7 @@ class RolloutQueue:
     # Either side.
 
     def raise_if_over(self) -> None:
-        """Raise what `fail` was given, itself, or QueueClosed after `close`."""
+        """Raise the error given to `fail`, or QueueClosed after `close`."""
         with self._changed:
             if self.failure is not None:
                 raise self.failure
@@ -385,12 +387,12 @@ class RolloutQueue:
     def restore(self, state: QueueState) -> None:
         """Go on from `state`; each of its running tickets must then be restarted.
 
-        Until then they keep their places and their versions, so that no new group
-        can take them.
+        Until then a running ticket keeps its place and its version, so that no new
+        group can take the place.
 
         Raises:
-            ValueError: if the groups were saved under other settings and could not
-                all be used within the bound.
+            ValueError: the groups were saved under other settings and could not all
+                be used within the bound.
         """
         with self._changed:
             assert self._next_ticket == 0, "only a fresh queue can be restored"
@@ -398,8 +400,8 @@ class RolloutQueue:
             self._next_ticket = state.next_ticket
             self._running = dict(state.running)
             self._lost = set(self._running)
-            # Of groups that may be refilled the oldest: no other choice leaves more
-            # room to those that keep their places.
+            # Refill the oldest zero-variance groups: no other choice leaves more room
+            # to the groups that keep their places.
             for group in sorted(state.buffered, key=lambda each: each.oldest_version):
                 if self._may_refill(group):
                     self._refilled.append(group)
@@ -453,7 +455,7 @@ class RolloutQueue:
             self._note_change()
 
     def _choose(self) -> list[_Finished] | None:
-        """The oldest groups, as many as a window takes; None if it must wait."""
+        """Return the oldest groups, as many as a window takes; None: it must wait."""
         size = self._pacing.window_groups(opened=self._opened)
         if len(self._buffered) < size:
             return None
@@ -467,7 +469,7 @@ class RolloutQueue:
         return by_age[:size] if usable else None
 
     def _sleep_until(self, ready: Callable[[], T], timeout_s: float) -> T:
-        """Return what `ready` says last: something, or after so long nothing."""
+        """Wait until `ready` returns something true; return its last result."""
 
         def answer() -> T:
             self.raise_if_over()

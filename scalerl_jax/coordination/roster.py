@@ -1,12 +1,12 @@
-"""The replicas of a run: what each was given, what it has handed in, who is lost.
+"""The controller's books of its replicas: assignments, reports, and losses.
 
-`turn` takes the reports that have come, replaces replicas that are lost, and hands out
-what is new.  Replicas may come and go at any time.  What one had is sampled again by
-another, from the same prompts and keys; whatever comes late from the first is refused,
-for the ticket is no longer in its name.
+`turn` reads the reports that have come, replaces lost replicas, and hands out new
+orders, jobs and params.  Replicas may come and go at any time.  A lost replica's groups
+are sampled again by others, from the same prompts and keys; late results of the lost
+one are refused, as their tickets are no longer assigned to it.
 
-Without staleness the replica of a group depends on its ticket alone, so that nothing of
-a run hangs on which of them was faster.
+Without staleness a group's replica depends on its ticket alone (`by_ticket`), so that
+a run does not depend on which replica is faster.
 """
 
 import collections
@@ -24,22 +24,19 @@ from scalerl_jax.exchange import Assignment, Instructions, Job, Link, Report
 from scalerl_jax.utils.ending import first_line
 from scalerl_jax.utils.ledger import Ledger
 
-_MOST_REFUSALS = 3  # of publications by one replica, in a row
+_MOST_REFUSALS = 3  # publications that a replica may refuse in a row
 
 
-class ReplicaLost(Exception):  # noqa: N818  what happened to it, in one line
-    """A replica is gone, or has to go."""
+class ReplicaLost(Exception):  # noqa: N818  the message is the cause, in one line
+    """A replica is gone, or must be replaced."""
 
 
 class ReplicaLeaves(ReplicaLost):
-    """A replica is about to be gone, and says so: no fault of anybody's."""
+    """A replica has announced that it will end soon; this is no failure."""
 
 
 class Roster:
-    """Books of the replicas, moved on by `turn`, which one thread calls.
-
-    All other methods may be called from any thread.
-    """
+    """The books of the replicas.  One thread calls `turn`, any thread the others."""
 
     def __init__(
         self,
@@ -55,12 +52,12 @@ class Roster:
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Have a replica for each of `pools`; `connect` starts the one of a number.
+        """Have one replica for each of `pools`; `connect(number)` starts one.
 
-        `address` returns a publication for the replica of a number, by the version that
-        it was given last (-1: none); None where it is not ready yet.  `by_ticket` deals
-        groups out in turn, whatever replica is free.  `wake` is called when a turn is
-        due.
+        `address(publication, number, last_version)` returns the publication for a
+        replica that was last given `last_version` (-1: none), or None if it is not
+        ready yet.  `by_ticket` deals groups out in turn, whichever replica is free.
+        `wake` is called when a turn is due.
         """
         self._desk = desk
         self._ledger = ledger
@@ -74,16 +71,16 @@ class Roster:
         self._lock = threading.RLock()
         self.members = [Member(number=at, pool=pool) for at, pool in enumerate(pools)]
         self._publication: Publication = None
-        self._version = -1  # of it
+        self._version = -1  # of the publication
         self._ordering = False
-        self._again: collections.deque[int] = collections.deque()  # tickets of the lost
+        self._again: collections.deque[int] = collections.deque()  # of lost replicas
         self._jobs = JobBoard()
         self._in_row = 0  # losses since the last finished group
         self.events: collections.Counter[str] = collections.Counter(
             lost=0, left=0, reissued=0, late=0, refused=0
         )
 
-    # Asked for from outside.
+    # Called by other threads.
 
     def order(self) -> None:
         """Begin to hand out orders."""
@@ -96,12 +93,12 @@ class Roster:
             self._publication, self._version = publication, policy_version
 
     def submit(self, job: Job, number: int | None = None) -> Future[Any]:
-        """Have a job done by the replica of a number, or by any."""
+        """Have a job done by the replica of this number, or by any (None)."""
         with self._lock:
             return self._jobs.submit(job, number)
 
     def withdraw(self, jobs: Iterable[Job]) -> None:
-        """Have these jobs left undone, if they are not done yet."""
+        """Cancel these jobs, as far as they are not done yet."""
         with self._lock:
             self._jobs.withdraw(jobs, self.members)
 
@@ -117,12 +114,12 @@ class Roster:
     # A turn.
 
     def turn(self) -> None:
-        """Take what has come, replace what is lost, hand out what is new.
+        """Read reports, replace lost replicas, hand out orders, jobs and params.
 
         Raises:
             QueueClosed: the run is over.
-            RuntimeError: replicas are lost again and again, or cannot be started.
-            BaseException: what ended the run.
+            RuntimeError: too many replicas are lost in a row, or cannot be started.
+            BaseException: the error that ended the run.
         """
         with self._lock:
             for member in self.members:
@@ -153,7 +150,7 @@ class Roster:
     # Under the lock.
 
     def _hear(self, member: Member) -> None:
-        """Take the answers of a replica; start it if it is not there."""
+        """Read the answer of a replica, or start it if it is not there."""
         now = self._clock()
         if member.link is None:
             self._await(member, now)
@@ -173,9 +170,10 @@ class Roster:
         self._withdraw_late(member, now)
 
     def _withdraw_late(self, member: Member, now: float) -> None:
-        """Have groups that take too long begun again by a replica that is free.
+        """Have groups that take too long begun again by a free replica.
 
-        One that had the ticket before gets it again only once it has given it up.
+        A replica that had the ticket before gets it again only once it has reported
+        that it no longer samples it.
         """
         limit = self._limits.reissue_after_s
         if not limit or self._by_ticket:
@@ -187,14 +185,14 @@ class Roster:
                 self._reissue(ticket)
 
     def _await(self, member: Member, now: float) -> None:
-        """Start a replica, or see whether it has come."""
+        """Start a replica, or check whether it has come up."""
         if member.coming is None:
             member.coming, member.since_s = self._connect(member.number), now
             member.coming.add_done_callback(lambda _: self._wake())
         elif member.coming.done():
             coming, member.coming = member.coming, None
             if isinstance(error := coming.exception(), ValueError):
-                raise error  # a mistake in what was asked for: another has it too
+                raise error  # a mistake in the settings: every replica would fail so
             if error:
                 raise ReplicaLost(f"it did not start: {first_line(error)}") from error
             member.link, member.since_s = coming.result(), now
@@ -205,7 +203,7 @@ class Roster:
             )
 
     def _take(self, member: Member, report: Report) -> None:
-        """Enter a report in the books; what is not in its name any more is refused."""
+        """Enter a report in the books; results of tickets withdrawn are refused."""
         if report.failure is not None:
             if member.link and not member.link.replaceable:
                 raise report.failure
@@ -267,7 +265,7 @@ class Roster:
                 self._desk.drop(ticket, reason)
 
     def _refused(self, member: Member, reason: str) -> None:
-        """Send the params again; whoever cannot take them has to go."""
+        """Send the params again; replace a replica that refuses them too often."""
         self.events["refused"] += 1
         member.refusals += 1
         member.sent_version = -1
@@ -279,7 +277,7 @@ class Roster:
             raise ReplicaLost(f"{member.refusals} publications in a row refused")
 
     def _lose(self, member: Member, cause: str) -> None:
-        """Give up a replica; the run ends when that happens too often in a row."""
+        """Replace a lost replica; end the run after too many losses in a row."""
         self._in_row += 1
         where = member.where
         self._replace(member, f"is lost ({cause})", event="lost")
@@ -291,7 +289,7 @@ class Roster:
             )
 
     def _replace(self, member: Member, what: str, *, event: str) -> None:
-        """Give a replica's work to others, and have another one come."""
+        """Give a replica's work to others, and start another in its place."""
         self.events[event] += 1
         tickets = sorted(member.assignments)
         self._note(
@@ -314,7 +312,7 @@ class Roster:
         self._again.append(ticket)
 
     def _deal(self) -> None:
-        """Assign orders: those of lost replicas first."""
+        """Assign orders, first the ones of lost replicas."""
         for ticket in list(self._again):
             member = self._free(ticket)
             if self._by_ticket:
@@ -334,7 +332,7 @@ class Roster:
             member.give(assignment, self._clock())
 
     def _free(self, ticket: int = -1, but: Member | None = None) -> Member | None:
-        """Return the replica with the most room, if any has some for this ticket."""
+        """Return the replica with the most room for this ticket, or None."""
         return freest(
             each
             for each in self.members
@@ -342,9 +340,10 @@ class Roster:
         )
 
     def _admit(self, member: Member) -> Assignment | None:
-        """Return a new order, if there may be one, counted by the version in use there.
+        """Return a new order for a replica, admitted with the version in use there.
 
-        Where that is too old it is counted by the newest, for which it then waits.
+        If that version is too old, the order is admitted with the newest version, and
+        waits at the replica until its params come.  None: no group may start.
         """
         newest = self._version
         versions = [newest] if self._by_ticket else [member.version, newest]
@@ -354,7 +353,7 @@ class Roster:
         return None
 
     def _send(self, member: Member) -> None:
-        """Make a call if there is something new, or none is under way."""
+        """Call a replica if there is something new, or no call is under way."""
         if member.link is None:
             return
         instructions = self._instructions(member)

@@ -1,8 +1,8 @@
-"""One rollout at each of its stops, for `debug.trace_prompt`.
+"""A printout of one rollout at each stop of the run, for `debug.trace_prompt`.
 
-The best finder of log-probabilities that are off by a token: sampler's and learner's
-stand beside each other.  What a stop says is read from the records that a run goes by;
-the learner computes the rollout's own part of the step once more, and makes no step.
+It shows log-probabilities of sampler and learner side by side, the best way to find
+ones that are off by a token.  The figures come from the run's own records; the learner
+computes the rollout's part of the step once more, and makes no step.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ _SHOWN = 12  # tokens in the table
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tracer:
-    """Says how the first rollout of a prompt went through the run."""
+    """Writes how the first rollout of a prompt went through the run."""
 
     prompt_id: int
     learner: Learner
@@ -42,9 +42,9 @@ class Tracer:
 
         Args:
             groups: the groups of the batch.
-            sequences: what of them the batch trains on.
+            sequences: the sequences of these groups that the batch trains on.
             state: the train state that the step starts from.
-            version: of the params that the batch was assembled at.
+            version: policy version at which the batch was assembled.
             step: the optimizer step that trains on the batch.
         """
         return [
@@ -91,7 +91,7 @@ class Tracer:
 
     @property
     def _waits(self) -> bool:
-        """Say whether a critic or a penalty turns rewards into advantages later."""
+        """Return whether a critic or a KL penalty makes the advantages later."""
         return self.assemble.advantages is None
 
     def _loss(self, sequence: TrainSequence, state: State) -> list[str]:

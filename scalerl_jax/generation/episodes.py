@@ -22,16 +22,16 @@ class Judging:
     answer_after: str
     correct: float = 1.0
     wrong: float = -1.0
-    cut_off_is_wrong: bool = False  # whatever the verifier says of it
-    unjudged_is_wrong: bool = False  # else nothing is learned from it
+    cut_off_is_wrong: bool = False  # whatever its verdict
+    unjudged_is_wrong: bool = False  # else an unjudged rollout is left out
 
     def answer(self, tokens: np.ndarray) -> str | None:
-        """Return what the verifier is given; None where there is no answer."""
+        """Return the text that the verifier judges; None if there is no answer."""
         text = self.tokenizer.decode(tokens.tolist())
         return extract_answer(text, answer_after=self.answer_after)
 
     def rollout(self, completion: Completion, status: str) -> Rollout:
-        """Return a completion with its verdict and its reward."""
+        """Return the rollout of a completion with its verdict's status and reward."""
         counted_wrong = completion.cut_off and self.cut_off_is_wrong
         passed = status == "correct" and not counted_wrong
         judged = status not in UNJUDGED or self.unjudged_is_wrong or counted_wrong
@@ -59,7 +59,7 @@ class Episode:
     num_samples: int
     begun_s: float
     tokens: int = 0  # sampled so far
-    ended_version: int = -1  # at which the last completion ended; -1: not yet
+    ended_version: int = -1  # version when the last completion ended; -1: not yet
     completions: dict[int, Completion] = dataclasses.field(default_factory=dict)
     answers: tuple[str | None, ...] = ()  # as the verifier got them
     statuses: tuple[Status, ...] = ()
@@ -71,7 +71,7 @@ class Episode:
 
     @property
     def in_order(self) -> tuple[Completion, ...]:
-        """The completions by sample, once all have ended."""
+        """Return the completions in sample order, once all have ended."""
         return tuple(self.completions[sample] for sample in range(self.num_samples))
 
 
@@ -81,7 +81,7 @@ class Episodes:
     def __init__(
         self, verifier: VerifierPool, answer: Callable[[np.ndarray], str | None]
     ) -> None:
-        """Begin with none; `answer` finds in a completion's tokens what is judged."""
+        """Begin with none; `answer` maps completion tokens to the text to judge."""
         self.open: dict[int, Episode] = {}
         self._verifier = verifier
         self._answer = answer
@@ -95,9 +95,9 @@ class Episodes:
         return episode
 
     def add(self, completion: Completion, version: int) -> bool:
-        """Take a completion; return whether it was the last that its episode lacked.
+        """Take a completion; return whether it was the last one of its episode.
 
-        The verifiers then have the answers.
+        After the last one the episode's answers are submitted to the verifiers.
 
         Raises:
             FloatingPointError: the logits of the sample were not finite.
@@ -124,7 +124,7 @@ class Episodes:
         return True
 
     def judged(self) -> Iterator[Episode]:
-        """Close the episodes whose verdicts have come, in the order of their coming."""
+        """Close and yield the episodes whose verdicts have come, in that order."""
         for verdicts in self._verifier.poll():
             episode = self.open[verdicts.key]
             episode.statuses = tuple(verdicts.statuses)
@@ -134,9 +134,9 @@ class Episodes:
 
     @property
     def waiting(self) -> bool:
-        """Return whether verifiers have something to judge."""
+        """Return whether any verdicts are pending."""
         return bool(self._verifier.pending)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until a verdict comes, or for so long."""
+        """Sleep until a verdict comes, at most `timeout_s`."""
         self._verifier.wait(timeout_s)

@@ -1,8 +1,8 @@
-"""Prompts completed at one version, to evaluate a policy or to compare it.
+"""Completions at one policy version, to evaluate the policy or to compare samplers.
 
-They have slots of their own, so that no token of them has another version.  An
-evaluation judges all held-out prompts; a probe completes a few of them, always the
-same, with which the learner's log-probabilities are compared.
+They are sampled in slots of their own, so that all tokens are of one version.  An
+evaluation judges all held-out prompts; a probe completes always the same few of them,
+on whose completions the learner's log-probabilities are compared with the sampler's.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Prompt, PyTree
 from scalerl_jax.utils.progress import Progress
 
-_POLL_S = 1.0  # between two looks whether to stop
+_POLL_S = 1.0  # between two checks of `stopped`
 
 
 class Abandoned(Exception):  # noqa: N818  an end, not an error
-    """Whoever wanted the completions has said to stop."""
+    """The caller's `stopped` has ended the completing."""
 
 
 def never() -> bool:
-    """Let everything be completed."""
+    """Return False: the default `stopped`, which lets everything be completed."""
     return False
 
 
@@ -53,13 +53,13 @@ class Completing:
         listener: Listener | None = None,
         stopped: Callable[[], bool] = never,
     ) -> Iterator[list[Completion]]:
-        """Complete every sample of the prompts; yield what each step has ended.
+        """Complete every sample of the prompts; yield the completions each step ends.
 
-        `places` are those of the prompts to complete; None: all.  A completion's
-        `request_id` is the place of its prompt, which is read when there is a slot.
+        `places` are indices of the prompts to complete; None: all.  A completion's
+        `request_id` is the index of its prompt, which is read when there is a slot.
 
         Raises:
-            Abandoned: `stopped`, asked before each step, said so.
+            Abandoned: `stopped`, called before each step, returned True.
             FloatingPointError: the logits of a sample were not finite.
         """
         scheduler = Scheduler(self.engine)
@@ -94,15 +94,15 @@ Probed = tuple[Prompt, Completion]
 
 
 class Probe(Completing):
-    """A few prompts whose completions the learner is compared with."""
+    """A few prompts on whose completions learner and sampler are compared."""
 
     def __call__(
         self, params: PyTree, *, stopped: Callable[[], bool] = never
     ) -> list[Probed]:
-        """Return every completion with its prompt, in the order of their ends.
+        """Return every completion with its prompt, in the order in which they end.
 
         Raises:
-            Abandoned: `stopped` said so.
+            Abandoned: `stopped` returned True.
         """
         steps = self.completed(params, version=0, stopped=stopped)
         return [
@@ -114,8 +114,8 @@ class Probe(Completing):
 class Evaluation:
     """The figures of one evaluation, and a few of its rollouts to read.
 
-    A sample whose verifier failed is unjudged, and no pass rate counts it: that of a
-    prompt is over its judged samples, and every mean over the prompts that have any.
+    A sample whose verifier failed is unjudged and counts in no pass rate: a prompt's
+    pass rate is over its judged samples, and means are over prompts with such samples.
     """
 
     pass_rate: float  # NaN where nothing was judged
@@ -144,22 +144,22 @@ class Evaluation:
 class Judged:
     """A prompt with its completions and their verdicts, sample by sample."""
 
-    place: int  # among the evaluator's prompts
+    place: int  # index among the evaluator's prompts
     prompt: Prompt
     completions: tuple[Completion, ...]
     answers: tuple[str | None, ...]  # as the verifier got them
     statuses: tuple[Status, ...]
     detail: str  # why there are timeouts and errors; empty without
-    unjudged_is_wrong: bool  # else they are left out
+    unjudged_is_wrong: bool  # else unjudged samples are left out
 
     @property
     def passed(self) -> list[bool]:
-        """Say for each sample whether it is correct."""
+        """Return for each sample whether it is correct."""
         return [status == "correct" for status in self.statuses]
 
     @property
     def judged(self) -> list[bool]:
-        """Say for each sample whether it counts, which one with a verdict does."""
+        """Return for each sample whether it counts in the pass rate."""
         return [
             self.unjudged_is_wrong or status not in UNJUDGED for status in self.statuses
         ]
@@ -172,12 +172,12 @@ class Judged:
 
 
 def standard_error(values: Float[np.ndarray, " N"]) -> float:
-    """Return that of the mean over prompts, a value each; NaN for a single prompt.
+    """Return the standard error of the mean over prompts; NaN for a single prompt.
 
         std(values, ddof = 1) / sqrt(N)
 
-    It holds both what sets prompts apart and what is left of the chance of sampling:
-    prompts are taken as drawn from many, their samples as drawn anew.
+    `values` has one pass rate per prompt.  The error covers both the choice of prompts,
+    taken as drawn from many, and the chance in their samples.
     """
     if len(values) < 2:
         return math.nan
@@ -201,10 +201,10 @@ class Evaluator(Completing):
         policy_version: int,
         stopped: Callable[[], bool] = never,
     ) -> Evaluation:
-        """Sample every prompt with these params, judge, and sum up.
+        """Sample every prompt with these params, judge, and return the figures.
 
         Raises:
-            Abandoned: `stopped` said so.
+            Abandoned: `stopped` returned True.
         """
         text, total = f"evaluation at step {policy_version}: prompt", len(self.prompts)
         groups: list[Judged] = []
@@ -218,7 +218,7 @@ class Evaluator(Completing):
         return self.summary(groups, policy_version=policy_version)
 
     def summary(self, groups: Iterable[Judged], *, policy_version: int) -> Evaluation:
-        """Return the figures of all prompts, judged."""
+        """Return the figures of judged prompts."""
         return summarize(
             groups,
             policy_version=policy_version,
@@ -237,12 +237,12 @@ class Evaluator(Completing):
         stopped: Callable[[], bool] = never,
         wait_s: float = _POLL_S,
     ) -> Iterator[list[Judged]]:
-        """Yield the prompts that each step of the sampler, and then each wait, ends.
+        """Yield the prompts judged after each sampler step, then after each wait.
 
-        They are completed with these params and judged, while the sampler works, in
-        the order in which verdicts come.  `places` are those of the prompts to sample;
-        None: all.  `listener` gets tokens as they come.  `wait_s` is the longest wait
-        for a verdict when nothing is sampled any more.
+        Prompts are completed with these params, and judged while the sampler works;
+        they come in the order of their verdicts.  `places` are indices of the prompts
+        to sample; None: all.  `listener` gets tokens as they come.  `wait_s` is the
+        longest wait for a verdict once sampling has ended.
         """
         episodes = Episodes(self.verifier, self.judging.answer)
         for ended in self.completed(

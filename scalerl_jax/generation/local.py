@@ -1,13 +1,13 @@
-"""Generators that are a thread of the learner's process, with one engine.
+"""Generators that are one thread of this process, with one engine.
 
 The thread begins as many groups as the desk admits, makes one step after the other with
 the newest published params (the KV cache is kept), and never waits for a verifier while
-there is something to sample.  What else is asked of it, such as an evaluation, it does
-between two steps: then nothing else samples, and no token of it is of another version.
-An evaluation beside the sampling makes one step of its own, in slots of its own and
-with its own params, between any two.
+there is something to sample.  Jobs from other threads, such as an evaluation, run
+between two steps: nothing else samples then, and all their tokens are of one version.
+An evaluation beside the sampling instead alternates with it step by step, in slots of
+its own and with its own params.
 
-One file above 400 lines: what is asked of the thread and what it does share a lock.
+The file is above 400 lines: requests to the thread and its own work share a lock.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ _Result = TypeVar("_Result")
 
 @dataclasses.dataclass(frozen=True)
 class _Beside:
-    """Work whose steps alternate with those of the sampling."""
+    """An evaluation whose steps alternate with those of the sampling."""
 
     steps: Iterator[list[Judged]]
     found: list[Judged] = dataclasses.field(default_factory=list)
@@ -49,7 +49,7 @@ class _Beside:
 
 
 class LocalGenerators:
-    """The generators of one process; the thread's own methods are below."""
+    """The `contract.Generators` of one process; the thread's methods are below."""
 
     def __init__(
         self,
@@ -73,19 +73,19 @@ class LocalGenerators:
         self._episodes = episodes
         self._judging = judging
         self._sampling = sampling
-        self._make_samples = make_samples  # of a prompt begun at a version
+        self._make_samples = make_samples  # (prompt, version) -> its samples
         self.evaluator = evaluator
         self.probe = probe
         self._ledger = ledger
-        self._flops = flops  # of the passes that a scheduler has counted
-        self._counted: dict[str, float] = {}  # what the ledger has of them
+        self._flops = flops  # scheduler's counts -> model FLOPs
+        self._counted: dict[str, float] = {}  # counts already in the ledger
         self._pool = pool
         self._group_timeout_s = group_timeout_s
         self.metrics: dict[str, int] = {}  # the sampler's, as of the last step
-        # Of what was published, of the jobs, and of whether the thread runs.
+        # Guards the published params, the jobs, and whether the thread runs.
         self._changed = threading.Condition()
         self._published: tuple[PyTree, int] | None = None
-        self._in_use = False  # by the thread, and nothing before it is
+        self._in_use = False  # the thread uses the newest params, and no older ones
         self._jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._beside: list[_Beside] = []
         self._running = False
@@ -95,7 +95,7 @@ class LocalGenerators:
         """Hand over params for the next step; the one under way keeps its own.
 
         Raises:
-            RuntimeError: they are not what was sent; those before stay in use.
+            RuntimeError: they differ from what was sent; the older ones stay in use.
         """
         params = receive(publication, policy_version=policy_version)
         with self._changed:
@@ -103,10 +103,10 @@ class LocalGenerators:
         self._desk.wake()
 
     def replace(self, make: Callable[[], Published], *, policy_version: int) -> None:
-        """Have `make` put params in the place of those in use, between two steps.
+        """Have `make` replace the params in use between two steps.
 
         Raises:
-            Exception: of `make`, after which there are none and the sampling ends.
+            Exception: `make` failed; there are no params then, and sampling ends.
         """
 
         def job() -> None:
@@ -116,9 +116,9 @@ class LocalGenerators:
         self.between_steps(job)
 
     def await_use(self) -> None:
-        """Return once no params but those published last are held for a step.
+        """Return once the thread holds only the params published last.
 
-        It waits for the step that is under way, or for the end of the thread.
+        This waits for the step under way, or for the end of the thread.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._in_use or not self._running)
@@ -132,7 +132,7 @@ class LocalGenerators:
     def stop(self, timeout_s: float) -> None:
         """Wait for the thread, once the desk's run is over.
 
-        A step that has not ended by then may do so later: it changes nothing more.
+        A step that takes longer than `timeout_s` may end later without any effect.
         """
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -143,7 +143,7 @@ class LocalGenerators:
         return {key: each.tokens for key, each in list(self._episodes.open.items())}
 
     def lacking(self) -> list[int]:
-        """Return how many completions each group lacks that is not wholly sampled."""
+        """Return for each group not wholly sampled how many completions it lacks."""
         return [
             each.num_samples - len(each.completions)
             for each in list(self._episodes.open.values())
@@ -219,7 +219,7 @@ class LocalGenerators:
                 self._beside.append(work)
                 self._desk.wake()
         if alternating:
-            return work.end.result()  # it has one at the thread's end
+            return work.end.result()  # set at the latest when the thread ends
 
         def job() -> list[Judged]:
             with self._ledger.activity("eval", pool=self._pool):
@@ -228,11 +228,11 @@ class LocalGenerators:
         return self.between_steps(job)
 
     def sample(self, publication: Published) -> list[Probed]:
-        """Return completions of always the same prompts, to compare with."""
+        """Return (prompt, completion) pairs of the probe, always the same prompts."""
         return self.between_steps(lambda: self.probe(publication.params))
 
     def between_steps(self, job: Callable[[], _Result]) -> _Result:
-        """Return what `job` does between two steps, or at once if there are none."""
+        """Run `job` between two steps, at once if there are none; return its result."""
         future: Future[_Result] = Future()
         with self._changed:
             if not self._running:
@@ -242,7 +242,7 @@ class LocalGenerators:
         deadline = time.monotonic() + _STEP_TIMEOUT_S
         while True:
             try:
-                # A handler of a signal may run no sooner than this thread goes on.
+                # Signal handlers run only when this thread goes on: wait in pieces.
                 return future.result(_IDLE_WAIT_S)
             except TimeoutError:
                 if future.done():
@@ -271,7 +271,7 @@ class LocalGenerators:
                 work.end.set_exception(Abandoned())
 
     def _turn(self) -> None:
-        """Begin groups, make a step with the newest params, hand in what is judged."""
+        """Begin groups, make a step with the newest params, hand in judged groups."""
         self._do_jobs()
         self._step_beside()
         params, version = self._newest()
@@ -314,7 +314,7 @@ class LocalGenerators:
             return self._published
 
     def _do_jobs(self) -> None:
-        """Do what others asked for, and hand them its result or its error."""
+        """Run the jobs of other threads, and hand them the results or errors."""
         with self._changed:
             jobs, self._jobs = self._jobs, []
         for job, future in jobs:
@@ -326,7 +326,7 @@ class LocalGenerators:
                 future.set_exception(error)
 
     def _step_beside(self) -> None:
-        """Make a step of each work that goes on beside the sampling."""
+        """Make one step of each evaluation beside the sampling."""
         for work in list(self._beside):
             try:
                 with self._ledger.activity("eval", pool=self._pool):
@@ -389,14 +389,14 @@ class LocalGenerators:
         for episode in late:
             lost = self._scheduler.cancel(episode.key)
             self._count_work()
-            # The scheduler has counted what no completion has.
+            # The scheduler returns the number of tokens that no completion has.
             self._ledger.count(wasted_tokens=episode.tokens - lost)
             reason = "withdrawn" if episode.key in withdrawn else "timeout"
             self._desk.drop(episode.key, reason)
             del self._episodes.open[episode.key]
 
     def _count_work(self) -> None:
-        """Enter in the ledger what the sampler has done since the last time."""
+        """Enter in the ledger the sampler's work since the last call."""
         stats = self._scheduler.stats
         self.metrics = stats.metrics()
         amounts = {

@@ -1,8 +1,8 @@
 """A generator replica: the sampling thread, between a controller's exchanges.
 
-`Replica.exchange` is the only call that a controller makes.  The thread asks the
-replica's desk, which hands out what the controller has assigned, and collects what is
-to be reported.
+`Replica.exchange` is the only call that a controller makes.  The sampling thread uses
+the replica's desk, which hands out the orders that the controller has assigned and
+collects results for the next report.
 """
 
 import collections
@@ -35,8 +35,8 @@ class ReplicaDesk:
         self._changed = threading.Condition()
         self._inbox: collections.deque[Assignment] = collections.deque()
         self._withdrawn: set[int] = set()
-        self._arrivals = self._seen = 0  # what may let the sampling thread go on
-        self._asked = False  # told that slots are free, and no order has begun since
+        self._arrivals = self._seen = 0  # counts that wake the sampling thread
+        self._asked = False  # free slots were reported, and no order has begun since
         self._used_version = -1
         self._sampled: list[int] = []
         self._groups: list[Group] = []
@@ -52,9 +52,9 @@ class ReplicaDesk:
     # The sampling thread's side: `contract.Desk`.
 
     def admit(self, used_version: int) -> Order | None:
-        """Return the first order that these params are new enough for, or None.
+        """Return the first order for which these params are new enough, or None.
 
-        Whoever asks has free slots, which is news where there is none.
+        A call means that slots are free: without an order that is reported as news.
         """
         with self._changed:
             self.raise_if_over()
@@ -91,12 +91,12 @@ class ReplicaDesk:
             self._forget(ticket)
 
     def withdrawn(self) -> frozenset[int]:
-        """Return the tickets whose groups nobody wants any more."""
+        """Return the tickets of groups that are no longer wanted."""
         with self._changed:
             return frozenset(self._withdrawn)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until `admit` may answer differently than last time, or for so long."""
+        """Sleep until `admit` may answer differently, at most `timeout_s`."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._over or self._arrivals != self._seen, timeout_s
@@ -124,7 +124,7 @@ class ReplicaDesk:
     # The controller's side.
 
     def deliver(self, instructions: Instructions) -> None:
-        """Take new orders; whoever waits for news is answered."""
+        """Take new orders; an `await_news` under way returns."""
         with self._changed:
             gone = set(instructions.withdrawn)
             waiting = {each.order.ticket for each in self._inbox} & gone
@@ -143,7 +143,7 @@ class ReplicaDesk:
 
     @property
     def waiting(self) -> int:
-        """Orders that are not begun."""
+        """Count the orders that are not begun."""
         return len(self._inbox)
 
     def finish(self, result: JobResult) -> None:
@@ -174,7 +174,7 @@ class ReplicaDesk:
             )
 
     def news(self) -> dict[str, Any]:
-        """Return what is to be reported, once: fields of a `Report`."""
+        """Return and clear what is to be reported: fields of a `Report`."""
         with self._changed:
             said = dict(
                 used_version=self._used_version,
@@ -212,9 +212,10 @@ class Fetch(Protocol):
     in_place: bool  # the devices have no room for two versions
 
     def replacing(self, publication: Any, /) -> Callable[[], Published]:
-        """Fetch a publication, and return what puts it in the place of the last.
+        """Fetch a publication, and return a function that installs it.
 
-        With `in_place` it is called between two steps; what was there before is gone.
+        With `in_place` that function is called between two steps, and deletes the
+        params used before.
         """
         ...
 
@@ -242,10 +243,11 @@ class Replica:
         work: WorkLog | None = None,
         where: str = "this process",
     ) -> None:
-        """Wrap a thread that is not started; `fetch` makes params of a publication.
+        """Wrap a thread that is not started.
 
-        Without it they are params already.  With `work` busy seconds and counts are
-        reported; else they are booked already.
+        `fetch` turns publications into params; None: a publication is params already.
+        With `work` the replica reports busy seconds and counts; without it the ledger
+        gets them directly.
         """
         self.where = where
         self._generators = generators
@@ -255,8 +257,8 @@ class Replica:
         self._fetch = fetch
         self._work = work
         self._started = False
-        self._version = -1  # fetched last
-        self._told = False  # the controller, that params after it were not received
+        self._version = -1  # the last one fetched
+        self._told = False  # whether a refusal of later params has been reported
         self._abandoned: set[int] = set()
         self._pinned_for: set[int] = set()  # jobs with params of their own
         # Params are fetched one after the other, while the thread samples on.
@@ -292,13 +294,13 @@ class Replica:
         )
 
     def _capacity(self) -> int:
-        """Groups that it can have: those that it has, and more for slots left free."""
+        """Return how many groups it can have: the present ones and the free slots'."""
         lacking, waiting = self._generators.lacking(), self._desk.waiting
         free = self._slots - sum(lacking) - waiting * self._group_size
         return len(lacking) + waiting + max(0, -(-free // self._group_size))
 
     def leave(self) -> None:
-        """Have the controller take back what this replica has, and replace it."""
+        """Ask the controller to take this replica's work back and to replace it."""
         self._desk.leave()
 
     def stop(self, timeout_s: float) -> None:
@@ -308,9 +310,9 @@ class Replica:
         self._generators.stop(timeout_s)
 
     def _install(self, publication: Any, policy_version: int) -> None:
-        """Hand params to the sampling thread; those before stay if they are not whole.
+        """Hand params to the sampling thread; keep the old ones if they arrive damaged.
 
-        What comes while others are fetched is fetched after them.
+        A publication that comes during another fetch is fetched after it.
         """
         try:
             if policy_version < self._version:
@@ -320,7 +322,7 @@ class Replica:
                     self._fetch.replacing(publication), policy_version=policy_version
                 )
             else:
-                if self._fetch:  # two versions on the devices, and not three
+                if self._fetch:  # the devices hold two versions, never three
                     self._generators.await_use()
                 received = self._params(publication)
                 self._generators.publish(received, policy_version=policy_version)
@@ -330,7 +332,7 @@ class Replica:
                 self._generators.start()
         except Exception as error:  # noqa: BLE001  the controller is told
             _log.warning("params of version %d are not used: %s", policy_version, error)
-            # Deltas were on their way when it was told, and are no further fault.
+            # Deltas already on their way after a refusal are not reported again.
             if not (self._told and isinstance(error, NeedsFullError)):
                 self._desk.refuse(f"{error}")
             self._told = True
@@ -344,7 +346,7 @@ class Replica:
         """Do a job and report its end."""
         end = functools.partial(JobResult, number=job.number)
         try:
-            # After the fetch of a publication that came with it.
+            # The job waits for a publication that came in the same call.
             received = self._fetching.submit(
                 self._params, job.publication, pinned=job.beside
             ).result()
@@ -391,6 +393,6 @@ class ThreadLink:
 
     def close(self) -> None:
         """End the replica."""
-        with contextlib.suppress(RuntimeError):  # it was closed before
+        with contextlib.suppress(RuntimeError):  # already closed
             self._calls.submit(self._replica.stop, 0.0)
         self._calls.shutdown(wait=False)

@@ -1,7 +1,7 @@
-"""Published params on their way into a replica, of one process or of several.
+"""Transfer of published params into a replica of one process or of several.
 
-Of several all have a version on their hosts before any lays it out on its devices, so
-that a version that one of them cannot get changes nothing in any.
+In a replica of several processes no device gets a version before every process holds it
+on its host, so that a version that one process cannot get changes nothing anywhere.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from scalerl_jax.parallel.receiving import NotReceivedError, Receiver
 from scalerl_jax.sampler.lockstep import Call, Followed, LeadingEngine
 from scalerl_jax.types import PyTree
 
-# Has a channel reach what it needs handles for, while a block runs.
+# handles -> context manager in which the channel can use them
 Reaching = Callable[[Mapping[Reference, Any]], contextlib.AbstractContextManager[None]]
-# Puts params on the devices; those it is given make room for them.
+# old params, deleted to make room, or None -> params on the devices
 LayOut = Callable[[PyTree | None], PyTree]
 _Bits = tuple[int, list[int]]  # a version, and the checksums of its shards
 
 
 class PublishedFrom:
-    """Makes params of the parcels in which a learner's processes offer them."""
+    """Makes params of parcels, in which a learner's processes offer their shards."""
 
     def __init__(
         self,
@@ -35,23 +35,23 @@ class PublishedFrom:
         reaching: Reaching = lambda handles: contextlib.nullcontext(),
         in_place: bool = False,
     ) -> None:
-        """Fetch over this channel; arguments are those of a `Receiver`.
+        """Fetch over this channel params like `abstract`, which has shardings.
 
-        With `in_place` there is only one version at a time, that of `replacing`.
+        With `in_place` the devices hold only one version, that of `replacing`.
         """
         self._reaching = reaching
         self.in_place = in_place
         self.receiver = Receiver(channel, abstract)
-        # Of versions that the next one does not follow on.
+        # Receives pinned versions, which are no base of a delta.
         self._apart = Receiver(channel, abstract, keep_base=False)
         self._newest: tuple[_Bits, Published] | None = None
         self._pinned: tuple[_Bits, Published] | None = None
 
     def __call__(self, parcel: Parcel) -> Published:
-        """Return the params of a publication; those held are not fetched again.
+        """Return the params of a publication; params already held are not fetched.
 
         Raises:
-            NotReceivedError: what was received before stays as it is.
+            NotReceivedError: it did not arrive whole; the params before stay.
         """
         publication = Publication.from_json(parcel.text)
         held = self._newest
@@ -66,12 +66,12 @@ class PublishedFrom:
         return self.replacing(parcel)()
 
     def replacing(self, parcel: Parcel) -> Callable[[], Published]:
-        """Return what puts a publication on the devices, once it is fetched.
+        """Fetch a publication; return a function that puts it on the devices.
 
-        With `in_place` it takes the place of the last.
+        With `in_place` that function deletes the params before.
 
         Raises:
-            NotReceivedError: what was received before stays as it is.
+            NotReceivedError: it did not arrive whole; the params before stay.
         """
         publication = Publication.from_json(parcel.text)
         bits, held = _bits(publication), self._newest
@@ -92,12 +92,12 @@ class PublishedFrom:
         """Return the params of a publication that may be older, held until `release`.
 
         Raises:
-            NotReceivedError: they cannot be had.
+            NotReceivedError: they did not arrive whole.
         """
         publication = Publication.from_json(parcel.text)
         bits, held = _bits(publication), self._newest
         if self._pinned is None or self._pinned[0] != bits:
-            self._pinned = None  # no two at a time
+            self._pinned = None  # at most one is held
             if held is not None and held[0] == bits:
                 self._pinned = held
             else:
@@ -110,11 +110,11 @@ class PublishedFrom:
         self._pinned = None
 
     def fetch(self, parcel: Parcel, *, apart: bool = False) -> LayOut:
-        """Fetch a publication to the host; return what lays it out.
+        """Fetch a publication to the host; return a function that lays it out.
 
         Args:
             parcel: the publication.
-            apart: it is neither the base of the next nor against the one before.
+            apart: it is neither a delta nor the base of the next one.
 
         Raises:
             NotReceivedError: what was received before stays as it is.
@@ -135,10 +135,10 @@ class Followers(Protocol):
     def ask(
         self, method: str, *arguments: Any, in_order: bool = False
     ) -> Callable[[], None]:
-        """Have each do something, and return what waits until all have.
+        """Have each call a method of its `Follower`; return a function that waits.
 
-        `in_order` puts it behind the calls of the engine that were told before; else
-        it is done beside them.  What is returned raises the error of one that failed.
+        `in_order` puts the call behind the engine calls told before; else it runs
+        beside them.  The returned function raises the error of a follower that failed.
         """
         ...
 
@@ -155,7 +155,7 @@ class PublishedToAll(PublishedFrom):
         followers: Followers,
         **how: Any,
     ) -> None:
-        """Fetch beside the followers, for the engine that they follow."""
+        """Fetch together with the followers of `engine`; `how` is as in the base."""
         super().__init__(channel, abstract, **how)
         self._engine, self._followers = engine, followers
 
@@ -166,7 +166,7 @@ class PublishedToAll(PublishedFrom):
         others()
 
         def lay_out(before: PyTree | None) -> PyTree:
-            # What has made room here does so there first.
+            # Followers first delete the params that were deleted here.
             self._followers.ask("obey", self._engine.let_go(), in_order=True)()
             number = self._engine.new_number()
             others = self._followers.ask("lay_out", number, in_order=self.in_place)
@@ -175,7 +175,7 @@ class PublishedToAll(PublishedFrom):
                 others()
             except BaseException:
                 with contextlib.suppress(Exception):
-                    others()  # which may still be at it, and know it after
+                    others()  # wait: followers may still be laying the params out
                 self._engine.forget(number)
                 raise
             self._engine.know(params, number)
@@ -191,10 +191,10 @@ class Follower:
     """
 
     def __init__(self, followed: Followed, source: PublishedFrom) -> None:
-        """Make these calls, with params of this source."""
+        """Make the leader's calls on `followed`, with params from `source`."""
         self._followed, self._source = followed, source
         self._fetched: LayOut | None = None
-        self._newest: PyTree | None = None  # with `in_place`
+        self._newest: PyTree | None = None  # held only with `in_place`
 
     def obey(self, call: Call) -> None:
         """Make a call of the leader's engine."""
@@ -210,7 +210,7 @@ class Follower:
         self._fetched = self._source.fetch(parcel, apart=apart)
 
     def lay_out(self, number: int) -> None:
-        """Put what was fetched last on the devices, as params of this number."""
+        """Put the last fetched params on the devices, under this number."""
         assert self._fetched is not None, "the leader has all fetch first"
         lay_out, self._fetched = self._fetched, None
         params = lay_out(self._newest)
@@ -220,9 +220,9 @@ class Follower:
 
 
 def _bits(publication: Publication) -> _Bits:
-    """Return what two publications of the same bits have in common.
+    """Return a key that two publications share only if their bits are equal.
 
-    A learner that was restored publishes versions again, perhaps with other bits.
+    A restored learner may publish the same version again with other bits.
     """
     sums = [shard.crc32 for _, shard in publication.shards]
     return publication.policy_version, sums

@@ -293,7 +293,7 @@ class RolloutQueue:
             self._seen = self._changes
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called, under the lock, when `admit` may change its answer."""
+        """Have `listener` called, under the lock, when `admit` may answer anew."""
         self._listener = listener
 
     def wake(self) -> None:

@@ -283,7 +283,7 @@ def generate(
     """
     steps = settings.tokens_per_call
     rows = jax.tree.map(lambda held: held[slots], state.rows)
-    # A number past the last slot reads the last one's row, and must not run it.
+    # A slot number past the last reads the last slot's row, which must not run.
     rows = dataclasses.replace(rows, active=rows.active & (slots < settings.slots))
     places = Rows(table=table, starts=rows.positions)
     views = attention.open(state.pages, places, steps)

@@ -29,7 +29,7 @@ from scalerl_jax.sampler.attention import (
 from scalerl_jax.sampler.decoding import EngineSettings
 
 # Block sizes are set here: the kernel's own table asks the process for its TPU, which
-# fails if a program is compiled without one.  The kernel computes all queries of a block
+# fails if a program is compiled without one.  The kernel computes a block's queries
 # against each sequence that the block touches, hence few queries for decoding.
 _BLOCK_TOKENS = 512  # keys that are looked at together
 _DECODE_QUERIES = 8

@@ -1,4 +1,4 @@
-"""Evening out how many tokens each expert of a mixture takes: a loss, and a bias.
+"""Load balancing of a mixture's experts: an auxiliary loss, and a routing bias.
 
 Both are off by default: in RL they pull a trained router away from what it has learned.
 """
@@ -16,15 +16,15 @@ from scalerl_jax.types import PackedBatch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evening:
-    """A loss of a mixture's router, and the biases of its experts; static.
+    """Settings of a mixture's balancing loss and of its experts' biases; static.
 
         loss = coefficient * mean over layers of E * sum_e f[e] * P[e]
 
-    f[e] is the share of the choices that fell on expert e, and P[e] the mean of its
-    score, the scores of a token scaled to a sum of 1: Switch Transformers,
-    https://arxiv.org/abs/2101.03961, equations 4 to 6.  It is 1 * coefficient where all
-    are taken alike.  A microbatch has its own f and P, over all its tokens but padding,
-    and counts by its share of the batch's weights.
+    f[e] is the share of the choices that fell on expert e, and P[e] its mean score,
+    with a token's scores scaled to a sum of 1: Switch Transformers,
+    https://arxiv.org/abs/2101.03961, equations 4 to 6.  Even loads give a loss of
+    `coefficient`.  Each microbatch has its own f and P, over all its tokens but
+    padding, and its loss is weighted by its share of the batch's weights.
     """
 
     coefficient: float = 0.0
@@ -37,7 +37,7 @@ class Evening:
         """Return the loss, and how many choices fell on each expert.
 
         Args:
-            said: of the layers: "experts" [L, R, S, k] and "scores" [L, R, S, E].
+            said: outputs of the layers, "experts" [L, R, S, k], "scores" [L, R, S, E].
             batch: a microbatch [R, S].
         """
         chosen, scores = said["experts"], said["scores"]
@@ -53,12 +53,12 @@ class Evening:
         return self.coefficient * weight * uneven, taken
 
     def adjust(self, params: Any, taken: Float[Array, "L E"], *, old: Any) -> None:
-        """Put into new params the biases of the old ones, a step nearer to even loads.
+        """Set the biases in `params` to the old ones, moved towards even loads.
 
             bias[e] += bias_rate * sign(mean of taken - taken[e])
 
-        DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.1.2.  What the
-        optimizer made of them, weight decay, is forgotten.
+        DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.1.2.  The optimizer's
+        own change of the biases (weight decay) is overwritten.
         """
         if not self.bias_rate:
             return

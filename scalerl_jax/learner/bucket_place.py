@@ -1,8 +1,8 @@
-"""The checkpoints of a run in a bucket, where nothing can be renamed at one stroke.
+"""The checkpoints of a run in a bucket, which has no atomic rename.
 
-A checkpoint is written under its own name, and its manifest last: without one it is
-none.  The manifest has each object's size and the CRC-32C that the bucket keeps of it,
-so that a checkpoint is verified by a listing and not read twice.
+A checkpoint is written under its final name, its manifest last: a directory without a
+manifest is no checkpoint.  The manifest has each object's size and the CRC-32C that the
+bucket keeps of it, so that a listing verifies a checkpoint without reading it.
 """
 
 import re
@@ -31,20 +31,20 @@ class BucketPlace(Place):
     def __init__(
         self, directory: epath.Path, *, before_seal: Callable[[], None]
     ) -> None:
-        """Make nothing before a checkpoint is written."""
+        """Store the place; nothing is created before a checkpoint is written."""
         super().__init__(directory)
         self._before_seal = before_seal
 
     def partial_name(self, step: int) -> str:
-        """Return the name under which one is written."""
+        """Return the name under which the checkpoint of a step is written."""
         return self.target(step).name
 
     def make(self, partial: epath.Path, folder: str) -> None:
-        """Remove what is left of another checkpoint of the step."""
+        """Remove the remains of an earlier checkpoint of the step."""
         self.remove(partial)
 
     def describe(self, partial: epath.Path) -> Files:
-        """Size and CRC-32C of every object; the first process says it for all."""
+        """Return size and CRC-32C of every object, in the first process for all."""
         return {} if multihost.process_index() else _described(partial)
 
     def put(self, partial: epath.Path, manifest: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ class BucketPlace(Place):
         remote.write(partial / MANIFEST, sealed(manifest).encode())
 
     def checker(self, path: epath.Path) -> Callable[[str, dict[str, Any]], None]:
-        """Return what refuses an object of a checkpoint that is not as expected."""
+        """Return a check(name, expected) that raises DamagedError for a bad object."""
         found = _described(path)
 
         def check(name: str, expected: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class BucketPlace(Place):
         return [(step, self.directory / steps[step]) for step in sorted(steps)[::-1]]
 
     def prune(self, keep: int, damaged: Container[epath.Path]) -> None:
-        """Remove what a newer checkpoint has made superfluous, and what became none."""
+        """Remove old checkpoints, and directories that never became one."""
         good = [path for _, path in self.found() if path not in damaged]
         kept = {path.name for path in good[:keep]}
         names = {name.partition("/")[0] for name in remote.entries(self.directory)}
@@ -85,7 +85,7 @@ class BucketPlace(Place):
                 self.remove(self.directory / name)
 
     def remove(self, path: epath.Path) -> None:
-        """Remove a checkpoint; from the first object on it is none."""
+        """Remove a checkpoint, beginning with the manifest that makes it one."""
         remote.remove(path / MANIFEST)
         remote.remove(path)
 

@@ -1,14 +1,14 @@
-"""The whole state of a run on disk: written at one stroke, checked before it is used.
+"""The whole state of a run on disk: written atomically, checked before it is used.
 
 A checkpoint is a directory `step_00000050` that holds the train state (orbax), the
 buffered finished groups (flat NumPy arrays), the host's state (JSON) and a manifest
 with the SHA-256 of each of these files.  A kill at any moment leaves it whole or not at
-all (`places`).  What a disk does to it later is found by the manifest, and the one
+all (`places`).  Later damage of the disk is found by the manifest, and the checkpoint
 before is used.
 
-`save` returns when all that the checkpoint will hold is copied: the state may then be
+`save` returns when everything in the checkpoint is copied: the state may then be
 donated, and the books may change.  A thread writes the copy, one checkpoint at a time;
-it has not been saved before `wait` has returned.
+a checkpoint is certain to be on disk only once `wait` has returned.
 
 Several processes save and restore together, in a directory that all of them see: each
 writes its own shards, the first does the rest, and what fails in one fails in all.  The
@@ -58,11 +58,11 @@ class Checkpointer:
         before_seal: Callable[[], None] | None = None,
         timeout_s: float = 1800.0,
     ) -> None:
-        """`every` optimizer steps one is due; the `keep` newest stay on disk.
+        """Save every `every` optimizer steps, and keep the `keep` newest on disk.
 
         `background`: `save` leaves the writing to a thread.  `before_seal` runs before
-        a checkpoint in a bucket becomes one.  Processes wait `timeout_s` at most for
-        the slowest of them, and a save for the one before it.
+        a bucket's checkpoint gets its manifest.  Processes wait at most `timeout_s` for
+        the slowest of them, and a save for the save before it.
 
         Raises:
             ValueError: the bucket cannot be used.
@@ -77,7 +77,7 @@ class Checkpointer:
         self._arrays = contents.ArrayFiles()
 
     def due(self, step: int, *, since: int) -> bool:
-        """Return whether one is due after any of the steps `since` + 1 to `step`."""
+        """Return whether a save was due at any of the steps `since` + 1 to `step`."""
         return step // self._every > since // self._every
 
     def save(
@@ -89,9 +89,9 @@ class Checkpointer:
         those of the first.
 
         Raises:
-            UnsavedError: it, or the one before it, cannot be written; those on disk
-                are untouched.
-            ValueError: a value that would not read back as it is.
+            UnsavedError: this checkpoint or the one before it cannot be written; the
+                checkpoints on disk are untouched.
+            ValueError: a value would not read back unchanged.
         """
         self.wait()
         contents.check_json(host, name="host")
@@ -142,7 +142,7 @@ class Checkpointer:
         """Return when every checkpoint is on disk.
 
         Raises:
-            UnsavedError: one cannot be written, or not within the limit.
+            UnsavedError: a checkpoint cannot be written, or not within the time limit.
         """
         if self._writing is None:
             return
@@ -157,7 +157,7 @@ class Checkpointer:
     def _complete(
         self, partial: Folder, write: Callable[[], None], manifest: dict[str, Any]
     ) -> None:
-        """Write what was copied, and make it the newest checkpoint."""
+        """Write the copy, and make it the newest checkpoint."""
         step = manifest["step"]
         with self._told(step), self._discarded(partial):
             self._together(write)
@@ -171,7 +171,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _told(self, step: int) -> Iterator[None]:
-        """Say of an error which checkpoint is not written, and what is left."""
+        """Turn an error into UnsavedError, with the checkpoints left on disk."""
         try:
             yield
         except Exception as error:
@@ -183,7 +183,7 @@ class Checkpointer:
             ) from error
 
     def _untouched(self) -> str:
-        """Say which checkpoints an error has left."""
+        """Return a sentence about the checkpoints that are still on disk."""
         try:
             return f"those of steps {self._listed()} are untouched"
         except Exception:  # noqa: BLE001  what cannot be written may be out of reach
@@ -191,7 +191,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _discarded(self, partial: Folder) -> Iterator[None]:
-        """Remove what an error leaves half-written."""
+        """Remove the half-written directory after an error."""
         try:
             yield
         except Exception:
@@ -200,7 +200,7 @@ class Checkpointer:
             raise
 
     def restore(self, abstract_state: PyTree) -> Restored | None:
-        """The newest good checkpoint, or None if none was ever written.
+        """Return the newest good checkpoint, or None if none was ever written.
 
         `abstract_state` has a `jax.ShapeDtypeStruct` for each array; one without a
         sharding is put on the first device.
@@ -226,10 +226,10 @@ class Checkpointer:
     def restore_params(
         self, abstract_params: PyTree, *, name: str = ""
     ) -> tuple[int, PyTree] | None:
-        """Step and params of the newest good checkpoint, without memory for the rest.
+        """Return step and params of the newest good checkpoint, and read nothing else.
 
-        As `restore`, for the field `params` of the state alone.  With a `name`, such as
-        step_00000050, of that checkpoint.
+        Errors are as in `restore`.  With a `name`, such as step_00000050, that
+        checkpoint is read.
         """
         found = self._newest(name)
         if found is None:
@@ -251,7 +251,7 @@ class Checkpointer:
         """Steps of the checkpoints on disk, oldest first, damaged ones included.
 
         Raises:
-            UnsavedError: the one that was being written cannot be.
+            UnsavedError: the checkpoint under way cannot be written.
         """
         self.wait()
         return self._listed()
@@ -260,7 +260,7 @@ class Checkpointer:
         return sorted({step for step, _ in self._place.found()})
 
     def close(self) -> None:
-        """Stop the threads that write, after what is being written."""
+        """Stop the writing threads once the save under way has ended."""
         try:
             self.wait()
         finally:
@@ -277,12 +277,12 @@ class Checkpointer:
         self._together(lambda: None if multihost.process_index() else action())
 
     def _newest(self, only: str = "") -> tuple[int, Folder, dict[str, Any]] | None:
-        """Step, directory and manifest of the newest checkpoint that is good.
+        """Return step, directory and manifest of the newest good checkpoint.
 
-        With a name, `only` that one counts.
+        With a name in `only`, no other checkpoint counts.
         """
         reasons = []
-        # What the first process sees: a shared directory may be behind elsewhere.
+        # The first process lists for all: others may see a stale shared directory.
         listed = self._exchange(
             json.dumps([(step, path.name) for step, path in self._place.found()])
         )[0]
@@ -305,7 +305,10 @@ class Checkpointer:
         return None
 
     def _verify(self, path: Folder, step: int) -> tuple[dict[str, Any], str]:
-        """The manifest, and what is damaged, if anything is; the processes share."""
+        """Return the manifest and what is damaged ("": nothing).
+
+        The processes share the reading of the files.
+        """
         manifest: dict[str, Any] = {}
         damage = ""
         try:

@@ -36,7 +36,7 @@ _ROLLOUT_ARRAYS = {
     "policy_versions": np.dtype(np.int32),
 }
 
-# A value that a JSON file holds: `check_json` looks, as a type cannot.
+# A value that a JSON file can hold; no type says so, hence `check_json`.
 Json = Any
 
 
@@ -71,7 +71,7 @@ class ArrayFiles:
     def load(
         self, directory: Folder, abstract: PyTree, *, partial: bool = False
     ) -> PyTree:
-        """Arrays as `abstract` describes them; `partial`: it leaves some out."""
+        """Read the arrays that `abstract` describes: all, or with `partial` some."""
         target = jax.tree.map(_placed, abstract)
         restore_args = ocp.checkpoint_utils.construct_restore_args(target)
         return self._handler.restore(
@@ -87,7 +87,7 @@ class ArrayFiles:
 
 
 def _is_no_echo(record: logging.LogRecord) -> bool:
-    """Return whether a record is no log, array by array, of what `write` raises."""
+    """Return whether a log record does not just repeat an error that `write` raises."""
     echoes = "_SignalingThread|async_serialize|in OCDBT database"
     return not re.search(echoes, record.getMessage())
 
@@ -98,7 +98,7 @@ def _placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 
 def describe(tree: PyTree) -> dict[str, list[Any]]:
-    """Dtype and shape of every array by its name, as JSON values."""
+    """Return dtype and shape of every array by its name, as JSON values."""
     return {
         name: [str(leaf.dtype), list(leaf.shape)]
         for name, leaf in _named_leaves(tree).items()
@@ -114,7 +114,7 @@ def _named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def check_processes(state: PyTree) -> None:
-    """Refuse arrays that belong to one of several processes."""
+    """Refuse arrays that live on only one of several processes."""
     count = multihost.process_count()
     for name, leaf in _named_leaves(state).items():
         if count > 1 and leaf.is_fully_addressable:
@@ -209,7 +209,7 @@ def _row(record: Any, *other: str) -> dict[str, Any]:
 def unflatten(
     arrays: dict[str, np.ndarray], rows: list[dict[str, Any]]
 ) -> tuple[Group, ...]:
-    """The groups that `flatten` was given."""
+    """Return the groups that `flatten` was given."""
     prompts = iter(np.split(arrays["prompt_tokens"], arrays["prompt_offsets"][1:-1]))
     cuts = arrays["completion_offsets"][1:-1]
     parts = {name: iter(np.split(arrays[name], cuts)) for name in _ROLLOUT_ARRAYS}
@@ -219,7 +219,7 @@ def unflatten(
 
         experts = iter(split_experts(arrays))
     return tuple(
-        Group(  # of which older checkpoints lack fields that have defaults
+        Group(  # older checkpoints lack some fields, which have defaults
             **row
             | {
                 "prompt": Prompt(tokens=next(prompts).copy(), **row["prompt"]),
@@ -240,14 +240,14 @@ def unflatten(
 def write_groups(
     folder: Folder, arrays: dict[str, np.ndarray], rows: list[dict[str, Any]]
 ) -> None:
-    """Write what `flatten` made as files in a folder."""
+    """Write the results of `flatten` as files in a folder."""
     with (folder / _FILES[0]).open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
     (folder / _FILES[1]).write_text(json.dumps(rows))
 
 
 def read_groups(folder: Folder) -> tuple[Group, ...]:
-    """The groups whose files are in a folder."""
+    """Read the groups that `write_groups` wrote in a folder."""
     content = io.BytesIO((folder / _FILES[0]).read_bytes())
     with np.load(content, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
@@ -255,7 +255,7 @@ def read_groups(folder: Folder) -> tuple[Group, ...]:
 
 
 def check_json(value: Json, *, name: str) -> None:
-    """Refuse what would read back as something else: tuples, integer keys, arrays."""
+    """Refuse values that JSON reads back changed: tuples, integer keys, arrays."""
     if type(value) is dict:
         for key, part in value.items():
             if type(key) is not str:

@@ -1,11 +1,11 @@
 """PPO's critic: the value of every token, advantages from it, and its own updates.
 
 A critic is the policy's trunk with a value head [D], float32, instead of the output
-head.  The value of a token is that of the state which it was sampled in: the prompt and
-the completion before it.  Sampled tokens alone are actions: those that an interruption
-forces are read, like the prompt, but have no value to learn, no reward and no
-advantage; after the last token before them comes the first one after them.  Where a
-completion was cut off it ends: the limit is part of the task.
+head.  A token's value is the value of the state before it: the prompt and the
+completion up to it.  Only sampled tokens are actions: tokens forced by an interruption
+are read, like the prompt, but have no value, reward or advantage; the sampled token
+before them is followed by the one after them.  A completion that was cut off ends
+there: the length limit is part of the task.
 
 PPO, https://arxiv.org/abs/1707.06347; GAE, https://arxiv.org/abs/1506.02438.
 """
@@ -39,7 +39,7 @@ _HEAD = "value_head"
 
 
 def critic_params(params: PyTree) -> PyTree:
-    """Copies of the policy's trunk, and a head of zeros: every value is 0."""
+    """Return copies of the policy's trunk, and a head of zeros: every value is 0."""
     trunk = {name: leaf for name, leaf in params.items() if name != "head"}
     head = jnp.zeros(trunk["final_norm"].shape, jnp.float32)
     # Copies: the step donates both the policy and the critic.
@@ -49,9 +49,9 @@ def critic_params(params: PyTree) -> PyTree:
 def token_values(
     params: PyTree, batch: PackedBatch, *, forward: Forward
 ) -> Float[Array, "R S"]:
-    """value = hidden . head, in float32, where a sampled token is predicted; or 0.
+    """value = hidden . head, in float32, where a sampled token is predicted; else 0.
 
-    A critic that is a mixture routes for itself: the sampler's choice is the policy's.
+    A critic that is a mixture uses its own routing, and replays no experts.
     """
     batch = dataclasses.replace(batch, experts=None)
     values = jnp.einsum(
@@ -64,7 +64,7 @@ def token_values(
 
 
 def make_critic_accumulate(forward: Forward, *, value_clip: float) -> Accumulate:
-    """Adds a microbatch [R, S] to the sums over the sampled tokens of its step.
+    """Make a function that adds a microbatch [R, S] to the sums of a critic's step.
 
     `value_clip` is in the unit of the reward; 0 clips nothing.
     """
@@ -96,7 +96,7 @@ def make_critic_accumulate(forward: Forward, *, value_clip: float) -> Accumulate
 def make_critic_update(
     optimizer: optax.GradientTransformation, *, stochastic_rounding: bool = False
 ) -> Update:
-    """The critic's optimizer step: every sampled token of the batch counts alike."""
+    """Make the critic's optimizer step; all sampled tokens have equal weight."""
     update = make_update(
         optimizer, stochastic_rounding=stochastic_rounding, summarize=_summary
     )
@@ -111,16 +111,19 @@ def make_critic_update(
             grads=jax.tree.map(lambda leaf: leaf / tokens, accumulated.grads),
         )
         state, metrics = update(state, mean)
-        del metrics["skipped"]  # the policy's says it of both
+        del metrics["skipped"]  # the policy's metric stands for both
         return state, {f"value/{name}": value for name, value in metrics.items()}
 
     return of_mean
 
 
 def _summary(sums: Scalars, _: Scalars) -> Scalars:
-    """Means; and 1 - Var(return - old value) / Var(return), which is 0 for guessing.
+    """Return means, and the explained variance of returns by old values.
 
-    With gae_lambda below 1 the returns lean on the values that they are compared to.
+        1 - Var(return - old value) / Var(return)
+
+    A constant guess explains 0.  With gae_lambda below 1 returns depend on the values
+    that they are compared to.
     """
     tokens = jnp.maximum(sums["tokens"], 1.0)
 
@@ -137,7 +140,7 @@ def _summary(sums: Scalars, _: Scalars) -> Scalars:
 
 
 def held(update: Update, *, steps: int) -> Update:
-    """Make an update whose first `steps` calls change the version alone."""
+    """Make an update whose first `steps` calls only advance the version."""
 
     def update_later(
         state: TrainState, accumulated: Accumulated
@@ -154,10 +157,10 @@ def held(update: Update, *, steps: int) -> Update:
 def minibatches(batch: PackedBatch, count: int) -> Iterator[PackedBatch]:
     """Cut a batch [M, R, S] into `count` parts of equally many rollouts, or nearly so.
 
-    A part has the microbatches that its rollouts lie in; the rollouts of other parts
-    are masked there.  Every `count`-th microbatch comes first, then those after them:
-    `pack` begins with the longest rollouts, which are to be spread over the parts.
-    With fewer rollouts than parts there are fewer parts.
+    A part has the microbatches that hold its rollouts; other parts' rollouts in them
+    are masked.  Microbatches are taken in steps of `count`: `pack` puts the longest
+    rollouts first, and so they are spread over the parts.  With fewer rollouts than
+    `count` there are fewer parts.
     """
     mask, ids = np.asarray(batch.mask), np.asarray(batch.sequence_ids)
     order = np.argsort(np.arange(len(ids)) % count, kind="stable")
@@ -174,11 +177,12 @@ def minibatches(batch: PackedBatch, count: int) -> Iterator[PackedBatch]:
 
 
 class PairedStep(TrainStep):
-    """A step of the policy, and those of its critic on parts of the same batch.
+    """A step of the policy, and steps of its critic on parts of the same batch.
 
-    Nothing is applied if the policy's gradient is not finite.  A gradient of the
-    critic that is not finite ends its steps and leaves the policy as it was: with one
-    step of the critic it is both, or neither.  All but a call is of the policy alone.
+    Nothing is applied if the policy's gradient is not finite.  A critic's gradient that
+    is not finite ends the critic's steps and leaves the policy unchanged: with one
+    critic step, either both are applied or neither.  Methods other than `__call__`
+    concern the policy alone.
     """
 
     def __init__(
@@ -190,7 +194,7 @@ class PairedStep(TrainStep):
         num_minibatches: int = 1,
         **like: Any,
     ) -> None:
-        """The policy's step, of states `like` a `TrainStep`'s, without their critics.
+        """Make the policy's programs; `like` are a `TrainStep`'s keyword arguments.
 
         The `critic` makes a step on each of `num_minibatches` parts of a batch.
         """
@@ -199,7 +203,7 @@ class PairedStep(TrainStep):
         self._num_minibatches = num_minibatches
 
     def lower(self) -> dict[str, Any]:
-        """The programs by name, not compiled."""
+        """Return the lowered programs by name, not compiled."""
         of_critic = {f"critic_{x}": low for x, low in self.critic.lower().items()}
         return super().lower() | of_critic
 
@@ -211,13 +215,13 @@ class PairedStep(TrainStep):
     def __call__(
         self, state: TrainState, batch: PackedBatch
     ) -> tuple[TrainState, dict[str, Array]]:
-        """The state after a batch [M, R, S], and the metrics; `state` is donated.
+        """Return the state after a batch [M, R, S], and metrics; `state` is donated.
 
-        Those of the critic are means over its steps.
+        The critic's metrics are means over its steps.
         """
         critic: Any = state.critic
         policy = dataclasses.replace(state, critic=None)
-        # Before the critic's are applied, to be found finite.
+        # Computed before the critic's steps, which need to know that it is finite.
         of_policy = self.total(policy.params, batch)
         finite = _all_finite(of_policy, True)
         metrics_of_critic = []
@@ -233,36 +237,36 @@ class PairedStep(TrainStep):
 
 @jax.jit
 def _all_finite(sums: Accumulated, finite: Array | bool) -> Array:
-    """Return whether the loss and the gradient are finite, and all before them were."""
+    """Return whether `finite` holds and the loss and gradient are finite too."""
     return jnp.isfinite(sums.loss + optax.tree.norm(sums.grads)) & finite
 
 
 def _unless(finite: Array, sums: Accumulated) -> Accumulated:
-    """The sums, with a loss that keeps them from being applied if not all is finite."""
+    """Return the sums, with a NaN loss, which skips the update, if not `finite`."""
     return dataclasses.replace(sums, loss=jnp.where(finite, sums.loss, jnp.nan))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CriticAdvantages:
-    """Advantages and returns of a batch, from what the critic says before any step."""
+    """Makes advantages and returns of a batch from values before its first step."""
 
-    values: Callable[[PyTree, PackedBatch], np.ndarray]  # of tokens, [M, R, S]
+    values: Callable[[PyTree, PackedBatch], np.ndarray]  # token values, [M, R, S]
     gamma: float
     gae_lambda: float
     eps: float | None  # whitened over the sampled tokens of the batch; None: as is
-    # Taken off the reward of each token [M, R, S]; None: nothing is.
+    # Penalty subtracted from each token's reward, [M, R, S]; None: no penalty.
     penalties: Callable[[PackedBatch], np.ndarray] | None = None
 
     def __call__(self, params: PyTree, batch: PackedBatch) -> PackedBatch:
-        """The batch [M, R, S] with values, returns and advantages of its tokens.
+        """Return the batch [M, R, S] with values, returns and advantages of its tokens.
 
-        It comes with rewards in the place of advantages: a completion's is on all of
-        its tokens, and is given to the last one that was sampled.
+        `batch.advantages` must hold each completion's reward on all of its tokens; the
+        last sampled token gets it.
         """
         values = self.values(params, batch)
         penalties = self.penalties(batch) if self.penalties else np.zeros_like(values)
         rows = (batch.advantages, penalties, values, batch.sequence_ids, batch.mask)
-        # By microbatch, whose shape is always the same: one program.
+        # Microbatch by microbatch: the shape is always the same, so one program.
         advantages = np.stack(
             [self._of_rows(*each) for each in zip(*rows, strict=True)]
         )

@@ -1,7 +1,7 @@
-"""The learner's forward pass, over microbatches and whole batches, and what it costs.
+"""The learner's forward pass over microbatches and whole batches, and its FLOPs.
 
-Hidden states, log-probabilities and values come from here alone, in the train step, in
-what is computed before a window's first step, and in what explains a skipped one.
+All hidden states, log-probabilities and values of the learner are computed here: in the
+train step, before a window's first step, and in the diagnosis of a skipped step.
 """
 
 import dataclasses
@@ -35,12 +35,12 @@ _UNREAD = {field.name for field in dataclasses.fields(PackedBatch)} - _READ
 class Forward:
     """Settings of hidden states and log-probabilities; static.
 
-    `mesh` None: on one device; `attention` None: in plain XLA.  A batch is a microbatch
-    [R, S], of which the fields that `read_forward` keeps are read.
+    `mesh` None: on one device; `attention` None: in plain XLA.  A batch here is one
+    microbatch [R, S]; only the fields that `read_forward` keeps are read.
     """
 
     arch: Architecture
-    dtype: Any  # of activations and matmuls, the head apart
+    dtype: Any  # of activations and matmuls, except the head
     head: Head = Head()
     attention: SegmentAttention | None = None
     remat: str = "none"
@@ -48,16 +48,16 @@ class Forward:
     scan_layers: bool = True
 
     def hidden(self, params: PyTree, batch: PackedBatch) -> Float[Array, "R S D"]:
-        """Final hidden states, where the targets are predicted."""
+        """Return the final hidden states at the positions that predict targets."""
         return _of_targets(self.states(params, batch)[0], batch)
 
     def states(
         self, params: PyTree, batch: PackedBatch, *, with_scores: bool = False
     ) -> tuple[Array, Said]:
-        """Final hidden states of all tokens, and what the layers say."""
+        """Return final hidden states of all tokens, and the layers' other outputs."""
         experts = None
         if batch.experts is not None:
-            from scalerl_jax.model.ffn_moe import from_ids  # few runs replay them
+            from scalerl_jax.model.ffn_moe import from_ids  # loaded by few runs
 
             experts = from_ids(batch.experts)
         return hidden_states(
@@ -79,25 +79,25 @@ class Forward:
     def logprobs(
         self, params: PyTree, batch: PackedBatch
     ) -> tuple[Float[Array, "R S"], Float[Array, "R S"]]:
-        """Log-probability of every target and the entropies, in nats."""
+        """Return every target's log-probability and every entropy, in nats."""
         return self.logprobs_of(self.states(params, batch)[0], params, batch)
 
     def logprobs_of(
         self, states: Array, params: PyTree, batch: PackedBatch
     ) -> tuple[Float[Array, "R S"], Float[Array, "R S"]]:
-        """Return what `logprobs` does, from the hidden states of all tokens."""
+        """Return the same as `logprobs`, from the hidden states of all tokens."""
         hidden = _of_targets(states, batch)
         return token_logprobs(hidden, head_weights(params), batch.targets, self.head)
 
     def loss_of(
         self, states: Array, params: PyTree, batch: PackedBatch, pointwise: Pointwise
     ) -> tuple[Float[Array, ""], Float[Array, "R S"], Float[Array, "R S"]]:
-        """Sum of a loss that each token has for itself, and as `logprobs_of`."""
+        """Return the summed per-token loss, log-probabilities and entropies."""
         return pointwise_loss(
             _of_targets(states, batch),
             head_weights(params),
             batch.targets,
-            # All that there is one of for each target.
+            # The fields with one value per target.
             dataclasses.replace(batch, **dict.fromkeys(_OF_TOKENS)),
             pointwise,
             self.head,
@@ -109,16 +109,17 @@ def _of_targets(states: Array, batch: PackedBatch) -> Float[Array, "R S D"]:
 
 
 def read_forward(batch: PackedBatch) -> PackedBatch:
-    """The batch with what a forward pass reads, and the mask; None for all else."""
+    """Return the batch with only the mask and the fields that a forward pass reads."""
     return dataclasses.replace(batch, **dict.fromkeys(_UNREAD))
 
 
 def plain_scorer(
     forward: Forward,
 ) -> Callable[[PyTree, PackedBatch], Float[np.ndarray, "M R S"]]:
-    """Return log-probabilities of plainly packed batches, to compare samplers with.
+    """Return a function (params, batch) -> log-probabilities in nats, [M, R, S].
 
-    It is compiled at the first call, for wherever the params are.
+    It compares samplers with the learner, takes batches of `packing.pack`, and is
+    compiled at the first call, for the devices of the params.
     """
     # On every device, so that every process can read the whole of it.
     everywhere = forward.mesh and NamedSharding(forward.mesh, PartitionSpec())
@@ -140,14 +141,14 @@ def plain_scorer(
 
 
 def microbatches(batch: PackedBatch, sharding: Any) -> Iterator[PackedBatch]:
-    """The parts [R, S] of a batch [M, R, S], one after the other on the devices."""
+    """Yield the microbatches [R, S] of a batch [M, R, S], each put on the devices."""
     for index in range(len(batch.tokens)):
         microbatch = jax.tree.map(lambda leaf, at=index: leaf[at], batch)
         yield put_global(microbatch, sharding)
 
 
 def abstract(leaf: Any, sharding: Sharding | None = None) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an array, with its own sharding or another."""
+    """Return shape and dtype of an array, with its own sharding or the given one."""
     return jax.ShapeDtypeStruct(
         leaf.shape, leaf.dtype, sharding=sharding or leaf.sharding
     )
@@ -155,10 +156,10 @@ def abstract(leaf: Any, sharding: Sharding | None = None) -> jax.ShapeDtypeStruc
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerFlops:
-    """Model FLOPs of a batch, by its tokens and what each attends to on average.
+    """Model FLOPs of a batch, by its tokens and by how many each attends to on average.
 
-    A backward pass costs two forward passes.  What is computed twice to save memory is
-    counted once; the optimizer, the loss and what explains a skipped step are left out.
+    A backward pass costs two forward passes.  Recomputation to save memory is not
+    counted, nor are the optimizer, the loss and the diagnosis of a skipped step.
     """
 
     arch: Architecture
@@ -166,16 +167,16 @@ class LearnerFlops:
     critic_passes: int = 0  # over a batch, in however many steps
 
     def annotation(self, tokens: int, context: float) -> float:
-        """FLOPs before the first step: a pass per score, and one for the values."""
+        """Return FLOPs before the first step: a pass per score, one for the values."""
         values = self._critic(context) if self.critic_passes else 0.0
         return tokens * (self.scores * self.arch.flops_per_token(context) + values)
 
     def step(self, tokens: int, context: float) -> float:
-        """FLOPs of a step of the policy, and of the critic's on the same batch."""
+        """Return FLOPs of the policy's step and the critic's on the same batch."""
         critic = self.critic_passes * self._critic(context)
         return 3 * tokens * (self.arch.flops_per_token(context) + critic)
 
     def _critic(self, context: float) -> float:
-        """FLOPs of a token's value: the trunk, and a head of one output."""
+        """Return FLOPs of a token's value: the trunk, and a head of one output."""
         head = 2 * self.arch.hidden_size
         return self.arch.flops_per_token(context, head=False) + head

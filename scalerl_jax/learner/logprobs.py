@@ -26,7 +26,7 @@ from scalerl_jax.parallel.mesh import (
 )
 from scalerl_jax.types import PyTree
 
-# logprobs, entropies, further arrays of a token each -> what each adds to the loss
+# logprobs, entropies, further per-token arrays -> each token's term of the loss
 Pointwise = Callable[[Array, Array, PyTree], Array]
 
 _HIDDEN = PartitionSpec(ROWS, "context", None)
@@ -61,7 +61,7 @@ class Head:
         return jax.lax.psum_scatter(parts.swapaxes(0, 1), SHARDS, scatter_dimension=0)
 
     def first_id(self, head: Array) -> Array | int:
-        """Return the first token id that this device's part of the head is of."""
+        """Return the token id of the first row of this device's part of the head."""
         if self.mesh is None:
             return 0
         return jax.lax.axis_index("tensor") * head.shape[0]
@@ -72,7 +72,7 @@ class Head:
         return logits / self.temperature
 
     def product(self) -> Callable[..., Array]:
-        """Return an einsum of float32 results, as exact as the logits' own."""
+        """Return an einsum with float32 results, at the precision of the logits."""
         return functools.partial(
             jnp.einsum,
             precision=jax.lax.Precision.HIGHEST if self.float32_head else None,
@@ -125,7 +125,7 @@ token_logprobs.defvjp(_forward, _backward)
 def _tiles(
     head: Head, hidden: Array, weights: Array
 ) -> tuple[int, Float[Array, "n v D"]]:
-    """Tokens of a tile, and the slabs of this device's part of the head."""
+    """Return the tokens of a tile, and the slabs of this device's part of the head."""
     tokens, vocab = hidden.shape[0] * hidden.shape[1], weights.shape[0]
     chunk = largest_divisor(tokens, head.chunk_tokens)
     slab = largest_divisor(vocab, head.chunk_vocab)
@@ -203,8 +203,8 @@ def _backward_tiles(
     tokens = [x.reshape(-1, chunk) for x in (entropy, log_z, of_logprobs, of_entropy)]
     exact = head.product()
 
-    # Tiles are [v, c] here, and what is summed over tiles is [D, c]: XLA's CPU backend
-    # transposes left operands that are contracted over their rows.
+    # Tiles are [v, c] here, and sums over tiles [D, c]: XLA's CPU backend transposes
+    # left operands that are contracted over their rows.
     def one_slab(
         of_rows: Array, numbered: tuple[Array, Array]
     ) -> tuple[Array, Float[Array, "v columns"]]:
@@ -241,7 +241,7 @@ def _backward_tiles(
 def _summed(
     head: Head, of_rows: Array, of_weights: Array, hidden: Array, weights: Array
 ) -> tuple[Array, Array]:
-    """Cotangents of tiles [n, D, c] and of slabs as those of the arrays themselves."""
+    """Turn cotangents of tiles [n, D, c] and slabs into those of hidden and weights."""
     of_rows = of_rows.swapaxes(1, 2)
     if head.mesh is not None:
         of_rows = jax.lax.psum(of_rows, "tensor")
@@ -260,7 +260,7 @@ def pointwise_loss(
     pointwise: Pointwise,
     head: Head,
 ) -> tuple[Float[Array, ""], Float[Array, "R S"], Float[Array, "R S"]]:
-    """Sum of a loss that each token has for itself; `token_logprobs` beside it.
+    """Return the sum of a per-token loss, and the results of `token_logprobs`.
 
         loss = sum pointwise(logprobs, entropy, fields)
 
@@ -270,15 +270,15 @@ def pointwise_loss(
     https://arxiv.org/abs/2410.10989, section 3.2.
 
     Args:
-        hidden: as the last norm left them.
+        hidden: final hidden states, after the last norm.
         weights: the head.
-        targets: ids, of which the log-probabilities are.
-        fields: arrays [R, S], for `pointwise`; they get no gradient.
-        pointwise: what a token adds to the loss, from its own entries alone.
+        targets: token ids whose log-probabilities are computed.
+        fields: arrays [R, S] for `pointwise`; they get no gradient.
+        pointwise: a token's term of the loss, from its own entries alone.
         head: how logits are computed.
 
     Returns:
-        The loss, and what has no gradient here: log-probabilities and entropies.
+        The loss; log-probabilities and entropies, which have no gradient here.
     """
     parts = 1 if head.mesh is None else head.mesh.shape["tensor"]
     if weights.shape[0] <= head.chunk_vocab * parts:

@@ -1,4 +1,4 @@
-"""Finds the first number that was not finite, once a step had to be skipped.
+"""Diagnosis of a skipped step: finds the first number that was not finite.
 
 Nothing here runs or is compiled before that.  The step leaves its state as it was,
 so that the batch can be computed again, in parts: params, inputs, the output of each
@@ -36,7 +36,7 @@ class Diagnosis:
     objective: Objective
 
     def __call__(self, params: PyTree, batch: PackedBatch) -> str:
-        """Name what is not finite, to end a sentence with; `batch` is [M, R, S]."""
+        """Return a phrase that names what is not finite; `batch` is [M, R, S]."""
         parts = (
             self._in_params(params),
             _in_inputs(batch),
@@ -97,7 +97,7 @@ class Diagnosis:
         sums = None
         for number, sums in enumerate(self.step.accumulated(params, batch)):
             bad = _not_finite(sums.grads, order=_backward_order)
-            if bad:  # before the first microbatch it is all zeros
+            if bad:  # never before the first microbatch, when all is zero
                 yield (
                     f"in microbatch {number - 1} of {len(batch.tokens)}, only the "
                     f"gradient is not, from {bad[0]} on down; the loss is"
@@ -115,10 +115,10 @@ class Diagnosis:
 
     @functools.cached_property
     def _hidden_finite(self) -> Callable[..., Bool[Array, ""]]:
-        """Return whether the first so many layers give finite numbers.
+        """Return a program that says whether the first `count` layers are finite.
 
-        The others are made idle by zeros, and so is the head: 0 times what is not
-        finite is not a number, which shows in the log-probabilities.
+        The weights of other layers and of the head are set to zero: 0 times a number
+        that is not finite is NaN, which shows in the log-probabilities.
         """
 
         @jax.jit
@@ -156,7 +156,7 @@ class Diagnosis:
 
 
 def _first_bad(finite: Callable[[int], object], most: int) -> int:
-    """The smallest count that is not finite; `most` is not."""
+    """Return the smallest count for which `finite` fails; it fails for `most`."""
     least = 0
     while least < most:
         middle = (least + most) // 2
@@ -168,14 +168,14 @@ def _first_bad(finite: Callable[[int], object], most: int) -> int:
 
 
 def _in_inputs(batch: PackedBatch) -> Iterator[str]:
-    """Fields of the batch; a masked behavior log-probability is not read."""
+    """Yield fields of the batch that are not finite; masked logprobs are ignored."""
     checked = {
         "weights": batch.weights,
         "advantages": batch.advantages,
         "behavior_logprobs": np.where(batch.mask, batch.behavior_logprobs, 0.0),
     }
     if batch.values is not None:
-        # First: advantages that are not finite come from these.
+        # Checked first: advantages that are not finite come from these.
         checked = {"values": batch.values, "returns": batch.returns} | checked
     for name, values in checked.items():
         bad = np.argwhere(~np.isfinite(values))
@@ -195,7 +195,7 @@ def _peaks(tree: PyTree) -> PyTree:
     def peak(path: tuple, leaf: Array) -> Array:
         stacked = path[0] == jax.tree_util.DictKey("layers")
         axes = tuple(range(int(stacked), leaf.ndim))
-        # Not by the maximum alone: between devices, some backends' skips a NaN.
+        # A maximum alone is not enough: between devices some backends skip a NaN.
         finite = jnp.isfinite(leaf).all(axis=axes)
         return jnp.where(finite, jnp.abs(leaf).max(axis=axes), jnp.nan)
 
@@ -234,7 +234,7 @@ def _not_finite(
     *,
     order: Callable[[tuple[str, int]], tuple[int, ...]] = _forward_order,
 ) -> list[str]:
-    """The leaves, layer by layer, that hold what is not finite; the first first."""
+    """Return the leaves, by layer and in `order`, that hold a non-finite number."""
     peaks = _named_peaks(tree)
     bad = sorted((each for each in peaks if not np.isfinite(peaks[each])), key=order)
     return [_describe(*each) for each in bad]

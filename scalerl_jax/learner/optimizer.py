@@ -1,4 +1,4 @@
-"""AdamW with global-norm clipping: its rate, what it leaves alone, how it rounds.
+"""AdamW with global-norm clipping: its schedule, frozen parameters and rounding.
 
 A frozen parameter has no update, no weight decay and no moments, and its gradient is
 zeros: it counts for no norm, and the compiler drops what would compute it.
@@ -19,7 +19,7 @@ from scalerl_jax.types import PyTree
 
 
 def scaled_rate(learning_rate: float, *, rollouts: int, base_rollouts: int) -> float:
-    """Learning rate for a batch of another size than the one that it was chosen for.
+    """Learning rate, scaled from the batch size that it was chosen for to another.
 
         learning_rate * sqrt(rollouts / base_rollouts)
 
@@ -65,7 +65,7 @@ def make_optimizer(
     weight_decay: float,
     max_grad_norm: float,
 ) -> optax.GradientTransformation:
-    """ScaleRL's optimizer, https://arxiv.org/abs/2510.13786, appendix A.3.
+    """Make ScaleRL's optimizer, https://arxiv.org/abs/2510.13786, appendix A.3.
 
     A `max_grad_norm` of 0 clips nothing.  `eps` is 1e-15 there, because the gradients
     of a large policy are far below Adam's usual 1e-8.
@@ -81,7 +81,7 @@ def make_optimizer(
 def freeze(
     optimizer: optax.GradientTransformation, patterns: Sequence[str]
 ) -> optax.GradientTransformation:
-    """The optimizer for the parameters that no pattern freezes (`frozen_params`)."""
+    """Return the optimizer restricted to parameters that no pattern freezes."""
     if not patterns:
         return optimizer
 
@@ -100,7 +100,7 @@ def frozen_params(params: PyTree, patterns: Sequence[str]) -> PyTree:
     """Return a tree that is True at the leaves whose whole name a pattern matches.
 
     Names are paths in the tree: "embedding", "layers/query".  Layers are stacked, so
-    that a name is of all of them.
+    that a name stands for a parameter of all layers.
 
     Raises:
         ValueError: a pattern is no regular expression or matches nothing, or all of
@@ -134,12 +134,12 @@ def frozen_params(params: PyTree, patterns: Sequence[str]) -> PyTree:
 
 
 def is_absent(moment: Any) -> bool:
-    """Return whether a leaf stands where a frozen parameter would have a moment."""
+    """Return whether a leaf replaces the moment that a frozen parameter lacks."""
     return isinstance(moment, optax.MaskedNode)
 
 
 def round_stochastically(tree: PyTree, *, like: PyTree, seed: Int[Array, ""]) -> PyTree:
-    """The float32 leaves, each a value of the dtype that its leaf in `like` has.
+    """Round float32 leaves at random to values of the dtypes of the leaves in `like`.
 
         P(up) = (x - down) / (up - down)
 
@@ -155,8 +155,8 @@ def round_stochastically(tree: PyTree, *, like: PyTree, seed: Int[Array, ""]) ->
             return x
         name = zlib.crc32(jax.tree_util.keystr(path).encode())
         noise = jax.random.bits(jax.random.fold_in(key, name), x.shape, jnp.uint16)
-        # bfloat16 is the upper half of a float32: noise in the lower half carries
-        # into it with the odds that are wanted.  An infinity keeps its empty half.
+        # bfloat16 is the upper half of a float32: noise added to the lower half carries
+        # into it with the right probability.  An infinity keeps its empty lower half.
         bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
         noisy = (bits + noise.astype(jnp.uint32)) & jnp.uint32(0xFFFF0000)
         return jnp.where(

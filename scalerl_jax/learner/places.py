@@ -1,4 +1,4 @@
-"""The directory in which the checkpoints of a run lie, and what makes a directory one.
+"""The directory with a run's checkpoints, and how a directory becomes a checkpoint.
 
 A checkpoint's manifest lists its files with their sizes and SHA-256, and is sealed by a
 SHA-256 of its own.  On a disk a checkpoint is written under another name and gets its
@@ -35,35 +35,35 @@ _T = TypeVar("_T")
 
 
 class DamagedError(Exception):
-    """A checkpoint that is not as it was written; says how."""
+    """A checkpoint is not as it was written; the message says how."""
 
 
 class Place:
     """A directory of this machine, or one that is mounted here."""
 
     def __init__(self, directory: Folder) -> None:
-        """Make nothing before a checkpoint is written."""
+        """Store the place; nothing is created before a checkpoint is written."""
         self.directory = directory
 
     def target(self, step: int) -> Folder:
-        """Return the checkpoint of a step, once it is whole."""
+        """Return the path that the checkpoint of a step has once it is whole."""
         return self.directory / f"step_{step:08d}"
 
     def partial_name(self, step: int) -> str:
-        """Return a name under which one may be written.
+        """Return a name under which the checkpoint of a step may be written.
 
-        It is new each time: after a failure orbax's threads may still be writing.
+        The name is new each time: after a failure orbax's threads may still be writing.
         """
         return f".saving_{step:08d}_{time.monotonic_ns()}"
 
     def make(self, partial: Folder, folder: str) -> None:
-        """Make an empty directory with a folder; what is left of others goes."""
+        """Make an empty directory with a folder; remove half-written ones."""
         for path in self.directory.glob(".saving_*"):
             shutil.rmtree(path, ignore_errors=True)
         (partial / folder).mkdir(parents=True)
 
     def describe(self, partial: Folder) -> Files:
-        """Size and SHA-256 of this process's share of the files, now on the disk."""
+        """Return size and SHA-256 of this process's share of the files; sync them."""
         paths = sorted(path for path in partial.rglob("*") if path.is_file())
 
         def entry(path: Path) -> dict[str, Any]:
@@ -78,9 +78,9 @@ class Place:
         return dict(zip(names, entries, strict=True))
 
     def put(self, partial: Folder, manifest: dict[str, Any]) -> None:
-        """Make a directory the checkpoint of its step, sealed.
+        """Write the sealed manifest, and rename the directory to its checkpoint's name.
 
-        One of that step that exists goes after it.
+        An existing checkpoint of that step is removed afterwards.
         """
         (partial / MANIFEST).write_text(sealed(manifest))
         folders = [path for path in partial.rglob("*") if path.is_dir()]
@@ -95,11 +95,10 @@ class Place:
         _sync(self.directory)
 
     def verify(self, path: Folder, *, step: int) -> dict[str, Any]:
-        """Return the manifest of a checkpoint, this process's share of whose files is
-        as it was written.
+        """Check this process's share of a checkpoint's files; return the manifest.
 
         Raises:
-            DamagedError: it is not.
+            DamagedError: a file or the manifest is not as it was written.
             ValueError: the checkpoint is of another format.
         """
         manifest = _read(path / MANIFEST)
@@ -120,7 +119,7 @@ class Place:
         return manifest
 
     def checker(self, path: Folder) -> Callable[[str, dict[str, Any]], None]:
-        """Return what refuses a file of a checkpoint that is not as expected."""
+        """Return a check(name, expected) that raises DamagedError for a bad file."""
         return functools.partial(_check_file, path)
 
     def found(self) -> list[tuple[int, Folder]]:
@@ -135,7 +134,7 @@ class Place:
         return [(step, path) for step, _, path in sorted(found, reverse=True)]
 
     def prune(self, keep: int, damaged: Container[Folder]) -> None:
-        """Remove what a newer checkpoint has made superfluous."""
+        """Remove old checkpoints: all but the `keep` newest good ones."""
         good = [path for _, path in self.found() if path not in damaged]
         current = [path for path in good if not path.name.endswith(".replaced")]
         for _, path in self.found():
@@ -153,7 +152,7 @@ def sealed(manifest: dict[str, Any]) -> str:
 
 
 def _seal(manifest: dict[str, Any]) -> str:
-    """SHA-256 of the manifest itself, whatever its white space."""
+    """Return the SHA-256 of the manifest itself, independent of white space."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
@@ -187,7 +186,7 @@ def check_size(name: str, size: int, expected: dict[str, Any]) -> None:
 
 
 def _share(files: Sequence[_T]) -> Sequence[_T]:
-    """Return those that this process is to read."""
+    """Return the files that this process must read."""
     return files[multihost.process_index() :: multihost.process_count()]
 
 

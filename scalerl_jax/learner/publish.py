@@ -44,11 +44,11 @@ Publish = Callable[[PyTree, Int[Array, ""]], Published]
 def make_publish(
     arch: Architecture, *, dtype: DTypeLike, learner_mesh: Mesh, sampler_mesh: Mesh
 ) -> Publish:
-    """A function from the learner's params and their version to the sampler's copy.
+    """Make a function from the learner's params and version to the sampler's copy.
 
-    The train step donates its state: what is published owns its memory.  Nothing goes
-    through the host: `jax.device_put` would send an array that way, without a word,
-    if a shard of its destination were not a shard of its source.
+    The copy owns its memory, as the train step donates its state.  Nothing goes through
+    the host: `jax.device_put` would silently send an array that way if a shard of its
+    destination were not a shard of its source.
 
     Raises (the function that is returned):
         RuntimeError: the transfer failed; the sampler has what it had.
@@ -65,7 +65,7 @@ def make_publish(
             ):
                 sent = jax.block_until_ready(_send(staged, destination))
         except jax.errors.JaxRuntimeError as error:
-            if is_full(error):  # explained by who knows the settings
+            if is_full(error):  # the caller, who knows the settings, explains it
                 raise
             raise RuntimeError(
                 f"the params of version {int(policy_version)} could not be sent to the "
@@ -79,11 +79,11 @@ def make_publish(
 def make_snapshot(
     arch: Architecture, *, dtype: DTypeLike, learner_mesh: Mesh
 ) -> Callable[[PyTree], PyTree]:
-    """A function from the learner's params to a copy, cast and with an array per layer.
+    """Make a function from the learner's params to a cast copy, an array per layer.
 
-    The copy is cut as the params are, so that nothing moves between devices, and owns
-    its memory, as the train step donates its state.  With several processes all of
-    them call it; `own_shards` of the copy are what one is to offer.
+    The copy is cut like the params, so that nothing moves between devices, and owns its
+    memory, as the train step donates its state.  Of several processes all must call the
+    function; each then offers the `own_shards` of the copy.
     """
     return jax.jit(
         lambda params: jax.tree.map(
@@ -97,7 +97,7 @@ def make_snapshot(
 def _make_stage(
     arch: Architecture, dtype: DTypeLike, learner_mesh: Mesh, destination: PyTree
 ) -> Callable[[PyTree, Array], Published]:
-    """The program on the learner's mesh: a list of arrays for each leaf.
+    """Make the program on the learner's mesh; it gives a list of arrays for each leaf.
 
     With N devices of the learner and T shards of the sampler, an array can be cut
     gcd(N, T) ways on the learner.  Where that is less than T, each of T / gcd arrays
@@ -153,10 +153,10 @@ def _make_stage(
 
 
 def _cut_mesh(mesh: Mesh, cuts: int) -> tuple[Mesh, tuple[str, ...]]:
-    """Return a mesh of the same devices, in their order, and its axes that make `cuts`.
+    """Return a mesh of the same devices in order, and those of its axes that cut.
 
-    Each axis falls in two, the first of which cuts: a learner whose heads are already
-    cut more finely then gathers neighbours alone.
+    Each axis is split in two, and the first of the two cuts, so that a learner whose
+    heads are cut more finely gathers from neighbours only.  The axes make `cuts` parts.
     """
     sizes = dict.fromkeys(_CUT_FIRST, 1)
     for axis in _CUT_FIRST:
@@ -172,7 +172,7 @@ def _cut_mesh(mesh: Mesh, cuts: int) -> tuple[Mesh, tuple[str, ...]]:
 
 
 class _Cut(NamedTuple):
-    """A leaf as the sampler has it: one dimension of it in shards."""
+    """The cut of a leaf on the sampler: one dimension into shards."""
 
     dimension: int
     shards: int
@@ -192,7 +192,7 @@ def _cut(sharding: NamedSharding) -> _Cut:
 
 
 def _split(leaf: Array, cut: _Cut, devices: int) -> list[Array]:
-    """Arrays of which the one numbered j holds the shards j, j + split, ..."""
+    """Return arrays; array j holds the shards j, j + split, j + 2 * split, ..."""
     split = cut.split(devices)
     if split == 1:
         return [leaf]
@@ -208,7 +208,7 @@ def _split(leaf: Array, cut: _Cut, devices: int) -> list[Array]:
 
 
 def _send(staged: Published, destination: PyTree) -> Published:
-    """Copy what is staged to the sampler's devices, every shard as it is."""
+    """Copy the staged arrays to the sampler's devices, shard by shard."""
 
     def targets(to: NamedSharding, arrays: list[Array]) -> list[NamedSharding]:
         split, cut = len(arrays), _cut(to)

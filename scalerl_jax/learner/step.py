@@ -4,8 +4,8 @@ Two pure programs without a mesh, `make_accumulate` for each microbatch and
 `make_update` for the whole; `TrainStep` runs them over one, and donates the state.
 `Objective` is the loss token by token, with metrics of its tokens.
 
-One file above 400 lines: from a token's loss to the update there is no other stop.
-`LocalLearner` is what the loop sees of all this.
+The file is above 400 lines: it goes from a token's loss to the update in one place.
+`LocalLearner` is the interface to the loop.
 """
 
 import collections
@@ -37,7 +37,7 @@ from scalerl_jax.types import Group, PackedBatch, PyTree, Tokens
 
 Scalars = dict[str, Float[Array, ""]]
 Balance = Any  # a `learner.balance.Evening`, which few runs load
-TAKEN = "experts taken"  # name, among the sums, of what it counts
+TAKEN = "experts taken"  # name, among the sums, of the choices that it counts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,11 @@ class Objective:
     elementwise: bool = True  # a token's loss is a function of that token alone
     regularizers: Sequence[TokenLoss] = ()
     max_importance_ratio: float = float("inf")  # ratios above it are counted
-    # By metric, its name with a slash: averaged over the tokens that are trained on.
+    # Metric name, with a slash -> per-token values, averaged over trained tokens.
     measures: Mapping[str, TokenLoss] = dataclasses.field(default_factory=dict)
 
     def __call__(self, tokens: Tokens) -> Float[Array, "..."]:
-        """The loss of each token."""
+        """Return the loss of each token, regularisers included."""
         loss = self.token_loss(tokens)
         for regularizer in self.regularizers:
             value = regularizer(tokens)
@@ -69,14 +69,14 @@ class Objective:
     def weighted(
         self, logprobs: Array, entropy: Array, batch: PackedBatch
     ) -> Float[Array, "..."]:
-        """Loss of each token times its weight; zero where it is masked."""
+        """Return each token's loss times its weight; zero where it is masked."""
         losses = self(tokens_of(batch, logprobs, entropy))
         return batch.weights * jnp.where(batch.mask, losses, 0.0)
 
     def measured(
         self, logprobs: Array, entropy: Array, batch: PackedBatch
     ) -> tuple[Scalars, Scalars]:
-        """Sums and maxima over a microbatch [R, S], for `summarize`."""
+        """Return sums and maxima over a microbatch [R, S], for `summarize`."""
         tokens = jax.lax.stop_gradient(tokens_of(batch, logprobs, entropy))
         sums, maxima = diagnostics.token_statistics(
             tokens.logprobs,
@@ -94,20 +94,20 @@ class Objective:
 
 
 def summarize(sums: Scalars, maxima: Scalars) -> Scalars:
-    """Metrics by name, from the sums and maxima of the whole batch."""
+    """Return metrics by name from the sums and maxima of the whole batch."""
     tokens = jnp.maximum(sums["tokens"], 1.0)
     means = {name: value / tokens for name, value in sums.items() if "/" in name}
     return diagnostics.token_summary(sums, maxima) | means
 
 
 def tokens_of(batch: PackedBatch, logprobs: Array, entropy: Array) -> Tokens:
-    """Make the fields that a loss reads; every entry is finite, where masked too."""
+    """Make the fields that a loss reads; every entry is finite, also where masked."""
     own = jax.lax.stop_gradient(logprobs)
 
     def known(values: Array | None, masked: Array | float) -> Any:
         return None if values is None else jnp.where(batch.mask, values, masked)
 
-    # Before exp: a masked token has ratio 1, and can never make a NaN.
+    # Masked before exp: a masked token has ratio 1, and can never make a NaN.
     return Tokens(
         logprobs=logprobs,
         entropy=entropy,
@@ -128,8 +128,8 @@ class TrainState:
     params: PyTree
     opt_state: PyTree  # float32, whatever the dtype of the params
     policy_version: Int[Array, ""]  # optimizer steps applied
-    reference: PyTree | None = None  # params that a KL is taken to, in their dtype
-    critic: "TrainState | None" = None  # of learner/critic.py; its own params, moments
+    reference: PyTree | None = None  # params of the reference policy of the KL
+    critic: "TrainState | None" = None  # of learner/critic.py; own params and moments
 
 
 @struct.dataclass(kw_only=True)
@@ -142,7 +142,7 @@ class Accumulated:
     maxima: Scalars
 
 
-# Params, what has been accumulated, a microbatch [R, S] -> the sums with it.
+# Params, the sums so far, a microbatch [R, S] -> the new sums.
 Accumulate = Callable[[PyTree, Accumulated | None, PackedBatch], Accumulated]
 Update = Callable[[TrainState, Accumulated], tuple[TrainState, dict[str, Array]]]
 # Params and a microbatch -> its loss; sums and maxima of its tokens.
@@ -155,7 +155,7 @@ def init_state(
     *,
     with_reference: bool = False,
 ) -> TrainState:
-    """The state at version 0; the reference, if there is one, is a copy of its own."""
+    """Return the state at version 0; a reference is a copy of the params."""
     return TrainState(
         params=params,
         opt_state=optimizer.init(_float32(params)),
@@ -176,11 +176,11 @@ def state_layout(
     everywhere: Sharding,
     with_reference: bool = False,
 ) -> TrainState:
-    """Shapes, dtypes and shardings of `init_state`: moments lie as their params.
+    """Return shapes, dtypes and shardings of `init_state`; moments lie as their params.
 
-    It has to be said.  Moments start as zeros, which depend on no param: left to
-    itself, the compiler puts the whole of them on every device.  `params` may be
-    abstract; all else of the state is `everywhere`.
+    Moments need explicit shardings: they start as zeros, which depend on no param, and
+    the compiler would put all of them on every device.  `params` may be abstract; the
+    rest of the state has the sharding `everywhere`.
     """
     init = functools.partial(
         init_state, optimizer=optimizer, with_reference=with_reference
@@ -207,13 +207,13 @@ def make_accumulate(
     frozen: Sequence[str] = (),
     balance: Balance | None = None,
 ) -> Accumulate:
-    """Make what adds a microbatch [R, S] to what its step has accumulated.
+    """Make a function that adds a microbatch [R, S] to the sums of its step.
 
         loss = sum over all tokens of weights * objective
 
     The weights are those of the global batch, so the sum over microbatches is the
     loss itself, however the batch was cut.  `frozen` are patterns of `frozen_params`;
-    `balance` adds a loss of a mixture's router, and counts whom tokens chose.
+    `balance` adds a loss of a mixture's router, and counts the choices per expert.
     """
 
     def microbatch_loss(
@@ -238,9 +238,9 @@ def make_accumulate(
 def accumulating(
     microbatch_loss: MicrobatchLoss, *, frozen: Sequence[str] = ()
 ) -> Accumulate:
-    """Make what adds a microbatch's loss, gradient, sums and maxima to those before.
+    """Make a function that adds a microbatch's loss, gradient, sums and maxima.
 
-    The gradient of what is `frozen` is zeros.
+    The gradient of `frozen` parameters is zeros.
     """
     gradient = jax.value_and_grad(microbatch_loss, has_aux=True)
 
@@ -270,13 +270,14 @@ def make_update(
     balance: Balance | None = None,
     summarize: Callable[[Scalars, Scalars], Scalars] = summarize,
 ) -> Update:
-    """Make the optimizer's part: a new state and the metrics of the step.
+    """Make the optimizer's part: (state, sums) -> (new state, metrics of the step).
 
     A step whose loss or gradient is not finite leaves the state as it was; the metric
     "skipped" is then 1.  The update itself is float32; params of a narrower dtype are
     rounded to nearest, or up and down at random with the right mean.  Every
-    `reference_every` steps (0: never) the reference becomes the params.  `balance` is
-    that of `make_accumulate`.  `summarize` turns the sums and maxima into metrics.
+    `reference_every` steps (0: never) the reference becomes a copy of the params.
+    `balance` is the one given to `make_accumulate`.  `summarize` turns sums and maxima
+    into metrics.
     """
 
     def update(
@@ -322,7 +323,7 @@ def make_update(
 def _measured(
     total: Accumulated, summarize: Callable[[Scalars, Scalars], Scalars]
 ) -> Scalars:
-    """Return the metrics of a whole batch; the norm is before any clipping."""
+    """Return the metrics of a whole batch; its gradient norm is before clipping."""
     grad_norm = optax.tree.norm(total.grads)
     own = {"loss": total.loss, "grad_norm": grad_norm}
     return summarize(total.sums, total.maxima) | own
@@ -332,7 +333,7 @@ class TrainStep:
     """One optimizer step over a mesh, a microbatch at a time.
 
     Every program has one shape.  A microbatch is sent to the devices while the one
-    before it is computed; only those that are filled exist.
+    before it is computed; empty microbatches do not exist.
     """
 
     def __init__(
@@ -344,9 +345,9 @@ class TrainStep:
         batch: PackedBatch,
         mesh: Mesh,
     ) -> None:
-        """Programs for `state` and microbatches [R, S] like `batch`.
+        """Make programs for `state` and microbatches [R, S] like `batch`.
 
-        Both may be abstract; the leaves of `state` have their shardings.
+        Both may be abstract; the leaves of `state` must have shardings.
         """
         everywhere = NamedSharding(mesh, PartitionSpec())
         self._put_to = batch_sharding(mesh)
@@ -384,7 +385,7 @@ class TrainStep:
         self._programs: dict[str, Any] = {}
 
     def lower(self) -> dict[str, Any]:
-        """The programs by name, not compiled: start, accumulate, update."""
+        """Return the lowered programs by name: start, accumulate, update."""
         return {
             name: jit.lower(*shapes) for name, (jit, shapes) in self._jitted.items()
         }
@@ -398,21 +399,21 @@ class TrainStep:
     def __call__(
         self, state: TrainState, batch: PackedBatch
     ) -> tuple[TrainState, dict[str, Array]]:
-        """The state after a batch [M, R, S], and the metrics; `state` is donated."""
+        """Return the state after a batch [M, R, S], and metrics; `state` is donated."""
         return self.apply(state, self.total(state.params, batch))
 
     def total(self, params: PyTree, batch: PackedBatch) -> Accumulated:
-        """Sums over the microbatches of a batch [M, R, S]."""
+        """Return the sums over the microbatches of a batch [M, R, S]."""
         return collections.deque(self.accumulated(params, batch), maxlen=1).pop()
 
     def apply(
         self, state: TrainState, sums: Accumulated
     ) -> tuple[TrainState, dict[str, Array]]:
-        """The state after the optimizer's part, and the metrics; donates `state`."""
+        """Return the state after the optimizer's part, and metrics; donates `state`."""
         return self._programs["update"](state, sums)
 
     def accumulated(self, params: PyTree, batch: PackedBatch) -> Iterator[Accumulated]:
-        """Zeros, and the sums after each microbatch; asking for more donates them."""
+        """Yield zeros, then the sums after each microbatch; each donates the last."""
         if not self._programs:
             self.compile()
         so_far = self._programs["start"]()
@@ -422,7 +423,7 @@ class TrainStep:
             yield so_far
 
     def microbatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
-        """The parts of a batch [M, R, S], each on the devices."""
+        """Yield the microbatches of a batch [M, R, S], each put on the devices."""
         return microbatches(batch, self._put_to)
 
 
@@ -449,8 +450,8 @@ class LocalLearner:
     ) -> tuple[TrainState, dict[str, float], str]:
         """Make an optimizer step, which donates the state.
 
-        Returns the next state, metrics, and why the step was skipped; empty: it was
-        made.
+        Return the next state, the metrics, and why the step was skipped ("": it was
+        not).
         """
         state, arrays = self.train_step(state, batch)
         metrics = {name: float(value) for name, value in arrays.items()}
@@ -464,12 +465,12 @@ class LocalLearner:
         return self.annotate_window(state, batches)
 
     def publish(self, state: TrainState, *, pinned: bool = False) -> Publication:
-        """Return a copy of the params, on the devices of every generator replica.
+        """Return a copy of the params on the devices of every generator replica.
 
-        It is there as long as somebody holds it, `pinned` or not.
+        The copy lives as long as it is referenced; `pinned` makes no difference here.
 
         Raises:
-            RuntimeError: it could not be sent.
+            RuntimeError: the copy could not be sent.
         """
         return self.to_sampler(state.params, state.policy_version)
 
@@ -495,8 +496,8 @@ class LocalLearner:
         """Save the state and what the controller adds; on return both are copied.
 
         Raises:
-            UnsavedError: it, or the one before it, cannot be written; those on disk are
-                untouched.
+            UnsavedError: this checkpoint or the one before it cannot be written; the
+                checkpoints on disk are untouched.
         """
         self.checkpointer.save(step, state=state, host=host, groups=groups)
 

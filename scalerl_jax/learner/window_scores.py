@@ -1,8 +1,8 @@
 """Scores that a window's batches get before its first step; few objectives read any.
 
 They are log-probabilities under the reference and under the params at the start of the
-window; and, where the KL to the reference is part of the reward, the advantages, which
-had to wait for it.
+window.  If the KL to the reference is part of the reward, they include the advantages,
+which depend on it.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from scalerl_jax.types import PackedBatch, PyTree
 class Scorer:
     """Runs a function of params and a microbatch over a batch [M, R, S].
 
-    A value per token, on the host: log-probabilities of the reference policy and of the
-    trained one at the start of a window, and a critic's values, are made so.
+    The result is a value per token on the host: log-probabilities under the reference
+    policy or under the policy at the start of a window, or a critic's values.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class Scorer:
     ) -> None:
         """Take `params`, their shardings given, and microbatches like `batch`.
 
-        Both may be abstract.  What the function has no use for (the weights, the
-        advantages, ...) is not sent to the devices.
+        Both may be abstract.  Fields that the function does not read (the weights, the
+        advantages, ...) are not sent to the devices.
         """
         self._put_to = batch_sharding(mesh)
         self._shapes = (
@@ -59,7 +59,7 @@ class Scorer:
         )
 
     def compile(self) -> None:
-        """Compile what a call runs."""
+        """Compile the program of a call."""
         _ = self._program
 
     @functools.cached_property
@@ -69,7 +69,7 @@ class Scorer:
     def __call__(
         self, params: PyTree, batch: PackedBatch
     ) -> Float[np.ndarray, "M R S"]:
-        """The function's values at every token of a batch."""
+        """Return the function's value at every token of a batch."""
         found = [
             self._program(params, microbatch)
             for microbatch in microbatches(read_forward(batch), self._put_to)
@@ -79,13 +79,13 @@ class Scorer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KlPenalty:
-    """The KL of a rollout, taken off its reward.
+    """The KL penalty of a rollout, subtracted from its reward.
 
         reward[b] -= coefficient * regularization[b] * sum over its tokens t of
                      estimator(behavior_logprob[t], reference_logprob[t])
 
-    Of the policy that sampled the tokens, for that one's estimate is unbiased.
-    https://arxiv.org/abs/2203.02155, equation 2.
+    The KL is that of the behavior policy, whose estimate from its own tokens is
+    unbiased.  https://arxiv.org/abs/2203.02155, equation 2.
     """
 
     estimator: Callable[[Array, Array], Array]
@@ -94,7 +94,7 @@ class KlPenalty:
     def of_rollouts(
         self, batch: PackedBatch, num_rollouts: int
     ) -> Float[np.ndarray, " B"]:
-        """Return what is taken off each rollout's reward."""
+        """Return the penalty that is subtracted from each rollout's reward."""
         assert batch.rollout is not None
         mask, penalties = batch.mask, self.of_tokens(batch)
         return np.bincount(
@@ -102,7 +102,7 @@ class KlPenalty:
         )
 
     def of_tokens(self, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
-        """Its terms, 0 on what is not sampled."""
+        """Return the penalty of each token; 0 on tokens that were not sampled."""
         assert batch.reference_logprobs is not None
         mask = batch.mask
         logprobs = (batch.behavior_logprobs[mask], batch.reference_logprobs[mask])
@@ -117,24 +117,25 @@ class KlPenalty:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Annotator:
-    """Batches [M, R, S] with what the objective asks for; nothing is left of the rest.
+    """Fills batches [M, R, S] with the scores that the objective reads.
 
-    `advantages` None: they are what they were given as, less the KL.
+    `rollout` is removed once rewards have become advantages.  `advantages` None: the
+    advantages are those that the batch came with, minus the KL penalty.
     """
 
     score: Scorer
-    proximal: bool  # log-probabilities of the params at the start of the window
-    reference: bool  # of the reference
+    proximal: bool  # score log-probabilities under the params at the window's start
+    reference: bool  # score log-probabilities under the reference
     penalty: KlPenalty | None = None
     advantages: Advantages | None = None
     group_size: int = 1
-    # Rewards into advantages, by the critic's params, once the rest is known.
+    # With a critic: turns rewards into advantages, after the other scores.
     critic: Callable[[PyTree, PackedBatch], PackedBatch] | None = None
 
     def __call__(
         self, state: TrainState, batches: list[PackedBatch]
     ) -> list[PackedBatch]:
-        """The batches of a window, before its first optimizer step."""
+        """Return a window's batches with their scores, before its first step."""
         return [self._annotated(state, batch) for batch in batches]
 
     def _annotated(self, state: TrainState, batch: PackedBatch) -> PackedBatch:
@@ -165,7 +166,7 @@ class Annotator:
         if self.penalty is not None:
             rewards -= self.penalty.of_rollouts(batch, len(rewards))
         if self.advantages is not None:
-            # No other has a KL: a group's mean is over those.
+            # Rollouts that are not in the batch have no KL: a group's mean skips them.
             of_kept = jnp.asarray(kept)
             found = self.advantages(jnp.asarray(rewards), of_kept, of_kept)
             rewards = np.asarray(found)

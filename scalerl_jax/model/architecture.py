@@ -3,9 +3,9 @@
 Shapes, logical axes and initialisers come from `parameter_table` alone: weights,
 shardings and random starts are all made from it.  No array is computed here.
 
-A mesh has the axes of `parallel.mesh.AXES`, and `MESH_AXES` says by name which of them
-cut what.  Cuts that would be uneven are refused here, before anything is compiled,
-instead of being padded.
+A mesh has the axes of `parallel.mesh.AXES`; `MESH_AXES` maps each logical axis of a
+parameter to the mesh axes that cut it.  Uneven cuts are refused here, before anything
+is compiled, instead of being padded.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """A feed-forward of several experts, of which each token takes a few.
+    """A feed-forward of several experts; each token is routed to a few of them.
 
     `gate` makes the gates of the chosen experts from their logits: "softmax" over all
     experts, "normalized" to a sum of 1 among the chosen, or "sigmoid" of each.
@@ -44,19 +44,19 @@ class Experts:
     count: int
     top_k: int  # experts of a token
     gate: Literal["softmax", "normalized", "sigmoid"]
-    gate_input: bool = False  # what an expert is given is gated, not what it returns
-    shared: bool = False  # one more expert, of all tokens and without a gate
-    bias: bool = False  # of each expert, in who is chosen and not in the gates
+    gate_input: bool = False  # the gate scales an expert's input, not its output
+    shared: bool = False  # one more expert, for all tokens and without a gate
+    bias: bool = False  # each expert has a bias in the choice, but not in the gates
 
     @property
     def id_dtype(self) -> np.dtype[Any]:
-        """Dtype of experts that travel with tokens; its largest value: no expert."""
+        """Dtype of expert ids in rollouts; its largest value means no expert."""
         return np.dtype(np.uint8 if self.count <= np.iinfo(np.uint8).max else np.uint16)
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalLayers:
-    """Layers with positions and near keys among those with neither (Llama 4).
+    """Layers with positions that see only a chunk, among layers with neither (Llama 4).
 
     A layer with positions turns queries and keys, and sees the tokens of its own chunk;
     one without sees all of them, and scales its queries by
@@ -111,7 +111,7 @@ class Architecture:
 
     @functools.cached_property
     def num_active_params(self) -> int:
-        """Number of parameters that a token meets: of the experts, those it takes."""
+        """Number of parameters that a token uses: of the experts, only the chosen."""
         if self.experts is None:
             return self.num_params
         idle = self.experts.count - self.experts.top_k
@@ -119,7 +119,7 @@ class Architecture:
 
     @functools.cached_property
     def num_expert_params(self) -> int:
-        """Number of parameters of experts, 0 without any; a shared one's are not."""
+        """Number of parameters of experts, the shared one left out; 0 without any."""
         return sum(
             spec.size
             for spec in jax.tree.leaves(parameter_table(self))
@@ -142,7 +142,7 @@ class Architecture:
         return 2.0 * matmul_params + attention
 
     def seen(self, context: float) -> float:
-        """Tokens of `context` that a token attends to, added up over the layers."""
+        """Return how many of `context` tokens one attends to, summed over layers."""
         seen = self.num_layers * context
         if self.local is not None:
             near = sum(self.local.with_positions)
@@ -195,7 +195,7 @@ _ROUTER_BIAS = {"router_bias": "router"}
 
 
 def parameter_table(arch: Architecture) -> PyTree:
-    """Every parameter of the decoder; layers are stacked on a leading axis."""
+    """Return a `ParamSpec` per parameter; layers are stacked on a leading axis."""
     extents = {
         "vocab": arch.vocab_size,
         "layers": arch.num_layers,
@@ -232,9 +232,9 @@ def parameter_table(arch: Architecture) -> PyTree:
 def layered_table(arch: Architecture) -> PyTree:
     """`parameter_table` with an array per layer: `layers` is a tuple.
 
-    A program that unrolls the layers takes them so; a slice of a stack would be a copy
-    of the weights wherever the compiler does not fuse it.  An expert's gate and up
-    matrices lie side by side, "both": as a pair, TPUs lay them out anew in every call.
+    Programs that unroll the layers take this form; slicing a stack would copy the
+    weights wherever the compiler does not fuse the slice.  An expert's gate and up
+    matrices are one array ("both"): TPUs would lay a pair out anew in each call.
     """
 
     def of_a_layer(spec: ParamSpec) -> ParamSpec:
@@ -268,11 +268,11 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
 
 
 def param_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
-    """A `NamedSharding` per parameter, in the tree of `parameter_table`.
+    """Return a `NamedSharding` per parameter, in the tree of `parameter_table`.
 
     Raises:
-        ValueError: a mesh axis does not divide what it cuts.  Heads count whole: a
-            cut through a head would move its halves around in every layer.
+        ValueError: a mesh axis does not divide the axis that it cuts.  Heads count
+            whole: a cut through a head would move its halves around in every layer.
     """
     pieces = {"heads": arch.num_heads, "kv_heads": arch.num_kv_heads}
 
@@ -318,10 +318,10 @@ def layered_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
 
 
 def sampler_copies(arch: Architecture, devices: int) -> int:
-    """Number of times that a replica of so many devices holds all but the experts.
+    """Return how many copies of its non-expert weights a replica of `devices` holds.
 
-    It is 1, but a mixture may have more devices than kv heads, for each of them has
-    other experts.
+    It is 1, except that a mixture may have more devices than kv heads, since each
+    device has other experts.
     """
     return devices // math.gcd(arch.num_kv_heads, devices) if arch.experts else 1
 
@@ -369,7 +369,7 @@ def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
 
 
 def sampler_layout(arch: Architecture, *, dtype: DTypeLike, mesh: Mesh) -> PyTree:
-    """Shapes, dtypes and shardings of what the sampler is given."""
+    """Return shapes, dtypes and shardings of the sampler's params."""
     return jax.tree.map(
         lambda spec, sharding: jax.ShapeDtypeStruct(
             spec.shape, dtype, sharding=sharding

@@ -21,14 +21,14 @@ from jaxtyping import Array, Float, Int
 from scalerl_jax.parallel.mesh import ROWS, largest_divisor, over_mesh
 
 MASKED = -1e30  # finite: a row without any key must not make a NaN
-# Names of what a forward pass saves for the backward one, for remat policies.
+# Names of the arrays that the backward pass reads, for remat policies.
 SAVED = "attention"
 _UNROLLED = 4  # blocks of a row, at most
 _TINY = 128  # tokens
-# Segments of a row that cuDNN is told of; `batching.packing` puts no more in one.
+# Most segments of a row for cuDNN; `batching.packing` puts no more in one.
 MAX_SEGMENTS = 128
 _Carry = Any
-# First key, how many, what was found so far -> what is found with them.
+# first key, number of keys, carry -> carry after a block of queries has met them
 _Meet = Callable[[Array | int, int, _Carry], _Carry]
 # Over a mesh: queries keep their part of the row, keys and values come whole.
 QUERIES = PartitionSpec(ROWS, "context", "tensor", None)
@@ -36,7 +36,7 @@ KEYS = PartitionSpec(ROWS, None, "tensor", None)
 
 
 # Queries [R, S, heads, dim], keys and values [R, S, kv heads, dim] of whole rows and
-# their segment ids [R, S] -> what each query finds; 0 is a segment of its own.
+# their segment ids [R, S] -> outputs [R, S, heads, dim]; id 0 is a segment too.
 SegmentAttention = Callable[[Array, Array, Array, Array], Array]
 
 
@@ -124,7 +124,7 @@ def segment_starts(segment_ids: Int[Array, "R S"]) -> Int[Array, "R S"]:
 
 
 class _Blocks:
-    """The keys that each block of queries needs, and those that it may see.
+    """Iteration over blocks of queries, the keys each needs and may see.
 
     A row of few blocks is unrolled: a block of queries meets all keys up to its own
     end in one product.  In longer rows it meets one block of keys after the other, from
@@ -193,7 +193,7 @@ def _forward_blocks(
     v: Array,
     segment_ids: Array,
 ) -> tuple[Array, Float[Array, "R kv group S"]]:
-    """Mixed values of the queries, and logarithms of their sums of exponentials."""
+    """Return the queries' outputs, and logarithms of their sums of exponentials."""
     blocks = _Blocks(place, block, q.shape[1], segment_ids)
     kv_heads, size = k.shape[2], blocks.size
     queries = _by_heads(q, kv_heads)
@@ -255,7 +255,7 @@ def _shares_and_slope(
     delta: Array,
     allowed: Array,
 ) -> tuple[Float[Array, "R kv s group q"], Float[Array, "R kv s group q"]]:
-    """Shares of some keys for some queries, and the cotangents of their products q k.
+    """Return attention weights of some keys and queries, and cotangents of q k.
 
     Keys come first: XLA's CPU backend transposes left operands that are contracted
     over their rows, and these are the left ones of the products that follow.

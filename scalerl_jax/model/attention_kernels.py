@@ -1,4 +1,4 @@
-"""Segment attention by kernels that JAX ships, and which one a machine gets."""
+"""Segment attention by kernels that JAX ships, and the choice among them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -139,7 +139,7 @@ _OF_PLATFORM = {"tpu": "splash", "gpu": "cudnn"}  # what "auto" tries
 def why_not(
     name: str, *, arch: Architecture, mesh: Mesh, dtype: DTypeLike, row_tokens: int
 ) -> str | None:
-    """The setting that an attention does not take, its limit, and the way out; or None.
+    """Return why an attention does not take a setting, and the way out; None: it does.
 
     The arguments are those of `choose_attention`; `name` is not "auto".
     """

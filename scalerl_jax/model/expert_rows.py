@@ -1,4 +1,4 @@
-"""Rows that experts are given: put in order, sent to devices, multiplied by group.
+"""Rows of token-expert pairs: sorted, sent between devices, multiplied by group.
 
 No row is dropped.  Rows are sent within a `shard_map`, as many as there are:
 
@@ -12,9 +12,9 @@ multiplied by the matrix of their own group:
     ragged     `jax.lax.ragged_dot`
     megablox   JAX's grouped kernel for TPUs
 
-All three compute what `product[r] = x[r] @ weights[group of r]` says, forward and in
-both gradients.  XLA expands `ragged_dot` on a CPU, and its weight gradient on a TPU
-too, to a product of every row with every group.
+All three compute `product[r] = x[r] @ weights[group of r]` and its two gradients.  XLA
+expands `ragged_dot` on a CPU, and its weight gradient on a TPU too, to a product of
+every row with every group.
 """
 
 import functools
@@ -35,7 +35,7 @@ _LARGEST_TILES = (512, 1024, 1024)  # rows, inner and outer columns
 
 
 def _blocks(rows: int, sizes: Array) -> tuple[int, Array, Array, Array]:
-    """Most blocks of _BLOCK rows or fewer; of each its group, first row and rows."""
+    """Return the most blocks there may be, and each one's group, first row and rows."""
     most = -(-rows // _BLOCK) + min(len(sizes), rows)
     ends, blocks = jnp.cumsum(sizes), -(-sizes // _BLOCK)
     last = jnp.cumsum(blocks)
@@ -118,7 +118,7 @@ def _tiles(
 
 
 def _whole_tiles(x: Array) -> Array:
-    """The rows and some of zeros, which no group has."""
+    """Pad the rows with zero rows, which belong to no group, to whole tiles."""
     return jnp.pad(x, ((0, -len(x) % _TILE), (0, 0)))
 
 
@@ -182,7 +182,7 @@ _OF_PLATFORM = {"tpu": "megablox", "cpu": "loop", "default": "ragged"}
 
 
 def _run(part: int, kernel: str, *arrays: Array, **options: Any) -> Array:
-    """One of a kernel's two functions; "auto": of the platform that is compiled for."""
+    """Run one of a kernel's two functions; "auto": the compile platform's kernel."""
     if kernel != "auto":
         return KERNELS[kernel][part](*arrays, **options)
     platforms = {
@@ -255,10 +255,10 @@ grouped_matmul.defvjp(_forward, _backward)
 def send_rows(
     axis: str, room: int, rows: Float[Array, "n D"], sizes: Int[Array, "X X"]
 ) -> Float[Array, "room D"]:
-    """Rows that this device is sent: those of device 0, of device 1, ..., then zeros.
+    """Send rows between devices; return those received, by sender, then zeros.
 
-    With `sizes` transposed and room for n rows, what came back is sent back, and lies
-    as it lay.  So is the gradient.
+    With `sizes` transposed and room for n rows, a second call returns all rows to their
+    first places.  The gradient is sent that way.
 
     Args:
         axis: of the mesh, X devices.

@@ -1,4 +1,4 @@
-"""A feed-forward of experts: who takes a token, and what they make of it.
+"""A mixture-of-experts feed-forward: routing, and the experts' outputs.
 
     logits[t]  = norm(x[t]) @ router
     chosen[t]  = top_k of logits[t], of scores[t] + bias with a bias, or what is given
@@ -12,17 +12,17 @@ nothing has a capacity.  There are three ways to compute it, equal to rounding:
     dense      every expert for every token: few tokens meet all experts anyhow
     gathered   each token's own experts, copied: fewer tokens than experts
 
-Selection given (`experts`, -1: none) is replayed, and its gates are still those of
-the logits here, so that the router keeps its gradient.
+Given experts (-1: none) are replayed instead of the top k; their gates still come from
+the logits computed here, so that the router keeps its gradient.
 
-Over a mesh a learner's device has some of the experts (expert), and of their inner
-units (tensor): it gathers the rest of these experts' parts, of the one layer that it
-computes (fsdp), and meets the tokens of the devices that have other experts (expert).
-While there are no more of these than experts of a token, it gathers all their tokens,
-adds up what its own experts make of them, and hands each device its sums: that moves no
-more than a row for each choice.  Where there are more, every token is sent to its
-experts and back.  A sampler's device has whole experts, sees all tokens, and the
-devices add up what theirs made of them.
+Over a mesh a learner's device holds some experts (axis expert) and some of their inner
+units (tensor).  It gathers the other parts of these experts for the layer that it
+computes (fsdp), and exchanges tokens with the devices of other experts (expert).  If
+the axis "expert" is no longer than top_k, a device gathers all tokens of the axis, sums
+its own experts' outputs, and returns each device its sums: that moves no more than a
+row for each choice.  Otherwise every token is sent to its experts and back.  A
+sampler's device has whole experts and sees all tokens; the outputs are summed over
+devices.
 """
 
 import functools
@@ -71,9 +71,9 @@ def route(
     given: Int[Array, "T k"] | None = None,
     bias: Float[Array, " E"] | None = None,
 ) -> tuple[Int[Array, "T k"], Float[Array, "T k"], Float[Array, "T E"]]:
-    """The experts of every token, the likeliest first, their gates, and all scores.
+    """Return every token's experts, the likeliest first, their gates, and all scores.
 
-    A token whose `given` are not negative has those.  Qwen3-MoE and Llama 4 as
+    Experts in `given` that are not negative are used as such.  Qwen3-MoE and Llama 4 as
     transformers has them; Shazeer et al., https://arxiv.org/abs/1701.06538, equation 5.
     The bias is in the choice alone: DeepSeek-V3, https://arxiv.org/abs/2412.19437,
     equation 16.  Gates and scores are float32.
@@ -95,14 +95,14 @@ def route(
 
 
 def to_ids(chosen: Int[Array, "L T k"], experts: Experts) -> UInt[Array, "T L k"]:
-    """Experts of every layer as they travel: by token, -1 as the largest value."""
+    """Return expert ids by token, as rollouts hold them: -1 as the largest value."""
     dtype = experts.id_dtype
     none = jnp.iinfo(dtype).max
     return jnp.moveaxis(jnp.where(chosen < 0, none, chosen), 0, 1).astype(dtype)
 
 
 def from_ids(ids: UInt[Array, "R S L k"]) -> Int[Array, "L R S k"]:
-    """Experts of every layer, and -1 for none, from what travelled."""
+    """Return expert ids by layer, -1 for none: the inverse of `to_ids`."""
     none = jnp.iinfo(ids.dtype).max
     chosen = jnp.where(ids == none, -1, ids.astype(jnp.int32))
     return jnp.moveaxis(chosen, 2, 0)
@@ -118,14 +118,14 @@ def expert_feed_forward(
     mesh: Mesh | None = None,
     with_scores: bool = False,
 ) -> tuple[Float[Array, "... D"], dict[str, Array]]:
-    """The experts' output, without the input that it is added to, and who was chosen.
+    """Return the experts' output, without the residual input, and the chosen experts.
 
     Args:
         layer: its parameters, as `architecture.parameter_table` names them.
         arch: a decoder with experts.
         x: hidden states, the layer's own norm not yet taken.
         given: experts to take, int32; -1 where the router chooses.
-        decoding: a sampler's pass: the way is chosen by the number of tokens.
+        decoding: a sampler's pass; the number of tokens decides how it is computed.
         mesh: over which the parameters are cut by `model.architecture`, and x like a
             batch if it is a learner's; None: on one device.
 
@@ -241,7 +241,7 @@ def _grouped(
     gates: Array,
     cuts: tuple[Cut | None, Cut | None] = (None, None),
 ) -> Float[Array, "T D"]:
-    """Rows of (token, expert), sorted by expert; those of other devices come last."""
+    """Compute with rows of (token, expert) sorted by expert, other devices' last."""
     here = len(layer["expert_down"])
     flat = chosen.reshape(-1)
     if here < experts.count:
@@ -349,7 +349,7 @@ def _of_groups(rows: Any, sizes: Array, experts: Experts) -> Array:
 def _dense(
     layer: PyTree, experts: Experts, tokens: Array, chosen: Array, gates: Array
 ) -> Float[Array, "T D"]:
-    """All experts for all tokens, those that were not chosen with a gate of 0."""
+    """Compute all experts for all tokens, with a gate of 0 for those not chosen."""
     dtype = tokens.dtype
     here = len(layer["expert_down"])
     taken = jnp.arange(here)[:, None, None] == chosen[None]
@@ -371,7 +371,7 @@ def _dense(
 def _gathered(
     layer: PyTree, experts: Experts, tokens: Array, chosen: Array, gates: Array
 ) -> Float[Array, "T D"]:
-    """Every token with copies of the matrices of its experts."""
+    """Compute every token with copies of its experts' matrices."""
     inputs = jnp.broadcast_to(tokens[:, None], (*chosen.shape, tokens.shape[1]))
     if experts.gate_input:
         inputs = inputs * gates[..., None].astype(tokens.dtype)

@@ -1,10 +1,10 @@
-"""A prompt computed once for all of its completions: streams and attention's rows.
+"""Prompts computed once for all of their completions: streams and attention's rows.
 
-Everything but attention looks at a token alone, so tokens that are equal in all that
-they see, the prompt's of one group, are computed once, in a stream.  Attention reads
-rows in which every sequence is whole: the stream's queries, keys and values are spread
-over them, and what the queries find is collected again.  Both passes only gather:
-scattered sums are slow everywhere.  The idea: https://arxiv.org/abs/2506.05433.
+All parts of a layer but attention act on a token alone, so the prompt tokens of a group
+are computed once, in a stream.  Attention reads rows in which every sequence is whole:
+the stream's queries, keys and values are spread over rows, and attention's outputs are
+collected from them.  Both passes only gather: scattered sums are slow everywhere.  The
+idea is that of https://arxiv.org/abs/2506.05433.
 """
 
 import jax
@@ -16,7 +16,7 @@ from scalerl_jax.types import Sharing
 
 @jax.custom_vjp
 def spread(x: Float[Array, "D U ..."], sharing: Sharing) -> Float[Array, "R S ..."]:
-    """The tokens of D streams in the rows of attention, prompts repeated."""
+    """Copy the tokens of D streams to the rows of attention, prompts repeated."""
     rows = _take(x, sharing.source.reshape(x.shape[0], -1))
     return rows.reshape(*sharing.source.shape, *x.shape[2:])
 
@@ -40,7 +40,7 @@ spread.defvjp(_spread_forward, _spread_backward)
 
 @jax.custom_vjp
 def collect(rows: Float[Array, "R S ..."], sharing: Sharing) -> Float[Array, "D U ..."]:
-    """The entries of the rows at the first place of every token of the streams."""
+    """Return each stream token's entry, read at its first place in the rows."""
     return _take_or_zero(_flat(rows, sharing), sharing.place)
 
 

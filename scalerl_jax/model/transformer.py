@@ -4,7 +4,7 @@ Pure functions of a parameter tree (see `architecture.parameter_table`).  The tw
 passes share every formula; they differ in where keys and values come from:
 
     hidden_states   whole rows, several segments in a row, layers under a scan
-    cached_hidden   tokens of any sequences, attention by whoever keeps their cache
+    cached_hidden   tokens of any sequences, attention by a function with their cache
 
 Neither samples, masks a loss nor knows a mesh.
 """
@@ -42,9 +42,9 @@ from scalerl_jax.types import PyTree, Sharing
 
 _INIT_STD = 0.02
 _saveable = jax.checkpoint_policies
-# Name of a remat policy -> what the backward pass finds of a layer; None: everything.
-# The others compute the rest again from the layer's input, but never who was chosen:
-# logits that are computed again may round to other experts than the loss was of.
+# Name of a remat policy -> what is saved of a layer; None: everything.  The rest is
+# computed again from the layer's input, except the chosen experts, which are always
+# saved: recomputed router logits may round to other experts than the forward pass had.
 REMAT: dict[str, Callable[..., Any] | None] = {
     "none": None,
     "dots": _saveable.save_from_both_policies(
@@ -79,7 +79,7 @@ def abstract_params(arch: Architecture, *, dtype: DTypeLike) -> PyTree:
 
 
 def unstack_layers(params: PyTree, arch: Architecture) -> PyTree:
-    """The parameters as `architecture.layered_table` lays them out."""
+    """Return the parameters in the tree of `architecture.layered_table`."""
     layers = tuple(
         jax.tree.map(
             lambda leaf, spec, index=index: leaf[index].reshape(spec.shape),
@@ -91,9 +91,9 @@ def unstack_layers(params: PyTree, arch: Architecture) -> PyTree:
     return params | {"layers": layers}
 
 
-# Queries, keys and values of a layer's new tokens -> what attention returns.
+# Queries, keys and values of a layer's new tokens -> attention's output.
 Attend = Callable[[Array, Array, Array], Array]
-# Findings of a layer besides its output, by name: "experts", those that tokens chose.
+# Further outputs of a layer by name: "experts", the ones that tokens chose.
 Said = dict[str, Array]
 
 
@@ -187,17 +187,17 @@ def hidden_states(
     experts: Int[Array, "layers rows tokens k"] | None = None,
     with_scores: bool = False,
 ) -> tuple[Float[Array, "rows tokens D"], Said]:
-    """Final hidden states of whole rows, and what their layers have to say, stacked.
+    """Return final hidden states of whole rows, and the layers' other outputs, stacked.
 
-    Tokens see earlier ones of their segment.  With `sharing` tokens and positions are
-    of streams, and so are the hidden states.  Without a `mesh` it is a program for one
-    device, without `attention` a plain one.  `remat` is a name in `REMAT`: what of a
-    layer the backward pass computes again.  Unscanned layers take longer to compile and
+    A token sees the earlier tokens of its segment.  With `sharing`, tokens, positions
+    and hidden states are streams [D, U], segment ids rows [R, S].  `mesh` None: one
+    device; `attention` None: plain XLA.  `remat`, a name in `REMAT`, says which parts of
+    a layer the backward pass recomputes.  Unscanned layers take longer to compile and
     save the copies in and out of a stack.
 
-    A mixture says {"experts": int32 [layers, rows, tokens, k]}, and takes `experts` of
-    that shape in place of its own choice; -1: none, the router chooses for this token.
-    `with_scores` it also says {"scores": float32 [layers, rows, tokens, experts]}.
+    A mixture also returns {"experts": int32 [layers, rows, tokens, k]}, and takes
+    `experts` of that shape in place of its own choice; -1: the router chooses.  With
+    `with_scores` it returns {"scores": float32 [layers, rows, tokens, experts]} too.
     """
     attention = attention or BlockwiseAttention(mesh)
     turns = rotations(positions, rope_frequencies(arch))
@@ -304,7 +304,7 @@ def cached_hidden(
     mesh: Mesh | None = None,
     experts: Int[Array, "layers T k"] | None = None,
 ) -> tuple[Float[Array, "T D"], Said]:
-    """Final hidden states of new tokens, whichever sequences they belong to.
+    """Return final hidden states of T new tokens of any sequences.
 
     `attend(layer, q, k, v)` caches the keys and values [T, kv heads, head dim] of a
     layer and returns what the queries [T, heads, head dim] find in the cache.  The

@@ -1,4 +1,4 @@
-"""Parameters out of checkpoints, straight onto the devices.
+"""Loading of parameters from checkpoints straight onto the devices.
 
 A device's shard of a parameter is filled part by part with what it needs of the
 tensors: the host holds one shard, and of the files `_CHUNK_BYTES` at a time.
@@ -120,7 +120,7 @@ def load_params(
     shardings: PyTree | None = None,
     require_finite: bool = True,
 ) -> PyTree:
-    """The parameters in `checkpoint`, cast to `dtype` and placed as `shardings` says.
+    """Load the parameters of `checkpoint`, cast to `dtype` and placed by `shardings`.
 
     Each process reads what its own devices need.  Without shardings everything goes
     to the first device.

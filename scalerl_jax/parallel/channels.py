@@ -1,7 +1,7 @@
-"""Places where published bytes wait for who fetches them: a directory of files.
+"""Channels, where published bytes wait to be fetched: here, a directory of files.
 
 A channel holds objects: lists of buffers that are put, fetched and discarded as one.
-It promises neither that an object arrives nor that it arrives whole; whoever fetches
+It guarantees neither that an object arrives nor that it arrives whole: the receiver
 compares sizes and checksums.  Another transport is another class with these methods.
 """
 
@@ -63,7 +63,7 @@ class Channel(Protocol):
         """Return the buffers of an object, which the caller may keep.
 
         Args:
-            reference: what `put` returned, or what a stranger says that it did.
+            reference: the result of `put`; it may come from an untrusted process.
             num_bytes: of all buffers together; another size is refused unread.
             timeout_s: how long to wait for an object that is not there yet.
 

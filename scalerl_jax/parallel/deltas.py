@@ -2,11 +2,11 @@
 
 Values are XORed with those of the base and taken apart into planes of bytes: bfloat16
 values that an optimizer step moved by a unit in the last place differ in their low byte
-alone.  A plane is said in the shortest of five ways: nothing changed; all of its bytes;
-or the bytes that changed, after their places as a bitmap, or as the gaps between them
-in 8 or 16 bits.  Nothing here knows what the values mean: NaN and -0.0 are bits.
+alone.  A plane is coded in the shortest of five ways: as unchanged; as all its bytes;
+or as the bytes that changed, after their places as a bitmap, or as the gaps between
+them in 8 or 16 bits.  Values are only bits here, NaN and -0.0 too.
 
-A delta holds no checksum: whoever applies it compares that of the result.
+A delta holds no checksum: the receiver compares the checksum of the result.
 """
 
 import dataclasses

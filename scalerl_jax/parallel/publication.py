@@ -1,8 +1,8 @@
 """Params of one version on their way from the learner to generators, and their check.
 
-The learner sums up what it sends, and whoever receives it sums it up again before it is
-used: a version is wholly there or not there.  What came by way of files or objects has
-been checked there, shard by shard (`receiving`), and has no sums here.
+The learner sends a checksum of each leaf, and the receiver computes it again before it
+uses the params: a version arrives whole or not at all.  Params that came as files or
+objects have been checked shard by shard (`receiving`), and have no checksums here.
 """
 
 import jax
@@ -25,7 +25,7 @@ class Published:
 
 @jax.jit
 def checksums(params: PyTree, policy_version: Int[Array, ""]) -> UInt32[Array, " n"]:
-    """A number for the bits of each leaf, the same however the leaf is cut.
+    """Return a checksum of each leaf's bits, the same however the leaf is cut.
 
         checksum = mix(version) + sum_i mix(bits[i] ^ (i * golden))   mod 2^32
 
@@ -56,7 +56,7 @@ def _mix(bits: Array) -> UInt32[Array, "..."]:
 
 
 def receive(published: Published, *, policy_version: int) -> PyTree:
-    """The params that were published, if every bit of them has arrived.
+    """Return the published params if every bit of them has arrived.
 
     Raises:
         RuntimeError: they are of another version than the learner says, or a leaf

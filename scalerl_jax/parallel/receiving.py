@@ -1,8 +1,8 @@
-"""Published params on a replica: fetched, checked, and laid out as its own are.
+"""The receiving of published params on a replica: fetched, checked, and laid out.
 
-A version is there wholly or not at all.  What is fetched stays on the host as the base
-of the next delta, apart from the arrays on the devices: whoever samples goes on with
-those, and swaps between two calls.
+A version arrives whole or not at all.  The fetched values stay on the host as the base
+of the next delta, apart from the arrays on the devices: the sampler goes on with the
+old arrays, and swaps between two calls.
 """
 
 import collections
@@ -144,7 +144,7 @@ class Receiver:
         self._held = held if self._keep_base else {}
         self.policy_version = fetched.publication.policy_version
         seconds = fetched.seconds + time.perf_counter() - began
-        # The sender has counted what changed.
+        # The share of changed values is counted by the sender.
         shards = [shard for _, shard in fetched.needed]
         self.report = PublishReport.of(fetched.publication, shards, seconds=seconds)
         return params
@@ -153,7 +153,7 @@ class Receiver:
     def _naming(
         self, publication: Publication, *, gone: bool = False
     ) -> Iterator[None]:
-        """Have what goes wrong in a block say of which version."""
+        """Have errors in a block name the version."""
         try:
             yield
         except (

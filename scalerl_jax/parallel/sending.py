@@ -1,8 +1,8 @@
 """One process's part of publishing: its shards, coded and offered over a channel.
 
-The first version, every `base_every`-th one and what is asked for in full is an anchor,
-which needs no other version.  The others are deltas against the version before: values
-of 16 bits of which an optimizer step changes a few hundredths.
+An anchor is a version sent in full: the first, every `base_every`-th, and each one that
+is requested so.  The others are deltas against the version before: an optimizer step
+changes a few hundredths of 16-bit values.
 """
 
 import concurrent.futures

@@ -209,7 +209,7 @@ def make_local_learner(
 ) -> tuple[LocalLearner, TrainState]:
     """Return the learner on its mesh, its step compiled, and the state at version 0.
 
-    `replicas` are the meshes of those that it publishes to.
+    `replicas` are the meshes of the replicas that it publishes to.
     """
     forward = make_forward(config, arch, mesh)
     with explained("the train step", flatten(to_json(config))):
@@ -229,9 +229,10 @@ def make_local_learner(
 def make_publish_to_all(
     config: Config, arch: Architecture, learner: Mesh, replicas: Sequence[Mesh]
 ) -> Callable[[PyTree, Array], Any]:
-    """Return what makes the publication of a version, for each replica its own.
+    """Return a function (params, version) -> one publication for each replica.
 
-    Those that share devices share a copy.  A single replica's stands by itself.
+    Replicas that share devices share a copy.  For a single replica the result is the
+    publication itself, not a tuple.
     """
     dtype = jax.numpy.dtype(config.model.sampler_dtype)
     to_mesh = {
@@ -251,7 +252,7 @@ def make_publish_to_all(
 def make_trace(
     config: Config, learner: LocalLearner, assemble: Assembler, tokenizer: Tokenizer
 ) -> "Tracer | None":
-    """Return what follows a rollout, if debug.trace_prompt names one of a prompt."""
+    """Return the tracer of rollouts of debug.trace_prompt; None if that is not set."""
     if config.debug.trace_prompt < 0:
         return None
     from scalerl_jax.coordination.tracing import Tracer
@@ -269,7 +270,7 @@ def make_trace(
 def make_checkpointer(
     config: Config, directory: Path | str, bucket: "RunFiles | None" = None
 ) -> Checkpointer:
-    """Return what keeps the checkpoints of a run, in its directory or its bucket."""
+    """Return the checkpointer of a run, in its directory or its bucket."""
     return Checkpointer(
         bucket.checkpoints if bucket else f"{directory}/checkpoints",
         before_seal=bucket.flush if bucket else None,

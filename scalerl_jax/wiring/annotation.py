@@ -110,7 +110,7 @@ def make_annotator(
     state: TrainState,
     assemble: Assembler,
 ) -> Annotator:
-    """Make what fills in a window's batches, its programs compiled.
+    """Make the annotator of a window's batches, its programs compiled.
 
     `state` may be abstract.
     """
@@ -140,7 +140,7 @@ def make_annotator(
             gamma=config.critic.gamma,
             gae_lambda=config.critic.gae_lambda,
             eps=objective.advantage_eps if by_batch else None,
-            # Of each token, which takes it off its own reward.
+            # With a critic the KL penalty is subtracted token by token.
             penalties=penalty.of_tokens if penalty else None,
         )
         penalty = None

@@ -1,6 +1,7 @@
 """Prompts of the data sets of a Config: opened, chosen, counted.
 
-Held out are the same for every seed; those to train on are all, or drawn by the seed.
+Held-out prompts are the same for every seed; training prompts are all others, or drawn
+by the seed.
 """
 
 import dataclasses
@@ -189,7 +190,7 @@ class DataSets:
         return [exact.get(text, len(text)) for text in texts]
 
     def _check(self, name: str, chosen: Selection) -> None:
-        """Refuse what left most of a data set out: a setting is wrong, not the data."""
+        """Refuse a selection that drops most of a data set: a setting must be wrong."""
         over_long = chosen.dropped.get("over_long", 0)
         if 2 * over_long > chosen.looked_at:
             raise ValueError(

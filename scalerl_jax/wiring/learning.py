@@ -223,7 +223,7 @@ def _with_bias(arch: Architecture, *, bias: bool) -> Architecture:
 
 
 def make_balance(config: Config) -> Balance | None:
-    """Return what evens out the experts of a mixture; None: nothing does."""
+    """Return the load balancing of a mixture's experts; None: there is none."""
     objective = config.objective
     if not objective.expert_balance and not objective.expert_bias_rate:
         return None
@@ -321,7 +321,7 @@ def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
 def make_diagnosis(
     config: Config, forward: Forward, step: TrainStep
 ) -> Callable[[PyTree, PackedBatch], str]:
-    """Make what explains a step that was skipped, from its params and its batch."""
+    """Return a function (params, batch) -> why a step was skipped."""
 
     def diagnose(params: PyTree, batch: PackedBatch) -> str:
         from scalerl_jax.learner.nonfinite import Diagnosis  # few runs need it
@@ -335,7 +335,7 @@ def make_diagnosis(
 def make_annotate(
     config: Config, forward: Forward, mesh: Mesh, assemble: Assembler
 ) -> Annotate:
-    """Make what fills a window's batches before its first optimizer step."""
+    """Return a function that scores a window's batches before its first step."""
     objective = config.objective
     recomputed = objective.anchor == "recomputed"
     if not (recomputed or objective.kl_coefficient or scored_first(objective)):

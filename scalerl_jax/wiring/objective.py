@@ -56,7 +56,7 @@ KL_ESTIMATORS: dict[str, losses.KlEstimator] = {
 def with_keywords(
     function: Callable[..., T], values: Mapping[str, Any]
 ) -> Callable[..., T]:
-    """Return the function with those of the values that it has keywords for."""
+    """Return the function with the values bound for which it has keywords."""
     asked = inspect.signature(function).parameters.values()
     names = [each.name for each in asked if each.kind is each.KEYWORD_ONLY]
     found = {name: values[name] for name in names if name in values}
@@ -191,12 +191,12 @@ def make_advantages(config: Config, running: RunningNormalization | None) -> Adv
 
 
 def scored_first(objective: ObjectiveConfig) -> bool:
-    """Say whether advantages wait for what the window's annotation finds."""
+    """Return whether advantages depend on scores of the window's annotation."""
     return objective.advantage == "critic" or objective.kl_in == "reward"
 
 
 def make_assembler(config: Config, arch: Architecture) -> Assembler:
-    """Return what makes a batch of finished groups, as the objective says."""
+    """Return the assembler, which makes batches of groups for this objective."""
     objective, sampler = config.objective, config.sampler
     group_size = config.batch.group_size
     running = regularization = shape_rewards = None

@@ -162,7 +162,7 @@ def make_distribution(config: Config) -> Sampling:
 def make_samples_of(
     config: Config, purpose: Purpose, num_samples: int
 ) -> Callable[[Prompt], Samples]:
-    """Return what draws keys and interruption lengths of a prompt's samples."""
+    """Return a function that draws keys and interruption lengths for a prompt."""
     interruption = config.interruption
 
     def make_samples(prompt: Prompt) -> Samples:
@@ -196,7 +196,7 @@ def make_length_budget(config: Config) -> LengthBudget:
 
 
 def make_training_samples(config: Config) -> Callable[[Prompt, int], Samples]:
-    """Return what draws the samples of a prompt that is begun at a version."""
+    """Return a function (prompt, version) -> the settings of its samples."""
     make_samples = make_samples_of(config, "train", config.batch.group_size)
     budget = make_length_budget(config)
     return lambda prompt, version: budget.cut(make_samples(prompt), step=version)
@@ -239,7 +239,7 @@ def make_evaluator(
 
 
 def make_probe(config: Config, engine: Engine, prompts: Sequence[Prompt]) -> Probe:
-    """Return what samples the shortest, the longest and other held-out prompts."""
+    """Return the probe over the shortest, the longest and other held-out prompts."""
     ordered = sorted(prompts, key=lambda prompt: len(prompt.tokens))
     places = np.linspace(0, len(ordered) - 1, min(4, len(ordered))).astype(int)
     return Probe(

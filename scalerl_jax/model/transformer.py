@@ -191,7 +191,7 @@ def hidden_states(
 
     A token sees the earlier tokens of its segment.  With `sharing`, tokens, positions
     and hidden states are streams [D, U], segment ids rows [R, S].  `mesh` None: one
-    device; `attention` None: plain XLA.  `remat`, a name in `REMAT`, says which parts of
+    device; `attention` None: plain XLA.  `remat`, a name in `REMAT`, says what parts of
     a layer the backward pass recomputes.  Unscanned layers take longer to compile and
     save the copies in and out of a stack.
 

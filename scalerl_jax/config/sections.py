@@ -102,8 +102,8 @@ class DataConfig:
     )
     overlap_ngram: CountOr0 = setting(
         13,
-        "a training prompt that shares so many in a row with an evaluation prompt is "
-        "dropped, as one that equals it is; 0: only equal ones",
+        "a training prompt that shares so many words in a row with an evaluation "
+        "prompt is dropped, as equal ones are; 0: only equal ones",
         "GPT-3, https://arxiv.org/abs/2005.14165, appendix C",
     )
     tokenizer: str = setting("", "a file or directory; empty: the checkpoint's")
@@ -123,7 +123,7 @@ class DataConfig:
         '"auto": the thinking, if the model does any; wiring/prompts.py',
     )
     max_history_pass_rate: Share = setting(
-        0.9, "from here on a prompt is not sampled again", "ScaleRL 3.2"
+        0.9, "pass rate from which a prompt is not sampled again", "ScaleRL 3.2"
     )
     no_positive_resampling: bool = setting(
         True, "leave prompts out that are nearly always solved", "ScaleRL 3.2"
@@ -158,7 +158,7 @@ class RewardConfig:
         "wrong answer",
     )
     max_unjudged_share: Share = setting(
-        0.1, "of the rollouts of 10 batches, or of an evaluation; more stop the run"
+        0.1, "of the rollouts of 10 batches, or of an evaluation; above, the run stops"
     )
     timeout_s: Seconds = setting(10.0, "per answer; then verifier_timeout")
     num_workers: Processes = setting(
@@ -191,7 +191,7 @@ class BatchConfig:
         "True: DAPO",
     )
     max_refills: CountOr0 = setting(
-        9, "that take the place of one", "verl's DAPO: 10 batches for one at most"
+        9, "refills per group, at most", "verl's DAPO: 10 batches for one at most"
     )
     packing: bool = setting(True, "several rollouts in a row; never changes gradients")
     row_tokens: Tokens = setting(16384, "S; at least the longest prompt + completion")
@@ -287,18 +287,18 @@ class QueueConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss:
-    """A loss: the function `NAME_loss` of `algo.losses`, and what is known of it."""
+    """A loss: the function `NAME_loss` of `algo.losses`, its settings and kind."""
 
     settings: tuple[str, ...] = ()  # of the objective: the function's keywords
     ratio: Literal["none", "token", "sequence_mean", "sequence_sum"] = "token"
     clips: bool = False  # a token can lose its gradient
-    # Whose log-probabilities the ratio is over, where objective.anchor cannot say it.
+    # The anchor of the ratio if the loss fixes it, and objective.anchor has no say.
     anchor: Literal["behavior", "recomputed"] | None = None
     paper: str
 
     @property
     def of_sequences(self) -> bool:
-        """Say whether a token's loss depends on the others of its sequence."""
+        """Return whether a token's loss depends on other tokens of its sequence."""
         return self.ratio.startswith("sequence")
 
 
@@ -378,7 +378,7 @@ class ObjectiveConfig:
         "beside a recomputed anchor: cap of recomputed over behavior (TIS); 0: none",
     )
     mask_low: NotNegative = setting(0.0, "DPPO: most that a probability may fall")
-    mask_high: NotNegative = setting(0.0, "DPPO: most that it may rise")
+    mask_high: NotNegative = setting(0.0, "DPPO: most that a probability may rise")
     aggregation: Literal["constant", "prompt", "sample", "token"] = setting(
         "prompt", "what counts alike; algo/advantages.py", "ScaleRL 3.2"
     )
@@ -388,7 +388,7 @@ class ObjectiveConfig:
     advantage_normalization: Literal[
         "batch", "none", "prompt", "reward_std", "running"
     ] = setting("batch", "what advantages are divided by", "ScaleRL 3.2")
-    advantage_eps: NotNegative = setting(1e-6, "added to that divisor")
+    advantage_eps: NotNegative = setting(1e-6, "added to the advantages' divisor")
     zero_variance_filter: bool = setting(
         True, "drop groups of equal verdicts", "ScaleRL 3.2"
     )
@@ -447,7 +447,7 @@ class ObjectiveConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig:
-    """PPO's learned value function; what is not here is as the policy's.
+    """PPO's learned value function; settings that it lacks are the policy's.
 
     "ORZ" is Open-Reasoner-Zero, https://arxiv.org/abs/2503.24290, section 2.
     """
@@ -461,7 +461,7 @@ class CriticConfig:
         "ORZ: 12",
     )
     pretrain_steps: StepsOr0 = setting(
-        0, "the first ones, which change the critic alone", "VAPO, 2504.05118, 4.1: 50"
+        0, "first steps, which change the critic alone", "VAPO, 2504.05118, 4.1: 50"
     )
     value_clip: NotNegative = setting(
         0.0,
@@ -470,7 +470,7 @@ class CriticConfig:
         "ORZ's code: 0.2",
     )
     gamma: ShareOr0 = setting(1.0, "discount per token", "ORZ")
-    gae_lambda: ShareOr0 = setting(1.0, "0.95 forgets over long ones", "ORZ")
+    gae_lambda: ShareOr0 = setting(1.0, "of GAE; 0.95 forgets over long ones", "ORZ")
 
 
 _COSINE = With("optimizer.schedule", "cosine")
@@ -486,7 +486,7 @@ class OptimizerConfig:
         "constant", "of the rate after the warm-up", "ScaleRL"
     )
     decay_steps: StepsOr0 = setting(
-        0, "until its end; 0: train.num_steps", needs=_COSINE
+        0, "until the cosine's end; 0: train.num_steps", needs=_COSINE
     )
     final_share: ShareOr0 = setting(0.0, "of the rate, from there on", needs=_COSINE)
     base_rollouts: CountOr0 = setting(
@@ -509,7 +509,7 @@ class OptimizerConfig:
 class TrainConfig:
     """The loop, and when it must stop."""
 
-    num_steps: Steps = setting(1000, "in all")
+    num_steps: Steps = setting(1000, "optimizer steps of the run")
     max_skipped_steps: Steps = setting(
         10, "in a row without a gradient or with a non-finite one: the run stops"
     )

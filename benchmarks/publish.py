@@ -99,6 +99,7 @@ def compare(*, model: str, rate: float, steps: int) -> Iterator[Line]:
     from scalerl_jax import config as config_lib
     from scalerl_jax import wiring
     from scalerl_jax.learner.publish import make_snapshot
+    from scalerl_jax.learner.step import LocalLearner
     from scalerl_jax.parallel.deltas import delta
     from scalerl_jax.parallel.shards import own_shards
     from scalerl_jax.train import train
@@ -142,15 +143,17 @@ def compare(*, model: str, rate: float, steps: int) -> Iterator[Line]:
 
     with tempfile.TemporaryDirectory() as directory:
         run = wiring.make_run(resolved, Path(directory), ledger, Progress())
-        mesh = run.learner.layout.policy_version.sharding.mesh
+        learner = run.learner
+        assert isinstance(learner, LocalLearner), "a run of one process"
+        mesh = learner.layout.policy_version.sharding.mesh
         snapshot = make_snapshot(arch, dtype=jnp.dtype("bfloat16"), learner_mesh=mesh)
-        to_sampler = run.learner.to_sampler
+        to_sampler = learner.to_sampler
 
         def publish(params: Any, policy_version: Any) -> Any:
             compared(snapshot(params))
             return to_sampler(params, policy_version)
 
-        run.learner.to_sampler = publish
+        learner.to_sampler = publish
         with contextlib.closing(run):
             train(resolved, run, Path(directory))
     yield from lines

@@ -29,7 +29,17 @@ from scalerl_jax.config.settings import build as build
 from scalerl_jax.config.settings import naming as naming
 from scalerl_jax.config.settings import settings_of
 
+_BASES = ("based_on", "ask_polaris", "vanilla_grpo", "scalerl_baseline")
 _MODULE = "config_config"  # the name that ml_collections gives the file of --config
+
+
+def __getattr__(name: str) -> Any:
+    """Return a starting point of recipes, which only their files load."""
+    if name not in _BASES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from scalerl_jax.config import bases
+
+    return getattr(bases, name)
 
 
 def defaults() -> ml_collections.ConfigDict:

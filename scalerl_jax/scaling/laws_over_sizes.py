@@ -88,6 +88,11 @@ class SurfaceFit(Record):
         arrays = [np.asarray(given, np.float64) for given in inputs]
         return self.function(values, *arrays)
 
+    def residuals(self, *inputs_and_output: ArrayLike) -> Array:
+        """Return measured minus predicted output: the inputs, then the output."""
+        *inputs, output = inputs_and_output
+        return np.asarray(output, np.float64) - self.predict(*inputs)
+
     def noted(self, notes: Sequence[str]) -> Self:
         """Return the fit with what reading its points had to say."""
         return dataclasses.replace(self, warnings=(*notes, *self.warnings))

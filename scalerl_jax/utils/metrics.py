@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb
@@ -48,15 +47,15 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         self,
         directory: str | os.PathLike[str],
         *,
-        after: int = -1,
+        after: int,
         settings: Mapping[str, Any] | None = None,
         wandb_project: str = "",
     ) -> None:
         """Open the files in `directory` to append to.
 
-        Rows after optimizer step `after` are dropped, and so is a torn last line: they
-        will be written again.  `settings`, by dotted name, are what TensorBoard and
-        W&B call hyper-parameters.
+        Rows after optimizer step `after` (-1: all) are dropped, and so is a torn last
+        line: they will be written again.  `settings`, by dotted name, are what
+        TensorBoard and W&B call hyper-parameters.
         """
         self._directory = Path(directory)
         self._files: dict[str, _Appender] = {}
@@ -233,12 +232,16 @@ class StepProfile:
         if self._running and version >= self._last:
             self.close()
         elif self._first and version == self._first - 1 and not self._running:
+            import jax
+
             jax.profiler.start_trace(self._directory)
             self._running = True
 
     def close(self) -> None:
         """End and write the trace, if there is one under way."""
         if self._running:
+            import jax
+
             self._running = False
             jax.profiler.stop_trace()
 

@@ -266,17 +266,18 @@ def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None
     """
     file = directory / "data.json"
     unknown = "whether this run's prompts are still the same"
-    with _usable(file), sound(file, else_unknown=unknown, way_out=_MEND):
+    with _usable(file):
         if not (file.exists() and _run_files(directory)):
             write_json(file, report)
             return
-        before = parse_json(file.read_bytes())
-        changed = [
-            name
-            for kind, sets in report.items()
-            for name, now in sets.items()
-            if now.get("sha256") != before[kind][name].get("sha256")
-        ]
+        with sound(file, else_unknown=unknown, way_out=_MEND):
+            before = parse_json(file.read_bytes())
+            changed = [
+                name
+                for kind, sets in report.items()
+                for name, now in sets.items()
+                if now.get("sha256") != before[kind][name].get("sha256")
+            ]
     if changed:
         raise ValueError(
             f"the prompts of {', '.join(map(repr, changed))} are not those that the "

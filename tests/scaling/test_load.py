@@ -75,7 +75,7 @@ def test_a_resumed_runs_event_files_say_what_its_rows_say(tmp_path):
             row = {"compute_chip_hours": step / 8, "pass_rate": 0.1 + step / 64 + bonus}
             writer.write_eval({"step": step, **row})
 
-    with MetricsWriter(tmp_path) as writer:
+    with MetricsWriter(tmp_path, after=-1) as writer:
         write(writer, range(6), 0.0)
     with MetricsWriter(tmp_path, after=3) as writer:
         write(writer, range(4, 8), 0.25)

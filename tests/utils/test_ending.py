@@ -113,7 +113,7 @@ def test_with_nothing_to_save_sigterm_ends_a_program_in_the_midst_of_c():
     assert process.returncode == 75
 
 
-@pytest.mark.parametrize("module", ["ledger", "ending", "run_directory"])
+@pytest.mark.parametrize("module", ["ledger", "ending", "metrics", "run_directory"])
 def test_utils_are_imported_without_jax(module):
     code = f"import sys, scalerl_jax.utils.{module}; assert 'jax' not in sys.modules"
     subprocess.run(

@@ -35,7 +35,7 @@ def scalars(directory, tag):
 
 
 def test_steps_evals_and_rollouts_go_to_their_files(tmp_path):
-    with MetricsWriter(tmp_path) as writer:
+    with MetricsWriter(tmp_path, after=-1) as writer:
         writer.write_step(1, {"loss": 0.5, "reward/mean": -1.0})
         writer.write_step(2, {"loss": np.float32(0.1), "steps": 3})
         writer.write_eval({"pass_rate": 0.25, "step": 2, "passes": [1, 0], "tag": "x"})
@@ -60,7 +60,7 @@ def test_steps_evals_and_rollouts_go_to_their_files(tmp_path):
 def test_tensorboard_has_histograms_texts_and_settings(tmp_path):
     chosen = {"seed": 3, "data.tasks": ["a", "b"], "model.remat": "none"}
     spread = {"reward": np.array([1.0, -1.0, 1.0]), "none": np.array([])}
-    with MetricsWriter(tmp_path, settings=chosen) as writer:
+    with MetricsWriter(tmp_path, after=-1, settings=chosen) as writer:
         writer.write_step(1, {"loss": 0.5}, spread)
         writer.write_rollouts([{"step": 2, "text": "a\n\ud800", "tokens": 3}])
     accumulator = plugin_event_accumulator.EventAccumulator(
@@ -91,7 +91,7 @@ def test_tensorboard_has_histograms_texts_and_settings(tmp_path):
 @given(value=st.floats())
 def test_floats_read_back_bit_for_bit(tmp_path_factory, value):
     directory = tmp_path_factory.mktemp("run")
-    with MetricsWriter(directory) as writer:
+    with MetricsWriter(directory, after=-1) as writer:
         writer.write_step(1, {"value": value})
         writer.write_eval({"step": 1, "nested": {"values": [value]}})
     expected = struct.pack("d", value) if math.isfinite(value) else None
@@ -103,7 +103,7 @@ def test_floats_read_back_bit_for_bit(tmp_path_factory, value):
 
 
 def test_each_line_is_there_as_soon_as_it_is_written(tmp_path):
-    with MetricsWriter(tmp_path) as writer:
+    with MetricsWriter(tmp_path, after=-1) as writer:
         for step in (1, 2, 3):
             writer.write_step(step, {"loss": float(step)})
             assert len(rows(tmp_path)) == step
@@ -184,7 +184,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
 @pytest.mark.parametrize("name", FILES)
 def test_a_full_disk_is_named(tmp_path, name):
     (tmp_path / name).symlink_to("/dev/full")
-    with MetricsWriter(tmp_path) as writer:
+    with MetricsWriter(tmp_path, after=-1) as writer:
         with pytest.raises(RuntimeError, match=rf"{name} \(No space left.*resume"):
             writer.write_step(1, {"loss": 1.0})
             writer.write_eval({"step": 1})
@@ -194,11 +194,11 @@ def test_a_full_disk_is_named(tmp_path, name):
 def test_a_directory_in_the_way_is_named(tmp_path):
     (tmp_path / metrics.TENSORBOARD_DIRECTORY).touch()
     with pytest.raises(RuntimeError, match="tensorboard"):
-        MetricsWriter(tmp_path)
+        MetricsWriter(tmp_path, after=-1)
 
 
 def test_values_beyond_float32_do_not_stop_tensorboard(tmp_path):
-    with MetricsWriter(tmp_path) as writer:
+    with MetricsWriter(tmp_path, after=-1) as writer:
         writer.write_step(1, {"flops": 1e300, "count": 10**30, "nan": math.nan})
     assert rows(tmp_path) == [{"step": 1, "flops": 1e300, "count": 10**30, "nan": None}]
     assert scalars(tmp_path, "flops") == [(1, math.inf)]
@@ -233,7 +233,7 @@ def test_numbers_and_settings_go_to_wandb(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "config.json").write_text('{"started": "2026-01-02T03:04"}')
     options = {"settings": {"data.order": "sorted"}, "wandb_project": "tests"}
-    with MetricsWriter(tmp_path, **options) as writer:
+    with MetricsWriter(tmp_path, after=-1, **options) as writer:
         writer.write_step(7, {"loss": 0.515625})
         writer.write_eval({"step": 7, "pass_rate": 0.265625, "rates": [0, 1]})
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")

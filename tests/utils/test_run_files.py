@@ -51,7 +51,7 @@ def test_what_is_appended_is_in_the_bucket_after_a_flush(bucket):
 
 
 def test_another_machine_goes_on_with_what_is_in_the_bucket(bucket):
-    with open_it() as run, MetricsWriter(run.path) as writer:
+    with open_it() as run, MetricsWriter(run.path, after=-1) as writer:
         for step in (1, 2):
             writer.write_step(step, {"loss": float(step)})
     bucket.write("runs/x/checkpoints/step_00000001/state/big", b"not fetched")

@@ -51,7 +51,7 @@ def leave_one_out(
 def unnormalized(
     advantages: Float[Array, " B"], kept: Bool[Array, " B"]
 ) -> Float[Array, " B"]:
-    """Return A unscaled, zero where not kept: Dr. GRPO, arXiv 2503.20783."""
+    """A unscaled, zero where not kept.  Dr. GRPO, https://arxiv.org/abs/2503.20783."""
     return jnp.where(kept, advantages, 0.0)
 
 

@@ -97,7 +97,7 @@ def clipped_value_loss(
     *,
     value_clip: float,
 ) -> Float[Array, "..."]:
-    """Half squared error without a gradient for values far from the old one.
+    """Half squared error, clipped so that leaving the old value far gains nothing.
 
         clipped = old_value + clip(value - old_value, -value_clip, value_clip)
         loss = max((value - return)^2, (clipped - return)^2) / 2

@@ -146,9 +146,9 @@ test: install-dev
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not slow" --durations=25 tests
 
 # The rest: whole runs, kills, every command of the documentation; they wait a good part
-# of their time, so three at once.
+# of their time, so four at once.
 test-all: install-dev
-	$(BIN)/python -m pytest -n 3 --dist=worksteal -m slow --durations=25 tests
+	$(BIN)/python -m pytest -n 4 --dist=worksteal -m slow --durations=25 tests
 
 # Our engine under JetStream's own orchestrator, which brings TensorFlow (3 GB).
 test-jetstream: $(JETSTREAM_VENV)/installed

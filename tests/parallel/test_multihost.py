@@ -158,12 +158,15 @@ def test_a_process_that_does_not_come_is_named_by_all_others(tmp_path):
 
 
 def test_a_coordinator_that_does_not_come_is_named(tmp_path):
-    started = small_gang.start("meet", tmp_path, ids=[1], timeout_s=1)
-    for status, _, errors in ended(started):
-        assert status == 1
-        (line,) = errors.splitlines()
-        assert line.startswith("TimeoutError: process 0 did not answer at --coord")
-        assert "Connection refused" in line
+    with socket.socket() as nobody:  # has the port, and answers nothing on it
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        started = small_gang.start("meet", tmp_path, ids=[1], port=port, timeout_s=1)
+        for status, _, errors in ended(started):
+            assert status == 1
+            (line,) = errors.splitlines()
+            assert line.startswith("TimeoutError: process 0 did not answer at --coord")
+            assert "Connection refused" in line
 
 
 @pytest.mark.parametrize(

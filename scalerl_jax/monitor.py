@@ -1,4 +1,4 @@
-"""The parts of a run (`RunState`), and the loop's bookkeeping (`RunMonitor`).
+"""The loop's bookkeeping (`RunMonitor`) of the parts of a run (`RunState`).
 
 The file is above 400 lines: it holds all counts, waits, warnings and display lines of
 a step, the watch over failing verifiers, and evaluations, also those beside the run.
@@ -10,10 +10,9 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalerl_jax.batching.assembly import (
-    Assembler,
     Batch,
     Pass,
     Window,
@@ -22,59 +21,21 @@ from scalerl_jax.batching.assembly import (
     open_window,
 )
 from scalerl_jax.config import Config, to_json
-from scalerl_jax.contract import Generators, Learner, Publication, State
-from scalerl_jax.coordination.agreement import AgreementCheck
-from scalerl_jax.coordination.desk import OrderDesk
-from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.contract import Publication, State
 from scalerl_jax.generation.evaluation import Abandoned, Evaluation
-from scalerl_jax.learner.forward import LearnerFlops
 from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.rewards.verifier import NoVerifierError
+from scalerl_jax.run_state import RunState
 from scalerl_jax.types import Group
 from scalerl_jax.utils.background import Background
 from scalerl_jax.utils.ending import Preemption
-from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.metrics import MetricsWriter, StepProfile
-from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained
-
-if TYPE_CHECKING:  # loaded only where they are used
-    from scalerl_jax.coordination.tracing import Tracer
-    from scalerl_jax.data.mixture import Stream
 
 _BATCHES = 10  # batches over which the share of unjudged rollouts is taken
 _POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
 _COLLECT_S = 0.05  # between two looks for the end of an evaluation
-
-
-@dataclasses.dataclass(kw_only=True)
-class RunState:
-    """The roles of a run and the controller's books, as the loop gets them."""
-
-    learner: Learner
-    generators: Generators
-    desk: OrderDesk
-    queue: RolloutQueue
-    stream: "Stream"
-    assemble: Assembler
-    agreement: AgreementCheck
-    trace: "Tracer | None"  # with debug.trace_prompt
-    flops: LearnerFlops
-    learning_rates: Callable[[int], Any]  # version -> rate of the step from there
-    length_limit: Callable[[int], int]  # version -> tokens of completions begun at it
-    ledger: Ledger
-    learner_pool: str
-    verifier_restarts: Callable[[], int]  # processes that have been replaced
-    progress: Progress
-    # The newest state and its version.
-    state: State
-    version: int = 0
-    close: Callable[[], None] = lambda: None
-
-    def activity(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Count the time inside the block as `name` on the learner's chips."""
-        return self.ledger.activity(name, pool=self.learner_pool)
 
 
 @dataclasses.dataclass(kw_only=True)

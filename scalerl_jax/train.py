@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from scalerl_jax.config import Config, to_json
 from scalerl_jax.contract import State
 from scalerl_jax.learner.checkpoint import UnsavedError
-from scalerl_jax.monitor import RunMonitor, RunState
+from scalerl_jax.monitor import RunMonitor
+from scalerl_jax.run_state import RunState
 from scalerl_jax.utils.ending import Preemption, is_explained
 from scalerl_jax.utils.ledger import kept_on_disk, read_ledger
 from scalerl_jax.utils.metrics import MetricsWriter

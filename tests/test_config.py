@@ -16,6 +16,7 @@ from scalerl_jax.config import (
     LOSSES,
     SETTINGS,
     Config,
+    bases,
     build,
     listing,
     resolve,
@@ -29,6 +30,18 @@ PACKAGE = Path(scalerl_jax.__file__).parent
 CONFIGS = PACKAGE.parent / "configs"
 # The defaults are ScaleRL's; what a run cannot do without must be named.
 RUNNABLE = {"model.architecture": "tiny"}
+
+
+@pytest.mark.parametrize(
+    "name", ["based_on", "ask_polaris", "vanilla_grpo", "scalerl_baseline"]
+)
+def test_a_starting_point_of_recipes_has_its_old_place_too(name):
+    assert getattr(config_lib, name) is getattr(bases, name)
+
+
+def test_another_name_is_none_of_the_config():
+    with pytest.raises(AttributeError, match="no attribute 'nobody'"):
+        config_lib.nobody  # noqa: B018  asked for, and nothing else
 
 
 def changed(**changes):

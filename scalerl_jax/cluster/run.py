@@ -31,7 +31,7 @@ from scalerl_jax.cluster.session import Cluster, check_process
 from scalerl_jax.config import Config
 from scalerl_jax.exchange import Instructions, Link, Report
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.monitor import RunState
+from scalerl_jax.run_state import RunState
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.background import repeated
 from scalerl_jax.utils.progress import Progress

@@ -22,8 +22,8 @@ from scalerl_jax.learner.optimizer import frozen_params
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.learner.step import LocalLearner, TrainState
 from scalerl_jax.model.architecture import Architecture, parameter_table
-from scalerl_jax.monitor import RunState
 from scalerl_jax.parallel.mesh import AXES, Device, make_mesh
+from scalerl_jax.run_state import RunState
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress

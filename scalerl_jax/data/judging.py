@@ -18,9 +18,9 @@ from scalerl_jax.config import SETTINGS, MathAnswer, RewardConfig
 from scalerl_jax.data.files import read_rows
 from scalerl_jax.data.questions import extract_answer
 from scalerl_jax.data.rows import Malformed, maths, read_answer, read_tests
-from scalerl_jax.rewards import code
+from scalerl_jax.rewards import code, sandbox
 from scalerl_jax.rewards.verdict import Status
-from scalerl_jax.rewards.verifier import check_programs, make_pool
+from scalerl_jax.rewards.verifier import make_pool
 from scalerl_jax.utils.ending import Parser, answer
 
 _AHEAD = 64  # rows submitted and not judged, for each process
@@ -106,7 +106,7 @@ def _run(flags: argparse.Namespace) -> None:
     reward = RewardConfig(**settings)
     rows = _read(flags.file)
     if any(row.reference["verifier"] == "code" for row in rows):
-        check_programs(reward)
+        sandbox.check(reward.code_packages)
     counts: collections.Counter[Status] = collections.Counter()
     for judged in _judged(rows, reward, answer_after=flags.answer_after):
         counts[judged.status] += 1

@@ -247,12 +247,18 @@ class Sandbox:
             os.waitpid(first, 0)
 
 
-def check() -> None:
-    """Make a sandbox and leave it.
+def check(packages: str = "") -> None:
+    """Make a sandbox and leave it; `packages` is the setting reward.code_packages.
 
     Raises:
+        ValueError: there is no such directory.
         SandboxError: it cannot be made, and how it could be.
     """
+    if packages and not Path(packages).is_dir():
+        raise ValueError(
+            f"reward.code_packages = {packages!r} is no directory; make one with "
+            f"`pip install --target=DIRECTORY PACKAGE ...`, or leave it empty"
+        )
     trial = Sandbox("solution", Limits(cpu_s=5))
     try:
         trial.await_ready()

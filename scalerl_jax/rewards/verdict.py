@@ -1,19 +1,15 @@
-"""A verifier's verdict on one answer, and both sides of the process that judges it.
+"""A verifier's verdict on one answer, and the pool's side of the process that judges.
 
-`generation.episodes.Judging` turns verdicts into rewards.  The process is started by
-name, not through multiprocessing, whose spawned children import the main module again,
-and with it JAX.  For the same reason nothing here imports JAX, and neither should a
-score function's module.
+`generation.episodes.Judging` turns verdicts into rewards.  `rewards.process` is the
+other side.  It is started by name, not through multiprocessing, whose spawned children
+import the main module again, and with it JAX.  It reads its messages with the classes
+below: no JAX here, nor in a score function's module.
 """
 
 import contextlib
 import ctypes
 import dataclasses
-import faulthandler
-import functools
-import importlib
 import os
-import resource
 import signal
 import socket
 import struct
@@ -26,12 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 import psutil
 
-_MAX_DETAIL = 500  # characters
 MAX_START_S = 120.0  # imports included; not part of a verdict's timeout
 _MAX_SEND_S = 10.0  # a free process that does not read for so long has stopped
-_CHILD = "import sys; from scalerl_jax.rewards import verdict; " + (
-    "verdict.serve(int(sys.argv[1]))"
-)
 _SET_CHILD_SUBREAPER = 36  # of prctl, in linux/prctl.h
 
 Status = Literal[
@@ -96,71 +88,6 @@ class Judged(NamedTuple):
     verdict: Verdict
 
 
-# The verifier process's side.
-
-
-def serve(descriptor: int) -> None:
-    """Judge the answers that come through the pipe `descriptor`, until it closes."""
-    pipe = pipes.Connection(descriptor)
-    with (
-        contextlib.suppress(EOFError, ConnectionError),
-        open(os.devnull, "w") as nowhere,
-    ):
-        setup: Setup = pipe.recv()
-        # The pool kills a late process; this alarm ends a hanging call if the pool is
-        # dead.
-        limit_s = 2 * setup.timeout_s + 10
-        scores = {setup.preload: _load(pipe, setup, setup.preload)}
-        while True:
-            work: Work = pipe.recv()
-            if work.verifier not in scores:
-                scores[work.verifier] = _load(pipe, setup, work.verifier)
-            for place, answer in work.answers:
-                faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
-                score = scores[work.verifier]
-                verdict = _judge(score, work.task, answer, work.reference)
-                faulthandler.cancel_dump_traceback_later()
-                pipe.send(Judged(place, verdict))
-
-
-def _load(pipe: pipes.Connection, setup: Setup, name: str) -> ScoreFunction:
-    """Import a verifier and tell the pool; if that fails, tell why and exit."""
-    try:
-        verifier = setup.verifiers[name]
-        module, _, function = verifier.function.partition(":")
-        score = getattr(importlib.import_module(module), function)
-    except Exception as error:  # noqa: BLE001  raised again by poll() and wait()
-        pipe.send(Loaded(name, f"{type(error).__name__}: {error}"))
-        sys.exit(1)
-    _limit_memory(setup.memory_mib)
-    pipe.send(Loaded(name))
-    return functools.partial(score, **verifier.settings)
-
-
-def _limit_memory(memory_mib: int) -> None:
-    """Limit this process's memory, so that allocating more is a MemoryError here."""
-    if sys.platform != "linux":  # no other system counts or limits it so
-        return
-    with open("/proc/self/statm") as file:
-        held = int(file.read().split()[0]) * resource.getpagesize()
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (held + memory_mib * 2**20, hard))
-
-
-def _judge(
-    score: ScoreFunction, task: str, answer: str, reference: dict[str, Any]
-) -> Verdict:
-    try:
-        found = score(task, answer, reference)
-    except Exception as error:  # noqa: BLE001  becomes this rollout's status
-        reason = f"{type(error).__name__}: {error}"
-        return Verdict("verifier_error", reason[:_MAX_DETAIL])
-    if isinstance(found, Verdict):
-        return found._replace(detail=found.detail[:_MAX_DETAIL])
-    # Partial credit, anything below 1, is not a pass.
-    return Verdict("correct" if found >= 1.0 else "wrong")
-
-
 # The pool's side.
 
 
@@ -210,7 +137,7 @@ class VerifierProcess:
         number = child_end.fileno()
         places = map(os.path.abspath, sys.path)  # "" is the current directory
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(number)],
+            [sys.executable, "-m", "scalerl_jax.rewards.process", str(number)],
             pass_fds=[number],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},

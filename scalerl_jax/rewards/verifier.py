@@ -1,9 +1,7 @@
 """A pool of processes that judge completions, and can be killed when they hang.
 
 The pool never blocks its caller: `submit` and `poll` are called between two calls
-of the sampler, and a thread gives each process work as soon as it is free.  `verdict`
-has the code of the processes.  The file is above 400 lines: it also makes the pool and
-the verifiers of a run from the settings.
+of the sampler, and a thread gives each process work as soon as it is free.
 """
 
 import collections
@@ -14,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from multiprocessing import connection as pipes
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from scalerl_jax.config import RewardConfig
@@ -105,7 +102,6 @@ class VerifierPool:
             timeout_s=timeout_s,
             memory_mib=memory_mib,
         )
-        self._timeout_s = timeout_s
         adopt()
         self._num_workers = num_workers
         self.pending = 0  # groups submitted whose verdicts `poll` has not returned
@@ -238,11 +234,9 @@ class VerifierPool:
 
     def _start_due(self) -> None:
         now = time.monotonic()
-        starts, self._starts = self._starts, []
-        for due in starts:
-            if due > now:
-                self._starts.append(due)
-                continue
+        num_due = sum(start <= now for start in self._starts)
+        self._starts = [start for start in self._starts if start > now]
+        for _ in range(num_due):
             try:
                 self._workers.append(VerifierProcess(self._setup))
             except OSError as error:  # no memory, or too many processes
@@ -268,7 +262,7 @@ class VerifierPool:
                 continue
             share = self._waiting.popleft()
             try:
-                worker.give(share, timeout_s=self._timeout_s)
+                worker.give(share, timeout_s=self._setup.timeout_s)
             except OSError:  # it died or was stopped with nothing to do
                 self._waiting.appendleft(share)
                 self._replace(worker, late=False)
@@ -283,7 +277,7 @@ class VerifierPool:
         return True
 
     def _receive(self, worker: VerifierProcess, message: Loaded | Judged) -> None:
-        worker.deadline = time.monotonic() + self._timeout_s  # of the next answer
+        worker.deadline = time.monotonic() + self._setup.timeout_s  # of the next answer
         if isinstance(message, Loaded):
             if not message.failure:
                 worker.loaded.add(message.verifier)
@@ -317,7 +311,7 @@ class VerifierPool:
         self._workers.remove(worker)
         self._killed.append(worker)
         if late:
-            reason = f"no verdict within reward.timeout_s = {self._timeout_s}"
+            reason = f"no verdict within reward.timeout_s = {self._setup.timeout_s}"
             verdict = Verdict("verifier_timeout", reason)
             how = f"it took more than {MAX_START_S} s to import"
         else:
@@ -392,12 +386,7 @@ def num_processes(num_workers: int) -> int:
 
 
 def make_pool(reward: RewardConfig, *, unnamed: str) -> VerifierPool:
-    """Make the verifier pool of a run.
-
-    Args:
-        reward: the settings.
-        unnamed: the verifier for references that name none.
-    """
+    """Make the verifier pool of a run; `unnamed` is for references that name none."""
     named = named_verifiers(reward)
     return VerifierPool(
         score=named[unnamed].function,
@@ -406,21 +395,3 @@ def make_pool(reward: RewardConfig, *, unnamed: str) -> VerifierPool:
         num_workers=num_processes(reward.num_workers),
         memory_mib=reward.memory_mib,
     )
-
-
-def check_programs(reward: RewardConfig) -> None:
-    """Check reward.code_packages and the sandbox before any program is judged.
-
-    Raises:
-        ValueError: the directory reward.code_packages does not exist.
-        SandboxError: no sandbox can be made.
-    """
-    packages = reward.code_packages
-    if packages and not Path(packages).is_dir():
-        raise ValueError(
-            f"reward.code_packages = {packages!r} is no directory; make one with "
-            f"`pip install --target=DIRECTORY PACKAGE ...`, or leave it empty"
-        )
-    from scalerl_jax.rewards import sandbox  # loaded only by runs that judge programs
-
-    sandbox.check()

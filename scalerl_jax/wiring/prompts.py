@@ -22,7 +22,6 @@ from scalerl_jax.data.questions import (
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.rewards.verifier import (
     VerifierPool,
-    check_programs,
     make_pool,
     named_verifiers,
     verifier_of,
@@ -327,4 +326,6 @@ def check_verifiers(config: Config, prompts: Iterable[Prompt]) -> None:
     """
     known = named_verifiers(config.reward)
     if "code" in {verifier_of(prompt.reference, known) for prompt in prompts}:
-        check_programs(config.reward)
+        from scalerl_jax.rewards import sandbox  # few runs judge programs
+
+        sandbox.check(config.reward.code_packages)

@@ -6,7 +6,6 @@ is compiled.  Every setting stands in `config.sections`.
 
 import dataclasses
 import json
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,10 +26,8 @@ from scalerl_jax.config.sections import RewardConfig as RewardConfig
 from scalerl_jax.config.sections import ScalingConfig as ScalingConfig
 from scalerl_jax.config.settings import build as build
 from scalerl_jax.config.settings import naming as naming
-from scalerl_jax.config.settings import settings_of
 
 _BASES = ("based_on", "ask_polaris", "vanilla_grpo", "scalerl_baseline")
-_MODULE = "config_config"  # the name that ml_collections gives the file of --config
 
 
 def __getattr__(name: str) -> Any:
@@ -80,65 +77,13 @@ def read_flags(
     try:
         return values(list(argv))
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a program does
-        if (reason := _of_file(error)) is not None:
-            raise ValueError(reason) from error
-        if isinstance(error, AttributeError | KeyError):  # --config.name is none
-            cause = error.args[0]
-            text = cause.args[0] if isinstance(cause, Exception) else cause
-            known = _known(argv, list(settings_of(settings)))
-            raise ValueError(
-                f"--config has no such setting: {text}; choose from {known}"
-            ) from error
-        if isinstance(error, flags.Error):
-            raise ValueError(str(error)) from error
-        if isinstance(error, OSError):
-            raise ValueError(f"--config: {error}") from error
-        raise
+        from scalerl_jax.config import faults  # few commands are mistaken
+
+        if (reason := faults.explain(error, argv, settings)) is None:
+            raise
+        raise ValueError(reason) from error
     finally:
         logging.set_verbosity(verbosity)
-
-
-def _of_file(error: BaseException) -> str | None:
-    """Return what is wrong with the config file; None if that is not the cause."""
-    each: BaseException | None = error
-    while each is not None:
-        if isinstance(each, SyntaxError):
-            return f"--config is no Python file: {each}"
-        frames = [*traceback.walk_tb(each.__traceback__)]
-        ours = [place for place in frames if place[0].f_globals["__name__"] == _MODULE]
-        if ours:
-            frame, line = ours[-1]
-            if type(each) is ValueError:  # what a config itself refuses
-                return str(each)
-            return (
-                f"--config={frame.f_code.co_filename}, line {line}: "
-                f"{type(each).__name__}: {each}"
-            )
-        if "Attribute <class '" in str(each):
-            return (
-                "--config: get_config in the file returns no ml_collections.ConfigDict "
-                "whose settings could be changed"
-            )
-        if f"module {_MODULE!r} has no attribute 'get_config'" in str(each):
-            return "--config names a file without a function get_config; write one"
-        if isinstance(each, TypeError) and not isinstance(each, flags.Error):
-            # Not called at all: it takes other arguments, or is no function.
-            if any(frame.f_code.co_name == "parse" for frame, _ in frames):
-                last = str(each).strip().splitlines()[-1]
-                return f"--config: get_config cannot be called: {last}"
-        each = each.__cause__ or each.__context__
-    return None
-
-
-def _known(argv: Sequence[str], settings: list[str]) -> list[str]:
-    """Return the settings that stand where an unknown one was given."""
-    prefix = "--config."
-    given = [
-        arg.removeprefix(prefix).split("=")[0] for arg in argv if arg.startswith(prefix)
-    ]
-    unknown = next((name for name in given if name not in settings), "")
-    section = unknown.rpartition(".")[0]
-    return [name for name in settings if name.startswith(f"{section}.")] or settings
 
 
 def check(config: object) -> None:

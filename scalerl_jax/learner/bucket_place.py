@@ -11,14 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from scalerl_jax.learner.places import (
-    MANIFEST,
-    DamagedError,
-    Files,
-    Place,
-    check_size,
-    sealed,
-)
+from scalerl_jax.learner.places import MANIFEST, Files, Place, sealed
 from scalerl_jax.parallel import multihost
 from scalerl_jax.utils import remote
 
@@ -29,10 +22,14 @@ class BucketPlace(Place):
     """A directory in a bucket; `before_seal` runs before a checkpoint becomes one."""
 
     def __init__(
-        self, directory: epath.Path, *, before_seal: Callable[[], None]
+        self, directory: str, *, before_seal: Callable[[], None] | None = None
     ) -> None:
-        """Store the place; nothing is created before a checkpoint is written."""
-        super().__init__(directory)
+        """Store the place; nothing is created before a checkpoint is written.
+
+        Raises:
+            ValueError: the bucket cannot be used.
+        """
+        super().__init__(remote.open_path(directory, setting="checkpoints in "))
         self._before_seal = before_seal
 
     def partial_name(self, step: int) -> str:
@@ -45,25 +42,20 @@ class BucketPlace(Place):
 
     def describe(self, partial: epath.Path) -> Files:
         """Return size and CRC-32C of every object, in the first process for all."""
-        return {} if multihost.process_index() else _described(partial)
+        return {} if multihost.process_index() else self.known_files(partial)
 
     def put(self, partial: epath.Path, manifest: dict[str, Any]) -> None:
         """Make a directory the checkpoint of its step."""
-        self._before_seal()
+        if self._before_seal is not None:
+            self._before_seal()
         remote.write(partial / MANIFEST, sealed(manifest).encode())
 
-    def checker(self, path: epath.Path) -> Callable[[str, dict[str, Any]], None]:
-        """Return a check(name, expected) that raises DamagedError for a bad object."""
-        found = _described(path)
-
-        def check(name: str, expected: dict[str, Any]) -> None:
-            if name not in found:
-                raise DamagedError(f"{name} is missing")
-            check_size(name, found[name]["bytes"], expected)
-            if found[name]["crc32c"] != expected["crc32c"]:
-                raise DamagedError(f"{name} has a wrong checksum")
-
-        return check
+    def known_files(self, path: epath.Path) -> Files:
+        """Return size and CRC-32C of every object, from a listing."""
+        return {
+            name: {"bytes": entry["size"], "crc32c": entry["crc32c"]}
+            for name, entry in sorted(remote.entries(path).items())
+        }
 
     def found(self) -> list[tuple[int, epath.Path]]:
         """Steps and directories of the checkpoints, newest first."""
@@ -88,10 +80,3 @@ class BucketPlace(Place):
         """Remove a checkpoint, beginning with the manifest that makes it one."""
         remote.remove(path / MANIFEST)
         remote.remove(path)
-
-
-def _described(path: epath.Path) -> Files:
-    return {
-        name: {"bytes": entry["size"], "crc32c": entry["crc32c"]}
-        for name, entry in sorted(remote.entries(path).items())
-    }

@@ -17,7 +17,6 @@ state can be restored by any number of processes.
 
 import contextlib
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,17 +24,13 @@ from typing import Any, TypeVar
 
 from scalerl_jax.contract import Restored
 from scalerl_jax.learner import contents
-from scalerl_jax.learner.places import FORMAT, DamagedError, Folder, Place
+from scalerl_jax.learner.places import FORMAT, Folder, Place
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, PyTree
 from scalerl_jax.utils.background import Background
 from scalerl_jax.utils.reading import is_remote
 
-_STATE = "state"
-_HOST = "host.json"
 _Result = TypeVar("_Result")
-
-_log = logging.getLogger(__name__)
 
 
 class UnsavedError(RuntimeError):
@@ -67,7 +62,12 @@ class Checkpointer:
         Raises:
             ValueError: the bucket cannot be used.
         """
-        self._place = _place_of(directory, before_seal or (lambda: None))
+        if is_remote(directory):
+            from scalerl_jax.learner.bucket_place import BucketPlace
+
+            self._place = BucketPlace(os.fspath(directory), before_seal=before_seal)
+        else:
+            self._place = Place(Path(directory).absolute())
         self._directory = self._place.directory
         self._every = every
         self._keep = keep
@@ -112,9 +112,9 @@ class Checkpointer:
             )
             partial = self._directory / self._exchange(name)[0]
             with self._discarded(partial):
-                self._first(lambda: self._place.make(partial, _STATE))
+                self._first(lambda: self._place.make(partial, contents.STATE))
                 written = self._together(
-                    lambda: self._arrays.copy(partial / _STATE, state)
+                    lambda: self._arrays.copy(partial / contents.STATE, state)
                 )
 
         def write() -> None:
@@ -123,7 +123,7 @@ class Checkpointer:
                 future.result()
             if not multihost.process_index():
                 contents.write_groups(partial, columns, rows)
-                (partial / _HOST).write_text(books)
+                (partial / contents.HOST).write_text(books)
 
         if self._writing is None:
             self._complete(partial, write, manifest)
@@ -161,7 +161,7 @@ class Checkpointer:
         step = manifest["step"]
         with self._told(step), self._discarded(partial):
             self._together(write)
-            self._first(lambda: self._arrays.finalize(partial / _STATE))
+            self._first(lambda: self._arrays.finalize(partial / contents.STATE))
             mine = self._together(lambda: self._place.describe(partial))
             for text in self._exchange(json.dumps(mine)):
                 manifest["files"] |= json.loads(text)
@@ -202,50 +202,17 @@ class Checkpointer:
     def restore(self, abstract_state: PyTree) -> Restored | None:
         """Return the newest good checkpoint, or None if none was ever written.
 
-        `abstract_state` has a `jax.ShapeDtypeStruct` for each array; one without a
-        sharding is put on the first device.
-
-        Raises:
-            RuntimeError: there are checkpoints, and all of them are damaged.
-            ValueError: the checkpoint is of another model or optimizer.
+        Errors are those of `restoring.Reader.restore`.
         """
-        found = self._newest()
-        if found is None:
+        if not self._place.listed(timeout_s=self._timeout_s):
             return None
-        step, path, manifest = found
-        contents.check_shapes(path, manifest["arrays"], abstract_state)
-        return self._together(
-            lambda: Restored(
-                step=step,
-                state=self._arrays.load(path / _STATE, abstract_state),
-                host=json.loads((path / _HOST).read_bytes()),
-                groups=contents.read_groups(path),
-            )
-        )
+        from scalerl_jax.learner.restoring import Reader  # a run that goes on
 
-    def restore_params(
-        self, abstract_params: PyTree, *, name: str = ""
-    ) -> tuple[int, PyTree] | None:
-        """Return step and params of the newest good checkpoint, and read nothing else.
-
-        Errors are as in `restore`.  With a `name`, such as step_00000050, that
-        checkpoint is read.
-        """
-        found = self._newest(name)
-        if found is None:
-            return None
-        step, path, manifest = found
-        wanted = {"params": abstract_params}
-        params = {
-            name: shape
-            for name, shape in manifest["arrays"].items()
-            if name.startswith("params.")
-        }
-        contents.check_shapes(path, params, wanted)
-        state = self._together(
-            lambda: self._arrays.load(path / _STATE, wanted, partial=True)
-        )
-        return step, state["params"]
+        reader = Reader(self._place, timeout_s=self._timeout_s)
+        try:
+            return reader.restore(abstract_state)
+        finally:
+            self._damaged |= reader.damaged
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints on disk, oldest first, damaged ones included.
@@ -275,57 +242,3 @@ class Checkpointer:
     def _first(self, action: Callable[[], None]) -> None:
         """Let the first process act; the others wait, and fail if it does."""
         self._together(lambda: None if multihost.process_index() else action())
-
-    def _newest(self, only: str = "") -> tuple[int, Folder, dict[str, Any]] | None:
-        """Return step, directory and manifest of the newest good checkpoint.
-
-        With a name in `only`, no other checkpoint counts.
-        """
-        reasons = []
-        # The first process lists for all: others may see a stale shared directory.
-        listed = self._exchange(
-            json.dumps([(step, path.name) for step, path in self._place.found()])
-        )[0]
-        for step, name in json.loads(listed):
-            if only and name != only:
-                continue
-            path = self._directory / name
-            manifest, damage = self._verify(path, step)
-            if not damage:
-                return step, path, manifest
-            self._damaged.add(path)
-            reasons.append(f"step {step}: {damage}")
-            _log.warning("checkpoint %s is not used: %s", path, damage)
-        if reasons:
-            raise RuntimeError(
-                f"none of the checkpoints in {self._directory} can be used "
-                f"({'; '.join(reasons)}); put back a copy of one, or start a new run "
-                f"with another --workdir"
-            )
-        return None
-
-    def _verify(self, path: Folder, step: int) -> tuple[dict[str, Any], str]:
-        """Return the manifest and what is damaged ("": nothing).
-
-        The processes share the reading of the files.
-        """
-        manifest: dict[str, Any] = {}
-        damage = ""
-        try:
-            manifest = self._place.verify(path, step=step)
-        except (DamagedError, OSError) as error:
-            damage = str(error)
-        return manifest, next(filter(None, self._exchange(damage)), "")
-
-
-def _place_of(
-    directory: str | os.PathLike[str], before_seal: Callable[[], None]
-) -> Place:
-    """Return the place of a directory of this machine, or of one in a bucket."""
-    if not is_remote(directory):
-        return Place(Path(directory).absolute())
-    from scalerl_jax.learner.bucket_place import BucketPlace
-    from scalerl_jax.utils.remote import open_path
-
-    path = open_path(os.fspath(directory), setting="checkpoints in ")
-    return BucketPlace(path, before_seal=before_seal)

@@ -1,8 +1,8 @@
 """The contents of a checkpoint: arrays of a train state, and groups.  No pickle.
 
-Arrays are written and read by orbax, and compared by name.  `ArrayFiles.copy` returns
-when the state may change or be donated; the files are whole only once its futures are
-done, which another thread may wait for.
+Arrays are written by orbax, and described by name.  `ArrayFiles.copy` returns when the
+state may change or be donated; the files are whole only once its futures are done,
+which another thread may wait for.
 
 Groups are flat arrays and JSON rows.  Their arrays must have the types that
 `types.Rollout` and `types.Prompt` state, and what goes to JSON must be JSON, so that
@@ -28,6 +28,7 @@ from scalerl_jax.learner.places import Folder
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, Prompt, PyTree, Rollout
 
+STATE, HOST = "state", "host.json"  # the arrays' folder, the host's state
 _FILES = ("groups.npz", "groups.json")
 _ROLLOUT_ARRAYS = {
     "completion_tokens": np.dtype(np.int32),
@@ -41,7 +42,7 @@ Json = Any
 
 
 class ArrayFiles:
-    """Writes and reads the arrays of a state, with shardings, in a directory."""
+    """Writes the arrays of a state, with shardings, in a directory."""
 
     def __init__(self) -> None:
         """Open orbax's handler; its threads run until `close`."""
@@ -68,19 +69,6 @@ class ArrayFiles:
         """Join what several processes wrote, in one of them."""
         self._handler.finalize(epath.Path(directory))
 
-    def load(
-        self, directory: Folder, abstract: PyTree, *, partial: bool = False
-    ) -> PyTree:
-        """Read the arrays that `abstract` describes: all, or with `partial` some."""
-        target = jax.tree.map(_placed, abstract)
-        restore_args = ocp.checkpoint_utils.construct_restore_args(target)
-        return self._handler.restore(
-            epath.Path(directory),
-            args=ocp.args.PyTreeRestore(
-                target, restore_args=restore_args, partial_restore=partial
-            ),
-        )
-
     def close(self) -> None:
         """Stop the threads that write."""
         self._handler.close()
@@ -90,11 +78,6 @@ def _is_no_echo(record: logging.LogRecord) -> bool:
     """Return whether a log record does not just repeat an error that `write` raises."""
     echoes = "_SignalingThread|async_serialize|in OCDBT database"
     return not re.search(echoes, record.getMessage())
-
-
-def _placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return leaf.update(sharding=leaf.sharding or first)
 
 
 def describe(tree: PyTree) -> dict[str, list[Any]]:
@@ -122,26 +105,6 @@ def check_processes(state: PyTree) -> None:
                 f"{name} is on the devices of one process, which a checkpoint of "
                 f"{count} cannot hold; put it on a mesh of all of them"
             )
-
-
-def check_shapes(path: Folder, arrays: dict[str, list[Any]], wanted: PyTree) -> None:
-    """Refuse a state of other arrays, naming the first that differ."""
-    here = describe(wanted)
-    differences = [
-        f"{name} is {_text(arrays.get(name))} there and {_text(here.get(name))} here"
-        for name in [*here, *(arrays.keys() - here.keys())]
-        if arrays.get(name) != here.get(name)
-    ]
-    if differences:
-        raise ValueError(
-            f"{path} is of another model or optimizer: {'; '.join(differences[:5])} "
-            f"({len(differences)} in all); resume with the settings that it was "
-            f"written with, or choose another --workdir"
-        )
-
-
-def _text(shape: list[Any] | None) -> str:
-    return "absent" if shape is None else f"{shape[0]}{shape[1]}"
 
 
 def flatten(

@@ -5,18 +5,17 @@ SHA-256 of its own.  On a disk a checkpoint is written under another name and ge
 own by one rename, so that a kill at any moment leaves it whole or not at all.  In a
 bucket the manifest, which is written last, makes it a checkpoint (`bucket_place`).
 
-Several processes share the reading: each takes every n-th file.
+Several processes share the reading of the files: each takes every n-th.
 """
 
 import concurrent.futures
-import functools
 import hashlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,14 +27,10 @@ Folder = Any
 Files = dict[str, dict[str, Any]]
 FORMAT = 1  # of the directory; to be raised with every change that old code misreads
 MANIFEST = "manifest.json"
-_DISK_THREADS = 4
+DISK_THREADS = 4
 # The second form is a checkpoint on its way out, while another of its step comes in.
 _NAME = re.compile(r"step_(\d{8,})(\.replaced)?")
 _T = TypeVar("_T")
-
-
-class DamagedError(Exception):
-    """A checkpoint is not as it was written; the message says how."""
 
 
 class Place:
@@ -67,12 +62,12 @@ class Place:
         paths = sorted(path for path in partial.rglob("*") if path.is_file())
 
         def entry(path: Path) -> dict[str, Any]:
-            digest = _digest(path)
+            entry = measure(path)
             _sync(path)
-            return {"bytes": path.stat().st_size, "sha256": digest}
+            return entry
 
-        mine = _share(paths)
-        with concurrent.futures.ThreadPoolExecutor(_DISK_THREADS) as pool:
+        mine = share(paths)
+        with concurrent.futures.ThreadPoolExecutor(DISK_THREADS) as pool:
             entries = list(pool.map(entry, mine))
         names = [str(path.relative_to(partial)) for path in mine]
         return dict(zip(names, entries, strict=True))
@@ -94,33 +89,19 @@ class Place:
         partial.rename(target)
         _sync(self.directory)
 
-    def verify(self, path: Folder, *, step: int) -> dict[str, Any]:
-        """Check this process's share of a checkpoint's files; return the manifest.
+    def known_files(self, path: Folder) -> Files | None:
+        """Return what the place itself knows of the files; None: read them."""
+        del path
+        return None
 
-        Raises:
-            DamagedError: a file or the manifest is not as it was written.
-            ValueError: the checkpoint is of another format.
+    def listed(self, *, timeout_s: float) -> list[tuple[int, Folder]]:
+        """Return what the first process has `found`.
+
+        Others may see a stale shared directory.
         """
-        manifest = _read(path / MANIFEST)
-        if manifest["format"] != FORMAT:
-            raise ValueError(
-                f"{path} has format {manifest['format']} and this code reads {FORMAT}; "
-                f"resume with the code that wrote it (git_revision in config.json)"
-            )
-        if manifest["step"] != step:
-            raise DamagedError(f"its manifest is of step {manifest['step']}")
-        check = self.checker(path)
-        with concurrent.futures.ThreadPoolExecutor(_DISK_THREADS) as pool:
-            list(
-                pool.map(
-                    lambda each: check(*each), _share([*manifest["files"].items()])
-                )
-            )
-        return manifest
-
-    def checker(self, path: Folder) -> Callable[[str, dict[str, Any]], None]:
-        """Return a check(name, expected) that raises DamagedError for a bad file."""
-        return functools.partial(_check_file, path)
+        found = json.dumps([(step, path.name) for step, path in self.found()])
+        listed = multihost.exchange(found, name="checkpoint", timeout_s=timeout_s)
+        return [(step, self.directory / name) for step, name in json.loads(listed[0])]
 
     def found(self) -> list[tuple[int, Folder]]:
         """Steps and directories of the checkpoints, newest first."""
@@ -148,51 +129,24 @@ class Place:
 
 def sealed(manifest: dict[str, Any]) -> str:
     """Return a manifest as a text, with its seal."""
-    return json.dumps({"sha256": _seal(manifest), "manifest": manifest}, indent=1)
+    return json.dumps({"sha256": seal(manifest), "manifest": manifest}, indent=1)
 
 
-def _seal(manifest: dict[str, Any]) -> str:
+def seal(manifest: dict[str, Any]) -> str:
     """Return the SHA-256 of the manifest itself, independent of white space."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _read(path: Folder) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-        if found["sha256"] == _seal(found["manifest"]):
-            return found["manifest"]
-    except FileNotFoundError:
-        raise DamagedError(f"{MANIFEST} is missing") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedError(f"{MANIFEST} is broken: {error!r}") from error
-    raise DamagedError(f"{MANIFEST} is broken: its checksum differs")
-
-
-def _check_file(checkpoint: Path, name: str, expected: dict[str, Any]) -> None:
-    path = (checkpoint / name).resolve()
-    if not path.is_relative_to(checkpoint.resolve()):
-        raise DamagedError(f"{MANIFEST} names {name!r}, which is not in the checkpoint")
-    if not path.is_file():
-        raise DamagedError(f"{name} is missing")
-    check_size(name, path.stat().st_size, expected)
-    if _digest(path) != expected["sha256"]:
-        raise DamagedError(f"{name} has a wrong checksum")
-
-
-def check_size(name: str, size: int, expected: dict[str, Any]) -> None:
-    """Refuse a file of another size than the manifest says."""
-    if size != expected["bytes"]:
-        raise DamagedError(f"{name} has {size} of {expected['bytes']} bytes")
-
-
-def _share(files: Sequence[_T]) -> Sequence[_T]:
+def share(files: Sequence[_T]) -> Sequence[_T]:
     """Return the files that this process must read."""
     return files[multihost.process_index() :: multihost.process_count()]
 
 
-def _digest(path: Path) -> str:
+def measure(path: Path) -> dict[str, Any]:
+    """Return size and SHA-256 of a file."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
 def _sync(path: Path) -> None:

@@ -12,7 +12,8 @@ import ml_collections
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config, ModelConfig
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.learner.places import Place
+from scalerl_jax.learner.restoring import Reader
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.model.weights import load_params
@@ -204,12 +205,13 @@ def _abstract_params(config: Config, arch: Architecture) -> PyTree:
 def _restore(run: Path, path: Path, abstract: PyTree) -> tuple[int, PyTree]:
     """Return step and params of the checkpoint at `path`, or the run's newest."""
     name = path.name if path.parent == run / _CHECKPOINTS else ""
-    directory = f"{origin_of(run) or run}/{_CHECKPOINTS}"
-    checkpointer = Checkpointer(directory, every=1, keep=1)
-    try:
-        restored = checkpointer.restore_params(abstract, name=name)
-    finally:
-        checkpointer.close()
+    if origin := origin_of(run):
+        from scalerl_jax.learner.bucket_place import BucketPlace
+
+        place = BucketPlace(f"{origin}/{_CHECKPOINTS}")
+    else:
+        place = Place(run.absolute() / _CHECKPOINTS)
+    restored = Reader(place).restore_params(abstract, name=name)
     if restored is None:
         raise ValueError(
             f"{path} holds no checkpoint; a run writes one every checkpoint.every "

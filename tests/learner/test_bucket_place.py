@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import small_bucket
 
+from scalerl_jax.learner.bucket_place import BucketPlace
 from scalerl_jax.learner.checkpoint import Checkpointer, UnsavedError
+from scalerl_jax.learner.restoring import Reader
 
 pytestmark = small_bucket.NEEDS_EXTRA
 
@@ -62,7 +64,7 @@ def test_what_is_saved_reads_back_and_the_newest_are_kept(bucket, checkpointer):
     folders = {name.split("/")[2] for name in bucket.names("run/checkpoints/")}
     assert folders == {"step_00000002", "step_00000003"}
     assert restored_step(checkpointer) == 3
-    step, params = checkpointer.restore_params(ABSTRACT["params"])
+    step, params = Reader(BucketPlace(URL)).restore_params(ABSTRACT["params"])
     assert step == 3 and np.array_equal(params["w"], state(3)["params"]["w"])
 
 
@@ -147,10 +149,8 @@ def test_a_save_under_way_is_no_checkpoint_yet(bucket):
     checkpointer = Checkpointer(URL, every=1, keep=2, background=True, before_seal=hold)
     save(checkpointer, 1)
     assert reached.wait(60.0)
-    reader = Checkpointer(URL, every=1, keep=2)
-    assert reader.restore(ABSTRACT) is None
+    assert Reader(BucketPlace(URL)).restore(ABSTRACT) is None
     let_go.set()
     checkpointer.wait()
-    assert restored_step(reader) == 1
+    assert restored_step(Reader(BucketPlace(URL))) == 1
     checkpointer.close()
-    reader.close()

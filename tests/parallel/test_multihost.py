@@ -11,6 +11,8 @@ import small_gang
 from small_gang import SAVED, SHAPES, abstract, finish, make_bench, read_result, whole
 
 from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.learner.places import Place
+from scalerl_jax.learner.restoring import Reader
 from scalerl_jax.parallel import multihost, rendezvous
 
 pytestmark = pytest.mark.slow  # several processes
@@ -80,7 +82,7 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(trained):
     assert_leaves_close(whole(state), one_process(other)[0])
     # What the first process gave besides its shards.
     assert (restored.host, len(restored.groups)) == ({"process": 0}, 1)
-    step, params = checkpointer.restore_params(
+    step, params = Reader(Place(trained / "ours")).restore_params(
         abstract(make_bench(other).state()).params
     )
     jax.tree.map(

@@ -1,0 +1,239 @@
+"""The reading of checkpoints: which of a directory is whole, and what it holds.
+
+A checkpoint counts if its manifest and all files are as they were written; the newest
+that does is read.  Nothing here writes, so a directory in use can be read.
+
+Several processes read together: each checks every n-th file, and what one finds damaged
+no other uses.
+"""
+
+import concurrent.futures
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from scalerl_jax.contract import Restored
+from scalerl_jax.learner import contents
+from scalerl_jax.learner.places import (
+    DISK_THREADS,
+    FORMAT,
+    MANIFEST,
+    Folder,
+    Place,
+    measure,
+    seal,
+    share,
+)
+from scalerl_jax.parallel import multihost
+from scalerl_jax.types import PyTree
+
+_log = logging.getLogger(__name__)
+
+
+class DamagedError(Exception):
+    """A checkpoint is not as it was written; the message says how."""
+
+
+class Reader:
+    """Reads the newest good checkpoint of a place; `damaged` are those it found bad."""
+
+    def __init__(self, place: Place, *, timeout_s: float = 1800.0) -> None:
+        """Read nothing yet; processes wait at most `timeout_s` for the slowest."""
+        self.damaged: set[Folder] = set()
+        self._place = place
+        self._timeout_s = timeout_s
+
+    def restore(self, abstract_state: PyTree) -> Restored | None:
+        """Return the newest good checkpoint, or None if none was ever written.
+
+        `abstract_state` has a `jax.ShapeDtypeStruct` for each array; one without a
+        sharding is put on the first device.
+
+        Raises:
+            RuntimeError: there are checkpoints, and all of them are damaged.
+            ValueError: the checkpoint is of another model or optimizer.
+        """
+        found = self._newest()
+        if found is None:
+            return None
+        step, path, manifest = found
+        _check_shapes(path, manifest["arrays"], abstract_state)
+        return multihost.together(
+            lambda: Restored(
+                step=step,
+                state=_load(path / contents.STATE, abstract_state),
+                host=json.loads((path / contents.HOST).read_bytes()),
+                groups=contents.read_groups(path),
+            ),
+            name="checkpoint",
+            timeout_s=self._timeout_s,
+        )
+
+    def restore_params(
+        self, abstract_params: PyTree, *, name: str = ""
+    ) -> tuple[int, PyTree] | None:
+        """Return step and params of the newest good checkpoint, and read nothing else.
+
+        Errors are as in `restore`.  With a `name`, such as step_00000050, that
+        checkpoint is read.
+        """
+        found = self._newest(name)
+        if found is None:
+            return None
+        step, path, manifest = found
+        wanted = {"params": abstract_params}
+        params = {
+            name: shape
+            for name, shape in manifest["arrays"].items()
+            if name.startswith("params.")
+        }
+        _check_shapes(path, params, wanted)
+        state = multihost.together(
+            lambda: _load(path / contents.STATE, wanted, partial=True),
+            name="checkpoint",
+            timeout_s=self._timeout_s,
+        )
+        return step, state["params"]
+
+    def _newest(self, only: str = "") -> tuple[int, Folder, dict[str, Any]] | None:
+        """Return step, directory and manifest of the newest good checkpoint.
+
+        With a name in `only`, no other checkpoint counts.
+        """
+        reasons = []
+        for step, path in self._place.listed(timeout_s=self._timeout_s):
+            if only and path.name != only:
+                continue
+            manifest, damage = self._verify(path, step)
+            if not damage:
+                return step, path, manifest
+            self.damaged.add(path)
+            reasons.append(f"step {step}: {damage}")
+            _log.warning("checkpoint %s is not used: %s", path, damage)
+        if reasons:
+            raise RuntimeError(
+                f"none of the checkpoints in {self._place.directory} can be used "
+                f"({'; '.join(reasons)}); put back a copy of one, or start a new run "
+                f"with another --workdir"
+            )
+        return None
+
+    def _verify(self, path: Folder, step: int) -> tuple[dict[str, Any], str]:
+        """Return the manifest and what is damaged ("": nothing).
+
+        The processes share the reading of the files.
+        """
+        manifest: dict[str, Any] = {}
+        damage = ""
+        try:
+            manifest = _read_manifest(path, step=step)
+            self._check_share(path, manifest)
+        except (DamagedError, OSError) as error:
+            damage = str(error)
+        all_damage = multihost.exchange(
+            damage, name="checkpoint", timeout_s=self._timeout_s
+        )
+        return manifest, next(filter(None, all_damage), "")
+
+    def _check_share(self, path: Folder, manifest: dict[str, Any]) -> None:
+        """Refuse a file of this process's share that is not as the manifest says."""
+        known = self._place.known_files(path)
+
+        def check(entry: tuple[str, dict[str, Any]]) -> None:
+            name, expected = entry
+            found = _measured(path, name) if known is None else known.get(name)
+            if found is None:
+                raise DamagedError(f"{name} is missing")
+            if found["bytes"] != expected["bytes"]:
+                raise DamagedError(
+                    f"{name} has {found['bytes']} of {expected['bytes']} bytes"
+                )
+            if found != expected:
+                raise DamagedError(f"{name} has a wrong checksum")
+
+        with concurrent.futures.ThreadPoolExecutor(DISK_THREADS) as pool:
+            list(pool.map(check, share([*manifest["files"].items()])))
+
+
+def _read_manifest(path: Folder, *, step: int) -> dict[str, Any]:
+    """Return the manifest of a checkpoint.
+
+    Raises:
+        DamagedError: it is not as it was written.
+        ValueError: the checkpoint is of another format.
+    """
+    manifest = _unsealed(path / MANIFEST)
+    if manifest["format"] != FORMAT:
+        raise ValueError(
+            f"{path} has format {manifest['format']} and this code reads {FORMAT}; "
+            f"resume with the code that wrote it (git_revision in config.json)"
+        )
+    if manifest["step"] != step:
+        raise DamagedError(f"its manifest is of step {manifest['step']}")
+    return manifest
+
+
+def _unsealed(path: Folder) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+        if found["sha256"] == seal(found["manifest"]):
+            return found["manifest"]
+    except FileNotFoundError:
+        raise DamagedError(f"{MANIFEST} is missing") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedError(f"{MANIFEST} is broken: {error!r}") from error
+    raise DamagedError(f"{MANIFEST} is broken: its checksum differs")
+
+
+def _measured(checkpoint: Path, name: str) -> dict[str, Any] | None:
+    """Return size and checksum of a file of this machine; None: it is missing."""
+    path = (checkpoint / name).resolve()
+    if not path.is_relative_to(checkpoint.resolve()):
+        raise DamagedError(f"{MANIFEST} names {name!r}, which is not in the checkpoint")
+    return measure(path) if path.is_file() else None
+
+
+def _check_shapes(path: Folder, arrays: dict[str, list[Any]], wanted: PyTree) -> None:
+    """Refuse a state of other arrays, naming the first that differ."""
+    here = contents.describe(wanted)
+    differences = [
+        f"{name} is {_text(arrays.get(name))} there and {_text(here.get(name))} here"
+        for name in [*here, *(arrays.keys() - here.keys())]
+        if arrays.get(name) != here.get(name)
+    ]
+    if differences:
+        raise ValueError(
+            f"{path} is of another model or optimizer: {'; '.join(differences[:5])} "
+            f"({len(differences)} in all); resume with the settings that it was "
+            f"written with, or choose another --workdir"
+        )
+
+
+def _text(shape: list[Any] | None) -> str:
+    return "absent" if shape is None else f"{shape[0]}{shape[1]}"
+
+
+def _load(directory: Folder, abstract: PyTree, *, partial: bool = False) -> PyTree:
+    """Read the arrays that `abstract` describes: all, or with `partial` some."""
+    target = jax.tree.map(_placed, abstract)
+    restore_args = ocp.checkpoint_utils.construct_restore_args(target)
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True)
+    try:
+        return handler.restore(
+            epath.Path(directory),
+            args=ocp.args.PyTreeRestore(
+                target, restore_args=restore_args, partial_restore=partial
+            ),
+        )
+    finally:
+        handler.close()
+
+
+def _placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return leaf.update(sharding=leaf.sharding or first)

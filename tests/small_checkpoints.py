@@ -1,0 +1,93 @@
+"""Small checkpoints: a state and groups, and a comparison of what reads back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+from scalerl_jax.types import Group, Prompt, Rollout
+
+HOST = {"cursor": 3, "epoch": 0, "history": [[1, 0.1], [2, 1e-310]], "ledger": None}
+
+
+@struct.dataclass(kw_only=True)
+class State:
+    params: dict
+    optimizer: tuple
+    step: jax.Array
+
+
+def make_state(step=1, *, width=8):
+    params = {
+        "embed": jnp.arange(16 * width, dtype=jnp.float32).reshape(16, width) / 7
+        + step,
+        "layers": [{"w": jnp.full((width, 4), 0.1 * step, jnp.bfloat16)}] * 2,
+    }
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    return State(params=params, optimizer=optimizer.init(params), step=jnp.int32(step))
+
+
+def abstract(state):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+
+
+def make_group(ticket, lengths):
+    rng = np.random.default_rng(ticket)
+    rollouts = tuple(
+        Rollout(
+            completion_tokens=rng.integers(0, 99, length).astype(np.int32),
+            completion_mask=rng.random(length) < 0.5,
+            behavior_logprobs=-rng.random(length).astype(np.float32),
+            policy_versions=np.full(length, ticket, np.int32),
+            cut_off=length > 4,
+            interrupted=length == 2,
+            reward=1.0 / 3.0,
+            passed=length == 1,
+            status="verifier_timeout",
+        )
+        for length in lengths
+    )
+    prompt = Prompt(
+        prompt_id=ticket + 10,
+        epoch=2,
+        task="chain_sum",
+        text="1 + 1 = \u00bd?",
+        tokens=np.arange(ticket + 1, dtype=np.int32),
+        reference={"answer": "2", "metadata": {"terms": [1, 1.5, None]}},
+    )
+    return Group(ticket=ticket, prompt=prompt, rollouts=rollouts, finished_version=4)
+
+
+GROUPS = (make_group(0, [5, 1]), make_group(1, [2, 7]))
+
+
+def exact(tree):
+    """The tree with every array as its type, shape and bytes: == is bit for bit."""
+
+    def described(leaf):
+        if isinstance(leaf, jax.Array | np.ndarray):
+            array = np.asarray(leaf)
+            return (str(array.dtype), array.shape, array.tobytes())
+        return (type(leaf), leaf)
+
+    # Fields that are no leaves (task, text, ticket) are compared as structure.
+    leaves, structure = jax.tree.flatten(tree)
+    return [described(leaf) for leaf in leaves], structure
+
+
+def assert_restored(restored, step, state, groups=GROUPS):
+    assert restored is not None
+    assert restored.step == step
+    assert exact(restored.state) == exact(state)
+    assert restored.host == {**HOST, "step": step}
+    assert exact(restored.groups) == exact(groups)
+    assert [type(group.rollouts[0].reward) for group in restored.groups] == [
+        float for _ in groups
+    ]
+
+
+def save(checkpointer, step, *, groups=GROUPS):
+    checkpointer.save(
+        step, state=make_state(step), host={**HOST, "step": step}, groups=groups
+    )

@@ -1,15 +1,15 @@
 """Attention over a paged cache: one interface, and a backend for each kind of machine.
 
-    paged      XLA operations straight on the pages: needs no memory of its own
     gathered   a call's pages copied once into rows: fastest where XLA is the kernel
-    cudnn      gathered rows, cuDNN's kernel
-    pallas     JAX's ragged paged attention kernel for TPUs
+    paged      XLA operations straight on the pages (`paged`)
+    cudnn      gathered rows, cuDNN's kernel (`kernels`)
+    pallas     JAX's ragged paged attention kernel for TPUs (`kernels`)
 
 A page holds `page_size` tokens of one sequence, in every layer.  Its layout is up to
-the backend; the first axis of every array counts the pages.  The file is above 400
-lines: its two backends share masks and pages.
+the backend; the first axis of every array counts the pages.
 """
 
+import abc
 import dataclasses
 from typing import Any
 
@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from scalerl_jax.model.attention import MASKED
 from scalerl_jax.types import AnyArray
 
-_BLOCK_TOKENS = 128  # tokens of each sequence in one step of `paged`
+_BLOCK_TOKENS = 128  # tokens of each sequence in one step of `over_pages`
 
 
 @struct.dataclass(kw_only=True)
@@ -125,8 +125,8 @@ def places_of(
     )
 
 
-class PagedAttention:
-    """Plain XLA on the pages, a block of each sequence at a time (online softmax)."""
+class CachedAttention(abc.ABC):
+    """A backend: pages and a prompt's chunks by plain XLA, decoding by its own way."""
 
     # A call's page table is as wide as its longest sequence, rounded up to a power of
     # two of pages times one of these; empty: always as wide as the longest possible.
@@ -142,11 +142,11 @@ class PagedAttention:
             values=jnp.zeros((num_pages, heads, page_size, dim), dtype),
         )
 
+    @abc.abstractmethod
     def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
         """Return the arrays (views) that a `generate` call works on, per layer."""
-        del rows, steps
-        return pages
 
+    @abc.abstractmethod
     def decode(
         self,
         view: Any,
@@ -164,14 +164,8 @@ class PagedAttention:
 
         With `near` a token sees only its own chunk of `near` positions.
         """
-        del step
-        places = places_of(
-            rows.table, positions, page_size=view.page_size, valid=active
-        )
-        view = view.write(k, v, places)
-        first = None if near is None else positions // near * near
-        return self.attend_rows(q, view, rows.table, positions + 1, first), view
 
+    @abc.abstractmethod
     def close(
         self,
         pages: tuple[Any, ...],
@@ -181,8 +175,6 @@ class PagedAttention:
         positions: Int[Array, " rows"],
     ) -> tuple[Any, ...]:
         """Return the pages after a call that advanced the rows to `positions`."""
-        del pages, rows, positions
-        return views
 
     def chunk(
         self,
@@ -203,29 +195,6 @@ class PagedAttention:
         )
         pages = pages.write(k, v, places)
         return self.attend_chunk(q, k, v, pages, chunk, near), pages
-
-    def attend_rows(
-        self,
-        q: Array,
-        pages: Any,
-        table: Array,
-        lengths: Array,
-        first: Array | None = None,
-    ) -> Float[Array, "rows heads dim"]:
-        """Attend with one query per row to cached tokens `first` to `lengths` - 1."""
-        grouped = q.reshape(q.shape[0], 1, pages.keys.shape[1], -1, q.shape[-1])
-        shape = grouped.shape[:-1]
-        carry = (
-            jnp.full(shape, MASKED, jnp.float32),
-            jnp.zeros(shape, jnp.float32),
-            jnp.zeros(grouped.shape, jnp.float32),
-        )
-        everyone = jnp.ones(grouped.shape[:2], bool)
-        first = None if first is None else first[:, None]
-        _, total, mixed = _over_pages(
-            grouped, pages, table, lengths, everyone, carry, first
-        )
-        return (mixed / total[..., None]).reshape(q.shape).astype(q.dtype)
 
     def attend_chunk(
         self,
@@ -256,7 +225,7 @@ class PagedAttention:
         highest = scores.max(axis=-1)
         shares = jnp.exp(scores - highest[..., None])
         mixed = jnp.einsum("qkgs,skd->qkgd", shares, v.astype(jnp.float32))
-        _, total, mixed = _over_pages(
+        _, total, mixed = over_pages(
             grouped[None],
             pages,
             chunk.table[:1],
@@ -268,7 +237,7 @@ class PagedAttention:
         return (mixed / total[..., None]).reshape(length, heads, dim).astype(q.dtype)
 
 
-def _over_pages(
+def over_pages(
     q: Float[Array, "rows queries kv group dim"],
     pages: Any,
     table: Int[Array, "rows pages"],
@@ -329,7 +298,7 @@ class _Gathered:
     new_values: Float[Array, "steps rows kv dim"]
 
 
-class GatheredAttention(PagedAttention):
+class GatheredAttention(CachedAttention):
     """Attention over a copy of the past, made once per call, and the call's tokens.
 
     A scatter into a cache costs XLA's CPU backend more than the attention does: here

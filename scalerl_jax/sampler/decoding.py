@@ -23,7 +23,7 @@ from scalerl_jax.model.transformer import (
     head_logits,
     head_weights,
 )
-from scalerl_jax.sampler.attention import Chunk, PagedAttention, Rows
+from scalerl_jax.sampler.attention import CachedAttention, Chunk, Rows
 from scalerl_jax.sampler.sampling import Sampling, SamplingRows, draw_tokens
 from scalerl_jax.types import AnyArray, PyTree
 
@@ -172,7 +172,7 @@ def first_row(
 
 def prefill(
     settings: EngineSettings,
-    attention: PagedAttention,
+    attention: CachedAttention,
     params: PyTree,
     state: DecodeState,
     chunk: Chunk,
@@ -214,7 +214,7 @@ def _forward(
 ) -> tuple[Float[Array, "T D"], tuple[Any, ...], Said]:
     """Return the tokens' hidden states, the layers' new caches, and further outputs.
 
-    `attend(cache, q, k, v, near=...)` is a method of `PagedAttention` for one layer.
+    `attend(cache, q, k, v, near=...)` is a method of `CachedAttention` for one layer.
     """
     after = list(caches)
 
@@ -268,7 +268,7 @@ def _put(all_rows: SlotRows, slots: Array, rows: SlotRows) -> SlotRows:
 
 def generate(
     settings: EngineSettings,
-    attention: PagedAttention,
+    attention: CachedAttention,
     params: PyTree,
     state: DecodeState,
     next_states: UInt[Array, "states V"] | None,

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Int, UInt
 
 from scalerl_jax.model.transformer import abstract_params, unstack_layers
 from scalerl_jax.parallel.mesh import compiler_options
-from scalerl_jax.sampler.attention import Chunk, GatheredAttention, PagedAttention
+from scalerl_jax.sampler.attention import CachedAttention, Chunk, GatheredAttention
 from scalerl_jax.sampler.decoding import (
     DecodeState,
     EngineSettings,
@@ -269,7 +269,7 @@ def _ladder(first: int, last: int, *, steps: tuple[float, ...] = (1,)) -> tuple:
     return tuple(sorted(sizes))
 
 
-def _attention(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
+def _attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     """Return the attention backend; on a CPU no kernel module is imported."""
     if settings.attention == "auto" and mesh.devices.flat[0].platform == "cpu":
         return GatheredAttention()
@@ -278,7 +278,7 @@ def _attention(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
     return choose_attention(settings, mesh)
 
 
-def _init_state(settings: EngineSettings, attention: PagedAttention) -> DecodeState:
+def _init_state(settings: EngineSettings, attention: CachedAttention) -> DecodeState:
     arch = settings.arch
     return DecodeState(
         pages=tuple(

@@ -17,9 +17,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.sampler.attention import (
+    CachedAttention,
     Chunk,
     GatheredAttention,
-    PagedAttention,
     Pages,
     Places,
     Rows,
@@ -27,6 +27,7 @@ from scalerl_jax.sampler.attention import (
     places_of,
 )
 from scalerl_jax.sampler.decoding import EngineSettings
+from scalerl_jax.sampler.paged import PagedAttention
 
 # Block sizes are set here: the kernel's own table asks the process for its TPU, which
 # fails if a program is compiled without one.  The kernel computes a block's queries
@@ -227,7 +228,7 @@ class _WholeRows:
     steps: int = struct.field(pytree_node=False)
 
 
-class CudnnAttention(PagedAttention):
+class CudnnAttention(CachedAttention):
     """A call's pages copied into rows, which `jax.nn.dot_product_attention` takes."""
 
     width_steps = (1.0,)
@@ -312,7 +313,7 @@ class CudnnAttention(PagedAttention):
         return tuple(write(*pair) for pair in zip(pages, views, strict=True))
 
 
-def choose_attention(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
+def choose_attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     """The backend that `settings.attention` names, for the machine of `mesh`.
 
     Raises:
@@ -332,7 +333,7 @@ def choose_attention(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
     return ATTENTION[name](settings, mesh)
 
 
-def _for_machine(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
+def _for_machine(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     platform = mesh.devices.flat[0].platform
     if platform == "tpu":
         refused = why_not_pallas(settings, tensor=mesh.shape["tensor"])
@@ -342,7 +343,7 @@ def _for_machine(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
     return _cudnn(settings, mesh) if platform == "gpu" else GatheredAttention()
 
 
-def _pallas(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
+def _pallas(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     platform = mesh.devices.flat[0].platform
     if platform != "tpu":
         raise ValueError(
@@ -358,7 +359,7 @@ def _pallas(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
     return PallasAttention(mesh)
 
 
-def _cudnn(settings: EngineSettings, mesh: Mesh) -> PagedAttention:
+def _cudnn(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     taken = (
         mesh.devices.flat[0].platform == "gpu"
         and jnp.dtype(settings.dtype) in (jnp.bfloat16, jnp.float16)
@@ -435,7 +436,7 @@ def _slot_bytes(pages_per_slot: int) -> int:
 
 
 # By the value of sampler.attention.
-ATTENTION: dict[str, Callable[[EngineSettings, Mesh], PagedAttention]] = {
+ATTENTION: dict[str, Callable[[EngineSettings, Mesh], CachedAttention]] = {
     "auto": _for_machine,
     "paged": lambda settings, mesh: PagedAttention(),
     "gathered": lambda settings, mesh: GatheredAttention(),

@@ -17,13 +17,14 @@ from interpreted import interpreted
 
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.attention import (
+    CachedAttention,
     Chunk,
     GatheredAttention,
-    PagedAttention,
     Places,
     Rows,
 )
 from scalerl_jax.sampler.kernels import CudnnAttention, PallasAttention
+from scalerl_jax.sampler.paged import PagedAttention
 
 DIM = 128  # the kernel for TPUs takes no other
 STEPS = 4  # of a call
@@ -53,7 +54,7 @@ def _interpreted():
 class Cache:
     """A layer's pages, and a NumPy copy of what must be in them."""
 
-    attention: PagedAttention
+    attention: CachedAttention
     kv: int = 2
     group: int = 2
     num_pages: int = 24

@@ -18,7 +18,6 @@ from scalerl_jax.sampler import kernels
 from scalerl_jax.sampler.attention import (
     Chunk,
     GatheredAttention,
-    PagedAttention,
     Places,
     Rows,
 )
@@ -29,6 +28,7 @@ from scalerl_jax.sampler.kernels import (
     choose_attention,
     why_not_pallas,
 )
+from scalerl_jax.sampler.paged import PagedAttention
 
 HEADS, KV, DIM, SIZE, WIDTH = 4, 2, 128, 8, 3
 PAGES = 4 * WIDTH

@@ -1,0 +1,80 @@
+"""Decoding straight on the pages by plain XLA: needs no memory of its own."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from scalerl_jax.model.attention import MASKED
+from scalerl_jax.sampler.attention import (
+    CachedAttention,
+    Rows,
+    over_pages,
+    places_of,
+)
+
+
+class PagedAttention(CachedAttention):
+    """Plain XLA on the pages, a block of each sequence at a time (online softmax)."""
+
+    def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
+        """Return the pages: a call works on them."""
+        del rows, steps
+        return pages
+
+    def decode(
+        self,
+        view: Any,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        rows: Rows,
+        step: Array,
+        positions: Array,
+        active: Array,
+        near: int | None = None,
+    ) -> tuple[Array, Any]:
+        """Return the attention, and the pages with the new keys and values."""
+        del step
+        places = places_of(
+            rows.table, positions, page_size=view.page_size, valid=active
+        )
+        view = view.write(k, v, places)
+        first = None if near is None else positions // near * near
+        return self.attend_rows(q, view, rows.table, positions + 1, first), view
+
+    def close(
+        self,
+        pages: tuple[Any, ...],
+        views: tuple[Any, ...],
+        *,
+        rows: Rows,
+        positions: Array,
+    ) -> tuple[Any, ...]:
+        """Return the pages, which have the call's tokens already."""
+        del pages, rows, positions
+        return views
+
+    def attend_rows(
+        self,
+        q: Array,
+        pages: Any,
+        table: Array,
+        lengths: Array,
+        first: Array | None = None,
+    ) -> Float[Array, "rows heads dim"]:
+        """Attend with one query per row to cached tokens `first` to `lengths` - 1."""
+        grouped = q.reshape(q.shape[0], 1, pages.keys.shape[1], -1, q.shape[-1])
+        shape = grouped.shape[:-1]
+        carry = (
+            jnp.full(shape, MASKED, jnp.float32),
+            jnp.zeros(shape, jnp.float32),
+            jnp.zeros(grouped.shape, jnp.float32),
+        )
+        everyone = jnp.ones(grouped.shape[:2], bool)
+        first = None if first is None else first[:, None]
+        _, total, mixed = over_pages(
+            grouped, pages, table, lengths, everyone, carry, first
+        )
+        return (mixed / total[..., None]).reshape(q.shape).astype(q.dtype)

@@ -3,9 +3,8 @@
 The text of tokens is the UTF-8 of their bytes laid end to end, with U+FFFD where these
 are none.  It depends on how the tokens are written and not on which they are, so that
 a text can be looked for in tokens as they come: a `Marker` on the device, with every
-token, and what a `StopWatch` looks for on the host.  Merges join the end of a marker
-with what follows it (Llama 3 has a token ">\\n\\n"), and a policy need not write it as
-its tokenizer would.
+token.  Merges join the end of a marker with what follows it (Llama 3 has a token
+">\\n\\n"), and a policy need not write it as its tokenizer would.
 """
 
 import codecs
@@ -260,23 +259,3 @@ def _states_by_token(
         tokens = longest_first[: np.count_nonzero(lengths > place)]
         states[:, tokens] = by_byte[states[:, tokens], text[starts[tokens] + place]]
     return states
-
-
-class StopWatch:
-    """Looks for stop strings in one completion, as its tokens come."""
-
-    def __init__(self, stops: Sequence[str], spelling: Spelling) -> None:
-        """A watch before the first token."""
-        self._stops = stops
-        self._text = TextStream(spelling)
-        self._before = ""  # as much as a stop string that is not complete can hold
-        self._reach = max(map(len, stops)) - 1
-
-    def end(self, tokens: np.ndarray) -> int | None:
-        """Count the tokens that it takes to complete a stop string; None: more."""
-        for count, token in enumerate(tokens.tolist(), 1):
-            text = self._before + self._text.add(token)
-            if any(stop in text for stop in self._stops):
-                return count
-            self._before = text[max(0, len(text) - self._reach) :]
-        return None

@@ -6,14 +6,16 @@ device.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalerl_jax.data.spelling import StopWatch
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.sampler.attention import Chunk
 from scalerl_jax.sampler.sampling import Sampling
+
+if TYPE_CHECKING:
+    from scalerl_jax.sampler.stopping import StopWatch
 
 # Tokens of one sample as they come: (sample, tokens [n], logprobs [n]).
 Listener = Callable[[int, np.ndarray, np.ndarray], None]
@@ -179,7 +181,7 @@ class Sample:
     num_tokens: int = 0  # of the completion, as far as the host knows
     in_flight: int = 0  # most tokens that the call not yet read may add
     row: Any = None  # of a suspended sample: its `SlotRows` row
-    stops: StopWatch | None = None  # set if the request has stop strings
+    stops: "StopWatch | None" = None  # set if the request has stop strings
     # Experts of the prefix that the sample began from; see `Prefix`.
     prompt_experts: list[tuple[Any, slice]] | None = None
 

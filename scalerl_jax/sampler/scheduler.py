@@ -20,7 +20,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from scalerl_jax.data.spelling import Spelling, StopWatch
+from scalerl_jax.data.spelling import Spelling
 from scalerl_jax.sampler.attention import Chunk
 from scalerl_jax.sampler.decoding import (
     EngineSettings,
@@ -144,6 +144,8 @@ class Scheduler:
             for number, limit in enumerate(limits.tolist())
         )
         if request.stop:
+            from scalerl_jax.sampler.stopping import StopWatch  # training has none
+
             assert self._spelling is not None, "`Request.check` asks for it"
             for sample in samples:
                 sample.stops = StopWatch(request.stop, self._spelling)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from scalerl_jax.utils.ending import PREEMPTED
+from scalerl_jax.utils.preemption import PREEMPTED
 from scalerl_jax.utils.reading import parse_json
 
 _ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,7 @@ from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
 from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
-from scalerl_jax.utils.ending import PREEMPTED, end_at_sigterm, tell
+from scalerl_jax.utils.preemption import PREEMPTED, end_at_sigterm
 from scalerl_jax.utils.progress import Progress, Stderr
 from scalerl_jax.utils.reading import is_remote
 from scalerl_jax.utils.run_directory import (
@@ -187,6 +187,8 @@ def main(argv: Sequence[str]) -> None:
         else:
             outcome = run_on_ray(config, workdir, _RAY.value)
     except (ValueError, RuntimeError, OSError) as error:
+        from scalerl_jax.utils.ending import tell  # most runs do not fail
+
         sys.exit(tell(error))
     if outcome is not None:
         _say(outcome, workdir)

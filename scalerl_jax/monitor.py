@@ -28,8 +28,8 @@ from scalerl_jax.rewards.verifier import NoVerifierError
 from scalerl_jax.run_state import RunState
 from scalerl_jax.types import Group
 from scalerl_jax.utils.background import Background
-from scalerl_jax.utils.ending import Preemption
 from scalerl_jax.utils.metrics import MetricsWriter, StepProfile
+from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained
 

@@ -15,9 +15,9 @@ from scalerl_jax.contract import State
 from scalerl_jax.learner.checkpoint import UnsavedError
 from scalerl_jax.monitor import RunMonitor
 from scalerl_jax.run_state import RunState
-from scalerl_jax.utils.ending import Preemption, is_explained
 from scalerl_jax.utils.ledger import kept_on_disk, read_ledger
 from scalerl_jax.utils.metrics import MetricsWriter
+from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained
 
@@ -181,6 +181,8 @@ def _rescued(run: RunState) -> Iterator[None]:
         if run.queue.taken:
             _finish_save(run)
             raise
+        from scalerl_jax.utils.ending import is_explained  # most runs do not fail
+
         text, saved = str(error), _save_at_last(run)
         if not is_explained(error):
             _log.error(saved, exc_info=error)

@@ -26,7 +26,7 @@ from scalerl_jax.parallel import multihost, rendezvous
 from scalerl_jax.parallel.channels import DirectoryChannel
 from scalerl_jax.parallel.sending import Sender
 from scalerl_jax.types import Group, Prompt, Rollout
-from scalerl_jax.utils.ending import Preemption
+from scalerl_jax.utils.preemption import Preemption
 
 DEVICES = 2  # of each process
 HEARTBEAT_S = 10

@@ -28,7 +28,7 @@ from scalerl_jax.launch.outcome import (
     write_outcome,
 )
 from scalerl_jax.pod.discovery import NotOnTpu, discover
-from scalerl_jax.utils.ending import PREEMPTED
+from scalerl_jax.utils.preemption import PREEMPTED
 from scalerl_jax.utils.reading import is_remote
 
 DONE, FAILURE, MISTAKE = 0, 1, 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import scalerl_jax
-from scalerl_jax.utils.ending import Preemption
+from scalerl_jax.utils.preemption import Preemption
 
 
 def test_sigterm_is_noticed_and_the_old_handler_comes_back():
@@ -60,7 +60,7 @@ import os, signal, sys, time
 import jax
 jax.config.update("jax_platforms", "cpu")
 jax.distributed.initialize(sys.argv[1], num_processes=1, process_id=0)
-from scalerl_jax.utils.ending import Preemption, end_at_sigterm
+from scalerl_jax.utils.preemption import Preemption, end_at_sigterm
 end_at_sigterm()
 with Preemption() as preemption:
     assert not preemption.reached(0)
@@ -89,7 +89,7 @@ def test_jax_distributed_of_one_process_does_not_keep_sigterm_to_itself():
 
 ENDING = """
 import hashlib, os, signal
-from scalerl_jax.utils.ending import Preemption, end_at_sigterm
+from scalerl_jax.utils.preemption import Preemption, end_at_sigterm
 end_at_sigterm()
 with Preemption() as preemption:
     os.kill(os.getpid(), signal.SIGTERM)
@@ -113,7 +113,7 @@ def test_with_nothing_to_save_sigterm_ends_a_program_in_the_midst_of_c():
     assert process.returncode == 75
 
 
-@pytest.mark.parametrize("module", ["ledger", "ending", "metrics", "run_directory"])
+@pytest.mark.parametrize("module", ["ledger", "preemption", "metrics", "run_directory"])
 def test_utils_are_imported_without_jax(module):
     code = f"import sys, scalerl_jax.utils.{module}; assert 'jax' not in sys.modules"
     subprocess.run(

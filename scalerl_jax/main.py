@@ -158,7 +158,7 @@ def free_settings(config: config_lib.Config) -> tuple[str, ...]:
 def main(argv: Sequence[str]) -> None:
     """Resolve the settings and run; print an expected failure as one line."""
     if len(argv) > 1:
-        _end(f"unknown arguments {argv[1:]}", status=_MISTAKE)
+        _end(f"unknown arguments {argv[1:]}")
     workdir = _WORKDIR.value
     # Our own messages, and other libraries' warnings.
     handler = absl_logging.get_absl_handler()
@@ -168,18 +168,18 @@ def main(argv: Sequence[str]) -> None:
     logging.getLogger("scalerl_jax").setLevel(logging.INFO)
     if not flags.FLAGS["config"].present:
         why = f"--workdir={workdir} has no run to go on with, and " if workdir else ""
-        _end(f"{why}--config is missing: --config=configs/tiny.py", status=_MISTAKE)
+        _end(f"{why}--config is missing: --config=configs/tiny.py")
     try:
         config = config_lib.resolve(_CONFIG.value)
     except ValueError as error:
-        _end(str(error), status=_MISTAKE)
+        _end(str(error))
     if _DESCRIBE.value:
         from scalerl_jax.wiring.describe import describe
 
         sys.stdout.write(describe(config))
         return
     if workdir is None:
-        _end("--workdir is missing: --workdir=runs/NAME", status=_MISTAKE)
+        _end("--workdir is missing: --workdir=runs/NAME")
     _join()
     try:
         if _RAY.value is None:
@@ -225,8 +225,7 @@ def _join() -> None:
             if flag.value is not None:
                 _end(
                     f"--{flag.name}={flag.value} has no meaning without "
-                    f"--distributed; add it",
-                    status=_MISTAKE,
+                    f"--distributed; add it"
                 )
         return
     from scalerl_jax.parallel import rendezvous  # not loaded by single-process runs
@@ -239,7 +238,7 @@ def _join() -> None:
             timeout_s=_START_TIMEOUT_S.value,
         )
     except ValueError as error:
-        _end(str(error), status=_MISTAKE)
+        _end(str(error))
     except (RuntimeError, TimeoutError) as error:
         _end(str(error), status=_FAILURE)
     count = multihost.process_count()
@@ -247,8 +246,7 @@ def _join() -> None:
         _end(
             f"--distributed: {count} processes came, but the sampler, the prompts and "
             f"the evaluation of a run live in one process; start one, on a machine "
-            f"whose devices hold the learner and the sampler",
-            status=_MISTAKE,
+            f"whose devices hold the learner and the sampler"
         )
     end_at_sigterm()  # again: JAX has put a handler of its own there
 
@@ -265,7 +263,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         argv = _with_settings(argv)
         return config_lib.read_flags(flags.FLAGS, argv, settings=config_lib.Config)
     except ValueError as error:
-        _end(str(error), status=_MISTAKE)
+        _end(str(error))
 
 
 def _with_settings(argv: Sequence[str]) -> Sequence[str]:
@@ -286,7 +284,7 @@ def _with_settings(argv: Sequence[str]) -> Sequence[str]:
     return [argv[0], f"--config={loading.__file__}:{settings.parent}", *argv[1:]]
 
 
-def _end(message: str, *, status: int) -> NoReturn:
+def _end(message: str, *, status: int = _MISTAKE) -> NoReturn:
     sys.stderr.write(f"error: {' '.join(message.split())}\n")
     sys.exit(status)
 

@@ -20,7 +20,7 @@ from scalerl_jax.batching.assembly import (
     group_metrics,
     open_window,
 )
-from scalerl_jax.config import Config, to_json
+from scalerl_jax.config import Config
 from scalerl_jax.contract import Publication, State
 from scalerl_jax.generation.evaluation import Abandoned, Evaluation
 from scalerl_jax.rewards.verdict import UNJUDGED
@@ -30,7 +30,6 @@ from scalerl_jax.types import Group
 from scalerl_jax.utils.background import Background
 from scalerl_jax.utils.metrics import MetricsWriter, StepProfile
 from scalerl_jax.utils.preemption import Preemption
-from scalerl_jax.utils.run_directory import flatten
 from scalerl_jax.utils.xla import explained
 
 _BATCHES = 10  # batches over which the share of unjudged rollouts is taken
@@ -114,7 +113,6 @@ class RunMonitor:
         `evaluated` is called after an evaluation has been written to evals.jsonl.
         """
         self._config = config
-        self._settings = flatten(to_json(config))
         self._run = run
         self._writer = writer
         self._progress = run.progress
@@ -173,7 +171,7 @@ class RunMonitor:
         pinned = self._config.eval.concurrent and self.lacks_evaluation(version)
         if pinned:  # they replace the params pinned for the last evaluation
             self.await_evaluation()
-        with run.activity(activity), explained("publishing params", self._settings):
+        with run.activity(activity), explained("publishing params", self._config):
             publication = run.learner.publish(state, pinned=pinned)
             run.generators.publish(publication, policy_version=version)
         return publication
@@ -222,7 +220,7 @@ class RunMonitor:
                 f"{batch.max_refills}); the step goes with those"
             )
         started = time.monotonic()
-        with run.activity("train"), explained("the train step", self._settings):
+        with run.activity("train"), explained("the train step", self._config):
             window = window.annotated(run.learner.annotate(state, window.packed()))
             if run.trace:
                 for step, each in enumerate(window.batches, start=version + 1):
@@ -251,7 +249,7 @@ class RunMonitor:
             self._skip(_without_gradient(each.batch.groups))
             return state, None
         started = time.monotonic()
-        with run.activity("train"), explained("the train step", self._settings):
+        with run.activity("train"), explained("the train step", self._config):
             state, metrics, fault = run.learner.step(state, assembled.packed)
         self._times["time/train_s"] = time.monotonic() - started
         run.ledger.count(

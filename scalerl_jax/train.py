@@ -52,10 +52,10 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
     evaluation, up to the next evaluation or the next checkpoint of another version;
     an interrupted one is made at the resumption only if the run ends at its version.
     """
-    num_steps, settings = config.train.num_steps, flatten(to_json(config))
+    num_steps = config.train.num_steps
     preemption = Preemption()
     with (
-        explained("the sampler", settings),
+        explained("the sampler", config),
         _live_fit(config, run, directory) as live,
         contextlib.ExitStack() as opened,
     ):
@@ -63,7 +63,7 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
         writer = MetricsWriter(
             directory,
             after=step,
-            settings=settings,
+            settings=flatten(to_json(config)),
             wandb_project=config.tracking.wandb_project,
         )
         opened.enter_context(writer)
@@ -84,7 +84,7 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
             if monitor.lacks_evaluation(version) and beside:
                 monitor.evaluate(state, published, version)
             del published, state  # else they would stay beside those of later versions
-            with _rescued(run), explained("the sampler", settings):
+            with _rescued(run), explained("the sampler", config):
                 version = _steps(config, run, monitor, preemption=preemption, live=live)
                 if monitor.lacks_evaluation(version):
                     monitor.require_verdicts()

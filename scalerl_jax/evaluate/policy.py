@@ -258,7 +258,7 @@ def open_policy(described: Described) -> Iterator[Policy]:
     with (
         contextlib.ExitStack() as opened,
         Progress() as progress,
-        explained("the sampler", flatten(to_json(config))),
+        explained("the sampler", config),
     ):
         engine = make_engine(config, arch, described.tokenizer, mesh)
         engine.notice = progress.program

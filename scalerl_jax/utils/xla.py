@@ -6,9 +6,8 @@ import hashlib
 import logging
 import os
 import platform
-import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -122,33 +121,15 @@ def keep_freed_memory(num_params: int) -> bool:
 
 
 Program = Literal["the train step", "publishing params", "the sampler"]
-# Settings that each needs its memory for; they are shown with their values.
-_WAYS: dict[Program, str] = {
-    "the train step": (
-        "lower batch.rows_per_microbatch, batch.row_tokens, model.head_chunk_tokens or "
-        "model.head_chunk_vocab, set model.remat to 'attention' or 'full', or cut the "
-        "state into more shards by mesh.fsdp"
-    ),
-    "publishing params": (
-        "cut the state into more shards by mesh.fsdp, lower sampler.cache_tokens (0 is "
-        "every slot at its full length), give the sampler devices of its own by "
-        "generators.devices, or set model.sampler_dtype to 'bfloat16'"
-    ),
-    "the sampler": (
-        "lower sampler.cache_tokens (0 is every slot at its full length), "
-        "sampler.slots or sampler.prefill_tokens, give the sampler more devices of its "
-        "own by generators.devices, or set model.sampler_dtype to 'bfloat16'"
-    ),
-}
 
 
 @contextlib.contextmanager
-def explained(program: Program, settings: Mapping[str, Any]) -> Iterator[None]:
+def explained(program: Program, config: Any) -> Iterator[None]:
     """Say what to change if the device's memory is too small for what runs inside.
 
     Args:
-        program: what it is.
-        settings: those of the run, by dotted name.
+        program: what it is; `utils.full_memory` has the settings of each.
+        config: the run's.
 
     Raises:
         RuntimeError: XLA found no memory, when it compiled or when it ran.
@@ -158,17 +139,9 @@ def explained(program: Program, settings: Mapping[str, Any]) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if not is_full(error):
             raise
-        ways = re.sub(
-            r"\b[a-z]+\.[a-z_]+",
-            lambda name: f"{name[0]} = {settings[name[0]]!r}",
-            _WAYS[program],
-        )
-        reason = " ".join(str(error).split())
-        raise RuntimeError(
-            f"the devices have not enough memory for {program}: {ways}; `python -m "
-            f"scalerl_jax.preflight` with the same --config says beforehand what fits "
-            f"(XLA: {reason[:300]})"
-        ) from error
+        from scalerl_jax.utils.full_memory import ways_out  # most runs have enough
+
+        raise RuntimeError(ways_out(program, config, error)) from error
 
 
 def is_broken_off(error: BaseException | None) -> bool:

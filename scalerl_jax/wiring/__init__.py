@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from scalerl_jax.batching.assembly import Assembler
-from scalerl_jax.config import Config, to_json
+from scalerl_jax.config import Config
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.queue import RolloutQueue
@@ -27,7 +27,7 @@ from scalerl_jax.run_state import RunState
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.run_directory import flatten, keep_data_report
+from scalerl_jax.utils.run_directory import keep_data_report
 from scalerl_jax.utils.xla import explained, keep_freed_memory
 from scalerl_jax.wiring.devices import fit_devices as fit_devices
 from scalerl_jax.wiring.devices import learner_pool, make_meshes
@@ -98,7 +98,7 @@ def make_run(
         make = make_local_fleet
     desk = books.desk(ledger)
     with contextlib.ExitStack() as opened:
-        with explained("the sampler", flatten(to_json(config))):
+        with explained("the sampler", config):
             generators, restarts = make(parts, engines, desk, ledger, opened)
         return books.run(
             learner=learner,
@@ -212,7 +212,7 @@ def make_local_learner(
     `replicas` are the meshes of the replicas that it publishes to.
     """
     forward = make_forward(config, arch, mesh)
-    with explained("the train step", flatten(to_json(config))):
+    with explained("the train step", config):
         state, step = make_learner(config, forward, mesh, progress)
     learner = LocalLearner(
         layout=abstract_state(config, arch, mesh),

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from scalerl_jax.config import Config, to_json
-from scalerl_jax.utils.run_directory import flatten
+from scalerl_jax.config import Config
 from scalerl_jax.utils.xla import explained, keep_programs
 
-SETTINGS = flatten(to_json(Config()))
+CONFIG = Config()
 
 
 def too_much():
@@ -36,7 +35,7 @@ def too_much():
     ],
 )
 def test_a_full_memory_names_the_settings_and_their_values(program, words):
-    with pytest.raises(RuntimeError) as failure, explained(program, SETTINGS):
+    with pytest.raises(RuntimeError) as failure, explained(program, CONFIG):
         jax.block_until_ready(too_much())
     message = str(failure.value)
     assert message.startswith(f"the devices have not enough memory for {program}: ")
@@ -49,8 +48,8 @@ def test_a_full_memory_names_the_settings_and_their_values(program, words):
 def test_the_innermost_program_is_the_one_that_is_named():
     with (
         pytest.raises(RuntimeError, match="memory for the train step"),
-        explained("the sampler", SETTINGS),
-        explained("the train step", SETTINGS),
+        explained("the sampler", CONFIG),
+        explained("the train step", CONFIG),
     ):
         jax.block_until_ready(too_much())
 
@@ -59,7 +58,7 @@ def test_the_innermost_program_is_the_one_that_is_named():
     "error", [jax.errors.JaxRuntimeError("INTERNAL: broken"), ValueError("no memory")]
 )
 def test_other_errors_pass_as_they_are(error):
-    with pytest.raises(type(error)) as failure, explained("the sampler", SETTINGS):
+    with pytest.raises(type(error)) as failure, explained("the sampler", CONFIG):
         raise error
     assert failure.value is error
 

@@ -10,8 +10,9 @@ import optax
 from small_mesh import mesh_of
 from small_model import SMALL
 
-from scalerl_jax.algo import advantages
+from scalerl_jax.algo.advantages import prompt_weights
 from scalerl_jax.algo.losses import cispo_loss
+from scalerl_jax.algo.weights import sample_weights, token_weights
 from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.logprobs import Head
@@ -40,9 +41,9 @@ GROUP = 2
 LENGTHS = ((1, 1), (3, 2), (2, 9), (5, 8), (1, 6), (4, 4), (2, 5), (3, 7))
 LONGEST = 12  # positions of the longest sequence
 WEIGHTINGS = {
-    "prompt": functools.partial(advantages.prompt_weights, group_size=GROUP),
-    "sample": advantages.sample_weights,
-    "token": advantages.token_weights,
+    "prompt": functools.partial(prompt_weights, group_size=GROUP),
+    "sample": sample_weights,
+    "token": token_weights,
 }
 
 CISPO = Objective(

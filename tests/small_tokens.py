@@ -1,6 +1,7 @@
 """Tokens for tests of losses, and every loss with bounds that are easy to pass."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from scalerl_jax.algo import losses
+from scalerl_jax.algo import anchors, losses, sequences, surrogates
 from scalerl_jax.types import Tokens
 
 CAP, CLIP = 5.0, {"clip_low": 0.2, "clip_high": 0.3}
@@ -20,22 +21,22 @@ TRUST_REGION_LOSSES = {
         losses.truncated_is_loss, max_importance_ratio=CAP
     ),
     "sequence_truncated_is": functools.partial(
-        losses.sequence_truncated_is_loss, max_importance_ratio=CAP
+        sequences.sequence_truncated_is_loss, max_importance_ratio=CAP
     ),
-    "clipped": functools.partial(losses.clipped_loss, **CLIP),
-    "dual_clip": functools.partial(losses.dual_clip_loss, **CLIP, dual_clip=3.0),
-    "dppo": functools.partial(losses.dppo_loss, mask_low=0.2, mask_high=0.3),
-    "gspo": functools.partial(losses.gspo_loss, **CLIP),
-    "gspo_token": functools.partial(losses.gspo_token_loss, **CLIP),
+    "clipped": functools.partial(surrogates.clipped_loss, **CLIP),
+    "dual_clip": functools.partial(surrogates.dual_clip_loss, **CLIP, dual_clip=3.0),
+    "dppo": functools.partial(surrogates.dppo_loss, mask_low=0.2, mask_high=0.3),
+    "gspo": functools.partial(sequences.gspo_loss, **CLIP),
+    "gspo_token": functools.partial(sequences.gspo_token_loss, **CLIP),
 }
 LOSSES = TRUST_REGION_LOSSES | {
     "reinforce": losses.reinforce_loss,
     "decoupled": functools.partial(
-        losses.decoupled_loss, **CLIP, max_importance_ratio=CAP
+        anchors.decoupled_loss, **CLIP, max_importance_ratio=CAP
     ),
-    "anchored": losses.anchored(functools.partial(losses.clipped_loss, **CLIP)),
-    "corrected": losses.corrected(
-        losses.anchored(functools.partial(losses.clipped_loss, **CLIP)),
+    "anchored": anchors.anchored(functools.partial(surrogates.clipped_loss, **CLIP)),
+    "corrected": anchors.corrected(
+        anchors.anchored(functools.partial(surrogates.clipped_loss, **CLIP)),
         max_importance_ratio=CAP,
     ),
 }
@@ -68,6 +69,16 @@ def values_and_slopes(loss, tokens, weights=1.0):
     """The losses, and the gradient of their weighted sum by the log-probabilities."""
     values, back = jax.vjp(lambda x: loss(tokens.replace(logprobs=x)), tokens.logprobs)
     return values, back(jnp.broadcast_to(weights, values.shape))[0]
+
+
+def slope(loss, tokens):
+    """The gradient of a loss by the log-probabilities."""
+    return values_and_slopes(loss, tokens)[1]
+
+
+def at_ratio(logprob, ratio, advantage, **others):
+    """A token of this importance ratio."""
+    return make_tokens(logprob, logprob - math.log(ratio), advantage, **others)
 
 
 def floats(shape, low, high):

@@ -1,19 +1,15 @@
 """Objectives that contradict themselves, or of which a part would do nothing."""
 
 import inspect
+import pkgutil
 import typing
 
 import pytest
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import LOSSES
-from scalerl_jax.wiring.objective import (
-    AGGREGATIONS,
-    BASELINES,
-    KL_ESTIMATORS,
-    LOSS_FUNCTIONS,
-    NORMALIZATIONS,
-)
+from scalerl_jax.wiring.objective import AGGREGATIONS, BASELINES, NORMALIZATIONS
+from scalerl_jax.wiring.terms import KL_ESTIMATORS
 
 CLIPPED = {"loss": "clipped", "clip_low": 0.2, "clip_high": 0.28}
 GSPO = {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}
@@ -214,9 +210,10 @@ def test_a_filter_beside_no_ratio_over_the_sampler_is_accepted(objective, more):
     assert resolved(objective, more)
 
 
-@pytest.mark.parametrize("loss", LOSS_FUNCTIONS)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_the_settings_of_a_loss_are_the_keywords_of_its_function(loss):
-    parameters = inspect.signature(LOSS_FUNCTIONS[loss]).parameters.values()
+    function = pkgutil.resolve_name(LOSSES[loss].function)
+    parameters = inspect.signature(function).parameters.values()
     keywords = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
     assert set(LOSSES[loss].settings) == keywords
 
@@ -224,7 +221,6 @@ def test_the_settings_of_a_loss_are_the_keywords_of_its_function(loss):
 @pytest.mark.parametrize(
     "setting, table",
     [
-        ("loss", LOSS_FUNCTIONS),
         ("aggregation", AGGREGATIONS),
         ("advantage_normalization", NORMALIZATIONS),
         ("advantage", {*BASELINES, "critic"}),
@@ -234,3 +230,11 @@ def test_the_settings_of_a_loss_are_the_keywords_of_its_function(loss):
 def test_every_name_has_its_function(setting, table):
     names = typing.get_args(config_lib.SETTINGS[f"objective.{setting}"].kind)
     assert set(names) == set(table)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [*AGGREGATIONS.values(), *BASELINES.values(), *NORMALIZATIONS.values()],
+)
+def test_every_function_that_is_named_exists(function):
+    assert callable(pkgutil.resolve_name(function))

@@ -1,13 +1,12 @@
-"""Advantages of rollouts, and weights of tokens in the loss.
+"""ScaleRL's advantages of rollouts, filter of groups, and weights of tokens.
 
-Every weighting of tokens is zero outside its mask and sums to 1 over the GLOBAL batch,
-except `constant_weights`.  It is computed before the batch is cut, so that the
-gradient does not depend on microbatches, packing or devices.
+The weights are zero outside their mask and sum to 1 over the GLOBAL batch.  They are
+computed before it is cut, so that the gradient does not depend on microbatches, packing
+or devices.  Other recipes' advantages and weights: `scales`, `weights`, `overlong`.
 """
 
 import jax.numpy as jnp
-from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 
 def group_advantages(
@@ -21,38 +20,10 @@ def group_advantages(
     The mean is over the `judged` rollouts (None: all); A is 0 for the others.
     ScaleRL, https://arxiv.org/abs/2510.13786, section 2.
     """
-    groups, counted, count = _groups(rewards, judged, group_size)
+    groups, counted, count = by_group(rewards, judged, group_size)
     total = jnp.where(counted, groups, 0.0).sum(axis=1, keepdims=True)
     mean = total / jnp.maximum(count, 1.0)
     return jnp.where(counted, groups - mean, 0.0).reshape(-1)
-
-
-def leave_one_out(
-    rewards: Float[Array, " B"],
-    judged: Bool[Array, " B"] | None = None,
-    *,
-    group_size: int,
-) -> Float[Array, " B"]:
-    """Reward minus the mean of the OTHERS of its group (RLOO).
-
-        A[n, g] = r[n, g] - (sum_h r[n, h] - r[n, g]) / (G - 1)
-
-    which is G / (G - 1) times the advantage over the group's mean, and unbiased.  Sum
-    and G count the `judged` rollouts (None: all); A is 0 for the others, and for the
-    only judged one of a group.  Ahmadian et al., https://arxiv.org/abs/2402.14740,
-    section 2.
-    """
-    groups, counted, count = _groups(rewards, judged, group_size)
-    total = jnp.where(counted, groups, 0.0).sum(axis=1, keepdims=True)
-    others = (total - groups) / jnp.maximum(count - 1.0, 1.0)
-    return jnp.where(counted & (count > 1.0), groups - others, 0.0).reshape(-1)
-
-
-def unnormalized(
-    advantages: Float[Array, " B"], kept: Bool[Array, " B"]
-) -> Float[Array, " B"]:
-    """A unscaled, zero where not kept.  Dr. GRPO, https://arxiv.org/abs/2503.20783."""
-    return jnp.where(kept, advantages, 0.0)
 
 
 def normalize_by_batch(
@@ -68,120 +39,7 @@ def normalize_by_batch(
     deviation about that mean would be 0 if all wrong answers were masked.
     Zero-variance groups are not among the kept.  ScaleRL, section 3.2.
     """
-    return _scaled(advantages, kept, _spread(advantages, kept), eps=eps)
-
-
-def normalize_by_reward_std(
-    advantages: Float[Array, " B"],
-    kept: Bool[Array, " B"],
-    *,
-    rewards: Float[Array, " B"],
-    judged: Bool[Array, " B"] | None = None,
-    group_size: int,
-    eps: float,
-) -> Float[Array, " B"]:
-    """A / (std of the REWARDS of the kept groups + eps); zero where not kept.
-
-    A group is kept if any of its rollouts is; all its `judged` rollouts (None: all)
-    count, masked ones too, as in its baseline.  This std also holds the differences
-    between the groups' means, which `normalize_by_batch`'s spread does not: easy and
-    hard prompts in one batch shrink each other's advantages.  Lite PPO,
-    https://arxiv.org/abs/2508.08221; TRL's scale_rewards="batch", whose divisor is
-    B - 1 and which filters nothing.
-    """
-    _, counted, _ = _groups(rewards, judged, group_size)
-    of_kept = kept.reshape(-1, group_size).any(axis=1, keepdims=True)
-    counted = (counted & of_kept).reshape(-1)
-    mean = jnp.where(counted, rewards, 0.0).sum() / jnp.maximum(counted.sum(), 1)
-    return _scaled(advantages, kept, _spread(rewards - mean, counted), eps=eps)
-
-
-def normalize_by_prompt(
-    advantages: Float[Array, " B"],
-    kept: Bool[Array, " B"],
-    *,
-    judged: Bool[Array, " B"] | None = None,
-    group_size: int,
-    eps: float,
-) -> Float[Array, " B"]:
-    """A / (std of its group + eps), as in GRPO; zero where not kept.
-
-        std = sqrt(sum over the judged g of A[n, g]^2 / number of judged)
-
-    The `judged` rollouts (None: all) are the ones in the baseline of A, masked ones
-    included.  TRL and verl divide by one less, and the paper does not say.
-    https://arxiv.org/abs/2402.03300, section 4.1.2.
-    """
-    groups, counted, count = _groups(advantages, judged, group_size)
-    squares = jnp.where(counted, groups**2, 0.0).sum(axis=1, keepdims=True)
-    deviations = jnp.sqrt(squares / jnp.maximum(count, 1.0))
-    deviations = jnp.broadcast_to(deviations, groups.shape).reshape(-1)
-    return _scaled(advantages, kept, deviations, eps=eps)
-
-
-@struct.dataclass(kw_only=True)
-class RunningStatistics:
-    """Sums over all values seen so far, for their spread about 0."""
-
-    count: Float[Array, ""] | float = 0.0
-    squares: Float[Array, ""] | float = 0.0  # sum of the squared values
-
-
-def normalize_by_running(
-    advantages: Float[Array, " B"],
-    kept: Bool[Array, " B"],
-    statistics: RunningStatistics,
-    *,
-    eps: float,
-) -> tuple[Float[Array, " B"], RunningStatistics]:
-    """A / (spread of all A kept in this and earlier batches + eps), zero if not kept.
-
-    Return the advantages and the new statistics.  The scale does not follow the luck of
-    one batch; the first batch is scaled as by `normalize_by_batch`.  PPO's code scales
-    rewards so: https://arxiv.org/abs/2005.12729, section 3.
-    """
-    statistics = RunningStatistics(
-        count=statistics.count + kept.sum(dtype=jnp.float32),
-        squares=statistics.squares + _squares(advantages, kept),
-    )
-    spread = jnp.sqrt(statistics.squares / jnp.maximum(statistics.count, 1.0))
-    return _scaled(advantages, kept, spread, eps=eps), statistics
-
-
-def _groups(
-    values: Float[Array, " B"], judged: Bool[Array, " B"] | None, group_size: int
-) -> tuple[Float[Array, "N G"], Bool[Array, "N G"], Float[Array, "N 1"]]:
-    """Return values by group, which of them are judged, and how many in each group."""
-    groups = values.reshape(-1, group_size)
-    counted = jnp.ones(groups.shape, bool) if judged is None else judged
-    counted = counted.reshape(groups.shape)
-    return groups, counted, counted.sum(axis=1, keepdims=True, dtype=jnp.float32)
-
-
-def _spread(
-    values: Float[Array, "..."], counted: Bool[Array, "..."]
-) -> Float[Array, ""]:
-    """Return the root mean square of the counted values; 0 if there are none."""
-    count = counted.sum(dtype=jnp.float32)
-    return jnp.sqrt(_squares(values, counted) / jnp.maximum(count, 1.0))
-
-
-def _squares(
-    values: Float[Array, "..."], counted: Bool[Array, "..."]
-) -> Float[Array, ""]:
-    return jnp.where(counted, values**2, 0.0).sum()
-
-
-def _scaled(
-    advantages: Float[Array, "..."],
-    kept: Bool[Array, "..."],
-    spread: Float[Array, "..."],
-    *,
-    eps: float,
-) -> Float[Array, "..."]:
-    # Equal rewards without eps would be 0 / 0.
-    divisor = jnp.where(spread + eps > 0, spread + eps, 1.0)
-    return jnp.where(kept, advantages / divisor, 0.0)
+    return scaled(advantages, kept, root_mean_square(advantages, kept), eps=eps)
 
 
 def has_reward_variance(
@@ -203,39 +61,6 @@ def has_reward_variance(
     return jnp.repeat(varied, group_size)
 
 
-def overlong_penalty(
-    lengths: Int[Array, " B"], *, max_tokens: int, cache_tokens: int
-) -> Float[Array, " B"]:
-    """Penalty in [-1, 0] of completions whose length nears the limit, in tokens.
-
-        penalty = clip((max_tokens - length) / cache_tokens - 1, -1, 0)
-
-    0 up to max_tokens - cache_tokens, then linear, -1 from max_tokens on.  DAPO,
-    https://arxiv.org/abs/2503.14476, equation 13 (which writes the three parts; 20,480
-    and 4,096); ScaleRL, https://arxiv.org/abs/2510.13786 (this form; 14k and 2k).
-    """
-    left = (max_tokens - cache_tokens - lengths).astype(jnp.float32)
-    return jnp.clip(left / cache_tokens, -1.0, 0.0)
-
-
-def add_overlong_penalty(
-    rewards: Float[Array, " B"],
-    lengths: Int[Array, " B"],
-    passed: Bool[Array, " B"],
-    *,
-    max_tokens: int,
-    cache_tokens: int,
-    correct_only: bool,
-) -> Float[Array, " B"]:
-    """Add `overlong_penalty` to rewards: of all completions (DAPO), or of the correct
-    ones only (ScaleRL).
-    """
-    penalty = overlong_penalty(
-        lengths, max_tokens=max_tokens, cache_tokens=cache_tokens
-    )
-    return rewards + jnp.where(passed | (not correct_only), penalty, 0.0)
-
-
 def prompt_weights(mask: Bool[Array, "B T"], *, group_size: int) -> Float[Array, "B T"]:
     """Token weights that give every prompt the same total, spread over its tokens.
 
@@ -251,34 +76,33 @@ def prompt_weights(mask: Bool[Array, "B T"], *, group_size: int) -> Float[Array,
     return (shares / jnp.maximum((tokens > 0).sum(), 1)).reshape(counts.shape)
 
 
-def sample_weights(mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
-    """Token weights that give every rollout the same total, spread over its tokens.
-
-        w[b, t] = mask[b, t] / (tokens of b) / (rollouts with a token)
-
-    GRPO, https://arxiv.org/abs/2402.03300, equation 3.
-    """
-    return prompt_weights(mask, group_size=1)
-
-
-def token_weights(mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
-    """Token weights that are all equal:  w[b, t] = mask[b, t] / (tokens of the batch).
-
-    DAPO as it is implemented, https://arxiv.org/abs/2503.14476.
-    """
-    counts = mask.astype(jnp.float32)
-    return counts / jnp.maximum(counts.sum(), 1.0)
+def by_group(
+    values: Float[Array, " B"], judged: Bool[Array, " B"] | None, group_size: int
+) -> tuple[Float[Array, "N G"], Bool[Array, "N G"], Float[Array, "N 1"]]:
+    """Return values by group, which of them are judged, and how many in each group."""
+    groups = values.reshape(-1, group_size)
+    counted = jnp.ones(groups.shape, bool) if judged is None else judged
+    counted = counted.reshape(groups.shape)
+    return groups, counted, counted.sum(axis=1, keepdims=True, dtype=jnp.float32)
 
 
-def constant_weights(
-    mask: Bool[Array, "B T"], *, max_tokens: int
-) -> Float[Array, "B T"]:
-    """Token weights that are equal within a batch and from batch to batch.
+def root_mean_square(
+    values: Float[Array, "..."], counted: Bool[Array, "..."]
+) -> Float[Array, ""]:
+    """Return the root mean square of the counted values; 0 if there are none."""
+    count = counted.sum(dtype=jnp.float32)
+    squares = jnp.where(counted, values**2, 0.0).sum()
+    return jnp.sqrt(squares / jnp.maximum(count, 1.0))
 
-        w[b, t] = mask[b, t] / (B * max_tokens)
 
-    They sum to the mean length over max_tokens, at most 1: a short batch is a small
-    step.  B counts all rollouts, filtered ones too; max_tokens is the longest
-    completion there may be.  Dr. GRPO, https://arxiv.org/abs/2503.20783, appendix.
-    """
-    return mask.astype(jnp.float32) / (mask.shape[0] * max_tokens)
+def scaled(
+    advantages: Float[Array, "..."],
+    kept: Bool[Array, "..."],
+    spread: Float[Array, "..."],
+    *,
+    eps: float,
+) -> Float[Array, "..."]:
+    """Return A / (spread + eps), zero where not kept."""
+    # Equal rewards without eps would be 0 / 0.
+    divisor = jnp.where(spread + eps > 0, spread + eps, 1.0)
+    return jnp.where(kept, advantages / divisor, 0.0)

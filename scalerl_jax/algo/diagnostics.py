@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from scalerl_jax.algo.losses import bounded_exp, kl_k3
+from scalerl_jax.algo.losses import MAX_LOG_RATIO, bounded_exp
 
 
 def token_statistics(
@@ -26,7 +26,8 @@ def token_statistics(
     fresh_difference = jnp.where(fresh, difference, 0.0)
     fresh_abs = jnp.abs(fresh_difference)
     # Of KL(behavior || trainer): ratio - 1 - log ratio, never negative.
-    fresh_kl = kl_k3(jnp.zeros(()), fresh_difference)
+    bounded = jnp.minimum(fresh_difference, MAX_LOG_RATIO)
+    fresh_kl = jnp.expm1(bounded) - bounded
     sums = {
         "tokens": mask.sum(dtype=jnp.float32),
         "entropy": jnp.where(mask, entropy, 0.0).sum(),

@@ -12,16 +12,13 @@ start of the window, epoch).
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array
 
-from scalerl_jax.algo.advantages import (
-    RunningStatistics,
-    has_reward_variance,
-    normalize_by_running,
-)
+from scalerl_jax.algo.advantages import has_reward_variance
 from scalerl_jax.batching.packing import (
     TrainSequence,
     computed_tokens,
@@ -41,6 +38,8 @@ Advantages = Callable[[Array, Array, Array], Array]
 Weigh = Callable[[Array], Array]
 # rewards [B], lengths [B], passed [B] -> rewards [B]
 ShapeRewards = Callable[[Array, Array, Array], Array]
+# passed [B], judged [B] -> factors [B] of the regularisers
+Regularization = Callable[[Array, Array], Array]
 # sequences -> packed batch: a partial `packing.pack` or `stream_packing.pack_shared`
 Pack = Callable[[Sequence[TrainSequence]], PackedBatch]
 
@@ -70,40 +69,6 @@ class Batch:
         return sum(group.has_reward_variance for group in self.groups)
 
 
-class RunningNormalization:
-    """Divides advantages by their spread over all batches so far.
-
-    Each call adds its batch to the statistics, which checkpoints keep.
-    """
-
-    def __init__(self, *, eps: float) -> None:
-        """Begin with no batch."""
-        self._eps = eps
-        self._statistics = RunningStatistics()
-
-    def __call__(
-        self, advantages: Float[Array, " B"], kept: Bool[Array, " B"]
-    ) -> Float[Array, " B"]:
-        """Return A / (spread of all A kept so far, this batch's included, + eps)."""
-        scaled, self._statistics = normalize_by_running(
-            advantages, kept, self._statistics, eps=self._eps
-        )
-        return scaled
-
-    def state(self) -> dict[str, float]:
-        """Return the statistics as JSON values that hold each float32 exactly."""
-        return {name: float(each) for name, each in vars(self._statistics).items()}
-
-    def restore(self, state: dict[str, float]) -> None:
-        """Go on from what `state` gave."""
-        count, squares = state["count"], state["squares"]
-        # Older checkpoints hold squares about a mean.
-        squares += count * state.get("mean", 0.0) ** 2
-        self._statistics = RunningStatistics(
-            count=jnp.float32(count), squares=jnp.float32(squares)
-        )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Assembler:
     """Makes batches of groups by the objective's functions, and packs them."""
@@ -119,8 +84,8 @@ class Assembler:
     # `shape_rewards` None: rewards depend on verdicts alone.  `regularization` None:
     # regularisers have a factor of 1 in all groups.
     shape_rewards: ShapeRewards | None = None
-    regularization: Callable[[Array], Array] | None = None  # pass rates -> factors
-    running: RunningNormalization | None = None  # set if `advantages` calls it
+    regularization: Regularization | None = None
+    running: Any = None  # the `running.RunningNormalization` that `advantages` calls
     replay: Architecture | None = None  # the mixture whose experts are replayed
 
     def state(self) -> dict[str, float]:
@@ -167,6 +132,10 @@ class Assembler:
         if self.advantages is not None:
             arrays = map(jnp.asarray, (rewards, judged, kept))
             advantages = np.asarray(self.advantages(*arrays))
+        regularization = None
+        if self.regularization is not None:
+            arrays = map(jnp.asarray, (passed, judged))
+            regularization = np.asarray(self.regularization(*arrays))
         # T is always the longest allowed completion, so that shapes never change.
         mask = np.zeros((len(rollouts), self.max_completion_tokens), bool)
         for row in np.flatnonzero(kept):
@@ -177,7 +146,7 @@ class Assembler:
             advantages=advantages,
             weights=np.asarray(self.weigh(jnp.asarray(mask))),
             learner_version=learner_version,
-            regularization=self._regularization(passed, judged),
+            regularization=regularization,
             rollouts=None if self.advantages is not None else np.flatnonzero(kept),
             experts=self._experts(groups),
         )
@@ -197,19 +166,6 @@ class Assembler:
         if self.mask_cut_off:
             kept = kept & ~np.array([rollout.cut_off for rollout in rollouts])
         return kept
-
-    def _regularization(
-        self, passed: np.ndarray, judged: np.ndarray
-    ) -> np.ndarray | None:
-        """Return factors [B] of the regularisers from the groups' pass rates."""
-        if self.regularization is None:
-            return None
-        by_group = (
-            each.reshape(-1, self.group_size).sum(1) for each in (passed, judged)
-        )
-        num_passed, num_judged = by_group
-        rates = jnp.asarray(num_passed / np.maximum(num_judged, 1))
-        return np.repeat(np.asarray(self.regularization(rates)), self.group_size)
 
     def _experts(self, groups: Sequence[Group]) -> list[np.ndarray] | None:
         """Return each rollout's experts if they are replayed, else None."""

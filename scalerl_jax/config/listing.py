@@ -64,11 +64,16 @@ def settings_page() -> str:
         columns = ["setting", "default", "values", "what it is", "source", "read"]
         page += f"\n## {name or 'Run'}\n\n{title}\n\n{_table(columns, rows)}"
     rows = (
-        [f"`{name}`", ", ".join(f"`{each}`" for each in loss.settings), loss.paper]
+        [
+            f"`{name}`",
+            f"`{loss.function}`",
+            ", ".join(f"`{each}`" for each in loss.settings),
+            loss.paper,
+        ]
         for name, loss in LOSSES.items()
     )
-    columns = ["`objective.loss`", "settings that it reads", "source"]
-    return f"{page}\n## Losses\n\nFormulas: `algo/losses.py`\n\n{_table(columns, rows)}"
+    columns = ["`objective.loss`", "function", "settings that it reads", "source"]
+    return f"{page}\n## Losses\n\n{_table(columns, rows)}"
 
 
 def _of_section(name: str) -> Iterable[Setting]:

@@ -146,7 +146,7 @@ class Diagnosis:
         @jax.jit
         def finite(params: PyTree, batch: PackedBatch) -> tuple[Array, Array, Array]:
             logprobs, entropy = self.forward.logprobs(params, batch)
-            losses = self.objective(tokens_of(batch, logprobs, entropy))
+            losses = self.objective.token_loss(tokens_of(batch, logprobs, entropy))
             losses = jnp.where(batch.mask, losses, 0.0)
             loss = (batch.weights * losses).sum()
             found = (jnp.isfinite(each).all() for each in (logprobs, losses, loss))

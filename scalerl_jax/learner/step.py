@@ -42,35 +42,19 @@ TAKEN = "experts taken"  # name, among the sums, of the choices that it counts
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The loss of a token with its regularisers; static.
+    """The loss of a token, and metrics of it; static."""
 
-        token_loss + regularization * sum of the regularizers
-
-    `regularization` is the token's own factor, 1 where the batch has none.
-    """
-
-    token_loss: TokenLoss
+    token_loss: TokenLoss  # with its regularisers
     elementwise: bool = True  # a token's loss is a function of that token alone
-    regularizers: Sequence[TokenLoss] = ()
     max_importance_ratio: float = float("inf")  # ratios above it are counted
     # Metric name, with a slash -> per-token values, averaged over trained tokens.
     measures: Mapping[str, TokenLoss] = dataclasses.field(default_factory=dict)
-
-    def __call__(self, tokens: Tokens) -> Float[Array, "..."]:
-        """Return the loss of each token, regularisers included."""
-        loss = self.token_loss(tokens)
-        for regularizer in self.regularizers:
-            value = regularizer(tokens)
-            if tokens.regularization is not None:
-                value = tokens.regularization * value
-            loss += value
-        return loss
 
     def weighted(
         self, logprobs: Array, entropy: Array, batch: PackedBatch
     ) -> Float[Array, "..."]:
         """Return each token's loss times its weight; zero where it is masked."""
-        losses = self(tokens_of(batch, logprobs, entropy))
+        losses = self.token_loss(tokens_of(batch, logprobs, entropy))
         return batch.weights * jnp.where(batch.mask, losses, 0.0)
 
     def measured(

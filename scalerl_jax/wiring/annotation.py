@@ -32,7 +32,8 @@ from scalerl_jax.learner.step import (
 )
 from scalerl_jax.learner.window_scores import Annotator, KlPenalty, Scorer
 from scalerl_jax.types import PackedBatch, PyTree
-from scalerl_jax.wiring.objective import KL_ESTIMATORS, make_advantages, make_pack
+from scalerl_jax.wiring.objective import make_advantages, make_pack
+from scalerl_jax.wiring.terms import KL_ESTIMATORS
 
 
 def abstract_critic(

@@ -9,15 +9,13 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator
 from operator import attrgetter
+from pkgutil import resolve_name
 from typing import Any
 
-from scalerl_jax.algo import advantages
-from scalerl_jax.algo.losses import (
-    anchored,
-    corrected,
-    easy_prompts,
-    entropy_bonus,
-)
+from scalerl_jax.algo.advantages import has_reward_variance
+from scalerl_jax.algo.anchors import anchored, corrected
+from scalerl_jax.algo.overlong import overlong_penalty
+from scalerl_jax.algo.regularizers import easy_prompts, entropy_bonus
 from scalerl_jax.algo.values import clipped_value_loss, gae
 from scalerl_jax.batching.replay import replayed_experts
 from scalerl_jax.config import LOSSES, Config, InterruptionConfig
@@ -25,13 +23,8 @@ from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.learner.balance import Evening
 from scalerl_jax.learner.window_scores import KlPenalty
 from scalerl_jax.model.transformer import head_logits
-from scalerl_jax.wiring.objective import (
-    AGGREGATIONS,
-    BASELINES,
-    KL_ESTIMATORS,
-    LOSS_FUNCTIONS,
-    NORMALIZATIONS,
-)
+from scalerl_jax.wiring.objective import AGGREGATIONS, BASELINES, NORMALIZATIONS
+from scalerl_jax.wiring.terms import KL_ESTIMATORS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,7 +115,7 @@ def _of_rollouts(config: Config) -> Iterator[Ingredient]:
     )
     yield _part(
         "Zero-variance filter",
-        advantages.has_reward_variance,
+        has_reward_variance,
         "zero_variance_filter batch.dynamic_sampling batch.max_refills",
         objective.zero_variance_filter,
     )
@@ -135,7 +128,7 @@ def _of_rollouts(config: Config) -> Iterator[Ingredient]:
     )
     yield _part(
         "Overlong punishment",
-        advantages.overlong_penalty,
+        overlong_penalty,
         "overlong_cache_tokens overlong_max_tokens overlong_on",
         objective.overlong_cache_tokens > 0,
     )
@@ -162,10 +155,10 @@ def _of_critic() -> Iterator[Ingredient]:
 
 def _of_groups(config: Config) -> Iterator[Ingredient]:
     objective = config.objective
-    yield _part("Advantages", BASELINES[objective.advantage], "advantage")
+    yield _part("Advantages", resolve_name(BASELINES[objective.advantage]), "advantage")
     yield _part(
         "Their scale",
-        NORMALIZATIONS[objective.advantage_normalization],
+        resolve_name(NORMALIZATIONS[objective.advantage_normalization]),
         "advantage_normalization advantage_eps",
     )
 
@@ -192,12 +185,12 @@ def _of_tokens(config: Config) -> Iterator[Ingredient]:
     )
     yield _part(
         "Weights",
-        AGGREGATIONS[objective.aggregation],
+        resolve_name(AGGREGATIONS[objective.aggregation]),
         "aggregation cut_off_completions",
     )
     yield _part(
         "Token loss",
-        LOSS_FUNCTIONS[objective.loss],
+        resolve_name(LOSSES[objective.loss].function),
         " ".join(["loss", *LOSSES[objective.loss].settings, "allow_sampling_filters"]),
     )
     yield _part(

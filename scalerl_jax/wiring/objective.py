@@ -1,55 +1,43 @@
-"""The objective from a Config: loss, regularisers, advantages, weights, batches."""
+"""The objective from a Config: loss, advantages, weights of tokens, batches."""
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from scalerl_jax.algo import advantages, losses
-from scalerl_jax.algo.losses import TokenLoss, importance_ratio
-from scalerl_jax.batching.assembly import (
-    Advantages,
-    Assembler,
-    Pack,
-    RunningNormalization,
-)
+from scalerl_jax.batching.assembly import Advantages, Assembler, Pack
 from scalerl_jax.batching.packing import abstract_microbatch, pack
 from scalerl_jax.config import LOSSES, Config, ObjectiveConfig
 from scalerl_jax.learner.step import Objective
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.types import PackedBatch, Tokens
+from scalerl_jax.types import PackedBatch
 
 T = TypeVar("T")
-# Functions by the names that settings of the objective give them.
-LOSS_FUNCTIONS: dict[str, Callable[..., Array]] = {
-    name: getattr(losses, f"{name}_loss") for name in LOSSES
+# Functions by the names that settings of the objective give them, each imported where
+# a config asks for it.  Losses: `config.LOSSES`.
+_ALGO = "scalerl_jax.algo"
+AGGREGATIONS = {
+    "constant": f"{_ALGO}.weights:constant_weights",
+    "prompt": f"{_ALGO}.advantages:prompt_weights",
+    "sample": f"{_ALGO}.weights:sample_weights",
+    "token": f"{_ALGO}.weights:token_weights",
 }
-AGGREGATIONS: dict[str, Callable[..., Array]] = {
-    "constant": advantages.constant_weights,
-    "prompt": advantages.prompt_weights,
-    "sample": advantages.sample_weights,
-    "token": advantages.token_weights,
+BASELINES = {
+    "group_mean": f"{_ALGO}.advantages:group_advantages",
+    "leave_one_out": f"{_ALGO}.scales:leave_one_out",
 }
-BASELINES: dict[str, Callable[..., Array]] = {
-    "group_mean": advantages.group_advantages,
-    "leave_one_out": advantages.leave_one_out,
-}
-NORMALIZATIONS: dict[str, Callable[..., Any]] = {
-    "batch": advantages.normalize_by_batch,
-    "none": advantages.unnormalized,
-    "prompt": advantages.normalize_by_prompt,
-    "reward_std": advantages.normalize_by_reward_std,
-    "running": RunningNormalization,
-}
-KL_ESTIMATORS: dict[str, losses.KlEstimator] = {
-    "k1": losses.kl_k1,
-    "k2": losses.kl_k2,
-    "k3": losses.kl_k3,
+NORMALIZATIONS = {
+    "batch": f"{_ALGO}.advantages:normalize_by_batch",
+    "none": f"{_ALGO}.scales:unnormalized",
+    "prompt": f"{_ALGO}.scales:normalize_by_prompt",
+    "reward_std": f"{_ALGO}.scales:normalize_by_reward_std",
+    "running": "scalerl_jax.batching.running:RunningNormalization",
 }
 
 
@@ -66,126 +54,40 @@ def with_keywords(
 def make_objective(config: Config) -> Objective:
     """Return the loss that is set, with its regularisers and metrics."""
     objective, entry = config.objective, LOSSES[config.objective.loss]
-    loss = make_token_loss(objective)
+    recomputed = objective.anchor == "recomputed"
     capped = "max_importance_ratio" in entry.settings
-    plain = capped and objective.anchor == "behavior" and not entry.of_sequences
-    return Objective(
-        token_loss=loss,
+    plain = capped and not recomputed and not entry.of_sequences
+    made = Objective(
+        token_loss=with_keywords(resolve_name(entry.function), vars(objective)),
         elementwise=not entry.of_sequences,
-        regularizers=make_regularizers(objective),
         max_importance_ratio=objective.max_importance_ratio if plain else jnp.inf,
-        measures=make_measures(objective, loss),
     )
+    regularized = objective.kl_coefficient or objective.entropy_coefficient
+    if regularized or recomputed or entry.clips or entry.of_sequences:
+        from scalerl_jax.wiring.terms import with_terms  # ScaleRL's loss has none
+
+        made = with_terms(made, objective)
+    return made
 
 
-def make_token_loss(objective: ObjectiveConfig) -> TokenLoss:
-    """Return the loss around its anchor, and times its correction where one is set."""
-    entry = LOSSES[objective.loss]
-    loss: TokenLoss = with_keywords(LOSS_FUNCTIONS[objective.loss], vars(objective))
-    if objective.anchor == "recomputed" and entry.anchor != "recomputed":
-        loss = losses.anchored(loss)
-    if objective.correction_cap:
-        loss = losses.corrected(loss, max_importance_ratio=objective.correction_cap)
-    return loss
+def make_advantages(config: Config, running: Any = None) -> Advantages:
+    """Return a map of rewards to advantages: a baseline, then a scale.
 
-
-def make_regularizers(objective: ObjectiveConfig) -> Sequence[TokenLoss]:
-    """Return the terms that are added to the loss of a token."""
-    found: list[TokenLoss] = []
-    if objective.kl_coefficient and objective.kl_in == "loss":
-        found.append(
-            lambda tokens: objective.kl_coefficient * _kl(objective, tokens),
-        )
-    if objective.entropy_coefficient:
-        found.append(
-            lambda tokens: losses.entropy_bonus(
-                tokens.entropy, coefficient=objective.entropy_coefficient
-            )
-        )
-    return found
-
-
-def _kl(objective: ObjectiveConfig, tokens: Tokens) -> Array:
-    assert tokens.reference_logprobs is not None, "the batch was not annotated"
-    return KL_ESTIMATORS[objective.kl_estimator](
-        tokens.logprobs, tokens.reference_logprobs
-    )
-
-
-def make_measures(objective: ObjectiveConfig, loss: TokenLoss) -> dict[str, TokenLoss]:
-    """Return metrics of this objective alone, each only where it has a meaning."""
-    found: dict[str, TokenLoss] = {}
-    if LOSSES[objective.loss].clips:
-        found["ratio/clipped_share"] = functools.partial(_without_gradient, loss)
-    if LOSSES[objective.loss].ratio == "sequence_sum":
-        found["ratio/capped_share"] = lambda tokens: (
-            losses.sequence_sum(
-                losses.log_ratio(tokens.logprobs, tokens.behavior_logprobs),
-                tokens.sequence_ids,
-                tokens.mask,
-            )
-            > jnp.log(objective.max_importance_ratio)
-        )
-    if objective.anchor == "recomputed":
-        found |= _measures_of_anchor(objective)
-    if objective.kl_coefficient:
-        found["kl/mean"] = functools.partial(_kl, objective)
-    return found
-
-
-def _without_gradient(loss: TokenLoss, tokens: Tokens) -> Array:
-    """Return True on tokens with an advantage and, by a clip or mask, no gradient."""
-
-    def total(logprobs: Array) -> Array:
-        return loss(dataclasses.replace(tokens, logprobs=logprobs)).sum()
-
-    return (jax.grad(total)(tokens.logprobs) == 0) & (tokens.advantages != 0)
-
-
-def _measures_of_anchor(objective: ObjectiveConfig) -> dict[str, TokenLoss]:
-    """Return the anchor's distance to the sampler, and which ratios meet their caps."""
-    own = LOSSES[objective.loss]
-    decoupled = own.anchor == "recomputed"
-    cap = objective.max_importance_ratio if decoupled else objective.correction_cap
-    found: dict[str, TokenLoss] = {
-        "proximal/mean_abs": lambda tokens: jnp.abs(
-            _proximal(tokens) - tokens.behavior_logprobs
-        )
-    }
-    if cap:
-        found["proximal/capped_share"] = lambda tokens: (
-            importance_ratio(_proximal(tokens), tokens.behavior_logprobs) > cap
-        )
-    if "max_importance_ratio" in own.settings and not decoupled:
-        found["ratio/capped_share"] = lambda tokens: (
-            importance_ratio(tokens.logprobs, _proximal(tokens))
-            > objective.max_importance_ratio
-        )
-    return found
-
-
-def _proximal(tokens: Tokens) -> Array:
-    assert tokens.proximal_logprobs is not None, "the batch was not annotated"
-    return tokens.proximal_logprobs
-
-
-def make_advantages(config: Config, running: RunningNormalization | None) -> Advantages:
-    """Return a map of rewards to advantages: a baseline, then a scale."""
+    The scale is `running` if there is one, a `batching.running.RunningNormalization`.
+    """
     objective, group_size = config.objective, config.batch.group_size
-    baseline = BASELINES[objective.advantage]
-    normalization = NORMALIZATIONS[objective.advantage_normalization]
+    baseline = resolve_name(BASELINES[objective.advantage])
+    scale = running or resolve_name(NORMALIZATIONS[objective.advantage_normalization])
 
     def advantages(rewards: Array, judged: Array, kept: Array) -> Array:
-        centered = baseline(rewards, judged, group_size=group_size)
-        if running is not None:
-            return running(centered, kept)
         known: dict[str, Any] = {
             "rewards": rewards,
             "judged": judged,
             "group_size": group_size,
             "eps": objective.advantage_eps,
         }
-        return with_keywords(normalization, known)(centered, kept)
+        centered = baseline(rewards, judged, group_size=group_size)
+        return with_keywords(scale, known)(centered, kept)
 
     return advantages
 
@@ -201,15 +103,20 @@ def make_assembler(config: Config, arch: Architecture) -> Assembler:
     group_size = config.batch.group_size
     running = regularization = shape_rewards = None
     if objective.advantage_normalization == "running":
-        running = RunningNormalization(eps=objective.advantage_eps)
+        running = resolve_name(NORMALIZATIONS["running"])(eps=objective.advantage_eps)
     if objective.regularize == "easy":
+        from scalerl_jax.algo.regularizers import easy_prompts  # loaded by few runs
+
         regularization = functools.partial(
-            losses.easy_prompts,
+            easy_prompts,
+            group_size=group_size,
             from_pass_rate=objective.regularize_from_pass_rate,
         )
     if objective.overlong_cache_tokens:
+        from scalerl_jax.algo.overlong import add_overlong_penalty  # loaded by few runs
+
         shape_rewards = functools.partial(
-            advantages.add_overlong_penalty,
+            add_overlong_penalty,
             max_tokens=objective.overlong_max_tokens or sampler.max_completion_tokens,
             cache_tokens=objective.overlong_cache_tokens,
             correct_only=objective.overlong_on == "correct",
@@ -219,7 +126,7 @@ def make_assembler(config: Config, arch: Architecture) -> Assembler:
         if scored_first(objective)
         else make_advantages(config, running),
         weigh=with_keywords(
-            AGGREGATIONS[objective.aggregation],
+            resolve_name(AGGREGATIONS[objective.aggregation]),
             {"group_size": group_size, "max_tokens": sampler.max_completion_tokens},
         ),
         zero_variance_filter=objective.zero_variance_filter,

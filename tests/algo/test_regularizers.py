@@ -7,15 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from small_tokens import floats
+from small_tokens import floats, make_tokens
 
-from scalerl_jax.algo.losses import (
-    MAX_LOG_RATIO,
+from scalerl_jax.algo.losses import MAX_LOG_RATIO
+from scalerl_jax.algo.regularizers import (
     easy_prompts,
     entropy_bonus,
     kl_k1,
     kl_k2,
     kl_k3,
+    regularized,
 )
 
 ESTIMATORS = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
@@ -111,5 +112,26 @@ def test_the_entropy_bonus_by_hand():
 
 
 def test_easy_prompts_are_those_from_a_pass_rate_on():
-    found = easy_prompts(jnp.array([0.0, 0.25, 0.5, 1.0]), from_pass_rate=0.25)
-    assert found.tolist() == [0.0, 1.0, 1.0, 1.0]
+    passed = jnp.array([0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 1, 0, 1, 1, 1, 1], bool)
+    found = easy_prompts(
+        passed, jnp.ones_like(passed), group_size=4, from_pass_rate=0.25
+    )
+    assert found.tolist() == [0.0] * 4 + [1.0] * 12
+
+
+def test_an_easy_prompts_pass_rate_is_over_its_judged_rollouts():
+    passed, judged = (jnp.array(each, bool) for each in ([1, 0, 0], [1, 1, 0]))
+    for least, factor in ((0.5, 1.0), (0.51, 0.0)):
+        found = easy_prompts(passed, judged, group_size=3, from_pass_rate=least)
+        assert found.tolist() == [factor] * 3
+
+
+def test_terms_are_added_to_a_loss_by_the_factor_of_their_token():
+    loss = regularized(
+        lambda tokens: tokens.logprobs,
+        [lambda tokens: tokens.advantages, lambda tokens: tokens.entropy],
+    )
+    tokens = make_tokens([-1.0, -2.0], advantages=10.0, entropy=[1.0, 3.0])
+    assert loss(tokens).tolist() == [10.0, 11.0]
+    tokens = tokens.replace(regularization=jnp.array([0.0, 0.5]))
+    assert loss(tokens).tolist() == [-1.0, 4.5]

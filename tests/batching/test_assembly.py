@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.algo import advantages
-from scalerl_jax.algo.advantages import add_overlong_penalty, group_advantages
-from scalerl_jax.algo.losses import easy_prompts
-from scalerl_jax.batching.assembly import (
-    Assembler,
-    RunningNormalization,
-    group_metrics,
-)
+from scalerl_jax.algo import advantages, scales, weights
+from scalerl_jax.algo.advantages import group_advantages
+from scalerl_jax.algo.overlong import add_overlong_penalty
+from scalerl_jax.algo.regularizers import easy_prompts
+from scalerl_jax.batching.assembly import Assembler, group_metrics
 from scalerl_jax.batching.packing import pack
+from scalerl_jax.batching.running import RunningNormalization
 from scalerl_jax.types import Group, Prompt, Rollout
 
 G = 2
@@ -170,7 +168,7 @@ def cut_off(group, *places):
 
 NORMALIZATIONS = {
     "batch": advantages.normalize_by_batch,
-    "prompt": functools.partial(advantages.normalize_by_prompt, group_size=G),
+    "prompt": functools.partial(scales.normalize_by_prompt, group_size=G),
     "running": lambda *arrays, eps: RunningNormalization(eps=eps)(*arrays),
 }
 
@@ -181,7 +179,7 @@ def test_where_all_wrong_answers_are_cut_off_the_right_ones_have_advantage_1(nam
         centered = group_advantages(rewards, judged, group_size=G)
         if name != "reward_std":
             return NORMALIZATIONS[name](centered, kept, eps=1e-6)
-        return advantages.normalize_by_reward_std(
+        return scales.normalize_by_reward_std(
             centered, kept, rewards=rewards, group_size=G, eps=1e-6
         )
 
@@ -243,7 +241,9 @@ def test_an_unjudged_rollout_is_in_nothing_that_is_trained(reward):
         group_size=4,
         advantages=scaled,
         weigh=functools.partial(advantages.prompt_weights, group_size=4),
-        regularization=functools.partial(easy_prompts, from_pass_rate=0.6),
+        regularization=functools.partial(
+            easy_prompts, group_size=4, from_pass_rate=0.6
+        ),
     )([unjudged(FOUR, 2, reward=reward)], learner_version=0)
     # Of 1, -1, 1 the mean is 1/3; the root mean square of what is left sqrt(8/9).
     std = np.sqrt(8 / 9)
@@ -292,7 +292,9 @@ def test_without_the_filter_equal_groups_count_and_pull_at_nothing():
 def test_regularisers_are_on_from_a_pass_rate(least, factor):
     group = make_group(make_rollout(1, 1.0, first=10), make_rollout(2, -1.0, first=20))
     found = assembler(
-        regularization=functools.partial(easy_prompts, from_pass_rate=least)
+        regularization=functools.partial(
+            easy_prompts, group_size=G, from_pass_rate=least
+        )
     )([group], learner_version=0)
     on_tokens = found.packed.regularization[found.packed.mask]
     assert (on_tokens == factor).all()  # one of two passed
@@ -321,7 +323,9 @@ def test_lengths_enter_the_reward_and_make_no_group_worth_its_gradient(
 def test_regularisers_are_scaled_by_the_pass_rate_of_the_group():
     assembled = assembler(
         zero_variance_filter=False,
-        regularization=functools.partial(easy_prompts, from_pass_rate=0.75),
+        regularization=functools.partial(
+            easy_prompts, group_size=G, from_pass_rate=0.75
+        ),
     )(GROUPS, learner_version=5)
     batch = assembled.packed
     easy = {int(token) for token in batch.targets[batch.regularization > 0]}
@@ -346,10 +350,10 @@ def test_rewards_wait_for_the_annotation_with_the_places_of_all_that_is_kept():
     swapped=st.lists(st.booleans(), min_size=len(GROUPS), max_size=len(GROUPS)),
     weigh=st.sampled_from(
         [
-            functools.partial(advantages.constant_weights, max_tokens=6),
+            functools.partial(weights.constant_weights, max_tokens=6),
             functools.partial(advantages.prompt_weights, group_size=G),
-            advantages.sample_weights,
-            advantages.token_weights,
+            weights.sample_weights,
+            weights.token_weights,
         ]
     ),
 )

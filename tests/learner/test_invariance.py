@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_step import GROUP, LENGTHS, assert_trees_close, make_sequences, mesh_of
 
-from scalerl_jax.algo import advantages
+from scalerl_jax.algo import advantages, weights
 from scalerl_jax.batching.packing import pack
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.config import LOSSES, Config, ObjectiveConfig
@@ -25,10 +25,10 @@ from scalerl_jax.wiring.objective import make_objective
 
 MOST = max(completion for _, completion in LENGTHS)
 WEIGHTINGS = {
-    "constant": functools.partial(advantages.constant_weights, max_tokens=MOST),
+    "constant": functools.partial(weights.constant_weights, max_tokens=MOST),
     "prompt": functools.partial(advantages.prompt_weights, group_size=GROUP),
-    "sample": advantages.sample_weights,
-    "token": advantages.token_weights,
+    "sample": weights.sample_weights,
+    "token": weights.token_weights,
 }
 # Bounds that some of the tokens below are past, and others are not.
 OBJECTIVES = {
@@ -71,17 +71,17 @@ def test_every_loss_is_here():
 
 
 @functools.cache
-def objective_of(loss):
+def objective_of(loss, *, regularized=True):
     """The loss with a KL, an entropy bonus and its measures."""
     recomputed = dict(anchor="recomputed") if loss == "decoupled" else {}
     fields = dict(
-        loss=loss,
         kl_coefficient=0.1,
         kl_estimator="k3",
         entropy_coefficient=0.01,
         regularize="easy",
     )
-    chosen = ObjectiveConfig(**fields, **recomputed, **OBJECTIVES[loss])
+    fields = recomputed | OBJECTIVES[loss] | (fields if regularized else {})
+    chosen = ObjectiveConfig(loss=loss, **fields)
     return make_objective(dataclasses.replace(Config(), objective=chosen))
 
 
@@ -231,7 +231,7 @@ def test_wild_values_where_nothing_is_trained_on_change_nothing(loss):
 def test_without_an_advantage_there_is_no_gradient(loss):
     batch, (logprobs, entropy) = scored(LAYOUTS["two rows"](sequences_of("sample")))
     batch = batch.replace(advantages=np.zeros_like(batch.advantages))
-    plain = dataclasses.replace(objective_of(loss), regularizers=())
+    plain = objective_of(loss, regularized=False)
     gradient = jax.grad(functools.partial(summed, plain, batch), has_aux=True)
     np.testing.assert_array_equal(gradient(jnp.asarray(logprobs), entropy)[0], 0.0)
 

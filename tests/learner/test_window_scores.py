@@ -9,8 +9,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from test_assembly import CUT, EQUAL, MIXED, ROWS, G, assembler, by_token
 
-from scalerl_jax.algo.advantages import group_advantages, unnormalized
-from scalerl_jax.algo.losses import kl_k1, kl_k2
+from scalerl_jax.algo.advantages import group_advantages
+from scalerl_jax.algo.regularizers import kl_k1, kl_k2
+from scalerl_jax.algo.scales import unnormalized
 from scalerl_jax.batching.packing import abstract_microbatch
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.learner.window_scores import Annotator, KlPenalty, Scorer
@@ -93,9 +94,10 @@ def test_a_hard_prompt_keeps_its_reward():
         penalty=KlPenalty(estimator=kl_k1, coefficient=0.5),
         group_size=G,
     )
-    batch = assembler(advantages=None, regularization=jnp.zeros_like)(
-        [MIXED], learner_version=5
-    ).packed
+    assemble = assembler(
+        advantages=None, regularization=lambda passed, judged: jnp.zeros(G)
+    )
+    batch = assemble([MIXED], learner_version=5).packed
     (found,) = annotate(state(reference=put(1.0)), [batch])
     # Without advantages of a group they stay rewards, for a critic to judge.
     assert {values[1] for values in by_token(found).values()} == {1.0, -1.0}

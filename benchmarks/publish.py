@@ -98,8 +98,8 @@ def compare(*, model: str, rate: float, steps: int) -> Iterator[Line]:
 
     from scalerl_jax import config as config_lib
     from scalerl_jax import wiring
-    from scalerl_jax.learner.publish import make_snapshot
     from scalerl_jax.learner.step import LocalLearner
+    from scalerl_jax.model.handover import make_snapshot
     from scalerl_jax.parallel.deltas import delta
     from scalerl_jax.parallel.shards import own_shards
     from scalerl_jax.train import train
@@ -250,8 +250,8 @@ def learn(
     import jax
     import jax.numpy as jnp
 
-    from scalerl_jax.learner.publish import make_snapshot
     from scalerl_jax.model.architecture import param_shardings
+    from scalerl_jax.model.handover import make_snapshot
     from scalerl_jax.model.transformer import abstract_params
     from scalerl_jax.parallel import multihost, rendezvous
     from scalerl_jax.parallel.channels import DirectoryChannel
@@ -306,7 +306,7 @@ def replicate(
     import jax
     import jax.numpy as jnp
 
-    from scalerl_jax.model.architecture import sampler_layout
+    from scalerl_jax.model.handover import sampler_layout
     from scalerl_jax.parallel.channels import DirectoryChannel
     from scalerl_jax.parallel.mesh import make_mesh
     from scalerl_jax.parallel.offers import Publication

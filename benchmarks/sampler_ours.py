@@ -36,9 +36,11 @@ from scalerl_jax.sampler.decoding import (
     EngineSettings,  # noqa: E402
 )
 from scalerl_jax.sampler.engine import Engine  # noqa: E402
+from scalerl_jax.sampler.lowering import page_bytes  # noqa: E402
 from scalerl_jax.sampler.requests import Request, Samples  # noqa: E402
 from scalerl_jax.sampler.sampling import sample_keys  # noqa: E402
 from scalerl_jax.sampler.scheduler import Scheduler  # noqa: E402
+from scalerl_jax.sampler.warming import warm_up  # noqa: E402
 from scalerl_jax.types import PyTree  # noqa: E402
 from scalerl_jax.utils.xla import keep_freed_memory  # noqa: E402
 
@@ -67,7 +69,7 @@ def make_engine(
         EngineSettings(arch=arch, slots=slots, **(settings | changes)),
         mesh=make_mesh(jax.devices()[:1]),
     )
-    engine.warm_up(params)
+    warm_up(engine, params)
     return engine
 
 
@@ -352,7 +354,7 @@ def measure_memory(options: argparse.Namespace) -> None:
         rows.append(
             dict(
                 context=context,
-                pages_bytes=scheduler.stats.peak_pages * engine.page_bytes,
+                pages_bytes=scheduler.stats.peak_pages * page_bytes(engine),
                 tokens_bytes=context * token_bytes,
             )
         )

@@ -164,7 +164,7 @@ class LearnerRank(Process):
         import jax
 
         from scalerl_jax import wiring
-        from scalerl_jax.learner.publish import make_snapshot
+        from scalerl_jax.model.handover import make_snapshot
         from scalerl_jax.parallel.sending import Sender
 
         config = self._config

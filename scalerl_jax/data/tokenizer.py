@@ -49,11 +49,6 @@ class Tokenizer:
         """`encode`, while other threads go on: it does not hold the interpreter."""
         return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
-    @functools.cached_property
-    def longest_token(self) -> int:
-        """Characters that a token stands for, at most: a byte is written as one."""
-        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
-
     def count_tokens(self, texts: list[str]) -> list[int]:
         """Count the ids that `encode` gives for each text, with several threads."""
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)

@@ -1,8 +1,7 @@
 """Params from the learner to the sampler: cast, laid out anew, moved, and checked.
 
-`make_publish` is for a sampler of the learner's own process.  For samplers of other
-processes `make_snapshot` casts the params where they are: each process then offers its
-shards (`parallel.sending`), and whoever receives them lays them out anew.
+The sampler is in the learner's own process; for samplers of others see
+`model.handover`.
 
 One program on the learner's mesh casts the params, cuts them into the sampler's own
 shards and sums them up; the shards then go from device to device.  The sampler sums
@@ -23,7 +22,6 @@ from jaxtyping import Array, Int
 
 from scalerl_jax.model.architecture import (
     Architecture,
-    layered_shardings,
     layered_table,
     sampler_shardings,
 )
@@ -74,24 +72,6 @@ def make_publish(
         return sent
 
     return publish
-
-
-def make_snapshot(
-    arch: Architecture, *, dtype: DTypeLike, learner_mesh: Mesh
-) -> Callable[[PyTree], PyTree]:
-    """Make a function from the learner's params to a cast copy, an array per layer.
-
-    The copy is cut like the params, so that nothing moves between devices, and owns its
-    memory, as the train step donates its state.  Of several processes all must call the
-    function; each then offers the `own_shards` of the copy.
-    """
-    return jax.jit(
-        lambda params: jax.tree.map(
-            lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
-            unstack_layers(params, arch),
-        ),
-        out_shardings=layered_shardings(arch, learner_mesh),
-    )
 
 
 def _make_stage(

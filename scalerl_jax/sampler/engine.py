@@ -47,7 +47,7 @@ class Engine:
     notice: Callable[[int, int], None] = staticmethod(lambda *_: None)
 
     def __init__(self, settings: EngineSettings, *, mesh: Mesh) -> None:
-        """Make programs for `settings` on `mesh`; `warm_up` compiles them.
+        """Make programs for `settings` on `mesh`; each compiles when it is called.
 
         Raises:
             ValueError: the cache does not hold one sequence at its full length.
@@ -113,14 +113,6 @@ class Engine:
             out_shardings=out,
             compiler_options=compiler_options("sampler", self.mesh),
         )
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page, over all layers."""
-        arch = self.settings.arch
-        values = arch.num_layers * 2 * arch.num_kv_heads * arch.head_dim
-        itemsize = jnp.dtype(self.settings.dtype).itemsize
-        return values * itemsize * self.settings.page_size
 
     @functools.cached_property
     def _next_states(self) -> jax.Array | None:
@@ -228,32 +220,6 @@ class Engine:
     ) -> DecodeState:
         """Stop the sequences of the marked slots; donates `state`."""
         return self._release(state, slots)
-
-    def warm_up(self, params: PyTree) -> None:
-        """Compile every program, so that no later call waits for a compiler."""
-        params = self.load_params(params)
-        settings, state = self.settings, self.init_decode_state()
-        for size in self.chunk_sizes:
-            state, _ = self.prefill(params, state, empty_chunk(settings, size))
-        for count in self.insert_counts:
-            nowhere = np.full(count, settings.num_pages, np.int32)
-            state = self.insert(
-                state,
-                slots=np.full(count, settings.slots, np.int32),
-                rows=empty_rows(settings, count),
-                copy_from=nowhere,
-                copy_to=nowhere,
-            )
-        for count in self.row_counts:
-            for width in self.table_widths:
-                state, _ = self.generate(
-                    params,
-                    state,
-                    slots=np.full(count, settings.slots, np.int32),
-                    table=np.zeros((count, width), np.int32),
-                )
-        state = self.free_resource(state, slots=np.zeros(settings.slots, bool))
-        jax.block_until_ready(state)
 
 
 def _ladder(first: int, last: int, *, steps: tuple[float, ...] = (1,)) -> tuple:

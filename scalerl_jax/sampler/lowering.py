@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalerl_jax.model.architecture import layered_table, sampler_shardings
+from scalerl_jax.model.handover import sampler_layout
 from scalerl_jax.sampler.decoding import DecodeState
 from scalerl_jax.sampler.engine import Engine, empty_chunk
 from scalerl_jax.types import PyTree
@@ -17,20 +17,20 @@ from scalerl_jax.types import PyTree
 
 def sampler_params(engine: Engine) -> PyTree:
     """Return shapes and shardings of an engine's params, cut over "tensor" alone."""
-
     settings = engine.settings
-    return jax.tree.map(
-        lambda spec, sharding: jax.ShapeDtypeStruct(
-            spec.shape, settings.dtype, sharding=sharding
-        ),
-        layered_table(settings.arch),
-        sampler_shardings(settings.arch, engine.mesh),
-    )
+    return sampler_layout(settings.arch, dtype=settings.dtype, mesh=engine.mesh)
 
 
 def decode_state(engine: Engine) -> DecodeState:
     """Return shapes and shardings of `init_decode_state`."""
     return engine._init.eval_shape()
+
+
+def page_bytes(engine: Engine) -> int:
+    """Return bytes of one page, over all layers."""
+    pages = jax.tree.leaves(decode_state(engine).pages)
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in pages)
+    return held // engine.settings.num_pages
 
 
 def lower_prefill(engine: Engine, *, tokens: int | None = None) -> Any:

@@ -68,9 +68,10 @@ class Reader:
     def __init__(self, served: Served) -> None:
         """Make the reader of a server's bodies."""
         self._served = served
-        self._max_prompt_chars = (
-            served.max_prompt_tokens * served.tokenizer.longest_token
-        )
+        # Characters that a token stands for, at most: a byte is written as one.
+        tokens = served.tokenizer.backend.get_vocab(with_added_tokens=True)
+        longest_token = max(map(len, tokens), default=1)
+        self._max_prompt_chars = served.max_prompt_tokens * longest_token
 
     def completion(self, body: bytes) -> Order:
         """Return the order of a request to /v1/completions."""

@@ -32,6 +32,7 @@ from scalerl_jax.parallel.mesh import Device, make_mesh
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.scheduler import Scheduler
+from scalerl_jax.sampler.warming import warm_up
 from scalerl_jax.serve.access import (
     ACCEPTED_TOGETHER,
     KEY_VARIABLE,
@@ -256,7 +257,7 @@ def make_replicas(
         own = jax.device_put(params, sampler_shardings(settings.arch, mesh))
         engine = Engine(settings, mesh=mesh)
         engine.notice = lambda _, total: notice(next(count), len(meshes) * total)
-        engine.warm_up(own)
+        warm_up(engine, own)
         return Scheduler(engine, spelling=spelling), own
 
     # A program is compiled for its devices: one after another would take long.

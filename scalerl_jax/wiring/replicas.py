@@ -24,7 +24,8 @@ from scalerl_jax.generation.weights import (
     PublishedToAll,
     Reaching,
 )
-from scalerl_jax.model.architecture import Architecture, sampler_layout, sampler_mesh
+from scalerl_jax.model.architecture import Architecture, sampler_mesh
+from scalerl_jax.model.handover import sampler_layout
 from scalerl_jax.parallel.channels import Channel
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.sampler.engine import Engine

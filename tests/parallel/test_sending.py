@@ -20,7 +20,7 @@ from small_weights import (
     published,
 )
 
-from scalerl_jax.learner.publish import make_snapshot
+from scalerl_jax.model.handover import make_snapshot
 from scalerl_jax.parallel.channels import (
     DirectoryChannel,
     FullChannelError,

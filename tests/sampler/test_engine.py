@@ -11,9 +11,11 @@ from small_spelling import PIECES, spelling_of
 from scalerl_jax.generation.evaluation import Completing
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.sampler.decoding import NEVER, empty_rows
+from scalerl_jax.sampler.lowering import page_bytes
 from scalerl_jax.sampler.reference import next_token_logits
 from scalerl_jax.sampler.requests import Prefix, Samples
 from scalerl_jax.sampler.scheduler import fill_chunk
+from scalerl_jax.sampler.warming import warm_up
 from scalerl_jax.types import Prompt
 
 RNG = np.random.default_rng(3)
@@ -520,7 +522,7 @@ def test_nothing_is_compiled_after_the_warm_up(ladder_bench, random_params):
     bench = ladder_bench
     rng = np.random.default_rng(1)
     params = [random_params(seed) for seed in range(2)]
-    bench.engine.warm_up(params[0])
+    warm_up(bench.engine, params[0])
     traces = bench.engine.traces
     assert traces == bench.engine.num_programs
     # Keys are made by another program, whose shape is the group's.
@@ -578,10 +580,10 @@ def test_a_cache_too_small_for_one_sequence_is_refused(make_bench):
 
 def test_a_page_holds_the_keys_and_values_of_its_tokens(bench):
     # 2 layers, k and v, 2 heads of 8 numbers of 4 bytes, 4 tokens.
-    assert bench.engine.page_bytes == 2 * 2 * 2 * 8 * 4 * 4
+    assert page_bytes(bench.engine) == 2 * 2 * 2 * 8 * 4 * 4
     state = bench.engine.init_decode_state()
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(state.pages))
-    assert held == bench.engine.page_bytes * bench.settings.num_pages
+    assert held == page_bytes(bench.engine) * bench.settings.num_pages
 
 
 def test_a_loop_over_prompts_names_the_one_that_failed(

@@ -32,7 +32,7 @@ from scalerl_jax.sampler.attention import Chunk, Rows
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.engine import MAX_SEQUENCES, Engine
 from scalerl_jax.sampler.kernels import PallasAttention, why_not_pallas
-from scalerl_jax.sampler.lowering import lower_generate, lower_prefill
+from scalerl_jax.sampler.lowering import lower_generate, lower_prefill, page_bytes
 
 TOPOLOGIES = {
     "v5e": dict(topology_name="v5e:2x4", chips_per_host_bounds=(2, 4, 1)),
@@ -80,7 +80,7 @@ def compile_engine(chip, tensor, layers):
             "argument_bytes": memory.argument_size_in_bytes,
             "in_place_bytes": memory.alias_size_in_bytes,
         }
-    return report | {"pages_bytes": settings.num_pages * engine.page_bytes // tensor}
+    return report | {"pages_bytes": settings.num_pages * page_bytes(engine) // tensor}
 
 
 def compile_kernel(chip):

@@ -1,0 +1,35 @@
+"""Compilation of an engine's programs before the first request comes."""
+
+import jax
+import numpy as np
+
+from scalerl_jax.sampler.decoding import empty_rows
+from scalerl_jax.sampler.engine import Engine, empty_chunk
+from scalerl_jax.types import PyTree
+
+
+def warm_up(engine: Engine, params: PyTree) -> None:
+    """Compile every program, so that no later call waits for a compiler."""
+    params = engine.load_params(params)
+    settings, state = engine.settings, engine.init_decode_state()
+    for size in engine.chunk_sizes:
+        state, _ = engine.prefill(params, state, empty_chunk(settings, size))
+    for count in engine.insert_counts:
+        nowhere = np.full(count, settings.num_pages, np.int32)
+        state = engine.insert(
+            state,
+            slots=np.full(count, settings.slots, np.int32),
+            rows=empty_rows(settings, count),
+            copy_from=nowhere,
+            copy_to=nowhere,
+        )
+    for count in engine.row_counts:
+        for width in engine.table_widths:
+            state, _ = engine.generate(
+                params,
+                state,
+                slots=np.full(count, settings.slots, np.int32),
+                table=np.zeros((count, width), np.int32),
+            )
+    state = engine.free_resource(state, slots=np.zeros(settings.slots, bool))
+    jax.block_until_ready(state)

@@ -13,8 +13,8 @@ from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.coordination.roster import Roster
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
+from scalerl_jax.utils.work_log import RemoteLedger
 
 
 def pool_names(replicas: int) -> list[str]:
@@ -46,7 +46,7 @@ def make_fleet(
         reference={},
     )
     queue = RolloutQueue(mode="pipeline", **queue_settings)
-    ledger = Ledger(pools=dict.fromkeys(pools, 1), chip="none", remote=pools)
+    ledger = RemoteLedger(pools=dict.fromkeys(pools, 1), chip="none", remote=pools)
     ledger.start()
     desk = OrderDesk(queue, PromptStream([prompt], seed=0, max_pass_rate=None), ledger)
     fleet = Fleet(

@@ -36,6 +36,8 @@ from scalerl_jax.types import Prompt
 from scalerl_jax.utils.background import repeated
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import STATUS_FILE, RunDirectory, write_json
+from scalerl_jax.utils.work_log import RemoteLedger
+from scalerl_jax.wiring.devices import generator_pools, ledger_pools
 
 _log = logging.getLogger(__name__)
 _LAST_STATUS_S = 10.0  # that the last one may take to be written
@@ -269,7 +271,11 @@ def make_cluster_run(
             placed=replicas.begin,  # they load and compile while the learner does
         )
         opened.callback(gang.close)
-        ledger = wiring.make_ledger(config, chip=gang.places[0].chip, remote=True)
+        ledger = RemoteLedger(
+            pools=ledger_pools(config),
+            chip=config.mesh.chip or gang.places[0].chip,
+            remote=generator_pools(config),
+        )
         ledger.start(startup_s=time.monotonic() - began)
         from scalerl_jax.wiring.replicas import make_fleet
 

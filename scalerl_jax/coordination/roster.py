@@ -23,6 +23,7 @@ from scalerl_jax.coordination.members import JobBoard, Limits, Member, freest
 from scalerl_jax.exchange import Assignment, Instructions, Job, Link, Report
 from scalerl_jax.utils.ending import first_line
 from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.work_log import RemoteLedger
 
 _MOST_REFUSALS = 3  # publications that a replica may refuse in a row
 
@@ -215,6 +216,7 @@ class Roster:
         member.metrics = dict(report.metrics)
         member.verifier_restarts = report.verifier_restarts
         if report.seconds:
+            assert isinstance(self._ledger, RemoteLedger), "no replica is remote"
             self._ledger.book(member.pool, report.seconds)
         self._ledger.count(**report.counts)
         self._take_groups(member, report)

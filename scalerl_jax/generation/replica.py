@@ -22,7 +22,7 @@ from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.parallel.publication import Published
 from scalerl_jax.parallel.receiving import NeedsFullError
 from scalerl_jax.types import Group
-from scalerl_jax.utils.ledger import WorkLog
+from scalerl_jax.utils.work_log import WorkLog
 
 _log = logging.getLogger(__name__)
 

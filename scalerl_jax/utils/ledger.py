@@ -20,7 +20,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,11 @@ COUNTS = (
     "lost_tokens",
     "lost_flops",
 )
-_CATEGORIES = (*ACTIVITIES, "idle", "lost")
+CATEGORIES = (*ACTIVITIES, "idle", "lost")
 _NOT_UNDONE = ("startup", "eval", "checkpoint")  # by a kill
 # Categories that a kill adds to, and those whose amounts since the checkpoint it adds.
 _LOST = {
-    "lost": tuple(name for name in _CATEGORIES if name not in _NOT_UNDONE),
+    "lost": tuple(name for name in CATEGORIES if name not in _NOT_UNDONE),
     "lost_tokens": ("generated_tokens", "lost_tokens"),
     "lost_flops": ("train_flops", "generate_flops", "lost_flops"),
 }
@@ -71,31 +71,22 @@ class Ledger:
         *,
         pools: dict[str, int],
         chip: str,
-        remote: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A ledger of `pools` (name to number of chips) of one kind of chip.
-
-        The work of `remote` pools is told afterwards, by `book`.
-        """
+        """A ledger of `pools` (name to number of chips) of one kind of chip."""
         if not pools or min(pools.values()) < 1:
             raise ValueError(f"pools = {pools} must each have at least one chip")
         self.chip = chip
         self._pools = dict(pools)
-        # Chip-seconds of a remote pool that no work has been told of, by category.
-        self._untold: dict[str, dict[str, float]] = {
-            pool: dict.fromkeys(_CATEGORIES, 0.0) for pool in remote
-        }
         self._clock = clock
         self._lock = threading.Lock()
         self._last: float | None = None  # when the books were last brought up to date
         self._active: dict[str, Counter[str]] = {pool: Counter() for pool in pools}
-        self._chip_s: dict[str, float] = dict.fromkeys(_CATEGORIES, 0.0)
+        self._chip_s: dict[str, float] = dict.fromkeys(CATEGORIES, 0.0)
         self._counts: dict[str, float] = dict.fromkeys(COUNTS, 0)
         # Since `idle_shares` was last asked: chip-seconds, and seconds in all.
         self._pool_idle_s: dict[str, float] = dict.fromkeys(pools, 0.0)
         self._total_s = 0.0
-        self._charged = 0.0  # chip-hours, as they were reported
         self._restored = False
 
     def start(self, *, startup_s: float = 0.0) -> None:
@@ -125,29 +116,6 @@ class Ledger:
                 self._advance()
                 self._active[pool][name] -= 1
 
-    def book(self, pool: str, seconds: Mapping[str, float]) -> None:
-        """Take in what a remote pool has done: seconds of all its chips, by activity.
-
-        They are taken from what the clock has counted there as idle, then from what it
-        has counted as a wait for another pool; an evaluation the other way round, for
-        another pool waits for it.  What is more than both is left out: a clock that
-        runs faster than ours.
-        """
-        with self._lock:
-            self._advance()
-            untold = self._untold[pool]
-            for name, amount in seconds.items():
-                left = amount * self._pools[pool]
-                waits = ("idle", *NOT_CHARGED)
-                for category in sorted(waits, key=lambda each: each != name):
-                    part = min(left, untold[category])
-                    untold[category] -= part
-                    self._chip_s[category] -= part
-                    self._chip_s[name] += part
-                    if category == "idle":
-                        self._pool_idle_s[pool] -= part
-                    left -= part
-
     def count(self, **amounts: float) -> None:
         """Add to the counters named in `COUNTS`."""
         for name, amount in amounts.items():
@@ -165,8 +133,7 @@ class Ledger:
             wasted = generate * wasted_tokens / generated_tokens
 
         and is taken out of `generate`, so the `_chip_s` entries still sum to
-        chips x wall clock.  The charged hours never fall, when a remote pool tells
-        later that it has evaluated and was not idle.
+        chips x wall clock.
         """
         with self._lock:
             self._advance()
@@ -175,10 +142,9 @@ class Ledger:
             share = self._counts["wasted_tokens"] / generated if generated else 0.0
             chip_s["wasted"] = chip_s["generate"] * min(share, 1.0)
             chip_s["generate"] -= chip_s["wasted"]
-            self._charged = max(self._charged, self._charged_chip_hours())
             return {
                 **{f"compute/{name}_chip_s": value for name, value in chip_s.items()},
-                "compute/charged_chip_hours": self._charged,
+                "compute/charged_chip_hours": self._charged_chip_hours(),
                 **{f"compute/{name}": value for name, value in self._counts.items()},
             }
 
@@ -236,7 +202,7 @@ class Ledger:
             self._restored = True
 
     def _charged_chip_hours(self) -> float:
-        charged = [name for name in _CATEGORIES if name not in NOT_CHARGED]
+        charged = [name for name in CATEGORIES if name not in NOT_CHARGED]
         return sum(self._chip_s[name] for name in charged) / _SECONDS_PER_HOUR
 
     def _advance(self) -> None:
@@ -254,37 +220,13 @@ class Ledger:
             chip_s = chips * elapsed_s
             booked = active[pool] or waited_for or ["idle"]
             for name in booked:
-                self._chip_s[name] += chip_s / len(booked)
-                if pool in self._untold:
-                    self._untold[pool][name] += chip_s / len(booked)
-            if booked == ["idle"]:
-                self._pool_idle_s[pool] += chip_s
+                self._enter(pool, name, chip_s / len(booked))
 
-
-class WorkLog(Ledger):
-    """Busy seconds and counts of one pool, for a ledger that is elsewhere.
-
-    Idle time is not told: that is what its ledger's clock has beyond it.
-    """
-
-    def __init__(
-        self, pool: str, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Begin with none."""
-        super().__init__(pools={pool: 1}, chip="", clock=clock)
-        self.start()
-
-    def take(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return seconds by activity, and counts, since the last call."""
-        with self._lock:
-            self._advance()
-            seconds = {
-                name: self._chip_s[name] for name in ACTIVITIES if self._chip_s[name]
-            }
-            counts = {name: amount for name, amount in self._counts.items() if amount}
-            self._chip_s = dict.fromkeys(_CATEGORIES, 0.0)
-            self._counts = dict.fromkeys(COUNTS, 0)
-        return seconds, counts
+    def _enter(self, pool: str, category: str, chip_s: float) -> None:
+        """Add chip-seconds of a pool; the caller holds the lock."""
+        self._chip_s[category] += chip_s
+        if category == "idle":
+            self._pool_idle_s[pool] += chip_s
 
 
 def _running(active: Counter[str]) -> list[str]:

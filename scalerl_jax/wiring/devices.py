@@ -209,13 +209,13 @@ def generator_pools(config: Config) -> tuple[str, ...]:
     return tuple(f"replica{number}" for number in range(count))
 
 
-def make_ledger(config: Config, *, chip: str = "", remote: bool = False) -> Ledger:
-    """Return a ledger of the chips that the run holds.
+def ledger_pools(config: Config) -> dict[str, int]:
+    """Return the number of chips in each pool of the ledger."""
+    pools = dict.fromkeys(generator_pools(config), config.generators.devices)
+    return pools | {learner_pool(config): config.mesh.num_devices}
 
-    `remote`: generators are other processes, whose chip is named.
-    """
-    mesh, generating = config.mesh, generator_pools(config)
-    pools = dict.fromkeys(generating, config.generators.devices)
-    pools[learner_pool(config)] = mesh.num_devices
-    chip = mesh.chip or chip or jax.devices()[0].device_kind
-    return Ledger(pools=pools, chip=chip, remote=generating if remote else ())
+
+def make_ledger(config: Config) -> Ledger:
+    """Return a ledger of the chips of this process."""
+    chip = config.mesh.chip or jax.devices()[0].device_kind
+    return Ledger(pools=ledger_pools(config), chip=chip)

@@ -31,8 +31,9 @@ from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.lockstep import Followed, LeadingEngine
 from scalerl_jax.types import Prompt, PyTree
-from scalerl_jax.utils.ledger import Ledger, WorkLog
+from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
+from scalerl_jax.utils.work_log import WorkLog
 from scalerl_jax.wiring.devices import generator_pools
 from scalerl_jax.wiring.sampling import (
     GeneratorParts,

@@ -20,7 +20,7 @@ from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.exchange import Job, JobResult, Report
 from scalerl_jax.generation.replica import ReplicaDesk
 from scalerl_jax.types import Group, Prompt
-from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.work_log import RemoteLedger
 
 NUM_PROMPTS_OF_DATA = 7
 HELD_OUT = 5  # prompts of an evaluation
@@ -175,7 +175,7 @@ class FleetWorld:
         self.now = 0.0
         self.queue = RolloutQueue(**queue)
         prompts = [make_prompt(number) for number in range(NUM_PROMPTS_OF_DATA)]
-        self.ledger = Ledger(
+        self.ledger = RemoteLedger(
             pools={"learner": 1} | {f"r{n}": 2 for n in range(replicas)},
             chip="none",
             remote=[f"r{n}" for n in range(replicas)],

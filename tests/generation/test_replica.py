@@ -16,7 +16,7 @@ from scalerl_jax.generation.weights import PublishedFrom
 from scalerl_jax.parallel.channels import Parcel
 from scalerl_jax.parallel.publication import receive
 from scalerl_jax.parallel.sending import Sender
-from scalerl_jax.utils.ledger import WorkLog
+from scalerl_jax.utils.work_log import WorkLog
 
 WAIT_S = 60.0
 

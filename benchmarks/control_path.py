@@ -26,7 +26,7 @@ from scalerl_jax.contract import QueueClosed
 from scalerl_jax.coordination.fleet import Fleet
 from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.exchange import Instructions, Report
-from scalerl_jax.generation.replica import ReplicaDesk
+from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.types import Group, Rollout
 
 CAPACITY, GROUP_S, ROLLOUTS, TOKENS = 2, 1.0, 16, 8_000

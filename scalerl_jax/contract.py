@@ -173,21 +173,13 @@ class Generators(Protocol):
         *,
         policy_version: int,
         stopped: Callable[[], bool],
+        beside: bool = False,
     ) -> tuple[Any, list[Any]]:
         """Return the evaluation on held-out prompts, and the pairs of `sample`.
 
-        Training prompts are not sampled meanwhile.
+        Training prompts are sampled meanwhile only with `beside`, and then there are no
+        pairs.
         """
-        ...
-
-    def evaluate_beside(
-        self,
-        publication: Publication,
-        *,
-        policy_version: int,
-        stopped: Callable[[], bool],
-    ) -> Any:
-        """Return the evaluation; training prompts are sampled meanwhile."""
         ...
 
     def in_flight(self) -> Mapping[int, int]:

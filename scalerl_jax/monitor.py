@@ -399,8 +399,11 @@ class RunMonitor:
             pending = self._pending = _Pending(version=version, report=report)
 
             def work() -> None:
-                pending.result = run.generators.evaluate_beside(
-                    publication, policy_version=version, stopped=self._stopped
+                pending.result, _ = run.generators.evaluate(
+                    publication,
+                    policy_version=version,
+                    stopped=self._stopped,
+                    beside=True,
                 )
 
             self._beside.start(work, timeout_s=_POLL_S)

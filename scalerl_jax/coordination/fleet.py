@@ -80,13 +80,20 @@ class Fleet:
         *,
         policy_version: int,
         stopped: Callable[[], bool],
+        beside: bool = False,
     ) -> tuple[Any, list[Probed]]:
         """Return the pass rate at a version, and completions to compare with.
+
+        With `beside` the sampling goes on, with newer params, and no completions are
+        returned.
 
         Raises:
             Abandoned: `stopped` said so.
         """
-        jobs = self._parts(publication, policy_version)
+        jobs = self._parts(publication, policy_version, beside=beside)
+        if beside:
+            judged = self._done([(job, None) for job in jobs], stopped=stopped)
+            return self._summary(judged, policy_version), []
         jobs.append(self._job("probe", publication, policy_version))
         text = f"evaluation at step {policy_version}: part"
         with self._progress.bar(text, total=len(jobs)) as bar:
@@ -97,24 +104,8 @@ class Fleet:
             )
         return self._summary(judged, policy_version), probed
 
-    def evaluate_beside(
-        self,
-        publication: Publication,
-        *,
-        policy_version: int,
-        stopped: Callable[[], bool],
-    ) -> Any:
-        """Return the pass rate at a version; the sampling goes on, with newer params.
-
-        Raises:
-            Abandoned: `stopped` said so.
-        """
-        jobs = self._parts(publication, policy_version, beside=True)
-        judged = self._done([(job, None) for job in jobs], stopped=stopped)
-        return self._summary(judged, policy_version)
-
     def _parts(
-        self, publication: Publication, policy_version: int, **how: Any
+        self, publication: Publication, policy_version: int, *, beside: bool
     ) -> list[Job]:
         """Return the jobs into which an evaluation is cut."""
         parts = 2 * len(self.roster.members)  # so that a slow replica may do less
@@ -124,7 +115,7 @@ class Fleet:
                 publication,
                 policy_version,
                 places=tuple(range(first, self._num_held_out, parts)),
-                **how,
+                beside=beside,
             )
             for first in range(min(parts, self._num_held_out))
         ]

@@ -6,14 +6,11 @@ there is something to sample.  Jobs from other threads, such as an evaluation, r
 between two steps: nothing else samples then, and all their tokens are of one version.
 An evaluation beside the sampling instead alternates with it step by step, in slots of
 its own and with its own params.
-
-The file is above 400 lines: requests to the thread and its own work share a lock.
 """
 
-import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -36,16 +33,8 @@ from scalerl_jax.utils.ledger import Ledger
 
 _IDLE_WAIT_S = 0.05  # between two looks, when there is nothing to sample
 _STEP_TIMEOUT_S = 600.0  # for the step that is under way
+_AGAIN: Any = object()  # returned by a job that is to be called after the next step
 _Result = TypeVar("_Result")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Beside:
-    """An evaluation whose steps alternate with those of the sampling."""
-
-    steps: Iterator[list[Judged]]
-    found: list[Judged] = dataclasses.field(default_factory=list)
-    end: Future[list[Judged]] = dataclasses.field(default_factory=Future)
 
 
 class LocalGenerators:
@@ -87,7 +76,6 @@ class LocalGenerators:
         self._published: tuple[PyTree, int] | None = None
         self._in_use = False  # the thread uses the newest params, and no older ones
         self._jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self._beside: list[_Beside] = []
         self._running = False
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
 
@@ -101,27 +89,6 @@ class LocalGenerators:
         with self._changed:
             self._published, self._in_use = (params, policy_version), False
         self._desk.wake()
-
-    def replace(self, make: Callable[[], Published], *, policy_version: int) -> None:
-        """Have `make` replace the params in use between two steps.
-
-        Raises:
-            Exception: `make` failed; there are no params then, and sampling ends.
-        """
-
-        def job() -> None:
-            self._published = None
-            self.publish(make(), policy_version=policy_version)
-
-        self.between_steps(job)
-
-    def await_use(self) -> None:
-        """Return once the thread holds only the params published last.
-
-        This waits for the step under way, or for the end of the thread.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._in_use or not self._running)
 
     def start(self) -> None:
         """Begin to sample what the desk orders."""
@@ -142,52 +109,36 @@ class LocalGenerators:
         """Return the tickets under way, and how many tokens each has so far."""
         return {key: each.tokens for key, each in list(self._episodes.open.items())}
 
-    def lacking(self) -> list[int]:
-        """Return for each group not wholly sampled how many completions it lacks."""
-        return [
-            each.num_samples - len(each.completions)
-            for each in list(self._episodes.open.values())
-            if each.ended_version < 0
-        ]
-
     def evaluate(
         self,
         publication: Published,
         *,
         policy_version: int,
         stopped: Callable[[], bool],
+        beside: bool = False,
     ) -> tuple[Evaluation, list[Probed]]:
         """Return the pass rate at a version, and completions to compare with.
 
-        Raises:
-            Abandoned: `stopped` said so.
-        """
-        params = publication.params
-
-        def job() -> tuple[Evaluation, list[Probed]]:
-            evaluation = self.evaluator(
-                params, policy_version=policy_version, stopped=stopped
-            )
-            return evaluation, self.probe(params, stopped=stopped)
-
-        return self.between_steps(job)
-
-    def evaluate_beside(
-        self,
-        publication: Published,
-        *,
-        policy_version: int,
-        stopped: Callable[[], bool],
-    ) -> Evaluation:
-        """Return the pass rate at a version; the sampling goes on, with newer params.
+        With `beside` the sampling goes on, with newer params, and no completions are
+        returned.
 
         Raises:
             Abandoned: `stopped` said so, or the run is over.
         """
+        evaluator, params = self.evaluator, publication.params
+
+        def job() -> tuple[Evaluation, list[Probed]]:
+            evaluation = evaluator(
+                params, policy_version=policy_version, stopped=stopped
+            )
+            return evaluation, self.probe(params, stopped=stopped)
+
+        if not beside:
+            return self.between_steps(job)
         groups = self.judge(
             publication, policy_version=policy_version, stopped=stopped, beside=True
         )
-        return self.evaluator.summary(groups, policy_version=policy_version)
+        return evaluator.summary(groups, policy_version=policy_version), []
 
     def judge(
         self,
@@ -212,18 +163,15 @@ class LocalGenerators:
             stopped=stopped,
             wait_s=_IDLE_WAIT_S,
         )
-        work = _Beside(steps)
-        with self._changed:
-            alternating = beside and self._running
-            if alternating:
-                self._beside.append(work)
-                self._desk.wake()
-        if alternating:
-            return work.end.result()  # set at the latest when the thread ends
+        found: list[Judged] = []
 
         def job() -> list[Judged]:
             with self._ledger.activity("eval", pool=self._pool):
-                return [one for each in steps for one in each]
+                for each in steps:
+                    found.extend(each)
+                    if beside:
+                        return _AGAIN
+            return found
 
         return self.between_steps(job)
 
@@ -232,13 +180,20 @@ class LocalGenerators:
         return self.between_steps(lambda: self.probe(publication.params))
 
     def between_steps(self, job: Callable[[], _Result]) -> _Result:
-        """Run `job` between two steps, at once if there are none; return its result."""
+        """Run `job` between two steps, at once if there are none; return its result.
+
+        Raises:
+            Abandoned: the run has ended before a job that returned _AGAIN.
+        """
         future: Future[_Result] = Future()
         with self._changed:
-            if not self._running:
-                return job()
-            self._jobs.append((job, future))
-            self._desk.wake()
+            if running := self._running:
+                self._jobs.append((job, future))
+        if not running:
+            while (result := job()) is _AGAIN:
+                pass
+            return result
+        self._desk.wake()
         deadline = time.monotonic() + _STEP_TIMEOUT_S
         while True:
             try:
@@ -267,13 +222,12 @@ class LocalGenerators:
         finally:
             self._end()
             self._do_jobs()
-            for work in self._beside:
-                work.end.set_exception(Abandoned())
+            for _, future in self._jobs:
+                future.set_exception(Abandoned())
 
     def _turn(self) -> None:
         """Begin groups, make a step with the newest params, hand in judged groups."""
         self._do_jobs()
-        self._step_beside()
         params, version = self._newest()
         self._begin_groups(version)
         self._drop_late()
@@ -289,7 +243,7 @@ class LocalGenerators:
         for episode in self._episodes.judged():
             self._desk.put(self._group(episode))
             busy = True
-        if busy or self._beside:
+        if busy or self._jobs:
             return
         if self._episodes.waiting:
             with self._ledger.activity("verify", pool=self._pool):
@@ -318,28 +272,18 @@ class LocalGenerators:
         with self._changed:
             jobs, self._jobs = self._jobs, []
         for job, future in jobs:
-            if not future.set_running_or_notify_cancel():
+            if not (future.running() or future.set_running_or_notify_cancel()):
                 continue
             try:
-                future.set_result(job())
+                result = job()
             except BaseException as error:  # noqa: BLE001  raised in who asked
                 future.set_exception(error)
-
-    def _step_beside(self) -> None:
-        """Make one step of each evaluation beside the sampling."""
-        for work in list(self._beside):
-            try:
-                with self._ledger.activity("eval", pool=self._pool):
-                    found = next(work.steps, None)
-            except BaseException as error:  # noqa: BLE001  raised in who asked
-                work.end.set_exception(error)
             else:
-                if found is not None:
-                    work.found.extend(found)
-                    continue
-                work.end.set_result(work.found)
-            with self._changed:
-                self._beside.remove(work)
+                if result is _AGAIN:
+                    with self._changed:
+                        self._jobs.append((job, future))
+                else:
+                    future.set_result(result)
 
     def _begin_groups(self, version: int) -> None:
         """Begin as many groups as the desk admits and the slots can begin."""

@@ -16,7 +16,8 @@ from scalerl_jax.coordination.members import Limits
 from scalerl_jax.coordination.roster import Roster
 from scalerl_jax.exchange import Link
 from scalerl_jax.generation.evaluation import summarize
-from scalerl_jax.generation.replica import Replica, ReplicaDesk, ThreadLink
+from scalerl_jax.generation.replica import Replica, ReplicaThread, ThreadLink
+from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.generation.weights import (
     Follower,
     Followers,
@@ -86,7 +87,9 @@ def make_replica(
     `how` says how it gets its params and reports its work: arguments of `Replica`.
     """
     desk = ReplicaDesk()
-    thread, verifiers = make_thread(parts, engine, desk, ledger, pool, opened)
+    thread, verifiers = make_thread(
+        parts, engine, desk, ledger, pool, opened, kind=ReplicaThread
+    )
     return Replica(
         thread,
         desk,

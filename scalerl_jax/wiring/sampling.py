@@ -39,6 +39,7 @@ from scalerl_jax.wiring.devices import generator_pools
 from scalerl_jax.wiring.prompts import answer_after, check_thinking, make_verifier
 
 E = TypeVar("E", bound=Engine)
+G = TypeVar("G", bound=LocalGenerators)
 
 
 def make_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
@@ -298,7 +299,9 @@ def make_thread(
     ledger: Ledger,
     pool: str,
     opened: contextlib.ExitStack,
-) -> tuple[LocalGenerators, tuple[VerifierPool, VerifierPool]]:
+    *,
+    kind: type[G] = LocalGenerators,
+) -> tuple[G, tuple[VerifierPool, VerifierPool]]:
     """Return a sampling thread, not started, and its verifiers."""
     config, tokenizer, held_out = parts.config, parts.tokenizer, parts.held_out
     verifiers = make_verifier(config, opened), make_verifier(config, opened)
@@ -306,7 +309,7 @@ def make_thread(
     evaluator = make_evaluator(
         config, engine, held_out, tokenizer, verifiers[1], parts.progress
     )
-    generators = LocalGenerators(
+    generators = kind(
         scheduler=Scheduler(engine, kv_on_update=config.sampler.kv_on_update),
         desk=desk,
         episodes=Episodes(verifiers[0], judging.answer),

@@ -18,7 +18,7 @@ from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.coordination.roster import Roster
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.exchange import Job, JobResult, Report
-from scalerl_jax.generation.replica import ReplicaDesk
+from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.types import Group, Prompt
 from scalerl_jax.utils.work_log import RemoteLedger
 

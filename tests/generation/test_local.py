@@ -25,7 +25,7 @@ from scalerl_jax.data.prompts import PromptStream, build_prompts
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.generation.episodes import Episodes, Judging
 from scalerl_jax.generation.evaluation import Abandoned
-from scalerl_jax.generation.local import LocalGenerators
+from scalerl_jax.generation.replica import ReplicaThread
 from scalerl_jax.parallel.publication import Published, checksums
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.sampler.requests import Completion, Samples, SchedulerStats
@@ -194,7 +194,7 @@ class Place:
         judging = Judging(
             tokenizer=TOKENIZER, answer_after="</think>", correct=2.0, wrong=-0.5
         )
-        self.generators = LocalGenerators(
+        self.generators = ReplicaThread(
             scheduler=scheduler,
             desk=self.desk,
             episodes=Episodes(self.verifier, judging.answer),

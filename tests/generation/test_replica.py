@@ -1,7 +1,6 @@
 """Versions that come to a replica: in order, or not at all; groups that it can have."""
 
 import threading
-import time
 
 import jax
 import pytest
@@ -11,7 +10,8 @@ from small_weights import assert_is_version, layout, mesh
 
 from scalerl_jax.contract import Order
 from scalerl_jax.exchange import Assignment, Instructions, Job
-from scalerl_jax.generation.replica import Replica, ReplicaDesk
+from scalerl_jax.generation.replica import Replica
+from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.generation.weights import PublishedFrom
 from scalerl_jax.parallel.channels import Parcel
 from scalerl_jax.parallel.publication import receive
@@ -199,27 +199,6 @@ def test_a_replica_has_groups_for_all_slots_that_long_completions_leave(
     )
     report = world.replica.exchange(Instructions(assignments=orders), 0.0)
     assert report.capacity == capacity
-
-
-def test_free_slots_are_news_until_an_order_comes():
-    desk = ReplicaDesk()
-
-    def is_told():
-        began = time.monotonic()
-        desk.await_news(0.5)
-        desk.news()
-        return time.monotonic() - began < 0.5
-
-    assert desk.admit(0) is None
-    assert is_told()
-    assert desk.admit(0) is None
-    assert not is_told()
-    order = Order(prompt=None, ticket=7, begun_version=0)
-    desk.deliver(Instructions(assignments=(Assignment(order=order, version=0),)))
-    assert desk.admit(0) is order
-    assert not is_told()
-    assert desk.admit(0) is None
-    assert is_told()
 
 
 def _impatient(fetch):

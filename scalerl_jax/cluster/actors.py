@@ -165,13 +165,23 @@ class LearnerRank(Process):
 
         from scalerl_jax import wiring
         from scalerl_jax.model.handover import make_snapshot
+        from scalerl_jax.parallel.mesh import AXES, make_mesh
         from scalerl_jax.parallel.sending import Sender
+        from scalerl_jax.utils.progress import Progress
 
         config = self._config
         self._meet(coordinator, self._rank, self._num_ranks, timeout_s)
         arch = wiring.make_architecture(config)
-        self._learner, self._state, mesh = wiring.make_gang_learner(
-            config, arch, jax.devices(), self._directory
+        axes = {name: getattr(config.mesh, name) for name in AXES}
+        mesh = make_mesh(jax.devices(), **axes)
+        self._learner, self._state = wiring.make_local_learner(
+            config,
+            arch,
+            mesh,
+            to_sampler=lambda params, version: None,  # `publish` offers its shards
+            assemble=wiring.make_assembler(config, arch),
+            checkpointer=wiring.make_checkpointer(config, self._directory),
+            progress=Progress(),
         )
         dtype = jax.numpy.dtype(config.model.sampler_dtype)
         self._snapshot = make_snapshot(arch, dtype=dtype, learner_mesh=mesh)

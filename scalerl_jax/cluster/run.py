@@ -237,6 +237,15 @@ def kept_up_to_date(
     return repeated(write, name="status", every_s=1.0, last_s=_LAST_STATUS_S)
 
 
+def make_ledger(config: Config, *, chip: str) -> RemoteLedger:
+    """Return a ledger of the run's chips, of this kind if `mesh.chip` names none."""
+    return RemoteLedger(
+        pools=ledger_pools(config),
+        chip=config.mesh.chip or chip,
+        remote=generator_pools(config),
+    )
+
+
 def make_cluster_run(
     config: Config,
     directory: RunDirectory,
@@ -271,11 +280,7 @@ def make_cluster_run(
             placed=replicas.begin,  # they load and compile while the learner does
         )
         opened.callback(gang.close)
-        ledger = RemoteLedger(
-            pools=ledger_pools(config),
-            chip=config.mesh.chip or gang.places[0].chip,
-            remote=generator_pools(config),
-        )
+        ledger = make_ledger(config, chip=gang.places[0].chip)
         ledger.start(startup_s=time.monotonic() - began)
         from scalerl_jax.wiring.replicas import make_fleet
 

@@ -27,7 +27,7 @@ class OrderDesk:
         self._queue = queue
         # Methods that concern no prompts are the queue's own.
         self.sampled, self.fail = queue.sampled, queue.fail
-        self.wait, self.wake, self.on_change = queue.wait, queue.wake, queue.on_change
+        self.wait, self.wake = queue.wait, queue.wake
         self.raise_if_over = queue.raise_if_over
         self._stream = stream
         self._ledger = ledger

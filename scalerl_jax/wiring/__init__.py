@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from scalerl_jax.learner.optimizer import frozen_params
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.learner.step import LocalLearner, TrainState
 from scalerl_jax.model.architecture import Architecture, parameter_table
-from scalerl_jax.parallel.mesh import AXES, Device, make_mesh
 from scalerl_jax.run_state import RunState
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.ledger import Ledger
@@ -82,20 +81,30 @@ def make_run(
     ]
     for engine in engines:
         engine.notice = progress.program
+    if len(engines) == 1:
+        make = make_generators
+        to_sampler = make_publish(
+            arch,
+            dtype=config.model.sampler_dtype,
+            learner_mesh=learner_mesh,
+            sampler_mesh=sampler_meshes[0],
+        )
+    else:
+        from scalerl_jax.wiring import replicas  # few runs have several
+
+        make = replicas.make_local_fleet
+        to_sampler = replicas.make_publish_to_all(
+            config, arch, learner_mesh, sampler_meshes
+        )
     learner, state = make_local_learner(
         config,
         arch,
         learner_mesh,
-        sampler_meshes,
+        to_sampler=to_sampler,
         assemble=books.assemble,
         checkpointer=make_checkpointer(config, directory, bucket),
         progress=progress,
     )
-    make = make_generators
-    if len(engines) > 1:
-        from scalerl_jax.wiring.replicas import make_local_fleet  # few runs need it
-
-        make = make_local_fleet
     desk = books.desk(ledger)
     with contextlib.ExitStack() as opened:
         with explained("the sampler", config):
@@ -176,40 +185,19 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     )
 
 
-def make_gang_learner(
-    config: Config,
-    arch: Architecture,
-    devices: Sequence[Device],
-    directory: str,
-) -> tuple[LocalLearner, TrainState, Mesh]:
-    """Return one process's part of the learner, its state, and the mesh of all."""
-    axes = {name: getattr(config.mesh, name) for name in AXES}
-    mesh = make_mesh(devices, **axes)
-    learner, state = make_local_learner(
-        config,
-        arch,
-        mesh,
-        (),
-        assemble=make_assembler(config, arch),
-        checkpointer=make_checkpointer(config, directory),
-        progress=Progress(),
-    )
-    return learner, state, mesh
-
-
 def make_local_learner(
     config: Config,
     arch: Architecture,
     mesh: Mesh,
-    replicas: Sequence[Mesh],
     *,
+    to_sampler: Callable[[PyTree, Array], Any],
     assemble: Assembler,
     checkpointer: Checkpointer,
     progress: Progress,
 ) -> tuple[LocalLearner, TrainState]:
     """Return the learner on its mesh, its step compiled, and the state at version 0.
 
-    `replicas` are the meshes of the replicas that it publishes to.
+    `to_sampler` makes a publication of params and their version.
     """
     forward = make_forward(config, arch, mesh)
     with explained("the train step", config):
@@ -219,34 +207,11 @@ def make_local_learner(
         train_step=step,
         diagnose=make_diagnosis(config, forward, step),
         annotate_window=make_annotate(config, forward, mesh, assemble),
-        to_sampler=make_publish_to_all(config, arch, mesh, replicas),
+        to_sampler=to_sampler,
         score_batch=plain_scorer(forward),
         checkpointer=checkpointer,
     )
     return learner, state
-
-
-def make_publish_to_all(
-    config: Config, arch: Architecture, learner: Mesh, replicas: Sequence[Mesh]
-) -> Callable[[PyTree, Array], Any]:
-    """Return a function (params, version) -> one publication for each replica.
-
-    Replicas that share devices share a copy.  For a single replica the result is the
-    publication itself, not a tuple.
-    """
-    dtype = jax.numpy.dtype(config.model.sampler_dtype)
-    to_mesh = {
-        mesh: make_publish(arch, dtype=dtype, learner_mesh=learner, sampler_mesh=mesh)
-        for mesh in dict.fromkeys(replicas)
-    }
-    if len(replicas) == 1:
-        return to_mesh[replicas[0]]
-
-    def publish(params: PyTree, policy_version: Array) -> tuple[Any, ...]:
-        sent = {mesh: to(params, policy_version) for mesh, to in to_mesh.items()}
-        return tuple(sent[mesh] for mesh in replicas)
-
-    return publish
 
 
 def make_trace(

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jaxtyping import Array
 
 from scalerl_jax.config import Config
 from scalerl_jax.coordination.desk import OrderDesk
@@ -25,10 +26,12 @@ from scalerl_jax.generation.weights import (
     PublishedToAll,
     Reaching,
 )
+from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.model.architecture import Architecture, sampler_mesh
 from scalerl_jax.model.handover import sampler_layout
 from scalerl_jax.parallel.channels import Channel
 from scalerl_jax.parallel.mesh import Device
+from scalerl_jax.parallel.publication import Published
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.lockstep import Followed, LeadingEngine
 from scalerl_jax.types import Prompt, PyTree
@@ -72,6 +75,26 @@ def make_local_fleet(
         address=lambda publication, number, held: publication[number],
     )
     return fleet, lambda: fleet.verifier_restarts
+
+
+def make_publish_to_all(
+    config: Config, arch: Architecture, learner: Mesh, replicas: Sequence[Mesh]
+) -> Callable[[PyTree, Array], tuple[Published, ...]]:
+    """Return a function (params, version) -> one publication for each replica.
+
+    Replicas that share devices share a copy.
+    """
+    dtype = jnp.dtype(config.model.sampler_dtype)
+    to_mesh = {
+        mesh: make_publish(arch, dtype=dtype, learner_mesh=learner, sampler_mesh=mesh)
+        for mesh in dict.fromkeys(replicas)
+    }
+
+    def publish(params: PyTree, policy_version: Array) -> tuple[Published, ...]:
+        sent = {mesh: to(params, policy_version) for mesh, to in to_mesh.items()}
+        return tuple(sent[mesh] for mesh in replicas)
+
+    return publish
 
 
 def make_replica(

@@ -196,13 +196,6 @@ def make_length_budget(config: Config) -> LengthBudget:
     )
 
 
-def make_training_samples(config: Config) -> Callable[[Prompt, int], Samples]:
-    """Return a function (prompt, version) -> the settings of its samples."""
-    make_samples = make_samples_of(config, "train", config.batch.group_size)
-    budget = make_length_budget(config)
-    return lambda prompt, version: budget.cut(make_samples(prompt), step=version)
-
-
 def make_judging(config: Config, tokenizer: Tokenizer) -> Judging:
     """Return how completions become answers, and verdicts become rewards."""
     return Judging(
@@ -305,7 +298,8 @@ def make_thread(
     """Return a sampling thread, not started, and its verifiers."""
     config, tokenizer, held_out = parts.config, parts.tokenizer, parts.held_out
     verifiers = make_verifier(config, opened), make_verifier(config, opened)
-    judging = make_judging(config, tokenizer)
+    make_samples = make_samples_of(config, "train", config.batch.group_size)
+    judging, budget = make_judging(config, tokenizer), make_length_budget(config)
     evaluator = make_evaluator(
         config, engine, held_out, tokenizer, verifiers[1], parts.progress
     )
@@ -315,7 +309,9 @@ def make_thread(
         episodes=Episodes(verifiers[0], judging.answer),
         judging=judging,
         sampling=make_distribution(config),
-        make_samples=make_training_samples(config),
+        make_samples=lambda prompt, version: budget.cut(
+            make_samples(prompt), step=version
+        ),
         evaluator=evaluator,
         probe=make_probe(config, engine, held_out),
         ledger=ledger,

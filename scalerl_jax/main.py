@@ -30,7 +30,6 @@ from scalerl_jax.utils.run_directory import (
     EVALS_FILE,
     STATUS_FILE,
     RunDirectory,
-    find_settings,
     local_directory,
     open_run_directory,
 )
@@ -276,6 +275,8 @@ def _with_settings(argv: Sequence[str]) -> Sequence[str]:
     }
     if "config" in given:
         return argv
+    from scalerl_jax.utils.resuming import find_settings  # --workdir alone goes on
+
     settings = find_settings(given.get("workdir", ""))
     if settings is None:
         return argv

@@ -28,7 +28,7 @@ from scalerl_jax.rewards.verifier import NoVerifierError
 from scalerl_jax.run_state import RunState
 from scalerl_jax.types import Group
 from scalerl_jax.utils.background import Background
-from scalerl_jax.utils.metrics import MetricsWriter, StepProfile
+from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.xla import explained
 
@@ -116,7 +116,11 @@ class RunMonitor:
         self._run = run
         self._writer = writer
         self._progress = run.progress
-        self._profile = StepProfile(config.tracking.profile_steps, writer.tensorboard)
+        self._profile = None
+        if steps := config.tracking.profile_steps:
+            from scalerl_jax.utils.tracking import StepProfile  # few runs are traced
+
+            self._profile = StepProfile(steps, writer.tensorboard)
         self._skipped = 0  # steps in all
         self._dead = 0  # dead experts at the last step
         self._skipped_in_row = 0
@@ -143,7 +147,8 @@ class RunMonitor:
 
     def close(self) -> None:
         """End a profiler trace whose last step the run has not reached."""
-        self._profile.close()
+        if self._profile:
+            self._profile.close()
 
     def require_verdicts(self) -> None:
         """Save the state and end the run if verifiers fail too often.
@@ -178,7 +183,8 @@ class RunMonitor:
 
     def take(self, version: int) -> list[Group] | None:
         """Return the next window's groups; None if SIGTERM came during the wait."""
-        self._profile.reached(version)
+        if self._profile:
+            self._profile.reached(version)
         started = time.monotonic()
         limit = self._config.queue.batch_timeout_s
         while not self._stopped():
@@ -330,7 +336,8 @@ class RunMonitor:
         }
         shares = run.ledger.idle_shares()
         row |= {f"idle/{pool}_share": share for pool, share in shares.items()}
-        self._profile.reached(step)
+        if self._profile:
+            self._profile.reached(step)
         histograms = group_histograms(groups, learner_version=step - 1)
         self._writer.write_step(step, row, histograms)
         self._warn(row)

@@ -18,7 +18,7 @@ from scalerl_jax.run_state import RunState
 from scalerl_jax.utils.ledger import kept_on_disk, read_ledger
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
-from scalerl_jax.utils.run_directory import flatten
+from scalerl_jax.utils.record import flatten
 from scalerl_jax.utils.xla import explained
 
 if TYPE_CHECKING:

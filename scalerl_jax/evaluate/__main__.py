@@ -43,7 +43,7 @@ from scalerl_jax.evaluate.results import (
 )
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import log_to_stderr
-from scalerl_jax.utils.run_directory import git_revision, versions
+from scalerl_jax.utils.record import git_revision, versions
 from scalerl_jax.wiring.prompts import check_verifiers, evaluation_set
 
 _INTERRUPTED = 130  # exit status

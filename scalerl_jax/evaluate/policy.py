@@ -27,7 +27,7 @@ from scalerl_jax.parallel.publication import checksums
 from scalerl_jax.types import Prompt, PyTree
 from scalerl_jax.utils.ending import answer
 from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.run_directory import flatten
+from scalerl_jax.utils.record import flatten
 from scalerl_jax.utils.xla import explained, keep_programs
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.loading import load_model, run_settings

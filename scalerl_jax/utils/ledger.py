@@ -26,7 +26,7 @@ from typing import Any
 
 from scalerl_jax.utils.background import repeated
 from scalerl_jax.utils.reading import parse_json
-from scalerl_jax.utils.run_directory import sound, write_json
+from scalerl_jax.utils.run_directory import write_json
 
 LEDGER_FILE = "ledger.json"
 WRITE_EVERY_S = 5.0  # so much before a kill, at most, is in no ledger
@@ -257,6 +257,8 @@ def read_ledger(directory: Path) -> dict[str, Any] | None:
     path = directory / LEDGER_FILE
     if not path.exists():
         return None
+    from scalerl_jax.utils.resuming import sound  # not loaded by a new run
+
     unknown = "what the run has cost since its last checkpoint"
     with sound(path, else_unknown=unknown, way_out="remove it to go on without that"):
         state = parse_json(path.read_bytes())

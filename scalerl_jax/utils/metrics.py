@@ -7,7 +7,6 @@ JSON lacks, become null.
 """
 
 import contextlib
-import importlib
 import json
 import math
 import os
@@ -24,7 +23,6 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.run_directory import (
     EVALS_FILE,
     METRICS_FILE,
@@ -59,16 +57,19 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         """
         self._directory = Path(directory)
         self._files: dict[str, _Appender] = {}
-        self._wandb: _Wandb | None = None
+        self._wandb = None
         with contextlib.ExitStack() as opened:
             for name in (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE):
-                _drop_after(self._directory / name, after)
+                if (self._directory / name).is_file():
+                    _drop_after(self._directory / name, after)
                 self._files[name] = _Appender(self._directory / name)
                 opened.callback(self._files[name].close)
             self._tensorboard = _TensorBoard(self.tensorboard, settings or {}, after)
             opened.callback(self._tensorboard.close)
             if wandb_project:
-                self._wandb = _Wandb(wandb_project, self._directory, settings or {})
+                from scalerl_jax.utils.tracking import Wandb  # few runs are there
+
+                self._wandb = Wandb(wandb_project, self._directory, settings or {})
                 opened.callback(self._wandb.close)
             self.close = opened.pop_all().close
 
@@ -190,62 +191,6 @@ class _TensorBoard:
         self._records.write(event.SerializeToString())
 
 
-class _Wandb:
-    """A run at Weights & Biases, which goes on when the run does.
-
-    WANDB_MODE=offline keeps it in the run directory.
-    """
-
-    def __init__(
-        self, project: str, directory: Path, settings: Mapping[str, Any]
-    ) -> None:
-        wandb = importlib.import_module("wandb")  # of an extra
-        begun = json.loads((directory / "config.json").read_bytes())["started"]
-        self._run = wandb.init(
-            project=project,
-            dir=directory,
-            name=directory.name,
-            id="".join(filter(str.isalnum, f"{directory.name}{begun}")),
-            resume="allow",
-            config=dict(settings),
-            settings=wandb.Settings(console="off"),
-        )
-        # A step of its own does not come twice: what a kill undid would be missing.
-        self._run.define_metric("*", step_metric="step")
-        self.close = self._run.finish
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self._run.log({**values, "step": step})
-
-
-class StepProfile:
-    """A profiler's trace of the optimizer steps from the first to the last of two."""
-
-    def __init__(self, steps: tuple[int, ...], directory: Path) -> None:
-        """Trace nothing without steps; TensorBoard finds the trace in `directory`."""
-        self._first, self._last = steps or (0, 0)
-        self._directory = directory
-        self._running = False
-
-    def reached(self, version: int) -> None:
-        """Begin, or end, before the step that follows on a version."""
-        if self._running and version >= self._last:
-            self.close()
-        elif self._first and version == self._first - 1 and not self._running:
-            import jax
-
-            jax.profiler.start_trace(self._directory)
-            self._running = True
-
-    def close(self) -> None:
-        """End and write the trace, if there is one under way."""
-        if self._running:
-            import jax
-
-            self._running = False
-            jax.profiler.stop_trace()
-
-
 def _unwritable(path: Path, error: OSError) -> RuntimeError:
     return RuntimeError(
         f"cannot write {path} ({error.strerror or error}); free space or rights there "
@@ -278,26 +223,12 @@ def _markdown(row: dict[str, Any]) -> str:
 
 
 def _drop_after(path: Path, step: int) -> None:
-    """Keep the rows up to `step`, in one go; a torn last line is dropped."""
-    if not path.is_file():
-        return
+    """Keep the rows up to `step`, in one go: the run goes on from there."""
+    from scalerl_jax.utils.resuming import rows_until  # not loaded by a new run
+
     try:
         data = path.read_bytes()
-        lines = data.splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):
-            lines.pop()  # a kill came in the middle of it
-        kept = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                if parse_json(line)["step"] <= step:
-                    kept.append(line)
-            except (ValueError, KeyError, TypeError) as error:
-                if number < len(lines):
-                    raise ValueError(
-                        f"line {number} of {path} is not a row of a run ({error!r}); "
-                        f"remove it, or move the file away to lose its rows"
-                    ) from error
-        if (rows := b"".join(kept)) != data:
+        if (rows := rows_until(step, data, path)) != data:
             replace_file(path, rows)
     except OSError as error:
         raise _unwritable(path, error) from error

@@ -11,6 +11,7 @@ from scalerl_jax import main
 from scalerl_jax.learner.critic import PairedStep
 from scalerl_jax.learner.step import TrainStep
 from scalerl_jax.wiring import devices, learning
+from scalerl_jax.wiring.annotation import as_critic
 from scalerl_jax.wiring.objective import make_pack, with_annotations
 
 PPO = {
@@ -123,7 +124,7 @@ def test_the_critics_rate_falls_with_the_policys():
     cosine = {"optimizer.schedule": "cosine", "optimizer.decay_steps": 40}
     steps = {"critic.minibatches": 3, "critic.warmup_steps": 1}
     config = small_run.make_config(ALONE | cosine | steps)
-    optimizer = learning.make_critic_adamw(config)
+    optimizer = learning.make_adamw(as_critic(config))
     params = {"weight": np.ones(1, np.float32)}
     state = optimizer.init(params)
     update = jax.jit(optimizer.update)

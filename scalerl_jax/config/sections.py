@@ -77,7 +77,7 @@ class ModelConfig:
     frozen: tuple[str, ...] = setting(
         (),
         'patterns of whole names ("embedding", "layers/.*norm") that are not trained; '
-        "learner/optimizer.py",
+        "learner/freezing.py",
     )
 
 

@@ -26,11 +26,6 @@ from scalerl_jax.algo import diagnostics
 from scalerl_jax.algo.losses import TokenLoss
 from scalerl_jax.contract import Publication, Restored
 from scalerl_jax.learner.forward import Forward, abstract, microbatches
-from scalerl_jax.learner.optimizer import (
-    frozen_params,
-    is_absent,
-    round_stochastically,
-)
 from scalerl_jax.model.architecture import batch_sharding
 from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.types import Group, PackedBatch, PyTree, Tokens
@@ -173,6 +168,9 @@ def state_layout(
         lambda leaf: leaf.update(sharding=everywhere), jax.eval_shape(init, params)
     )
 
+    def is_absent(moment: Any) -> bool:  # of a frozen parameter
+        return isinstance(moment, optax.MaskedNode)
+
     def as_param(leaf: Any, param: Any) -> Any:
         return leaf if is_absent(leaf) else leaf.update(sharding=param.sharding)
 
@@ -188,7 +186,6 @@ def make_accumulate(
     forward: Forward,
     objective: Objective,
     *,
-    frozen: Sequence[str] = (),
     balance: Balance | None = None,
 ) -> Accumulate:
     """Make a function that adds a microbatch [R, S] to the sums of its step.
@@ -196,8 +193,8 @@ def make_accumulate(
         loss = sum over all tokens of weights * objective
 
     The weights are those of the global batch, so the sum over microbatches is the
-    loss itself, however the batch was cut.  `frozen` are patterns of `frozen_params`;
-    `balance` adds a loss of a mixture's router, and counts the choices per expert.
+    loss itself, however the batch was cut.  `balance` adds a loss of a mixture's
+    router, and counts the choices per expert.
     """
 
     def microbatch_loss(
@@ -216,27 +213,17 @@ def make_accumulate(
             loss, sums = loss + more, sums | {TAKEN: taken}
         return loss, (sums, maxima)
 
-    return accumulating(microbatch_loss, frozen=frozen)
+    return accumulating(microbatch_loss)
 
 
-def accumulating(
-    microbatch_loss: MicrobatchLoss, *, frozen: Sequence[str] = ()
-) -> Accumulate:
-    """Make a function that adds a microbatch's loss, gradient, sums and maxima.
-
-    The gradient of `frozen` parameters is zeros.
-    """
+def accumulating(microbatch_loss: MicrobatchLoss) -> Accumulate:
+    """Make a function that adds a microbatch's loss, gradient, sums and maxima."""
     gradient = jax.value_and_grad(microbatch_loss, has_aux=True)
 
     def accumulate(
         params: PyTree, so_far: Accumulated | None, batch: PackedBatch
     ) -> Accumulated:
         (loss, (sums, maxima)), grads = gradient(params, batch)
-        if frozen:
-            held = frozen_params(params, frozen)
-            grads = jax.tree.map(
-                lambda held, leaf: jnp.zeros_like(leaf) if held else leaf, held, grads
-            )
         own = Accumulated(loss=loss, grads=_float32(grads), sums=sums, maxima=maxima)
         if so_far is None:
             return own
@@ -278,6 +265,8 @@ def make_update(
             balance.adjust(params, taken, old=state.params)
             metrics |= balance.metrics(taken)
         if stochastic_rounding:
+            from scalerl_jax.learner.rounding import round_stochastically  # by few runs
+
             params = round_stochastically(
                 params, like=state.params, seed=state.policy_version
             )

@@ -18,7 +18,6 @@ from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.forward import plain_scorer
-from scalerl_jax.learner.optimizer import frozen_params
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.learner.step import LocalLearner, TrainState
 from scalerl_jax.model.architecture import Architecture, parameter_table
@@ -166,7 +165,10 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
         ValueError: a setting or a file that it names cannot be used.
     """
     arch = make_architecture(config)
-    frozen_params(parameter_table(arch), config.model.frozen)  # each pattern is found
+    if config.model.frozen:
+        from scalerl_jax.learner.freezing import frozen_params  # few runs freeze any
+
+        frozen_params(parameter_table(arch), config.model.frozen)  # refuses patterns
     if jax.default_backend() == "cpu":
         keep_freed_memory(arch.num_params)
     tokenizer = make_checked_tokenizer(config, arch)

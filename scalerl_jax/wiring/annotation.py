@@ -36,6 +36,24 @@ from scalerl_jax.wiring.objective import make_advantages, make_pack
 from scalerl_jax.wiring.terms import KL_ESTIMATORS
 
 
+def as_critic(config: Config) -> Config:
+    """Return the config whose optimizer is the critic's: another rate and warm-up.
+
+    Nothing of the critic is frozen.  Where the policy's rate falls, this one ends with
+    it: the critic makes more steps until then.
+    """
+    critic, policy = config.critic, config.optimizer
+    decay_steps = (policy.decay_steps or config.train.num_steps) * critic.minibatches
+    settings = dataclasses.replace(
+        policy,
+        learning_rate=critic.learning_rate,
+        warmup_steps=critic.warmup_steps,
+        decay_steps=decay_steps,
+    )
+    model = dataclasses.replace(config.model, frozen=())
+    return dataclasses.replace(config, optimizer=settings, model=model)
+
+
 def abstract_critic(
     params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:

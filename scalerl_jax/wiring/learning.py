@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -13,15 +14,9 @@ from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config, naming
 from scalerl_jax.learner.forward import Forward, LearnerFlops
 from scalerl_jax.learner.logprobs import Head
-from scalerl_jax.learner.optimizer import (
-    freeze,
-    make_optimizer,
-    make_schedule,
-    scaled_rate,
-)
+from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
 from scalerl_jax.learner.step import (
     Annotate,
-    Balance,
     TrainState,
     TrainStep,
     init_state,
@@ -32,7 +27,6 @@ from scalerl_jax.learner.step import (
 from scalerl_jax.model.architecture import (
     Architecture,
     param_shardings,
-    parameter_table,
 )
 from scalerl_jax.model.attention import BlockwiseAttention, SegmentAttention
 from scalerl_jax.model.hugging_face import read_architecture
@@ -69,28 +63,13 @@ def make_architecture(config: Config) -> Architecture:
                 f"model.architecture = {name!r}; choose from {sorted(ARCHITECTURES)}"
             )
         arch = ARCHITECTURES[name]
-    _check_experts(config, arch)
-    return _with_bias(arch, bias=True) if config.objective.expert_bias_rate else arch
-
-
-def _check_experts(config: Config, arch: Architecture) -> None:
-    """Refuse settings of experts with a model that has none, or with shared prompts."""
     objective = config.objective
-    lacking = (
-        f"experts, of which a model of the family {arch.family} has none; set it to"
-    )
-    if objective.routing_replay == "on" and arch.experts is None:
-        raise ValueError(f"objective.routing_replay = 'on' replays {lacking} 'off'")
-    for name in ("expert_balance", "expert_bias_rate"):
-        value = getattr(objective, name)
-        if value and arch.experts is None:
-            raise ValueError(f"objective.{name} = {value} balances {lacking} 0")
-        if value and config.batch.shared_tokens:
-            raise ValueError(
-                f"objective.{name} = {value} counts every token of a row, and with "
-                f"batch.shared_tokens = {config.batch.shared_tokens} a prompt stands "
-                f"there once for several rows; set one of them to 0"
-            )
+    balanced = objective.expert_balance or objective.expert_bias_rate
+    if balanced or objective.routing_replay == "on":
+        from scalerl_jax.wiring.mixtures import with_router  # few runs set anything
+
+        arch = with_router(config, arch)
+    return arch
 
 
 def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
@@ -135,11 +114,10 @@ def make_learning_rates(config: Config) -> optax.Schedule:
     settings, batch = config.optimizer, config.batch
     peak, decay_steps = settings.learning_rate, 0
     if settings.base_rollouts:
-        peak = scaled_rate(
-            peak,
-            rollouts=batch.num_prompts * batch.group_size,
-            base_rollouts=settings.base_rollouts,
-        )
+        # IsoCompute Playbook, https://arxiv.org/abs/2603.12151: 1e-6 at 1024 rollouts;
+        # at 8192 a constant rate was too slow and a linear one unstable.
+        rollouts = batch.num_prompts * batch.group_size
+        peak *= math.sqrt(rollouts / settings.base_rollouts)
     if settings.schedule == "cosine":
         decay_steps = settings.decay_steps or config.train.num_steps
     return make_schedule(
@@ -161,7 +139,11 @@ def make_adamw(config: Config) -> optax.GradientTransformation:
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
     )
-    return freeze(adamw, config.model.frozen)
+    if config.model.frozen:
+        from scalerl_jax.learner.freezing import freeze  # few runs freeze any
+
+        adamw = freeze(adamw, config.model.frozen)
+    return adamw
 
 
 def make_learner(
@@ -170,9 +152,14 @@ def make_learner(
     """Return the state at version 0 on its mesh, and the compiled step."""
     arch, dtype = forward.arch, jnp.dtype(config.model.param_dtype)
     shardings = param_shardings(arch, mesh)
-    if config.model.checkpoint:
+    if source := config.model.checkpoint:
+        load = load_params
+        if arch.experts is not None and arch.experts.bias:
+            from scalerl_jax.wiring.mixtures import load_with_biases
+
+            load = load_with_biases
         with naming("model.checkpoint"):
-            params = load_policy(config, arch, shardings)
+            params = load(source, arch, dtype=dtype, shardings=shardings)
     else:
         params = jax.jit(
             functools.partial(init_params, arch, dtype=dtype), out_shardings=shardings
@@ -187,51 +174,14 @@ def make_learner(
         out_shardings=jax.tree.map(lambda leaf: leaf.sharding, layout),
     )(params)
     if config.objective.advantage == "critic":
-        from scalerl_jax.wiring.annotation import make_critic  # few runs have one
+        from scalerl_jax.wiring.annotation import as_critic, make_critic  # of few runs
 
-        critic = make_critic(params, make_critic_adamw(config), mesh)
+        critic = make_critic(params, make_adamw(as_critic(config)), mesh)
         state = dataclasses.replace(state, critic=critic)
     step = make_train_step(config, forward, mesh)
     with progress.bar("compiling the train step"):
         step.compile(progress.program)
     return state, step
-
-
-def load_policy(config: Config, arch: Architecture, shardings: PyTree) -> PyTree:
-    """Return the checkpoint's params; biases that it does not have are 0."""
-    source, dtype = config.model.checkpoint, jnp.dtype(config.model.param_dtype)
-    layers = dict(shardings["layers"])
-    cut = layers.pop("router_bias", None)
-    experts = read_architecture(source).experts
-    if cut is None or (experts is not None and experts.bias):
-        return load_params(source, arch, dtype=dtype, shardings=shardings)
-    params = load_params(
-        source,
-        _with_bias(arch, bias=False),
-        dtype=dtype,
-        shardings=shardings | {"layers": layers},
-    )
-    bias = jnp.zeros(parameter_table(arch)["layers"]["router_bias"].shape, dtype)
-    params["layers"]["router_bias"] = jax.device_put(bias, cut)
-    return params
-
-
-def _with_bias(arch: Architecture, *, bias: bool) -> Architecture:
-    assert arch.experts is not None, "only a mixture's router has one"
-    experts = dataclasses.replace(arch.experts, bias=bias)
-    return dataclasses.replace(arch, experts=experts)
-
-
-def make_balance(config: Config) -> Balance | None:
-    """Return the load balancing of a mixture's experts; None: there is none."""
-    objective = config.objective
-    if not objective.expert_balance and not objective.expert_bias_rate:
-        return None
-    from scalerl_jax.learner.balance import Evening  # few runs balance experts
-
-    return Evening(
-        coefficient=objective.expert_balance, bias_rate=objective.expert_bias_rate
-    )
 
 
 def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState:
@@ -249,51 +199,38 @@ def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState
     )
     if config.objective.advantage != "critic":
         return state
-    from scalerl_jax.wiring.annotation import abstract_critic
+    from scalerl_jax.wiring.annotation import abstract_critic, as_critic
 
-    critic = abstract_critic(params, make_critic_adamw(config), mesh)
+    critic = abstract_critic(params, make_adamw(as_critic(config)), mesh)
     return dataclasses.replace(state, critic=critic)
-
-
-def make_critic_adamw(config: Config) -> optax.GradientTransformation:
-    """Return the critic's optimizer: the policy's with another rate and warm-up.
-
-    Nothing of it is frozen.  Where the policy's rate falls, this one ends with it: the
-    critic makes more steps until then.
-    """
-    critic, policy = config.critic, config.optimizer
-    decay_steps = (policy.decay_steps or config.train.num_steps) * critic.minibatches
-    settings = dataclasses.replace(
-        policy,
-        learning_rate=critic.learning_rate,
-        warmup_steps=critic.warmup_steps,
-        decay_steps=decay_steps,
-    )
-    model = dataclasses.replace(config.model, frozen=())
-    return make_adamw(dataclasses.replace(config, optimizer=settings, model=model))
 
 
 def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
     """Return the step of the objective, not compiled; `mesh` may be abstract."""
     state = abstract_state(config, forward.arch, mesh)
     batch = with_annotations(make_pack(config, forward.arch)[1], config.objective)
-    balance = make_balance(config)
+    objective, balance = config.objective, None
+    if objective.expert_balance or objective.expert_bias_rate:
+        from scalerl_jax.learner.balance import Evening  # few runs balance experts
+
+        balance = Evening(
+            coefficient=objective.expert_balance, bias_rate=objective.expert_bias_rate
+        )
     update = make_update(
         make_adamw(config),
         stochastic_rounding=config.optimizer.stochastic_rounding,
-        reference_every=config.objective.reference_every,
+        reference_every=objective.reference_every,
         balance=balance,
     )
-    accumulate = make_accumulate(
-        forward,
-        make_objective(config),
-        frozen=config.model.frozen,
-        balance=balance,
-    )
+    accumulate = make_accumulate(forward, make_objective(config), balance=balance)
+    if config.model.frozen:
+        from scalerl_jax.learner.freezing import without_gradient
+
+        accumulate = without_gradient(accumulate, config.model.frozen)
     if state.critic is None:
         return TrainStep(accumulate, update, state=state, batch=batch, mesh=mesh)
     from scalerl_jax.learner.critic import held
-    from scalerl_jax.wiring.annotation import make_paired_step
+    from scalerl_jax.wiring.annotation import as_critic, make_paired_step
 
     if config.critic.pretrain_steps:
         update = held(update, steps=config.critic.pretrain_steps)
@@ -301,7 +238,7 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
         config,
         forward,
         (accumulate, update),
-        make_critic_adamw(config),
+        make_adamw(as_critic(config)),
         state=state,
         batch=batch,
         mesh=mesh,

@@ -31,7 +31,8 @@ from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.saving import save_params
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import init_params
-from scalerl_jax.wiring.learning import load_policy, make_architecture
+from scalerl_jax.wiring.learning import make_architecture
+from scalerl_jax.wiring.mixtures import load_with_biases
 
 ARCH = small_architecture(
     family="qwen3_moe",
@@ -170,7 +171,10 @@ def test_a_checkpoint_with_biases_or_without(
     config = config_lib.resolve(settings)
     asked = make_architecture(config)
     assert asked.experts.bias
-    found = load_policy(config, asked, param_shardings(asked, mesh_of((1, 1, 1, 1))))
+    shardings = param_shardings(asked, mesh_of((1, 1, 1, 1)))
+    found = load_with_biases(
+        str(tmp_path), asked, dtype=jnp.dtype("float32"), shardings=shardings
+    )
     wanted = np.full((ARCH.num_layers, 4), 0.5 * stored, np.float32)
     np.testing.assert_array_equal(found["layers"]["router_bias"], wanted)
 

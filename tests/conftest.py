@@ -6,6 +6,8 @@ for the processes that they start.
 
 import atexit
 import contextlib
+import ctypes
+import functools
 import gc
 import os
 import shutil
@@ -54,11 +56,21 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
 
+def _return_freed_memory():
+    """Give the system back what was freed: a compiler's blocks lie far apart."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 @pytest.fixture(scope="module", autouse=True)
-def programs_of_a_module():
+def programs_of_a_module(request):
     """Programs leave the memory with the module that they were compiled for."""
     yield
     jax.clear_caches()
+    for each in vars(request.module).values():
+        if isinstance(each, functools._lru_cache_wrapper):
+            each.cache_clear()  # of what the tests of a module compile but once
+    _return_freed_memory()
 
 
 @pytest.fixture(scope="module")

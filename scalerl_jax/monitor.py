@@ -1,12 +1,11 @@
 """The loop's bookkeeping (`RunMonitor`) of the parts of a run (`RunState`).
 
 The file is above 400 lines: it holds all counts, waits, warnings and display lines of
-a step, the watch over failing verifiers, and evaluations, also those beside the run.
+a step, the watch over failing verifiers, and evaluations.
 """
 
 import collections
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,23 +26,12 @@ from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.rewards.verifier import NoVerifierError
 from scalerl_jax.run_state import RunState
 from scalerl_jax.types import Group
-from scalerl_jax.utils.background import Background
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.xla import explained
 
 _BATCHES = 10  # batches over which the share of unjudged rollouts is taken
 _POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
-_COLLECT_S = 0.05  # between two looks for the end of an evaluation
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Pending:
-    """An evaluation under way beside the run."""
-
-    version: int
-    report: dict[str, float]  # the ledger's, when the evaluation began
-    result: Evaluation | None = None
 
 
 class UnjudgedWatch:
@@ -132,8 +120,6 @@ class RunMonitor:
         self._mismatch: dict[str, float] = {}  # as last measured
         self._stopped = lambda: preemption.requested
         self._evaluated = evaluated
-        self._beside = Background("evaluation")
-        self._pending: _Pending | None = None  # evaluation beside the run
         self._unjudged = UnjudgedWatch(
             max_share=config.reward.max_unjudged_share,
             num_prompts=config.batch.num_prompts,
@@ -169,13 +155,15 @@ class RunMonitor:
         self._progress.note(str(agreement))
 
     def publish(
-        self, state: State, version: int, *, activity: str = "publish"
+        self,
+        state: State,
+        version: int,
+        *,
+        activity: str = "publish",
+        pinned: bool = False,
     ) -> Publication:
         """Send a copy of the params; if that fails, generators keep the older ones."""
         run = self._run
-        pinned = self._config.eval.concurrent and self.lacks_evaluation(version)
-        if pinned:  # they replace the params pinned for the last evaluation
-            self.await_evaluation()
         with run.activity(activity), explained("publishing params", self._config):
             publication = run.learner.publish(state, pinned=pinned)
             run.generators.publish(publication, policy_version=version)
@@ -229,15 +217,8 @@ class RunMonitor:
         with run.activity("train"), explained("the train step", self._config):
             window = window.annotated(run.learner.annotate(state, window.packed()))
             if run.trace:
-                for step, each in enumerate(window.batches, start=version + 1):
-                    for text in run.trace(
-                        each.groups,
-                        each.sequences,
-                        state,
-                        version=version,
-                        step=step,
-                    ):
-                        self._progress.note(text)
+                for text in run.trace(window, state):
+                    self._progress.note(text)
         self._times["time/annotate_s"] = time.monotonic() - started
         for each in window.batches:
             flops = run.flops.annotation(each.row_tokens, each.mean_context)
@@ -292,7 +273,6 @@ class RunMonitor:
         metrics: dict[str, float],
     ) -> None:
         """Write one row of metrics.jsonl, and the display's line."""
-        self._collect()
         run, now = self._run, time.monotonic()
         elapsed_s, self._last_s = now - self._last_s, now
         report = run.ledger.report()
@@ -305,8 +285,6 @@ class RunMonitor:
             # The mismatch of the last evaluation: this batch has no token of the
             # learner's own version, or ratios that the sampler's filters lower.
             row |= self._mismatch
-        elif self._config.eval.concurrent:  # evaluations measure no mismatch then
-            self._mismatch = {name: metrics[name] for name in self._mismatch}
         row |= {
             "train/tokens": assembled.train_tokens,
             "train/epoch": each.epoch,
@@ -389,32 +367,12 @@ class RunMonitor:
         """Return whether an evaluation is due at this version and not yet on file."""
         last = version == self._config.train.num_steps
         due = last or version % self._config.eval.every == 0
-        begun = self._pending is not None and self._pending.version == version
-        return due and not begun and not self._writer.has_eval(version)
+        return due and not self._writer.has_eval(version)
 
     def evaluate(self, state: State, publication: Publication, version: int) -> None:
-        """Write and show the pass rate and the mismatch at this version.
-
-        With `eval.concurrent` the evaluation only begins here, after the one before it
-        has ended, and is written at the end of a later step.  It is never written if
-        the run stops meanwhile or loses its verifiers.
-        """
+        """Write and show the pass rate and the mismatch at this version."""
         run = self._run
         report = run.ledger.report()
-        if self._config.eval.concurrent:
-            self.await_evaluation()
-            pending = self._pending = _Pending(version=version, report=report)
-
-            def work() -> None:
-                pending.result, _ = run.generators.evaluate(
-                    publication,
-                    policy_version=version,
-                    stopped=self._stopped,
-                    beside=True,
-                )
-
-            self._beside.start(work, timeout_s=_POLL_S)
-            return
         with self._given_up(version):
             with run.activity("eval"):
                 result, sampled = run.generators.evaluate(
@@ -424,28 +382,7 @@ class RunMonitor:
             self._write_evaluation(version, report, result)
 
     def await_evaluation(self, *, before: int | None = None) -> None:
-        """Wait for the evaluation beside the run; only if its version is < `before`.
-
-        The wait is not counted as training time.
-        """
-        self._collect()
-        if self._pending and (before is None or self._pending.version < before):
-            with self._run.activity("eval"):
-                while self._pending:  # ends: generators have a time limit
-                    time.sleep(_COLLECT_S)
-                    self._collect()
-
-    def _collect(self) -> None:
-        """Write the evaluation beside the run to the files, if it has ended."""
-        pending = self._pending
-        if pending is None:
-            return
-        with self._given_up(pending.version):
-            self._beside.check()
-            if pending.result is None:
-                return
-            self._write_evaluation(pending.version, pending.report, pending.result)
-        self._pending = None
+        """Do nothing: `evaluate` has already waited."""
 
     @contextlib.contextmanager
     def _given_up(self, version: int) -> Iterator[None]:

@@ -70,7 +70,8 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
         opened.enter_context(kept_on_disk(run.ledger, directory))
         opened.enter_context(run.progress.bar("starting"))
         state, version = run.state, run.version
-        monitor = RunMonitor(config, run, writer, preemption, live.evaluated)
+        kind = _kind_of_monitor(config)
+        monitor = kind(config, run, writer, preemption, live.evaluated)
         opened.callback(monitor.close)
         published = monitor.publish(state, version, activity="startup")
         monitor.require_agreement(state, published)
@@ -96,6 +97,15 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
             preempted=unfinished and live.stop_reason is None,
             stop_reason=live.stop_reason,
         )
+
+
+def _kind_of_monitor(config: Config) -> type[RunMonitor]:
+    """Return the class of the run's bookkeeping."""
+    if not config.eval.concurrent:
+        return RunMonitor
+    from scalerl_jax.concurrent_evaluation import ConcurrentMonitor  # few runs need it
+
+    return ConcurrentMonitor
 
 
 class _NoFit(contextlib.ExitStack):

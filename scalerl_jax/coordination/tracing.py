@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from scalerl_jax.batching.assembly import Assembler
+from scalerl_jax.batching.assembly import Assembler, Window
 from scalerl_jax.batching.packing import TrainSequence, pack
 from scalerl_jax.contract import Learner, State
 from scalerl_jax.types import Group, Rollout
@@ -29,27 +29,15 @@ class Tracer:
     row_tokens: int
     rows_per_microbatch: int
 
-    def __call__(
-        self,
-        groups: Sequence[Group],
-        sequences: Sequence[TrainSequence],
-        state: State,
-        *,
-        version: int,
-        step: int,
-    ) -> list[str]:
-        """Return a text for each of the prompt's groups in a batch.
+    def __call__(self, window: Window, state: State) -> list[str]:
+        """Return a text for each of the prompt's groups in a window.
 
-        Args:
-            groups: the groups of the batch.
-            sequences: the sequences of these groups that the batch trains on.
-            state: the train state that the step starts from.
-            version: policy version at which the batch was assembled.
-            step: the optimizer step that trains on the batch.
+        `state` is the train state that the window's first step starts from.
         """
         return [
-            self._one(group, sequences, state, version=version, step=step)
-            for group in groups
+            self._one(group, batch.sequences, state, version=window.version, step=step)
+            for step, batch in enumerate(window.batches, start=window.version + 1)
+            for group in batch.groups
             if group.prompt.prompt_id == self.prompt_id
         ]
 

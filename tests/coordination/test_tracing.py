@@ -62,13 +62,14 @@ def traced_run(tmp_path_factory):
     ):
         tracer = run.trace
 
-        def every_prompt(groups, sequences, state, *, version, step):
-            for group in groups:
+        def every_prompt(window, state):
+            (batch,), version = window.batches, window.version
+            for group in batch.groups:
                 own = dataclasses.replace(tracer, prompt_id=group.prompt.prompt_id)
-                texts = own(groups, sequences, state, version=version, step=step)
-                norm = own_norm(run, groups, group.rollouts[0], state, version)
+                texts = own(window, state)
+                norm = own_norm(run, batch.groups, group.rollouts[0], state, version)
                 found.append((texts, group, version, norm))
-            return tracer(groups, sequences, state, version=version, step=step)
+            return tracer(window, state)
 
         run.trace = every_prompt
         train(config, run, tmp_path_factory.mktemp("files"))

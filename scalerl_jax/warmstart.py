@@ -170,13 +170,9 @@ def make_params(config: WarmstartConfig, arch: Architecture) -> PyTree:
 
 def make_questions(config: WarmstartConfig) -> list[Question]:
     """Questions to solve, none of them held out from the runs to come."""
-    _, held_out = tasks.make_splits(
-        config.tasks,
-        train_prompts=len(config.tasks),
-        eval_prompts=config.held_out_prompts,
-        seed=config.seed,
-    )
-    exclude = {question.text for question in held_out}
+    exclude: set[str] = set()  # gets the texts that are held out
+    shares = tasks.equal_shares(config.tasks, config.held_out_prompts)
+    tasks.draw_questions(shares, used=exclude)
     return [
         question
         for task in config.tasks

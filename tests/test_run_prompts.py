@@ -6,8 +6,8 @@ import json
 
 import pytest
 import small_run
+import task_splits
 
-from scalerl_jax.data import tasks
 from scalerl_jax.data.mixture import MixtureStream
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.data.tokenizer import load_tokenizer
@@ -76,7 +76,7 @@ def texts(prompts):
 
 def test_generated_tasks_give_the_prompts_of_their_splits():
     loaded = load_prompts(CONFIG, TOKENIZER)
-    expected = tasks.make_splits(
+    expected = task_splits.make_splits(
         CONFIG.data.tasks, train_prompts=60, eval_prompts=9, seed=CONFIG.seed
     )
     for prompts, questions in zip(
@@ -159,7 +159,7 @@ def test_evaluation_sets_come_one_after_the_other(made):
     assert len(loaded.train) == 60
     alone = evaluation_set(config, TOKENIZER, first)
     assert texts(alone) == texts(loaded.held_out[:20])
-    generated = tasks.make_splits(
+    generated = task_splits.make_splits(
         ("chain_sum",), train_prompts=0, eval_prompts=9, seed=5
     )[1]
     assert texts(loaded.held_out[20:]) == [f"{each.text}<think>" for each in generated]

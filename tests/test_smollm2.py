@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_run
+import task_splits
 
 from scalerl_jax.config import resolve
-from scalerl_jax.data import tasks
 from scalerl_jax.data.chat import read_chat_template
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.export import export
@@ -130,7 +130,7 @@ def test_the_config_trains_the_model_for_a_step(tmp_path, checkpoint):
 def test_prompts_and_answers_of_the_cpu_config_fit(checkpoint):
     path = small_run.ROOT / "configs" / "smollm2_cpu.py"
     config = resolve(runpy.run_path(str(path))["get_config"](str(checkpoint)))
-    train, held_out = tasks.make_splits(
+    train, held_out = task_splits.make_splits(
         config.data.tasks,
         train_prompts=config.data.train_prompts,
         eval_prompts=config.eval.num_prompts,

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import task_splits
 
 from scalerl_jax import warmstart
 from scalerl_jax.data import tasks
@@ -91,7 +92,7 @@ def test_questions_of_evaluations_are_never_shown():
     assert len(shown) == 3 * 800
     for count in (9, 300):  # of a test's run, of configs/tiny.py
         for seed in (0, 1):
-            _, held_out = tasks.make_splits(
+            _, held_out = task_splits.make_splits(
                 config.tasks, train_prompts=3, eval_prompts=count, seed=seed
             )
             assert len(held_out) == count

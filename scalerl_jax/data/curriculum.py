@@ -7,9 +7,12 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from scalerl_jax.config import DataConfig, naming
+from scalerl_jax.data.prompts import NEVER, PromptStream
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.reading import check_regular, parse_json
 
@@ -44,6 +47,108 @@ class Curriculum:
         gone = step / self.open_steps
         share = min(1.0, self.open_share + (1.0 - self.open_share) * gone)
         return max(1, round(share * num_prompts))
+
+
+def easiest_first(pass_rates: np.ndarray) -> np.ndarray:
+    """Return the places of pass rates, the highest first; unmeasured (NaN) ones last.
+
+    Equal ones keep the order in which they are given.
+    """
+    return np.argsort(-pass_rates, kind="stable")
+
+
+class CurriculumStream(PromptStream):
+    """Prompts in the order of a curriculum.
+
+    Each epoch is sorted by difficulty, and the hardest of the prompts that are not left
+    out are closed.  Where the run measures the difficulty itself, the first epoch is
+    shuffled and open, and each later one sorted by the history at its start.  The next
+    prompt is the one that was drawn least often among the open ones, so that one that
+    opens in the middle of an epoch comes at once.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed: int,
+        max_pass_rate: float | None,
+        curriculum: Curriculum,
+    ) -> None:
+        """Begin epoch 0 with no history."""
+        self._curriculum = curriculum
+        self._difficulty = curriculum.pass_rates  # that this epoch is sorted by
+        self._easiest = np.empty(0, np.int64)  # those left, the easiest first
+        super().__init__(prompts, seed=seed, max_pass_rate=max_pass_rate)
+
+    def state(self) -> dict[str, Any]:
+        """Return the place, the history and the difficulty, as JSON values."""
+        if self._difficulty is None:
+            return super().state()
+        rates = [None if rate != rate else rate for rate in self._difficulty.tolist()]
+        return super().state() | {"difficulty": rates}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`.
+
+        Raises:
+            ValueError: it was saved with other prompts or in another order.
+        """
+        rates = state["difficulty"]
+        self._difficulty = None if rates is None else np.array(rates, np.float64)
+        super().restore(state)
+
+    def _least_drawn(self, step: int) -> int:
+        if self._difficulty is None:
+            return super()._least_drawn(step)
+        if len(self._easiest) != self._left:  # within an epoch they only get fewer
+            left = np.flatnonzero(self._turns != NEVER)
+            self._easiest = left[easiest_first(self._difficulty[left])]
+        opened = self._easiest[: self._curriculum.num_open(self._left, step=step)]
+        return int(opened[self._turns[opened].argmin()])
+
+    def _begin_epoch(self, epoch: int) -> None:
+        if self._curriculum.pass_rates is None:
+            measured = np.where(self._rollouts > 0, self._rollouts, np.nan)
+            self._difficulty = self._passed / measured
+        super()._begin_epoch(epoch)
+
+    def _epoch_order(self) -> np.ndarray:
+        self._easiest = np.empty(0, np.int64)
+        if self._difficulty is None or not self._curriculum.is_sorted:
+            return super()._epoch_order()
+        return easiest_first(self._difficulty)
+
+
+def make_streams(
+    parts: Sequence[Sequence[Prompt]],
+    prompts: Sequence[Prompt],
+    data: DataConfig,
+    *,
+    seed: int,
+    max_pass_rate: float | None,
+) -> list[CurriculumStream]:
+    """Return a stream of each of the parts that `prompts` are in, end to end.
+
+    Raises:
+        ValueError: data.difficulty is not a file of the prompts' pass rates.
+    """
+    rates: list[np.ndarray | None] = [None] * len(parts)
+    if data.difficulty != "measured":
+        with naming("data.difficulty"):
+            whole = read_pass_rates(Path(data.difficulty), prompts)
+        rates = [*np.split(whole, np.cumsum([len(part) for part in parts])[:-1])]
+    return [
+        CurriculumStream(
+            part,
+            seed=seed,
+            max_pass_rate=max_pass_rate,
+            curriculum=Curriculum(
+                pass_rates=own, open_share=data.open_share, open_steps=data.open_steps
+            ),
+        )
+        for part, own in zip(parts, rates, strict=True)
+    ]
 
 
 def text_digest(text: str) -> str:

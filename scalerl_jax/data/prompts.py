@@ -1,8 +1,8 @@
 """Prompts made from questions, and the order in which they are sampled.
 
-The shuffled order of an epoch comes from (seed, epoch) alone.  What has been drawn,
-the history that says which prompts are left out, and the difficulties that sort the
-epoch are saved, so that a run goes on in the middle of an epoch.
+The shuffled order of an epoch comes from (seed, epoch) alone.  What has been drawn, and
+the history that says which prompts are left out, are saved, so that a run goes on in
+the middle of an epoch.
 """
 
 import bisect
@@ -10,21 +10,18 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from scalerl_jax.data.questions import LazySequence, Question, take
 from scalerl_jax.types import Prompt
 
-if TYPE_CHECKING:
-    from scalerl_jax.data.curriculum import Curriculum
-
 Render = Callable[[Question], str]  # the text of a question's prompt
 Encode = Callable[[str], list[int]]
 
 _ORDER = 2  # purpose of the draw, beside those of `tasks`
-_NEVER = np.iinfo(np.int64).max  # the turn of a prompt that is not sampled again
+NEVER = np.iinfo(np.int64).max  # the turn of a prompt that is not sampled again
 
 
 def build_prompts(
@@ -102,14 +99,6 @@ class JoinedPrompts(LazySequence[Prompt]):
         ]
 
 
-def easiest_first(pass_rates: np.ndarray) -> np.ndarray:
-    """Return the places of pass rates, the highest first; unmeasured (NaN) ones last.
-
-    Equal ones keep the order in which they are given.
-    """
-    return np.argsort(-pass_rates, kind="stable")
-
-
 class PromptStream:
     """Prompts, epoch after epoch, less those that the policy can do already.
 
@@ -118,12 +107,6 @@ class PromptStream:
     none.  It is for good: results of rollouts that were under way may lower that rate
     again, and bring no prompt back.  Within an epoch each prompt comes once, so none
     is left out of the epoch that measures it first.
-
-    A curriculum sorts each epoch by difficulty, and closes the hardest of the prompts
-    that are not left out.  Where the run measures the difficulty itself, the first
-    epoch is shuffled and open, and each later one sorted by the history at its start.
-    The next prompt is the one that was drawn least often among the open ones, so that
-    one that opens in the middle of an epoch comes at once.
 
     Two threads use it: the worker draws prompts, the learner records their results.
     """
@@ -134,23 +117,19 @@ class PromptStream:
         *,
         seed: int,
         max_pass_rate: float | None,
-        curriculum: "Curriculum | None" = None,
     ) -> None:
-        """Begin epoch 0 with no history; no curriculum: shuffled, and all open."""
+        """Begin epoch 0 with no history."""
         if not prompts:
             raise ValueError("no prompts to sample from; see data.train_prompts")
         self._lock = threading.Lock()
         self._prompts = prompts
         self._seed = seed
         self._max_pass_rate = max_pass_rate
-        self._curriculum = curriculum
         self._epoch = 0
         self._drawn = np.zeros(len(prompts), np.int64)
         self._passed = np.zeros(len(prompts), np.int64)
         self._rollouts = np.zeros(len(prompts), np.int64)
         self._retired = np.zeros(len(prompts), bool)
-        # Pass rates that this epoch is sorted by.
-        self._difficulty = curriculum.pass_rates if curriculum else None
         self._order_epoch()
 
     def next(self, step: int = 0) -> Prompt:
@@ -189,9 +168,8 @@ class PromptStream:
             if self._retired[prompt_id] or not self._passes(np.array([prompt_id]))[0]:
                 return
             self._retired[prompt_id] = True
-            self._turns[prompt_id] = _NEVER
+            self._turns[prompt_id] = NEVER
             self._left -= 1
-            self._easiest = None
 
     @property
     def num_prompts(self) -> int:
@@ -211,9 +189,7 @@ class PromptStream:
             "seed": self._seed,
             "epoch": self._epoch,
             "drawn": self._drawn.tolist(),
-            "difficulty": None
-            if self._difficulty is None
-            else [None if rate != rate else rate for rate in self._difficulty.tolist()],
+            "difficulty": None,  # of a stream that goes by it
             "passed": self._passed.tolist(),
             "rollouts": self._rollouts.tolist(),
             "retired": np.flatnonzero(self._retired).tolist(),
@@ -243,43 +219,30 @@ class PromptStream:
         # A checkpoint that does not hold them: those that its history retires.
         retired = state.get("retired", every[self._passes(every)])
         self._retired = np.isin(every, retired)
-        rates = state["difficulty"]
-        self._difficulty = None if rates is None else np.array(rates, np.float64)
         self._order_epoch()
 
     def _least_drawn(self, step: int) -> int:
-        """The next of those that may be sampled again, of which there are some."""
-        if self._curriculum is None or self._difficulty is None:
-            return int(self._turns.argmin())
-        if self._easiest is None:
-            left = np.flatnonzero(self._turns != _NEVER)
-            self._easiest = left[easiest_first(self._difficulty[left])]
-        count = self._curriculum.num_open(self._left, step=step)
-        opened = self._easiest[:count]
-        return int(opened[self._turns[opened].argmin()])
+        """Return the next of those that may be sampled again; there are some."""
+        return int(self._turns.argmin())
 
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch
-        if self._curriculum is not None and self._curriculum.pass_rates is None:
-            measured = np.where(self._rollouts > 0, self._rollouts, np.nan)
-            self._difficulty = self._passed / measured
         self._order_epoch()
 
     def _order_epoch(self) -> None:
         """Set when each prompt comes, by this epoch's order and the history so far."""
-        random = np.random.Generator(np.random.PCG64([self._seed, _ORDER, self._epoch]))
-        order = random.permutation(self.num_prompts)
-        if self._curriculum is not None and self._curriculum.is_sorted:
-            if self._difficulty is not None:
-                order = easiest_first(self._difficulty)
         places = np.empty(self.num_prompts, np.int64)
-        places[order] = np.arange(self.num_prompts)
+        places[self._epoch_order()] = np.arange(self.num_prompts)
         # The least comes next: what was drawn less often, in the epoch's order.  A
         # scan of one array finds it: 0.1 ms for 300,000 prompts.
         turns = self._drawn * self.num_prompts + places
-        self._turns = np.where(self._retired, _NEVER, turns)
-        self._left = int((self._turns != _NEVER).sum())
-        self._easiest: np.ndarray | None = None  # those left, the easiest first
+        self._turns = np.where(self._retired, NEVER, turns)
+        self._left = int((self._turns != NEVER).sum())
+
+    def _epoch_order(self) -> np.ndarray:
+        """Return the ids of all prompts in the order of this epoch."""
+        random = np.random.Generator(np.random.PCG64([self._seed, _ORDER, self._epoch]))
+        return random.permutation(self.num_prompts)
 
     def _passes(self, ids: np.ndarray) -> np.ndarray:
         """Return whether the history of each prompt is one that retires it."""

@@ -149,19 +149,6 @@ def draw_questions(
     return drawn
 
 
-def make_splits(
-    tasks: tuple[str, ...], *, train_prompts: int, eval_prompts: int, seed: int
-) -> tuple[list[Question], list[Question]]:
-    """Make training and held-out questions, in equal parts per task, no text in both.
-
-    Task after task.  `seed` chooses the training questions only.
-    """
-    used: set[str] = set()
-    held_out = draw_questions(equal_shares(tasks, eval_prompts), used=used)
-    shares = equal_shares(tasks, train_prompts)
-    return draw_questions(shares, seed=seed, used=used), held_out
-
-
 def score(task: str, answer: str, reference: dict[str, Any]) -> float:
     """Return reasoning_gym's score of an answer; 1 is right, less is partial credit."""
     return float(_scorer(task).score_answer(answer, entry=reference))

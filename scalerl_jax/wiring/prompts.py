@@ -6,10 +6,9 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl_jax.config import Config, naming
+from scalerl_jax.config import Config
 from scalerl_jax.data import tasks
 from scalerl_jax.data.prompts import JoinedPrompts, PromptStream, build_prompts
 from scalerl_jax.data.questions import (
@@ -30,7 +29,6 @@ from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import Progress
 
 if TYPE_CHECKING:
-    from scalerl_jax.data.curriculum import Curriculum
     from scalerl_jax.data.mixture import Stream
     from scalerl_jax.wiring.data_sets import DataSets
 
@@ -267,46 +265,22 @@ def _generated(shares: dict[str, int]) -> dict[str, int]:
     return {name: share for name, share in shares.items() if name in tasks.TASKS}
 
 
-def make_curriculum(config: Config, prompts: Sequence[Prompt]) -> "Curriculum | None":
-    """Return the order by difficulty, its file read; None: prompts are shuffled."""
-    data = config.data
-    if data.order == "shuffled":
-        return None
-    # Few runs have one.
-    from scalerl_jax.data.curriculum import Curriculum, read_pass_rates
-
-    pass_rates = None
-    if data.difficulty != "measured":
-        with naming("data.difficulty"):
-            pass_rates = read_pass_rates(Path(data.difficulty), prompts)
-    return Curriculum(
-        pass_rates=pass_rates, open_share=data.open_share, open_steps=data.open_steps
-    )
-
-
 def make_stream(config: Config, prompts: JoinedPrompts) -> "Stream":
     """Return the training prompts in their order, less those left out of it."""
     data = config.data
     retire_at = data.max_history_pass_rate if data.no_positive_resampling else None
-    curriculum = make_curriculum(config, prompts)
+    parts = prompts.parts if data.task_weights else (prompts,)
+    settings = {"seed": config.seed, "max_pass_rate": retire_at}
+    if data.order == "shuffled":
+        streams = [PromptStream(part, **settings) for part in parts]
+    else:
+        from scalerl_jax.data.curriculum import make_streams  # few runs have an order
+
+        streams = make_streams(parts, prompts, data, **settings)
     if not data.task_weights:
-        return PromptStream(
-            prompts, seed=config.seed, max_pass_rate=retire_at, curriculum=curriculum
-        )
+        return streams[0]
     from scalerl_jax.data.mixture import MixtureStream  # few runs have one
 
-    streams, start = [], 0
-    for part in prompts.parts:
-        own = curriculum
-        if own and own.pass_rates is not None:
-            rates = own.pass_rates[start : start + len(part)]
-            own = dataclasses.replace(own, pass_rates=rates)
-        streams.append(
-            PromptStream(
-                part, seed=config.seed, max_pass_rate=retire_at, curriculum=own
-            )
-        )
-        start += len(part)
     return MixtureStream(streams, weights=data.task_weights)
 
 

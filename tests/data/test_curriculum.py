@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.data.curriculum import Curriculum, read_pass_rates
-from scalerl_jax.data.prompts import PromptStream, build_prompts, easiest_first
+from scalerl_jax.data.curriculum import (
+    Curriculum,
+    CurriculumStream,
+    easiest_first,
+    read_pass_rates,
+)
+from scalerl_jax.data.prompts import PromptStream, build_prompts
 from scalerl_jax.data.questions import Question
 
 RATES = np.array([0.5, 1.0, 0.0, 0.25, 0.75, 0.5])
@@ -26,7 +31,7 @@ def make_prompts(count):
 
 
 def make_stream(curriculum, *, prompts=6, max_pass_rate=None):
-    return PromptStream(
+    return CurriculumStream(
         make_prompts(prompts),
         seed=3,
         max_pass_rate=max_pass_rate,
@@ -67,7 +72,7 @@ def test_sorted_prompts_come_easy_to_hard_in_every_epoch():
 
 def test_without_a_file_the_first_epoch_measures_and_the_next_is_sorted():
     stream = make_stream(Curriculum(pass_rates=None))
-    plain = make_stream(None)
+    plain = PromptStream(make_prompts(6), seed=3, max_pass_rate=None)
     assert draw(stream, 6) == draw(plain, 6)
     for prompt_id, rate in enumerate(RATES):
         stream.record(prompt_id, int(8 * rate), 8)

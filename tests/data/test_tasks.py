@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from task_splits import make_splits
 
 from scalerl_jax.data import tasks
-from scalerl_jax.data.tasks import TASKS, make_questions, make_splits, score
+from scalerl_jax.data.tasks import TASKS, make_questions, score
 
 
 def texts(questions):

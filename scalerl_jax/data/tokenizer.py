@@ -46,7 +46,7 @@ class Tokenizer:
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def encode_aside(self, text: str) -> list[int]:
-        """`encode`, while other threads go on: it does not hold the interpreter."""
+        """Ids as of `encode`; other threads go on, as the interpreter is not held."""
         return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def count_tokens(self, texts: list[str]) -> list[int]:
@@ -142,9 +142,9 @@ def load_tokenizer(path: str | Path, *, must_end: bool = True) -> Tokenizer:
 
 
 def read_special_tokens(directory: Directory) -> dict[str, str]:
-    """The tokens that a directory names, such as "eos_token", by these names.
+    """Return the tokens that a directory names, such as "eos_token", by these names.
 
-    Of `tokenizer_config.json`; older directories have them in
+    They stand in `tokenizer_config.json`, in older directories in
     `special_tokens_map.json`.  The order is that of `transformers`.
 
     Raises:

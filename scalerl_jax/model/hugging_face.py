@@ -57,7 +57,7 @@ class Family:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-# Those without experts; `mixture_files.MIXTURES` has the others.
+# Families without experts; `mixture_files.MIXTURES` has the others.
 FAMILIES = {
     "llama": Family(
         "LlamaForCausalLM", _DECODER, {"attention_bias": False, "mlp_bias": False}

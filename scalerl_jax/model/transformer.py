@@ -21,7 +21,6 @@ from jaxtyping import Array, Float, Int
 
 from scalerl_jax.model.architecture import (
     Architecture,
-    ParamSpec,
     layered_table,
     parameter_table,
 )
@@ -40,7 +39,6 @@ from scalerl_jax.model.layers import (
 from scalerl_jax.parallel.mesh import ROWS
 from scalerl_jax.types import PyTree, Sharing
 
-_INIT_STD = 0.02
 _saveable = jax.checkpoint_policies
 # Name of a remat policy -> what is saved of a layer; None: everything.  The rest is
 # computed again from the layer's input, except the chosen experts, which are always
@@ -54,21 +52,6 @@ REMAT: dict[str, Callable[..., Any] | None] = {
     "attention": _saveable.save_only_these_names(SAVED, CHOSEN),
     "full": _saveable.save_only_these_names(CHOSEN),
 }
-
-
-def init_params(arch: Architecture, key: Array, *, dtype: DTypeLike) -> PyTree:
-    """Random weights: normal with std 0.02, norms at 1, biases at 0."""
-    leaves, treedef = jax.tree.flatten(parameter_table(arch))
-
-    def start(spec: ParamSpec, key: Array) -> Array:
-        if spec.init == "ones":
-            return jnp.ones(spec.shape, dtype)
-        if spec.init == "zeros":
-            return jnp.zeros(spec.shape, dtype)
-        return (jax.random.normal(key, spec.shape) * _INIT_STD).astype(dtype)
-
-    keys = jax.random.split(key, len(leaves))
-    return jax.tree.unflatten(treedef, [*map(start, leaves, keys)])
 
 
 def abstract_params(arch: Architecture, *, dtype: DTypeLike) -> PyTree:

@@ -40,7 +40,7 @@ class Parcel:
     """A publication on its way to replicas."""
 
     text: str  # of an `offers.Publication`
-    # Of its objects, where a reference alone does not reach them.
+    # Handles of its objects, where a reference alone does not reach them.
     handles: Mapping[Reference, Any] = dataclasses.field(default_factory=dict)
 
 

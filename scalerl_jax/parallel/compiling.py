@@ -34,7 +34,7 @@ def tpu_options(role: Role, mesh: Mesh) -> Options:
     One that the installed compiler does not know is left out, with a warning.
     """
     devices = list(mesh.devices.flat)
-    # Of another process's devices no program can be compiled alone.
+    # No program can be compiled alone for devices of another process.
     own = [one for one in devices if one.process_index == jax.process_index()]
     by_kind = OPTIONS[role]
     wanted = by_kind.get(devices[0].device_kind, by_kind[""])

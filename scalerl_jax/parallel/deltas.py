@@ -20,7 +20,7 @@ Bytes = NDArray[np.uint8]
 _BLOCK = 1 << 20  # values coded at a time, which bounds what their places take
 _NONE, _ALL, _BITMAP, _GAPS_8, _GAPS_16 = range(5)
 _GAPS = {_GAPS_8: np.dtype("<u1"), _GAPS_16: np.dtype("<u2")}
-# Of a plane of a block: the way, how many bytes changed, and bytes of their places.
+# For each plane of a block: the way, how many bytes changed, bytes of their places.
 _HEADER = struct.Struct("<BII")
 
 
@@ -150,7 +150,7 @@ def _apply_plane(plane: Bytes, reader: "_Reader") -> None:
     if way == _BITMAP and length == -(-plane.size // 8):
         places = np.flatnonzero(np.unpackbits(where, count=plane.size))
     elif way in _GAPS and length % _GAPS[way].itemsize == 0:
-        # Of bytes at any address: a view could not have their width.
+        # Copied: the bytes lie at any address, and a view could not have their width.
         places = _read_gaps(np.frombuffer(where.tobytes(), _GAPS[way]))
     else:
         raise DamagedDeltaError(

@@ -19,7 +19,7 @@ class Published:
 
     params: PyTree  # laid out by `architecture.layered_table`
     policy_version: Int[Array, ""]  # optimizer steps behind them
-    # Of `checksums`, from the learner's mesh; None: its shards have been checked.
+    # Results of `checksums` on the learner's mesh; None: its shards have been checked.
     checksums: UInt32[Array, " leaves"] | None
 
 

@@ -76,7 +76,7 @@ class ResultTokens(engine_api.ResultTokens):
                 array.copy_to_host_async()
 
     def convert_to_numpy(self) -> "ResultTokens":
-        """The same with NumPy arrays."""
+        """Return these results with NumPy arrays."""
         return replace(self, data=np.array(self.data), log_prob=np.array(self.log_prob))
 
 
@@ -369,7 +369,7 @@ def load_orchestrator() -> ModuleType:
     that does so is replaced, in the orchestrator's module only.  The import also sets
     the root logger to DEBUG and gives it a handler; both are taken back.
 
-    What stays: an exception in one of the driver's threads kills the process (SIGKILL),
+    Three things stay: an exception in one of its threads kills the process (SIGKILL),
     it holds the params that it was made with, and returns no log-probabilities.
     """
     root = logging.getLogger()

@@ -27,7 +27,7 @@ def is_remote(path: object) -> bool:
 def local_file(name: str, *, suffixes: tuple[str, ...] | None = None) -> Path:
     """Return a local path, or of one in a bucket its copy, which is fetched.
 
-    Of a directory in a bucket, files that end with one of the `suffixes` are fetched.
+    From a directory in a bucket, files that end with one of `suffixes` are fetched.
 
     Raises:
         ValueError: the bucket does not have it, or cannot be used.
@@ -154,7 +154,7 @@ class Fields:
     prefix: str = ""
 
     def refuse(self, name: str, supported: str) -> ValueError:
-        """The error for a field; `supported` says what would do."""
+        """Return the error for a field; `supported` says what would do."""
         value = self.values.get(name)
         shown = "is missing" if value is None else f"= {value!r} is not supported"
         return ValueError(f"{self.file}: {self.prefix}{name} {shown}; {supported}")
@@ -162,7 +162,7 @@ class Fields:
     def integer(
         self, name: str, default: int | None = None, *, most: int = 2**28
     ) -> int:
-        """One from 1 to `most`; a file that says more is broken."""
+        """Return an integer from 1 to `most`; a file that says more is broken."""
         value = self.values.get(name)
         value = default if value is None else value
         if type(value) is not int or not 1 <= value <= most:
@@ -170,12 +170,12 @@ class Fields:
         return value
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
-        """The fields, and defaults of those that are absent or null."""
+        """Return the fields, and defaults of those that are absent or null."""
         given = {name: each for name, each in self.values.items() if each is not None}
         return dataclasses.replace(self, values=dict(defaults) | given)
 
     def number(self, name: str) -> float:
-        """A finite one above 0."""
+        """Return a finite number above 0."""
         value: Any = self.values.get(name)
         if type(value) not in (int, float) or not 0 < value < sys.float_info.max:
             raise self.refuse(name, "it must be a number above 0")

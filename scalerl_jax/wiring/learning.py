@@ -30,7 +30,7 @@ from scalerl_jax.model.architecture import (
 )
 from scalerl_jax.model.attention import BlockwiseAttention, SegmentAttention
 from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.transformer import abstract_params, init_params
+from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.utils.progress import Progress
@@ -161,6 +161,8 @@ def make_learner(
         with naming("model.checkpoint"):
             params = load(source, arch, dtype=dtype, shardings=shardings)
     else:
+        from scalerl_jax.model.starts import init_params  # most runs have a checkpoint
+
         params = jax.jit(
             functools.partial(init_params, arch, dtype=dtype), out_shardings=shardings
         )(jax.random.key(config.seed))

@@ -23,7 +23,7 @@ def placed(
     near: bool | Bool[Array, ""],
     eps: float,
 ) -> tuple[Array, Array]:
-    """Queries and keys of a layer; `near`: it knows positions and sees a chunk."""
+    """Turn queries and keys of a layer; `near`: it has positions and sees a chunk."""
     turned = [rotate(x, turns, neighbours=True) for x in (q, k)]
     if local.normalized:
         turned = [rms_norm(x, jnp.ones(()), eps) for x in turned]
@@ -34,7 +34,7 @@ def placed(
 
 
 def chunked(segment_ids: Int[Array, "R S"], chunk: int) -> Int[Array, "R S"]:
-    """Segments of rows, cut in chunks of so many tokens from their own first one.
+    """Cut segments of rows in chunks of so many tokens from their own first one.
 
     The parts of a row have different numbers, not 1, 2, ...
     """

@@ -66,7 +66,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 
 def text_fields(fields: Fields) -> Fields:
-    """The fields of the decoder, of a Llama 4 that also reads images."""
+    """Return the fields of the decoder, of a Llama 4 that also reads images."""
     fields.only("quantization_config", ())
     given = fields.values.get("text_config")
     if not isinstance(given, dict):
@@ -77,7 +77,7 @@ def text_fields(fields: Fields) -> Fields:
 def read_mixture(
     fields: Fields, family: str, num_layers: int
 ) -> tuple[Experts, LocalLayers | None]:
-    """The experts that config.json describes, and the layers of a Llama 4."""
+    """Read the experts that config.json describes, and the layers of a Llama 4."""
     # transformers 5 may write either name.
     name = MIXTURES[family]["experts"]
     if name not in fields.values:
@@ -100,7 +100,7 @@ def read_mixture(
 
 
 def _read_local(fields: Fields, num_layers: int) -> LocalLayers:
-    """The layers of a Llama 4 that know positions, and what follows from that."""
+    """Read the layers of a Llama 4 that know positions, and what follows from that."""
     every_layer = [*range(num_layers)]
     fields.only("moe_layers", (every_layer,))
     given = fields.values.get("no_rope_layers") or []

@@ -113,7 +113,7 @@ def config_values(
 
 @contextlib.contextmanager
 def _whole(directory: Path) -> Iterator[Path]:
-    """An empty directory to write into, which then takes the place of `directory`."""
+    """Give an empty directory to write into, which then replaces `directory`."""
     partial = directory.with_name(f".{directory.name}.partial")
     replaced = directory.with_name(f".{directory.name}.replaced")
     try:
@@ -150,7 +150,7 @@ def _check_replaceable(directory: Path) -> None:
 
 
 def _check_params(params: PyTree, found: list[Parameter]) -> list[jax.Array]:
-    """The leaves of `params`, in the order of `found`."""
+    """Return the leaves of `params`, in the order of `found`, or refuse them."""
     leaves = {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
@@ -173,7 +173,7 @@ def _write_tensors(
     dtype: np.dtype,
     max_shard_bytes: int,
 ) -> None:
-    """One file, or as many as needed and the index that says what is where."""
+    """Write one file, or as many as needed and the index that says what is where."""
     sizes = {
         name: math.prod(shape) * dtype.itemsize
         for parameter in found
@@ -204,7 +204,7 @@ def _write_tensors(
 def _tensors(
     leaves: list[jax.Array], found: list[Parameter], dtype: np.dtype
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor by name, as Hugging Face lays it out."""
+    """Yield every tensor by name, as Hugging Face lays it out."""
     for leaf, parameter in zip(leaves, found, strict=True):
         for name, parts in itertools.groupby(parameter.parts, lambda part: part.tensor):
             tensor = np.empty(parameter.tensors[name], dtype)

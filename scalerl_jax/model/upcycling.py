@@ -50,7 +50,7 @@ def upcycle(
 def draw_units(
     count: int, parts: int, ffn_size: int, num_layers: int, *, seed: int
 ) -> Int[np.ndarray, "L E f"]:
-    """The units of every expert: `parts` experts in turn have all of them once."""
+    """Draw the units of every expert: `parts` experts in turn have all of them once."""
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(ffn_size) for _ in range(num_layers * count // parts)]
     return np.stack(orders).reshape(num_layers, count, ffn_size // parts)

@@ -104,7 +104,7 @@ def together(action: Callable[[], _Result], *, name: str, timeout_s: float) -> _
 
 
 def put_global(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Host arrays, the same in every process, on devices of all of them.
+    """Put host arrays, the same in every process, on devices of all of them.
 
     Each process sends the parts of its own devices.  Does not wait.  `shardings` may
     be a prefix of the tree, as for `jax.device_put`.

@@ -36,7 +36,7 @@ class OfferedObject:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OfferedShard:
-    """One shard: what it is of, where its bytes are, and how to know them."""
+    """One shard: its leaf and box, the place of its bytes, and their checksum."""
 
     leaf: str  # path in the sampler's tree
     shape: tuple[int, ...]  # of the whole leaf
@@ -161,7 +161,7 @@ class PublishReport:
 
 
 def merge(parts: Sequence[Offer]) -> Publication:
-    """The publication that all ranks' offers make.
+    """Return the publication that all ranks' offers make.
 
     Raises:
         ValueError: they are of several versions or bases, a rank is missing or there

@@ -129,7 +129,7 @@ def meet(place: Place, *, timeout_s: float) -> None:
 
 
 def _gather(place: Place, timeout_s: float) -> None:
-    """Process 0: wait for the others and tell them how it went."""
+    """Wait, as process 0, for the others and tell them how it went."""
     deadline = time.monotonic() + timeout_s
     come: dict[int, socket.socket] = {}
     fault = ""
@@ -160,7 +160,7 @@ def _gather(place: Place, timeout_s: float) -> None:
 
 
 def _listen(place: Place) -> socket.socket:
-    """A listening socket at the coordinator's port, on every interface."""
+    """Open a listening socket at the coordinator's port, on every interface."""
     _, port = place.address
     both = socket.has_dualstack_ipv6()
     try:
@@ -207,7 +207,7 @@ def _admit(
 
 
 def _report(place: Place, timeout_s: float) -> None:
-    """The others: tell process 0 that this one is there, and wait for its word."""
+    """Tell process 0, from another one, that this one is there; wait for its word."""
     deadline = time.monotonic() + timeout_s
     hello = {"process_id": place.process_id, "num_processes": place.num_processes}
     reason = ""
@@ -253,7 +253,7 @@ def _tell(connection: socket.socket, message: Any, *, close: bool = True) -> Non
 
 
 def _read(connection: socket.socket) -> Any:
-    """The object that a line holds; None if it is not such a line."""
+    """Return the object that a line holds; None if it is not such a line."""
     try:
         with connection.makefile("rb") as file:
             found = json.loads(file.readline(_LINE))

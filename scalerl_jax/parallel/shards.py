@@ -64,7 +64,7 @@ class Shard:
 
 
 def box_of(leaf: str, shape: tuple[int, ...], index: tuple[slice, ...]) -> Box:
-    """The box that JAX's index of a shard means."""
+    """Return the box that JAX's index of a shard means."""
     bounds = [
         part.indices(extent)[:2] for part, extent in zip(index, shape, strict=True)
     ]
@@ -81,7 +81,7 @@ def checksum(values: NDArray) -> int:
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Leaves by their path, in the order of the tree."""
+    """Return leaves by their path, in the order of the tree."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -127,7 +127,7 @@ def place(
     *,
     instead_of: PyTree | None = None,
 ) -> PyTree:
-    """Arrays on devices from shards of any other layout.
+    """Make arrays on devices from shards of any other layout.
 
     Args:
         abstract: shapes, dtypes and shardings.
@@ -162,7 +162,7 @@ def _indices(leaf: jax.ShapeDtypeStruct) -> Mapping[Any, tuple[slice, ...]]:
 def _cutter(
     name: str, leaf: jax.ShapeDtypeStruct, shards: list[Shard]
 ) -> Callable[[tuple[slice, ...]], NDArray]:
-    """A function that gives a device's part of a leaf; copies of one are made once."""
+    """Return a function that gives a device's part of a leaf; copies are made once."""
     made: dict[Box, NDArray] = {}
 
     def cut(index: tuple[slice, ...]) -> NDArray:

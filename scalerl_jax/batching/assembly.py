@@ -24,7 +24,6 @@ from scalerl_jax.batching.packing import (
     computed_tokens,
     train_sequences,
 )
-from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.types import Group, PackedBatch, Rollout
 
@@ -86,7 +85,7 @@ class Assembler:
     shape_rewards: ShapeRewards | None = None
     regularization: Regularization | None = None
     running: Any = None  # the `running.RunningNormalization` that `advantages` calls
-    replay: Architecture | None = None  # the mixture whose experts are replayed
+    replay: Any = None  # a `replay.Replay`, if routing is replayed
 
     def state(self) -> dict[str, float]:
         """Return the state for a checkpoint, as JSON values."""
@@ -112,7 +111,7 @@ class Assembler:
             row_tokens=0 if packed is None else computed_tokens(packed),
             filtered_tokens=_completion_tokens(groups) - trained,
             mean_context=float(context),
-            expert_load=self._expert_load(sequences),
+            expert_load={} if self.replay is None else self.replay.load(sequences),
         )
 
     def _sequences(
@@ -148,7 +147,7 @@ class Assembler:
             learner_version=learner_version,
             regularization=regularization,
             rollouts=None if self.advantages is not None else np.flatnonzero(kept),
-            experts=self._experts(groups),
+            experts=None if self.replay is None else self.replay.experts(groups),
         )
 
     def _kept(
@@ -166,22 +165,6 @@ class Assembler:
         if self.mask_cut_off:
             kept = kept & ~np.array([rollout.cut_off for rollout in rollouts])
         return kept
-
-    def _experts(self, groups: Sequence[Group]) -> list[np.ndarray] | None:
-        """Return each rollout's experts if they are replayed, else None."""
-        if self.replay is None:
-            return None
-        from scalerl_jax.batching.replay import replayed_experts  # loaded by few runs
-
-        return replayed_experts(groups, self.replay)
-
-    def _expert_load(self, sequences: Sequence[TrainSequence]) -> dict[str, float]:
-        """Return metrics of the experts' load if experts are replayed, else none."""
-        if self.replay is None:
-            return {}
-        from scalerl_jax.batching.replay import expert_load
-
-        return expert_load([each.experts for each in sequences], self.replay)
 
 
 def _completion_tokens(groups: Sequence[Group]) -> int:

@@ -5,13 +5,16 @@ experts than the sampler's did.  With routing replay the learner uses the sample
 choice.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from scalerl_jax.batching.packing import TrainSequence
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.types import Group
+from scalerl_jax.types import Group, PackedBatch
 
 
 def replayed_experts(groups: Sequence[Group], arch: Architecture) -> list[np.ndarray]:
@@ -49,6 +52,30 @@ def replayed_experts(groups: Sequence[Group], arch: Architecture) -> list[np.nda
                 )
             found.append(experts)
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """The replay of a mixture's routing, as an `assembly.Assembler` uses it."""
+
+    arch: Architecture
+
+    def experts(self, groups: Sequence[Group]) -> list[np.ndarray]:
+        """Return each rollout's experts, as `replayed_experts` does."""
+        return replayed_experts(groups, self.arch)
+
+    def load(self, sequences: Sequence[TrainSequence]) -> dict[str, float]:
+        """Return metrics of the experts' load, as `expert_load` does."""
+        return expert_load([each.experts for each in sequences], self.arch)
+
+    def of_microbatch(self, microbatch: PackedBatch) -> PackedBatch:
+        """Return a microbatch's shapes with that of the experts."""
+        assert self.arch.experts is not None, "`wiring.mixtures` has looked"
+        of_token = (self.arch.num_layers, self.arch.experts.top_k)
+        experts = jax.ShapeDtypeStruct(
+            (*microbatch.tokens.shape, *of_token), self.arch.experts.id_dtype
+        )
+        return dataclasses.replace(microbatch, experts=experts)
 
 
 def join_experts(groups: Sequence[Group]) -> dict[str, np.ndarray]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -137,7 +136,7 @@ def make_assembler(config: Config, arch: Architecture) -> Assembler:
         group_size=group_size,
         max_completion_tokens=sampler.max_completion_tokens,
         pack=make_pack(config, arch)[0],
-        replay=arch if objective.routing_replay == "on" else None,
+        replay=make_replay(config, arch),
     )
 
 
@@ -181,9 +180,15 @@ def make_pack(config: Config, arch: Architecture) -> tuple[Pack, PackedBatch]:
         )
         packing = functools.partial(pack_shared, shape=shape, streams=streams)
         microbatch = abstract_streams(shape, streams=streams)
-    if config.objective.routing_replay == "on":
-        assert arch.experts is not None, "`make_architecture` has looked"
-        taken = (*microbatch.tokens.shape, arch.num_layers, arch.experts.top_k)
-        experts = jax.ShapeDtypeStruct(taken, arch.experts.id_dtype)
-        microbatch = dataclasses.replace(microbatch, experts=experts)
+    if replay := make_replay(config, arch):
+        microbatch = replay.of_microbatch(microbatch)
     return packing, microbatch
+
+
+def make_replay(config: Config, arch: Architecture) -> Any:
+    """Return a `batching.replay.Replay` if routing is to be replayed, else None."""
+    if config.objective.routing_replay == "off":
+        return None
+    from scalerl_jax.batching.replay import Replay  # loaded by few runs
+
+    return Replay(arch)

@@ -3,21 +3,17 @@
 JAX is asked here alone which process this is.  With one process, every function returns
 at once and nothing is sent; how several of them start is said in `rendezvous`.
 
-What is exchanged are short texts, through the key-value store of JAX's coordination
-service: it needs no device, and a process that stays away is named.  All processes
-must make the same calls in the same order.
+Processes exchange short texts, without any device (`key_value_store`).  All must make
+the same calls in the same order.
 """
 
-import collections
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
-from jax._src import distributed
 
 from scalerl_jax.types import PyTree
 
-_calls: collections.Counter[str] = collections.Counter()
 _Result = TypeVar("_Result")
 
 
@@ -37,35 +33,14 @@ def exchange(text: str, *, name: str, timeout_s: float) -> list[str]:
     Raises:
         TimeoutError: a process did not come; says which.
     """
-    count = process_count()
+    mine, count = process_index(), process_count()
     if count == 1:
         return [text]
-    client = distributed.global_state.client
-    assert client is not None, "several processes have a client"
-    folder = f"scalerl_jax/{name}/"
-    call, mine = _calls[name], process_index()
-    _calls[name] += 1
-    key = f"{folder}{call}/"
-    client.key_value_set(f"{key}{mine}", text)
-    try:
-        client.wait_at_barrier(key, int(timeout_s * 1000))
-    except jax.errors.JaxRuntimeError as error:
-        missing = sorted(set(range(count)) - _given(client, key).keys())
-        raise TimeoutError(
-            f"{name}: process {', '.join(map(str, missing))} of {count} did not come "
-            f"within {timeout_s:g} s; see its log"
-        ) from error
-    found = _given(client, key)
-    # All have left the call before this one.
-    if call:
-        client.key_value_delete(f"{folder}{call - 1}/{mine}")
-    return [found[process] for process in range(count)]
+    from scalerl_jax.parallel import key_value_store
 
-
-def _given(client: Any, key: str) -> dict[int, str]:
-    """Texts that the processes have given so far in one call."""
-    entries = client.key_value_dir_get(key)
-    return {int(path.rpartition("/")[2]): value for path, value in entries}
+    return key_value_store.exchange(
+        text, process=mine, count=count, name=name, timeout_s=timeout_s
+    )
 
 
 def agree(value: str, *, name: str, timeout_s: float) -> None:

@@ -22,7 +22,8 @@ from peers import work
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.batching.packing import TrainSequence, pack
 from scalerl_jax.config import sections as settings
-from scalerl_jax.learner.logprobs import Head, token_logprobs
+from scalerl_jax.learner.head import Head
+from scalerl_jax.learner.logprobs import token_logprobs
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import REMAT, head_logits
 from scalerl_jax.types import Group, PackedBatch, Prompt, Rollout

@@ -15,7 +15,7 @@ from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.algo.weights import sample_weights, token_weights
 from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
 from scalerl_jax.learner.forward import Forward
-from scalerl_jax.learner.logprobs import Head
+from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
 from scalerl_jax.learner.step import (
     Objective,

@@ -13,12 +13,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Float
 
-from scalerl_jax.learner.logprobs import (
-    Head,
-    Pointwise,
-    pointwise_loss,
-    token_logprobs,
-)
+from scalerl_jax.learner.head import Head
+from scalerl_jax.learner.logprobs import Pointwise, pointwise_loss, token_logprobs
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import SegmentAttention
 from scalerl_jax.model.transformer import Said, head_weights, hidden_states

@@ -2,82 +2,25 @@
 
 No [T, V] array exists, forward or backward: a tile of `chunk_tokens` tokens and
 `chunk_vocab` entries of the vocabulary is computed, folded into sums over the
-vocabulary, and dropped; the backward pass makes the tiles again.  Over a mesh the head
-is cut as `model.architecture` says, and only a slab of it is gathered at a time.
+vocabulary, and dropped; the backward pass makes the tiles again.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from scalerl_jax.model.transformer import head_logits
-from scalerl_jax.parallel.mesh import (
-    ROWS,
-    SHARDS,
-    largest_divisor,
-    num_shards,
-    over_mesh,
-)
+from scalerl_jax.learner.head import HEAD, HIDDEN, TOKENS, Head
+from scalerl_jax.parallel.mesh import largest_divisor, over_mesh
 from scalerl_jax.types import PyTree
 
 # logprobs, entropies, further per-token arrays -> each token's term of the loss
 Pointwise = Callable[[Array, Array, PyTree], Array]
 
-_HIDDEN = PartitionSpec(ROWS, "context", None)
-_TOKENS = PartitionSpec(ROWS, "context")
-_HEAD = PartitionSpec("tensor", SHARDS)
 _LOWEST = -1e30  # below every logit, and finite
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Head:
-    """Settings of log-probabilities; static.  `mesh` None: on one device."""
-
-    mesh: Mesh | None = None
-    temperature: float = 1.0
-    float32_head: bool = True
-    chunk_tokens: int = 1024  # per device
-    chunk_vocab: int = 16384  # per device
-
-    def gather(self, slab: Array, dtype: jnp.dtype) -> Float[Array, "v D"]:
-        """Return all columns of a slab of the head, in the dtype of the product."""
-        slab = slab.astype(jnp.float32 if self.float32_head else dtype)
-        if self.mesh is None:
-            return slab
-        return jax.lax.all_gather(slab, SHARDS, axis=1, tiled=True)
-
-    def scatter(self, of_slab: Float[Array, "v D"]) -> Float[Array, "v columns"]:
-        """Return this device's columns, summed over the shards."""
-        if self.mesh is None or num_shards(self.mesh) == 1:
-            return of_slab
-        # Over the first axis: over the last one some TPUs get a whole all-reduce.
-        parts = of_slab.reshape(of_slab.shape[0], num_shards(self.mesh), -1)
-        return jax.lax.psum_scatter(parts.swapaxes(0, 1), SHARDS, scatter_dimension=0)
-
-    def first_id(self, head: Array) -> Array | int:
-        """Return the token id of the first row of this device's part of the head."""
-        if self.mesh is None:
-            return 0
-        return jax.lax.axis_index("tensor") * head.shape[0]
-
-    def logits(self, hidden: Array, slab: Array) -> Float[Array, "c v"]:
-        """Return the logits of a tile, divided by the temperature."""
-        logits = head_logits(hidden, slab, float32_head=self.float32_head)
-        return logits / self.temperature
-
-    def product(self) -> Callable[..., Array]:
-        """Return an einsum with float32 results, at the precision of the logits."""
-        return functools.partial(
-            jnp.einsum,
-            precision=jax.lax.Precision.HIGHEST if self.float32_head else None,
-            preferred_element_type=jnp.float32,
-        )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -100,8 +43,8 @@ def _forward(
     logprobs, entropy, log_z = over_mesh(
         head.mesh,
         functools.partial(_forward_tiles, head),
-        in_specs=(_HIDDEN, _HEAD, _TOKENS),
-        out_specs=(_TOKENS,) * 3,
+        in_specs=(HIDDEN, HEAD, TOKENS),
+        out_specs=(TOKENS,) * 3,
     )(hidden, weights, targets)
     return (logprobs, entropy), (hidden, weights, targets, entropy, log_z)
 
@@ -109,34 +52,20 @@ def _forward(
 def _backward(
     head: Head, saved: tuple[Array, ...], cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, None]:
-    tokens = (_TOKENS,) * 5
-    of_hidden, of_weights = over_mesh(
-        head.mesh,
-        functools.partial(_backward_tiles, head),
-        in_specs=(_HIDDEN, _HEAD, *tokens),
-        out_specs=(_HIDDEN, _HEAD),
-    )(*saved, *cotangents)  # type: ignore[call-arg]
-    return of_hidden, of_weights, None
+    # Not loaded where `pointwise_loss` computes each token's logits once.
+    from scalerl_jax.learner.head_gradient import gradient
+
+    return *gradient(head, saved, cotangents), None
 
 
 token_logprobs.defvjp(_forward, _backward)
-
-
-def _tiles(
-    head: Head, hidden: Array, weights: Array
-) -> tuple[int, Float[Array, "n v D"]]:
-    """Return the tokens of a tile, and the slabs of this device's part of the head."""
-    tokens, vocab = hidden.shape[0] * hidden.shape[1], weights.shape[0]
-    chunk = largest_divisor(tokens, head.chunk_tokens)
-    slab = largest_divisor(vocab, head.chunk_vocab)
-    return chunk, weights.reshape(vocab // slab, slab, -1)
 
 
 def _forward_tiles(
     head: Head, hidden: Array, weights: Array, targets: Array
 ) -> tuple[Array, Array, Array]:
     """Log-probabilities, entropies and log-normalisers of this device's tokens."""
-    chunk, slabs = _tiles(head, hidden, weights)
+    chunk, slabs = head.tiles(hidden, weights)
     rows = hidden.reshape(-1, chunk, hidden.shape[-1])
     ids = targets.reshape(-1, chunk) - head.first_id(weights)
 
@@ -180,76 +109,6 @@ def _forward_tiles(
     log_z = best + jnp.log(total)
     found = (chosen - log_z, log_z - weighted / total, log_z)
     return tuple(x.reshape(targets.shape) for x in found)  # type: ignore[return-value]
-
-
-def _backward_tiles(
-    head: Head,
-    hidden: Array,
-    weights: Array,
-    targets: Array,
-    entropy: Array,
-    log_z: Array,
-    of_logprobs: Array,
-    of_entropy: Array,
-) -> tuple[Array, Array]:
-    """Cotangents of the hidden states and of this device's part of the head.
-
-    d logprob / d logit[v] = [v is the target] - p[v]
-    d entropy / d logit[v] = -p[v] (log p[v] + entropy)
-    """
-    chunk, slabs = _tiles(head, hidden, weights)
-    rows = hidden.reshape(-1, chunk, hidden.shape[-1])
-    ids = targets.reshape(-1, chunk) - head.first_id(weights)
-    tokens = [x.reshape(-1, chunk) for x in (entropy, log_z, of_logprobs, of_entropy)]
-    exact = head.product()
-
-    # Tiles are [v, c] here, and sums over tiles [D, c]: XLA's CPU backend transposes
-    # left operands that are contracted over their rows.
-    def one_slab(
-        of_rows: Array, numbered: tuple[Array, Array]
-    ) -> tuple[Array, Float[Array, "v columns"]]:
-        number, part = numbered
-        slab = head.gather(part, hidden.dtype)
-        columns = jax.lax.optimization_barrier(slab.T)
-        places = jnp.arange(slab.shape[0])[:, None] + number * slab.shape[0]
-
-        def one_chunk(
-            of_slab: Array, each: tuple[Array, ...]
-        ) -> tuple[Array, Float[Array, "D c"]]:
-            of_rows, hidden, ids, entropy, log_z, of_logprob, of_entropy = each
-            hidden = hidden.astype(slab.dtype)
-            logprobs = head.logits(slab, hidden) - log_z
-            slope = of_logprob + of_entropy * (logprobs + entropy)
-            chosen = jnp.where(ids == places, of_logprob, 0.0)
-            of_logits = (chosen - jnp.exp(logprobs) * slope) / head.temperature
-            of_logits = of_logits.astype(slab.dtype)
-            of_rows = of_rows + exact("dv,vc->dc", columns, of_logits)
-            return of_slab + exact("vc,cd->vd", of_logits, hidden), of_rows
-
-        of_slab, of_rows = jax.lax.scan(
-            one_chunk, jnp.zeros(slab.shape), (of_rows, rows, ids, *tokens)
-        )
-        return of_rows, head.scatter(of_slab).astype(weights.dtype)
-
-    numbered = (jnp.arange(slabs.shape[0]), slabs)
-    of_rows, of_slabs = jax.lax.scan(
-        one_slab, jnp.zeros(rows.swapaxes(1, 2).shape, jnp.float32), numbered
-    )
-    return _summed(head, of_rows, of_slabs, hidden, weights)
-
-
-def _summed(
-    head: Head, of_rows: Array, of_weights: Array, hidden: Array, weights: Array
-) -> tuple[Array, Array]:
-    """Turn cotangents of tiles [n, D, c] and slabs into those of hidden and weights."""
-    of_rows = of_rows.swapaxes(1, 2)
-    if head.mesh is not None:
-        of_rows = jax.lax.psum(of_rows, "tensor")
-        of_weights = jax.lax.psum(of_weights, ("data", "context"))
-    return (
-        of_rows.reshape(hidden.shape).astype(hidden.dtype),
-        of_weights.reshape(weights.shape).astype(weights.dtype),
-    )
 
 
 def pointwise_loss(
@@ -312,8 +171,8 @@ def _pointwise_forward(
     losses, logprobs, entropy, *gradients = over_mesh(
         head.mesh,
         functools.partial(_pointwise_tiles, head, pointwise),
-        in_specs=(_HIDDEN, _HEAD, _TOKENS, jax.tree.map(lambda _: _TOKENS, fields)),
-        out_specs=(_TOKENS, _TOKENS, _TOKENS, _HIDDEN, _HEAD),
+        in_specs=(HIDDEN, HEAD, TOKENS, jax.tree.map(lambda _: TOKENS, fields)),
+        out_specs=(TOKENS, TOKENS, TOKENS, HIDDEN, HEAD),
     )(hidden, weights, targets, fields)
     return (losses.sum(), logprobs, entropy), tuple(gradients)
 
@@ -352,7 +211,8 @@ def _pointwise_tiles(
         x = x.sum(axis=0)
         return x if head.mesh is None else jax.lax.psum(x, "tensor")
 
-    # Tiles are [v, c], as in `_backward_tiles`.
+    # Tiles are [v, c] here, and sums over tiles [D, c]: XLA's CPU backend transposes
+    # left operands that are contracted over their rows.
     def one(of_slab: Array, each: tuple[Any, ...]) -> tuple[Array, tuple[Array, ...]]:
         hidden, ids, fields = each
         hidden = hidden.astype(slab.dtype)
@@ -384,5 +244,5 @@ def _pointwise_tiles(
     of_slab, (*found, of_rows) = jax.lax.scan(one, jnp.zeros(slab.shape), rows)
     return (
         *(x.reshape(targets.shape) for x in found),
-        *_summed(head, of_rows, head.scatter(of_slab), hidden, weights),
+        *head.summed(of_rows, head.scatter(of_slab), hidden, weights),
     )

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config, naming
 from scalerl_jax.learner.forward import Forward, LearnerFlops
-from scalerl_jax.learner.logprobs import Head
+from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
 from scalerl_jax.learner.step import (
     Annotate,

@@ -20,7 +20,7 @@ from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.batching.packing import TrainSequence, pack
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.learner.forward import Forward
-from scalerl_jax.learner.logprobs import Head
+from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.step import (
     Objective,
     TrainStep,

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_mesh import mesh_of
 
-from scalerl_jax.learner.logprobs import Head, pointwise_loss, token_logprobs
+from scalerl_jax.learner.head import Head
+from scalerl_jax.learner.logprobs import pointwise_loss, token_logprobs
 
 torch = pytest.importorskip("torch")
 

@@ -13,7 +13,7 @@ from small_model import small_architecture
 from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
 from scalerl_jax.learner.forward import Forward
-from scalerl_jax.learner.logprobs import Head
+from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.nonfinite import Diagnosis
 from scalerl_jax.learner.step import (
     Objective,

@@ -25,7 +25,7 @@ from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.learner import contents
 from scalerl_jax.learner.forward import Forward, plain_scorer, read_forward
-from scalerl_jax.learner.logprobs import Head
+from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.step import (
     Objective,
     TrainStep,

@@ -29,8 +29,8 @@ def validate(config: Config) -> None:
                 f"{values[needs.setting]!r}; set {needs}, or leave it at {default!r}"
             )
     for check in (
-        *(_model, _rows, _groups, _prompts, _windows, _schedule, _loss, _clips),
-        _versions,
+        *(_model, _rows, _interruption, _groups, _prompts, _windows, _schedule, _loss),
+        *(_clips, _versions),
     ):
         check(config)
     if parts := _parts(config):
@@ -48,7 +48,6 @@ def _parts(config: Config) -> list[str]:
     on = {
         "sharing": batch.shared_tokens or batch.own_tokens,
         "stages": sampler.length_stages,
-        "interruption": config.interruption.enabled,
         "refills": batch.dynamic_sampling,
         "task_weights": data.task_weights,
         "order": data.order != "shuffled" or data.open_steps,
@@ -102,6 +101,26 @@ def _rows(config: Config) -> None:
         raise ValueError(
             f"{batch.row_tokens = } cannot be cut into {mesh.context = } shards; make "
             f"it a multiple"
+        )
+
+
+def _interruption(config: Config) -> None:
+    interruption, sampler = config.interruption, config.sampler
+    if not interruption.enabled:
+        return
+    if interruption.max_tokens < interruption.min_tokens:
+        raise ValueError(
+            f"{interruption.max_tokens = } is below {interruption.min_tokens = }; "
+            f"raise the first or lower the second"
+        )
+    if interruption.max_tokens >= sampler.max_completion_tokens:
+        raise ValueError(
+            f"{interruption.max_tokens = } leaves no room for an answer within "
+            f"{sampler.max_completion_tokens = }; lower the first or raise the second"
+        )
+    if not interruption.phrase.endswith(interruption.end_of_thinking):
+        raise ValueError(
+            f"{interruption.phrase = } must end with {interruption.end_of_thinking = }"
         )
 
 

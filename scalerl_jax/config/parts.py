@@ -115,24 +115,6 @@ def _filters(config: Config) -> None:
     )
 
 
-def _interruption(config: Config) -> None:
-    interruption, sampler = config.interruption, config.sampler
-    if interruption.max_tokens < interruption.min_tokens:
-        raise ValueError(
-            f"{interruption.max_tokens = } is below {interruption.min_tokens = }; "
-            f"raise the first or lower the second"
-        )
-    if interruption.max_tokens >= sampler.max_completion_tokens:
-        raise ValueError(
-            f"{interruption.max_tokens = } leaves no room for an answer within "
-            f"{sampler.max_completion_tokens = }; lower the first or raise the second"
-        )
-    if not interruption.phrase.endswith(interruption.end_of_thinking):
-        raise ValueError(
-            f"{interruption.phrase = } must end with {interruption.end_of_thinking = }"
-        )
-
-
 def _order(config: Config) -> None:
     batch, data = config.batch, config.data
     progressive = data.order == "progressive"
@@ -295,7 +277,6 @@ def _tracking(config: Config) -> None:
 CHECKS: dict[str, Callable[[Config], None]] = {
     "sharing": _sharing,
     "stages": _stages,
-    "interruption": _interruption,
     "refills": _refills,
     "task_weights": _task_weights,
     "order": _order,

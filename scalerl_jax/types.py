@@ -8,6 +8,7 @@ Host-side records (`Prompt`, `Rollout`, `Group`) hold NumPy arrays of one
 sequence; `PackedBatch` is a pytree of a whole batch.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -61,9 +62,9 @@ class Group:
     finished_version: int = struct.field(pytree_node=False)  # when its last token came
     detail: str = struct.field(pytree_node=False, default="")  # why verifiers failed
 
-    @property
+    @functools.cached_property
     def oldest_version(self) -> int:
-        """Smallest policy version among the tokens of the group."""
+        """Smallest policy version among the tokens of the group, found once."""
         return min(int(rollout.policy_versions.min()) for rollout in self.rollouts)
 
     @property

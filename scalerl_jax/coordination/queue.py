@@ -67,8 +67,8 @@ log-probability, may differ from run to run.
 import dataclasses
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from scalerl_jax.config import Mode
 from scalerl_jax.contract import QueueClosed
@@ -162,11 +162,6 @@ class QueueState:
     dropped: dict[str, int]  # groups by reason
 
 
-class _Finished(NamedTuple):
-    oldest_version: int  # cached: Group computes it from all its tokens
-    group: Group
-
-
 class RolloutQueue:
     """Admits groups, holds finished ones, hands out windows of N or more."""
 
@@ -198,7 +193,7 @@ class RolloutQueue:
         self._running: dict[int, int] = {}  # ticket -> oldest version
         self._sampled: set[int] = set()  # running tickets that await their verdicts
         self._lost: set[int] = set()  # running before a restore, not yet restarted
-        self._buffered: dict[int, _Finished] = {}
+        self._buffered: dict[int, Group] = {}
         self._refilled: list[Group] = []  # gave their places back since the last take
         self.taken = 0  # groups with a place in the window that is not used up
         self._dropped: dict[str, int] = {}
@@ -256,7 +251,7 @@ class RolloutQueue:
 
     def put(self, group: Group) -> None:
         """Buffer a finished and judged group for the learner."""
-        oldest_version = group.oldest_version
+        oldest_version = group.oldest_version  # computed before there is a lock
         with self._changed:
             ticket = group.ticket
             assert ticket in self._running, f"ticket {ticket} is not running"
@@ -269,7 +264,7 @@ class RolloutQueue:
                 self._refilled.append(group)
                 self._note_change()
             else:
-                self._buffered[ticket] = _Finished(oldest_version, group)
+                self._buffered[ticket] = group
                 self._changed.notify_all()
 
     def drop(self, ticket: int, reason: str) -> None:
@@ -327,16 +322,14 @@ class RolloutQueue:
             chosen = self._sleep_until(self._choose, timeout_s)
             if chosen is None:
                 raise TimeoutError(self._timeout_message(timeout_s))
-            for finished in chosen:
-                age = self._pacing.last_version(opened=version)
-                age -= finished.oldest_version
+            for group in chosen:
+                age = self._pacing.last_version(opened=version) - group.oldest_version
                 assert age <= self._pacing.max_staleness, "admission or pacing failed"
-                del self._buffered[finished.group.ticket]
+                del self._buffered[group.ticket]
             self.taken = len(chosen)
             self._note_change()  # fewer groups wait
-            groups = [*(finished.group for finished in chosen), *self._refilled]
-            self._refilled = []
-            return sorted(groups, key=lambda group: group.ticket)
+            refilled, self._refilled = self._refilled, []
+            return _by_ticket([*chosen, *refilled])
 
     def applied(self, *, last: bool = True) -> None:
         """Note that a step on the current window made a new version.
@@ -374,12 +367,10 @@ class RolloutQueue:
         """Return the state for a checkpoint, between two windows."""
         with self._changed:
             assert not self.taken, "a window is not used up"
-            groups = [finished.group for finished in self._buffered.values()]
-            groups += self._refilled
             return QueueState(
                 version=self.version,
                 next_ticket=self._next_ticket,
-                buffered=tuple(sorted(groups, key=lambda group: group.ticket)),
+                buffered=tuple(_by_ticket([*self._buffered.values(), *self._refilled])),
                 running=tuple(sorted(self._running.items())),
                 dropped=dict(self._dropped),
             )
@@ -406,9 +397,7 @@ class RolloutQueue:
                 if self._may_refill(group):
                     self._refilled.append(group)
                 else:
-                    self._buffered[group.ticket] = _Finished(
-                        group.oldest_version, group
-                    )
+                    self._buffered[group.ticket] = group
             self._dropped = dict(state.dropped)
             pacing, versions = self._pacing, list(self._running.values())
             versions += [each.oldest_version for each in self._buffered.values()]
@@ -454,16 +443,16 @@ class RolloutQueue:
             self._opened = self.version
             self._note_change()
 
-    def _choose(self) -> list[_Finished] | None:
+    def _choose(self) -> list[Group] | None:
         """Return the oldest groups, as many as a window takes; None: it must wait."""
         size = self._pacing.window_groups(opened=self._opened)
         if len(self._buffered) < size:
             return None
         by_age = sorted(
             self._buffered.values(),
-            key=lambda finished: (finished.oldest_version, finished.group.ticket),
+            key=lambda group: (group.oldest_version, group.ticket),
         )
-        left = [finished.oldest_version for finished in by_age[size:]]
+        left = [group.oldest_version for group in by_age[size:]]
         left += self._running.values()
         usable = self._pacing.usable(left, opened=self._opened, windows_gone=1)
         return by_age[:size] if usable else None
@@ -495,3 +484,7 @@ class RolloutQueue:
             f"dropped={self._dropped}); raise queue.batch_timeout_s if groups only "
             f"need longer"
         )
+
+
+def _by_ticket(groups: Iterable[Group]) -> list[Group]:
+    return sorted(groups, key=lambda group: group.ticket)

@@ -15,7 +15,7 @@ from scalerl_jax.contract import State
 from scalerl_jax.learner.checkpoint import UnsavedError
 from scalerl_jax.monitor import RunMonitor
 from scalerl_jax.run_state import RunState
-from scalerl_jax.utils.ledger import kept_on_disk, read_ledger
+from scalerl_jax.utils.ledger import LEDGER_FILE, kept_on_disk
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
 from scalerl_jax.utils.record import flatten
@@ -41,7 +41,7 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
     """Run to `train.num_steps` optimizer steps, or to a SIGTERM.
 
     The run resumes from the newest good checkpoint of `directory`; compute spent after
-    that checkpoint is charged (utils/ledger.py).  Checkpoints are written beside the
+    that checkpoint is charged (utils/lost_work.py).  Checkpoints are written beside the
     loop.  The whole state is saved before `train` returns, and before it fails by an
     error that is not the learner's own.
 
@@ -262,9 +262,12 @@ def _resume(run: RunState, directory: Path) -> int:
     Return the last step that counts, -1 if the run begins.
     """
     restored = run.learner.restore()
-    run.ledger.restore(
-        restored.host["ledger"] if restored else None, latest=read_ledger(directory)
-    )
+    if restored or (directory / LEDGER_FILE).exists():
+        from scalerl_jax.utils import lost_work  # not loaded by a new run
+
+        saved = restored.host["ledger"] if restored else None
+        latest = lost_work.read_ledger(directory)
+        lost_work.restore(run.ledger, saved, latest=latest)
     if restored is None:
         return -1
     run.state, run.version = restored.state, restored.step

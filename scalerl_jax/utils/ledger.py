@@ -4,28 +4,18 @@ Every chip belongs to one pool and is accounted for at every instant, so the
 categories sum to chips x wall clock.  What is charged to a run is everything but
 loading and compiling (`startup`) and evaluation (`eval`), which are measured and
 left out of the training axis.  Nothing here knows JAX; FLOPs are counted by callers.
-
-A run that goes on from a checkpoint has lost what it did after it.  The chip-seconds
-were paid all the same: on a resume they are charged as `lost`, so that the training
-axis never goes back.  Start-ups, evaluations and the writing of checkpoints are not
-undone and stay what they were.  A kill before the first checkpoint loses everything:
-the run begins again at step 0, and at what it has cost so far.
-
-Tokens and FLOPs are what the method has used, not what was paid: work that is done
-again is counted once, so these counters go on from the checkpoint.  What was lost is
-told apart: `lost_tokens` (generated) and `lost_flops` (of sampler and learner).
+`utils.lost_work` says what a run that goes on has lost.
 """
 
 import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from scalerl_jax.utils.background import repeated
-from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.run_directory import write_json
 
 LEDGER_FILE = "ledger.json"
@@ -45,13 +35,6 @@ COUNTS = (
     "lost_flops",
 )
 CATEGORIES = (*ACTIVITIES, "idle", "lost")
-_NOT_UNDONE = ("startup", "eval", "checkpoint")  # by a kill
-# Categories that a kill adds to, and those whose amounts since the checkpoint it adds.
-_LOST = {
-    "lost": tuple(name for name in CATEGORIES if name not in _NOT_UNDONE),
-    "lost_tokens": ("generated_tokens", "lost_tokens"),
-    "lost_flops": ("train_flops", "generate_flops", "lost_flops"),
-}
 _SECONDS_PER_HOUR = 3600.0
 
 
@@ -171,34 +154,18 @@ class Ledger:
                 "counts": dict(self._counts),
             }
 
-    def restore(
-        self, saved: dict[str, Any] | None, *, latest: dict[str, Any] | None = None
-    ) -> None:
-        """Go on from `saved`, a checkpoint's state; None: from the start.
+    def add_past(self, amounts: Mapping[str, float]) -> None:
+        """Add chip-seconds by category, and counts, of the run's earlier processes.
 
-        What `latest`, the state that was last written down, has beyond it is lost; the
-        time in between is not counted.  What this process has counted since `start`
-        stays on top, so that a resumed run shows every one of its start-ups.
-
-        Raises:
-            ValueError: they count the hours of another chip.
+        What this process has counted since `start` stays on top, so that a resumed run
+        shows every one of its start-ups.
         """
-        assert not self._restored, "a second restore would count the past twice"
-        amounts: list[Counter[str]] = []
-        for state in (saved, latest):
-            if state is not None and state["chip"] != self.chip:
-                raise ValueError(
-                    f"the ledger of this run counts hours of {state['chip']!r} and "
-                    f"this machine has {self.chip!r}; they cannot be added: resume on "
-                    f"{state['chip']!r}, or start a new run with another --workdir"
-                )
-            amounts.append(Counter(state["chip_s"] | state["counts"] if state else {}))
-        past = _resumed(*amounts)
+        assert not self._restored, "a second time would count the past twice"
         with self._lock:
             self._advance()
             for total in (self._chip_s, self._counts):
                 for name in total:
-                    total[name] += past[name]
+                    total[name] += amounts.get(name, 0)
             self._restored = True
 
     def _charged_chip_hours(self) -> float:
@@ -236,35 +203,6 @@ def _running(active: Counter[str]) -> list[str]:
     """
     names = [name for name, number in active.items() if number]
     return [name for name in names if name != "verify"] or names
-
-
-def _resumed(saved: Counter[str], latest: Counter[str]) -> Counter[str]:
-    """Return amounts to go on from at a checkpoint; it may be newer than `latest`."""
-    past = saved.copy()
-    for name in _NOT_UNDONE:
-        past[name] = max(saved[name], latest[name])
-    for name, parts in _LOST.items():
-        past[name] += max(0, sum(latest[part] - saved[part] for part in parts))
-    return past
-
-
-def read_ledger(directory: Path) -> dict[str, Any] | None:
-    """Return the state last written in the directory of a run, if any was.
-
-    Raises:
-        ValueError: the file is no ledger's.
-    """
-    path = directory / LEDGER_FILE
-    if not path.exists():
-        return None
-    from scalerl_jax.utils.resuming import sound  # not loaded by a new run
-
-    unknown = "what the run has cost since its last checkpoint"
-    with sound(path, else_unknown=unknown, way_out="remove it to go on without that"):
-        state = parse_json(path.read_bytes())
-        if state.keys() != {"chip", "chip_s", "counts"}:
-            raise KeyError(f"it holds {sorted(state)}")
-    return state
 
 
 @contextlib.contextmanager

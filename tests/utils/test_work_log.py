@@ -3,18 +3,10 @@
 import contextlib
 
 import pytest
+from small_ledger import Clock
 
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.work_log import RemoteLedger, WorkLog
-
-
-class Clock:
-    """A clock that moves only when told to."""
-
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

@@ -178,29 +178,19 @@ def _steps(
 
 @contextlib.contextmanager
 def _rescued(run: RunState) -> Iterator[None]:
-    """Stop the sampler at the end; save first if the learner itself has not failed.
-
-    A failure between two windows is not the learner's own: the state is whole then.
-    """
+    """Stop the sampler at the end; save first if the learner itself has not failed."""
     try:
         yield
     except UnsavedError:
         raise
     except Exception as error:
-        _stop(run)
-        if run.queue.taken:
-            _finish_save(run)
-            raise
-        from scalerl_jax.utils.ending import is_explained  # most runs do not fail
+        from scalerl_jax.rescue import rescued  # most runs do not fail
 
-        text, saved = str(error), _save_at_last(run)
-        if not is_explained(error):
-            _log.error(saved, exc_info=error)
-            sampling = error is run.queue.failure
-            where = "the sampling thread" if sampling else "the loop"
-            text = f"{where} failed with {type(error).__name__}: {error}"
-        kind = ValueError if isinstance(error, ValueError) else RuntimeError
-        raise kind(f"{text}; {saved}") from error
+        _stop(run)
+        told = rescued(run, error, lambda: ensure_saved(run, run.state, run.version))
+        if told is None:
+            raise
+        raise told from error
     finally:
         _stop(run)
 
@@ -209,24 +199,6 @@ def _stop(run: RunState) -> None:
     """Close the books to the generators, and wait for their last step."""
     run.queue.close()
     run.generators.stop(_STOP_TIMEOUT_S)
-
-
-def _save_at_last(run: RunState) -> str:
-    """Try to save the state; return a sentence that says whether it was saved."""
-    version = run.version
-    try:
-        ensure_saved(run, run.state, version)
-    except Exception as error:  # noqa: BLE001  the run ends with what was before it
-        return f"the state of step {version} cannot be saved: {error}"
-    return f"the state of step {version} is saved, and the same --workdir goes on"
-
-
-def _finish_save(run: RunState) -> None:
-    """Wait for the save under way; the run ends with the failure that came before."""
-    try:
-        run.learner.checkpointer.wait()
-    except UnsavedError as error:
-        _log.error("%s", error)
 
 
 def ensure_saved(run: RunState, state: State, version: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scalerl_jax.balance import memory
-from scalerl_jax.balance.chips import Chip
+from scalerl_jax.balance.chips import Chip, chip_of
 from scalerl_jax.balance.forecast import Forecast, forecast, slots_that_fit
 from scalerl_jax.balance.lengths import Lengths, assumed_lengths
 from scalerl_jax.config import Config
@@ -123,6 +123,17 @@ def is_open(config: Config) -> bool:
         or config.model.remat == "auto"
         or not config.generators.versions
     )
+
+
+def balanced(config: Config, arch: Architecture, num_devices: int, kind: str) -> Config:
+    """Return the config with the best split of one process's devices, if it is open.
+
+    `kind` is JAX's name of the devices; those that are not known are left alone.
+    """
+    chip = chip_of(kind)
+    if chip is None or not is_open(config):
+        return config
+    return choose(config, arch, chip, OneProcess(num_devices)).config
 
 
 def opened(config: Config) -> Config:

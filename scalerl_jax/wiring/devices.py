@@ -39,7 +39,9 @@ def fit_devices(
         ValueError: the devices do not suffice.
     """
     if kind.startswith("TPU"):
-        config = _balanced(config, arch, num_devices, kind)
+        from scalerl_jax.balance.chooser import balanced
+
+        config = balanced(config, arch, num_devices, kind)
     config = _without_chooser(config, kind)
     mesh, generators = config.mesh, config.generators
     least = (mesh.data or 1) * (mesh.fsdp or 1) * mesh.context * mesh.tensor
@@ -53,7 +55,9 @@ def fit_devices(
         count = count or max((num_devices - least) // each, 1)
         left -= count * each
     if not mesh.fsdp or not mesh.data:
-        data, fsdp = _most_shards(config, arch, left)
+        from scalerl_jax.balance.shards import most_shards
+
+        data, fsdp = most_shards(config, arch, left)
         mesh = dataclasses.replace(mesh, data=data, fsdp=fsdp)
     rows = config.batch.rows_per_microbatch or mesh.data * mesh.fsdp
     if placement == "shared":
@@ -101,54 +105,6 @@ def why_not_one_process(config: Config) -> str:
             "which keep the next version on the host; start with --ray, or set it to 2"
         )
     return ""
-
-
-def _balanced(
-    config: Config, arch: Architecture, num_devices: int, kind: str
-) -> Config:
-    """Return the config with the best split of a TPU's devices, if that is open."""
-    from scalerl_jax.balance.chips import chip_of
-    from scalerl_jax.balance.chooser import OneProcess, choose, is_open
-
-    chip = chip_of(kind)
-    if chip is None or not is_open(config):
-        return config
-    return choose(config, arch, chip, OneProcess(num_devices)).config
-
-
-def _most_shards(config: Config, arch: Architecture, left: int) -> tuple[int, int]:
-    """Return mesh.data and mesh.fsdp that use most devices of those that are left.
-
-    Of several, the one with the most shards of the state.
-    """
-    mesh, rows = config.mesh, config.batch.rows_per_microbatch
-    others = (mesh.data or 1) * mesh.context * mesh.tensor
-    if mesh.data and rows % mesh.data:
-        raise ValueError(
-            f"batch.rows_per_microbatch = {rows} cannot be cut into mesh.data = "
-            f"{mesh.data} shards; make it a multiple, or 0"
-        )
-    most = left // (mesh.context * mesh.tensor)
-    fits = [
-        (data * shards, shards, data)
-        for shards in ([mesh.fsdp] if mesh.fsdp else range(1, most + 1))
-        for data in ([mesh.data] if mesh.data else range(1, most // shards + 1))
-        if data * shards <= most
-        and arch.hidden_size % shards == 0
-        and shards % mesh.expert == 0
-        and rows % (data * shards) == 0
-    ]
-    if not fits:
-        generators = config.generators
-        raise ValueError(
-            f"mesh.fsdp = 0 finds no shards: the {left} devices that "
-            f"generators.count = {generators.count} x generators.devices = "
-            f"{generators.devices} leave must be at least mesh.data * mesh.context * "
-            f"mesh.tensor = {others}; lower one of them, or set generators.placement "
-            f"= 'shared'"
-        )
-    _, shards, data = max(fits)
-    return data, shards
 
 
 def _fitting(each: int, learner: int, arch: Architecture) -> int:

@@ -83,31 +83,6 @@ _RAY = flags.DEFINE_string(
 )
 
 
-def run_on_ray(config: config_lib.Config, workdir: str, address: str) -> Outcome | None:
-    """Train with this process as the controller of a Ray cluster; it needs no device.
-
-    With the address "slice" one host is the controller; on the other hosts the function
-    returns None when the run is over.
-    """
-    jax.config.update("jax_platforms", "cpu")
-    from scalerl_jax.cluster import run as cluster_run
-    from scalerl_jax.cluster import session
-
-    arch = wiring.make_architecture(config)
-    with session.connected(address, timeout_s=_START_TIMEOUT_S.value) as cluster:
-        if cluster is None:
-            return None
-        config, cluster = cluster_run.fit_cluster(config, arch, cluster)
-        with _opened(config, workdir) as directory, Progress() as progress:
-            run_state = cluster_run.make_cluster_run(
-                config, directory, cluster, progress=progress
-            )
-            try:
-                return train(config, run_state, directory.path)
-            finally:
-                run_state.close()
-
-
 def _opened(config: config_lib.Config, workdir: str) -> RunDirectory:
     return open_run_directory(
         workdir,
@@ -184,7 +159,14 @@ def main(argv: Sequence[str]) -> None:
         if _RAY.value is None:
             outcome = run(config, workdir)
         else:
-            outcome = run_on_ray(config, workdir, _RAY.value)
+            from scalerl_jax.cluster.run import run_on_ray  # of an extra
+
+            outcome = run_on_ray(
+                config,
+                _RAY.value,
+                timeout_s=_START_TIMEOUT_S.value,
+                open_directory=lambda fitted: _opened(fitted, workdir),
+            )
     except (ValueError, RuntimeError, OSError) as error:
         from scalerl_jax.utils.ending import tell  # most runs do not fail
 

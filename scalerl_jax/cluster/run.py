@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import jax
 import ray
 from ray.exceptions import RayTaskError
 
@@ -27,11 +28,12 @@ from scalerl_jax.cluster.actors import (
 from scalerl_jax.cluster.fit_slices import fit_slices
 from scalerl_jax.cluster.gang import LearnerGang
 from scalerl_jax.cluster.placement import slices_of
-from scalerl_jax.cluster.session import Cluster, check_process
+from scalerl_jax.cluster.session import Cluster, check_process, connected
 from scalerl_jax.config import Config
 from scalerl_jax.exchange import Instructions, Link, Report
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.run_state import RunState
+from scalerl_jax.train import Outcome, train
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.background import repeated
 from scalerl_jax.utils.progress import Progress
@@ -41,6 +43,38 @@ from scalerl_jax.wiring.devices import generator_pools, ledger_pools
 
 _log = logging.getLogger(__name__)
 _LAST_STATUS_S = 10.0  # that the last one may take to be written
+
+
+def run_on_ray(
+    config: Config,
+    address: str,
+    *,
+    timeout_s: float,
+    open_directory: Callable[[Config], RunDirectory],
+) -> Outcome | None:
+    """Train with this process as the controller of a Ray cluster; it needs no device.
+
+    With the address "slice" one host is the controller; on the other hosts the function
+    returns None when the run is over.
+
+    Args:
+        config: the run's, which the devices of the cluster complete.
+        address: of the cluster, as --ray takes it.
+        timeout_s: the wait for the cluster.
+        open_directory: opens the run's, for the completed config.
+    """
+    jax.config.update("jax_platforms", "cpu")
+    arch = wiring.make_architecture(config)
+    with connected(address, timeout_s=timeout_s) as cluster:
+        if cluster is None:
+            return None
+        config, cluster = fit_cluster(config, arch, cluster)
+        with open_directory(config) as directory, Progress() as progress:
+            run_state = make_cluster_run(config, directory, cluster, progress=progress)
+            try:
+                return train(config, run_state, directory.path)
+            finally:
+                run_state.close()
 
 
 def fit_cluster(

@@ -17,6 +17,7 @@ from scalerl_jax.learner.critic import (
     CriticAdvantages,
     PairedStep,
     critic_params,
+    held,
     make_critic_accumulate,
     make_critic_update,
     token_values,
@@ -102,6 +103,9 @@ def make_paired_step(
     `optimizer` is the critic's.
     """
     assert state.critic is not None, "the objective has a critic"
+    accumulate, update = policy
+    if config.critic.pretrain_steps:
+        update = held(update, steps=config.critic.pretrain_steps)
     critic = TrainStep(
         make_critic_accumulate(forward, value_clip=config.critic.value_clip),
         make_critic_update(
@@ -112,7 +116,8 @@ def make_paired_step(
         mesh=mesh,
     )
     return PairedStep(
-        *policy,
+        accumulate,
+        update,
         critic=critic,
         num_minibatches=config.critic.minibatches,
         state=dataclasses.replace(state, critic=None),

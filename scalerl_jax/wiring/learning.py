@@ -231,11 +231,8 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
         accumulate = without_gradient(accumulate, config.model.frozen)
     if state.critic is None:
         return TrainStep(accumulate, update, state=state, batch=batch, mesh=mesh)
-    from scalerl_jax.learner.critic import held
     from scalerl_jax.wiring.annotation import as_critic, make_paired_step
 
-    if config.critic.pretrain_steps:
-        update = held(update, steps=config.critic.pretrain_steps)
     return make_paired_step(
         config,
         forward,

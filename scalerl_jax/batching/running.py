@@ -1,4 +1,4 @@
-"""Advantages over their spread in all batches so far, which few recipes do."""
+"""The scale of advantages over all batches so far, which few recipes ask for."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float

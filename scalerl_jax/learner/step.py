@@ -168,7 +168,7 @@ def state_layout(
         lambda leaf: leaf.update(sharding=everywhere), jax.eval_shape(init, params)
     )
 
-    def is_absent(moment: Any) -> bool:  # of a frozen parameter
+    def is_absent(moment: Any) -> bool:  # a frozen parameter has no moments
         return isinstance(moment, optax.MaskedNode)
 
     def as_param(leaf: Any, param: Any) -> Any:

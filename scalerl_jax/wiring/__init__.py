@@ -168,7 +168,7 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     if config.model.frozen:
         from scalerl_jax.learner.freezing import frozen_params  # few runs freeze any
 
-        frozen_params(parameter_table(arch), config.model.frozen)  # refuses patterns
+        frozen_params(parameter_table(arch), config.model.frozen)  # it may raise
     if jax.default_backend() == "cpu":
         keep_freed_memory(arch.num_params)
     tokenizer = make_checked_tokenizer(config, arch)

@@ -1,4 +1,4 @@
-"""A mixture's router from a Config: what its settings ask for, and its biases."""
+"""The router of a mixture from a Config: checks of its settings, and its biases."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Anchor, correction, regularisers and metrics of the losses that ScaleRL lacks."""
+"""Parts of a loss that ScaleRL's does without: anchor, regularisers, own metrics."""
 
 import dataclasses
 import functools

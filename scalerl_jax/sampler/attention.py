@@ -308,7 +308,7 @@ class GatheredAttention(CachedAttention):
     width_steps = (1.0, 1.5)
 
     def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
-        """The rows' past, a copy, and room for `steps` tokens."""
+        """Return a copy of the rows' past, with room for `steps` tokens."""
         count, width = rows.table.shape
 
         def gather(layer: Pages) -> _Gathered:

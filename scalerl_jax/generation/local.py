@@ -182,12 +182,15 @@ class LocalGenerators:
     def between_steps(self, job: Callable[[], _Result]) -> _Result:
         """Run `job` between two steps, at once if there are none; return its result.
 
+        A job that returns `_AGAIN` is called again after the next step.
+
         Raises:
-            Abandoned: the run has ended before a job that returned _AGAIN.
+            Abandoned: the run has ended before that step.
         """
         future: Future[_Result] = Future()
         with self._changed:
-            if running := self._running:
+            running = self._running
+            if running:
                 self._jobs.append((job, future))
         if not running:
             while (result := job()) is _AGAIN:

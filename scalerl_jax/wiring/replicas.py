@@ -45,7 +45,6 @@ from scalerl_jax.wiring.sampling import (
     make_engine,
     make_judging,
     make_thread,
-    restarts,
     share_verifiers,
 )
 
@@ -110,7 +109,7 @@ def make_replica(
     `how` says how it gets its params and reports its work: arguments of `Replica`.
     """
     desk = ReplicaDesk()
-    thread, verifiers = make_thread(
+    thread, restarts = make_thread(
         parts, engine, desk, ledger, pool, opened, kind=ReplicaThread
     )
     return Replica(
@@ -118,7 +117,7 @@ def make_replica(
         desk,
         slots=parts.config.sampler.slots,
         group_size=parts.config.batch.group_size,
-        verifier_restarts=lambda: restarts(verifiers),
+        verifier_restarts=restarts,
         **how,
     )
 

@@ -275,14 +275,10 @@ def make_generators(
     ledger: Ledger,
     opened: contextlib.ExitStack,
 ) -> tuple[LocalGenerators, Callable[[], int]]:
-    """Return the generators, not started, and what counts their verifiers' restarts.
-
-    Verifier processes are closed with `opened`.
-    """
+    """Return the only replica's generators, as `make_thread` does."""
     (engine,), (pool,) = engines, generator_pools(parts.config)
     parts = share_verifiers(parts, 1)
-    thread, verifiers = make_thread(parts, engine, desk, ledger, pool, opened)
-    return thread, lambda: restarts(verifiers)
+    return make_thread(parts, engine, desk, ledger, pool, opened)
 
 
 def make_thread(
@@ -294,8 +290,11 @@ def make_thread(
     opened: contextlib.ExitStack,
     *,
     kind: type[G] = LocalGenerators,
-) -> tuple[G, tuple[VerifierPool, VerifierPool]]:
-    """Return a sampling thread, not started, and its verifiers."""
+) -> tuple[G, Callable[[], int]]:
+    """Return a sampling thread, not started, and what counts its verifiers' restarts.
+
+    Verifier processes are closed with `opened`.
+    """
     config, tokenizer, held_out = parts.config, parts.tokenizer, parts.held_out
     verifiers = make_verifier(config, opened), make_verifier(config, opened)
     make_samples = make_samples_of(config, "train", config.batch.group_size)
@@ -319,9 +318,4 @@ def make_thread(
         pool=pool,
         group_timeout_s=config.queue.group_timeout_s,
     )
-    return generators, verifiers
-
-
-def restarts(verifiers: Sequence[VerifierPool]) -> int:
-    """Return how many processes have been replaced."""
-    return sum(pool.restarts for pool in verifiers)
+    return generators, lambda: sum(pool.restarts for pool in verifiers)

@@ -35,22 +35,6 @@ from scalerl_jax.utils.run_directory import (
 )
 from scalerl_jax.utils.xla import keep_programs
 
-# What may differ between a run and its resumption: whole sections, and settings.
-FREE_SECTIONS = ("checkpoint", "debug", "generators", "scaling", "tracking")
-FREE_SETTINGS = (
-    "compile_cache",
-    "data.directory",
-    "reward.num_workers",
-    "reward.max_unjudged_share",
-    "train.num_steps",
-    "train.max_skipped_steps",
-    "train.cut_off_warning_share",
-    "queue.batch_timeout_s",
-    "queue.group_timeout_s",
-    "eval.logged_rollouts",
-    "eval.concurrent",
-    "mesh.processes",
-)
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Settings, a Python file.")
@@ -84,11 +68,13 @@ _RAY = flags.DEFINE_string(
 
 
 def _opened(config: config_lib.Config, workdir: str) -> RunDirectory:
-    return open_run_directory(
-        workdir,
-        settings=config_lib.to_json(config),
-        free_settings=free_settings(config),
-    )
+    def free() -> tuple[str, ...]:
+        from scalerl_jax.config.resumption import free_settings  # not a new run's
+
+        return free_settings(config)
+
+    settings = config_lib.to_json(config)
+    return open_run_directory(workdir, settings=settings, free_settings=free)
 
 
 def run(config: config_lib.Config, workdir: str) -> Outcome:
@@ -113,20 +99,6 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
             return train(config, run_state, directory.path)
         finally:
             run_state.close()
-
-
-def free_settings(config: config_lib.Config) -> tuple[str, ...]:
-    """Return the settings that may differ between this run and its resumption."""
-    fixed = ()
-    if config.optimizer.schedule == "cosine" and not config.optimizer.decay_steps:
-        # With a decay, another number of steps would change every step's learning rate.
-        fixed = ("train.num_steps",)
-    return tuple(
-        name
-        for name in config_lib.SETTINGS
-        if name.split(".")[0] in FREE_SECTIONS or name in FREE_SETTINGS
-        if name not in fixed
-    )
 
 
 def main(argv: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 import small_run
 
 from scalerl_jax import main
+from scalerl_jax.config.resumption import free_settings
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.train import train
 from scalerl_jax.wiring import make_architecture
@@ -211,14 +212,14 @@ def test_at_the_limit_of_refills_the_step_goes_with_what_there_is(tmp_path):
 
 
 def test_a_cosine_over_the_run_keeps_its_number_of_steps():
-    free = main.free_settings(small_run.make_config())
+    free = free_settings(small_run.make_config())
     assert "train.num_steps" in free
     falling = {"optimizer.schedule": "cosine", "optimizer.warmup_steps": 1}
-    assert set(free) - set(main.free_settings(small_run.make_config(falling))) == {
+    assert set(free) - set(free_settings(small_run.make_config(falling))) == {
         "train.num_steps"
     }
     stated = falling | {"optimizer.decay_steps": 20}
-    assert main.free_settings(small_run.make_config(stated)) == free
+    assert free_settings(small_run.make_config(stated)) == free
 
 
 def test_a_first_stage_without_room_for_an_answer_is_refused():

@@ -1,7 +1,7 @@
 """Checks of the files that a run finds when it goes on; a new run does not load it."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def find_settings(workdir: str) -> Path | None:
 def check_record(
     config_file: Path,
     new: dict[str, Any],
-    free_settings: tuple[str, ...],
+    free_settings: Collection[str],
     *,
     begun: bool,
 ) -> dict[str, Any] | None:

@@ -1,0 +1,33 @@
+"""Settings that may differ between a run and its resumption."""
+
+from scalerl_jax.config.sections import SETTINGS, Config
+
+_SECTIONS = ("checkpoint", "debug", "generators", "scaling", "tracking")
+_SETTINGS = (
+    "compile_cache",
+    "data.directory",
+    "reward.num_workers",
+    "reward.max_unjudged_share",
+    "train.num_steps",
+    "train.max_skipped_steps",
+    "train.cut_off_warning_share",
+    "queue.batch_timeout_s",
+    "queue.group_timeout_s",
+    "eval.logged_rollouts",
+    "eval.concurrent",
+    "mesh.processes",
+)
+
+
+def free_settings(config: Config) -> tuple[str, ...]:
+    """Return the settings that may differ between this run and its resumption."""
+    fixed = ()
+    if config.optimizer.schedule == "cosine" and not config.optimizer.decay_steps:
+        # With a decay, another number of steps would change every step's learning rate.
+        fixed = ("train.num_steps",)
+    return tuple(
+        name
+        for name in SETTINGS
+        if name.split(".")[0] in _SECTIONS or name in _SETTINGS
+        if name not in fixed
+    )

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from scalerl_jax.data import tasks
 from scalerl_jax.data.prompts import JoinedPrompts, PromptStream, build_prompts
 from scalerl_jax.data.questions import (
     CHAT,
-    THINKING_TAGS,
     Question,
     Renderer,
     plain_renderer,
@@ -32,8 +30,7 @@ if TYPE_CHECKING:
     from scalerl_jax.data.mixture import Stream
     from scalerl_jax.wiring.data_sets import DataSets
 
-_log = logging.getLogger(__name__)
-_AUTO = "auto"
+AUTO = "auto"  # of data.answer_after
 
 
 def make_render(config: Config) -> Renderer:
@@ -53,56 +50,7 @@ def answer_after(config: Config) -> str:
     the prompt opens one or is written by the chat template of a family that thinks.
     """
     after = config.data.answer_after
-    return make_render(config).end_of_thinking if after == _AUTO else after
-
-
-def check_thinking(config: Config) -> None:
-    """Refuse answers and interruptions that do not fit how the policy thinks.
-
-    A tag that nothing asks for and a prompt with a date may be meant so: a warning.
-
-    Raises:
-        ValueError: the prompt itself closes the thinking that an answer should
-            follow, or an interruption would end one that is not there.
-    """
-    data, render = config.data, make_render(config)
-    if render.dated:
-        _log.warning(
-            "the chat template asks for today's date: prompts of another day differ, "
-            "when a run goes on or data.difficulty is read; write a date into it"
-        )
-    after, end = data.answer_after, render.end_of_thinking
-    if any(after == tags.end for tags in THINKING_TAGS) and not end:
-        if render.example.rstrip().endswith(after):
-            raise ValueError(
-                f"data.answer_after = {after!r}, and the prompt ends with it already "
-                f"(data.enable_thinking = {data.enable_thinking}), so that no "
-                f"completion holds it; set data.answer_after = {_AUTO!r}"
-            )
-        if after not in render.example:
-            _log.warning(
-                "data.answer_after = %r, of which neither the template nor the prompt "
-                "says anything: completions without it have no answer; with %r, all "
-                "of a completion is the answer",
-                after,
-                _AUTO,
-            )
-    looked_up = after == _AUTO or (not after and data.template == CHAT)
-    if not config.interruption.enabled or not looked_up:
-        return
-    ours = config.interruption.end_of_thinking
-    if not end:
-        raise ValueError(
-            f"interruption.enabled = True forces the end of a thinking, {ours!r}, and "
-            f"none follows a prompt of data.template = {data.template!r} with "
-            f"data.enable_thinking = {data.enable_thinking}; set "
-            f"interruption.enabled = False"
-        )
-    if ours != end:
-        raise ValueError(
-            f"interruption.end_of_thinking = {ours!r}, and the thinking after a prompt "
-            f"ends with {end!r}; end it and interruption.phrase with that"
-        )
+    return make_render(config).end_of_thinking if after == AUTO else after
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ from scalerl_jax.types import Prompt
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.wiring.devices import generator_pools
-from scalerl_jax.wiring.prompts import answer_after, check_thinking, make_verifier
+from scalerl_jax.wiring.prompts import answer_after, make_render, make_verifier
 
 E = TypeVar("E", bound=Engine)
 G = TypeVar("G", bound=LocalGenerators)
@@ -66,31 +66,17 @@ def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
     """Return the tokenizer; answers and interruptions fit it and the policy.
 
     Raises:
-        ValueError: what `make_tokenizer`, `check_thinking` or `check_phrase` refuses.
+        ValueError: what `make_tokenizer` or `wiring.thinking` refuses.
     """
-    tokenizer = make_tokenizer(config, arch)
-    check_thinking(config)
-    check_phrase(config, tokenizer)
-    return tokenizer
-
-
-def check_phrase(config: Config, tokenizer: Tokenizer) -> None:
-    """Refuse an interruption whose tokens do not end the thinking.
-
-    Raises:
-        ValueError: the tokenizer lacks tokens for the phrase's end.
-    """
-    interruption = config.interruption
-    if not interruption.enabled:
-        return
-    written = tokenizer.decode(tokenizer.encode(interruption.phrase))
-    if not written.endswith(interruption.end_of_thinking):
-        raise ValueError(
-            f"interruption.phrase = {interruption.phrase!r} becomes {written!r} in the "
-            f"tokens of data.tokenizer, which does not end with "
-            f"interruption.end_of_thinking = {interruption.end_of_thinking!r}: end "
-            f"both with a text that the tokenizer has tokens for"
+    tokenizer, render = make_tokenizer(config, arch), make_render(config)
+    if config.interruption.enabled or render.dated or not render.end_of_thinking:
+        from scalerl_jax.wiring import (
+            thinking,  # with none of them nothing can be wrong
         )
+
+        thinking.check_thinking(config)
+        thinking.check_phrase(config, tokenizer)
+    return tokenizer
 
 
 def make_engine(

@@ -9,8 +9,8 @@ from small_model import small_architecture
 
 from scalerl_jax.config import Config, DataConfig, InterruptionConfig
 from scalerl_jax.wiring.prompts import answer_after
-from scalerl_jax.wiring.sampling import check_phrase, make_tokenizer
-from scalerl_jax.wiring.thinking import check_thinking
+from scalerl_jax.wiring.sampling import make_tokenizer
+from scalerl_jax.wiring.thinking import check_phrase, check_thinking
 
 
 @pytest.fixture

@@ -73,11 +73,11 @@ def open_run_directory(
     with contextlib.ExitStack() as held:
         bucket = None
         if is_remote(workdir):
-            from scalerl_jax.utils.run_files import RunFiles  # and its packages
+            from scalerl_jax.utils.run_files import RunFiles, called  # and its packages
 
             lock = bucket = held.enter_context(RunFiles(str(workdir)))
             path = bucket.path
-            held.enter_context(_called(path, str(workdir)))
+            held.enter_context(called(path, str(workdir)))
         else:
             path = local_directory(workdir)
             lock = held.enter_context(_lock(path))
@@ -100,15 +100,6 @@ def open_run_directory(
                 write_json(config_file, record)
         held.pop_all()
     return RunDirectory(path=path, lock=lock, bucket=bucket)
-
-
-@contextlib.contextmanager
-def _called(path: Path, name: str) -> Iterator[None]:
-    """Call a local copy in errors what its user calls it."""
-    try:
-        yield
-    except (ValueError, RuntimeError) as error:
-        raise type(error)(str(error).replace(str(path), name)) from error
 
 
 @contextlib.contextmanager

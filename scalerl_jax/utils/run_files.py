@@ -304,3 +304,12 @@ def _is_gone(holder: dict[str, Any]) -> bool:
         return False
     pid = holder.get("pid")
     return isinstance(pid, int) and not Path(f"/proc/{pid}").exists()
+
+
+@contextlib.contextmanager
+def called(path: Path, name: str) -> Iterator[None]:
+    """Call a local copy in errors what its user calls it."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise type(error)(str(error).replace(str(path), name)) from error

@@ -70,9 +70,7 @@ def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
     """
     tokenizer, render = make_tokenizer(config, arch), make_render(config)
     if config.interruption.enabled or render.dated or not render.end_of_thinking:
-        from scalerl_jax.wiring import (
-            thinking,  # with none of them nothing can be wrong
-        )
+        from scalerl_jax.wiring import thinking  # else nothing can be wrong
 
         thinking.check_thinking(config)
         thinking.check_phrase(config, tokenizer)

@@ -98,33 +98,6 @@ class PallasAttention(PagedAttention):
             heads=jnp.zeros((num_pages, page_size, 2 * heads, dim), dtype)
         )
 
-    def decode(
-        self,
-        view: CombinedPages,
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        rows: Rows,
-        step: Array,
-        positions: Array,
-        active: Array,
-        near: int | None = None,
-    ) -> tuple[Array, CombinedPages]:
-        """Attention of one new token per row, and the pages with its key and value."""
-        return super().decode(
-            view,
-            q,
-            k,
-            v,
-            rows=rows,
-            step=step,
-            # The kernel reads every row's tokens: an ended row gets a length of one.
-            positions=jnp.where(active, positions, 0),
-            active=active,
-            near=near,
-        )
-
     def attend_rows(
         self,
         q: Array,

@@ -37,6 +37,8 @@ class PagedAttention(CachedAttention):
     ) -> tuple[Array, Any]:
         """Return the attention, and the pages with the new keys and values."""
         del step
+        # All tokens of a row are read, an ended row's too: it gets a length of one.
+        positions = jnp.where(active, positions, 0)
         places = places_of(
             rows.table, positions, page_size=view.page_size, valid=active
         )

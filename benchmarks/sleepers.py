@@ -48,7 +48,7 @@ def make_fleet(
     queue = RolloutQueue(mode="pipeline", **queue_settings)
     ledger = RemoteLedger(pools=dict.fromkeys(pools, 1), chip="none", remote=pools)
     ledger.start()
-    desk = OrderDesk(queue, PromptStream([prompt], seed=0, max_pass_rate=None), ledger)
+    desk = OrderDesk(queue, PromptStream([prompt], seed=0, max_pass_rate=None))
     fleet = Fleet(
         make_roster=lambda wake: Roster(
             desk=desk,

@@ -244,6 +244,7 @@ def _resume(run: RunState, directory: Path) -> int:
         return -1
     run.state, run.version = restored.state, restored.step
     run.assemble.restore(restored.host["assembler"])
-    run.desk.restore(restored.host, restored.groups, version=restored.step)
+    wasted = run.desk.restore(restored.host, restored.groups, version=restored.step)
+    run.ledger.count(wasted_tokens=wasted)
     _log.info("resumed after step %d", restored.step)
     return restored.step

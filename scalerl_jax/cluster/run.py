@@ -318,10 +318,9 @@ def make_cluster_run(
         ledger.start(startup_s=time.monotonic() - began)
         from scalerl_jax.wiring.replicas import make_fleet
 
-        desk = books.desk(ledger)
         fleet = make_fleet(
             books.parts,
-            desk,
+            books.desk,
             ledger,
             connect=replicas.connect,
             address=lambda weights, number, held: weights.to_replica(held),
@@ -334,7 +333,6 @@ def make_cluster_run(
             learner=gang,
             state=0,
             generators=fleet,
-            desk=desk,
             ledger=ledger,
             verifier_restarts=lambda: fleet.verifier_restarts,
         )

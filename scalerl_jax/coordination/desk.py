@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from scalerl_jax.contract import Order
 from scalerl_jax.coordination.queue import QueueState, RolloutQueue
 from scalerl_jax.types import Group
-from scalerl_jax.utils.ledger import Ledger
 
 if TYPE_CHECKING:
     from scalerl_jax.data.mixture import Stream
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 class OrderDesk:
     """Orders out, groups in; the `contract.Desk` of one run."""
 
-    def __init__(self, queue: RolloutQueue, stream: "Stream", ledger: Ledger) -> None:
+    def __init__(self, queue: RolloutQueue, stream: "Stream") -> None:
         """Draw prompts from `stream` whenever `queue` admits a group."""
         self._queue = queue
         # Methods that concern no prompts are the queue's own.
@@ -30,7 +29,6 @@ class OrderDesk:
         self.wait, self.wake = queue.wait, queue.wake
         self.raise_if_over = queue.raise_if_over
         self._stream = stream
-        self._ledger = ledger
         self._lock = threading.Lock()
         self._open: dict[int, Order] = {}
         # Open orders of a checkpoint that have not been handed out again yet.
@@ -117,10 +115,10 @@ class OrderDesk:
 
     def restore(
         self, books: dict[str, Any], groups: tuple[Group, ...], *, version: int
-    ) -> None:
+    ) -> int:
         """Go on from a snapshot; its open orders are sampled again from their prompts.
 
-        Tokens generated for open orders before the snapshot are counted as wasted.
+        Return how many tokens were generated for them before, and are wasted.
         """
         self._stream.restore(books["stream"])
         self._queue.restore(
@@ -133,7 +131,6 @@ class OrderDesk:
             )
         )
         for entry in books["in_flight"]:
-            self._ledger.count(wasted_tokens=entry["tokens"])
             prompt = self._stream.prompt(entry["prompt_id"], epoch=entry["epoch"])
             order = Order(
                 ticket=entry["ticket"],
@@ -142,3 +139,4 @@ class OrderDesk:
             )
             self._open[order.ticket] = order
             self._restored.append(order)
+        return sum(entry["tokens"] for entry in books["in_flight"])

@@ -104,15 +104,13 @@ def make_run(
         checkpointer=make_checkpointer(config, directory, bucket),
         progress=progress,
     )
-    desk = books.desk(ledger)
     with contextlib.ExitStack() as opened:
         with explained("the sampler", config):
-            generators, restarts = make(parts, engines, desk, ledger, opened)
+            generators, restarts = make(parts, engines, books.desk, ledger, opened)
         return books.run(
             learner=learner,
             state=state,
             generators=generators,
-            desk=desk,
             ledger=ledger,
             verifier_restarts=restarts,
             close=opened.pop_all().close,
@@ -128,17 +126,15 @@ class RunBooks:
     stream: "Stream"
     assemble: Assembler
     queue: RolloutQueue
+    desk: OrderDesk
 
-    def desk(self, ledger: Ledger) -> OrderDesk:
-        """Return the desk at which generators get their orders."""
-        return OrderDesk(self.queue, self.stream, ledger)
-
-    def run(self, *, learner: Any, ledger: Ledger, **roles: Any) -> RunState:
+    def run(self, *, learner: Any, **roles: Any) -> RunState:
         """Return the run with its roles."""
         config, tokenizer = self.parts.config, self.parts.tokenizer
         return RunState(
             learner=learner,
             queue=self.queue,
+            desk=self.desk,
             stream=self.stream,
             assemble=self.assemble,
             agreement=AgreementCheck(
@@ -151,7 +147,6 @@ class RunBooks:
             flops=make_flops(config, self.arch),
             learning_rates=make_learning_rates(config),
             length_limit=make_length_budget(config).limit,
-            ledger=ledger,
             learner_pool=learner_pool(config),
             progress=self.parts.progress,
             **roles,
@@ -178,12 +173,14 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     parts = GeneratorParts(
         config=config, tokenizer=tokenizer, held_out=prompts.held_out, progress=progress
     )
+    stream, queue = make_stream(config, prompts.train), make_queue(config)
     return RunBooks(
         arch=arch,
         parts=parts,
-        stream=make_stream(config, prompts.train),
+        stream=stream,
         assemble=make_assembler(config, arch),
-        queue=make_queue(config),
+        queue=queue,
+        desk=OrderDesk(queue, stream),
     )
 
 

@@ -183,7 +183,7 @@ class FleetWorld:
         )
         self.ledger.start()
         stream = PromptStream(prompts, seed=0, max_pass_rate=None)
-        self.desk = OrderDesk(self.queue, stream, self.ledger)
+        self.desk = OrderDesk(self.queue, stream)
         self.links = {}
         self.coming = {}  # number -> future
         self.prompts = {}  # ticket -> prompt id and epoch at its first order

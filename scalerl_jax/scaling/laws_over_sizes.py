@@ -51,8 +51,6 @@ TOLERANCES = dict.fromkeys(("ftol", "xtol", "gtol"), 1e-15)
 TAN_LIMITS = np.log([[1e-3, 2.0], [1e7, 1e13]])
 ALPHA_STARTS = (0.1, 0.2, 0.4, 0.8)  # of the law with a plateau
 OFFSET_STARTS = np.geomspace(1e-3, 1e3, 61)  # of its C, in units of the largest x
-# Hoffmann et al., section 3.3: Huber's loss on log residuals, delta = 1e-3.
-CHINCHILLA_HUBER = 1e-3
 FLOPS_PER_PARAMETER_TOKEN = 6.0
 TAN_SOURCE = "https://arxiv.org/abs/2509.25300"
 KAPLAN_SOURCE = "https://arxiv.org/abs/2001.08361"
@@ -60,67 +58,54 @@ OF_SIZE, OF_DATA = ("exponent of model size", ""), ("exponent of data", "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SurfaceFit(Record):
-    """A fitted law of several inputs; `predict` takes them in `input_names`' order."""
+class SurfaceLaw(Record):
+    """A law of several inputs, with positive parameters."""
 
-    law: str
+    law: str  # its name
     formula: str
     source: str
     input_names: tuple[str, ...]  # with units
     output_name: str
-    num_points: int
-    level: float
-    parameters: dict[str, Parameter]
-    converged: bool
-    identified: bool  # every parameter is fixed by the data
-    r_squared: float
-    sigma: float  # of the residuals, in the unit of the output
-    warnings: tuple[str, ...] = ()
+    # By parameter: meaning, unit.
+    meanings: dict[str, tuple[str, str]] = dataclasses.field(repr=False)
+    # (parameter values by name, *inputs) -> output
     function: Callable[..., Array] = dataclasses.field(repr=False)
+    # Residuals are of the output's logarithm; with Huber's loss past this one.
+    logarithmic: bool = dataclasses.field(repr=False, default=False)
+    huber: float | None = dataclasses.field(repr=False, default=None)
 
-    def predict(self, *inputs: ArrayLike) -> Array:
-        """Return the output at the inputs, which broadcast."""
-        if len(inputs) != len(self.input_names):
-            raise ValueError(
-                f"{len(inputs)} inputs; the law takes {', '.join(self.input_names)}"
+    def check(
+        self, inputs: Sequence[ArrayLike], output: ArrayLike
+    ) -> tuple[list[Array], Array]:
+        """Return inputs and output as [n] arrays: finite, above 0, enough of them."""
+        arrays = [np.asarray(given, np.float64) for given in (*inputs, output)]
+        for array, name in zip(
+            arrays, (*self.input_names, self.output_name), strict=True
+        ):
+            if array.ndim != 1 or array.shape != arrays[-1].shape:
+                raise CurveError(
+                    f"{name} has shape {array.shape} and {self.output_name} "
+                    f"{arrays[-1].shape}; give lists of the same length"
+                )
+            bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
+            if bad.size:
+                raise CurveError(
+                    f"point {bad[0] + 1}: {name} = {array[bad[0]]:g}; the law is a "
+                    "power law, so every value must be a number above 0"
+                )
+        count = len(self.meanings)
+        if arrays[-1].size <= count:
+            raise CurveError(
+                f"{arrays[-1].size} points cannot fix {count} parameters; at least "
+                f"{count + 1} are needed"
             )
-        values = {name: p.value for name, p in self.parameters.items()}
-        arrays = [np.asarray(given, np.float64) for given in inputs]
-        return self.function(values, *arrays)
+        return arrays[:-1], arrays[-1]
 
-    def residuals(self, *inputs_and_output: ArrayLike) -> Array:
-        """Return measured minus predicted output: the inputs, then the output."""
-        *inputs, output = inputs_and_output
-        return np.asarray(output, np.float64) - self.predict(*inputs)
-
-    def noted(self, notes: Sequence[str]) -> Self:
-        """Return the fit with what reading its points had to say."""
-        return dataclasses.replace(self, warnings=(*notes, *self.warnings))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SurfaceLaw:
-    """A law of several inputs, with positive parameters."""
-
-    name: str
-    formula: str
-    source: str
-    input_names: tuple[str, ...]
-    output_name: str
-    meanings: dict[str, tuple[str, str]]  # parameter: meaning, unit
-    function: Callable[..., Array]  # (parameter values by name, *inputs) -> output
-
-    def fitted(
-        self,
-        values: dict[str, float],
-        intervals: Sequence[Interval | None],
-        **more: Any,
-    ) -> dict[str, Any]:
-        """Return the fields of a fit with these values and intervals."""
-        shared = [f.name for f in dataclasses.fields(self) if f.name != "meanings"]
-        given = {name: getattr(self, name) for name in shared}
-        given["law"] = given.pop("name")
-        given["parameters"] = {
+    def named(
+        self, values: dict[str, float], intervals: Sequence[Interval | None]
+    ) -> dict[str, Parameter]:
+        """Return the parameters with these values and intervals."""
+        return {
             name: Parameter(
                 name=name,
                 meaning=meaning,
@@ -133,36 +118,34 @@ class SurfaceLaw:
                 self.meanings.items(), intervals, strict=True
             )
         }
-        return given | more
 
 
-def check_inputs(
-    inputs: dict[str, ArrayLike],
-    output: ArrayLike,
-    output_name: str,
-    num_parameters: int,
-) -> tuple[list[Array], Array]:
-    """Return inputs and output as [n] arrays: finite, above 0, enough of them."""
-    named = {**inputs, output_name: output}
-    arrays = [np.asarray(given, np.float64) for given in named.values()]
-    for array, name in zip(arrays, named, strict=True):
-        if array.ndim != 1 or array.shape != arrays[-1].shape:
-            raise CurveError(
-                f"{name} has shape {array.shape} and {output_name} "
-                f"{arrays[-1].shape}; give lists of the same length"
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SurfaceFit(SurfaceLaw):
+    """A fitted law of several inputs; `predict` takes them in `input_names`' order."""
+
+    num_points: int
+    level: float
+    parameters: dict[str, Parameter]
+    converged: bool
+    identified: bool  # every parameter is fixed by the data
+    r_squared: float
+    sigma: float  # of the residuals, in the unit of the output
+    warnings: tuple[str, ...] = ()
+
+    def predict(self, *inputs: ArrayLike) -> Array:
+        """Return the output at the inputs, which broadcast."""
+        if len(inputs) != len(self.input_names):
+            raise ValueError(
+                f"{len(inputs)} inputs; the law takes {', '.join(self.input_names)}"
             )
-        bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
-        if bad.size:
-            raise CurveError(
-                f"point {bad[0] + 1}: {name} = {array[bad[0]]:g}; the law is a power "
-                "law, so every value must be a number above 0"
-            )
-    if arrays[-1].size <= num_parameters:
-        raise CurveError(
-            f"{arrays[-1].size} points cannot fix {num_parameters} parameters; at "
-            f"least {num_parameters + 1} are needed"
-        )
-    return arrays[:-1], arrays[-1]
+        values = {name: p.value for name, p in self.parameters.items()}
+        arrays = [np.asarray(given, np.float64) for given in inputs]
+        return self.function(values, *arrays)
+
+    def noted(self, notes: Sequence[str]) -> Self:
+        """Return the fit with what reading its points had to say."""
+        return dataclasses.replace(self, warnings=(*notes, *self.warnings))
 
 
 def fit_surface(
@@ -171,20 +154,16 @@ def fit_surface(
     output: Array,
     starts: Sequence[dict[str, float]],
     *,
-    level: float = 0.9,
-    huber: float | None = None,
-    logarithmic: bool = False,
+    level: float,
 ) -> SurfaceFit:
     """Fit by least squares over log parameters; the best end is kept.
 
     Args:
-        inputs: [n] each, checked by `check_inputs`.
+        inputs: [n] each, checked by `SurfaceLaw.check`.
         output: [n].
         starts: parameter values to begin at; the best of them are searched from.
-        huber: Huber's loss past this residual, instead of squares.
-        logarithmic: residuals of the logarithm of the output.
     """
-    best = _least_squares(law, inputs, output, starts, huber, logarithmic)
+    best = _least_squares(law, inputs, output, starts)
     degrees = output.size - len(law.meanings)
     errors = _log_errors(best.jac, best.cost, degrees)
     errors = np.where(np.abs(best.x) < LOG_LIMIT, errors, np.inf)  # it ran away
@@ -200,9 +179,10 @@ def fit_surface(
     values = _values(law, best.x)
     misfit = output - law.function(values, *inputs)
     return SurfaceFit(
-        **law.fitted(values, intervals),
+        **vars(law),
         num_points=output.size,
         level=level,
+        parameters=law.named(values, intervals),
         converged=best.status > 0,
         identified=best.status > 0 and not loose,
         r_squared=r_squared(output, misfit),
@@ -222,18 +202,16 @@ def _least_squares(
     inputs: Sequence[Array],
     output: Array,
     starts: Sequence[dict[str, float]],
-    huber: float | None,
-    logarithmic: bool,
 ) -> Any:
     """Return SciPy's result from the best of the starts."""
     from scipy.optimize import least_squares
 
-    target = np.log(output) if logarithmic else output
+    target = np.log(output) if law.logarithmic else output
 
     def residuals(logs: Array) -> Array:
         with np.errstate(over="ignore", divide="ignore"):  # far off: a huge residual
             predicted = law.function(_values(law, logs), *inputs)
-            if logarithmic:
+            if law.logarithmic:
                 predicted = np.log(predicted)
         return np.clip(target - predicted, -HUGE_RESIDUAL, HUGE_RESIDUAL)
 
@@ -245,8 +223,8 @@ def _least_squares(
             start,
             jac="3-point",
             x_scale="jac",
-            loss="linear" if huber is None else "huber",
-            f_scale=huber or 1.0,
+            loss="linear" if law.huber is None else "huber",
+            f_scale=law.huber or 1.0,
             max_nfev=200,
             **TOLERANCES,
         )
@@ -298,24 +276,27 @@ def _label(size: float) -> str:
     return f"{size / 1e9:g}B"
 
 
+def _at_sizes(p: dict[str, float], letter: str, sizes: Array, size: Array) -> Array:
+    """Return the parameters letter[N] of known sizes [S], in the shape of `size`."""
+    values = np.array([p[f"{letter}[{_label(known)}]"] for known in sizes])
+    return values[np.searchsorted(sizes, size)]
+
+
 def _tan_law(sizes: Array, x_name: str) -> SurfaceLaw:
-    """Return the law for these model sizes [S], in parameters."""
+    """Return the law for these model sizes [S], in parameters, increasing."""
 
     def function(p: dict[str, float], size: Array, x: Array) -> Array:
-        intercept = np.full(size.shape, np.nan)
-        for known in sizes:
-            intercept[size == known] = p[f"E[{_label(known)}]"]
-        if np.isnan(intercept).any():
+        if not np.isin(size, sizes).all():
             raise ValueError(
                 f"E is known for the sizes {sizes.tolist()} only; for another one give "
                 "its first points to a fit of all"
             )
         slope = p["k_max"] / (1.0 + p["N0"] / size)
-        return 10.0 ** (intercept - slope * np.log10(x))
+        return 10.0 ** (_at_sizes(p, "E", sizes, size) - slope * np.log10(x))
 
     by_size = ("log10 of the error at x = 1", "log10(error)")
     return SurfaceLaw(
-        name="tan",
+        law="tan",
         formula="log10 L(N, X) = -k(N) log10 X + E(N), k(N) = k_max / (1 + N0 / N)",
         source=f"{TAN_SOURCE}, equations 1 and 2",
         input_names=("model_size", x_name),
@@ -371,7 +352,9 @@ def fit_tan(
         x_name: what x is, with its unit.
         level: of the profile-likelihood intervals of k_max and N0.
     """
-    sizes, data, centre = _checked(model_size, x, error, x_name)
+    sizes = np.unique(np.asarray(model_size, np.float64))
+    law = _tan_law(sizes, x_name)
+    data, centre = _checked(law, sizes, model_size, x, error)
     best, converged = _search(data)
     scale, z = data.solve(best)
     degrees = data.error.size - 2 - len(sizes)
@@ -381,15 +364,15 @@ def fit_tan(
     k_max, n0 = np.exp(best)
     slopes = k_max / (1.0 + n0 / sizes)
     intercepts = (np.log(scale) + slopes * centre) / np.log(10.0)
-    law = _tan_law(sizes, x_name)
     values = dict(zip(law.meanings, map(float, (k_max, n0, *intercepts)), strict=True))
     loose = any(None in (i.low, i.high) for i in intervals)
     return TanFit(
-        **law.fitted(values, [*intervals, *[None] * len(sizes)]),
+        **vars(law),
         x_name=x_name,
         sizes=sizes.tolist(),
         num_points=data.error.size,
         level=level,
+        parameters=law.named(values, [*intervals, *[None] * len(sizes)]),
         converged=converged,
         identified=converged and not loose,
         r_squared=r_squared(data.error, z / np.sqrt(data.weights)),
@@ -399,13 +382,14 @@ def fit_tan(
 
 
 def _checked(
-    model_size: ArrayLike, x: ArrayLike, error: ArrayLike, x_name: str
-) -> tuple[Array, _Data, float]:
-    """Return the sizes, the points, and the mean of log x that they are without."""
-    sizes = np.unique(np.asarray(model_size, np.float64))
-    (size, compute), errors = check_inputs(
-        {"model_size": model_size, x_name: x}, error, "error", 2 + len(sizes)
-    )
+    law: SurfaceLaw,
+    sizes: Array,
+    model_size: ArrayLike,
+    x: ArrayLike,
+    error: ArrayLike,
+) -> tuple[_Data, float]:
+    """Return the points, and the mean of log x that they are without."""
+    (size, compute), errors = law.check((model_size, x), error)
     if len(sizes) < 2:
         raise CurveError(
             f"one model size ({sizes[0]:g}): k(N) needs at least two; fit the law "
@@ -425,7 +409,7 @@ def _checked(
     logs = np.log(compute)
     centre = float(logs.mean())
     data = _Data(size, logs - centre, errors, weights / weights.mean(), member)
-    return sizes, data, centre
+    return data, centre
 
 
 def _search(data: _Data) -> tuple[Array, bool]:
@@ -551,28 +535,25 @@ def _extrapolation(
 
 
 def plateau_law(sizes: Array) -> SurfaceLaw:
-    """Return Kaplan's form carried over to these model sizes [S], in parameters.
+    """Return Kaplan's form carried over to these model sizes [S], increasing.
 
     B and C are one number per model size each.  At X without end the error stays at
     (N0 / N)^(alpha beta).
     """
-    labels = [_label(size) for size in sizes]
 
     def function(p: dict[str, float], size: Array, x: Array) -> Array:
-        known = np.argmin(np.abs(size[..., None] - sizes), axis=-1)
-        if not np.array_equal(np.broadcast_to(size, known.shape), sizes[known]):
+        if not np.isin(size, sizes).all():
             raise ValueError(f"B and C are known for the sizes {sizes.tolist()} only")
-        scale = np.array([p[f"B[{label}]"] for label in labels])[known]
-        offset = np.array([p[f"C[{label}]"] for label in labels])[known]
+        scale, offset = (_at_sizes(p, letter, sizes, size) for letter in "BC")
         floor = (p["N0"] / size) ** p["beta"]
         return (floor + scale / (x + offset)) ** p["alpha"]
 
     by_size = {}
-    for label in labels:
+    for label in map(_label, sizes):
         by_size[f"B[{label}]"] = ("scale of what training removes", "x")
         by_size[f"C[{label}]"] = ("offset of x", "x")
     return SurfaceLaw(
-        name="tan_plateau",
+        law="tan_plateau",
         formula="L(N, X) = ((N0 / N)^beta + B(N) / (X + C(N)))^alpha",
         source=f"{TAN_SOURCE}, code",
         input_names=("model_size", "x"),
@@ -596,9 +577,8 @@ def fit_plateau(
     the starts; then everything is fitted together by least squares of the error.
     """
     sizes = np.unique(np.asarray(model_size, np.float64))
-    inputs, errors = check_inputs(
-        {"model_size": model_size, "x": x}, error, "error", 3 + 2 * len(sizes)
-    )
+    law = plateau_law(sizes)
+    inputs, errors = law.check((model_size, x), error)
     if len(sizes) < 3:
         raise CurveError(
             f"{len(sizes)} model sizes; the law needs three, as N0, beta and alpha are "
@@ -608,7 +588,7 @@ def fit_plateau(
     starts = [
         _plateau_start(sizes, size, compute, errors, alpha) for alpha in ALPHA_STARTS
     ]
-    return fit_surface(plateau_law(sizes), inputs, errors, starts, level=level)
+    return fit_surface(law, inputs, errors, starts, level=level)
 
 
 def _plateau_start(
@@ -637,16 +617,17 @@ def _plateau_start(
 # ---- pre-training loss
 
 KAPLAN_ONE = SurfaceLaw(
-    name="kaplan_one",
+    law="kaplan_one",
     formula="L(X) = (X_c / X)^alpha",
     source=f"{KAPLAN_SOURCE}, equations 1.1 to 1.3",
     input_names=("x",),
     output_name="loss",
     meanings={"X_c": ("x at which the loss is 1", "x"), "alpha": ("exponent", "")},
     function=lambda p, x: (p["X_c"] / x) ** p["alpha"],
+    logarithmic=True,
 )
 KAPLAN = SurfaceLaw(
-    name="kaplan",
+    law="kaplan",
     formula="L(N, D) = ((N_c / N)^(alpha_N / alpha_D) + D_c / D)^alpha_D",
     source=f"{KAPLAN_SOURCE}, equation 1.5",
     input_names=("model_size", "tokens"),
@@ -660,9 +641,10 @@ KAPLAN = SurfaceLaw(
     function=lambda p, n, d: (
         ((p["N_c"] / n) ** (p["alpha_N"] / p["alpha_D"]) + p["D_c"] / d) ** p["alpha_D"]
     ),
+    logarithmic=True,
 )
 CHINCHILLA = SurfaceLaw(
-    name="chinchilla",
+    law="chinchilla",
     formula="L(N, D) = E + A / N^alpha + B / D^beta",
     source="https://arxiv.org/abs/2203.15556, equation 2",
     input_names=("model_size", "tokens"),
@@ -677,26 +659,25 @@ CHINCHILLA = SurfaceLaw(
     function=lambda p, n, d: (
         p["E"] + p["A"] / n ** p["alpha"] + p["B"] / d ** p["beta"]
     ),
+    logarithmic=True,
+    huber=1e-3,  # Hoffmann et al., section 3.3
 )
 
 
 def fit_kaplan_one(x: ArrayLike, loss: ArrayLike, *, level: float = 0.9) -> SurfaceFit:
     """Fit Kaplan's law of one quantity (size, data or compute), in log-log."""
-    inputs, losses = check_inputs({"x": x}, loss, "loss", 2)
+    inputs, losses = KAPLAN_ONE.check((x,), loss)
     slope, level_at_one = np.polyfit(np.log(inputs[0]), np.log(losses), 1)
     alpha = max(-float(slope), 1e-3)
     start = {"X_c": float(np.exp(level_at_one / alpha)), "alpha": alpha}
-    return fit_surface(
-        KAPLAN_ONE, inputs, losses, [start], level=level, logarithmic=True
-    )
+    return fit_surface(KAPLAN_ONE, inputs, losses, [start], level=level)
 
 
 def fit_kaplan(
     model_size: ArrayLike, tokens: ArrayLike, loss: ArrayLike, *, level: float = 0.9
 ) -> SurfaceFit:
     """Fit Kaplan's law of model size and data [n] each, in log loss."""
-    named = {"model_size": model_size, "tokens": tokens}
-    inputs, losses = check_inputs(named, loss, "loss", 4)
+    inputs, losses = KAPLAN.check((model_size, tokens), loss)
     starts = []
     for alpha_n, alpha_d in itertools.product((0.05, 0.1, 0.3), repeat=2):
         # L^(1/alpha_D) is linear in N^-(alpha_N/alpha_D) and 1/D.
@@ -705,24 +686,18 @@ def fit_kaplan(
         by_size, by_data = _positive_scales(basis, losses ** (1.0 / alpha_d))
         scales = {"N_c": by_size ** (1.0 / ratio), "D_c": by_data}
         starts.append(scales | {"alpha_N": alpha_n, "alpha_D": alpha_d})
-    return fit_surface(KAPLAN, inputs, losses, starts, level=level, logarithmic=True)
+    return fit_surface(KAPLAN, inputs, losses, starts, level=level)
 
 
 def fit_chinchilla(
-    model_size: ArrayLike,
-    tokens: ArrayLike,
-    loss: ArrayLike,
-    *,
-    level: float = 0.9,
-    huber: float | None = CHINCHILLA_HUBER,
+    model_size: ArrayLike, tokens: ArrayLike, loss: ArrayLike, *, level: float = 0.9
 ) -> SurfaceFit:
     """Fit Chinchilla's law of model size and data [n] each.
 
     Huber's loss on log residuals, summed: averaged, as in the paper's code, it stops
     early (Besiroglu et al., https://arxiv.org/abs/2404.10102).
     """
-    named = {"model_size": model_size, "tokens": tokens}
-    inputs, losses = check_inputs(named, loss, "loss", 5)
+    inputs, losses = CHINCHILLA.check((model_size, tokens), loss)
     starts = []
     for alpha, beta in itertools.product((0.2, 0.35, 0.5), repeat=2):
         basis = np.stack(
@@ -730,9 +705,7 @@ def fit_chinchilla(
         )
         e, a, b = _positive_scales(basis, losses)
         starts.append({"E": e, "A": a, "alpha": alpha, "B": b, "beta": beta})
-    return fit_surface(
-        CHINCHILLA, inputs, losses, starts, level=level, huber=huber, logarithmic=True
-    )
+    return fit_surface(CHINCHILLA, inputs, losses, starts, level=level)
 
 
 TWO_INPUT_LAWS = {"kaplan": fit_kaplan, "chinchilla": fit_chinchilla}
@@ -754,7 +727,7 @@ def compute_optimal(fit: SurfaceFit, flops: ArrayLike) -> tuple[Array, Array]:
 
     Hoffmann et al., equation 4, with C = 6 N D.
     """
-    if fit.law != CHINCHILLA.name:
+    if fit.law != CHINCHILLA.law:
         raise ValueError(f"the allocation is of a chinchilla fit, not of {fit.law}")
     p = {name: parameter.value for name, parameter in fit.parameters.items()}
     total = p["alpha"] + p["beta"]

@@ -23,7 +23,7 @@ from scalerl_jax.scaling.records import (
     quantile_interval,
 )
 from scalerl_jax.scaling.result import Fit, Settings
-from scalerl_jax.scaling.search import A, Problem, minimise_each
+from scalerl_jax.scaling.search import A, minimise_each
 from scalerl_jax.scaling.uncertainty import joint_region, region_quantile
 
 AT_LIMIT = 1e-6  # an A this close to 1 was stopped there
@@ -46,17 +46,6 @@ class Bootstrap(Record):
     intervals: dict[str, Interval]
     fit: Fit = dataclasses.field(repr=False)
     theta: Array = dataclasses.field(repr=False)  # [K, 4] as Fit.theta
-
-    def draws(self, name: str) -> Array:
-        """Return the refitted values [K] of one parameter."""
-        return self.fit.public(self.theta)[name]
-
-    def band(self, x: ArrayLike) -> tuple[Array, Array]:
-        """Pass rates at x that the central share `level` of refits lies between."""
-        curves = np.clip(self.fit.curves(self.theta, x), 0.0, 1.0)
-        tail = 0.5 * (1.0 - self.level)
-        low, high = np.quantile(curves, [tail, 1.0 - tail], axis=0)
-        return low.reshape(np.shape(x)), high.reshape(np.shape(x))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,10 +158,9 @@ def bootstrap_prompts(
             for _ in range(num_resamples)
         ]
     )
-    levels = ["prompts"]
-    levels = ["seeds", *levels] if len(outcomes) > 1 else levels
-    levels = [*levels, "samples"] if num_samples else levels
-    return summarise(result, refit(result, y), ", ".join(levels), seed=seed)
+    method = "seeds, prompts" if len(outcomes) > 1 else "prompts"
+    method += ", samples" if num_samples else ""
+    return summarise(result, refit(result, y), method, seed=seed)
 
 
 def fitted_rates(curve: Curve, result: Fit) -> Array:
@@ -215,21 +203,20 @@ def draw_curve(
     return drawn.mean(axis=(0, 2))
 
 
-def refit(fit: Fit, y: Array) -> tuple[Array, Bools]:
-    """Refit curves y [K, n] as `fit` was: theta [K, 4] and which converged [K]."""
-    problem = dataclasses.replace(fit.problem, y=y)
-    theta, _, ended = minimise_each(problem, fit.theta)
+def refit(fit: Fit, y: Array, *, asymptote: float | None = None) -> tuple[Array, Bools]:
+    """Refit curves y [K, n] as `fit` was, or with A held besides.
+
+    Returns:
+        theta [K, 4], and which refits converged [K].
+    """
+    problem, near = dataclasses.replace(fit.problem, y=y), fit.theta
+    if asymptote is not None:
+        problem = dataclasses.replace(problem, held={**problem.held, A: asymptote})
+        near = near.copy()
+        near[A] = asymptote
+        near = np.clip(near, *problem.limits)
+    theta, _, ended = minimise_each(problem, near)
     return theta, ended
-
-
-def refit_with_asymptote(fit: Fit, y: Array, asymptote: float) -> Array:
-    """Refit curves y [K, n] with A held: theta [K, 4]."""
-    held = {**fit.problem.held, A: asymptote}
-    problem: Problem = dataclasses.replace(fit.problem, y=y, held=held)
-    near = fit.theta.copy()
-    near[A] = asymptote
-    near = np.clip(near, *problem.limits)
-    return minimise_each(problem, near)[0]
 
 
 def summarise(

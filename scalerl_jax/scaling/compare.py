@@ -9,7 +9,6 @@ One file above 400 lines, as the three share the refits that they compare by.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,16 +17,13 @@ from scalerl_jax.scaling.bootstrap import (
     check_rates,
     draw_residual_curves,
     refit,
-    refit_with_asymptote,
 )
 from scalerl_jax.scaling.estimate import estimate
 from scalerl_jax.scaling.fit import fit_alone
 from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
-from scalerl_jax.scaling.laws import linearised
 from scalerl_jax.scaling.records import (
     OPEN,
     Array,
-    Curve,
     CurveError,
     Interval,
     Record,
@@ -86,12 +82,6 @@ def hold_asymptote(fit: Fit, asymptote: float) -> Fit:
     return estimate(fit.curve, fit.settings, fit.definition, held, source)
 
 
-def _share(a: Fit, b: Fit) -> tuple[float, tuple[Fit, Fit]]:
-    """Return the mean A of two runs, and both fitted with it."""
-    shared = 0.5 * (a.asymptote + b.asymptote)
-    return shared, (hold_asymptote(a, shared), hold_asymptote(b, shared))
-
-
 def compare(
     a: Fit,
     b: Fit,
@@ -121,7 +111,10 @@ def compare(
     both = a.identified and b.identified
     equal = abs(a.asymptote - b.asymptote) <= margin
     overlap = both and a.asymptote_interval.overlaps(b.asymptote_interval)
-    shared, held = _share(a, b) if both and (equal or overlap) else (None, None)
+    shared = held = None
+    if both and (equal or overlap):
+        shared = 0.5 * (a.asymptote + b.asymptote)
+        held = hold_asymptote(a, shared), hold_asymptote(b, shared)
     exponents = held and (held[0].exponent, held[1].exponent)
     pair = exponents if equal and exponents else (a.asymptote, b.asymptote)
     y, test = _resample(a, b, prompt_rates, num_resamples, seed)
@@ -161,9 +154,11 @@ def _differences(
     theta = refit(a, y[0])[0], refit(b, y[1])[0]
     end, exponents = min(a.x_last, b.x_last), None
     if shared is not None:
-        gap = a.public(refit_with_asymptote(a, y[0], shared))["B"]
-        gap = gap - b.public(refit_with_asymptote(b, y[1], shared))["B"]
-        exponents = quantile_interval(gap, a.level)
+        of_a, of_b = (
+            fit.public(refit(fit, curves, asymptote=shared)[0])["B"]
+            for fit, curves in zip((a, b), y, strict=True)
+        )
+        exponents = quantile_interval(of_a - of_b, a.level)
     rates = a.curves(theta[0], end)[:, 0] - b.curves(theta[1], end)[:, 0]
     return (
         quantile_interval(theta[0][:, A] - theta[1][:, A], a.level),
@@ -378,13 +373,18 @@ def compare_many(
 
     places = list(ranks.values())
     rows = tuple(
-        _row(
-            name,
-            fits[name],
-            held.get(name),
+        RunRow(
+            name=name,
+            **{field: getattr(fits[name], field) for field in FIELDS_OF_FIT},
             within_margin=name in sure and fits[name].asymptote >= top - margin,
+            shared_exponent=held[name].exponent if name in held else None,
+            shared_midpoint=held[name].midpoint if name in held else None,
             rank=ranks.get(name),
             tied=name in ranks and places.count(ranks[name]) > 1,
+            x=fits[name].curve.x,
+            linearised=linearise(held[name]) if name in held else None,
+            fit=fits[name],
+            fit_at_shared=held.get(name),
         )
         for name in sorted(fits, key=order)
     )
@@ -422,32 +422,19 @@ def _hold_shared(
     return shared, {name: hold_asymptote(fit, shared) for name, fit in near.items()}
 
 
-def _row(name: str, fit: Fit, held: Fit | None, **place: Any) -> RunRow:
-    """Return one run of the table; `place` says where it stands in it."""
-    return RunRow(
-        name=name,
-        **{field: getattr(fit, field) for field in FIELDS_OF_FIT},
-        shared_exponent=None if held is None else held.exponent,
-        shared_midpoint=None if held is None else held.midpoint,
-        x=fit.curve.x,
-        linearised=None if held is None else linearise(held),
-        fit=fit,
-        fit_at_shared=held,
-        **place,
-    )
-
-
 def linearise(fit: Fit) -> Array:
-    """F(R) [n] of the fitted points of a sigmoid: log F over log x has slope B.
+    """ScaleRL's straight-line form of a sigmoid's points: log F over log x has slope B.
 
-    NaN where a noisy point is not between R0 and A.
+        F(R) = C_mid^B / ((A - R0) / (R - R0) - 1) = x^B
+
+    NaN where a noisy point is not between R0 and A, where the form has no value.
+    https://arxiv.org/abs/2510.13786, leave-one-out figure.
     """
-    return linearised(
-        fit.curve.y,
-        initial_reward=fit.initial_reward,
-        asymptote=fit.asymptote,
-        midpoint_power=fit.midpoint**fit.exponent,
-    )
+    rise, height = fit.curve.y - fit.initial_reward, fit.asymptote - fit.initial_reward
+    between = (rise > 0) & (fit.curve.y < fit.asymptote)
+    form = np.full(rise.shape, np.nan)
+    form[between] = fit.midpoint**fit.exponent / (height / rise[between] - 1.0)
+    return form
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -551,7 +538,7 @@ def _fixes(fit: Fit, name: str) -> bool:
 
 
 def fit_together(fits: Sequence[Fit]) -> Fit:
-    """Fit the points of all seeds, each counting alike.
+    """Fit the points of all seeds by compute, each counting alike.
 
     R0 is the mean of those given; else it is observed once by each seed that has a
     step 0, if all have one.
@@ -561,18 +548,13 @@ def fit_together(fits: Sequence[Fit]) -> Fit:
     known = [value for value in given if isinstance(value, int | float)]
     if known:
         settings = dataclasses.replace(settings, initial_reward=float(np.mean(known)))
-    return fit_alone(pool_curves([fit.curve for fit in fits]), settings)
-
-
-def pool_curves(curves: Sequence[Curve]) -> Curve:
-    """Return the points of all curves by compute, and the mean of their R0."""
+    curves, count = [fit.curve for fit in fits], len(fits)
     x = np.concatenate([curve.x for curve in curves])
     order = np.argsort(x, kind="stable")
     errors = [curve.y_se for curve in curves if curve.y_se is not None]
     starts = [curve.r0 for curve in curves if curve.r0 is not None]
     start_errors = [curve.r0_se for curve in curves if curve.r0_se is not None]
-    count = len(curves)
-    return dataclasses.replace(
+    pooled = dataclasses.replace(
         curves[0],
         x=x[order],
         y=np.concatenate([curve.y for curve in curves])[order],
@@ -583,3 +565,4 @@ def pool_curves(curves: Sequence[Curve]) -> Curve:
         else None,
         r0_evaluations=count,
     )
+    return fit_alone(pooled, settings)

@@ -67,24 +67,6 @@ def sigmoid(
     return initial_reward + (asymptote - initial_reward) * share
 
 
-def linearised(
-    rate: ArrayLike, *, initial_reward: float, asymptote: float, midpoint_power: float
-) -> Array:
-    """ScaleRL's straight-line form of a pass rate: log F against log x has slope B.
-
-        F(R) = C_mid^B / ((A - R0) / (R - R0) - 1) = x^B
-
-    with midpoint_power = C_mid^B.  NaN where R is not between R0 and A, where the
-    form has no value.  https://arxiv.org/abs/2510.13786, leave-one-out figure.
-    """
-    values = np.asarray(rate, np.float64)
-    between = (values > initial_reward) & (values < asymptote)
-    form = np.full(values.shape, np.nan)
-    rise = values[between] - initial_reward
-    form[between] = midpoint_power / ((asymptote - initial_reward) / rise - 1.0)
-    return form
-
-
 def log_compute(x: ArrayLike) -> Array:
     """Return the logarithm of compute, -inf at 0; negative compute is refused."""
     compute = np.asarray(x, dtype=np.float64)

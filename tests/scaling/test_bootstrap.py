@@ -34,10 +34,7 @@ def test_on_independent_noise_the_bootstrap_is_as_wide_as_the_profile():
     for name in ("A", "B", "C_mid"):
         ratio = width(drawn.intervals[name]) / width(result.interval(name))
         assert 0.85 < ratio < 1.15
-    assert drawn.draws("A").shape == (600,)
-    low, high = drawn.band([2000.0, 24_000.0])
-    assert np.all(low < result.predict([2000.0, 24_000.0]))
-    assert np.all(high > result.predict([2000.0, 24_000.0]))
+    assert drawn.theta.shape == (600, 4)
 
 
 def test_on_correlated_noise_blocks_are_longer_and_intervals_wider():
@@ -77,7 +74,7 @@ def test_resampled_prompts_spread_as_their_standard_error_says():
     )
     assert drawn.method == "prompts"
     expected = offsets.std() / np.sqrt(200)
-    assert drawn.draws("A").std() == pytest.approx(expected, rel=0.1)
+    assert drawn.fit.public(drawn.theta)["A"].std() == pytest.approx(expected, rel=0.1)
 
 
 def test_seeds_and_samples_add_to_the_spread():
@@ -87,7 +84,7 @@ def test_seeds_and_samples_add_to_the_spread():
 
     def spread(rates, **settings):
         drawn = bootstrap_prompts(X, rates, num_resamples=200, **settings)
-        return drawn.method, drawn.draws("A").std()
+        return drawn.method, drawn.fit.public(drawn.theta)["A"].std()
 
     one = spread(truth)
     three = spread(seeds)

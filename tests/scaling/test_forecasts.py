@@ -6,7 +6,7 @@ from scipy.optimize import least_squares
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from scalerl_jax.scaling import bootstrap, extrapolate_curve, fit, make_curve
+from scalerl_jax.scaling import extrapolate_curve, fit, make_curve
 from scalerl_jax.scaling.fit import require_both
 from scalerl_jax.scaling.identifiability import durbin_watson
 from scalerl_jax.scaling.uncertainty import SHARE_OF_MARGIN, selected_quantile
@@ -95,7 +95,6 @@ def test_bands_stay_inside_zero_and_one():
     for low, high in (
         result.band(far),
         result.prediction_band(far),
-        bootstrap(result, num_resamples=40).band(far),
         fit(X[:9], y[:9], law="power").prediction_band(far),
     ):
         assert low.min() >= 0.0 and high.max() <= 1.0 and np.all(low <= high)

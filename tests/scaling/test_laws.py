@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from scalerl_jax.scaling import LAWS, sigmoid
-from scalerl_jax.scaling.laws import linearised
 
 
 @pytest.mark.parametrize(
@@ -27,19 +26,6 @@ def test_the_share_of_the_gain_by_hand(x, exponent, share):
 def test_negative_compute_is_refused():
     with pytest.raises(ValueError, match="below its limit 0"):
         sigmoid([-1.0], initial_reward=0.1, asymptote=0.6, exponent=1.0, midpoint=9.0)
-
-
-def test_the_linearised_form_is_x_to_the_b():
-    x = np.array([10.0, 70.0, 400.0])
-    rate = sigmoid(x, initial_reward=0.1, asymptote=0.6, exponent=1.7, midpoint=90.0)
-    form = linearised(
-        [*rate, 0.05, 0.6],
-        initial_reward=0.1,
-        asymptote=0.6,
-        midpoint_power=90.0**1.7,
-    )
-    np.testing.assert_allclose(form[:3], x**1.7)
-    assert np.isnan(form[3:]).all()  # not between R0 and A
 
 
 X_LAST = 800.0

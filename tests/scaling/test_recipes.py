@@ -1,5 +1,6 @@
 """Comparing, ranking and pooling runs; extrapolating and planning from them."""
 
+import dataclasses
 import json
 import re
 
@@ -159,6 +160,13 @@ def test_the_linearised_points_of_a_fit_lie_on_its_line():
     result = run(a=0.61, b=1.9)
     slope, _ = np.polyfit(np.log(X), np.log(linearise(result)), 1)
     assert slope == pytest.approx(1.9, abs=1e-3)
+    y = result.predict(X)
+    y[:2] = 0.2, 0.65  # not between R0 and A
+    form = linearise(
+        dataclasses.replace(result, curve=dataclasses.replace(result.curve, y=y))
+    )
+    assert np.isnan(form[:2]).all()
+    np.testing.assert_allclose(form[2:], X[2:] ** result.exponent)  # by its definition
 
 
 def test_comparisons_need_the_sigmoid_and_one_x():

@@ -27,8 +27,8 @@ import scaling_claims  # noqa: E402
 from scalerl_jax import scaling  # noqa: E402
 from scalerl_jax.scaling.identifiability import (  # noqa: E402
     NUM_POINTS,
-    collapse_score,
     find_collapse,
+    largest_fall,
     point_noise,
 )
 
@@ -232,7 +232,7 @@ def collapse(num_curves):
     generator, rows = np.random.default_rng(0), [("points", "known", "estimated")]
     for n in NUM_POINTS:
         curves = generator.normal(size=(count, n))
-        scores = np.array([collapse_score(y) for y in curves])
+        scores = np.array([largest_fall(y)[0] for y in curves])
         noises = np.array([point_noise(y) for y in curves])
         limits = np.quantile(scores, 0.995), np.quantile(scores / noises, 0.995)
         rows.append((str(n), *(f"{limit:.2f}" for limit in limits)))

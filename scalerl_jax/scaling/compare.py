@@ -34,6 +34,7 @@ from scalerl_jax.scaling.search import A
 from scalerl_jax.scaling.uncertainty import student_quantile
 
 NUM_RESAMPLES = 400
+ZERO = Interval(0.0, 0.0)
 FIELDS_OF_FIT = (  # that a row of a table repeats
     *("asymptote", "asymptote_interval", "exponent", "exponent_interval"),
     *("midpoint", "midpoint_interval", "identified", "reason"),
@@ -218,12 +219,10 @@ def _winner(
     differences: Sequence[Interval | None], names: tuple[str, str]
 ) -> str | None:
     """Return who is better by the first interval of a - b that leaves out 0."""
-    for difference in differences:
-        if difference is None:
-            continue
-        if difference.low is not None and difference.low > 0:
+    for difference in filter(None, differences):
+        if difference.is_above(ZERO):
             return names[0]
-        if difference.high is not None and difference.high < 0:
+        if ZERO.is_above(difference):
             return names[1]
     return None
 

@@ -38,13 +38,7 @@ from scalerl_jax.scaling.search import (
     Problem,
     minimise,
 )
-from scalerl_jax.scaling.uncertainty import (
-    SIGMA_FLOOR,
-    Noise,
-    noise_variance,
-    profile,
-    surface,
-)
+from scalerl_jax.scaling.uncertainty import SIGMA_FLOOR, Noise, profile, surface
 
 # Huber's loss is linear past this many standard deviations: 95 % efficient on
 # normal noise (Huber and Ronchetti, Robust Statistics, 2nd ed., section 4.5).
@@ -158,6 +152,14 @@ def noise_of(
 ) -> tuple[float, float, int | None]:
     """Measure how noisy the points are, and how much that moves the objective.
 
+        variance = sum_i psi_i^2 / (n - p)
+        growth = variance / mean_i psi'_i
+
+    with psi the derivative of half the loss; for plain squares both are the usual
+    s^2, and with Huber's loss growth is the factor of the likelihood-ratio type test
+    (Huber and Ronchetti, Robust Statistics, 2nd ed., section 13.6).  At least
+    SIGMA_FLOOR^2.
+
     A fit is acceptable if its objective exceeds the best one's by at most q^2 times
     the growth, with q Student's two-sided quantile at n - p degrees of freedom: the
     F(1, n - p) test of one parameter, which is wider than the chi-squared one on few
@@ -168,20 +170,22 @@ def noise_of(
         Growth of the objective for one sigma, the noise sigma of a point of weight 1,
         degrees of freedom (None when the errors are known).
     """
-    num_parameters = len(problem.free)
-    variance, growth = noise_variance(problem, best, num_parameters)
-    degrees: int | None = problem.t.size - num_parameters
+    psi = z = problem.scaled_residuals(best[None])[0]
+    spare, inside = z.size - len(problem.free), 1.0
+    if problem.huber is not None:
+        inside = max(float(np.mean(np.abs(z) <= problem.huber)), 1.0 / z.size)
+        psi = np.clip(z, -problem.huber, problem.huber)
+    variance = max(float((psi**2).sum()) / spare, SIGMA_FLOOR**2)
+    growth, trusted = variance / inside, False
     if known is not None:
         from scipy.special import chdtri
 
-        limit = float(chdtri(degrees, OVERDISPERSED))
-        if variance * degrees <= limit * known**2:
+        trusted = variance * spare <= float(chdtri(spare, OVERDISPERSED)) * known**2
+        if trusted:
             variance = growth = known**2
-            degrees = None
-    z = problem.scaled_residuals(best[None])[0]
     if variance > (2.0 * SIGMA_FLOOR) ** 2:  # a smoother curve has rounding errors
         growth *= correlation_growth(autocorrelation(z), z.size)
-    return growth, float(np.sqrt(variance)), degrees
+    return growth, float(np.sqrt(variance)), None if trusted else spare
 
 
 def estimate(
@@ -307,15 +311,13 @@ def name_parameters(
         elif kind.column is None:
             interval = envelope(values[:, place])
         else:
-            ends = intervals[kind.column].low, intervals[kind.column].high
-            interval = Interval(
-                *(
-                    None
-                    if end is None
-                    else _moved(law, theta[0], kind.column, end, log_x_last)[place]
-                    for end in ends
-                )
-            )
+            ends = []
+            for end in (intervals[kind.column].low, intervals[kind.column].high):
+                moved = theta[:1].copy()
+                moved[0, kind.column] = np.nan if end is None else end
+                value = float(law.values(moved, log_x_last)[0, place])
+                ends.append(None if end is None else value)
+            interval = Interval(*ends)
         parameters[kind.name] = Parameter(
             name=kind.name,
             meaning=kind.meaning,
@@ -325,15 +327,6 @@ def name_parameters(
             source=source,
         )
     return parameters
-
-
-def _moved(
-    law: Law, best: Array, column: int, end: float, log_x_last: float
-) -> list[float]:
-    """Law's parameters with one column of theta moved to an interval's end."""
-    theta = best[None].copy()
-    theta[0, column] = end
-    return law.values(theta, log_x_last)[0].tolist()
 
 
 def autocorrelation(residuals: Array) -> float:

@@ -75,8 +75,13 @@ def fit_curve(curve: Curve, settings: Settings | None = None, **changes: Any) ->
     check_settings(chosen)
     if chosen.protocol == "paper":
         chosen = paper_settings(curve, chosen)
-        return fit_on_grids(_fit_by_law(curve, chosen))
-    return _fit_by_law(curve, chosen)
+    result = fit_alone(curve, chosen)
+    result = dataclasses.replace(
+        result,
+        warnings=(*result.curve.warnings, *result.warnings, *late_warnings(result)),
+        half_forecast=_forecast_from_half(result),
+    )
+    return fit_on_grids(result) if chosen.protocol == "paper" else result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,10 +90,12 @@ class Cutoff(Record):
 
     fit_from: float  # points with 0 < x < fit_from are left out
     num_points: int
-    values: dict[str, float]  # of the parameters
-    intervals: dict[str, Interval]  # of the fitted ones
-    identified: bool
-    reason: str | None  # why not identified, or not fitted (then values are empty)
+    # Of the parameters; none where nothing could be fitted.
+    values: dict[str, float] = dataclasses.field(default_factory=dict)
+    # Of the fitted ones.
+    intervals: dict[str, Interval] = dataclasses.field(default_factory=dict)
+    identified: bool = False
+    reason: str | None  # why not identified, or not fitted
 
 
 def sensitivity(fit: Fit, cutoffs: Sequence[float] | None = None) -> tuple[Cutoff, ...]:
@@ -113,14 +120,8 @@ def _cutoff(fit: Fit, cutoff: float) -> Cutoff:
     try:
         found = quick_fit(fit.whole_curve, settings)
     except CurveError as failure:
-        return Cutoff(
-            fit_from=cutoff,
-            num_points=int((fit.whole_curve.x >= cutoff).sum()),
-            values={},
-            intervals={},
-            identified=False,
-            reason=str(failure),
-        )
+        count = int((fit.whole_curve.x >= cutoff).sum())
+        return Cutoff(fit_from=cutoff, num_points=count, reason=str(failure))
     fitted = {n: p.interval for n, p in found.parameters.items() if p.interval}
     return Cutoff(
         fit_from=cutoff,
@@ -192,16 +193,6 @@ def fit_alone(whole: Curve, settings: Settings) -> Fit:
         free = estimate(curve, settings, law, rest, "fitted", selected=False)
         free = dataclasses.replace(free, whole_curve=whole)
     return require_both(result, free)
-
-
-def _fit_by_law(whole: Curve, settings: Settings) -> Fit:
-    """Fit with R0 as asked for and free, and once more from one half."""
-    result = fit_alone(whole, settings)
-    return dataclasses.replace(
-        result,
-        warnings=(*result.curve.warnings, *result.warnings, *late_warnings(result)),
-        half_forecast=_forecast_from_half(result),
-    )
 
 
 def require_both(result: Fit, free: Fit | None) -> Fit:

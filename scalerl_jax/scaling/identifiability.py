@@ -227,7 +227,7 @@ def find_collapse(curve: Curve) -> str | None:
     y = curve.y
     if y.size < 4:
         return None
-    score, i, j, width = _largest_fall(y)
+    score, i, j, width = largest_fall(y)
     top, bottom = y[i : i + width], y[j : j + width]
     fall = float(np.median(top) - np.median(bottom))
     if score <= _threshold(curve) or fall < LEAST_SHARE * float(np.ptp(y)):
@@ -238,11 +238,6 @@ def find_collapse(curve: Curve) -> str | None:
         f"{y[low]:.3f} near x = {curve.x[low]:.4g}, and the law can only climb; fit "
         "the part before the fall"
     )
-
-
-def collapse_score(y: Array) -> float:
-    """Return the score of `find_collapse`, in units of y [n]; n is at least 4."""
-    return _largest_fall(y)[0]
 
 
 def point_noise(y: Array) -> float:
@@ -257,8 +252,8 @@ def point_noise(y: Array) -> float:
     return max(noise, float(steps.min()) if steps.size else 0.0)
 
 
-def _largest_fall(y: Array) -> tuple[float, int, int, int]:
-    """Return the score, and the blocks it comes from: i, j and w."""
+def largest_fall(y: Array) -> tuple[float, int, int, int]:
+    """Return `find_collapse`'s score of y [n], n >= 4, and its blocks: i, j and w."""
     found = []
     width = 2
     while width <= min(y.size // 2, LONGEST_BLOCK):
@@ -367,7 +362,8 @@ def durbin_watson(problem: Problem, best: Array) -> float:
     spare, total = z.size - basis.shape[1], float((z**2).sum())
     if spare < 2 or total == 0.0:
         return 1.0
-    moved = _second_differences(basis)  # of D'D, with D the differences of neighbours
+    # D'D times the basis, with D the differences of neighbouring rows.
+    moved = -np.diff(np.pad(np.diff(basis, axis=0), ((1, 1), (0, 0))), axis=0)
     inner = basis.T @ moved
     # D'D has 2 on its diagonal, 1 at both ends, -1 beside it.
     trace = 2.0 * (z.size - 1) - np.trace(inner)
@@ -380,10 +376,3 @@ def durbin_watson(problem: Problem, best: Array) -> float:
     scale = mean * (1.0 - mean) / variance - 1.0
     d = float((np.diff(z) ** 2).sum()) / total
     return float(betainc(mean * scale, (1.0 - mean) * scale, min(d / 4.0, 1.0)))
-
-
-def _second_differences(columns: Array) -> Array:
-    """Return D'D times columns [n, p], with D the differences of neighbouring rows."""
-    steps = np.diff(columns, axis=0)
-    padded = np.pad(steps, ((1, 1), (0, 0)))
-    return padded[:-1] - padded[1:]

@@ -88,9 +88,6 @@ class IsoCompute(Record):
     warnings: tuple[str, ...]
     smallest_prompts: int  # least B_p of the runs on the frontier
     grid: Array = dataclasses.field(repr=False)  # [g] rollouts
-    frontier: Array = dataclasses.field(repr=False)  # [g] reward
-    best: Array = dataclasses.field(repr=False)  # [g] n of the run on the frontier
-    averaged: Array = dataclasses.field(repr=False)  # [g] n*, running average
     fits: list[Fit] = dataclasses.field(repr=False)  # of the runs used
     theta: Array = dataclasses.field(repr=False)  # [4] of the final sigmoid
     draws: Array = dataclasses.field(repr=False)  # [K, 4] of its refits
@@ -98,13 +95,6 @@ class IsoCompute(Record):
     def optimal(self, compute: ArrayLike) -> Array:
         """Return n*(C) at compute in rollouts."""
         return self._optimal(self.theta[None], compute)[0].reshape(np.shape(compute))
-
-    def band(self, compute: ArrayLike) -> tuple[Array, Array]:
-        """Return the ends of n*(C), by refits of resampled runs."""
-        values = self._optimal(self.draws, compute)
-        tail = 0.5 * (1.0 - self.level)
-        low, high = np.quantile(values, [tail, 1.0 - tail], axis=0)
-        return low.reshape(np.shape(compute)), high.reshape(np.shape(compute))
 
     def _optimal(self, theta: Array, compute: ArrayLike) -> Array:
         """Return n* of sigmoids theta [K, 4] at compute: [K, points]."""
@@ -185,15 +175,17 @@ def fit_isocompute(
     last = max(fit.x_last for fit in fits)
     grid = np.geomspace(min(fit.curve.x[0] for fit in fits), last, GRID_POINTS)
     n = np.array([run.rollouts_per_prompt for run in kept])
-    frontier, best = _envelope(fits, [fit.theta[None] for fit in fits], grid)
-    best_run, frontier = best[0], frontier[0]
+    best = _frontier(fits, [fit.theta[None] for fit in fits], grid)
     heights = _heights(n[best], tested)
     t, weights = np.log(grid / last), np.ones(grid.size)
     problem = Problem(law=SIGMOID, t=t, y=heights, weights=weights)
     theta, _, converged = minimise(problem, Grid(problem))
 
-    drawn = _redraw(fits, num_resamples, seed)
-    again = _heights(n[_envelope(fits, drawn, grid)[1]], tested)
+    drawn = [
+        refit(fit, draw_residual_curves(fit, num_resamples, seed=seed + i))[0]
+        for i, fit in enumerate(fits)
+    ]
+    again = _heights(n[_frontier(fits, drawn, grid)], tested)
     draws = minimise_each(dataclasses.replace(problem, y=again), theta)[0]
     values = _named(draws, tested, last)
     found = _named(theta[None], tested, last)
@@ -210,23 +202,12 @@ def fit_isocompute(
         converged=converged,
         saturated=saturated,
         warnings=tuple(warnings),
-        smallest_prompts=min(kept[i].prompts_per_step for i in best_run),
+        smallest_prompts=min(kept[i].prompts_per_step for i in best[0]),
         grid=grid,
-        frontier=frontier,
-        best=n[best_run],
-        averaged=_rollouts(heights[0], tested),
         fits=fits,
         theta=theta,
         draws=draws,
     )
-
-
-def _redraw(fits: Sequence[Fit], num_resamples: int, seed: int) -> list[Array]:
-    """Refit every run's curve with residuals drawn again: [K, 4] each."""
-    return [
-        refit(fit, draw_residual_curves(fit, num_resamples, seed=seed + i))[0]
-        for i, fit in enumerate(fits)
-    ]
 
 
 def _tested(runs: Sequence[SweepRun], warnings: list[str]) -> list[int]:
@@ -271,13 +252,10 @@ def _fit_runs(
     return fits, kept, warnings
 
 
-def _envelope(
-    fits: Sequence[Fit], theta: Sequence[Array], grid: Array
-) -> tuple[Array, Places]:
-    """Upper envelope of fitted curves, each over the range of its own run only.
+def _frontier(fits: Sequence[Fit], theta: Sequence[Array], grid: Array) -> Places:
+    """Find the run whose curve is highest, each over its own range only: [K, g].
 
-    theta holds [K, 4] rows for every run.  Returns rewards and the place of the run
-    on the frontier, [K, g] each.
+    theta holds [K, 4] rows for every run.  Where no run reaches, the last one stays.
     """
     curves = np.stack(
         [
@@ -290,16 +268,11 @@ def _envelope(
             for fit, rows in zip(fits, theta, strict=True)
         ]
     )
-    # Where no run reaches, the frontier stays at its last height.
-    best = np.argmax(curves, axis=0)
-    height = np.max(curves, axis=0)
+    best, height = np.argmax(curves, axis=0), np.max(curves, axis=0)
     for place in range(1, grid.size):
         gap = ~np.isfinite(height[:, place])
-        best[gap, place], height[gap, place] = (
-            best[gap, place - 1],
-            height[gap, place - 1],
-        )
-    return height, best
+        best[gap, place] = best[gap, place - 1]
+    return best
 
 
 def _heights(n: Array, tested: list[int]) -> Array:

@@ -103,17 +103,14 @@ class Problem:
         predicted = r0 + (asymptote - r0) * share
         return (self.y - predicted) * np.sqrt(self.weights)
 
-    def losses(self, z: Array) -> Array:
-        """Return the objective of each row: [K, n] -> [K]."""
+    def cost(self, theta: Array) -> Array:
+        """Return the objective at each row: [K, 4] -> [K]."""
+        z = self.scaled_residuals(theta)
         if self.huber is None:
             return (z**2).sum(axis=1)
         size = np.abs(z)
         beyond = self.huber * (2.0 * size - self.huber)
         return np.where(size <= self.huber, z**2, beyond).sum(axis=1)
-
-    def cost(self, theta: Array) -> Array:
-        """Return the objective at each row: [K, 4] -> [K]."""
-        return self.losses(self.scaled_residuals(theta))
 
     def slopes(self, theta: Array, share: Array | None = None) -> Array:
         """Derivatives of the scaled prediction by every column: [K, n, 4]."""
@@ -205,20 +202,17 @@ class Grid:
 
     def start_with(self, column: int, value: float) -> Array:
         """Return the best node when one more parameter is held at a value: [4]."""
+        solved = self._solved
         if column in (R0, A):
             solved = self.solve(self._held | {column: value})
-        else:
-            solved = self._solved
-        r0, a, cost = (values[..., 0] for values in solved)
-        if column == SHAPE_U:
-            row = int(np.argmin(np.abs(self.u - value)))
-            at = (row, int(np.argmin(cost[row])))
+        r0, a, cost = (values[..., 0].copy() for values in solved)
+        if column == SHAPE_U:  # the nearest nodes alone
+            cost[np.arange(len(self.u)) != np.argmin(np.abs(self.u - value))] = np.inf
         elif column == SHAPE_V:
-            place = int(np.argmin(np.abs(self.v - value)))
-            at = (int(np.argmin(cost[:, place])), place)
-        else:
-            row, place = np.unravel_index(np.argmin(cost), cost.shape)
-            at = (int(row), int(place))
+            cost[:, np.arange(len(self.v)) != np.argmin(np.abs(self.v - value))] = (
+                np.inf
+            )
+        at = np.unravel_index(np.argmin(cost), cost.shape)
         start = np.array([r0[at], a[at], self.u[at[0]], self.v[at[1]]])
         start[column] = value
         return start

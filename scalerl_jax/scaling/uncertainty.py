@@ -43,28 +43,6 @@ REACH = 4.0  # standard errors of a level to either side
 TINY = 1e-12  # keeps what is divided by from being 0
 
 
-def noise_variance(
-    problem: Problem, best: Array, num_parameters: int
-) -> tuple[float, float]:
-    """Return the variance of a scaled residual, and that of the objective's growth.
-
-        variance = sum_i psi_i^2 / (n - p)
-        growth = variance / mean_i psi'_i
-
-    with psi the derivative of half the loss; for plain squares both are the usual
-    s^2, and with Huber's loss growth is the factor of the likelihood-ratio type test
-    (Huber and Ronchetti, Robust Statistics, 2nd ed., section 13.6).  At least
-    SIGMA_FLOOR^2.
-    """
-    z = problem.scaled_residuals(best[None])[0]
-    inside = 1.0
-    if problem.huber is not None:
-        inside = max(float(np.mean(np.abs(z) <= problem.huber)), 1.0 / z.size)
-        z = np.clip(z, -problem.huber, problem.huber)
-    variance = max(float((z**2).sum()) / (z.size - num_parameters), SIGMA_FLOOR**2)
-    return variance, variance / inside
-
-
 def student_quantile(level: float, degrees: int | None) -> float:
     """Two-sided quantile of Student's t, of the normal when degrees is None."""
     from scipy.special import ndtri, stdtrit  # here: most of the import time
@@ -228,7 +206,11 @@ def _ends(
         brackets.items(), found.reshape(len(brackets), -1, 5), strict=True
     ):
         walk = np.vstack([inner, rows, outer])
-        ends[side] = _crossing(walk[:, side[0]], walk[:, -1], limits[side])
+        last = int(np.flatnonzero(walk[:, -1] <= limits[side])[-1])
+        roots = np.sqrt(walk[last : last + 2, -1])  # close to linear
+        share = (np.sqrt(limits[side]) - roots[0]) / (roots[1] - roots[0])
+        low, high = walk[last : last + 2, side[0]]
+        ends[side] = float(low + share * (high - low))
     return ends, found
 
 
@@ -302,14 +284,6 @@ def _refit(
     mask[np.arange(len(held)), held] = True
     theta, costs, _ = descend(problem, starts, tolerance=1e-3 * excess, held=mask)
     return theta, np.maximum(costs - cost, 0.0)
-
-
-def _crossing(values: Array, excesses: Array, excess: float) -> float:
-    """Find where the excess is passed last; its root is close to linear."""
-    last = int(np.flatnonzero(excesses <= excess)[-1])
-    roots = np.sqrt(excesses[last : last + 2])
-    share = (np.sqrt(excess) - roots[0]) / (roots[1] - roots[0])
-    return float(values[last] + share * (values[last + 1] - values[last]))
 
 
 def surface(problem: Problem, best: Array, *, cost: float, excess: float) -> Array:
@@ -390,17 +364,12 @@ class MeanCurve:
     """Shapes [G] with their weights, and the mean levels of each."""
 
     law: Law
-    u: Array
-    v: Array
-    r0: Array
-    asymptote: Array
-    weights: Array  # of sum 1
+    theta: Array  # [G, 4]
+    weights: Array  # [G], of sum 1
 
     def rates(self, t: Array) -> Array:
         """Return the mean pass rates at t = log(x / x_last) [m]."""
-        share = self.law.share(t, self.u[:, None], self.v[:, None])
-        levels = self.r0[:, None] + (self.asymptote - self.r0)[:, None] * share
-        return self.weights @ levels
+        return self.weights @ self.law.rates(self.theta, t)
 
 
 def mean_curve(
@@ -426,9 +395,8 @@ def mean_curve(
     box = np.stack(problem.limits)[:, SHAPE_U:]
     while True:
         found = _mean_within(problem, best, weights, box, known, thinning)
-        nodes = np.stack([found.u, found.v], axis=1)
-        nodes = nodes[found.weights > NO_WEIGHT * found.weights.max()]
-        nodes = np.vstack([nodes, best[SHAPE_U:]])
+        heavy = found.weights > NO_WEIGHT * found.weights.max()
+        nodes = np.vstack([found.theta[heavy], best])[:, SHAPE_U:]
         step = np.ptp(box, axis=0) / (np.array(NUM_SHAPES) - 1)
         closer = np.stack([nodes.min(axis=0) - step, nodes.max(axis=0) + step])
         closer = np.clip(closer, *box)
@@ -465,7 +433,8 @@ def _mean_within(
         (level * chances).sum(axis=(1, 2)) / np.maximum(total, 1e-300)
         for level in (r0, asymptote)
     )
-    return MeanCurve(problem.law, u, v, r0, asymptote, total / total.sum())
+    theta = np.stack([r0, asymptote, u, v], axis=1)
+    return MeanCurve(problem.law, theta, total / total.sum())
 
 
 def _levels(

@@ -5,8 +5,8 @@ import pytest
 
 from scalerl_jax.scaling import make_curve
 from scalerl_jax.scaling.identifiability import (
-    collapse_score,
     find_collapse,
+    largest_fall,
     point_noise,
 )
 
@@ -87,9 +87,9 @@ def test_rates_of_few_completions_are_not_taken_for_exact():
 def test_the_score_by_hand():
     # w = 2: lower of (3, 4) less upper of (1, 0) is 2, times sqrt(2 / 2); w = 4 does
     # not fit twice into 5 points.
-    assert collapse_score(np.array([2.0, 3.0, 4.0, 1.0, 0.0])) == pytest.approx(2.0)
+    assert largest_fall(np.array([2.0, 3.0, 4.0, 1.0, 0.0]))[0] == pytest.approx(2.0)
     # Of 8 points w = 4 fits: (5, 5, 5, 5) against (1, 1, 1, 1), times sqrt(4 / 2).
-    assert collapse_score(np.r_[np.full(4, 5.0), np.ones(4)]) == pytest.approx(
+    assert largest_fall(np.r_[np.full(4, 5.0), np.ones(4)])[0] == pytest.approx(
         4 * 2**0.5
     )
     second = np.diff([0.0, 1.0, 0.0, 1.5, 0.0], 2)  # -2, 2.5, -3

@@ -83,6 +83,12 @@ def hold_asymptote(fit: Fit, asymptote: float) -> Fit:
     return estimate(fit.curve, fit.settings, fit.definition, held, source)
 
 
+def _share(a: Fit, b: Fit) -> tuple[float, tuple[Fit, Fit]]:
+    """Return the mean A of two runs, and both fitted with it."""
+    shared = 0.5 * (a.asymptote + b.asymptote)
+    return shared, (hold_asymptote(a, shared), hold_asymptote(b, shared))
+
+
 def compare(
     a: Fit,
     b: Fit,
@@ -112,10 +118,7 @@ def compare(
     both = a.identified and b.identified
     equal = abs(a.asymptote - b.asymptote) <= margin
     overlap = both and a.asymptote_interval.overlaps(b.asymptote_interval)
-    shared = held = None
-    if both and (equal or overlap):
-        shared = 0.5 * (a.asymptote + b.asymptote)
-        held = hold_asymptote(a, shared), hold_asymptote(b, shared)
+    shared, held = _share(a, b) if both and (equal or overlap) else (None, None)
     exponents = held and (held[0].exponent, held[1].exponent)
     pair = exponents if equal and exponents else (a.asymptote, b.asymptote)
     y, test = _resample(a, b, prompt_rates, num_resamples, seed)

@@ -9,8 +9,6 @@ import operator
 
 from scalerl_jax.config.sections import LOSSES, SETTINGS, Config
 
-_SEQUENCE_CLIP = 0.05  # no clip of a length-normalised ratio comes near it
-
 
 def validate(config: Config) -> None:
     """Refuse values and combinations that cannot work.
@@ -29,8 +27,8 @@ def validate(config: Config) -> None:
                 f"{values[needs.setting]!r}; set {needs}, or leave it at {default!r}"
             )
     for check in (
-        *(_model, _rows, _interruption, _groups, _prompts, _windows, _schedule, _loss),
-        *(_clips, _versions),
+        *(_model, _rows, _interruption, _groups, _prompts, _windows, _loss, _caps),
+        _versions,
     ):
         check(config)
     if parts := _parts(config):
@@ -44,15 +42,18 @@ def _parts(config: Config) -> list[str]:
     """Return the parts of `config.parts` that the settings switch on."""
     batch, data, objective = config.batch, config.data, config.objective
     sampler, tracking = config.sampler, config.tracking
-    fixed, cap = LOSSES[objective.loss].anchor, objective.correction_cap
+    loss, cap = LOSSES[objective.loss], objective.correction_cap
     on = {
         "sharing": batch.shared_tokens or batch.own_tokens,
         "stages": sampler.length_stages,
         "refills": batch.dynamic_sampling,
         "task_weights": data.task_weights,
         "order": data.order != "shuffled" or data.open_steps,
+        "batched": config.queue.mode == "batched",
         "tracking": tracking.wandb_project or tracking.profile_steps,
-        "anchor": objective.anchor != "behavior" or fixed or cap,
+        "cosine": config.optimizer.schedule == "cosine",
+        "clips": loss.clips,
+        "anchor": objective.anchor != "behavior" or loss.anchor or cap,
         "filters": sampler.filters and not objective.allow_sampling_filters,
         "regularizers": objective.kl_coefficient or objective.regularize != "all",
         "overlong": objective.overlong_cache_tokens,
@@ -153,22 +154,7 @@ def _windows(config: Config) -> None:
     batch, queue = config.batch, config.queue
     lag, waiting = f"{queue.max_staleness = }", f"{queue.max_waiting = }"
     if queue.mode == "batched":
-        if queue.max_staleness < 1:
-            raise ValueError(
-                f"{lag} with {queue.mode = } (PPO-off-policy-k) would generate k * N = "
-                f"0 groups; use k >= 1, or 'pipeline' for the synchronous loop"
-            )
-        if queue.max_staleness % batch.epochs:
-            raise ValueError(
-                f"{lag} with {queue.mode = }, the steps on what is generated together, "
-                f"cannot be cut into {batch.epochs = } passes; make it a multiple"
-            )
-        if queue.max_waiting > 1:
-            raise ValueError(
-                f"{waiting} is not read with {queue.mode = }, where the groups of a "
-                f"whole window wait for each other; leave it at 1"
-            )
-        return
+        return  # whose windows `config.parts` checks
     if queue.max_staleness < batch.epochs - 1:
         raise ValueError(
             f"{lag} is below batch.epochs - 1 = {batch.epochs - 1}, by which the "
@@ -181,18 +167,6 @@ def _windows(config: Config) -> None:
             f"{waiting} can never be reached: with {lag} and {batch.epochs = } at most "
             f"{most} batches are started before one is used up; lower it, or set 0 for "
             f"no bound but queue.max_staleness"
-        )
-
-
-def _schedule(config: Config) -> None:
-    optimizer, train = config.optimizer, config.train
-    end, where = optimizer.decay_steps, f"{optimizer.decay_steps = }"
-    if not end:
-        end, where = train.num_steps, f"{train.num_steps = }"
-    if optimizer.schedule == "cosine" and end <= optimizer.warmup_steps:
-        raise ValueError(
-            f"{where}, where the cosine ends, must be above {optimizer.warmup_steps = }"
-            f"; raise the first or lower the second"
         )
 
 
@@ -214,10 +188,9 @@ def _loss(config: Config) -> None:
             )
 
 
-def _clips(config: Config) -> None:
-    """Refuse bounds that no ratio can meet, and those that a ratio of 1 would."""
+def _caps(config: Config) -> None:
+    """Refuse caps and floors that would move a ratio of 1."""
     objective = config.objective
-    low, high = f"{objective.clip_low = }", f"{objective.clip_high = }"
     for name in ("max_importance_ratio", "correction_cap"):
         if 0 < (cap := getattr(objective, name)) < 1:
             raise ValueError(
@@ -229,27 +202,6 @@ def _clips(config: Config) -> None:
             f"{objective.min_importance_ratio = } is an absolute floor, and would lift "
             f"ratios of 1; use 1 or less"
         )
-    if objective.clip_low > 1:
-        raise ValueError(f"{low} leaves a ratio no lower bound; use 1 or less")
-    widest = max(objective.clip_low, objective.clip_high)
-    if LOSSES[objective.loss].ratio == "sequence_mean" and widest >= _SEQUENCE_CLIP:
-        raise ValueError(
-            f"{low}, {high} are clips of a token's ratio: that of {objective.loss = }, "
-            f"a mean over the sequence, stays within some 1e-3 of 1; use 3e-4 and 4e-4 "
-            f"(GSPO) or 4e-3 (ScaleRL), below {_SEQUENCE_CLIP}"
-        )
-    if objective.loss == "dual_clip" and objective.dual_clip <= 1 + objective.clip_high:
-        raise ValueError(
-            f"{objective.dual_clip = } must be above 1 + objective.clip_high = "
-            f"{1 + objective.clip_high}: it bounds the ratio of punished tokens, not "
-            f"its distance to 1; 3 in the paper"
-        )
-    for name in ("mask_low", "mask_high"):
-        if (value := getattr(objective, name)) >= 1:
-            raise ValueError(
-                f"objective.{name} = {value} is a difference of probabilities and from "
-                f"1 on would drop nothing; prime-rl has 0.2"
-            )
 
 
 def _versions(config: Config) -> None:

@@ -10,6 +10,67 @@ from collections.abc import Callable
 
 from scalerl_jax.config.sections import LOSSES, Config
 
+_SEQUENCE_CLIP = 0.05  # no clip of a length-normalised ratio comes near it
+
+
+def _batched(config: Config) -> None:
+    batch, queue = config.batch, config.queue
+    lag = f"{queue.max_staleness = }"
+    if queue.max_staleness < 1:
+        raise ValueError(
+            f"{lag} with {queue.mode = } (PPO-off-policy-k) would generate k * N = "
+            f"0 groups; use k >= 1, or 'pipeline' for the synchronous loop"
+        )
+    if queue.max_staleness % batch.epochs:
+        raise ValueError(
+            f"{lag} with {queue.mode = }, the steps on what is generated together, "
+            f"cannot be cut into {batch.epochs = } passes; make it a multiple"
+        )
+    if queue.max_waiting > 1:
+        raise ValueError(
+            f"{queue.max_waiting = } is not read with {queue.mode = }, where the "
+            f"groups of a whole window wait for each other; leave it at 1"
+        )
+
+
+def _cosine(config: Config) -> None:
+    optimizer, train = config.optimizer, config.train
+    end, where = optimizer.decay_steps, f"{optimizer.decay_steps = }"
+    if not end:
+        end, where = train.num_steps, f"{train.num_steps = }"
+    if end <= optimizer.warmup_steps:
+        raise ValueError(
+            f"{where}, where the cosine ends, must be above {optimizer.warmup_steps = }"
+            f"; raise the first or lower the second"
+        )
+
+
+def _clips(config: Config) -> None:
+    """Refuse clips that no ratio can reach, or that every ratio would."""
+    objective = config.objective
+    low, high = f"{objective.clip_low = }", f"{objective.clip_high = }"
+    if objective.clip_low > 1:
+        raise ValueError(f"{low} leaves a ratio no lower bound; use 1 or less")
+    widest = max(objective.clip_low, objective.clip_high)
+    if LOSSES[objective.loss].ratio == "sequence_mean" and widest >= _SEQUENCE_CLIP:
+        raise ValueError(
+            f"{low}, {high} are clips of a token's ratio: that of {objective.loss = }, "
+            f"a mean over the sequence, stays within some 1e-3 of 1; use 3e-4 and 4e-4 "
+            f"(GSPO) or 4e-3 (ScaleRL), below {_SEQUENCE_CLIP}"
+        )
+    if objective.loss == "dual_clip" and objective.dual_clip <= 1 + objective.clip_high:
+        raise ValueError(
+            f"{objective.dual_clip = } must be above 1 + objective.clip_high = "
+            f"{1 + objective.clip_high}: it bounds the ratio of punished tokens, not "
+            f"its distance to 1; 3 in the paper"
+        )
+    for name in ("mask_low", "mask_high"):
+        if (value := getattr(objective, name)) >= 1:
+            raise ValueError(
+                f"objective.{name} = {value} is a difference of probabilities and from "
+                f"1 on would drop nothing; prime-rl has 0.2"
+            )
+
 
 def _anchor(config: Config) -> None:
     """Refuse ratios over the wrong log-probabilities, or over them twice or never."""
@@ -280,7 +341,10 @@ CHECKS: dict[str, Callable[[Config], None]] = {
     "refills": _refills,
     "task_weights": _task_weights,
     "order": _order,
+    "batched": _batched,
     "tracking": _tracking,
+    "cosine": _cosine,
+    "clips": _clips,
     "anchor": _anchor,
     "filters": _filters,
     "regularizers": _regularizers,

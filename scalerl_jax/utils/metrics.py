@@ -1,4 +1,4 @@
-"""Numbers of a run: files that it appends to, TensorBoard, W&B, a profiler's trace.
+"""Numbers of a run: the files that it appends to, and TensorBoard.
 
 metrics.jsonl, evals.jsonl and rollouts.jsonl hold one JSON object per line, each
 written by one system call, so that a killed run leaves at most one torn line, at the

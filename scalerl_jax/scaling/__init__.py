@@ -17,7 +17,7 @@ of JSON values) and `to_json()`.
     sensitivity                 the fit over early cut-offs: Cutoff rows
     bootstrap, bootstrap_prompts, region    other intervals of a fit
     pool_seeds                  several seeds of one recipe: Pooled
-    extrapolate, extrapolate_curve          fit early, predict the rest: Extrapolation
+    extrapolate_curve           fit early, predict the rest: Extrapolation
     compare, compare_many       recipes by A and B: Comparison, RunTable
     plan                        compute and cost to a target, when to stop: Plan
     fit_tan, fit_plateau        Tan et al.'s laws over model sizes: TanFit, SurfaceFit
@@ -51,7 +51,6 @@ from scalerl_jax.scaling.forecasts import (
     Plan,
     Prediction,
     Target,
-    extrapolate,
     extrapolate_curve,
     plan,
 )

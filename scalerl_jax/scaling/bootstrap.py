@@ -151,13 +151,16 @@ def bootstrap_prompts(
     result = fit_curve(curve, settings)
     fitted = np.isin(np.asarray(x, np.float64), result.curve.x)
     fitted[0] |= result.problem.observes_zero
-    generator = np.random.default_rng(seed)
-    y = np.stack(
-        [
-            draw_curve(generator, outcomes[:, fitted], num_samples)
-            for _ in range(num_resamples)
-        ]
-    )
+    outcomes = outcomes[:, fitted]
+    num_seeds, num_points, num_prompts = outcomes.shape
+    generator, y = np.random.default_rng(seed), np.empty((num_resamples, num_points))
+    for place in range(num_resamples):
+        seeds = generator.integers(0, num_seeds, num_seeds)
+        prompts = generator.integers(0, num_prompts, num_prompts)
+        drawn = outcomes[seeds][:, :, prompts]
+        if num_samples:
+            drawn = generator.binomial(num_samples, drawn) / num_samples
+        y[place] = drawn.mean(axis=(0, 2))
     method = "seeds, prompts" if len(outcomes) > 1 else "prompts"
     method += ", samples" if num_samples else ""
     return summarise(result, refit(result, y), method, seed=seed)
@@ -188,19 +191,6 @@ def check_rates(x: ArrayLike, rates: ArrayLike) -> Array:
             "completions of each prompt"
         )
     return outcomes
-
-
-def draw_curve(
-    generator: np.random.Generator, rates: Array, num_samples: int | None
-) -> Array:
-    """Draw one resampled mean curve [n] of rates [S, n, P]."""
-    num_seeds, _, num_prompts = rates.shape
-    seeds = generator.integers(0, num_seeds, num_seeds)
-    prompts = generator.integers(0, num_prompts, num_prompts)
-    drawn = rates[seeds][:, :, prompts]
-    if num_samples:
-        drawn = generator.binomial(num_samples, drawn) / num_samples
-    return drawn.mean(axis=(0, 2))
 
 
 def refit(fit: Fit, y: Array, *, asymptote: float | None = None) -> tuple[Array, Bools]:

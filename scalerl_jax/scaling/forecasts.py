@@ -16,7 +16,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from scalerl_jax.scaling.fit import keep_from, quick_fit
 from scalerl_jax.scaling.laws import LAWS
@@ -27,7 +26,6 @@ from scalerl_jax.scaling.records import (
     Interval,
     Record,
     envelope,
-    make_curve,
 )
 from scalerl_jax.scaling.result import Fit, Settings
 
@@ -92,32 +90,6 @@ class Extrapolation(Record):
         )
 
 
-def extrapolate(
-    x: ArrayLike,
-    y: ArrayLike,
-    *,
-    fractions: Sequence[float] = DEFAULT_FRACTIONS,
-    laws: Sequence[str] = tuple(LAWS),
-    settings: Settings | None = None,
-    standard_errors: ArrayLike | None = None,
-) -> Extrapolation:
-    """Fit each law on the first fractions of the compute, and predict the rest.
-
-    Args:
-        x: [n] compute, increasing; a first value of 0 measures R0.
-        y: [n] pass rates in [0, 1].
-        fractions: shares of the last compute; the paper fits on a half.
-        laws: names out of `LAWS`.
-        settings: of the fits, besides the law.
-        standard_errors: [n] of y, as weights.
-    """
-    curve = make_curve(x, y, y_se=standard_errors)
-    settings = settings or Settings()
-    if standard_errors is not None:
-        settings = dataclasses.replace(settings, weighted=True)
-    return extrapolate_curve(curve, fractions=fractions, laws=laws, settings=settings)
-
-
 def extrapolate_curve(
     curve: Curve,
     *,
@@ -125,7 +97,14 @@ def extrapolate_curve(
     laws: Sequence[str] = tuple(LAWS),
     settings: Settings | None = None,
 ) -> Extrapolation:
-    """Test a curve that is already checked, as `extrapolate` does."""
+    """Fit each law on the first fractions of the compute, and predict the rest.
+
+    Args:
+        curve: from `make_curve` or a reader.
+        fractions: shares of the last compute; the paper fits on a half.
+        laws: names out of `LAWS`.
+        settings: of the fits, besides the law.
+    """
     settings = settings or Settings()
     for fraction in fractions:
         if not 0 < fraction < 1:
@@ -416,14 +395,14 @@ def _checked_targets(target: float | Sequence[float] | None) -> list[float]:
     """Return the targets as a list, each in (0, 1)."""
     if target is None:
         return []
-    targets = [target] if isinstance(target, int | float) else list(target)
+    targets = np.atleast_1d(np.asarray(target, np.float64)).tolist()
     for rate in targets:
         if not 0 < rate < 1:
             raise CurveError(
                 f"--target = {rate:g} is outside (0, 1), where pass rates lie; divide "
                 "percent by 100"
             )
-    return [float(rate) for rate in targets]
+    return targets
 
 
 def _advice(fit: Fit, doubled: Estimate, stop_at: Estimate | None) -> str:

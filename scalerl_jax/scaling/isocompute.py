@@ -129,8 +129,8 @@ class IsoCompute(Record):
             budget=float(budget),
             rollouts_per_prompt=n,
             optimal=best,
-            optimal_interval=rollouts_interval(
-                self._optimal(self.draws, budget)[:, 0], self.tested, self.level
+            optimal_interval=_interval(
+                self._optimal(self.draws, budget)[:, 0], self.level, self.tested
             ),
             prompts_per_step=prompts,
             steps=steps,
@@ -197,7 +197,10 @@ def fit_isocompute(
         level=level,
         tested=tested,
         parameters={name: float(value[0]) for name, value in found.items()},
-        intervals=_intervals(values, tested, level),
+        intervals={
+            name: _interval(value, level, tested if name.startswith("n_") else None)
+            for name, value in values.items()
+        },
         no_interval=NO_INTERVAL.format([fit.num_points for fit in fits]),
         converged=converged,
         saturated=saturated,
@@ -291,33 +294,22 @@ def _rollouts(heights: Array, tested: list[int]) -> Array:
     return 2.0 ** (low + (high - low) * heights)
 
 
-def rollouts_interval(n: Array, tested: list[int], level: float) -> Interval | None:
-    """Return the interval of draws of n; open at the end of what was tested."""
-    found = quantile_interval(n, level)
-    assert found.low is not None and found.high is not None, "n lies in what was tested"
-    low = None if found.low <= tested[0] * (1 + AT_END) else found.low
-    high = None if found.high >= tested[-1] * (1 - AT_END) else found.high
-    return _if_wide(Interval(low, high))
+def _interval(
+    draws: Array, level: float, tested: list[int] | None = None
+) -> Interval | None:
+    """Return the interval of draws; None for one without width.
 
-
-def _intervals(
-    draws: dict[str, Array], tested: list[int], level: float
-) -> dict[str, Interval | None]:
-    """Return the intervals of the parameters of n*(C)."""
-    return {
-        name: rollouts_interval(values, tested, level)
-        if name.startswith("n_")
-        else _if_wide(quantile_interval(values, level))
-        for name, values in draws.items()
-    }
-
-
-def _if_wide(found: Interval) -> Interval | None:
-    """The interval; None for one without width."""
+    With `tested` they are of n, and it is open at the end of what was tested.
+    """
+    found = quantile_interval(draws, level)
     low, high = found.low, found.high
+    if tested is not None:
+        assert low is not None and high is not None, "n lies in what was tested"
+        low = None if low <= tested[0] * (1 + AT_END) else low
+        high = None if high >= tested[-1] * (1 - AT_END) else high
     if low is not None and high is not None and high - low <= AT_END * abs(high):
         return None
-    return found
+    return Interval(low, high)
 
 
 def _named(theta: Array, tested: list[int], last: float) -> dict[str, Array]:

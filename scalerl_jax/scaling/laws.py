@@ -131,17 +131,6 @@ def _sigmoid_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
         return steepness * (t - v), -steepness
 
 
-def _logistic_share(t: Array, u: Number, v: Number) -> Array:
-    return 0.5 * (1.0 + np.tanh(0.5 * np.exp(u) * (np.exp(t) - v)))
-
-
-def _logistic_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
-    rate, position = np.exp(u), np.exp(t)
-    share = _logistic_share(t, u, v)
-    steepness = share * (1.0 - share) * rate
-    return steepness * (position - v), -steepness
-
-
 def _exponential_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
     ratio = np.exp(np.minimum(t - u, LARGEST_EXPONENT))
     return -ratio * np.exp(-ratio) + 0.0 * v, np.zeros_like(ratio)
@@ -218,8 +207,9 @@ LOGISTIC = Law(
         ParameterKind("k", "steepness", "1 / {x}", 2),
         ParameterKind("x_mid", "compute halfway between the levels", "{x}", 3),
     ),
-    share=_logistic_share,
-    slopes=_logistic_slopes,
+    # The sigmoid's form, in x / x_last instead of its logarithm.
+    share=lambda t, u, v: gained_share(np.exp(t), np.exp(u), v),
+    slopes=lambda t, u, v: _sigmoid_slopes(np.exp(t), u, v),
     limits=lambda first: ((math.log(0.3), math.log(300.0)), (-1.0, 4.0)),
     public=lambda p, end: (
         p[0],

@@ -319,6 +319,7 @@ class _Data:
     error: Array  # [n]
     weights: Array  # [n], every size alike, of mean 1
     member: Array  # [sizes, n]
+    centre: float  # the mean of log x
 
     def solve(self, logs: Array) -> tuple[Array, Array]:
         """Return 10^E of each size (at the mean log x) and scaled residuals [n]."""
@@ -354,7 +355,7 @@ def fit_tan(
     """
     sizes = np.unique(np.asarray(model_size, np.float64))
     law = _tan_law(sizes, x_name)
-    data, centre = _checked(law, sizes, model_size, x, error)
+    data = _checked(law, sizes, model_size, x, error)
     best, converged = _search(data)
     scale, z = data.solve(best)
     degrees = data.error.size - 2 - len(sizes)
@@ -363,7 +364,7 @@ def fit_tan(
     intervals = [_profile(data, best, which, excess) for which in (0, 1)]
     k_max, n0 = np.exp(best)
     slopes = k_max / (1.0 + n0 / sizes)
-    intercepts = (np.log(scale) + slopes * centre) / np.log(10.0)
+    intercepts = (np.log(scale) + slopes * data.centre) / np.log(10.0)
     values = dict(zip(law.meanings, map(float, (k_max, n0, *intercepts)), strict=True))
     loose = any(None in (i.low, i.high) for i in intervals)
     return TanFit(
@@ -387,8 +388,8 @@ def _checked(
     model_size: ArrayLike,
     x: ArrayLike,
     error: ArrayLike,
-) -> tuple[_Data, float]:
-    """Return the points, and the mean of log x that they are without."""
+) -> _Data:
+    """Return the points, which the law can be fitted to."""
     (size, compute), errors = law.check((model_size, x), error)
     if len(sizes) < 2:
         raise CurveError(
@@ -408,8 +409,8 @@ def _checked(
     weights = (1.0 / member.sum(axis=1)) @ member
     logs = np.log(compute)
     centre = float(logs.mean())
-    data = _Data(size, logs - centre, errors, weights / weights.mean(), member)
-    return data, centre
+    weights /= weights.mean()
+    return _Data(size, logs - centre, errors, weights, member, centre)
 
 
 def _search(data: _Data) -> tuple[Array, bool]:

@@ -25,7 +25,7 @@ SIGMA_FLOOR = 1e-4
 # Distances from the best fit, as shares of the way to the limit of the search.
 PROFILE_STEPS = np.geomspace(2e-3, 1.0, 14)
 BRACKET_STEPS = np.linspace(0.0, 1.0, 8)[1:-1]
-NUM_RAYS = 96
+NUM_RAYS, NUM_ANGLES = 96, 48
 # How much of its distance to the edge of what is called identified a curve would lose
 # if the truth were at the upper limit of A; 1 for a mean of normal noise.  Calibrated
 # (`benchmarks/scaling.py --only=selection`): profiles flatten towards A = 1.
@@ -319,7 +319,6 @@ def joint_region(
     *,
     cost: float,
     excess: float,
-    num_angles: int = 48,
 ) -> tuple[Array, bool]:
     """Find the edge of the joint profile-likelihood region of two columns.
 
@@ -327,7 +326,7 @@ def joint_region(
     circle, with all other parameters fitted again at each point.
 
     Returns:
-        Its corners [num_angles, 2], and whether none lies on a limit of the search.
+        Its corners [NUM_ANGLES, 2], and whether none lies on a limit of the search.
     """
     free = problem.free
     slopes = problem.slopes(best[None])[0][:, free]
@@ -336,13 +335,13 @@ def joint_region(
     root = np.linalg.cholesky(
         covariance[np.ix_(places, places)] + 1e-18 * np.eye(2)
     ) * np.sqrt(excess)
-    angles = np.linspace(0.0, 2.0 * np.pi, num_angles, endpoint=False)
+    angles = np.linspace(0.0, 2.0 * np.pi, NUM_ANGLES, endpoint=False)
     steps = np.stack([np.cos(angles), np.sin(angles)], axis=1) @ root.T
     lower, upper = (limit[list(columns)] for limit in problem.limits)
-    mask = np.zeros((num_angles, 4), bool)
+    mask = np.zeros((NUM_ANGLES, 4), bool)
     mask[:, list(columns)] = True
-    inner, outer = np.zeros(num_angles), np.full(num_angles, 6.0)
-    theta = np.tile(best, (num_angles, 1))
+    inner, outer = np.zeros(NUM_ANGLES), np.full(NUM_ANGLES, 6.0)
+    theta = np.tile(best, (NUM_ANGLES, 1))
     for _ in range(RAY_STEPS):
         middle = 0.5 * (inner + outer)
         start = theta.copy()

@@ -13,9 +13,10 @@ from scalerl_jax.scaling import (
     Settings,
     compare,
     compare_many,
-    extrapolate,
+    extrapolate_curve,
     fit,
     linearise,
+    make_curve,
     plan,
     pool_seeds,
 )
@@ -214,7 +215,9 @@ def test_pooled_text_has_no_number_for_what_a_seed_does_not_fix():
 
 def test_the_true_law_wins_the_extrapolation_test():
     noise = np.random.default_rng(11).normal(0, 0.003, X.size)
-    table = extrapolate(X, rate(X) + noise, settings=Settings(initial_reward=0.25))
+    table = extrapolate_curve(
+        make_curve(X, rate(X) + noise), settings=Settings(initial_reward=0.25)
+    )
     assert table.best_law == "sigmoid" and table.beats_last_value
     assert len(table.predictions) == 3 * 6
     half = table.get("sigmoid", 0.5)
@@ -230,7 +233,7 @@ def test_the_true_law_wins_the_extrapolation_test():
 def test_a_law_is_chosen_by_what_it_did_not_see_not_by_r_squared():
     # Saturating exponentially, with noise: all laws fit the first half well.
     y = 0.6 - 0.4 * np.exp(-X / 2500) + np.random.default_rng(12).normal(0, 0.004, 50)
-    table = extrapolate(X, y)
+    table = extrapolate_curve(make_curve(X, y))
     assert table.best_law in ("exponential", "logistic")
     fitted = table.get("power", 0.5).fit
     assert fitted.r_squared > 0.97  # and yet
@@ -238,7 +241,7 @@ def test_a_law_is_chosen_by_what_it_did_not_see_not_by_r_squared():
 
 
 def test_what_cannot_be_fitted_is_said_in_the_table():
-    table = extrapolate(X[::4], rate(X[::4]), fractions=(0.33, 0.5))
+    table = extrapolate_curve(make_curve(X[::4], rate(X[::4])), fractions=(0.33, 0.5))
     row = table.get("sigmoid", 0.33)
     assert row.mean_absolute_error is None and "at least 5 are needed" in row.reason
     # The sigmoid has no fit to 33 %, so that nobody is rated there.
@@ -249,9 +252,9 @@ def test_what_cannot_be_fitted_is_said_in_the_table():
     assert table.best_law in LAWS and table.mean_errors["sigmoid"] is not None
     assert "over 50 %, to which all laws could be fitted" in choice_text(table)
     with pytest.raises(CurveError, match="no law can be fitted to 50 %"):
-        extrapolate(X[::12], rate(X[::12]))
+        extrapolate_curve(make_curve(X[::12], rate(X[::12])))
     with pytest.raises(CurveError, match=r"1.5 is not in \(0, 1\)"):
-        extrapolate(X, rate(X), fractions=(1.5,))
+        extrapolate_curve(make_curve(X, rate(X)), fractions=(1.5,))
     with pytest.raises(ValueError, match="no prediction of law"):
         table.get("sigmoid", 0.9)
 

@@ -8,7 +8,7 @@ from scipy.optimize import least_squares
 
 from scalerl_jax.scaling import (
     compare,
-    extrapolate,
+    extrapolate_curve,
     fit,
     fit_curve,
     load_curve,
@@ -119,7 +119,7 @@ def test_one_unlucky_first_evaluation_decides_nothing():
 
 def test_plan_extrapolation_and_report_take_step_zero_alike(tmp_path, capsys):
     y = noisy(8)
-    table = extrapolate(X, y, fractions=(0.5,), laws=("sigmoid",))
+    table = extrapolate_curve(make_curve(X, y), fractions=(0.5,), laws=("sigmoid",))
     assert table.get("sigmoid", 0.5).fit.problem.observes_zero
     assert plan(fit(X, y)).doubled.interval.low is not None
     file = tmp_path / "evals.jsonl"

@@ -1,4 +1,4 @@
-"""What is wrong with a --config file or flag that could not be read, in words.
+"""Explanations of a --config file or flag that could not be read.
 
 The file is a program, and may fail in any way; ml_collections says little of it.
 """

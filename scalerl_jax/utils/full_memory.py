@@ -1,4 +1,4 @@
-"""What to change where the devices have not enough memory for a program of a run."""
+"""Ways out of a device's full memory: the settings that a program needs it for."""
 
 import operator
 import re

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl_jax.scaling.fit import fit_curve
+from scalerl_jax.scaling.identifiability import significant_correlation
 from scalerl_jax.scaling.records import (
     Array,
     Bools,
@@ -77,20 +78,14 @@ def bootstrap(
         block_length: evaluations in a block; by default from the residuals'
             correlation (`default_block_length`), 1 when they are independent.
     """
-    length = _block_length(fit, block_length)
-    y = draw_residual_curves(fit, num_resamples, length, seed=seed)
-    return summarise(fit, refit(fit, y), "moving blocks", seed=seed, length=length)
-
-
-def _block_length(fit: Fit, block_length: int | None) -> int:
-    """Return the length asked for, checked, or the default one."""
     n = fit.num_points
     length = block_length or default_block_length(fit.autocorrelation, n)
     if not 1 <= length <= n:
         raise CurveError(
             f"block_length = {length}; give a number of evaluations from 1 to {n}"
         )
-    return length
+    y = draw_residual_curves(fit, num_resamples, length, seed=seed)
+    return summarise(fit, refit(fit, y), "moving blocks", seed=seed, length=length)
 
 
 def draw_residual_curves(
@@ -100,7 +95,8 @@ def draw_residual_curves(
 
     [K, n], as `fit.problem.y`: with step 0 first where it is an observation.
     """
-    problem, length = fit.problem, _block_length(fit, block_length)
+    length = block_length or default_block_length(fit.autocorrelation, fit.num_points)
+    problem = fit.problem
     n, generator = problem.t.size, np.random.default_rng(seed)
     z = problem.scaled_residuals(fit.theta[None])[0]
     predicted = problem.y[0] - z / np.sqrt(problem.weights)
@@ -116,10 +112,10 @@ def default_block_length(autocorrelation: float, num_points: int) -> int:
         length = (sqrt(6) rho / (1 - rho^2))^(2/3) n^(1/3)
 
     Carlstein, Annals of Statistics 14 (1986), with 3/2 for overlapping blocks.
-    Correlations that independent noise shows too (|rho| < 2 / sqrt n) count as 0.
+    Correlations that independent noise shows too count as 0.
     """
     rho = min(autocorrelation, 0.95)
-    if rho < 2.0 / math.sqrt(num_points):
+    if rho < significant_correlation(num_points):
         return 1
     length = (math.sqrt(6.0) * rho / (1.0 - rho**2)) ** (2 / 3) * num_points ** (1 / 3)
     return max(1, min(math.ceil(length), num_points // 4))

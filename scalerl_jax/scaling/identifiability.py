@@ -85,9 +85,15 @@ def identify(
         quantile: standard errors that an interval of this level reaches.
         p_value: of the test for a climb (`climb_p_value`).
     """
-    fall, flat = find_collapse(curve), _flat(best, p_value)
-    if fall or flat:
-        return Verdict(False, not fall, OPEN, fall or flat)
+    fall = find_collapse(curve)
+    if fall is not None:
+        return Verdict(False, False, OPEN, fall)
+    if p_value > FALSE_CLIMBS or best[A] <= best[R0]:
+        reason = (
+            "flat: the curve does not climb by more than its noise explains: of "
+            f"constant curves {100 * p_value:.0f} % climb as much"
+        )
+        return Verdict(False, True, OPEN, reason)
     warnings = _at_limits(law, best, curve)
     if A not in profiles.intervals:
         reason = None
@@ -132,16 +138,6 @@ def open_limit(
         if reach < USUAL_REACH:
             advice = f"more than {USUAL_REACH} times is usually needed"
     return f"A has no {side}: {cause}; {end}; {advice}"
-
-
-def _flat(best: Array, p_value: float) -> str | None:
-    """Say that the curve climbs by no more than its noise; None if it does."""
-    if p_value <= FALSE_CLIMBS and best[A] > best[R0]:
-        return None
-    return (
-        "flat: the curve does not climb by more than its noise explains: of constant "
-        f"curves {100 * p_value:.0f} % climb as much"
-    )
 
 
 def _at_limits(law: Law, best: Array, curve: Curve) -> tuple[str, ...]:

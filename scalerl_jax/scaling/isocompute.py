@@ -124,7 +124,6 @@ class IsoCompute(Record):
                 f"prompts with {n} rollouts each; give a larger budget or a smaller "
                 "prompts_per_step"
             )
-        curves = np.stack([fit.predict([budget])[0] for fit in self.fits])
         return Allocation(
             budget=float(budget),
             rollouts_per_prompt=n,
@@ -134,7 +133,7 @@ class IsoCompute(Record):
             ),
             prompts_per_step=prompts,
             steps=steps,
-            reward=float(curves.max()),
+            reward=max(float(fit.predict(budget)) for fit in self.fits),
             beyond_data=bool(budget > self.grid[-1]),
         )
 

@@ -79,8 +79,7 @@ class Comparison(Record):
 def hold_asymptote(fit: Fit, asymptote: float) -> Fit:
     """Fit a curve again with A held (the paper's fixed-A refit)."""
     held = {**fit.problem.held, A: asymptote}
-    source = fit.parameters["R0"].source
-    return estimate(fit.curve, fit.settings, fit.definition, held, source)
+    return estimate(fit.curve, fit.settings, held, fit.parameters["R0"].source)
 
 
 def _share(a: Fit, b: Fit) -> tuple[float, tuple[Fit, Fit]]:
@@ -146,7 +145,7 @@ def compare(
         rate_difference=by_rate,
         compared_at=min(a.x_last, b.x_last),
         test_winner=test_winner,
-        verdict=_verdict_text(names, differences, both, test_winner, (a, b)),
+        verdict=_verdict_text(names, differences, test_winner, (a, b)),
         warnings=_warnings(a, b, names),
     )
 
@@ -257,12 +256,12 @@ def _rule_text(
 def _verdict_text(
     names: tuple[str, str],
     differences: Sequence[Interval | None],
-    both: bool,
     winner: str | None,
     fits: tuple[Fit, Fit],
 ) -> str:
     """Say the test with its numbers."""
     a, end = fits[0], min(fit.x_last for fit in fits)
+    both = all(fit.identified for fit in fits)
     labels = ("A", "B at the shared A", f"{a.y_name} at {a.x_name} = {end:.4g}")
     used = slice(0, 2) if both else slice(2, 3)
     said = ", ".join(

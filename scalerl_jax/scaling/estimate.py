@@ -15,7 +15,7 @@ from scalerl_jax.scaling.identifiability import (
     identify,
     significant_correlation,
 )
-from scalerl_jax.scaling.laws import Law
+from scalerl_jax.scaling.laws import LAWS, Law
 from scalerl_jax.scaling.records import (
     OPEN,
     Array,
@@ -191,7 +191,6 @@ def noise_of(
 def estimate(
     curve: Curve,
     settings: Settings,
-    law: Law,
     held: dict[int, float],
     source: Source,
     *,
@@ -200,13 +199,13 @@ def estimate(
     """Search once, with intervals and the verdict by them.
 
     Args:
-        settings: loss, level and whether the errors are known.
+        settings: law, loss, level and whether the errors are known.
         held: levels that are not fitted, by column of theta.
         source: of R0; "measured" and not held: step 0 is an observation of it.
         selected: ask for so much before A is identified that the intervals cover
             (`selected_quantile`); False: a limit below 1 is enough.
     """
-    observed = source == "measured" and R0 not in held
+    law, observed = LAWS[settings.law], source == "measured" and R0 not in held
     problem, known = make_problem(
         curve, law, held, weighted=settings.weighs, observed=observed
     )
@@ -214,9 +213,7 @@ def estimate(
     trusted = known if settings.errors_known else None
     unit_growth, sigma, degrees = noise_of(problem, best, trusted)
     noise = Noise(unit_growth, degrees, settings.level)
-    profiles = profile(
-        problem, Grid(problem), best, cost=cost, noise=noise, selected=selected
-    )
+    profiles = profile(problem, best, cost=cost, noise=noise, selected=selected)
     rays = surface(problem, best, cost=cost, excess=noise.excess)
     accepted = np.vstack([best, profiles.inside, rays])
     p_value = climb_chance(curve, settings, law)

@@ -183,14 +183,14 @@ def fit_alone(whole: Curve, settings: Settings) -> Fit:
     _require_points(curve, law, source)
     if law.held_asymptote is not None:
         held[A] = law.held_asymptote
-    result = estimate(curve, settings, law, held, source)
+    result = estimate(curve, settings, held, source)
     result = dataclasses.replace(result, whole_curve=whole)
     if source == "fitted" or not law.starts_at_r0:
         return result
     free = None
     if curve.x.size > 3 + law.has_v:
         rest = {column: value for column, value in held.items() if column != R0}
-        free = estimate(curve, settings, law, rest, "fitted", selected=False)
+        free = estimate(curve, settings, rest, "fitted", selected=False)
         free = dataclasses.replace(free, whole_curve=whole)
     return require_both(result, free)
 

@@ -107,13 +107,7 @@ class Profiles:
 
 
 def profile(
-    problem: Problem,
-    grid: Grid,
-    best: Array,
-    *,
-    cost: float,
-    noise: Noise,
-    selected: bool = False,
+    problem: Problem, best: Array, *, cost: float, noise: Noise, selected: bool
 ) -> Profiles:
     """Find the profile-likelihood intervals of every free parameter.
 
@@ -123,7 +117,7 @@ def profile(
     acceptable, even if it was not on the way there.  With `selected`, the upper limit
     of A is that of `selected_quantile`.
     """
-    walks = _walks(problem, grid, best, cost, noise.excess)
+    walks = _walks(problem, best, cost, noise.excess)
     against_one, against_half = _evidence(problem, walks, noise)
     limits = dict.fromkeys(walks, noise.excess)
     if selected and A in problem.free:
@@ -144,7 +138,7 @@ def profile(
 
 
 def _walks(
-    problem: Problem, grid: Grid, best: Array, cost: float, excess: float
+    problem: Problem, best: Array, cost: float, excess: float
 ) -> dict[Side, Array]:
     """Fit with each parameter held, from the best fit to the ends of the search.
 
@@ -161,6 +155,7 @@ def _walks(
             for column, above in sides
         ]
     )
+    grid = Grid(problem)
     starts = np.stack(
         [grid.start_with(int(c), v) for c, v in zip(held, values, strict=True)]
     )
@@ -169,8 +164,7 @@ def _walks(
     starts = np.where(
         (problem.cost(starts) <= problem.cost(near))[:, None], starts, near
     )
-    theta, excesses = _refit(problem, starts, held, cost, excess)
-    rows = np.c_[theta, excesses].reshape(len(sides), -1, 5)
+    rows = _refit(problem, starts, held, cost, excess).reshape(len(sides), -1, 5)
     first = np.append(best, 0.0)
     return {
         side: np.vstack([first, walk]) for side, walk in zip(sides, rows, strict=True)
@@ -200,7 +194,7 @@ def _ends(
         [(inner + (outer - inner) * steps)[:, :4] for inner, outer in brackets.values()]
     )
     held = np.repeat([column for column, _ in brackets], len(steps))
-    found = np.c_[_refit(problem, between, held, cost, excess)]
+    found = _refit(problem, between, held, cost, excess)
     ends = {}
     for (side, (inner, outer)), rows in zip(
         brackets.items(), found.reshape(len(brackets), -1, 5), strict=True
@@ -278,12 +272,12 @@ def selected_quantile(level: float, margin: float, *, at_most: float) -> float:
 
 def _refit(
     problem: Problem, starts: Array, held: Places, cost: float, excess: float
-) -> tuple[Array, Array]:
-    """Fit with one parameter of each row held: theta and growth of the objective."""
+) -> Array:
+    """Fit with one parameter of each row held: theta, the objective's growth [K, 5]."""
     mask = np.zeros(starts.shape, bool)
     mask[np.arange(len(held)), held] = True
     theta, costs, _ = descend(problem, starts, tolerance=1e-3 * excess, held=mask)
-    return theta, np.maximum(costs - cost, 0.0)
+    return np.c_[theta, np.maximum(costs - cost, 0.0)]
 
 
 def surface(problem: Problem, best: Array, *, cost: float, excess: float) -> Array:

@@ -69,9 +69,9 @@ from scalerl_jax.scaling.records import (
 )
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.result import Fit, Settings
-from scalerl_jax.scaling.tables import EVALS_NAME, at_hand, is_step
+from scalerl_jax.scaling.tables import EVALS_NAME, is_step
 from scalerl_jax.utils.ending import Parser, answer
-from scalerl_jax.utils.remote import send_back
+from scalerl_jax.utils.remote import files_of_run, send_back
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -299,7 +299,7 @@ def read(flags: Flags, **settings: str | None) -> Curves:
     selection = dataclasses.replace(_from_flags(Selection, flags), constants=constants)
     found: Curves = []
     taken: set[str] = set()
-    for path in map(at_hand, flags.paths):
+    for path in map(files_of_run, flags.paths):
         for curve in load_curves(path, selection=selection):
             name = curve.name
             if name in taken:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self
 
 from scalerl_jax.scaling.checking import (
     DEFAULT_ALARM_LEVEL,
@@ -27,9 +27,9 @@ from scalerl_jax.scaling.checking import (
 from scalerl_jax.scaling.load import Selection, load_curve
 from scalerl_jax.scaling.plots import draw_status, to_png
 from scalerl_jax.scaling.records import CurveError
-from scalerl_jax.scaling.tables import at_hand
 from scalerl_jax.scaling.text import show
 from scalerl_jax.utils.reading import read_json
+from scalerl_jax.utils.remote import files_of_run
 
 if TYPE_CHECKING:
     from scalerl_jax.config import ScalingConfig
@@ -52,6 +52,7 @@ class Board:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._writer = EventFileWriter(str(directory))
+        self.close = self._writer.close
 
     def write(self, step: int, scalars: dict[str, float], png: bytes | None) -> None:
         """Append numbers by their names, and a picture."""
@@ -72,10 +73,6 @@ class Board:
         written = summary(value=values)
         self._writer.add_event(event(wall_time=time.time(), step=step, summary=written))
         self._writer.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -101,7 +98,7 @@ class Watch:
         Raises:
             CurveError: there is no curve (yet).
         """
-        path = at_hand(self.path)
+        path = files_of_run(self.path)
         curve = load_curve(path, selection=self.selection)
         if curve.x.size == self.seen:
             return None
@@ -137,8 +134,7 @@ class Watch:
 def _num_steps(path: Path) -> int | None:
     """Return how many optimizer steps a run of this package will make, if told."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        settings = read_json(path / "config.json")
-        return int(settings["config"]["train"]["num_steps"])
+        return int(read_json(path / "config.json")["config"]["train"]["num_steps"])
     return None
 
 
@@ -147,7 +143,6 @@ def watch(
     *,
     every_s: float,
     once: bool,
-    stream: TextIO | None = None,
     clock: threading.Event | None = None,
 ) -> int:
     """Show a run until it ends; returns the exit status, 3 after an alarm.
@@ -157,10 +152,9 @@ def watch(
 
     Args:
         every_s: seconds between two looks.
-        stream: where to show it; standard output by default.
         clock: its `wait` passes the time between two looks.
     """
-    shown, clock = stream or sys.stdout, clock or threading.Event()
+    shown, clock = sys.stdout, clock or threading.Event()
     waiting = ""
     with contextlib.closing(run):
         while True:

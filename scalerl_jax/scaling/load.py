@@ -9,6 +9,7 @@ One file above 400 lines, as a curve is made in one pass over the rows of its ru
 
 import collections
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -194,16 +195,23 @@ class _Rows:
         then is replaced.  Rows in another order are sorted.
         """
         keys = self.numbers(key).tolist()
-        if all(a < b for a, b in zip(keys, keys[1:], strict=False)):
+        if all(a < b for a, b in itertools.pairwise(keys)):
             return self, ()
         if len(set(keys)) < len(keys):
             self._refuse_several_runs(keys, key)
-        first = {value: i for i, value in reversed(list(enumerate(keys)))}
         resumed = all(
-            keys[i] > keys[i - 1] or first[keys[i]] < i for i in range(1, len(keys))
+            b > a or b in keys[: i + 1]
+            for i, (a, b) in enumerate(itertools.pairwise(keys))
         )
-        kept = _rewound(keys) if resumed else {value: i for i, value in enumerate(keys)}
-        order = sorted(kept.values(), key=keys.__getitem__)
+        if resumed:
+            order: list[int] = []
+            for i, value in enumerate(keys):
+                while order and keys[order[-1]] >= value:
+                    order.pop()
+                order.append(i)
+        else:
+            last = {value: i for i, value in enumerate(keys)}
+            order = [last[value] for value in sorted(last)]
         notes = []
         if len(order) < len(keys):
             why = f"their {key} comes again, and the last row counts"
@@ -243,18 +251,6 @@ class _Rows:
 def _is_absent(cell: object) -> bool:
     """Return whether a row has no such cell, or an empty one; NaN is not empty."""
     return cell is None or (isinstance(cell, str) and not cell.strip())
-
-
-def _rewound(keys: list[float]) -> dict[float, int]:
-    """Return the places, by key, of what stands after each resume."""
-    kept: dict[float, int] = {}
-    for i, key in enumerate(keys):
-        if key in kept:
-            since = kept[key]
-            while kept and next(reversed(kept.values())) >= since:
-                kept.popitem()
-        kept[key] = i
-    return kept
 
 
 def _names_runs(cells: list[object], column: str) -> bool:

@@ -381,20 +381,15 @@ def _empty_corner(axes: "Axes", num_lines: int) -> Corner | None:
 
     Levels (two ends each) run through the whole width and do not count.
     """
-    drawn = [(line, np.asarray(line.get_xydata())) for line in axes.lines]
     paths = [
         line.get_transform().transform(points)
-        for line, points in drawn
-        if len(points) > 2
+        for line in axes.lines
+        if len(points := np.asarray(line.get_xydata())) > 2
     ]
     across, up = axes.transAxes.inverted().transform(np.concatenate(paths)).T
     width, height = 0.45, 0.06 * num_lines + 0.04
-    left, right, low, high = (
-        across < width,
-        across > 1.0 - width,
-        up < height,
-        up > 1.0 - height,
-    )
+    left, right = across < width, across > 1.0 - width
+    low, high = up < height, up > 1.0 - height
     covered: dict[Corner, Array] = {
         "lower right": right & low,
         "upper left": left & high,

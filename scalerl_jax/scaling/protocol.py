@@ -29,7 +29,9 @@ from scalerl_jax.scaling.uncertainty import student_quantile
 FIT_FROM = 1500.0  # GPU-hours
 ASYMPTOTES = np.round(np.arange(0.450, 0.8001, 0.005), 3)  # 71
 MIDPOINT_PIECES = ((100.0, 4000.0), (4000.0, 12000.0), (4000.0, 40000.0))
-MIDPOINTS_PER_PIECE = 100
+MIDPOINTS = np.unique(  # of C_mid, in GPU-hours, increasing
+    [np.linspace(*ends, 100).astype(np.int64) for ends in MIDPOINT_PIECES]
+).astype(np.float64)
 # Each pair's sum of squares is first taken at the best of these B, a node every 5 %,
 # and at the vertex of the parabola through its neighbours; the pairs that come out
 # best so are then refined.
@@ -38,19 +40,12 @@ NUM_REFINED = 300
 NUM_PARAMETERS = 3
 
 
-def midpoint_grid() -> Array:
-    """Return the values of C_mid that are tried, in GPU-hours, increasing."""
-    pieces = [np.linspace(*ends, MIDPOINTS_PER_PIECE) for ends in MIDPOINT_PIECES]
-    return np.unique(np.concatenate(pieces).astype(np.int64)).astype(np.float64)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GridSearch:
     """The winning pair, and what every other one costs with its best B."""
 
-    asymptote: float
-    exponent: float
-    midpoint: float
+    winner: tuple[int, int]  # its places in ASYMPTOTES and MIDPOINTS
+    values: dict[str, float]  # of the winner, by the names that `sigmoid` has for them
     problem: Problem
     theta: Array  # [4] the winner as a row of the problem
     costs: Array  # [A, C_mid] sums of squares
@@ -94,8 +89,7 @@ def search_grids(curve: Curve, initial_reward: float) -> GridSearch:
     """Find A, B and C_mid at the pair of grid values with the least sum of squares."""
     from scipy.optimize import curve_fit
 
-    midpoints = midpoint_grid()
-    costs, log_exponents, bends = _profile(curve, initial_reward, midpoints)
+    costs, log_exponents, bends = _profile(curve, initial_reward)
     best = np.argsort(costs, axis=None)[:NUM_REFINED]
     rows, columns = np.unravel_index(best, costs.shape)
 
@@ -109,46 +103,39 @@ def search_grids(curve: Curve, initial_reward: float) -> GridSearch:
     theta = np.empty((len(best), 4))
     theta[:, R0], theta[:, A] = initial_reward, ASYMPTOTES[rows]
     theta[:, SHAPE_U] = log_exponents[rows, columns]
-    theta[:, SHAPE_V] = np.log(midpoints[columns] / curve.x[-1])
+    theta[:, SHAPE_V] = np.log(MIDPOINTS[columns] / curve.x[-1])
     held = np.zeros(theta.shape, bool)
     held[:, [A, SHAPE_V]] = True
     theta, refined, _ = descend(problem, theta, tolerance=1e-18, held=held)
-    winner = int(np.argmin(refined))
-    asymptote = float(ASYMPTOTES[rows[winner]])
-    midpoint = float(midpoints[columns[winner]])
-
-    def rate(x: Array, exponent: float) -> Array:
-        return sigmoid(
-            x,
-            initial_reward=initial_reward,
-            asymptote=asymptote,
-            exponent=exponent,
-            midpoint=midpoint,
-        )
-
-    (exponent,), _ = curve_fit(rate, curve.x, curve.y)
-    theta[winner, SHAPE_U] = np.log(exponent)
+    best = int(np.argmin(refined))
+    row, column = int(rows[best]), int(columns[best])
+    values = {
+        "initial_reward": initial_reward,
+        "asymptote": float(ASYMPTOTES[row]),
+        "midpoint": float(MIDPOINTS[column]),
+    }
+    (exponent,), _ = curve_fit(
+        lambda x, exponent: sigmoid(x, exponent=exponent, **values), curve.x, curve.y
+    )
+    theta[best, SHAPE_U] = np.log(exponent)
     return GridSearch(
-        asymptote=asymptote,
-        exponent=float(exponent),
-        midpoint=midpoint,
+        winner=(row, column),
+        values=values | {"exponent": float(exponent)},
         problem=problem,
-        theta=theta[winner],
+        theta=theta[best],
         costs=costs,
         log_exponents=log_exponents,
         bends=bends,
     )
 
 
-def _profile(
-    curve: Curve, initial_reward: float, midpoints: Array
-) -> tuple[Array, Array, Array]:
+def _profile(curve: Curve, initial_reward: float) -> tuple[Array, Array, Array]:
     """Least sums of squares over B, log B there, and the bend: [A, C_mid] each.
 
     The sum of squares is quadratic in A, so three sums serve all A; over log B it is
     taken for a parabola around the best node.
     """
-    log_ratio = np.log(curve.x / midpoints[:, None])[:, None, :]
+    log_ratio = np.log(curve.x / MIDPOINTS[:, None])[:, None, :]
     exponents = np.exp(LOG_EXPONENTS)[:, None]
     share = 0.5 * (1.0 + np.tanh(0.5 * exponents * log_ratio))  # [C_mid, B, n]
     gain = curve.y - initial_reward
@@ -184,9 +171,10 @@ def fit_on_grids(usual: Fit) -> Fit:
         verdict,
         usual.parameters["R0"].source,
     )
-    exact = {"A": found.asymptote, "B": found.exponent, "C_mid": found.midpoint}
-    for name, value in exact.items():  # theta has their logarithms
-        parameters[name] = dataclasses.replace(parameters[name], value=value)
+    words = {"A": "asymptote", "B": "exponent", "C_mid": "midpoint"}
+    for name, word in words.items():  # theta has their logarithms
+        exact = found.values[word]
+        parameters[name] = dataclasses.replace(parameters[name], value=exact)
     return dataclasses.replace(
         usual,
         protocol="paper",
@@ -230,11 +218,8 @@ def _accepted(
 
     Each pair is accepted with all B up to where its parabola reaches the limit.
     """
-    midpoints = midpoint_grid()
     pairs = found.costs <= limit
-    row = int(np.argmin(np.abs(ASYMPTOTES - found.asymptote)))
-    column = int(np.argmin(np.abs(midpoints - found.midpoint)))
-    pairs[row, column] = True
+    pairs[found.winner] = True
     rows, columns = np.nonzero(pairs)
     middle = found.log_exponents[rows, columns]
     room = np.maximum(limit - found.costs[rows, columns], 0.0)
@@ -243,7 +228,7 @@ def _accepted(
     theta = np.empty((3, rows.size, 4))
     theta[..., R0], theta[..., A] = found.problem.held[R0], ASYMPTOTES[rows]
     theta[..., SHAPE_U] = ends
-    theta[..., SHAPE_V] = np.log(midpoints[columns] / curve.x[-1])
+    theta[..., SHAPE_V] = np.log(MIDPOINTS[columns] / curve.x[-1])
     # The outermost C_mid of each A, and the outermost A of each C_mid, span the rest.
     outer = np.zeros(rows.size, bool)
     for values, others in ((rows, columns), (columns, rows)):
@@ -259,7 +244,7 @@ def _accepted(
             low if low > LOG_EXPONENTS[0] else None,
             high if high < LOG_EXPONENTS[-1] else None,
         ),
-        SHAPE_V: _widened(np.log(midpoints / curve.x[-1]), columns),
+        SHAPE_V: _widened(np.log(MIDPOINTS / curve.x[-1]), columns),
     }
 
 
@@ -274,15 +259,15 @@ def _widened(grid: Array, places: np.ndarray) -> Interval:
 
 def _at_ends(found: GridSearch) -> tuple[str, ...]:
     """Warn of a winner at the end of a grid."""
+    asymptote, midpoint = found.values["asymptote"], found.values["midpoint"]
     warnings = []
-    ends = midpoint_grid()[[0, -1]]
-    if found.asymptote in ASYMPTOTES[[0, -1]]:
+    if asymptote in ASYMPTOTES[[0, -1]]:
         warnings.append(
-            f"A = {found.asymptote:g} is at the end of the paper's grid, "
+            f"A = {asymptote:g} is at the end of the paper's grid, "
             f"{ASYMPTOTES[0]:g} to {ASYMPTOTES[-1]:g}: the best A may lie beyond"
         )
-    if found.midpoint in ends:
-        warnings.append(f"C_mid = {found.midpoint:g} is at the end of the paper's grid")
+    if midpoint in MIDPOINTS[[0, -1]]:
+        warnings.append(f"C_mid = {midpoint:g} is at the end of the paper's grid")
     return tuple(warnings)
 
 
@@ -292,12 +277,5 @@ def _forecast_from_half(curve: Curve, initial_reward: float) -> Forecast | None:
     if half.sum() <= NUM_PARAMETERS or np.ptp(curve.y[half]) == 0:
         return None
     first = curve.part(half)
-    found = search_grids(first, initial_reward)
-    predicted = sigmoid(
-        curve.x[-1],
-        initial_reward=initial_reward,
-        asymptote=found.asymptote,
-        exponent=found.exponent,
-        midpoint=found.midpoint,
-    )
+    predicted = sigmoid(curve.x[-1], **search_grids(first, initial_reward).values)
     return Forecast.of(first.x[-1], float(predicted), curve.y[-1])

@@ -51,7 +51,7 @@ class Record:
 
     def to_json(self) -> str:
         """Return one JSON object, with a newline at its end."""
-        return json.dumps(self.to_record(), indent=2, allow_nan=False) + "\n"
+        return to_json(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,6 +258,11 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+def to_json(value: Any) -> str:
+    """Return any result, or container of them, as JSON with a newline at its end."""
+    return json.dumps(to_plain(value), indent=2, allow_nan=False) + "\n"
+
+
 def r_squared(values: Array, residuals: Array) -> float:
     """Return the share of the variance of values [n] that is explained; 0 of none."""
     spread = float(((values - values.mean()) ** 2).sum())
@@ -275,7 +280,7 @@ def quantile_interval(draws: Array, level: float) -> Interval:
     """Return the central share `level` of draws [K], without NaN; infinity is open."""
     finite = draws[~np.isnan(draws)]
     if finite.size == 0:
-        return Interval(None, None)
+        return OPEN
     # "higher" and "lower" do not interpolate, which infinite draws would not survive.
     tail = 0.5 * (1.0 - level)
     return finite_interval(

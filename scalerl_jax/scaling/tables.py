@@ -237,17 +237,6 @@ class Table:
         return [self.require(flag, name.strip()) for name in names.split(",")]
 
 
-def at_hand(path: str | Path) -> Path:
-    """Return a local path; of a run or a file in a bucket, that of a fresh copy.
-
-    Raises:
-        ValueError: the bucket does not have it, or cannot be used.
-    """
-    from scalerl_jax.utils.remote import files_of_run  # a fit of arrays needs it not
-
-    return files_of_run(path)
-
-
 def read_table(path: str | Path) -> Table:
     """Read whatever `path` is; directories are looked through for a file that is known.
 
@@ -259,7 +248,9 @@ def read_table(path: str | Path) -> Table:
         CurveError: nothing there that can be read; the message lists what can.
         ValueError: it is in a bucket that does not have it, or cannot be used.
     """
-    given = at_hand(path)
+    from scalerl_jax.utils.remote import files_of_run  # a fit of arrays needs it not
+
+    given = files_of_run(path)
     file = _find_in(given) if given.is_dir() else given
     if file.is_dir() or ".tfevents." in file.name:
         return _read_events(file)
@@ -315,7 +306,9 @@ def _read_delimited(file: Path) -> Table:
         for line, row in cells[1:]
         if any(cell.strip() for cell in row)  # spreadsheets leave empty rows behind
     ]
-    if _is_wandb(header):
+    enveloped = any(name.endswith(WANDB_ENVELOPES) for name in header)
+    metrics = len(header) > 1 and all(WANDB_SEPARATOR in name for name in header[1:])
+    if enveloped or metrics:
         return _wandb_table(file, header, rows)
     if header == TENSORBOARD_HEADER:
         _, x, y = header
@@ -350,13 +343,6 @@ def _delimiter(lines: list[str]) -> str:
         return sum(is_number(cell) for row in full for cell in row), len(header)
 
     return max(DELIMITERS, key=score)
-
-
-def _is_wandb(header: list[str]) -> bool:
-    """Return whether all but the first are "run - metric", or envelopes of those."""
-    if any(name.endswith(WANDB_ENVELOPES) for name in header):
-        return True
-    return len(header) > 1 and all(WANDB_SEPARATOR in name for name in header[1:])
 
 
 def _wandb_table(file: Path, header: list[str], rows: list[Row]) -> Table:
@@ -478,10 +464,8 @@ def _read_run(path: Path, run: str) -> list[Row]:
 
     # It reports every restart as a warning; purging is what is wanted here.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
-    others = events.IMAGES, events.HISTOGRAMS, events.COMPRESSED_HISTOGRAMS
-    sizes = dict.fromkeys((*others, events.AUDIO), 1)
-    sizes |= {events.SCALARS: 0, events.TENSORS: 0}  # all of them
-    reader = events.EventAccumulator(str(path), size_guidance=sizes)
+    everything = {events.SCALARS: 0, events.TENSORS: 0}  # not a sample of them
+    reader = events.EventAccumulator(str(path), size_guidance=everything)
     reader.Reload()
     try:
         started = reader.FirstEventTimestamp() or 0.0

@@ -1,7 +1,6 @@
 """Watching a run: waiting, forecasting, alarm, TensorBoard, and the fit in a thread."""
 
 import dataclasses
-import io
 import json
 import re
 import threading
@@ -110,9 +109,9 @@ def test_an_alarm_is_status_3_and_bad_input_status_2(tmp_path, capsys):
     assert "at least 4" in capsys.readouterr().err
 
 
-def test_watch_follows_a_run_to_its_end(tmp_path):
+def test_watch_follows_a_run_to_its_end(tmp_path, capsys):
     """It waits for the first file, shows each growth once, keeps the alarm."""
-    run, shown = Watch(path=tmp_path), io.StringIO()
+    run = Watch(path=tmp_path)
     counts = iter([2, 12, 12, 28, 31])
 
     class Clock(threading.Event):
@@ -120,8 +119,8 @@ def test_watch_follows_a_run_to_its_end(tmp_path):
             write_run(tmp_path, COLLAPSE, count=next(counts), num_steps=300)
             return False
 
-    assert watch(run, every_s=9.0, once=False, stream=shown, clock=Clock()) == 3
-    said = shown.getvalue()
+    assert watch(run, every_s=9.0, once=False, clock=Clock()) == 3
+    said = capsys.readouterr().out
     assert said.count("waiting: ") == 1 and said.count("no fit yet") == 1
     assert said.count("evaluations, the last at") == 4
     assert run.at_end and run.falling

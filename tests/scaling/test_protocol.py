@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import curve_fit
 
 from scalerl_jax.scaling import CurveError, fit
-from scalerl_jax.scaling.protocol import ASYMPTOTES, midpoint_grid
+from scalerl_jax.scaling.protocol import ASYMPTOTES, MIDPOINTS
 
 
 def rate(x, a, b, c, r0=0.25):
@@ -36,7 +36,7 @@ def test_published_rows_are_values_of_the_grids_and_come_back(c, b, a, last):
 
 def test_the_grids_are_those_of_the_paper():
     assert len(ASYMPTOTES) == 71 and (ASYMPTOTES[0], ASYMPTOTES[-1]) == (0.45, 0.8)
-    grid = midpoint_grid()
+    grid = MIDPOINTS
     assert (grid[0], grid[-1]) == (100, 40_000)
     assert {2542, 2818, 2896, 2936, 3054, 1675, 10909, 11272} <= set(grid)
 
@@ -45,7 +45,7 @@ def test_no_pair_near_the_winner_is_better_by_curve_fit():
     x = np.arange(1500.0, 12_001, 350.0)
     y = rate(x, 0.6, 1.8, 2600) + np.random.default_rng(3).normal(0, 0.006, x.size)
     result = fit(x, y, initial_reward=0.25, protocol="paper")
-    grid = midpoint_grid()
+    grid = MIDPOINTS
     row = int(np.argmin(np.abs(ASYMPTOTES - result.asymptote)))
     column = int(np.argmin(np.abs(grid - result.midpoint)))
 

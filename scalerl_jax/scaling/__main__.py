@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import inspect
 import itertools
-import json
 import math
 import re
 import sys
@@ -22,53 +21,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from scalerl_jax.scaling import text
-from scalerl_jax.scaling.bootstrap import bootstrap, bootstrap_prompts, fitted_rates
+from scalerl_jax import scaling
+from scalerl_jax.scaling import LAWS, Curve, CurveError, Fit, Settings, plots, text
+from scalerl_jax.scaling.bootstrap import fitted_rates
 from scalerl_jax.scaling.checking import DEFAULT_ALARM_LEVEL, DEFAULT_PATIENCE
-from scalerl_jax.scaling.compare import RunTable, compare_many, pool_seeds
-from scalerl_jax.scaling.compare import compare as compare_two
-from scalerl_jax.scaling.fit import fit_curve, sensitivity
-from scalerl_jax.scaling.forecasts import extrapolate_curve
-from scalerl_jax.scaling.forecasts import plan as make_plan
-from scalerl_jax.scaling.isocompute import SweepRun, fit_isocompute
-from scalerl_jax.scaling.laws import LAWS
-from scalerl_jax.scaling.laws_over_sizes import (
-    TWO_INPUT_LAWS,
-    compute_optimal,
-    extrapolate_inter,
-    extrapolate_intra,
-    fit_chinchilla,
-    fit_kaplan_one,
-    fit_plateau,
-    fit_tan,
-)
 from scalerl_jax.scaling.live import BOARD_DIRECTORY, Watch
 from scalerl_jax.scaling.live import watch as follow
-from scalerl_jax.scaling.load import (
-    Selection,
-    load_columns,
-    load_curves,
-    on_a_cpu,
-    when_enough,
-)
-from scalerl_jax.scaling.plots import (
-    draw_extrapolation,
-    draw_fits,
-    draw_linearised,
-    to_png,
-    to_svg,
-)
+from scalerl_jax.scaling.load import load_columns, on_a_cpu, when_enough
 from scalerl_jax.scaling.records import (
     DEFAULT_X,
     DEFAULT_Y,
     Array,
-    Curve,
-    CurveError,
     TooFewPointsError,
-    to_plain,
+    to_json,
 )
 from scalerl_jax.scaling.report import make_report
-from scalerl_jax.scaling.result import Fit, Settings
 from scalerl_jax.scaling.tables import EVALS_NAME, is_step
 from scalerl_jax.utils.ending import Parser, answer
 from scalerl_jax.utils.remote import files_of_run, send_back
@@ -81,7 +48,11 @@ Curves = list[tuple[Path, Curve]]
 
 # Laws over model sizes, and of pre-training loss.
 SIZE_LAWS = ("tan", "tan_plateau")
-LOSS_LAWS = ("kaplan", "kaplan_one", "chinchilla")
+LOSS_LAWS: dict[str, Callable[..., Any]] = {
+    "kaplan": scaling.fit_kaplan,
+    "kaplan_one": scaling.fit_kaplan_one,
+    "chinchilla": scaling.fit_chinchilla,
+}
 # Flags, by their fields, of one curve's fit, and of how rows become curves: laws over
 # sizes have no use for the first ones, laws of loss for none.
 ONE_RUN_FLAGS = (
@@ -98,10 +69,10 @@ FRACTIONS = (0.25, 1 / 3, 0.5)  # of the last compute, that are fitted
 
 @dataclasses.dataclass
 class Answer:
-    """Text and record (printed as JSON) of a command, and the files it wrote."""
+    """Text of a command, what it prints as JSON, and the files it wrote."""
 
     said: str
-    record: Any
+    record: Any  # what `to_json` takes
     written: Sequence[Path | str] = ()  # a text is a place in a bucket
 
 
@@ -296,11 +267,13 @@ def read(flags: Flags, **settings: str | None) -> Curves:
             f"{' and '.join(missing)}"
         )
     constants = tuple(column for column in settings.values() if column is not None)
-    selection = dataclasses.replace(_from_flags(Selection, flags), constants=constants)
+    selection = _from_flags(scaling.Selection, flags)
     found: Curves = []
     taken: set[str] = set()
     for path in map(files_of_run, flags.paths):
-        for curve in load_curves(path, selection=selection):
+        for curve in scaling.load_curves(
+            path, selection=selection, constants=constants
+        ):
             name = curve.name
             if name in taken:
                 name = f"{path.resolve().parent.name}/{name}"
@@ -331,7 +304,7 @@ def fit_one(curve: Curve, flags: Flags) -> Fit:
             "--se, or that of the sample counts with --samples"
         )
     try:
-        return fit_curve(curve, settings)
+        return scaling.fit_curve(curve, settings)
     except CurveError as failure:
         failure.args = (f"{curve.name}: {failure}",)
         raise
@@ -340,10 +313,6 @@ def fit_one(curve: Curve, flags: Flags) -> Fit:
 def _one_or_all(records: list[Any]) -> Any:
     """Return one result as an object, several as a list of them."""
     return records[0] if len(records) == 1 else records
-
-
-def _to_json(record: Any) -> str:
-    return json.dumps(record, indent=2, allow_nan=False) + "\n"
 
 
 def _named(name: str, result: Any) -> dict[str, Any]:
@@ -364,7 +333,9 @@ def _check_out(path: Path | None, endings: tuple[str, ...] = PICTURES) -> None:
 
 
 def _save(figure: "Figure", path: Path) -> Path:
-    path.write_bytes(to_png(figure) if path.suffix == ".png" else to_svg(figure))
+    path.write_bytes(
+        plots.to_png(figure) if path.suffix == ".png" else plots.to_svg(figure)
+    )
     return path
 
 
@@ -408,16 +379,21 @@ def fit(flags: Flags) -> Answer:
         said, record = _with_extras(result, curve, flags)
         if (path / EVALS_NAME).is_file():
             said += on_a_cpu(path, curve)
-            written += [send_back(file) for file in _write_beside(path, result, record)]
+            numbers, picture = path / "fit.json", path / "fit.png"
+            numbers.write_text(to_json(record), encoding="utf-8")
+            _save(plots.draw_fits([result], [curve.name], title=curve.name), picture)
+            written += [send_back(numbers), send_back(picture)]
         texts.append(said)
         records.append(record)
     if flags.out is not None:
-        written.append(_save(draw_fits(list(fits.values()), list(fits)), flags.out))
+        written.append(
+            _save(plots.draw_fits(list(fits.values()), list(fits)), flags.out)
+        )
     record = _one_or_all(records)
     if flags.pool:
-        pooled = pool_seeds(list(fits.values()))
+        pooled = scaling.pool_seeds(list(fits.values()))
         texts.append(text.pooled_text(pooled))
-        record = {"seeds": records, "pooled": pooled.to_record()}
+        record = {"seeds": records, "pooled": pooled}
     if flags.json:
         for result in fits.values():
             sys.stderr.write(text.warned(result.warnings))
@@ -428,17 +404,17 @@ def _with_extras(result: Fit, curve: Curve, flags: Flags) -> tuple[str, dict[str
     """Return text and record of a fit, with what else was asked for."""
     said, record = text.fit_text(result, curve.name), _named(curve.name, result)
     if flags.sensitivity:
-        rows = sensitivity(result)
+        rows = scaling.sensitivity(result)
         said += text.table(*text.sensitivity_sheet(result, rows))
-        record["sensitivity"] = to_plain(rows)
+        record["sensitivity"] = rows
     if flags.bootstrap:
-        found = bootstrap(result, num_resamples=flags.bootstrap)
+        found = scaling.bootstrap(result, num_resamples=flags.bootstrap)
         said += text.bootstrap_text(found)
-        record["bootstrap"] = found.to_record()
+        record["bootstrap"] = found
         if curve.prompt_rates is not None and result.law == "sigmoid":
             # Over the evaluation's prompts, and samples where their number is known.
             zero = [0.0] if result.problem.observes_zero else []
-            found = bootstrap_prompts(
+            found = scaling.bootstrap_prompts(
                 np.append(zero, result.curve.x),
                 fitted_rates(curve, result),
                 num_samples=curve.samples_per_prompt,
@@ -446,15 +422,8 @@ def _with_extras(result: Fit, curve: Curve, flags: Flags) -> tuple[str, dict[str
                 num_resamples=flags.bootstrap,
             )
             said += text.bootstrap_text(found)
-            record["prompt_bootstrap"] = found.to_record()
+            record["prompt_bootstrap"] = found
     return said, record
-
-
-def _write_beside(folder: Path, result: Fit, record: dict[str, Any]) -> list[Path]:
-    """Write fit.json and fit.png of a run directory."""
-    name, numbers = result.curve.name, folder / "fit.json"
-    numbers.write_text(_to_json(record), encoding="utf-8")
-    return [numbers, _save(draw_fits([result], [name], title=name), folder / "fit.png")]
 
 
 @command(
@@ -479,14 +448,14 @@ def compare(flags: Flags) -> Answer:
             f"compare needs two curves or more, and found {', '.join(fits)}; give more "
             "paths, or --group for the runs of one file"
         )
-    runs = compare_many(fits, margin=flags.margin)
+    runs = scaling.compare_many(fits, margin=flags.margin)
     # The paper compares a few recipes with each other, and many with the best one.
     best = runs.rows[0].name
     pairs = [(best, name) for name in fits if name != best]
     if len(fits) <= MOST_PAIRED:
         pairs = list(itertools.combinations(fits, 2))
     found = [
-        compare_two(
+        scaling.compare(
             fits[a],
             fits[b],
             names=(a, b),
@@ -496,9 +465,16 @@ def compare(flags: Flags) -> Answer:
         )
         for a, b in pairs
     ]
-    written = _draw_slopes(runs, list(fits), flags.out)
+    written = []
+    if flags.out is not None and runs.shared_asymptote is not None:
+        written.append(_save(plots.draw_linearised(runs, names=list(fits)), flags.out))
+    elif flags.out is not None:
+        sys.stderr.write(
+            f"warning: {flags.out} is not written: A is identified for no run, so "
+            "there is none at which their slopes could be compared\n"
+        )
     texts = [text.runs_text(runs), *map(text.comparison_text, found)]
-    return Answer("\n".join(texts), to_plain({"runs": runs, "pairs": found}), written)
+    return Answer("\n".join(texts), {"runs": runs, "pairs": found}, written)
 
 
 def _paired(a: Curve, b: Curve, fit_a: Fit, fit_b: Fit) -> tuple[Array, Array] | None:
@@ -508,18 +484,6 @@ def _paired(a: Curve, b: Curve, fit_a: Fit, fit_b: Fit) -> tuple[Array, Array] |
     if a.prompt_rates.shape[1] != b.prompt_rates.shape[1]:
         return None
     return fitted_rates(a, fit_a), fitted_rates(b, fit_b)
-
-
-def _draw_slopes(runs: RunTable, names: list[str], out: Path | None) -> list[Path]:
-    """Draw the linearised curves, where the runs have an A to share."""
-    if out is not None and runs.shared_asymptote is not None:
-        return [_save(draw_linearised(runs, names=names), out)]
-    if out is not None:
-        sys.stderr.write(
-            f"warning: {out} is not written: A is identified for no run, so there is "
-            "none at which their slopes could be compared\n"
-        )
-    return []
 
 
 @command(
@@ -544,7 +508,7 @@ def extrapolate(flags: Flags) -> Answer:
     found = {}
     for _, curve in read(flags):
         try:
-            found[curve.name] = extrapolate_curve(
+            found[curve.name] = scaling.extrapolate_curve(
                 curve,
                 fractions=flags.fractions or FRACTIONS,
                 settings=_from_flags(Settings, flags),
@@ -555,7 +519,7 @@ def extrapolate(flags: Flags) -> Answer:
     if flags.out is not None:
         for number, (name, test) in enumerate(found.items(), 1):
             stem = flags.out.stem + (f"-{number}" if number > 1 else "")
-            figure = draw_extrapolation(test, title=name)
+            figure = plots.draw_extrapolation(test, title=name)
             written.append(_save(figure, flags.out.with_stem(stem)))
     texts = [text.extrapolation_text(test, name) for name, test in found.items()]
     records = [_named(name, test) for name, test in found.items()]
@@ -596,7 +560,7 @@ def plan(flags: Flags) -> Answer:
     if flags.budget:
         return _plan_rollouts(flags)
     found = {
-        curve.name: make_plan(
+        curve.name: scaling.plan(
             fit_one(curve, flags),
             target=flags.target,
             price_per_chip_hour=flags.price,
@@ -638,7 +602,7 @@ def watch(flags: Flags) -> int:
         flags.logdir = None
     elif flags.logdir is None and flags.path.is_dir():
         flags.logdir = flags.path / BOARD_DIRECTORY
-    flags.selection = _from_flags(Selection, flags)
+    flags.selection = _from_flags(scaling.Selection, flags)
     try:
         return follow(_from_flags(Watch, flags), every_s=flags.every, once=flags.once)
     except KeyboardInterrupt:
@@ -712,24 +676,24 @@ def _fit_sizes(flags: Flags) -> Answer:
         )
     points, x_name = _size_points(flags)
     if flags.law == "tan_plateau":
-        found = fit_plateau(*points, level=flags.level)
+        found = scaling.fit_plateau(*points, level=flags.level)
     else:
-        found = fit_tan(*points, x_name=x_name, level=flags.level)
+        found = scaling.fit_tan(*points, x_name=x_name, level=flags.level)
     what = f"over {x_name}, {np.unique(points[0]).size} model sizes"
-    return Answer(text.surface_text(found, what), found.to_record())
+    return Answer(text.surface_text(found, what), found)
 
 
 def _extrapolate_sizes(flags: Flags) -> Answer:
     """Test Tan et al.'s law: runs' own later points, and the largest model."""
     points, x_name = _size_points(flags)
     first = flags.num_first
-    tests = [extrapolate_intra(*points, num_first=first, x_name=x_name)]
+    tests = [scaling.extrapolate_intra(*points, num_first=first, x_name=x_name)]
     if np.unique(points[0]).size > 2:
         tests += [
-            extrapolate_inter(*points, num_intercept=count, x_name=x_name)
+            scaling.extrapolate_inter(*points, num_intercept=count, x_name=x_name)
             for count in (None, first)
         ]
-    return Answer(text.size_tests_text(tests, x_name), to_plain({"tests": tests}))
+    return Answer(text.size_tests_text(tests, x_name), {"tests": tests})
 
 
 def _loss_columns(flags: Flags) -> tuple[list[Array], str, tuple[str, ...]]:
@@ -750,7 +714,7 @@ def _loss_columns(flags: Flags) -> tuple[list[Array], str, tuple[str, ...]]:
             f"a law of loss needs its columns: name them with {', '.join(missing)} "
             "(--x: tokens, or for kaplan_one any quantity; --y: loss)"
         )
-    selection = _from_flags(Selection, flags)
+    selection = _from_flags(scaling.Selection, flags)
     parts = [load_columns(path, named, selection) for path in flags.paths]
     columns = [
         np.concatenate(each) for each in zip(*(p.values for p in parts), strict=True)
@@ -769,18 +733,17 @@ def _loss_columns(flags: Flags) -> tuple[list[Array], str, tuple[str, ...]]:
 def _fit_loss(flags: Flags) -> Answer:
     """Fit a law of pre-training loss to the rows of a table."""
     columns, what, notes = _loss_columns(flags)
-    fitted = fit_kaplan_one if flags.law == "kaplan_one" else TWO_INPUT_LAWS[flags.law]
-    found = fitted(*columns, level=flags.level).noted(notes)
-    return Answer(text.surface_text(found, what), found.to_record())
+    found = LOSS_LAWS[flags.law](*columns, level=flags.level).noted(notes)
+    return Answer(text.surface_text(found, what), found)
 
 
 def _plan_flops(flags: Flags) -> Answer:
     """Find the best model size and number of tokens for budgets of FLOPs."""
     columns, what, notes = _loss_columns(flags)
-    found = fit_chinchilla(*columns, level=flags.level).noted(notes)
+    found = scaling.fit_chinchilla(*columns, level=flags.level).noted(notes)
     allocations = []
     for flops in flags.flops:
-        size, tokens = map(float, compute_optimal(found, flops))
+        size, tokens = map(float, scaling.compute_optimal(found, flops))
         loss = float(found.predict(size, tokens))
         allocations.append(
             {"flops": flops, "model_size": size, "tokens": tokens, "loss": loss}
@@ -799,16 +762,16 @@ def _plan_rollouts(flags: Flags) -> Answer:
         # A step is B_p prompts with n rollouts each.
         scale = n * prompts if is_step(curve.x_name) else 1
         runs.append(
-            SweepRun(
+            scaling.SweepRun(
                 rollouts_per_prompt=n,
                 prompts_per_step=prompts,
                 compute=scale * curve.x,
                 reward=curve.y,
             )
         )
-    found = fit_isocompute(runs, bin_width=flags.bin_width, level=flags.level)
+    found = scaling.fit_isocompute(runs, bin_width=flags.bin_width, level=flags.level)
     allocations = [found.allocate(budget) for budget in flags.budget]
-    record = found.to_record() | {"allocations": to_plain(allocations)}
+    record = found.to_record() | {"allocations": allocations}
     return Answer(text.isocompute_text(found, allocations), record)
 
 
@@ -825,7 +788,7 @@ def _run(flags: Flags) -> int:
     if isinstance(found, int):
         return found
     if flags.json:
-        sys.stdout.write(_to_json(found.record))
+        sys.stdout.write(to_json(found.record))
         return 0
     sys.stdout.write(found.said)
     if found.written:

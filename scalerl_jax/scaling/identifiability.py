@@ -164,7 +164,7 @@ def late_warnings(result: Fit) -> tuple[str, ...]:
     found = []
     measured, free = result.curve.r0, result.r0_free
     if "R0" in result.parameters and result.definition.starts_at_r0:
-        if result.initial_reward_free and measured is None:
+        if result.initial_reward_source == "free" and measured is None:
             found.append(
                 "R0 was not measured (no point at zero compute) and is a free "
                 "parameter; A and the rest depend on it: give --r0 if you know it"

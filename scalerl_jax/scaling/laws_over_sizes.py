@@ -709,9 +709,6 @@ def fit_chinchilla(
     return fit_surface(CHINCHILLA, inputs, losses, starts, level=level)
 
 
-TWO_INPUT_LAWS = {"kaplan": fit_kaplan, "chinchilla": fit_chinchilla}
-
-
 def _positive_scales(basis: Array, target: Array) -> list[float]:
     """Return least squares of target [n] on basis [n, m], kept above 0: a start."""
     norms = np.linalg.norm(basis, axis=0)

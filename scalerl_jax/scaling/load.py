@@ -485,14 +485,11 @@ def _make(
         places=[place for place, _ in part.rows],
     )
     by_prompt = _prompt_rates(part) if y == y_name == DEFAULT_Y else None
-    if by_prompt is not None:
-        curve = dataclasses.replace(
-            curve,
-            prompt_rates=by_prompt[-curve.x.size :],
-            r0_prompt_rates=None if curve.r0 is None else by_prompt[0],
-        )
+    zero = None if by_prompt is None or curve.r0 is None else by_prompt[0]
     return dataclasses.replace(
         curve,
+        prompt_rates=None if by_prompt is None else by_prompt[-curve.x.size :],
+        r0_prompt_rates=zero,
         y_name=y_name.replace(y, DEFAULT_Y, 1) if wide else y_name,
         warnings=(*gaps, *order, *read),
         last_step=last_step,

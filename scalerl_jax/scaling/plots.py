@@ -141,10 +141,7 @@ def _plain(value: float) -> str:
 
 
 def draw_fits(
-    fits: Sequence[Fit],
-    names: Sequence[str],
-    *,
-    title: str = "",
+    fits: Sequence[Fit], names: Sequence[str], *, title: str = ""
 ) -> "Figure":
     """Draw one or several fitted runs over compute.
 
@@ -221,26 +218,20 @@ def limit_height(axes: "Axes", fits: Sequence[Fit], right: float) -> None:
     for result in fits:
         curve = result.whole_curve
         errors = 0.0 if curve.y_se is None else curve.y_se
-        shown += [*(curve.y - errors), *(curve.y + errors), *_levels(result)]
+        shown += [*(curve.y - errors), *(curve.y + errors)]
+        if "R0" in result.parameters:
+            shown.append(result.initial_reward)
+        if result.identified and "A" in result.parameters:
+            shown += [result.asymptote, result.asymptote_interval.high or 0.0]
         if result.climbs:
             shown.append(float(result.predict(right)))
     limit_rates(axes, shown)
 
 
-def _levels(result: Fit) -> list[float]:
-    """Return R0 and the top of A's interval, where they have meaning."""
-    levels = []
-    if "R0" in result.parameters:
-        levels.append(result.initial_reward)
-    if result.identified and "A" in result.parameters:
-        levels += [result.asymptote, result.asymptote_interval.high or 0.0]
-    return levels
-
-
 def compute_grid(result: Fit, left: float, right: float) -> Array:
     """Return compute at which a curve is drawn, with the end of the data."""
     space = np.geomspace if left > 0 else np.linspace
-    grid = space(max(left, 0.0), right, 240)
+    grid = space(left, right, 240)
     return np.unique(np.append(grid, result.x_last))
 
 

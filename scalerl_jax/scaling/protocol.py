@@ -230,15 +230,15 @@ def _accepted(
     theta[..., SHAPE_U] = ends
     theta[..., SHAPE_V] = np.log(MIDPOINTS[columns] / curve.x[-1])
     # The outermost C_mid of each A, and the outermost A of each C_mid, span the rest.
-    outer = np.zeros(rows.size, bool)
-    for values, others in ((rows, columns), (columns, rows)):
-        order = np.lexsort((others, values))
-        for at in (0, -1):
-            _, first = np.unique(values[order][:: 1 + 2 * at], return_index=True)
-            outer[order[:: 1 + 2 * at][first]] = True
+    outer = np.zeros_like(pairs)
+    for axis in (0, 1):
+        counts = np.cumsum(
+            pairs, axis=axis
+        )  # at a pair: 1 at the first, all at the last
+        outer |= pairs & ((counts == 1) | (counts == counts.max(axis, keepdims=True)))
     best = float(found.theta[SHAPE_U])
     low, high = min(float(ends[0].min()), best), max(float(ends[2].max()), best)
-    return theta[:, outer].reshape(-1, 4), {
+    return theta[:, outer[pairs]].reshape(-1, 4), {
         A: _widened(ASYMPTOTES, rows),
         SHAPE_U: Interval(
             low if low > LOG_EXPONENTS[0] else None,

@@ -60,16 +60,6 @@ class Forecast(Record):
         return cls(fit_until=until, predicted=predicted, actual=actual, error=error)
 
 
-def _named(name: str, says: str) -> property:
-    """Return a property of a fit: the value of one of its parameters."""
-    return property(lambda self: self.value(name), doc=f"{says}; float.")
-
-
-def _interval_of(name: str) -> property:
-    """Return a property of a fit: the interval of one of its parameters."""
-    return property(lambda self: self.interval(name), doc=f"Interval of {name}.")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fit(Record):
     """The curve of one law that fits best.
@@ -115,25 +105,21 @@ class Fit(Record):
     degrees: int | None = dataclasses.field(repr=False)  # n - p; None: errors known
     accepted: Array = dataclasses.field(repr=False)  # [K, 4] as likely as `level` asks
 
-    # The sigmoid's parameters by words.
-    initial_reward = _named("R0", "R0, in [0, 1]")
-    asymptote = _named("A", "A, in [0, 1]")
-    exponent = _named("B", "B")
-    midpoint = _named("C_mid", "C_mid, in the unit of x")
-    asymptote_interval = _interval_of("A")  # its high is None if A is not identified
-    exponent_interval = _interval_of("B")
-    midpoint_interval = _interval_of("C_mid")
+    # The sigmoid's parameters by words: floats, and intervals.
+    initial_reward = property(lambda self: self.value("R0"), doc="R0, in [0, 1].")
+    asymptote = property(lambda self: self.value("A"), doc="A, in [0, 1].")
+    exponent = property(lambda self: self.value("B"), doc="B.")
+    midpoint = property(lambda self: self.value("C_mid"), doc="C_mid, in x's unit.")
+    # Its high is None if A is not identified.
+    asymptote_interval = property(lambda self: self.interval("A"), doc="Of A.")
+    exponent_interval = property(lambda self: self.interval("B"), doc="Of B.")
+    midpoint_interval = property(lambda self: self.interval("C_mid"), doc="Of C_mid.")
 
     @property
     def initial_reward_source(self) -> str:
         """Source of R0: measured, given, or free (fitted)."""
         source = self.parameters["R0"].source
         return "free" if source == "fitted" else source
-
-    @property
-    def initial_reward_free(self) -> bool:
-        """True when R0 was fitted, False when it was measured or given."""
-        return self.initial_reward_source == "free"
 
     @property
     def definition(self) -> Law:

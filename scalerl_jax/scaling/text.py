@@ -126,7 +126,7 @@ def fit_text(result: Fit, name: str) -> str:
 
 def _free_text(result: Fit) -> str:
     """Say what changes when R0 is fitted as well."""
-    if result.initial_reward_free:
+    if result.initial_reward_source == "free":
         return "as above"
     free = result.r0_free
     if free is None:

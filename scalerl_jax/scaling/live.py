@@ -32,6 +32,8 @@ from scalerl_jax.utils.reading import read_json
 from scalerl_jax.utils.remote import files_of_run
 
 if TYPE_CHECKING:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
     from scalerl_jax.config import ScalingConfig
 
 _log = logging.getLogger(__name__)
@@ -39,40 +41,6 @@ _log = logging.getLogger(__name__)
 BOARD_DIRECTORY = Path("tensorboard") / "scaling"  # inside a run directory
 _END_TIMEOUT_S = 30.0  # for the fit of the last evaluation
 _CLEAR = "\x1b[H\x1b[2J"
-
-
-class Board:
-    """Scalars and pictures under `scaling/`; each is on disk on return.
-
-    Written with TensorBoard's own writer, as a run beside the training's own.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        """Open an event file in `directory`."""
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._writer = EventFileWriter(str(directory))
-        self.close = self._writer.close
-
-    def write(self, step: int, scalars: dict[str, float], png: bytes | None) -> None:
-        """Append numbers by their names, and a picture."""
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-
-        # Message classes are made at import, where a type checker cannot see them.
-        event, summary = event_pb2.Event, summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
-        values: list[Any] = [
-            summary.Value(tag=f"scaling/{name}", simple_value=value)
-            for name, value in scalars.items()
-        ]
-        if png is not None:
-            width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
-            image = summary.Image(
-                encoded_image_string=png, width=width, height=height, colorspace=4
-            )
-            values.append(summary.Value(tag="scaling/fit", image=image))
-        written = summary(value=values)
-        self._writer.add_event(event(wall_time=time.time(), step=step, summary=written))
-        self._writer.flush()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -90,7 +58,7 @@ class Watch:
     falling: bool = False  # of any alarm so far
     seen: int = 0  # points at the last look
     at_end: bool = False  # the run has made its last step
-    board: Board | None = None  # opened by the first evaluation
+    board: "EventFileWriter | None" = None  # opened by the first evaluation
 
     def look(self) -> Status | None:
         """Return the state of the run; None if it has no new evaluation.
@@ -119,11 +87,31 @@ class Watch:
         self.alarm = self.alarm or status.alarm
         status = dataclasses.replace(status, alarm=status.alarm or self.alarm)
         if self.logdir is not None:
-            png = None if status.fit is None else to_png(draw_status(status))
-            self.board = self.board or Board(self.logdir)
-            step = self.seen if last is None else last
-            self.board.write(step, scalars(status), png)
+            self._show(status, step=self.seen if last is None else last)
         return status
+
+    def _show(self, status: Status, *, step: int) -> None:
+        """Write numbers and a picture to TensorBoard; they are on disk on return."""
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        # Message classes are made at import, where a type checker cannot see them.
+        event, summary = event_pb2.Event, summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
+        self.board = self.board or EventFileWriter(str(self.logdir))
+        values: list[Any] = [
+            summary.Value(tag=f"scaling/{name}", simple_value=value)
+            for name, value in scalars(status).items()
+        ]
+        if status.fit is not None:
+            png = to_png(draw_status(status))
+            width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+            image = summary.Image(
+                encoded_image_string=png, width=width, height=height, colorspace=4
+            )
+            values.append(summary.Value(tag="scaling/fit", image=image))
+        written = summary(value=values)
+        self.board.add_event(event(wall_time=time.time(), step=step, summary=written))
+        self.board.flush()
 
     def close(self) -> None:
         """Close the files."""

@@ -37,7 +37,6 @@ MIDPOINTS = np.unique(  # of C_mid, in GPU-hours, increasing
 # best so are then refined.
 LOG_EXPONENTS = np.log(np.geomspace(0.2, 12.0, 85))
 NUM_REFINED = 300
-NUM_PARAMETERS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,6 +156,13 @@ def fit_on_grids(usual: Fit) -> Fit:
     """Fit again by the grids; what the procedure leaves open is as in the usual fit."""
     found = search_grids(usual.curve, usual.initial_reward)
     curve, theta, problem = usual.curve, found.theta, found.problem
+    half = usual.half_forecast
+    if half is not None:
+        first = search_grids(
+            curve.part(curve.x <= half.fit_until), usual.initial_reward
+        )
+        predicted = float(sigmoid(curve.x[-1], **first.values))
+        half = Forecast.of(half.fit_until, predicted, half.actual)
     unit_growth, sigma, degrees = noise_of(problem, theta, None)
     cost = float(problem.cost(theta[None])[0])
     excess = student_quantile(usual.level, degrees) ** 2 * unit_growth
@@ -187,7 +193,7 @@ def fit_on_grids(usual: Fit) -> Fit:
         autocorrelation=autocorrelation(residuals),
         residual_p_value=durbin_watson(problem, theta),
         warnings=usual.warnings + _at_ends(found),
-        half_forecast=_forecast_from_half(curve, usual.initial_reward),
+        half_forecast=half,
         problem=problem,
         theta=theta,
         cost=cost,
@@ -269,13 +275,3 @@ def _at_ends(found: GridSearch) -> tuple[str, ...]:
     if midpoint in MIDPOINTS[[0, -1]]:
         warnings.append(f"C_mid = {midpoint:g} is at the end of the paper's grid")
     return tuple(warnings)
-
-
-def _forecast_from_half(curve: Curve, initial_reward: float) -> Forecast | None:
-    """Last point by this procedure on the points up to half of its compute."""
-    half = curve.x <= 0.5 * curve.x[-1]
-    if half.sum() <= NUM_PARAMETERS or np.ptp(curve.y[half]) == 0:
-        return None
-    first = curve.part(half)
-    predicted = sigmoid(curve.x[-1], **search_grids(first, initial_reward).values)
-    return Forecast.of(first.x[-1], float(predicted), curve.y[-1])

@@ -376,7 +376,7 @@ def fit(flags: Flags) -> Answer:
         except TooFewPointsError as failure:
             when = when_enough(path, failure.missing)
             raise CurveError(f"{failure}{when}") from failure
-        said, record = _with_extras(result, curve, flags)
+        said, record = _with_extras(result, flags)
         if (path / EVALS_NAME).is_file():
             said += on_a_cpu(path, curve)
             numbers, picture = path / "fit.json", path / "fit.png"
@@ -400,8 +400,9 @@ def fit(flags: Flags) -> Answer:
     return Answer("\n".join(texts), record, written)
 
 
-def _with_extras(result: Fit, curve: Curve, flags: Flags) -> tuple[str, dict[str, Any]]:
+def _with_extras(result: Fit, flags: Flags) -> tuple[str, dict[str, Any]]:
     """Return text and record of a fit, with what else was asked for."""
+    curve = result.whole_curve
     said, record = text.fit_text(result, curve.name), _named(curve.name, result)
     if flags.sensitivity:
         rows = scaling.sensitivity(result)
@@ -411,12 +412,13 @@ def _with_extras(result: Fit, curve: Curve, flags: Flags) -> tuple[str, dict[str
         found = scaling.bootstrap(result, num_resamples=flags.bootstrap)
         said += text.bootstrap_text(found)
         record["bootstrap"] = found
-        if curve.prompt_rates is not None and result.law == "sigmoid":
+        rates = fitted_rates(result)
+        if rates is not None and result.law == "sigmoid":
             # Over the evaluation's prompts, and samples where their number is known.
             zero = [0.0] if result.problem.observes_zero else []
             found = scaling.bootstrap_prompts(
                 np.append(zero, result.curve.x),
-                fitted_rates(curve, result),
+                rates,
                 num_samples=curve.samples_per_prompt,
                 settings=result.settings,
                 num_resamples=flags.bootstrap,
@@ -441,8 +443,7 @@ def compare(flags: Flags) -> Answer:
     compare B; else A decides) next to a test with intervals.
     """
     _check_out(flags.out)
-    curves = {curve.name: curve for _, curve in read(flags)}
-    fits = {name: fit_one(curve, flags) for name, curve in curves.items()}
+    fits = {curve.name: fit_one(curve, flags) for _, curve in read(flags)}
     if len(fits) < 2:
         raise CurveError(
             f"compare needs two curves or more, and found {', '.join(fits)}; give more "
@@ -461,7 +462,7 @@ def compare(flags: Flags) -> Answer:
             names=(a, b),
             margin=flags.margin,
             num_resamples=flags.resamples,
-            prompt_rates=_paired(curves[a], curves[b], fits[a], fits[b]),
+            prompt_rates=_paired(fits[a], fits[b]),
         )
         for a, b in pairs
     ]
@@ -477,13 +478,12 @@ def compare(flags: Flags) -> Answer:
     return Answer("\n".join(texts), {"runs": runs, "pairs": found}, written)
 
 
-def _paired(a: Curve, b: Curve, fit_a: Fit, fit_b: Fit) -> tuple[Array, Array] | None:
+def _paired(a: Fit, b: Fit) -> tuple[Array, Array] | None:
     """Return pass rates per prompt at the fitted points, where both runs have them."""
-    if a.prompt_rates is None or b.prompt_rates is None:
+    first, second = fitted_rates(a), fitted_rates(b)
+    if first is None or second is None or first.shape[1] != second.shape[1]:
         return None
-    if a.prompt_rates.shape[1] != b.prompt_rates.shape[1]:
-        return None
-    return fitted_rates(a, fit_a), fitted_rates(b, fit_b)
+    return first, second
 
 
 @command(

@@ -16,7 +16,6 @@ from scalerl_jax.scaling.identifiability import significant_correlation
 from scalerl_jax.scaling.records import (
     Array,
     Bools,
-    Curve,
     CurveError,
     Interval,
     Record,
@@ -162,9 +161,14 @@ def bootstrap_prompts(
     return summarise(result, refit(result, y), method, seed=seed)
 
 
-def fitted_rates(curve: Curve, result: Fit) -> Array:
-    """Pass rates per prompt [n, P] at the points of a fit, step 0 if it is one."""
-    assert curve.prompt_rates is not None, "asked by the callers"
+def fitted_rates(result: Fit) -> Array | None:
+    """Pass rates per prompt [n, P] at the points of a fit, step 0 if it is one.
+
+    None where the curve came without them.
+    """
+    curve = result.whole_curve
+    if curve.prompt_rates is None:
+        return None
     rates = curve.prompt_rates[np.isin(curve.x, result.curve.x)]
     if not result.problem.observes_zero:
         return rates

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from scalerl_jax.algo.losses import MAX_LOG_RATIO, bounded_exp
+from scalerl_jax.algo.losses import MAX_LOG_RATIO, MAX_NATS, bounded_exp
 
 
 def token_statistics(
@@ -26,7 +26,7 @@ def token_statistics(
     fresh_difference = jnp.where(fresh, difference, 0.0)
     fresh_abs = jnp.abs(fresh_difference)
     # Of KL(behavior || trainer): ratio - 1 - log ratio, never negative.
-    bounded = jnp.minimum(fresh_difference, MAX_LOG_RATIO)
+    bounded = jnp.clip(fresh_difference, -MAX_NATS, MAX_LOG_RATIO)
     fresh_kl = jnp.expm1(bounded) - bounded
     sums = {
         "tokens": mask.sum(dtype=jnp.float32),

@@ -130,6 +130,15 @@ def test_no_finite_logprobs_make_a_metric_infinite(far):
         assert all(np.isfinite(value) for value in summary(*ratios, *tokens).values())
 
 
+@pytest.mark.parametrize("far", [-1e5, -1e30, -np.inf])
+def test_one_token_adds_no_more_to_the_kl_than_any_softmax_could(far):
+    """exp(d) - 1 - d at the bound of a difference, d = -1e4, over two tokens."""
+    behavior, trainer = np.array([-1.0, -2.0], "f4"), np.array([-1.0, far], "f4")
+    tokens = (behavior, np.zeros(2, np.int32), np.ones(2, bool))
+    found = summary(trainer, behavior, *tokens)
+    np.testing.assert_allclose(found["mismatch/kl"], (1e4 - 1.0) / 2, rtol=1e-6)
+
+
 def test_a_batch_without_a_token_has_no_nan():
     nothing = summary(
         *(np.zeros(3, np.float32),) * 3, np.zeros(3, int), np.zeros(3, bool)

@@ -49,6 +49,13 @@ def test_a_regularised_objective_has_its_terms_in_the_formula():
     assert "d^2 / 2" in text and "IsoCompute" in text
 
 
+def test_an_order_by_difficulty_is_described():
+    ordered = {"data.order": "easy_to_hard", "data.difficulty": "measured"}
+    said = "sorted by difficulty, and the hardest"
+    assert said in " ".join(described(ordered).split())
+    assert said not in " ".join(described().split())
+
+
 def test_every_setting_of_the_objective_is_described():
     named = {
         setting

@@ -19,6 +19,7 @@ from scalerl_jax.algo.regularizers import easy_prompts, entropy_bonus
 from scalerl_jax.algo.values import clipped_value_loss, gae
 from scalerl_jax.batching.replay import replayed_experts
 from scalerl_jax.config import LOSSES, Config, InterruptionConfig
+from scalerl_jax.data.curriculum import CurriculumStream
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.learner.balance import Evening
 from scalerl_jax.learner.window_scores import KlPenalty
@@ -107,6 +108,12 @@ def _part(
 
 def _of_rollouts(config: Config) -> Iterator[Ingredient]:
     objective = config.objective
+    if config.data.order != "shuffled":
+        yield _part(
+            "Order of prompts",
+            CurriculumStream,
+            "data.order data.difficulty data.open_share data.open_steps",
+        )
     yield _part(
         "No-positive-resampling",
         PromptStream,

@@ -224,8 +224,11 @@ class LocalGenerators:
             self._desk.fail(failure)
         finally:
             self._end()
+            # No step follows, and after a failure none could: begun jobs are given up.
+            begun = [each for each in self._jobs if each[1].running()]
+            self._jobs = [each for each in self._jobs if each not in begun]
             self._do_jobs()
-            for _, future in self._jobs:
+            for _, future in (*begun, *self._jobs):
                 future.set_exception(Abandoned())
 
     def _turn(self) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import textwrap
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax.numpy as jnp
 import numpy as np
@@ -545,10 +545,12 @@ class StepsOf:
     def __init__(self, at, count, failure=None):
         self.at, self.count, self.failure = at, count, failure
         self.seen = []
+        self.broken = lambda: False
 
     def steps(self, params, *, policy_version, places, stopped, wait_s):
         for number in range(self.count):
             assert params["weight"] == policy_version
+            assert not self.broken(), "the sampler has failed"
             self.seen.append(self.at.scheduler.steps)
             yield [number] * (number % 2)
         if self.failure:
@@ -595,6 +597,27 @@ def test_an_evaluation_beside_the_sampling_ends_with_the_thread(place):
     at.stop(LONG)
     waiting.join(LONG)
     assert found == ["abandoned"]
+
+
+def test_an_evaluation_beside_the_sampling_makes_no_step_after_a_failure(place):
+    at = place(WrittenScheduler({}, default=(endless, endless)), max_staleness=4)
+    at.generators.evaluator = evaluator = StepsOf(at, 10**9)
+    with ThreadPoolExecutor(1) as pool:
+        judged = pool.submit(
+            at.generators.judge,
+            sent(0),
+            policy_version=0,
+            stopped=lambda: False,
+            beside=True,
+        )
+        until(lambda: evaluator.seen)
+        # The sampler is the evaluation's too, and would fail there in other words.
+        evaluator.broken = lambda: at.queue.failure
+        at.scheduler.error = ArithmeticError("a bad number")
+        with pytest.raises(Abandoned):
+            judged.result(LONG)
+    with pytest.raises(ArithmeticError):
+        at.queue.take(0, LONG)
 
 
 def test_a_job_hands_its_error_to_who_asked_and_the_thread_lives_on(place):

@@ -364,7 +364,7 @@ def fit(flags: Flags) -> Answer:
     """
     _check_out(flags.out)
     if flags.law in LOSS_LAWS:
-        return _fit_loss(flags)
+        return _fit_loss(flags, flags.law)
     if flags.model_size is not None or flags.law in SIZE_LAWS:
         return _fit_sizes(flags)
     texts, records = [], []
@@ -696,17 +696,16 @@ def _extrapolate_sizes(flags: Flags) -> Answer:
     return Answer(text.size_tests_text(tests, x_name), {"tests": tests})
 
 
-def _loss_columns(flags: Flags) -> tuple[list[Array], str, tuple[str, ...]]:
-    """Return model size (unless the law has none), x, and loss of every row.
+def _fit_loss(flags: Flags, law: str) -> Answer:
+    """Fit a law of pre-training loss to the rows of a table; its record is the fit.
 
-    With what they are, and notes.  A power law has no value at x = 0, which a run's
-    first evaluation may be at.
+    A power law has no value at x = 0, which a run's first evaluation may be at.
     """
     _refuse_unread(
         flags, (*CURVE_FLAGS, *ONE_RUN_FLAGS), "of loss, fitted to all rows,"
     )
     named = {"--x": flags.x, "--y": flags.y}
-    if getattr(flags, "law", None) != "kaplan_one":
+    if law != "kaplan_one":
         named = {"--model-size": flags.model_size, **named}
     missing = [flag for flag, name in named.items() if name is None and flag != "--x"]
     if missing:
@@ -727,20 +726,15 @@ def _loss_columns(flags: Flags) -> tuple[list[Array], str, tuple[str, ...]]:
         notes += (f"{count} rows at {x_name} = 0 left out: a power law has none there",)
     columns = [column[positive] for column in columns]
     columns[-2] = flags.x_scale * columns[-2]
-    return columns, f"loss {y_name} over {flags.x_name or x_name}", notes
-
-
-def _fit_loss(flags: Flags) -> Answer:
-    """Fit a law of pre-training loss to the rows of a table."""
-    columns, what, notes = _loss_columns(flags)
-    found = LOSS_LAWS[flags.law](*columns, level=flags.level).noted(notes)
+    found = LOSS_LAWS[law](*columns, level=flags.level).noted(notes)
+    what = f"loss {y_name} over {flags.x_name or x_name}"
     return Answer(text.surface_text(found, what), found)
 
 
 def _plan_flops(flags: Flags) -> Answer:
     """Find the best model size and number of tokens for budgets of FLOPs."""
-    columns, what, notes = _loss_columns(flags)
-    found = scaling.fit_chinchilla(*columns, level=flags.level).noted(notes)
+    fitted = _fit_loss(flags, "chinchilla")
+    found: scaling.SurfaceFit = fitted.record
     allocations = []
     for flops in flags.flops:
         size, tokens = map(float, scaling.compute_optimal(found, flops))
@@ -748,7 +742,7 @@ def _plan_flops(flags: Flags) -> Answer:
         allocations.append(
             {"flops": flops, "model_size": size, "tokens": tokens, "loss": loss}
         )
-    said = text.surface_text(found, what) + text.compute_optimal_text(allocations)
+    said = fitted.said + text.compute_optimal_text(allocations)
     return Answer(said, found.to_record() | {"allocations": allocations})
 
 

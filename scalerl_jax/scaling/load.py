@@ -28,7 +28,6 @@ from scalerl_jax.scaling.records import (
 from scalerl_jax.scaling.tables import (
     Row,
     Table,
-    decimal_mark,
     is_empty,
     is_number,
     is_percent,
@@ -304,7 +303,7 @@ def load_curves(
     if not table.rows:
         raise CurveError(f"{table.path}: no rows; has the run been evaluated yet?")
     found = _find_columns(table, chosen)
-    table, notes = _with_mark(table, found.numbers)
+    table, notes = table.with_mark(found.numbers)
     runs = _split(table, _rows_asked(table, chosen), found)
     wide = chosen.wide or len(found.ys) > 1
     curves = []
@@ -344,20 +343,10 @@ def load_columns(
     if not table.rows:
         raise CurveError(f"{table.path}: no rows")
     columns = [table.require(f, c or table.default_x) for f, c in named.items()]
-    table, notes = _with_mark(table, columns)
+    table, notes = table.with_mark(columns)
     rows, left_out = _Rows(table, _rows_asked(table, selection)).complete(columns)
     values = [rows.numbers(column) for column in columns]
     return Points(tuple(columns), values, (*notes, *left_out))
-
-
-def _with_mark(table: Table, columns: Sequence[str]) -> tuple[Table, Notes]:
-    """Return the table with its decimal mark, by the cells of these columns; a note."""
-    mark, note = decimal_mark(
-        table.path,
-        ((place, c, row.get(c)) for place, row in table.rows for c in columns),
-        semicolons=table.delimiter == ";",
-    )
-    return dataclasses.replace(table, mark=mark), () if note is None else (note,)
 
 
 def _find_columns(table: Table, chosen: Selection) -> _Columns:

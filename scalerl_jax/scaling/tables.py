@@ -4,7 +4,7 @@ Text with separators, JSONL, TRL's trainer_state.json, W&B's charts, TensorBoard
 files (read by the tensorboard package itself; TensorFlow is not needed).  A cell is
 empty, a number of JSON, or text as people and spreadsheets write it: "20,000,000",
 "0,53", "20.3%".  Whether "," or "." is the decimal mark is decided once for a whole
-file (`decimal_mark`): the program that wrote it had one of them.
+file (`Table.with_mark`): the program that wrote it had one of them.
 
 One file above 400 lines: every kind of file ends in the same table and cells.
 """
@@ -13,10 +13,11 @@ import collections
 import csv
 import dataclasses
 import functools
+import itertools
 import logging
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,50 +106,6 @@ def is_number(cell: object) -> bool:
     return False
 
 
-def decimal_mark(
-    path: object, cells: Iterable[Cell], *, semicolons: bool
-) -> tuple[Mark, str | None]:
-    """Return the decimal mark of a file, and a note where a reader should know of it.
-
-    "0,53" can only have a decimal comma and "20,000,000" only a point; "1,500" may be
-    either.  Where no cell decides, a comma is decimal in a file that ";" separates, as
-    spreadsheets write it where the comma is decimal; elsewhere it groups thousands.
-
-    Args:
-        path: of the file, for messages.
-        cells: that will be read as numbers; what is no text does not count.
-        semicolons: the file is separated by ";".
-
-    Raises:
-        CurveError: some cells have decimal commas and others decimal points.
-    """
-    decided: dict[Mark, Cell] = {}
-    open_comma: Cell | None = None
-    for place, column, cell in cells:
-        if not isinstance(cell, str) or not ("," in cell or "." in cell):
-            continue
-        found = _mark_of(cell)
-        if found is not None:
-            decided.setdefault(found, (place, column, cell))
-        elif "," in cell and is_number(cell):
-            open_comma = open_comma or (place, column, cell)
-    if len(decided) == 2:
-        (a, x, comma), (b, y, point) = decided[","], decided["."]
-        raise CurveError(
-            f"{a}: {x} = {comma!r} has a decimal comma, but {b}: {y} = {point!r} a "
-            "decimal point; write all numbers of the file in one way"
-        )
-    if "," in decided:
-        _, column, cell = decided[","]
-        return ",", f"{path}: read with decimal commas, as {column} = {cell!r} has one"
-    if "." in decided or open_comma is None:
-        return ".", None
-    mark: Mark = "," if semicolons else "."
-    _, column, cell = open_comma
-    number = f"{to_number(cell, mark):.12g}"
-    return mark, f"{path}: {column} = {cell!r} is read as {number}"
-
-
 def _mark_of(text: str) -> Mark | None:
     """Return the decimal mark that a number must have; None: none, or either may be."""
     body = re.sub(r"[eE][+-]?\d+$", "", text.strip().removesuffix("%").strip())
@@ -235,6 +192,49 @@ class Table:
         if self.find(names) is not None or "," not in names:
             return [self.require(flag, names)]
         return [self.require(flag, name.strip()) for name in names.split(",")]
+
+    def with_mark(self, columns: Sequence[str]) -> tuple["Table", tuple[str, ...]]:
+        """Return the table with its decimal mark, and a note if a reader should know.
+
+        "0,53" can only have a decimal comma and "20,000,000" only a point; "1,500" may
+        be either.  Where no cell decides, a comma is decimal in a file that ";"
+        separates, as spreadsheets write it where the comma is decimal; elsewhere it
+        groups thousands.
+
+        Args:
+            columns: that will be read as numbers; what is no text does not count.
+
+        Raises:
+            CurveError: some cells have decimal commas and others decimal points.
+        """
+        decided: dict[Mark, Cell] = {}
+        open_comma: Cell | None = None
+        for (place, row), column in itertools.product(self.rows, columns):
+            cell = row.get(column)
+            if not isinstance(cell, str) or not ("," in cell or "." in cell):
+                continue
+            found = _mark_of(cell)
+            if found is not None:
+                decided.setdefault(found, (place, column, cell))
+            elif "," in cell and is_number(cell):
+                open_comma = open_comma or (place, column, cell)
+        if len(decided) == 2:
+            (a, x, comma), (b, y, point) = decided[","], decided["."]
+            raise CurveError(
+                f"{a}: {x} = {comma!r} has a decimal comma, but {b}: {y} = {point!r} a "
+                "decimal point; write all numbers of the file in one way"
+            )
+        if "," in decided:
+            mark: Mark = ","
+            _, column, cell = decided[","]
+            says = f"read with decimal commas, as {column} = {cell!r} has one"
+        elif "." in decided or open_comma is None:
+            return self, ()
+        else:
+            mark = "," if self.delimiter == ";" else "."
+            _, column, cell = open_comma
+            says = f"{column} = {cell!r} is read as {to_number(cell, mark):.12g}"
+        return dataclasses.replace(self, mark=mark), (f"{self.path}: {says}",)
 
 
 def read_table(path: str | Path) -> Table:

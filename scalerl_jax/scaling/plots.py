@@ -231,8 +231,7 @@ def limit_height(axes: "Axes", fits: Sequence[Fit], right: float) -> None:
 def compute_grid(result: Fit, left: float, right: float) -> Array:
     """Return compute at which a curve is drawn, with the end of the data."""
     space = np.geomspace if left > 0 else np.linspace
-    grid = space(left, right, 240)
-    return np.unique(np.append(grid, result.x_last))
+    return np.unique([*space(left, right, 240), result.x_last])
 
 
 def draw_errors(axes: "Axes", curve: Curve, colour: str) -> None:

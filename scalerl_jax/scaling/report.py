@@ -33,18 +33,15 @@ MOST_TESTED = 6  # runs that the best one is tested against, half a second each
 LONGEST_LINE = 40  # letters of a cell; longer ones wrap
 
 
-def make_report(
-    fits: Mapping[str, Fit], *, title: str, most_in_detail: int = MOST_IN_DETAIL
-) -> str:
+def make_report(fits: Mapping[str, Fit], *, title: str) -> str:
     """Return the page, ready to be written to a file.
 
     Args:
         fits: by the name of the run, all over the same x.
-        most_in_detail: runs up to which each gets every test.
     """
     import jinja2
 
-    in_detail, several = len(fits) <= most_in_detail, len(fits) > 1
+    in_detail, several = len(fits) <= MOST_IN_DETAIL, len(fits) > 1
     parts = ["Summary", *(["Comparison"] if several else [])]
     parts += [*(fits if in_detail else ["Runs"]), "Method"]
     data = {name: fit.to_record() for name, fit in fits.items()}

@@ -10,9 +10,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from scalerl_jax.scaling import fit_curve, load_curves, sigmoid
+from scalerl_jax.scaling import fit_curve, load_curves, report, sigmoid
 from scalerl_jax.scaling.__main__ import main
-from scalerl_jax.scaling.report import make_report
 
 X = np.linspace(0.0, 16000.0, 25)
 RECIPES = {"best": (0.61, 1.9), "slow": (0.60, 1.3), "low": (0.52, 1.9)}
@@ -205,13 +204,14 @@ def test_the_report_is_one_page_that_fetches_nothing(runs, tmp_path):
     assert "gpu_hours" in text and "Method" in text
 
 
-def test_many_runs_are_folded_and_tested_less(runs):
+def test_many_runs_are_folded_and_tested_less(runs, monkeypatch):
+    monkeypatch.setattr(report, "MOST_IN_DETAIL", 1)
     fits = {
         curve.name: fit_curve(curve)
         for curve in load_curves(runs, x="gpu_hours", group="recipe")
         if curve.name != "slow"
     }
-    text = make_report(fits, title="many", most_in_detail=1)
+    text = report.make_report(fits, title="many")
     parsed = Parsed(text)
     assert parsed.open == [] and parsed.images == 2 + 2
     assert "are left out" in text
@@ -226,7 +226,7 @@ def test_the_report_gives_no_difference_of_a_plateau_that_is_not_identified(runs
     early = dataclasses.replace(best, y=climb + noise)
     fits = {"best": fit_curve(best), "early": fit_curve(early)}
     assert not fits["early"].identified
-    text = make_report(fits, title="two")
+    text = report.make_report(fits, title="two")
     assert re.search(r"best - early</td><td>-</td><td>-</td><td>\[", text)
 
 

@@ -89,12 +89,13 @@ def make_run(
             sampler_mesh=sampler_meshes[0],
         )
     else:
-        from scalerl_jax.wiring import replicas  # few runs have several
-
-        make = replicas.make_local_fleet
-        to_sampler = replicas.make_publish_to_all(
-            config, arch, learner_mesh, sampler_meshes
+        from scalerl_jax.wiring.replicas import (  # few runs have several
+            make_local_fleet,
+            make_publish_to_all,
         )
+
+        make = make_local_fleet
+        to_sampler = make_publish_to_all(config, arch, learner_mesh, sampler_meshes)
     learner, state = make_local_learner(
         config,
         arch,

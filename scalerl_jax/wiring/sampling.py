@@ -70,10 +70,10 @@ def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
     """
     tokenizer, render = make_tokenizer(config, arch), make_render(config)
     if config.interruption.enabled or render.dated or not render.end_of_thinking:
-        from scalerl_jax.wiring import thinking  # else nothing can be wrong
+        from scalerl_jax.wiring.thinking import check_phrase, check_thinking
 
-        thinking.check_thinking(config)
-        thinking.check_phrase(config, tokenizer)
+        check_thinking(config)  # else nothing can be wrong
+        check_phrase(config, tokenizer)
     return tokenizer
 
 

@@ -8,9 +8,13 @@ from small_chat import TEMPLATES, make_directory
 from small_model import small_architecture
 
 from scalerl_jax.config import Config, DataConfig, InterruptionConfig
-from scalerl_jax.wiring.prompts import answer_after
+from scalerl_jax.wiring.prompts import answer_after, make_render
 from scalerl_jax.wiring.sampling import make_tokenizer
 from scalerl_jax.wiring.thinking import check_phrase, check_thinking
+
+
+def check(config):
+    check_thinking(config, make_render(config))
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def test_the_answer_follows_the_thinking_if_there_is_any(
     configure, name, data, expected
 ):
     config = configure(name, **data)
-    check_thinking(config)
+    check(config)
     assert answer_after(config) == expected
 
 
@@ -61,23 +65,23 @@ def test_an_answer_after_a_thinking_that_the_prompt_closes_is_refused(configure)
         match=r"data\.answer_after = '</think>', and the prompt ends with it already "
         r"\(data\.enable_thinking = False\), .*set data\.answer_after = 'auto'",
     ):
-        check_thinking(config)
+        check(config)
 
 
 def test_a_tag_that_nothing_asks_for_is_warned_of(configure, caplog):
     with caplog.at_level(logging.WARNING):
-        check_thinking(configure("Qwen2.5", system_prompt="Think, </think>, answer."))
-        check_thinking(configure("Qwen3"))
+        check(configure("Qwen2.5", system_prompt="Think, </think>, answer."))
+        check(configure("Qwen3"))
         assert not caplog.text
-        check_thinking(configure("Qwen2.5"))
+        check(configure("Qwen2.5"))
     assert "data.answer_after = '</think>', of which neither" in caplog.text
 
 
 def test_an_interruption_needs_a_thinking_with_its_own_tag(configure):
     think = InterruptionConfig(enabled=True)
-    check_thinking(configure("Qwen3", think, answer_after="auto"))
-    check_thinking(configure("Qwen3", think, answer_after=""))
-    check_thinking(configure("Qwen2.5", think))  # the user says that it thinks
+    check(configure("Qwen3", think, answer_after="auto"))
+    check(configure("Qwen3", think, answer_after=""))
+    check(configure("Qwen2.5", think))  # the user says that it thinks
     for name, data in (
         ("Qwen2.5", {"answer_after": "auto"}),
         ("Qwen2.5", {"answer_after": ""}),
@@ -88,18 +92,18 @@ def test_an_interruption_needs_a_thinking_with_its_own_tag(configure):
             match=r"interruption\.enabled = True .* none follows a prompt of "
             r"data\.template = 'chat' .*; set interruption\.enabled = False",
         ):
-            check_thinking(configure(name, think, **data))
+            check(configure(name, think, **data))
     with pytest.raises(
         ValueError, match=r"interruption\.end_of_thinking = '</think>', .*'\[/THINK\]'"
     ):
-        check_thinking(configure("Magistral", think, answer_after="auto"))
+        check(configure("Magistral", think, answer_after="auto"))
 
 
 def test_a_template_that_writes_todays_date_is_warned_of(configure, caplog):
     with caplog.at_level(logging.WARNING):
-        check_thinking(configure("Llama 3.1", answer_after="auto"))
+        check(configure("Llama 3.1", answer_after="auto"))
         assert not caplog.text
-        check_thinking(configure("Llama 3.2", answer_after="auto"))
+        check(configure("Llama 3.2", answer_after="auto"))
     assert "prompts of another day differ" in caplog.text
 
 

@@ -72,7 +72,7 @@ def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
     if config.interruption.enabled or render.dated or not render.end_of_thinking:
         from scalerl_jax.wiring.thinking import check_phrase, check_thinking
 
-        check_thinking(config)  # else nothing can be wrong
+        check_thinking(config, render)  # else nothing can be wrong
         check_phrase(config, tokenizer)
     return tokenizer
 

@@ -7,14 +7,14 @@ has a date; such runs do not load it.
 import logging
 
 from scalerl_jax.config import Config
-from scalerl_jax.data.questions import CHAT, THINKING_TAGS
+from scalerl_jax.data.questions import CHAT, THINKING_TAGS, Renderer
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.wiring.prompts import AUTO, make_render
+from scalerl_jax.wiring.prompts import AUTO
 
 _log = logging.getLogger(__name__)
 
 
-def check_thinking(config: Config) -> None:
+def check_thinking(config: Config, render: Renderer) -> None:
     """Refuse answers and interruptions that do not fit how the policy thinks.
 
     A tag that nothing asks for and a prompt with a date may be meant so: a warning.
@@ -23,7 +23,7 @@ def check_thinking(config: Config) -> None:
         ValueError: the prompt itself closes the thinking that an answer should
             follow, or an interruption would end one that is not there.
     """
-    data, render = config.data, make_render(config)
+    data = config.data
     if render.dated:
         _log.warning(
             "the chat template asks for today's date: prompts of another day differ, "

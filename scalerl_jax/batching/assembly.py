@@ -12,7 +12,7 @@ start of the window, epoch).
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +26,10 @@ from scalerl_jax.batching.packing import (
 )
 from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.types import Group, PackedBatch, Rollout
+
+if TYPE_CHECKING:  # of few runs
+    from scalerl_jax.batching.replay import Replay
+    from scalerl_jax.batching.running import RunningNormalization
 
 # Statuses of rollouts that were judged neither right nor wrong.
 _NO_VERDICTS = ("no_answer", "unparsable", "verifier_timeout", "verifier_error")
@@ -84,8 +88,8 @@ class Assembler:
     # regularisers have a factor of 1 in all groups.
     shape_rewards: ShapeRewards | None = None
     regularization: Regularization | None = None
-    running: Any = None  # the `running.RunningNormalization` that `advantages` calls
-    replay: Any = None  # a `replay.Replay`, if routing is replayed
+    running: "RunningNormalization | None" = None  # set if `advantages` calls it
+    replay: "Replay | None" = None  # set if routing is replayed
 
     def state(self) -> dict[str, float]:
         """Return the state for a checkpoint, as JSON values."""

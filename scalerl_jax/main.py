@@ -21,6 +21,7 @@ from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
+from scalerl_jax.config.resumption import free_settings
 from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.preemption import PREEMPTED, end_at_sigterm
@@ -68,13 +69,11 @@ _RAY = flags.DEFINE_string(
 
 
 def _opened(config: config_lib.Config, workdir: str) -> RunDirectory:
-    def free() -> tuple[str, ...]:
-        from scalerl_jax.config.resumption import free_settings  # not a new run's
-
-        return free_settings(config)
-
-    settings = config_lib.to_json(config)
-    return open_run_directory(workdir, settings=settings, free_settings=free)
+    return open_run_directory(
+        workdir,
+        settings=config_lib.to_json(config),
+        free_settings=free_settings(config),
+    )
 
 
 def run(config: config_lib.Config, workdir: str) -> Outcome:

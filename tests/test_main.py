@@ -240,7 +240,7 @@ def test_a_mistake_can_be_put_right_in_the_same_workdir(tmp_path, command):
 def test_a_workdir_of_another_run_is_refused(tmp_path, command):
     settings = small_run.make_config({"seed": 5})
     open_run_directory(
-        tmp_path, settings=main.config_lib.to_json(settings), free_settings=tuple
+        tmp_path, settings=main.config_lib.to_json(settings), free_settings=()
     ).close()
     (tmp_path / "metrics.jsonl").touch()
     result = command(*small_run.arguments(tmp_path, {"batch.group_size": 8}))
@@ -254,7 +254,7 @@ def test_a_workdir_of_another_run_is_refused(tmp_path, command):
 def test_a_run_goes_on_with_its_own_settings(tmp_path, command):
     settings = small_run.make_config({"seed": 5, "sampler.length_stages": ((0, 9),)})
     record = main.config_lib.to_json(settings)
-    open_run_directory(tmp_path, settings=record, free_settings=tuple).close()
+    open_run_directory(tmp_path, settings=record, free_settings=()).close()
     (tmp_path / "metrics.jsonl").touch()
     changed = ("--config.train.num_steps=9", "--config.batch.group_size=8")
     result = command(f"--workdir={tmp_path}", *changed)
@@ -278,7 +278,7 @@ def test_help_lists_every_setting(capfd):
 
 
 def test_a_workdir_in_use_is_refused(tmp_path, command):
-    with open_run_directory(tmp_path, settings={}, free_settings=tuple):
+    with open_run_directory(tmp_path, settings={}, free_settings=()):
         result = command(*small_run.arguments(tmp_path))
     refused(result, "another process", tmp_path, "choose another", status=1)
 

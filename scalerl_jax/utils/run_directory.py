@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -57,11 +57,11 @@ def open_run_directory(
     workdir: str | os.PathLike[str],
     *,
     settings: dict[str, Any],
-    free_settings: Callable[[], Collection[str]],
+    free_settings: Collection[str],
 ) -> RunDirectory:
     """Make or reopen, lock and check the directory of a run.
 
-    `settings` are JSON values by section; those that `free_settings` names
+    `settings` are JSON values by section; those named in `free_settings`
     ("train.num_steps") may differ from what a reopened directory holds, and all of
     them if there is nothing of a run in it yet.
 
@@ -88,7 +88,7 @@ def open_run_directory(
                 from scalerl_jax.utils.resuming import check_record  # not a new run's
 
                 record = check_record(
-                    config_file, record, free_settings(), begun=bool(_run_files(path))
+                    config_file, record, free_settings, begun=bool(_run_files(path))
                 )
             elif found := _run_files(path):
                 raise ValueError(

@@ -25,7 +25,7 @@ def changed(**sections):
 
 
 def open_it(path, settings=SETTINGS):
-    return open_run_directory(path, settings=settings, free_settings=lambda: FREE)
+    return open_run_directory(path, settings=settings, free_settings=FREE)
 
 
 def test_a_new_run_says_what_it_is(tmp_path):
@@ -163,7 +163,7 @@ def test_a_full_disk_is_named_and_leaves_no_half_record(tmp_path):
 HOLDER = """
 import os, sys, time
 from scalerl_jax.utils.run_directory import open_run_directory
-run = open_run_directory(sys.argv[1], settings={}, free_settings=tuple)
+run = open_run_directory(sys.argv[1], settings={}, free_settings=())
 reader, writer = os.pipe()
 if os.fork() == 0:  # a child that outlives its parent must not keep the lock
     os.write(writer, b"!")
@@ -186,10 +186,10 @@ def test_one_process_at_a_time_and_death_unlocks(tmp_path):
         assert holder.stdout is not None
         assert holder.stdout.readline() == f"{holder.pid}\n"
         with pytest.raises(RuntimeError, match=rf"\({holder.pid} on .*another --workd"):
-            open_run_directory(tmp_path, settings={}, free_settings=tuple)
+            open_run_directory(tmp_path, settings={}, free_settings=())
         holder.kill()
         holder.wait(timeout=10)
-        open_run_directory(tmp_path, settings={}, free_settings=tuple).close()
+        open_run_directory(tmp_path, settings={}, free_settings=()).close()
     finally:
         os.killpg(holder.pid, signal.SIGKILL)  # the child
         holder.stdout.close()

@@ -23,7 +23,7 @@ def bucket(monkeypatch, tmp_path):
 
 def open_it(seed=7):
     return open_run_directory(
-        URL, settings={"seed": seed, "train": {"num_steps": 3}}, free_settings=tuple
+        URL, settings={"seed": seed, "train": {"num_steps": 3}}, free_settings=()
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from scalerl_jax.data.files import Row
+from scalerl_jax.rewards.finding import last_boxed
 from scalerl_jax.utils.reading import parse_json
 
 _SINGLE_BACKSLASH = re.compile(r"(?<!\\)(?:\\\\)*\\(?!\\)")
@@ -90,12 +91,6 @@ def _worked_answer(worked: str) -> str | None:
     _, found, answer = worked.rpartition("####")
     if found:
         return _THOUSANDS.sub("", answer)
-    return _last_boxed(worked) if "\\boxed" in worked else None
-
-
-def _last_boxed(worked: str) -> str | None:
-    from scalerl_jax.rewards.maths import last_boxed  # with it SymPy: a second
-
     return last_boxed(worked)
 
 
@@ -112,7 +107,7 @@ def read_maths(row: Row) -> Draft:
     text = _field(row, "problem", "Problem", "question")
     answer = _first(row, "answer", "Answer")
     if answer is None:
-        answer = _last_boxed(_field(row, "solution", "answer"))
+        answer = last_boxed(_field(row, "solution", "answer"))
         if answer is None:
             raise Unusable("the solution has no \\boxed{} answer")
     return maths(text, answer, identity=_identity(row, "unique_id", "id", "ID"))

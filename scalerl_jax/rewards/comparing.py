@@ -24,8 +24,8 @@ from scalerl_jax.rewards.notation import (
     split,
     squeezed,
     ungrouped,
-    without_unit,
 )
+from scalerl_jax.rewards.units import without_unit
 from scalerl_jax.rewards.values import (
     Value,
     evaluate,
@@ -130,6 +130,11 @@ def _words(text: str) -> str | None:
     return _letters(text) if typeset or _WORD.search(bare) else None
 
 
+def _bare(text: str) -> str:
+    """Return a text without the \\text{} around its words."""
+    return _TEXT.sub(r" \1 ", text)
+
+
 def _as_words(expected: str, found: str) -> bool | None:
     if not (_words(expected) or _words(found)):
         return None
@@ -153,7 +158,90 @@ def _as_phrases(expected: str, found: str) -> bool | None:
     return mine == theirs
 
 
+# Options of multiple choice.
+
+_LETTER = re.compile(r"\(?\s*([A-J])\s*\)?")
+_LABEL = re.compile(
+    r"\s*(?:(?:option|choice)\s+(?:\(([A-J])\)|([A-J])(?![A-Za-z]))"
+    r"|\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*[).:]?(?P<rest>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_ANOTHER_LABEL = re.compile(r"[,/&]\s*\(?[A-J]\)?(?![A-Za-z])|\([A-J]\)|\bnot\b")
+
+
+def _as_options(expected: str, found: str) -> bool | None:
+    """Compare labels where the reference is one: "(B) 14" is B, whatever follows."""
+    letter = _LETTER.fullmatch(_bare(expected))
+    label = _LABEL.fullmatch(_bare(found))
+    if not (letter and label):
+        return None
+    named = next(filter(None, label.groups()[:-1]))
+    return named == letter[1] and not _ANOTHER_LABEL.search(label["rest"])
+
+
 # Lists, sets, points, intervals, matrices.
+
+_REALS = re.compile(
+    r"\\mathbb\s*\{?\s*R\s*\}?|\\R|\(\s*-\s*\\infty\s*,\s*\+?\s*\\infty\s*\)"
+    r"|(?:the\s+set\s+of\s+)?all\s+(?:the\s+)?real(?:s|\s+numbers)",
+    re.IGNORECASE,
+)
+
+
+def _as_reals(expected: str, found: str) -> bool | None:
+    """Return True where both are the set of all real numbers."""
+    both = (_REALS.fullmatch(_bare(each).strip()) for each in (expected, found))
+    return True if all(both) else None
+
+
+class _Named(NamedTuple):
+    """Values of several variables, in the order in which they are written."""
+
+    values: dict[str, str]
+
+    def same(self, other: "_Named") -> bool | None:
+        """Compare the values name by name."""
+        if self.values.keys() != other.values.keys():
+            return None
+        return _all(_same(self.values[n], other.values[n]) for n in self.values)
+
+
+def _named(text: str) -> _Named | None:
+    """Return what x = 3, y = 5 and (x, y) = (3, 5) say; None of other texts."""
+    around = bracketed(text)
+    relations = [_relation(part) for part in _listed(around.inside if around else text)]
+    if len(relations) == 1 and relations[0].signs == ["="]:
+        names, values = map(bracketed, relations[0].sides)
+        if not (names and values):
+            return None
+        names, values = _listed(names.inside), _listed(values.inside)
+        if not all((name := evaluate(each)) and name.is_named for each in names):
+            return None
+    elif all(each.name and each.signs == ["="] for each in relations):
+        names = [each.name for each in relations]
+        values = [each.sides[-1] for each in relations]
+    else:
+        return None
+    if len(names) != len(values) or len(set(names)) < max(len(names), 2):
+        return None
+    return _Named(dict(zip(map(squeezed, names), values, strict=True)))
+
+
+def _as_named(expected: str, found: str) -> bool | None:
+    """Compare values of several variables: by names, else in the reference's order."""
+    mine = _named(expected)
+    if mine is None:
+        return None
+    theirs = _named(found)
+    if theirs:
+        return mine.same(theirs)
+    around = bracketed(found)
+    parts = _listed(around.inside if around else ungrouped(found))
+    if len(parts) < 2 or any(_relation(part).signs for part in parts):
+        return None
+    if around and around.opening == r"\{":  # a set does not say which is which
+        return False
+    return _match(list(mine.values.values()), parts, ordered=True)
 
 
 def _listed(text: str) -> list[str]:
@@ -192,6 +280,9 @@ def _as_lists(expected: str, found: str) -> bool | None:
                 if ordered and named[0] and not any(named[1:]):  # x = 5 or x = 6
                     return False
                 return _match(parts, inside, ordered=ordered)
+            if len(set(map(squeezed, parts))) == len(parts):  # 5/2 or 2.5: one value
+                if _all(_same(text, part) for part in parts):
+                    return True
             return None if split(text, _RELATIONS)[1] else False
     if len(mine) <= 1:
         return None
@@ -251,6 +342,14 @@ def _as_matrices(expected: str, found: str) -> bool | None:
 
 # Equations, inequalities, unions.
 
+# \\max f, \\det A, P(X > 1), E[X]: what is computed, on the left of its value.
+_APPLIED = re.compile(
+    r"\\(?:max|min|sup|inf|det|gcd|lcm|Pr|dim|deg|ker|arg|lim|sum|prod|int)(?![A-Za-z]).*"
+    r"|(?:\\mathbb\s*\{?\s*)?[PE]\s*\}?\s*[(\[].*[)\]]"
+    r"|\\text\{\s*\w+\s*\}\s*[(\[].*[)\]]|\|.*\|",
+    re.DOTALL,
+)
+
 
 class _Relation(NamedTuple):
     """Sides, and the signs between them."""
@@ -264,6 +363,7 @@ class _Relation(NamedTuple):
         left = self.sides[0]
         value = evaluate(left)
         named = not left or _words(left) or value and value.is_named
+        named = named or _APPLIED.fullmatch(left)
         assigns = self.signs and set(self.signs) <= _ASSIGNING
         return squeezed(left) or "=" if named and assigns else ""
 
@@ -409,10 +509,15 @@ _LATEX = LatexExtractionConfig(
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
+# `math-verify` reads "3 7" as 37; \\frac 3 7 is what it says.
+_GAP = re.compile(r"\d\s+\d")
+_FRACTION_OF_DIGITS = re.compile(r"\\(?:frac|binom)\s*\d\s+\d")
+
+
 @functools.lru_cache(maxsize=64)  # a group's answers often agree, its reference always
 def _expression(answer: str) -> Basic | MatrixBase | None:
     """Read an answer as SymPy's expression, not simplified; None if it is none."""
-    if not is_bounded(answer):
+    if not is_bounded(answer) or _GAP.search(_FRACTION_OF_DIGITS.sub("", answer)):
         return None
     try:
         found = parse(f"\\boxed{{{answer}}}", [_LATEX], parsing_timeout=0)
@@ -431,7 +536,10 @@ def same_expressions(expected: str, found: str) -> bool | None:
 
 
 _RULES = (
+    _as_options,
+    _as_reals,
     _as_words,
+    _as_named,
     _as_lists,
     _as_relations,
     _as_brackets,

@@ -3,8 +3,8 @@ r"""Mathematical expressions, read as trees.
 Sums, products, fractions, powers, roots, factorials (n! and n!!), elementary
 functions, absolute values, floors and ceilings, in LaTeX or plain.  A tree is an
 operation and what it is done to, trees or texts: ("+", ("name", "x"), ("number",
-Fraction(1))).  Letters are names, but for `e` and `i`; a number before a fraction of
-numbers is a mixed number.
+Fraction(1))).  Letters are names, but for `e` and `i`; a whole number before a fraction
+of numbers is a mixed number, 2\frac34 and 2 3/4.
 """
 
 import re
@@ -18,7 +18,8 @@ FUNCTIONS = tuple(
     "coth exp ln log lg".split()
 )
 _TOKEN = re.compile(
-    r"\s*(?:(?P<start>\d*\.\d*)\\(?:overline|bar|dot)\s*\{?(?P<period>\d+)\}?"
+    r"\s*(?:(?P<start>\d*\.\d*)"
+    r"(?:\\(?:overline|bar|dot)\s*\{?(?P<period>\d+)\}?|\((?P<digits>\d+)\)(?!\s*\^))"
     r"|(?P<mantissa>\d+(?:\.\d+)?|\.\d+)(?P<e>[eE])(?P<exponent>[-+]?\d+)(?![\w.])"
     r"|(?P<number>\d+(?:\.\d+)?|\.\d+)"
     r"|(?P<symbol>\\[A-Za-z]+|\\.|\S))"
@@ -86,8 +87,8 @@ class Reader:
 
     def _tokens_of(self, found: re.Match[str]) -> list[Token]:
         written = found.group().strip()
-        if found["period"]:
-            return [Token(written, _repeating(found["start"], found["period"]))]
+        if period := found["period"] or found["digits"]:  # 0.1\overline{6}, 0.1(6)
+            return [Token(written, _repeating(found["start"], period))]
         if found["mantissa"]:
             exponent = int(found["exponent"])
             if abs(exponent) > _MAX_EXPONENT:
@@ -162,7 +163,7 @@ class Reader:
 
     def _product(self, *stop: str) -> Tree:
         """Factors that follow one another with no sign between them."""
-        tree = self._factor()
+        tree = self._plain_mixed(self._factor())
         while self._starts_factor(stop):
             typeset = self._peek() == "\\frac"
             factor = self._factor()
@@ -171,6 +172,19 @@ class Reader:
             self.doubtful |= mixed and not typeset  # 1(4/5)
             tree = ("+" if mixed and typeset else "*", tree, factor)
         return tree
+
+    def _plain_mixed(self, tree: Tree) -> Tree:
+        """Return 2 3/4 where a proper fraction of numbers follows a whole one."""
+        before = self._tokens[self._next - 1]
+        above, bar, below = (*self._tokens[self._next : self._next + 3], *[_END] * 3)[
+            :3
+        ]
+        if before.value is None or not _is_whole(tree) or bar != "/":
+            return tree
+        if not (above.isdecimal() and below.isdecimal() and int(above) < int(below)):
+            return tree
+        self._next += 3
+        return ("+", tree, ("number", Fraction(int(above), int(below))))
 
     def _starts_factor(self, stop: tuple[str, ...]) -> bool:
         token = self._peek()

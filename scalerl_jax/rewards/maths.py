@@ -1,63 +1,19 @@
 r"""Verdicts on answers to maths problems.
 
-The final answer is the last \boxed{...} or the last number.  `comparing` says whether
-it equals the reference's: numbers and most expressions by their values, what is left by
-`math-verify`.  Nothing here limits time or memory; both can be without bounds for what
-SymPy is asked to simplify, and the verifier's process is where they are bounded.
+`finding` finds the final answer.  `comparing` says whether it equals the reference's:
+numbers and most expressions by their values, what is left by `math-verify`.  Nothing
+here limits time or memory; both can be without bounds for what SymPy is asked to
+simplify, and the verifier's process is where they are bounded.
 """
 
-import collections
-import re
-from typing import Any, Literal
+from typing import Any
 
 from scalerl_jax.rewards.comparing import MAX_CHARACTERS, is_readable, same_answer
+from scalerl_jax.rewards.finding import AnswerFrom, find_answer, last_boxed
 from scalerl_jax.rewards.notation import squeezed, tidy
 from scalerl_jax.rewards.verdict import Verdict
 
-AnswerFrom = Literal["boxed", "last_number", "boxed_else_last_number"]
-
 _MAX_WRITTEN = 8 * MAX_CHARACTERS  # of an answer, with all that typesets it
-_BOX_OR_BRACE = re.compile(r"\\f?boxed\s*\{|\\.|[{}]", re.DOTALL)
-_POWER_OF_TEN = (
-    r"\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)"
-)
-_NUMBER = re.compile(
-    r"(?<![\w.)])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
-    rf"(?:[eE][-+]?\d+(?!\w)|{_POWER_OF_TEN}|(?:/\d+)?%?)"
-    r"|(?<![\w)])[-+]?\.\d+%?"
-)
-
-
-def last_boxed(text: str) -> str | None:
-    r"""Return what the last \boxed{...} with balanced braces holds; None without one.
-
-    Of boxes in each other it is the inner one.
-    """
-    opened: list[tuple[int, bool]] = []  # where the inside begins; whether of a box
-    last: tuple[int, int] | None = None
-    for found in _BOX_OR_BRACE.finditer(text):
-        token = found.group()
-        if token == "{" or token.endswith("{") and len(token) > 2:
-            opened.append((found.end(), token != "{"))
-        elif token == "}" and opened:
-            start, is_box = opened.pop()
-            if is_box and (last is None or start > last[0]):
-                last = (start, found.start())
-    return text[slice(*last)] if last else None
-
-
-def last_number(text: str) -> str | None:
-    """Return the last number, fraction or percentage of a text; None without one."""
-    numbers = collections.deque(_NUMBER.finditer(text), maxlen=1)
-    return numbers[0].group() if numbers else None
-
-
-def find_answer(text: str, answer_from: AnswerFrom) -> str | None:
-    """Return the final answer of a completion, as it stands there; None without one."""
-    answer = last_boxed(text) if answer_from != "last_number" else None
-    if answer is None and answer_from != "boxed":
-        answer = last_number(text)
-    return answer
 
 
 def judge(

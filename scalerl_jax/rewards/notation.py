@@ -10,20 +10,23 @@ import re
 from collections.abc import Container
 from typing import NamedTuple
 
+from scalerl_jax.rewards.characters import spelled
+from scalerl_jax.rewards.units import valued
+
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_NOISE_AT_END = re.compile(r"(?:\\q?quad|\\\\|\\[,;:! ]|[\s,;]|(?<!\\)\.)+$")
-_UNICODE = str.maketrans(
-    {
-        **{"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot "},
-        **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm "},
-        **{"π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "√": r"\sqrt "},
-        **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset "},
-        **{"°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac12 ", "…": r"\ldots "},
-        **{"’": "'", "\u00a0": " ", "~": " "},
-    }
+_NOISE_AT_END = re.compile(r"(?:\\q?quad|\\\\|\\[,;:! ]|[\s,;]|(?<!\\)[.\\])+$")
+_TEXTS = (
+    r"text(?:bf|it|rm|normal|sf|tt|up|sl|sc|md)?|mbox|hbox|mathrm|emph|operatorname\*?"
 )
-_TEXTS = "text(?:bf|it|rm|normal|sf|tt|up)?|mbox|hbox|mathrm|operatorname"
 _BOLD = "mathbf|boldsymbol|bm|pmb|bold|mathit|mathsf|mathtt|ensuremath"
+_SIZES = "tiny|scriptsize|footnotesize|small|normalsize|[lL]arge|LARGE|[hH]uge"
+_STYLES = "(?:display|text|script)style|(?:no)?limits|bf|rm|it|notag|nonumber"
+_AROUND = "underline|uline|fbox|framebox|mathop|mathord"
+_LENGTH = r"-?[\d.]+\s*(?:pt|em|ex|mu|mm|cm|in)"
+_FUNCTIONS = (
+    r"(?:arc)?(?:sin|cos|tan|cot|csc)h?|arcsec|(?:arc)?c?tg|exp|ln|log|gcd|lcm|det"
+)
+_OPERATORS = rf"{_FUNCTIONS}|sech?|max|min|sup|inf|lim|Pr"
 _REWRITTEN = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -31,41 +34,83 @@ _REWRITTEN = tuple(
         (r"(?<=\d)\s*(?:\{,\}|,?\\[,!;: ])(?:\\!)?\s*(?=\d{3}(?!\d))", ""),
         (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", ""),
         (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
-        (r"\\(?:(?:display|text|script)style|(?:no)?limits|bf|rm|it)(?![A-Za-z])", ""),
-        (rf"\\(?:{_BOLD})(?![A-Za-z])", ""),
+        (rf"\\(?:{_STYLES}|{_SIZES}|{_BOLD}|{_AROUND})(?![A-Za-z])", ""),
+        (r"\\(?:[hv]space\*?|tag\*?|label)\s*\{[^{}]*\}", " "),
+        (rf"\\(?:[hm]skip|m?kern)\s*{_LENGTH}", " "),
+        (r"\\(?:text|page)?color(?:box)?\s*(?:\[\w*\])?\s*\{[^{}]*\}", ""),
+        (rf"\\\\\s*\[\s*{_LENGTH}\s*\]", r"\\\\ "),
+        (rf"\\operatorname\*?\s*\{{\s*({_OPERATORS})\s*\}}", r"\\\1 "),
         (rf"\\(?:{_TEXTS})\s*\{{", r"\\text{"),
+        (rf"\\text\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1 "),
         (r"\\text\{([^{}A-Za-z]*)\}", r"\1"),
         (r"\\q?quad(?![A-Za-z])|(?<!\\)\\[,;:! ]", " "),
-        (r"\\[dtc]frac(?![a-z])", r"\\frac"),
+        (r"\\(?:[dtc]|nice|flat|[sx])frac(?![a-z])", r"\\frac"),
         (r"\\[dt]binom(?![a-z])", r"\\binom"),
+        (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"\\(arc)?(c)?tg(?![a-z])", lambda found: _TANGENTS[found[1], found[2]]),
         (r"\\([lr])brace(?![a-z])", r"\\\1b "),
         (r"\\lb ", r"\\{"),
         (r"\\rb ", r"\\}"),
-        (r"\\[lr]?vert(?![a-z])", "|"),
+        (r"\\[lr]?[vV]ert(?![a-z])|(?<!\\)\\\|", "|"),
         (r"\\([lg])e(?:q|qslant)(?![a-z])", r"\\\1e "),
         (r"\\neq(?![a-z])", r"\\ne "),
         (r"\\[lc]?dots(?![a-z])", r"\\ldots "),
+        (r"\\var(epsilon|theta|rho|phi)(?![a-z])", r"\\\1"),
         (r"\\varnothing(?![a-z])|\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\(?:text)?degree(?![a-z])", r"^\\circ "),
         (r"\\%|\s*\b(?:percent|percentage|pct)\b", "%"),
         (r"\\text\{\s*%\s*\}", "%"),
-        (r"\\\$|\\pounds(?![a-z])|[$£€]", ""),
+        (r"\\\$|\\pounds(?![a-z])|[$£€¥₹₩₽₱₫]", ""),
+        (r"^\s*(?:USD|US|EUR|GBP|CNY|RMB|JPY|INR|Rs\.?)\s*(?=[\d.])", ""),
         (r"\*\*", "^"),
-        (r"(?<![\\A-Za-z])(pi|sqrt|sin|cos|tan|ln|log)(?![A-Za-z])", r"\\\1 "),
+        # \dot{2}7\dot{3}: the digits from one dot to the other repeat
+        (r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
+        (r"\(?\\[pb]?mod(?![a-z])\s*(?:\{([^{}]*)\}|(\w+))\)?", r"\\pmod{\1\2}"),
+        (r"\(?(?:\\text\{\s*mod\s*\}|\bmod\b)\s*(\w+)\)?", r"\\pmod{\1}"),
+        # In words the root is of the whole number; \sqrt12 of TeX is of the 1.
+        (r"(?<![\\A-Za-z])sqrt\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}"),
+        (
+            r"(?<![\\A-Za-z])(pi|sqrt|(?:arc)?(?:sin|cos|tan)|ln|log)(?![A-Za-z])",
+            r"\\\1 ",
+        ),
         (r"(?<![\\A-Za-z])inf(?:inity|ty)?(?![A-Za-z])", r"\\infty "),
         (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
-        (r"\\text\{[\s,]*(?:and|or|AND|OR)[\s,]*\}", ", "),
-        (r"(?<=[\s\d)\]}])(?:and|or|AND|OR)(?![A-Za-z])", ", "),
     )
 )
+_OPEN_END = r"\s+(?:more|less|fewer|greater|higher|lower|above|below|over|under|so)\b"
+_AFTER_WORDS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\text\{[\s,]*(?:and|or|AND|OR)[\s,]*\}", ", "),
+        (rf"(?<=[\s\d)\]}}])(?:and|or|AND|OR)(?![A-Za-z])(?!{_OPEN_END})", ", "),
+        (r"(?<=[\s\d)\]}])(?:或者?|和)", ", "),
+        # 10 000; a space between digits separates them otherwise
+        (
+            r"(?<![\d.,])(\d{1,3}(?: \d{3})+)(?!\d|\s*/)",
+            lambda found: found[1].replace(" ", ""),
+        ),
+    )
+)
+_TANGENTS = {
+    **{(None, None): r"\tan ", (None, "c"): r"\cot "},
+    **{("arc", None): r"\arctan ", ("arc", "c"): r"\arccot "},
+}
 _WHOLE = re.compile(r"\\text\{([^{}]*)\}|\{([^{}]*)\}")
+_SHORT_TEXT = re.compile(r"[^\d\\]*[A-Za-z]{2}[^\d\\]*")  # no product of its letters
 # "The answer is 5", "\\text{Result:} 5"; and that what follows is rounded.
 _INTRODUCTION = r"(?:[A-Za-z,']+\s+)*(?:is|are|equals|answer|result)\s*[:=]?\s*"
+_FOREIGN = r"(?:(?![A-Za-z])[^\W\d_])"  # a letter of another script
 _INTRODUCED = re.compile(
-    rf"\s*(?:\\text\{{\s*(?P<text>{_INTRODUCTION})\}}\s*:?|(?P<words>{_INTRODUCTION}))"
+    rf"\s*(?:\\text\{{\s*(?P<text>{_INTRODUCTION})\}}\s*:?|(?P<words>{_INTRODUCTION})"
+    rf"|{_FOREIGN}+(?:\s+{_FOREIGN}+)*(?<=[是为於于])|{_FOREIGN}+(?:\s+{_FOREIGN}+)*:)"
     r"(?=[^A-Za-z]|\b)\s*(?=\S)",
     re.I,
 )
-_CHANGES = re.compile(r"\b(?:not|no|more|less|most|least|than|never|un\w+)\b", re.I)
+_CHANGES = re.compile(
+    r"\b(?:not|no|more|less|most|least|than|never|un\w+)\b|[不非没負负大小多少超半]",
+    re.I,
+)
 _ABOUT = re.compile(
     r"\s*(?:\\approx|\\simeq|\\text\{\s*(?:about|approximately|roughly|around)\s*\}"
     r"|(?:about|approximately|roughly|around)\b)",
@@ -76,13 +121,18 @@ _ABOUT = re.compile(
 @functools.lru_cache(maxsize=4096)
 def plain(answer: str) -> str:
     """Write an answer in the one way that is compared; texts keep their \\text{}."""
-    text = tidy(answer.translate(_UNICODE))
+    text = tidy(spelled(answer))
     for pattern, replacement in _REWRITTEN:
+        text = pattern.sub(replacement, text)
+    text = valued(text)
+    for pattern, replacement in _AFTER_WORDS:
         text = pattern.sub(replacement, text)
     text = _without_introduction(tidy(text))
     while found := _WHOLE.fullmatch(text):
+        if _SHORT_TEXT.fullmatch(found.group(1) or ""):
+            break
         text = tidy(found.group(1) or found.group(2) or "")
-    return text
+    return _as_list_of_rows(_as_condition(_INTERVAL.sub(_turned_interval, text)))
 
 
 def tidy(answer: str) -> str:
@@ -95,6 +145,47 @@ def tidy(answer: str) -> str:
     return _NOISE_AT_END.sub("", answer)
 
 
+_INTERVAL = re.compile(r"([\[\]])([^\[\](),;{}]+[,;][^\[\](),;{}]+)([\[\]])")
+
+
+def _turned_interval(found: re.Match[str]) -> str:
+    """Write ]a, b[ as (a, b): ISO 31-11's brackets that point away are open ends."""
+    opening = "(" if found[1] == "]" else "["
+    closing = ")" if found[3] == "[" else "]"
+    return f"{opening}{found[2]}{closing}"
+
+
+_CONDITION = re.compile(
+    r"\\\{\s*[A-Za-z]\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|\\R)\s*)?"
+    r"(?:\\mid(?![a-z])|[|:])(?P<condition>.+)\\\}",
+    re.DOTALL,
+)
+
+
+def _as_condition(text: str) -> str:
+    r"""Return the condition of a set of reals, as x > 1 of \{x : x > 1\}."""
+    found = _CONDITION.fullmatch(text)
+    inside = found["condition"].strip() if found else ""
+    return inside if inside and r"\}" not in inside else text
+
+
+_ROWS = re.compile(
+    r"(?:\\\{\s*)?\\begin\{(?P<kind>cases|aligned|align\*?|gathered|split)\}"
+    r"(?P<rows>.*)\\end\{(?P=kind)\}\.?",
+    re.DOTALL,
+)
+_ALIGNED = re.compile(r"&\s*(?=[=<>]|\\[lg]e(?![a-z]))|(?<=[=<>])\s*&")
+
+
+def _as_list_of_rows(text: str) -> str:
+    """Return the rows of a system as a list; cases of a function stay as they are."""
+    found = _ROWS.fullmatch(text)
+    rows = _ALIGNED.sub("", found["rows"]) if found else "&"
+    if "&" in rows:
+        return text
+    return ", ".join(filter(None, map(tidy, rows.split(r"\\"))))
+
+
 def _without_introduction(text: str) -> str:
     found = _INTRODUCED.match(text)
     if found and not _CHANGES.search(found.group()):
@@ -103,9 +194,12 @@ def _without_introduction(text: str) -> str:
     return text[about.end() :].strip() if about else text
 
 
+_GAP = re.compile(r"(?<![\d.]) | (?![\d.])")
+
+
 def squeezed(text: str) -> str:
-    """Return a text without spaces."""
-    return "".join(text.split())
+    """Return a text without spaces, but for those that keep numbers apart."""
+    return _GAP.sub("", " ".join(text.split()))
 
 
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
@@ -152,20 +246,26 @@ def bracketed(text: str) -> Bracketed | None:
 
 
 _MATRIX = re.compile(
-    r"\\begin\{(?P<kind>[pb]?matrix|array)\}(?:\{[lcr| ]*\})?(?P<inside>.*)"
-    r"\\end\{(?P=kind)\}",
+    r"(?P<factor>[^&]*?)(?P<open>[(\[])?\s*\\begin\{(?P<kind>[pb]?(?:small)?matrix|array)\}"
+    r"(?:\{[lcr| ]*\})?(?P<inside>.*)\\end\{(?P=kind)\}\s*(?P<close>[)\]])?",
     re.DOTALL,
 )
 
 
 def cells(text: str) -> list[list[str]] | None:
-    """Return the cells of a matrix, row by row; None of other texts."""
-    around = bracketed(text)
-    found = _MATRIX.fullmatch(around.inside if around else text)
-    if not found:
+    """Return the cells of a matrix, row by row, times what stands before it."""
+    found = _MATRIX.fullmatch(text)
+    if not found or bool(found["open"]) != bool(found["close"]):
         return None
+    factor = found["factor"].strip().removesuffix(r"\cdot").strip()
     rows = [row for row in found["inside"].split(r"\\") if row.strip()]
-    return [[plain(cell) for cell in row.split("&")] for row in rows]
+    return [
+        [
+            f"({factor})({cell})" if factor else cell
+            for cell in map(plain, row.split("&"))
+        ]
+        for row in rows
+    ]
 
 
 _GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?!,?\d)")
@@ -176,47 +276,3 @@ def ungrouped(text: str) -> str:
     if any(bracket in text for bracket in ("(", "[", r"\{")):
         return text
     return _GROUPED.sub(lambda found: found.group().replace(",", ""), text)
-
-
-_POWER = r"(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"
-_END_OF_VALUE = r"(?:[\d})\]]|\\pi|\\circ)"
-_DEGREES = re.compile(
-    r"(?P<rest>.+?)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?:[CF]|\\text\{\s*[CF]\s*\})?"
-)
-_ANGLE = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)")
-_UNIT_IN_TEXT = re.compile(
-    rf"(?P<rest>.+?)(?P<unit>(?:[\s/]|\\cdot)*\\text\{{[^{{}}]+\}}{_POWER})+"
-)
-_UNIT_IN_WORDS = re.compile(
-    rf"(?P<rest>.*{_END_OF_VALUE})"
-    rf"(?P<unit>\s*[A-Za-z]+(?:[\s/.-]+[A-Za-z]+)*\.?{_POWER})"
-)
-_UNITS = re.compile(
-    r"(?:cm|mm|km|dm|nm|kg|mg|ml|mL|lbs?|oz|ft|in|mi|yd|hrs?|mins?|secs?|sq|cu|mph|kmh|"
-    r"kph|rpm|deg|rad|usd|USD|units?|cents?|degrees?|dollars?|inch(?:es)?|feet|foot|"
-    r"met(?:er|re)s?|square|cubic|hours?|minutes?|seconds?|days?|years?)(?![A-Za-z])"
-)
-_NO_UNIT = re.compile(
-    r"(?:and|or|if|is|are|for|when|where|mod|base|times|plus|minus|to|not|but|with)\b"
-)
-
-
-def without_unit(text: str) -> tuple[str, bool]:
-    """Return a text without the words behind it, and whether these must be units.
-
-    Where they need not be, as the words in "5 apples", they are units after a number.
-    """
-    found = _DEGREES.fullmatch(text)
-    if found and not _ANGLE.search(found["rest"]):
-        return found["rest"], True
-    found = _UNIT_IN_TEXT.fullmatch(text) or _UNIT_IN_WORDS.fullmatch(text)
-    if not found:
-        return text, True
-    unit = re.sub(r"\\text|[{}/^\s.\d]", " ", found["unit"]).strip()
-    known = _UNITS.match(unit) is not None
-    if _NO_UNIT.match(unit):
-        return text, True
-    if not known and "\\text" not in found["unit"]:  # 5x, and 2 abc, are products
-        if not re.match(r"\s+[A-Za-z]{4}", found["unit"]):
-            return text, True
-    return found["rest"].strip(), known

@@ -31,51 +31,9 @@ def test_the_table_of_pairs_is_large():
 
 @pytest.mark.parametrize("verdict, expected, answer", PAIRS)
 def test_known_pairs(verdict, expected, answer):
-    wanted = {"equal": "correct", "different": "wrong"}[verdict]
-    assert judge(rf"Hence the answer is $\boxed{{{answer}}}$.", expected) == wanted
-
-
-@pytest.mark.parametrize(
-    "text, inside",
-    [
-        (r"\boxed{1} then \boxed{2}", "2"),
-        (r"\boxed{\frac{1}{2}} {", r"\frac{1}{2}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed {3}", "3"),
-        (r"\fbox{1} \fboxed{2}", "2"),
-        (r"\boxed{1} and \boxed{2", "1"),
-        (r"\boxed{\boxed{4}}", "4"),
-        (r"} \boxed{5}", "5"),
-        (r"\boxed{}", ""),
-        (r"\\boxed{6}", None),
-        (r"\boxed 7", None),
-        ("7", None),
-    ],
-)
-def test_the_last_box_with_balanced_braces_holds_the_answer(text, inside):
-    assert maths.last_boxed(text) == inside
-
-
-@pytest.mark.parametrize(
-    "text, number",
-    [
-        ("It costs $1,234.50.", "1,234.50"),
-        ("from 3 to -4", "-4"),
-        ("10-3", "3"),
-        ("a range of 3-4 days", "4"),
-        ("one half, or 1/2.", "1/2"),
-        ("about 25%", "25%"),
-        ("x2 = .5", ".5"),
-        ("in 2024, 12", "12"),
-        ("so 4.5e33", "4.5e33"),
-        ("or 4.5E+33 kg", "4.5E+33"),
-        (r"is $8.7 \times 10^{8}$.", r"8.7 \times 10^{8}"),
-        ("none", None),
-        ("", None),
-    ],
-)
-def test_the_last_number_of_a_text(text, number):
-    assert maths.last_number(text) == number
+    wanted = {"equal": "correct", "different": "wrong", "unreadable": "unparsable"}
+    status = judge(rf"Hence the answer is $\boxed{{{answer}}}$.", expected)
+    assert status == wanted[verdict]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,118 @@
+r"""The final answer of a completion: boxes, lists of boxes, last numbers."""
+
+import pytest
+
+from scalerl_jax.rewards import finding
+
+
+@pytest.mark.parametrize(
+    "text, inside",
+    [
+        (r"\boxed{1} then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}} {", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed {3}", "3"),
+        (r"\fbox{1} \fboxed{2}", "2"),
+        (r"\boxed{1} and \boxed{2", None),
+        (r"\boxed{1}, no: \boxed{\frac{1}{", None),
+        (r"First \boxed{3}; really \boxed{12}.", "12"),
+        (r"a set \{ and \boxed{4}", "4"),
+        (r"\boxed{\boxed{4}}", "4"),
+        (r"} \boxed{5}", "5"),
+        (r"\boxed{}", ""),
+        (r"\\boxed{6}", None),
+        (r"\boxed 7.", "7"),
+        (r"$\boxed12$", "12"),
+        (r"$\boxed 3/4$", "3/4"),
+        (r"$\boxed x$", "x"),
+        (r"$\boxed\pi$", r"\pi"),
+        (r"\boxed{5}, in \boxed form", "5"),
+        (r"$\boxed{5}$ and $\boxed x^2$", "5"),
+        ("7", None),
+    ],
+)
+def test_the_last_box_with_balanced_braces_holds_the_answer(text, inside):
+    assert finding.last_boxed(text) == inside
+
+
+@pytest.mark.parametrize(
+    "text, number",
+    [
+        ("It costs $1,234.50.", "1,234.50"),
+        ("from 3 to -4", "-4"),
+        ("10-3", "3"),
+        ("a range of 3-4 days", "4"),
+        ("one half, or 1/2.", "1/2"),
+        ("about 25%", "25%"),
+        ("x2 = .5", ".5"),
+        ("in 2024, 12", "12"),
+        ("so 4.5e33", "4.5e33"),
+        ("or 4.5E+33 kg", "4.5E+33"),
+        (r"is $8.7 \times 10^{8}$.", r"8.7 \times 10^{8}"),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_the_last_number_of_a_text(text, number):
+    assert finding.last_number(text) == number
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        (r"$\boxed{3}$ and $\boxed{-4}$", "3, -4"),
+        (r"$x = \boxed{3}$ or $x = \boxed{-4}$", "x = 3, x = -4"),
+        (r"$y = \boxed{5}$, $x_1 = \boxed{2}$", "y = 5, x_1 = 2"),
+        (r"$\boxed{2}$, $\boxed{5}$, and $\boxed{9}$", "2, 5, 9"),
+        (r"\boxed{2},\quad\boxed{5}\text{ and }\boxed{9}", "2, 5, 9"),
+        (r"\boxed{6}, \boxed{6}", "6"),
+        ("\\boxed{5}\n\n\\boxed{6}", "6"),
+        (r"\boxed{3}. Wait, it is \boxed{8}", "8"),
+        (r"\boxed{3}, or rather \boxed{8}", "8"),
+        (r"\boxed{3} or, more exactly, \boxed{8}", "8"),
+        (r"\boxed{1}. Then \boxed{2} and \boxed{3}", "2, 3"),
+    ],
+)
+def test_boxes_with_only_a_separator_between_are_one_list(text, answer):
+    assert finding.last_boxed(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text, formula",
+    [
+        (r"The answer is $\frac{3}{4}$.", r"\frac{3}{4}"),
+        (r"**Answer:** $2\sqrt{3}$", r"2\sqrt{3}"),
+        ("The answer is $x^2$.", "x^2"),
+        (r"so \(x = 5\)", "5"),
+        ("so $2 + 3 = 5$", "5"),
+        ("$5 = x$", "x"),
+        (r"\[ 3, 4 \]", "3, 4"),
+        (r"it is \frac{3}{4}.", r"\frac{3}{4}"),
+        ("it is x^2.", "x^2"),
+        (r"$y = 1$, so it is 7", "7"),
+        ("It costs $5 and $7, so $12.", "12"),
+        ("$1 + $2 + $3 is $6", "6"),
+        ("She pays $18", "18"),
+        (r"She pays \$18", "18"),
+        ("it is 2 3/4 cups", "2 3/4"),
+        ("x2 = .5", ".5"),
+        ("**5**", "5"),
+        ("no idea", None),
+    ],
+)
+def test_the_last_number_is_taken_with_its_formula(text, formula):
+    assert finding.last_formula(text) == formula
+
+
+@pytest.mark.parametrize("answer_from", ["boxed", "boxed_else_last_number"])
+def test_a_box_that_is_cut_off_withdraws_the_one_before(answer_from):
+    text = r"A first try gives \boxed{12}. But no: \boxed{6"
+    assert finding.find_answer(text, answer_from) is None
+
+
+def test_many_braces_take_linear_time():
+    """A quadratic search would take minutes here, and the test's limit ends it."""
+    assert finding.last_boxed("{" * 200_000 + r"\boxed{1}") == "1"
+    assert finding.last_boxed(r"\boxed{" * 50_000) is None
+    assert finding.last_boxed(r"\boxed{1}, " * 20_000) == "1"
+    assert finding.last_formula("$" * 100_000 + " 7") is not None

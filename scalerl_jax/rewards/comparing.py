@@ -166,7 +166,10 @@ _LABEL = re.compile(
     r"|\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*[).:]?(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
-_ANOTHER_LABEL = re.compile(r"[,/&]\s*\(?[A-J]\)?(?![A-Za-z])|\([A-J]\)|\bnot\b")
+# A letter alone; "A" only where it is no article.
+_ANOTHER_LABEL = re.compile(
+    r"(?<![A-Za-z\\])[B-J](?![A-Za-z])|^A$|[,/&(]\s*A(?![A-Za-z])|\bnot\b"
+)
 
 
 def _as_options(expected: str, found: str) -> bool | None:
@@ -176,7 +179,9 @@ def _as_options(expected: str, found: str) -> bool | None:
     if not (letter and label):
         return None
     named = next(filter(None, label.groups()[:-1]))
-    return named == letter[1] and not _ANOTHER_LABEL.search(label["rest"])
+    return named.upper() == letter[1] and not _ANOTHER_LABEL.search(
+        label["rest"].strip()
+    )
 
 
 # Lists, sets, points, intervals, matrices.

@@ -110,16 +110,18 @@ _UNIT_IN_WORDS = re.compile(
     rf"|\s*{_FOREIGN}+(?:[\s/.]+{_FOREIGN}+)*\.?)"
 )
 _UNITS = re.compile(
-    r"(?:cm|mm|km|dm|nm|kg|mg|ml|mL|lbs?|oz|ft|in|mi|yd|hrs?|mins?|secs?|sq|cu|mph|kmh|"
+    r"(?:(?:k?m|[cm]m|ft|mi|k?g|L) (?:s|h|hr|min)|"
+    r"cm|mm|km|dm|nm|kg|mg|ml|mL|lbs?|oz|ft|in|mi|yd|hrs?|mins?|secs?|sq|cu|mph|kmh|"
     r"kph|rpm|deg|rad|usd|USD|units?|cents?|degrees?|dollars?|inch(?:es)?|feet|foot|"
     r"met(?:er|re)s?|square|cubic|hours?|minutes?|seconds?|days?|years?)(?![A-Za-z])"
 )
 _NO_UNIT = re.compile(
     r"(?:and|or|if|is|are|for|when|where|mod|base|times|plus|minus|to|not|but|with|"
-    r"over|choose|squared|cubed|factorial|percent|"
+    r"over|choose|squared|cubed|factorial|percent|k|M|[bmt]n|mln|mlrd|tausend|mil|mille|"
+    r"(?i:mill?i(?:on|ón|ard)\w*|millones)|\w+(?:ion|dred|sand|ten|hund)ths?|"
     rf"{_words(_SCALES)}|{_words(_FRACTIONS)})(?![A-Za-z])"
     r"|.*\b(?:or|than|least|most|below|negative|half|remainder)\b"
-    r"|.*(?:[半不非负負大小多少余分]|полов|меньше|больше|менее|более|минус|тысяч|миллион"
+    r"|.*(?:[半不非负負大小多少余分]|以[上下外内]|полов|меньше|больше|менее|более|минус|тысяч|миллион"
     r"|миллиард)",
     re.DOTALL,
 )

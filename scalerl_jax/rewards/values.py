@@ -21,6 +21,7 @@ import mpmath
 from scalerl_jax.rewards.grammar import FUNCTIONS, Reader, Tree, Unreadable
 
 _DIGITS = 80
+_MAX_DIGITS = 20_000  # where a large number is compared to its last whole digits
 _EQUAL = Fraction(1, 10**40)  # relative; far from rounding and from chance
 _DECIMALS = Fraction(5, 10**7)  # rounding to 6 decimals changes so much at most
 _SIGNIFICANT = Fraction(5, 10**6)  # and to 6 significant digits, relatively
@@ -163,6 +164,8 @@ def same_value(one: Value, other: Value) -> bool | None:
         agreed = [_agree(a, b, relative, absolute) for a, b in pairs]
         if all(agreed) and (_rounds(one.tree) or _rounds(other.tree)):
             return _agree_further(one, other, relative, absolute)
+        if all(agreed) and (absolute or relative == _EQUAL):
+            return _agree_to_units(one, other, absolute or _EQUAL)
         if all(agreed) or _vanish(one, other):
             return True
     return None if any(agreed) or one.doubtful or other.doubtful else False
@@ -191,6 +194,29 @@ def _agree_further(
         )
     except (Unreadable, ArithmeticError, ValueError):
         return None
+
+
+def _agree_to_units(one: Value, other: Value, apart: Fraction) -> bool | None:
+    """Compare large numbers that agree in their first digits: e^2010 and e^2010 + 1.
+
+    None where that takes too many digits.
+    """
+    pairs = zip(one.points * _POINTS, other.points * _POINTS, strict=False)
+    for place, (a, b) in enumerate(pairs):
+        size = abs(a)
+        if isinstance(a, Fraction) and isinstance(b, Fraction):
+            continue
+        if _inexact(size) < _inexact(1 / _EQUAL):
+            continue
+        digits = _DIGITS + int(mpmath.log10(_inexact(size)))
+        if digits > _MAX_DIGITS:
+            return None
+        with mpmath.workdps(digits):
+            point = _Point(place)
+            a, b = _inexact(point.value(one.tree)), _inexact(point.value(other.tree))
+            if abs(a - b) > _inexact(apart):
+                return False
+    return True
 
 
 def is_about(one: Value, other: Value) -> bool:

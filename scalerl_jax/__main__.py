@@ -10,6 +10,9 @@ import difflib
 import runpy
 import sys
 
+from scalerl_jax import __version__
+from scalerl_jax.utils.preemption import INTERRUPTED, end_at_signals
+
 _SCALING = "scalerl_jax.scaling"
 # Command -> its module, and what it does.  Modules of several commands get its name.
 COMMANDS = {
@@ -33,14 +36,23 @@ COMMANDS = {
 }
 _SEVERAL = (_SCALING, "scalerl_jax.rewards")
 _MISTAKE = 2  # exit status
+_USAGE = """usage: scalerl COMMAND [flags]
+       scalerl help COMMAND, scalerl COMMAND --help
+       scalerl --version
+"""
 
 
 def main() -> None:
     """Run the command that the first word names."""
     name, *rest = sys.argv[1:] or ["--help"]
-    if name in ("-h", "--help"):
+    if name == "help" and rest:
+        name, rest = rest[0], ["--help"]
+    if name in ("-h", "--help", "help"):
         rows = "".join(f"  {each:<12} {says}\n" for each, (_, says) in COMMANDS.items())
-        sys.stdout.write(f"usage: scalerl COMMAND [flags]\n\n{rows}")
+        sys.stdout.write(f"{_USAGE}\n{rows}")
+        return
+    if name == "--version":
+        sys.stdout.write(f"scalerl {__version__}\n")
         return
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -54,7 +66,13 @@ def main() -> None:
         sys.argv = ["scalerl", name, *rest]
     else:
         sys.argv = [f"scalerl {name}", *rest]
-    runpy.run_module(module, run_name="__main__")
+    if name == "train":  # the imports take seconds, and C code does not hear Ctrl-C
+        end_at_signals()
+    try:
+        runpy.run_module(module, run_name="__main__")
+    except KeyboardInterrupt:  # before the command had anything to say of it
+        sys.stderr.write("interrupted\n")
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

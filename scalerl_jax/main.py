@@ -14,6 +14,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from scalerl_jax.utils.preemption import INTERRUPTED, PREEMPTED, end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()  # before the imports below, which take seconds
+
 import jax
 from absl import app, flags
 from absl import logging as absl_logging
@@ -24,7 +29,6 @@ from scalerl_jax import wiring
 from scalerl_jax.config.resumption import free_settings
 from scalerl_jax.parallel import multihost
 from scalerl_jax.train import Outcome, train
-from scalerl_jax.utils.preemption import PREEMPTED, end_at_sigterm
 from scalerl_jax.utils.progress import Progress, Stderr
 from scalerl_jax.utils.reading import is_remote
 from scalerl_jax.utils.run_directory import (
@@ -145,12 +149,19 @@ def main(argv: Sequence[str]) -> None:
     if outcome is not None:
         _say(outcome, workdir)
         if outcome.preempted:
-            sys.exit(PREEMPTED)
+            sys.exit(INTERRUPTED if outcome.interrupted else PREEMPTED)
 
 
 def _say(outcome: Outcome, workdir: str) -> None:
     """Print how a run ended, and where its files are."""
-    where = "stopped by SIGTERM" if outcome.preempted else "finished"
+    where = "finished"
+    if outcome.preempted:
+        where = "interrupted" if outcome.interrupted else "stopped by SIGTERM"
+        sys.stdout.write(
+            f"{where} after step {outcome.policy_version}, which is saved; it goes on "
+            f"with:  scalerl train --workdir={workdir}\n"
+        )
+        return
     if outcome.stop_reason is not None:
         where = f"stopped early (scaling.stop: {outcome.stop_reason})"
     here = local_directory(workdir)
@@ -200,12 +211,12 @@ def _join() -> None:
             f"the evaluation of a run live in one process; start one, on a machine "
             f"whose devices hold the learner and the sampler"
         )
-    end_at_sigterm()  # again: JAX has put a handler of its own there
+    end_at_signals()  # again: JAX has put a handler of its own there
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
     """Read the flags; return the other arguments.  A wrong flag ends in one line."""
-    if {"--help", "-help", "-h"} & set(argv):
+    if config_lib.wants_help(argv):
         from scalerl_jax.config.listing import list_settings
 
         own = flags.FLAGS.module_help(sys.modules[__name__])
@@ -244,5 +255,4 @@ def _end(message: str, *, status: int = _MISTAKE) -> NoReturn:
 
 
 if __name__ == "__main__":
-    end_at_sigterm()
     app.run(main, flags_parser=parse_flags)

@@ -34,6 +34,7 @@ class Outcome:
 
     policy_version: int
     preempted: bool
+    interrupted: bool  # Ctrl-C came, and not SIGTERM
     stop_reason: str | None = None  # why scaling.stop ended the run early
 
 
@@ -95,6 +96,7 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
         return Outcome(
             policy_version=version,
             preempted=unfinished and live.stop_reason is None,
+            interrupted=preemption.interrupted,
             stop_reason=live.stop_reason,
         )
 

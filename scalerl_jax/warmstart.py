@@ -355,7 +355,9 @@ def run(argv: Sequence[str]) -> int:
     )
 
     def make() -> None:
-        if extra := config_lib.read_flags(values, argv, settings=WarmstartConfig)[1:]:
+        if extra := config_lib.read_flags(
+            values, argv, settings=WarmstartConfig, about=__doc__
+        )[1:]:
             raise ValueError(f"unknown arguments {extra}")
         config_lib.check(config.value)
         main(config.value, Path(out.value))

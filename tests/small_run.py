@@ -67,10 +67,10 @@ def start(*command, environment=None, **options):
     )
 
 
-def start_main(directory, changes):
+def start_main(directory, changes, **options):
     """`python -m scalerl_jax.main` on the small run."""
     command = ("-m", "scalerl_jax.main", *arguments(directory, changes))
-    return start(*command)
+    return start(*command, **options)
 
 
 @contextlib.contextmanager

@@ -38,22 +38,50 @@ def kill_in_the_midst(process, directory, *, after):
     process.communicate(timeout=60)
 
 
-def end_after(process, line):
-    """SIGTERM once this line is on stderr."""
+def end_after(process, line, number):
+    """Send a signal to the whole group once this line is on stderr, as a terminal."""
     for each in process.stderr:
         if each == f"{line}\n":
-            process.send_signal(signal.SIGTERM)
+            os.killpg(process.pid, number)
             return process.communicate(timeout=60)[0]
     raise AssertionError(f"it ended without {line!r}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["loading", "compiling the train step"])
-def test_sigterm_before_there_is_anything_to_save_asks_for_a_restart(tmp_path, phase):
-    process = small_run.start_main(tmp_path, SYNCHRONOUS)
-    assert end_after(process, phase) == "stopped by SIGTERM with nothing to save\n"
-    assert process.returncode == 75
+@pytest.mark.parametrize(
+    "phase, number, status, said",
+    [
+        ("loading", signal.SIGINT, 130, "interrupted with nothing to save\n"),
+        (
+            *("compiling the train step", signal.SIGTERM, 75),
+            "stopped by SIGTERM with nothing to save\n",
+        ),
+    ],
+)
+def test_signals_before_there_is_anything_to_save_end_a_run_at_once(
+    tmp_path, phase, number, status, said
+):
+    process = small_run.start_main(tmp_path, SYNCHRONOUS, start_new_session=True)
+    assert end_after(process, phase, number) == said
+    assert process.returncode == status
     assert not small_run.checkpoints(tmp_path)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_run_is_imported_is_one_line(tmp_path):
+    process = small_run.start(
+        *("-X", "importtime", "-m", "scalerl_jax", "train"),
+        *small_run.arguments(tmp_path),
+        start_new_session=True,
+    )
+    for each in process.stderr:
+        if each.endswith(" ml_collections\n"):
+            os.killpg(process.pid, signal.SIGINT)
+            break
+    output, errors = process.communicate(timeout=60)
+    assert output == "interrupted with nothing to save\n"
+    assert "Traceback" not in errors
+    assert process.returncode == 130
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +90,8 @@ def interrupted(tmp_path_factory):
     undisturbed = tmp_path_factory.mktemp("undisturbed")
     directory = tmp_path_factory.mktemp("disturbed")
 
-    def start(place):
-        return small_run.start_main(place, SYNCHRONOUS)
+    def start(place, **options):
+        return small_run.start_main(place, SYNCHRONOUS, **options)
 
     first = start(undisturbed)
     # Before there is any checkpoint: it must all come again.
@@ -73,10 +101,10 @@ def interrupted(tmp_path_factory):
     process.communicate(timeout=60)
     finish(first)
 
-    process = start(directory)
+    process = start(directory, start_new_session=True)
     small_run.wait_for_rows(process, directory, 3)
-    process.send_signal(signal.SIGTERM)
-    stopped = finish(process, status=75)
+    os.killpg(process.pid, signal.SIGINT)  # verifiers are in groups of their own
+    stopped = finish(process, status=130)
     stopped_at = int(small_run.checkpoints(directory)[-1].name.removeprefix("step_"))
     rows_then = small_run.rows(directory)
 
@@ -96,9 +124,10 @@ def interrupted(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_asks_for_a_restart(interrupted):
-    (output, _), step, rows = interrupted["stopped"]
-    assert output.startswith(f"stopped by SIGTERM after step {step}:")
+def test_ctrl_c_saves_and_says_in_one_line_how_to_go_on(interrupted):
+    (output, errors), step, rows = interrupted["stopped"]
+    assert output.startswith(f"interrupted after step {step}, which is saved")
+    assert output.count("\n") == 1 and "Traceback" not in errors
     assert [row["step"] for row in rows] == list(range(1, step + 1))
     assert step < SYNCHRONOUS["train.num_steps"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import small_run
 
+import scalerl_jax
 from scalerl_jax import __main__ as command
 from scalerl_jax.data import judging
 from scalerl_jax.scaling import __main__ as cli
@@ -18,7 +19,8 @@ def ended(capfd, monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["/somewhere/scalerl", *words])
     for module, _ in command.COMMANDS.values():  # runpy warns of what is there already
         monkeypatch.delitem(sys.modules, f"{module}.__main__", raising=False)
-    monkeypatch.delitem(sys.modules, "scalerl_jax.export", raising=False)
+    for module in ("export", "status", "warmstart"):
+        monkeypatch.delitem(sys.modules, f"scalerl_jax.{module}", raising=False)
     status = 0
     try:
         command.main()
@@ -54,7 +56,29 @@ def test_the_installed_script_is_this_command():
 def test_without_a_command_all_are_listed(capfd, monkeypatch):
     status, said, _ = ended(capfd, monkeypatch)
     assert status == 0 and said.startswith("usage: scalerl COMMAND")
-    assert said.count("\n") == len(command.COMMANDS) + 2
+    assert said.count("\n") == len(command.COMMANDS) + 4
+
+
+@pytest.mark.parametrize("asked", ["--help", "-h", "help"])
+@pytest.mark.parametrize("name", [each for each in command.COMMANDS if each != "train"])
+def test_every_command_has_help(capfd, monkeypatch, name, asked):
+    words = ("help", name) if asked == "help" else (name, asked)
+    status, said, error = ended(capfd, monkeypatch, *words)
+    assert status == 0 and error == ""
+    assert len(said.splitlines()) > 5
+
+
+def test_the_version_is_that_of_the_package(capfd, monkeypatch):
+    status, said, _ = ended(capfd, monkeypatch, "--version")
+    assert (status, said) == (0, f"scalerl {scalerl_jax.__version__}\n")
+
+
+@pytest.mark.parametrize("name", ["evaluate", "simulate", "warmstart"])
+def test_a_setting_without_a_config_says_what_is_missing(capfd, monkeypatch, name):
+    status, _, error = ended(capfd, monkeypatch, name, "--config.seed=3")
+    assert status == 2 and error.count("\n") == 1
+    assert "--config.seed changes a setting" in error
+    assert "--config=configs/tiny.py" in error
 
 
 def test_an_unknown_command_is_told_the_nearest(capfd, monkeypatch):

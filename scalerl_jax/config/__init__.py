@@ -6,6 +6,7 @@ is compiled.  Every setting stands in `config.sections`.
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,17 +62,41 @@ def resolve(config: ml_collections.ConfigDict) -> Config:
     return resolved
 
 
+_MORE_HELP = "--config.NAME=VALUE changes any setting; scalerl train --help lists them."
+
+
+def wants_help(argv: Sequence[str]) -> bool:
+    """Return whether a command line asks for help."""
+    return bool({"--help", "-help", "-h"} & set(argv[1:]))
+
+
 def read_flags(
-    values: flags.FlagValues, argv: Sequence[str], *, settings: type
+    values: flags.FlagValues,
+    argv: Sequence[str],
+    *,
+    settings: type,
+    about: str | None = None,
 ) -> list[str]:
     """Return what is left of a command line without its flags.
 
-    `settings` is the dataclass that the settings of --config make.
+    `settings` is the dataclass that the settings of --config make.  With --help or -h
+    the flags are printed behind what `about` says, and the program ends.
 
     Raises:
         ValueError: a flag or a setting is wrong, or the config file, which is a
             program, fails.
     """
+    if wants_help(argv):
+        about = (about or f"usage: {argv[0]} [flags]").strip()
+        sys.stdout.write(f"{about}\n\n{values.get_help()}\n{_MORE_HELP}\n")
+        sys.exit(0)
+    names = [word.lstrip("-") for argument in argv for word in argument.split("=", 1)]
+    changed = [name for name in names if name.startswith("config.")]
+    if changed and "config" not in names:
+        raise ValueError(
+            f"--{changed[0]} changes a setting, and --config, which it is a setting "
+            f"of, is missing: --config=configs/tiny.py"
+        )
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # a warning beside the error says it twice
     try:

@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -70,11 +69,6 @@ _SHARED: tuple[Flag, ...] = (
     ("float", "temperature", "Of sampling, 0: greedy; without it, eval.temperature."),
 )
 
-_MORE_HELP = (
-    "--config.NAME=VALUE changes any setting; python -m scalerl_jax.main --help lists "
-    "them."
-)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
@@ -108,12 +102,8 @@ def run_command(
         )
         for kind, name, meaning in (*_SHARED, *own):
             _DEFINE[kind](name, None, meaning, flag_values=values)
-        flags.DEFINE_bool("help", False, "Say what the flags are.", flag_values=values)
         if extra := read_flags(values, argv, settings=Config)[1:]:
             raise ValueError(f"unknown arguments {extra}")
-        if values["help"].value:
-            sys.stdout.write(f"{values.get_help()}\n{_MORE_HELP}\n")
-            return 0
         if view is not None and values["rollouts"].value:
             return view(values)
         if values["config"].value is None:

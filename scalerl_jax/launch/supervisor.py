@@ -277,6 +277,7 @@ def supervise(
             follower |= discover(os.environ).worker > 0
     supervisor = Supervisor(command, workdir, rules=rules, follower=follower)
     signal.signal(signal.SIGTERM, supervisor.stop)
+    signal.signal(signal.SIGINT, supervisor.stop)  # Ctrl-C: the run gets it, too
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a connection that is closed
     return supervisor.run()
 

@@ -9,6 +9,8 @@ import importlib.util
 import os
 import sys
 
+from scalerl_jax.config import wants_help
+
 # The compiler is asked for a machine by name, and must look for none of its own.  On a
 # TPU VM these would hide the machine from JAX: they are of this process alone, and
 # have to be there before JAX is imported.
@@ -28,7 +30,8 @@ _MISTAKE = 2
 
 def main() -> int:
     """The exit status of the command line's check."""
-    if importlib.util.find_spec("libtpu") is None:
+    asked = wants_help(sys.argv)
+    if importlib.util.find_spec("libtpu") is None and not asked:
         sys.stderr.write(
             "error: the TPU compiler is not installed; on any Linux machine: "
             'pip install -e ".[tpu]"\n'

@@ -58,7 +58,10 @@ def _run(argv: list[str]) -> int:
         "search": "Compile for the most rows of a microbatch that fit.",
     }.items():
         flags.DEFINE_bool(name, False, meaning, flag_values=values)
-    if extra := config_lib.read_flags(values, argv, settings=config_lib.Config)[1:]:
+    about = "Say what fits a TPU topology, on a machine without one."
+    if extra := config_lib.read_flags(
+        values, argv, settings=config_lib.Config, about=about
+    )[1:]:
         raise ValueError(f"unknown arguments {extra}")
     for name in ("config", "topology"):
         if not values[name].value:

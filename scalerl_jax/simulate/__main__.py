@@ -102,7 +102,9 @@ def _run(argv: list[str]) -> int:
         "config", None, "Settings, a Python file.", flag_values=values, sys_argv=argv
     )
     _define(values)
-    if extra := config_lib.read_flags(values, argv, settings=config_lib.Config)[1:]:
+    if extra := config_lib.read_flags(
+        values, argv, settings=config_lib.Config, about=__doc__
+    )[1:]:
         raise ValueError(f"unknown arguments {extra}")
     if not values["config"].value:
         raise ValueError("--config is missing: --config=configs/8b.py")

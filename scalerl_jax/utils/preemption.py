@@ -1,9 +1,9 @@
-"""SIGTERM, which says that this machine is about to be taken away.
+"""SIGTERM, which says that this machine is about to be taken away, and Ctrl-C.
 
-A program calls `end_at_sigterm` first: as long as there is nothing to save, SIGTERM
-ends it at once.  While a `Preemption` is entered, it is only noticed, and asked for
-once per step.  Either way the program ends with the status `PREEMPTED`: start it again,
-and it goes on.
+A program calls `end_at_signals` first: as long as there is nothing to save, either ends
+it at once.  While a `Preemption` is entered, it is only noticed, and asked for once per
+step; a second Ctrl-C ends the program without saving.  The exit status says which it
+was: `PREEMPTED` or `INTERRUPTED`.  Started again, the run goes on.
 
 Where `jax.distributed` has joined several processes, JAX catches SIGTERM itself and
 agrees with the others on one step to stop at; a handler of our own would replace that
@@ -16,42 +16,70 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, Self
 
 PREEMPTED = 75  # exit status, EX_TEMPFAIL of sysexits.h
-_ENDED = b"stopped by SIGTERM with nothing to save\n"
+INTERRUPTED = 130  # as shells say it of Ctrl-C
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_ENDED = {
+    signal.SIGTERM: (PREEMPTED, b"stopped by SIGTERM with nothing to save\n"),
+    signal.SIGINT: (INTERRUPTED, b"interrupted with nothing to save\n"),
+}
+_ENDED_AT_ONCE = b"interrupted again: ended without saving\n"
 
 
-def end_at_sigterm() -> None:
-    """Let SIGTERM end the process, with `PREEMPTED`; called from the main thread.
+def end_at_signals() -> None:
+    """Let SIGTERM and Ctrl-C end the process; called from the main thread."""
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(_watched(_end), warn_on_full_buffer=False)
 
-    A thread does it, since Python's own handlers wait for a compilation to end.
+
+def _watched(watch: Callable[[socket.socket], None]) -> int:
+    """Have a thread read the numbers of signals; return the file that they go to.
+
+    A thread, since Python's own handlers wait for a compilation to end.
     """
     woken, wake = socket.socketpair()
     wake.setblocking(False)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.set_wakeup_fd(wake.detach(), warn_on_full_buffer=False)
+    threading.Thread(target=watch, args=(woken,), name="signals", daemon=True).start()
+    return wake.detach()
 
-    def end() -> None:
-        while signal.SIGTERM not in woken.recv(1):
-            pass
-        os.write(1, _ENDED)
-        os._exit(PREEMPTED)
 
-    threading.Thread(target=end, name="sigterm", daemon=True).start()
+def _end(woken: socket.socket) -> None:
+    """End the process at the first of the signals."""
+    while (came := woken.recv(1)) and came[0] not in _SIGNALS:
+        pass
+    if came:
+        status, said = _ENDED[signal.Signals(came[0])]
+        os.write(1, said)
+        os._exit(status)
+
+
+def _end_at_second_interrupt(woken: socket.socket) -> None:
+    """End the process at the second Ctrl-C; the first is the Preemption's."""
+    interrupts = 0
+    while came := woken.recv(1):
+        interrupts += came[0] == signal.SIGINT
+        if interrupts > 1:
+            os.write(1, _ENDED_AT_ONCE)
+            os._exit(INTERRUPTED)
 
 
 class Preemption(contextlib.AbstractContextManager["Preemption"]):
-    """Notices that SIGTERM came; the run then saves its state and ends."""
+    """Notices that SIGTERM or Ctrl-C came; the run then saves its state and ends."""
 
     def __init__(self) -> None:
         """Notice nothing before it is entered."""
         self._came = threading.Event()
         self._distributed = False
-        self._previous: tuple[Any, int] | None = None  # handler and file to wake up
+        self._handlers: dict[signal.Signals, Any] = {}  # those before
+        self._woken = -1  # the file before, that numbers of signals went to
+        self.interrupted = False  # Ctrl-C was the first that came
 
     def __enter__(self) -> Self:
-        """Begin to notice SIGTERM, in the main thread.
+        """Begin to notice signals, in the main thread.
 
         Raises:
             RuntimeError: it is another thread.
@@ -67,22 +95,31 @@ class Preemption(contextlib.AbstractContextManager["Preemption"]):
                 "a Preemption was entered in a thread; Python delivers signals to the "
                 "main thread only, so enter it there"
             )
-        previous = signal.signal(signal.SIGTERM, lambda *_: self._came.set())
-        # None is a handler that C code put there, which Python cannot put back.
-        handler = signal.SIG_DFL if previous is None else previous
-        self._previous = handler, signal.set_wakeup_fd(-1)
+        self._handlers = {each: signal.signal(each, self._notice) for each in _SIGNALS}
+        self._woken = signal.set_wakeup_fd(-1)
+        if self._woken != -1:  # else signals do not end this program: a notebook
+            signal.set_wakeup_fd(
+                _watched(_end_at_second_interrupt), warn_on_full_buffer=False
+            )
         return self
 
+    def _notice(self, number: int, _: object) -> None:
+        """Remember the signal; a handler of signals."""
+        if not self._came.is_set():
+            self.interrupted = number == signal.SIGINT
+        self._came.set()
+
     def __exit__(self, *_: object) -> None:
-        """Give SIGTERM back to whoever had it."""
-        if self._previous is not None:
-            handler, descriptor = self._previous
-            signal.set_wakeup_fd(descriptor)
-            signal.signal(signal.SIGTERM, handler)
+        """Give the signals back to whoever had them."""
+        if self._handlers and self._woken != -1:
+            os.close(signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False))
+        for number, handler in self._handlers.items():
+            # None is a handler that C code put there, which Python cannot put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     @property
     def requested(self) -> bool:
-        """Return whether SIGTERM came, or the step that all agreed on is reached."""
+        """Return whether a signal came, or the step that all agreed on is reached."""
         return self._came.is_set()
 
     def reached(self, step: int) -> bool:

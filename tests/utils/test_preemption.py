@@ -12,21 +12,23 @@ import scalerl_jax
 from scalerl_jax.utils.preemption import Preemption
 
 
-def test_sigterm_is_noticed_and_the_old_handler_comes_back():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_noticed_and_the_old_handler_comes_back(number):
     seen = []
-    before = signal.signal(signal.SIGTERM, lambda *_: seen.append("old"))
+    before = signal.signal(number, lambda *_: seen.append("old"))
     try:
         with Preemption() as preemption:
             assert not preemption.reached(1)
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
             assert preemption.requested
+            assert preemption.interrupted == (number == signal.SIGINT)
             assert preemption.reached(2)
             assert preemption.reached(3)
         assert seen == []
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         assert seen == ["old"]
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
 
 
 def test_a_thread_that_waits_is_not_broken_off_by_the_signal():
@@ -60,8 +62,8 @@ import os, signal, sys, time
 import jax
 jax.config.update("jax_platforms", "cpu")
 jax.distributed.initialize(sys.argv[1], num_processes=1, process_id=0)
-from scalerl_jax.utils.preemption import Preemption, end_at_sigterm
-end_at_sigterm()
+from scalerl_jax.utils.preemption import Preemption, end_at_signals
+end_at_signals()
 with Preemption() as preemption:
     assert not preemption.reached(0)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -89,8 +91,8 @@ def test_jax_distributed_of_one_process_does_not_keep_sigterm_to_itself():
 
 ENDING = """
 import hashlib, os, signal
-from scalerl_jax.utils.preemption import Preemption, end_at_sigterm
-end_at_sigterm()
+from scalerl_jax.utils.preemption import Preemption, end_at_signals
+end_at_signals()
 with Preemption() as preemption:
     os.kill(os.getpid(), signal.SIGTERM)
     assert preemption.requested
@@ -111,6 +113,33 @@ def test_with_nothing_to_save_sigterm_ends_a_program_in_the_midst_of_c():
         output, _ = process.communicate(timeout=20)
     assert output == "stopped by SIGTERM with nothing to save\n"
     assert process.returncode == 75
+
+
+INTERRUPTED_TWICE = """
+import hashlib, os, signal
+from scalerl_jax.utils.preemption import Preemption, end_at_signals
+end_at_signals()
+with Preemption() as preemption:
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # a step that goes on
+"""
+
+
+def test_a_second_ctrl_c_ends_at_once_in_the_midst_of_c():
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED_TWICE],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(scalerl_jax.__file__).parents[1],
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.5)  # the first one waits for the step
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=20)
+    assert output == "interrupted again: ended without saving\n"
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize("module", ["ledger", "preemption", "metrics", "run_directory"])

@@ -13,6 +13,7 @@ import dataclasses
 import inspect
 import itertools
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -25,12 +26,14 @@ from scalerl_jax import scaling
 from scalerl_jax.scaling import LAWS, Curve, CurveError, Fit, Settings, plots, text
 from scalerl_jax.scaling.bootstrap import fitted_rates
 from scalerl_jax.scaling.checking import DEFAULT_ALARM_LEVEL, DEFAULT_PATIENCE
+from scalerl_jax.scaling.differences import RUN_SD
 from scalerl_jax.scaling.live import BOARD_DIRECTORY, Watch
 from scalerl_jax.scaling.live import watch as follow
-from scalerl_jax.scaling.load import load_columns, on_a_cpu, when_enough
+from scalerl_jax.scaling.load import load_columns, when_enough
 from scalerl_jax.scaling.records import (
     DEFAULT_X,
     DEFAULT_Y,
+    TOKENS_X,
     Array,
     TooFewPointsError,
     to_json,
@@ -162,7 +165,8 @@ READABLE = """
 # Tables of flags: name, what it takes and by default; two spaces, then the help.
 INPUT = f"""
 [input]
---x COLUMN  compute column ({DEFAULT_X}, the file kind's, or a step)
+--x COLUMN  compute column ({DEFAULT_X}, of a run on a CPU {TOKENS_X}; the file kind's,
+    or a step)
 --y COLUMN  pass rate column ({DEFAULT_Y}, or the file kind's); A,B: each is a run
 --wide  every column of numbers is a run
 --group COLUMN  column whose values tell runs apart; A,B: several columns
@@ -251,6 +255,43 @@ def _from_flags(kind: Callable[..., T], flags: Flags) -> T:
     return kind(**{name: value for name, value in given.items() if value is not None})
 
 
+def _load_all(
+    paths: Sequence[Path], selection: scaling.Selection, constants: tuple[str, ...]
+) -> Curves:
+    """Return the curves of all paths; one path of several that has none is told."""
+    found: Curves = []
+    taken: set[str] = set()
+    unusable: list[CurveError] = []
+    for path in map(files_of_run, paths):
+        try:
+            curves = scaling.load_curves(path, selection=selection, constants=constants)
+        except CurveError as failure:
+            if len(paths) == 1:
+                raise
+            if str(path) not in str(failure):
+                failure.args = (f"{path}: {failure}",)
+            unusable.append(failure)
+            continue
+        for curve in curves:
+            name = curve.name
+            if name in taken:
+                name = f"{path.resolve().parent.name}/{name}"
+            for number in itertools.count(2):
+                if name not in taken:
+                    break
+                name = f"{curve.name} ({number})"
+            taken.add(name)
+            found.append((path, dataclasses.replace(curve, name=name)))
+    if not found:
+        raise unusable[0]
+    _tell_left_out(unusable)
+    return found
+
+
+def _tell_left_out(unusable: Sequence[CurveError]) -> None:
+    sys.stderr.write(text.warned([f"a run is left out: {each}" for each in unusable]))
+
+
 def read(flags: Flags, **settings: str | None) -> Curves:
     """Read every curve of every path, under a name of its own.
 
@@ -268,21 +309,7 @@ def read(flags: Flags, **settings: str | None) -> Curves:
         )
     constants = tuple(column for column in settings.values() if column is not None)
     selection = _from_flags(scaling.Selection, flags)
-    found: Curves = []
-    taken: set[str] = set()
-    for path in map(files_of_run, flags.paths):
-        for curve in scaling.load_curves(
-            path, selection=selection, constants=constants
-        ):
-            name = curve.name
-            if name in taken:
-                name = f"{path.resolve().parent.name}/{name}"
-            for number in itertools.count(2):
-                if name not in taken:
-                    break
-                name = f"{curve.name} ({number})"
-            taken.add(name)
-            found.append((path, dataclasses.replace(curve, name=name)))
+    found = _load_all(flags.paths, selection, constants)
     if flags.command not in SHOW_WARNINGS or constants:
         notes = dict.fromkeys(note for _, curve in found for note in curve.warnings)
         sys.stderr.write(text.warned(list(notes)))
@@ -308,6 +335,27 @@ def fit_one(curve: Curve, flags: Flags) -> Fit:
     except CurveError as failure:
         failure.args = (f"{curve.name}: {failure}",)
         raise
+
+
+def fit_each(flags: Flags) -> list[tuple[Path, Fit]]:
+    """Fit every curve; one of several that cannot be fitted is left out by name."""
+    curves = read(flags)
+    found: list[tuple[Path, Fit]] = []
+    unusable: list[CurveError] = []
+    for path, curve in curves:
+        try:
+            found.append((path, fit_one(curve, flags)))
+        except CurveError as failure:
+            if isinstance(failure, TooFewPointsError):
+                when = when_enough(path, failure.missing)
+                failure.args = (f"{failure}{when}",)
+            if len(curves) == 1:
+                raise
+            unusable.append(failure)
+    if not found:
+        raise unusable[0]
+    _tell_left_out(unusable)
+    return found
 
 
 def _one_or_all(records: list[Any]) -> Any:
@@ -370,15 +418,11 @@ def fit(flags: Flags) -> Answer:
     texts, records = [], []
     fits: dict[str, Fit] = {}
     written: list[Path | str] = []
-    for path, curve in read(flags):
-        try:
-            result = fits[curve.name] = fit_one(curve, flags)
-        except TooFewPointsError as failure:
-            when = when_enough(path, failure.missing)
-            raise CurveError(f"{failure}{when}") from failure
+    for path, result in fit_each(flags):
+        curve = result.curve
+        fits[curve.name] = result
         said, record = _with_extras(result, flags)
         if (path / EVALS_NAME).is_file():
-            said += on_a_cpu(path, curve)
             numbers, picture = path / "fit.json", path / "fit.png"
             numbers.write_text(to_json(record), encoding="utf-8")
             _save(plots.draw_fits([result], [curve.name], title=curve.name), picture)
@@ -430,60 +474,84 @@ def _with_extras(result: Fit, flags: Flags) -> tuple[str, dict[str, Any]]:
 
 @command(
     "which recipe scales better",
-    """
+    f"""
+    --vs PATHS  runs of the second recipe: those before it are of the first
+    --paired  the runs of two recipes are of the same seeds, in the same order
+    --run-sd WIDTH={RUN_SD}  of A between runs of one recipe, for recipes with one run
+        (%(default)s, of ScaleRL's own runs)
     --margin WIDTH=0.02  of A between equal recipes (%(default)s, the paper's)
-    --resamples K=400  refits of each run for the test (%(default)s)
-    --out PATH  a .png or .svg of the linearised curves
+    --out PATH  a .png or .svg of every curve, and of the linearised ones
     """,
 )
 def compare(flags: Flags) -> Answer:
-    """Compare curves two by two; more than two also as one table.
+    """Compare recipes two by two; more than two also as one table of their runs.
 
-    By the paper's rule (|A1 - A2| within the margin: refit both with the mean A and
-    compare B; else A decides) next to a test with intervals.
+    Runs that differ in their seed alone are of one recipe: run directories by their
+    settings, the runs of a table where --group has a column of seeds, others by --vs.
+    The verdict is a test's: the spread between runs is estimated from the seeds, and
+    one run each names no winner.  The paper's rule (|A1 - A2| within the margin: refit
+    both with the mean A and compare B; else A decides) is shown after it.
     """
     _check_out(flags.out)
-    fits = {curve.name: fit_one(curve, flags) for _, curve in read(flags)}
-    if len(fits) < 2:
+    if flags.vs:
+        flags.paths = [*flags.paths, *flags.vs]
+    fitted = fit_each(flags)
+    fits = {fit.curve.name: fit for _, fit in fitted}
+    recipes = _recipes(fitted, {files_of_run(path) for path in flags.vs or ()})
+    if len(recipes) < 2:
         raise CurveError(
-            f"compare needs two curves or more, and found {', '.join(fits)}; give more "
-            "paths, or --group for the runs of one file"
+            f"compare needs two recipes or more, and found runs of one: "
+            f"{', '.join(fits)}; give paths of another, behind --vs if their files do "
+            f"not tell, or --group for the runs of one file"
         )
-    runs = scaling.compare_many(fits, margin=flags.margin)
+    runs = scaling.compare_many(fits, margin=flags.margin, run_sd=flags.run_sd)
     # The paper compares a few recipes with each other, and many with the best one.
-    best = runs.rows[0].name
-    pairs = [(best, name) for name in fits if name != best]
-    if len(fits) <= MOST_PAIRED:
-        pairs = list(itertools.combinations(fits, 2))
+    best = next(n for n, group in recipes.items() if runs.rows[0].fit in group)
+    pairs = [(best, name) for name in recipes if name != best]
+    if len(recipes) <= MOST_PAIRED:
+        pairs = list(itertools.combinations(recipes, 2))
     found = [
         scaling.compare(
-            fits[a],
-            fits[b],
+            recipes[a],
+            recipes[b],
             names=(a, b),
             margin=flags.margin,
-            num_resamples=flags.resamples,
-            prompt_rates=_paired(fits[a], fits[b]),
+            run_sd=flags.run_sd,
+            paired=flags.paired,
+            num_pairs=len(pairs),
         )
         for a, b in pairs
     ]
     written = []
-    if flags.out is not None and runs.shared_asymptote is not None:
-        written.append(_save(plots.draw_linearised(runs, names=list(fits)), flags.out))
-    elif flags.out is not None:
-        sys.stderr.write(
-            f"warning: {flags.out} is not written: A is identified for no run, so "
-            "there is none at which their slopes could be compared\n"
+    if flags.out is not None:
+        figure = plots.draw_fits(list(fits.values()), list(fits))
+        written.append(_save(figure, flags.out))
+        if runs.shared_asymptote is not None:
+            lines = flags.out.with_stem(f"{flags.out.stem}-lines")
+            written.append(_save(plots.draw_linearised(runs, names=list(fits)), lines))
+    texts = [*map(text.comparison_text, found), text.runs_text(runs)]
+    return Answer("\n".join(texts), {"pairs": found, "runs": runs}, written)
+
+
+def _recipes(
+    fitted: Sequence[tuple[Path, Fit]], second: set[Path]
+) -> dict[str, tuple[Fit, ...]]:
+    """Return the runs of each recipe, under what their names begin with alike."""
+    groups: dict[str, list[Fit]] = {}
+    for path, fit in fitted:
+        recipe = fit.curve.recipe or f"run {fit.curve.name}"
+        if second:
+            recipe = "second" if path in second else "first"
+        groups.setdefault(recipe, []).append(fit)
+    found: dict[str, tuple[Fit, ...]] = {}
+    for group in groups.values():
+        names = [fit.curve.name for fit in group]
+        alike = re.sub(
+            r"[\W_]*(seed|run|trial)?[\W_]*$", "", os.path.commonprefix(names)
         )
-    texts = [text.runs_text(runs), *map(text.comparison_text, found)]
-    return Answer("\n".join(texts), {"runs": runs, "pairs": found}, written)
-
-
-def _paired(a: Fit, b: Fit) -> tuple[Array, Array] | None:
-    """Return pass rates per prompt at the fitted points, where both runs have them."""
-    first, second = fitted_rates(a), fitted_rates(b)
-    if first is None or second is None or first.shape[1] != second.shape[1]:
-        return None
-    return first, second
+        name = alike if len(group) > 1 and alike not in ("", *found) else names[0]
+        found[name] = tuple(group)
+    return found
 
 
 @command(
@@ -622,7 +690,7 @@ def report(flags: Flags) -> Answer:
     Figures, tables, method, warnings and data of all curves.
     """
     _check_out(flags.out, (".html",))
-    fits = {curve.name: fit_one(curve, flags) for _, curve in read(flags)}
+    fits = {fit.curve.name: fit for _, fit in fit_each(flags)}
     page = make_report(fits, title=flags.title)
     flags.out.write_text(page, encoding="utf-8")
     verdicts = {

@@ -1,79 +1,186 @@
 """Several runs beside each other: two recipes, many recipes, seeds of one recipe.
 
-Two recipes are compared by the paper's rule, and beside it by a test with intervals.
-The rule has no notion of noise; the test has none of seeds: two single runs can differ
-by their seeds alone (A by 0.015 in the paper), which `pool_seeds` measures.
+Two recipes are told apart by a test that knows how far runs of one recipe lie from each
+other: from their seeds, where there are several.  One run each names no winner.  Beside
+the test stands the paper's rule, which has no notion of noise and always names one.
 
-One file above 400 lines, as the three share the refits that they compare by.
+One file above 400 lines, as the three share the fits that they compare by.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from scalerl_jax.scaling.bootstrap import (
-    check_rates,
-    draw_residual_curves,
-    refit,
-)
+from scalerl_jax.scaling.differences import RUN_SD, Difference, Sample, difference
 from scalerl_jax.scaling.estimate import estimate
 from scalerl_jax.scaling.fit import fit_alone
 from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
-from scalerl_jax.scaling.records import (
-    OPEN,
-    Array,
-    CurveError,
-    Interval,
-    Record,
-    quantile_interval,
-)
+from scalerl_jax.scaling.records import OPEN, Array, CurveError, Interval, Record
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.search import A
 from scalerl_jax.scaling.uncertainty import student_quantile
 
-NUM_RESAMPLES = 400
-ZERO = Interval(0.0, 0.0)
+FEWEST_RUNS = 2  # of each recipe, for a winner
 FIELDS_OF_FIT = (  # that a row of a table repeats
     *("asymptote", "asymptote_interval", "exponent", "exponent_interval"),
     *("midpoint", "midpoint_interval", "identified", "reason"),
 )
+ONE_EACH = "one run each: not decided"
+T = TypeVar("T")
+Names = tuple[str, str]
+Pair = tuple[float, float]  # of the first recipe and of the second
+Runs = tuple[tuple[Fit, ...], tuple[Fit, ...]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaperRule(Record):
+    """The paper's rule, which has no notion of noise.
+
+    If |A_a - A_b| is within the margin, both are fitted again with the mean A, and the
+    higher B wins; else the higher A (https://arxiv.org/abs/2510.13786, appendix A.7).
+    It names one of two equal recipes too, wherever their A are identified.
+    """
+
+    winner: str | None  # None: an A is not identified, or the runs are not comparable
+    says: str  # with the numbers
+    margin: float  # |dA| up to which it calls two asymptotes equal
+    equal_asymptotes: bool  # by the margin
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison(Record):
     """Two recipes, a and b; differences are a minus b.
 
-    `rule_winner` is the paper's answer, `test_winner` that of the intervals; either
-    may be None: "not decided".
+    `winner` is None where the runs show none, and `reason` says why.  The error that
+    `level` leaves is shared by the two differences that may decide, A and B, and by the
+    pairs of recipes where there are several.
     """
 
     names: tuple[str, str]
-    asymptotes: tuple[float, float]
-    exponents: tuple[float, float]
-    midpoints: tuple[float, float]
-    identified: tuple[bool, bool]
-    margin: float  # |dA| up to which the paper calls two asymptotes equal
-    equal_asymptotes: bool  # by the margin
-    # The mean A, held in the second fits; None where A is not identified, or is not
-    # shared: further apart than the margin, with intervals that do not overlap.
-    shared_asymptote: float | None
-    exponents_at_shared: tuple[float, float] | None
-    midpoints_at_shared: tuple[float, float] | None
-    rule_winner: str | None
-    rule: str  # in words, with the numbers
+    winner: str | None
+    reason: str
+    level: float  # of the verdict: equal recipes get no winner so often, or more
+    num_runs: tuple[int, int]
+    paired: bool  # runs of one seed are compared with each other
+    run_sd: float  # between runs of one recipe, of A, or where it is not known the rate
+    run_sd_source: str  # in words
 
-    test: str  # what was resampled
-    level: float
-    asymptote_difference: Interval
-    # With A held at the shared value; None where the intervals of A do not overlap.
-    exponent_difference: Interval | None
-    rate_difference: Interval  # of the curves, at `compared_at`
-    compared_at: float  # the last compute that both runs reached
-    test_winner: str | None
-    verdict: str  # in words, with the numbers
+    identified: tuple[bool, bool]  # A, by every run
+    asymptotes: Pair  # means over the runs, as are all pairs of values here
+    exponents: Pair
+    midpoints: Pair
+    asymptote_difference: Difference | None  # None: A is not identified
+    # With A held at the mean of both; None where A is not identified, or lies further
+    # apart than the margin for certain.
+    shared_asymptote: float | None
+    exponents_at_shared: Pair | None
+    midpoints_at_shared: Pair | None
+    # Of log B there; None for one run each, which do not say how far B differs between
+    # runs of one recipe.
+    log_exponent_difference: Difference | None
+    rate_difference: Difference  # of the curves, at `compared_at`; decides without A
+    compared_at: float  # the last compute that all runs reached
+
+    paper_rule: PaperRule
     warnings: tuple[str, ...]
+
+
+def compare(
+    a: Fit | Sequence[Fit],
+    b: Fit | Sequence[Fit],
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    margin: float = ASYMPTOTE_MARGIN,
+    run_sd: float | None = None,
+    paired: bool = False,
+    num_pairs: int = 1,
+) -> Comparison:
+    """Compare two recipes by their runs, fitted with the sigmoid over the same x.
+
+    A is tested first; where that does not decide, and the means lie within the margin,
+    B with A held at the mean of both; where a run does not identify A, the rates of the
+    curves at the last compute that all reached.  A winner needs two runs or more of
+    each recipe (`difference`) that all climb, over an x that is no wall time.
+
+    Args:
+        a: the run of the first recipe, or its runs, which differ in their seeds.
+        margin: between the asymptotes of equal recipes.
+        run_sd: of A between runs of one recipe, for one run each; by default ScaleRL's.
+        paired: a[i] and b[i] are of one seed.
+        num_pairs: of recipes that are compared, and share the error.
+    """
+    runs = _checked(a, b, names, paired=paired)
+    first, end = runs[0][0], min(fit.x_last for fit in (*runs[0], *runs[1]))
+    error = (1.0 - first.level) / num_pairs
+    identified = _both(runs, lambda fits: all(fit.identified for fit in fits))
+    asymptotes = _both(runs, _asymptote_of)
+    spread = RUN_SD if run_sd is None else run_sd
+    by_a, by_b, held = None, None, None
+    if all(identified):
+        level = 1.0 - 0.5 * error
+        by_a = _differ(runs, _asymptote, level, spread, paired=paired)
+        if by_a.sign == 0 or abs(by_a.value) <= margin:
+            held = _hold_mean(runs, asymptotes)
+    if held and max(map(len, runs)) > 1:
+        by_b = _differ(held, _log_exponent, 1.0 - 0.5 * error, 0.0, paired=paired)
+    by_rate = _differ(runs, _rate_at(end), 1.0 - error, spread, paired=paired)
+    deciding = by_a or by_rate
+    incomparable = _incomparable(runs, names)
+    sign, reason = choose(by_a, by_b, by_rate, margin=margin)
+    if obstacle := incomparable or _too_few(runs, names):
+        sign, reason = 0, obstacle
+    return Comparison(
+        names=names,
+        winner=names[int(sign < 0)] if sign else None,
+        reason=reason,
+        level=first.level,
+        num_runs=_both(runs, len),
+        paired=paired,
+        run_sd=deciding.run_sd,
+        run_sd_source=_source(deciding, run_sd, paired=paired),
+        identified=identified,
+        asymptotes=asymptotes,
+        exponents=_both(runs, _exponent_of),
+        midpoints=_both(runs, _midpoint_of),
+        asymptote_difference=by_a,
+        shared_asymptote=held and held[0][0].asymptote,
+        exponents_at_shared=held and _both(held, _exponent_of),
+        midpoints_at_shared=held and _both(held, _midpoint_of),
+        log_exponent_difference=by_b,
+        rate_difference=by_rate,
+        compared_at=end,
+        paper_rule=_paper_rule(runs, held, names, margin, incomparable),
+        warnings=_warnings(runs, names),
+    )
+
+
+def choose(
+    by_a: Difference | None,
+    by_b: Difference | None,
+    by_rate: Difference,
+    *,
+    margin: float,
+) -> tuple[int, str]:
+    """Return who is better, 1 for the first and -1 for the second, 0 for neither.
+
+    And why.  B is looked at where A does not decide and is equal by the margin; the
+    rates, where A is not identified.  A spread that was given decides nothing.
+    """
+    if by_a is None:
+        what, found = "the pass rate where all runs have been", by_rate
+    elif by_a.sign or by_b is None or abs(by_a.value) > margin:
+        what, found = "A", by_a
+    else:
+        what, found = "B at the shared A", by_b
+    if found.degrees is None:
+        return 0, ONE_EACH
+    if found.sign:
+        return found.sign, f"{what} is higher"
+    both = "A and B at the shared A are" if found is by_b else f"{what} is"
+    return 0, f"no difference is shown: {both} equal within the interval"
 
 
 def hold_asymptote(fit: Fit, asymptote: float) -> Fit:
@@ -82,92 +189,48 @@ def hold_asymptote(fit: Fit, asymptote: float) -> Fit:
     return estimate(fit.curve, fit.settings, held, fit.parameters["R0"].source)
 
 
-def _share(a: Fit, b: Fit) -> tuple[float, tuple[Fit, Fit]]:
-    """Return the mean A of two runs, and both fitted with it."""
-    shared = 0.5 * (a.asymptote + b.asymptote)
-    return shared, (hold_asymptote(a, shared), hold_asymptote(b, shared))
-
-
-def compare(
-    a: Fit,
-    b: Fit,
-    *,
-    names: tuple[str, str] = ("a", "b"),
-    margin: float = ASYMPTOTE_MARGIN,
-    prompt_rates: tuple[ArrayLike, ArrayLike] | None = None,
-    num_resamples: int = NUM_RESAMPLES,
-    seed: int = 0,
-) -> Comparison:
-    """Compare two runs, a and b, fitted with the sigmoid over the same x.
-
-    The rule (https://arxiv.org/abs/2510.13786, appendix A.7): if |A_a - A_b| is within
-    the margin, refit both with the mean A, and the higher B wins; else the higher A.
-
-    The test: refits of resampled prompts, the same ones for both runs, so that their
-    choice cancels; without `prompt_rates`, of each run's residuals (`bootstrap`).  The
-    first difference whose interval excludes 0 decides, in the paper's order A, B (only
-    A where its two intervals do not overlap, as no A fits both); if an A is not
-    identified, that of the curves where both end; with a flat or falling run, none.
-
-    Args:
-        margin: between the asymptotes of equal recipes.
-        prompt_rates: [n_a, P] and [n_b, P], or seeds in front, at the fitted points.
-    """
-    require_sigmoids({names[0]: a, names[1]: b})
-    both = a.identified and b.identified
-    equal = abs(a.asymptote - b.asymptote) <= margin
-    overlap = both and a.asymptote_interval.overlaps(b.asymptote_interval)
-    shared, held = _share(a, b) if both and (equal or overlap) else (None, None)
-    exponents = held and (held[0].exponent, held[1].exponent)
-    pair = exponents if equal and exponents else (a.asymptote, b.asymptote)
-    y, test = _resample(a, b, prompt_rates, num_resamples, seed)
-    differences = _differences(a, b, y, shared if overlap else None)
-    by_asymptote, by_exponent, by_rate = differences
-    considered = differences[:2] if both else differences[2:]
-    test_winner = _winner(considered if a.climbs and b.climbs else (), names)
-    return Comparison(
-        names=names,
-        asymptotes=(a.asymptote, b.asymptote),
-        exponents=(a.exponent, b.exponent),
-        midpoints=(a.midpoint, b.midpoint),
-        identified=(a.identified, b.identified),
-        margin=margin,
-        equal_asymptotes=equal,
-        shared_asymptote=shared,
-        exponents_at_shared=exponents,
-        midpoints_at_shared=held and (held[0].midpoint, held[1].midpoint),
-        rule_winner=names[int(pair[0] <= pair[1])] if both else None,
-        rule=_rule_text(a, b, names, margin, held),
-        test=test,
-        level=a.level,
-        asymptote_difference=by_asymptote,
-        exponent_difference=by_exponent,
-        rate_difference=by_rate,
-        compared_at=min(a.x_last, b.x_last),
-        test_winner=test_winner,
-        verdict=_verdict_text(names, differences, test_winner, (a, b)),
-        warnings=_warnings(a, b, names),
+def _hold_mean(runs: Runs, asymptotes: Pair) -> Runs:
+    """Return all runs fitted with the mean of the two recipes' A."""
+    shared = float(np.mean(asymptotes))
+    first, second = (
+        tuple(hold_asymptote(fit, shared) for fit in fits) for fits in runs
     )
+    return first, second
 
 
-def _differences(
-    a: Fit, b: Fit, y: tuple[Array, Array], shared: float | None
-) -> tuple[Interval, Interval | None, Interval]:
-    """Return the intervals of A, of B at a shared A, and of the curves' common end."""
-    theta = refit(a, y[0])[0], refit(b, y[1])[0]
-    end, exponents = min(a.x_last, b.x_last), None
-    if shared is not None:
-        of_a, of_b = (
-            fit.public(refit(fit, curves, asymptote=shared)[0])["B"]
-            for fit, curves in zip((a, b), y, strict=True)
+def _both(runs: Runs, of: Callable[[tuple[Fit, ...]], T]) -> tuple[T, T]:
+    return of(runs[0]), of(runs[1])
+
+
+def _asymptote_of(fits: Sequence[Fit]) -> float:
+    return float(np.mean([fit.asymptote for fit in fits]))
+
+
+def _exponent_of(fits: Sequence[Fit]) -> float:
+    return float(np.exp(np.mean([np.log(fit.exponent) for fit in fits])))
+
+
+def _midpoint_of(fits: Sequence[Fit]) -> float:
+    return float(np.exp(np.mean([np.log(fit.midpoint) for fit in fits])))
+
+
+def _checked(
+    a: Fit | Sequence[Fit], b: Fit | Sequence[Fit], names: Names, *, paired: bool
+) -> Runs:
+    """Return the runs of both recipes; refuse what cannot be compared."""
+    first, second = (
+        (each,) if isinstance(each, Fit) else tuple(each) for each in (a, b)
+    )
+    if not (first and second):
+        raise CurveError("a recipe without a run cannot be compared; give one at least")
+    for fits in itertools.product(first, second):
+        require_sigmoids(dict(zip(names, fits, strict=True)))
+    if paired and len(first) != len(second):
+        raise CurveError(
+            f"paired runs are as many of each recipe, not {len(first)} of {names[0]} "
+            f"and {len(second)} of {names[1]}; leave pairing out"
         )
-        exponents = quantile_interval(of_a - of_b, a.level)
-    rates = a.curves(theta[0], end)[:, 0] - b.curves(theta[1], end)[:, 0]
-    return (
-        quantile_interval(theta[0][:, A] - theta[1][:, A], a.level),
-        exponents,
-        quantile_interval(rates, a.level),
-    )
+    return first, second
 
 
 def require_sigmoids(fits: Mapping[str, Fit]) -> None:
@@ -185,120 +248,134 @@ def require_sigmoids(fits: Mapping[str, Fit]) -> None:
         )
 
 
-def _resample(
-    a: Fit,
-    b: Fit,
-    prompt_rates: tuple[ArrayLike, ArrayLike] | None,
-    num_resamples: int,
-    seed: int,
-) -> tuple[tuple[Array, Array], str]:
-    """Return resampled curves [K, n] of both runs, and what was resampled."""
-    if prompt_rates is None:
-        y = (
-            draw_residual_curves(a, num_resamples, seed=2 * seed),
-            draw_residual_curves(b, num_resamples, seed=2 * seed + 1),
-        )
-        return y, "residuals of each run"
-    rates = [
-        check_rates(fit.problem.t, given).mean(axis=0)
-        for fit, given in zip((a, b), prompt_rates, strict=True)
+def _incomparable(runs: Runs, names: Names) -> str | None:
+    """Return why two recipes cannot be compared at all; None: they can."""
+    still = [
+        name
+        for name, fits in zip(names, runs, strict=True)
+        if not all(fit.climbs for fit in fits)
     ]
-    if rates[0].shape[1] != rates[1].shape[1]:
-        raise CurveError(
-            f"prompt_rates are of {rates[0].shape[1]} and {rates[1].shape[1]} prompts; "
-            "a paired test needs the same prompts in both runs"
-        )
-    num_prompts = rates[0].shape[1]
-    generator = np.random.default_rng(seed)
-    counts = generator.multinomial(
-        num_prompts, np.full(num_prompts, 1 / num_prompts), num_resamples
-    )
-    y = counts @ rates[0].T / num_prompts, counts @ rates[1].T / num_prompts
-    return y, f"{num_prompts} paired prompts"
-
-
-def _winner(
-    differences: Sequence[Interval | None], names: tuple[str, str]
-) -> str | None:
-    """Return who is better by the first interval of a - b that leaves out 0."""
-    for difference in filter(None, differences):
-        if difference.is_above(ZERO):
-            return names[0]
-        if ZERO.is_above(difference):
-            return names[1]
+    if still:
+        return f"not decided: {' and '.join(still)} does not climb"
+    if any(fit.curve.is_wall_time for fits in runs for fit in fits):
+        return "not decided: chip-hours of a CPU are wall time; --x generated_tokens"
     return None
 
 
-def _rule_text(
-    a: Fit, b: Fit, names: tuple[str, str], margin: float, held: tuple[Fit, Fit] | None
-) -> str:
-    """Say the paper's rule with its numbers."""
-    gap = abs(a.asymptote - b.asymptote)
-    if not (a.identified and b.identified):
-        pairs = list(zip(names, (a, b), strict=True))
-        said = [
-            f"{n} {'is flat' if f.flat else 'falls'}" for n, f in pairs if not f.climbs
-        ]
-        missing = [n for n, f in pairs if f.climbs and not f.identified]
-        if missing:
-            said.append(f"A of {' and '.join(missing)} is not identified")
-        return f"not decided: {', '.join(said)}"
-    if held is not None and gap <= margin:
-        mean = 0.5 * (a.asymptote + b.asymptote)
-        return (
-            f"|dA| = {gap:.3f} is within {margin:g}; with A held at {mean:.4f}, B is "
-            f"{held[0].exponent:.3f} for {names[0]} and {held[1].exponent:.3f} for "
-            f"{names[1]}"
-        )
-    return f"|dA| = {gap:.3f} is more than {margin:g}: the higher A decides"
+def _too_few(runs: Runs, names: Names) -> str | None:
+    """Return that a recipe has too few runs for a winner; None: it has enough."""
+    single = [n for n, fits in zip(names, runs, strict=True) if len(fits) < FEWEST_RUNS]
+    if len(single) == len(names):
+        return ONE_EACH
+    return f"not decided: there is one run of {single[0]}" if single else None
 
 
-def _verdict_text(
-    names: tuple[str, str],
-    differences: Sequence[Interval | None],
-    winner: str | None,
-    fits: tuple[Fit, Fit],
-) -> str:
-    """Say the test with its numbers."""
-    a, end = fits[0], min(fit.x_last for fit in fits)
-    both = all(fit.identified for fit in fits)
-    labels = ("A", "B at the shared A", f"{a.y_name} at {a.x_name} = {end:.4g}")
-    used = slice(0, 2) if both else slice(2, 3)
-    said = ", ".join(
-        f"{label} {_show(difference)}"
-        for label, difference in zip(labels[used], differences[used], strict=True)
-        if difference is not None
-    )
-    ending = f"{winner} is better" if winner else "no difference is shown"
-    still = [name for name, fit in zip(names, fits, strict=True) if not fit.climbs]
-    if still:
-        ending = f"not decided: {' and '.join(still)} does not climb"
-    return f"{names[0]} - {names[1]}: {said}; {ending}"
+def _source(used: Difference, run_sd: float | None, *, paired: bool) -> str:
+    """Say where the spread between runs comes from."""
+    if used.degrees is None:
+        return "that of ScaleRL's own runs" if run_sd is None else "given"
+    of = "pairs of runs" if paired else "runs"
+    return f"estimated from the {of}, {used.degrees} degrees of freedom"
 
 
-def _show(interval: Interval) -> str:
-    low = "-inf" if interval.low is None else f"{interval.low:+.4f}"
-    high = "inf" if interval.high is None else f"{interval.high:+.4f}"
-    return f"[{low}, {high}]"
-
-
-def _warnings(a: Fit, b: Fit, names: tuple[str, str]) -> tuple[str, ...]:
-    """Return what limits the comparison."""
-    found = [
-        "one run each: seeds alone moved A by up to 0.015 in the paper, which neither "
-        "the rule's margin nor the test's intervals measure here"
+def _paper_rule(
+    runs: Runs, held: Runs | None, names: Names, margin: float, incomparable: str | None
+) -> PaperRule:
+    """Return the paper's rule on the means of two recipes."""
+    asymptotes = _both(runs, _asymptote_of)
+    gap = abs(asymptotes[0] - asymptotes[1])
+    equal = gap <= margin
+    unsure = [
+        name
+        for name, fits in zip(names, runs, strict=True)
+        if not all(fit.identified for fit in fits)
     ]
-    if a.initial_reward_source != b.initial_reward_source:
-        found.append(
-            f"R0 is {a.initial_reward_source} for {names[0]} and "
-            f"{b.initial_reward_source} for {names[1]}: A and B depend on it"
+    if unsure or incomparable:
+        says = f"not decided: A of {' and '.join(unsure)} is not identified"
+        says = incomparable or says
+        return PaperRule(winner=None, says=says, margin=margin, equal_asymptotes=equal)
+    pair = asymptotes
+    says = f"|dA| = {gap:.3f} is more than {margin:g}: the higher A"
+    if equal and held is not None:
+        pair = _both(held, _exponent_of)
+        says = (
+            f"|dA| = {gap:.3f} is within {margin:g}; with A held at "
+            f"{np.mean(asymptotes):.4f}, B is {pair[0]:.3f} for {names[0]} and "
+            f"{pair[1]:.3f} for {names[1]}: the higher B"
         )
-    if max(a.x_last, b.x_last) > 2.0 * min(a.x_last, b.x_last):
+    return PaperRule(
+        winner=names[int(pair[0] <= pair[1])],
+        says=says,
+        margin=margin,
+        equal_asymptotes=equal,
+    )
+
+
+def _warnings(runs: Runs, names: Names) -> tuple[str, ...]:
+    """Return what limits the comparison."""
+    found = []
+    sources = [sorted({fit.initial_reward_source for fit in fits}) for fits in runs]
+    if sources[0] != sources[1]:
         found.append(
-            f"the runs end at {a.x_last:.4g} and {b.x_last:.4g}: fits of different "
+            f"R0 is {' or '.join(sources[0])} for {names[0]} and "
+            f"{' or '.join(sources[1])} for {names[1]}: A and B depend on it"
+        )
+    ends = [fit.x_last for fits in runs for fit in fits]
+    if max(ends) > 2.0 * min(ends):
+        found.append(
+            f"the runs end at {min(ends):.4g} to {max(ends):.4g}: fits of different "
             "windows differ more than fits of one"
         )
     return tuple(found)
+
+
+# ---- one number of each run, and how far its evaluations let it move
+
+
+def _asymptote(fit: Fit) -> tuple[float, Interval]:
+    return fit.asymptote, fit.asymptote_interval
+
+
+def _log_exponent(fit: Fit) -> tuple[float, Interval]:
+    ends = fit.exponent_interval.low, fit.exponent_interval.high
+    logs = [float(np.log(end)) if end else None for end in ends]
+    return float(np.log(fit.exponent)), Interval(*logs)
+
+
+def _rate_at(x: float) -> Callable[[Fit], tuple[float, Interval]]:
+    def rate(fit: Fit) -> tuple[float, Interval]:
+        low, high = fit.band(x)
+        return float(fit.predict(x)), Interval(float(low), float(high))
+
+    return rate
+
+
+def _differ(
+    runs: Runs,
+    number: Callable[[Fit], tuple[float, Interval]],
+    level: float,
+    run_sd: float,
+    *,
+    paired: bool,
+) -> Difference:
+    """Return the difference of one number between the runs of two recipes.
+
+    The runs' own intervals are stretched to the level as Student's t is.
+    """
+    samples = []
+    for fits in runs:
+        values, reach = np.empty(len(fits)), np.empty((len(fits), 2))
+        for place, fit in enumerate(fits):
+            value, interval = values[place], _ = number(fit)
+            stretch = student_quantile(level, fit.degrees)
+            stretch /= student_quantile(fit.level, fit.degrees)
+            low, high = interval.low, interval.high
+            reach[place] = (
+                np.inf if low is None else stretch * max(value - low, 0.0),
+                np.inf if high is None else stretch * max(high - value, 0.0),
+            )
+        samples.append(Sample(values, reach))
+    return difference(*samples, level=level, run_sd=run_sd, paired=paired)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -336,6 +413,7 @@ class RunTable(Record):
     x_name: str
     y_name: str
     margin: float
+    run_sd: float  # of A between runs of one recipe, that ranks allow for
     # Mean A of the runs whose intervals overlap that of the highest A; None: no A is
     # identified.
     shared_asymptote: float | None
@@ -344,26 +422,34 @@ class RunTable(Record):
 
 
 def compare_many(
-    fits: Mapping[str, Fit], *, margin: float = ASYMPTOTE_MARGIN
+    fits: Mapping[str, Fit],
+    *,
+    margin: float = ASYMPTOTE_MARGIN,
+    run_sd: float = RUN_SD,
 ) -> RunTable:
     """Rank many runs by A; runs whose A the data do not tell apart share a rank.
 
         rank = 1 + number of runs with a higher A
 
-    where an A counts as higher if its interval lies above the other's and the two are
-    further apart than the margin.  Runs that share a rank are ordered as the paper's
+    where an A counts as higher if the interval of the difference, which holds a spread
+    of `run_sd` between runs of one recipe, lies above 0, and the two are further apart
+    than the margin.  Runs that share a rank are ordered as the paper's
     leave-one-out table orders equal A: by B with A held at the shared value.  Runs
     whose A is not identified have no rank and come last.
 
     Args:
         fits: of the sigmoid, by name of run.
         margin: between the asymptotes of equal recipes.
+        run_sd: of A between runs of one recipe.
     """
     if not fits:
         raise CurveError("no runs to compare; give at least one fit")
     require_sigmoids(fits)
     sure = {name: fit for name, fit in fits.items() if fit.identified}
-    ranks = {name: 1 + _num_higher(fit, sure, margin) for name, fit in sure.items()}
+    ranks = {
+        name: 1 + _num_higher(fit, sure.values(), margin, run_sd)
+        for name, fit in sure.items()
+    }
     shared, held = _hold_shared(fits, sure)
     top = max((fit.asymptote for fit in sure.values()), default=1.0)
 
@@ -396,18 +482,22 @@ def compare_many(
         x_name=first.x_name,
         y_name=first.y_name,
         margin=margin,
+        run_sd=run_sd,
         shared_asymptote=shared,
         rows=rows,
         warnings=warnings if unsure else (),
     )
 
 
-def _num_higher(fit: Fit, others: Mapping[str, Fit], margin: float) -> int:
+def _num_higher(fit: Fit, others: Iterable[Fit], margin: float, run_sd: float) -> int:
     """Return how many runs have an A that is higher for certain."""
     return sum(
-        other.asymptote_interval.is_above(fit.asymptote_interval)
-        and other.asymptote > fit.asymptote + margin
-        for other in others.values()
+        other.asymptote > fit.asymptote + margin
+        and _differ(
+            ((other,), (fit,)), _asymptote, fit.level, run_sd, paired=False
+        ).sign
+        > 0
+        for other in others
     )
 
 

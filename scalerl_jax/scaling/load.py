@@ -19,6 +19,7 @@ import numpy as np
 from scalerl_jax.scaling.records import (
     DEFAULT_X,
     DEFAULT_Y,
+    TOKENS_X,
     Array,
     Curve,
     CurveError,
@@ -42,7 +43,15 @@ PROMPTS_COLUMN = "prompt_pass_rates"  # of evals.jsonl: a list
 SAMPLES_COLUMN = "samples_per_prompt"
 # Columns whose numbers are names of runs, as text is.
 RUN_NAMES = frozenset(["run", "run_id", "run_name", "seed", "trial"])
+SEED_NAMES = frozenset(["seed", "trial", "replicate"])
+# Settings of a run that are no part of its recipe.
+_NOT_RECIPE = ("seed", "tracking", "compile_cache", "checkpoint", "scaling", "debug")
+LEDGER_FILE = "ledger.json"
 _PLAIN_NAMES = ("evals", "trainer_state", "tensorboard")  # their folder's says more
+WALL_TIME = (
+    "chip-hours of a CPU are its wall time, which moves with whatever else it does: "
+    f"they decide nothing, and tokens do not move: --x {TOKENS_X}"
+)
 Notes = tuple[str, ...]
 
 
@@ -306,18 +315,27 @@ def load_curves(
     table, notes = table.with_mark(found.numbers)
     runs = _split(table, _rows_asked(table, chosen), found)
     wide = chosen.wide or len(found.ys) > 1
-    curves = []
-    for run, rows in runs.items():
-        for y in found.ys:
-            name = run
-            if wide:
-                name = f"{run}, {y}" if len(runs) > 1 else y
-            several = len(runs) > 1 or wide
-            part = _Rows(table, rows, run=name if several else "")
+    several = len(runs) > 1 or wide
+    curves, unusable = [], []
+    for (run, rows), y in itertools.product(runs.items(), found.ys):
+        name = run
+        if wide:
+            name = f"{run}, {y}" if len(runs) > 1 else y
+        part = _Rows(table, rows, run=name if several else "")
+        try:
             curve = _make(part, y, found, chosen, wide=wide)
-            warnings = (*notes, *curve.warnings)
-            curves.append(dataclasses.replace(curve, name=name, warnings=warnings))
-    return curves
+        except CurveError as failure:
+            if not several:
+                raise
+            unusable.append(failure)
+            continue
+        values = [str(rows[0][1].get(column)) for column in found.group]
+        recipe = "" if wide else _recipe(table, values, found.group)
+        curves.append(dataclasses.replace(curve, name=name, recipe=recipe))
+    if not curves:
+        raise unusable[0]
+    notes += tuple(f"a run is left out: {failure}" for failure in unusable)
+    return [dataclasses.replace(c, warnings=(*notes, *c.warnings)) for c in curves]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,7 +375,7 @@ def _find_columns(table: Table, chosen: Selection) -> _Columns:
 
     group = chosen.group or table.group
     found = _Columns(
-        x=table.require("--x", chosen.x or table.default_x),
+        x=table.require("--x", chosen.x or _usual_x(table)),
         ys=[],
         group=[] if group is None else table.require_all("--group", group),
         se=named("--se", chosen.se),
@@ -369,6 +387,50 @@ def _find_columns(table: Table, chosen: Selection) -> _Columns:
     y = chosen.y or table.y
     ys = [table.require("--y", y)] if y is None else table.require_all("--y", y)
     return dataclasses.replace(found, ys=ys)
+
+
+def _usual_x(table: Table) -> str | None:
+    """Return the column of x unless it is said: tokens for a run on a CPU."""
+    usual = table.default_x
+    if usual is None or not _on_a_cpu(table, usual):
+        return usual
+    tokens = usual.removesuffix(DEFAULT_X) + TOKENS_X
+    return tokens if tokens in table.columns else usual
+
+
+def _on_a_cpu(table: Table, x: str) -> bool:
+    """Return whether x is chip-hours of a run on a CPU, as its directory says."""
+    if not x.endswith(DEFAULT_X):
+        return False
+    folders = [table.path, *table.path.parents][:4]  # of event files, those above
+    for folder in folders:
+        try:
+            ledger = json.loads((folder / LEDGER_FILE).read_bytes())
+        except (OSError, ValueError):
+            continue
+        return isinstance(ledger, dict) and ledger.get("chip") == "cpu"
+    return False
+
+
+def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> str:
+    """Return what runs have in common that differ in their seeds alone; "" if unknown.
+
+    It is the settings of a run directory but for the seed, or the values of --group's
+    columns but for one of seeds.
+    """
+    others = [
+        value
+        for value, column in zip(run, group, strict=True)
+        if column.casefold() not in SEED_NAMES
+    ]
+    if len(others) < len(run):
+        return f"{table.path}: {', '.join(others)}"
+    try:
+        settings = json.loads((table.path.parent / "config.json").read_bytes())
+        config = {k: v for k, v in settings["config"].items() if k not in _NOT_RECIPE}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    return json.dumps(config, sort_keys=True)
 
 
 def _wide_columns(table: Table, chosen: Selection, found: _Columns) -> list[str]:
@@ -465,6 +527,8 @@ def _make(
     if chosen.x_scale != 1:
         asked = f"{chosen.x_scale:g} {asked}"
     rates, y_name, read = _rates(part, y, chosen)
+    is_wall_time = _on_a_cpu(part.table, x)
+    wall = (WALL_TIME,) if is_wall_time else ()
     curve = make_curve(
         compute,
         rates,
@@ -480,7 +544,8 @@ def _make(
         prompt_rates=None if by_prompt is None else by_prompt[-curve.x.size :],
         r0_prompt_rates=zero,
         y_name=y_name.replace(y, DEFAULT_Y, 1) if wide else y_name,
-        warnings=(*gaps, *order, *read),
+        warnings=(*gaps, *order, *read, *wall),
+        is_wall_time=is_wall_time,
         last_step=last_step,
         samples_per_prompt=part.rows[-1][1].get(SAMPLES_COLUMN),
         constants={n: part.constant(c) for n, c in columns.constants.items()},
@@ -593,18 +658,4 @@ def when_enough(folder: Path, missing: int) -> str:
     return (
         f". That is step {enough} of {last}, {minutes:.1f} more minutes at "
         f"{seconds:.1f} s a step{more}"
-    )
-
-
-def on_a_cpu(folder: Path, curve: Curve) -> str:
-    """Say what chip-hours are, where the run was on a CPU."""
-    try:
-        chip = json.loads((folder / "ledger.json").read_bytes())["chip"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    if chip != "cpu" or curve.x_name != DEFAULT_X:
-        return ""
-    return (
-        "  note      chip-hours of a CPU are its wall time, which moves with whatever "
-        "else it does; tokens do not: --x generated_tokens\n"
     )

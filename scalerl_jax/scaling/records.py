@@ -19,6 +19,7 @@ Bools = NDArray[np.bool_]
 Places = NDArray[np.intp]
 
 DEFAULT_X = "compute_chip_hours"
+TOKENS_X = "generated_tokens"  # of a run on a CPU, whose chip-hours are wall time
 DEFAULT_Y = "pass_rate"
 FALLING_CORRELATION = 0.5  # of ranks, from which a curve is said to fall
 Source = Literal["fitted", "measured", "given", "held"]
@@ -99,6 +100,8 @@ class Curve:
     x_name: str
     y_name: str
     name: str = ""  # of the run
+    is_wall_time: bool = False  # x is chip-hours of a CPU, which decide nothing
+    recipe: str = ""  # equal for runs that differ in their seed alone; "": not known
     last_step: int | None = None  # optimizer steps behind the last point, if known
     constants: dict[str, float] = dataclasses.field(default_factory=dict)  # settings
     prompt_rates: Array | None = None  # [n, P] of each prompt

@@ -111,19 +111,18 @@ def _compared(fits: Mapping[str, Fit]) -> dict[str, Any] | None:
     rows, warnings = [], dict[str, None]()
     for row in runs.rows[1 : MOST_TESTED + 1]:
         found = compare(climbing[best], climbing[row.name], names=(best, row.name))
-        asymptotes = text.show(found.asymptote_difference, "+.4f")
+        by_a = found.asymptote_difference
         rows.append(
             (
                 f"{best} - {row.name}",
-                asymptotes if all(found.identified) else "-",
-                text.show(found.exponent_difference, "+.3f", none="-"),
-                text.show(found.rate_difference, "+.4f"),
-                found.rule_winner or "not decided",
-                found.test_winner or "not decided",
+                text.difference_text(by_a) if by_a else "-",
+                text.difference_text(found.rate_difference),
+                found.winner or found.reason,
+                found.paper_rule.winner or "none",
             )
         )
         warnings |= dict.fromkeys(found.warnings)
-    header = ("difference", "A", "B at shared A", "pass rate", "rule", "test")
+    header = ("difference", "A", "pass rate", "verdict", "the paper's rule")
     return {
         "ranked": runs,
         "svg": drawn and to_svg(drawn),

@@ -11,6 +11,7 @@ from typing import Any
 
 from scalerl_jax.scaling.bootstrap import Bootstrap
 from scalerl_jax.scaling.compare import Comparison, Pooled, RunTable
+from scalerl_jax.scaling.differences import Difference
 from scalerl_jax.scaling.fit import Cutoff
 from scalerl_jax.scaling.forecasts import Estimate, Extrapolation, Plan
 from scalerl_jax.scaling.isocompute import Allocation, IsoCompute
@@ -261,9 +262,10 @@ def ranking_text(runs: RunTable) -> str:
     if runs.shared_asymptote is None:
         return "not ranked: A is identified for none"
     return (
-        "ranked by A; runs share a rank (=) where the intervals of A overlap, or A is "
-        f"within {runs.margin:g}. B at the shared A = {runs.shared_asymptote:.4f} is "
-        "of runs whose interval of A overlaps that of the highest"
+        "ranked by A; runs share a rank (=) where A differs by no more than their "
+        f"noise and a spread of {runs.run_sd:g} between runs of one recipe allow, or "
+        f"by {runs.margin:g} at most. B at the shared A = "
+        f"{runs.shared_asymptote:.4f} is of runs whose interval of A overlaps that of the highest"
     )
 
 
@@ -274,15 +276,43 @@ def runs_text(runs: RunTable) -> str:
 
 
 def comparison_text(found: Comparison) -> str:
-    """Return two runs by rule and by test."""
+    """Return the verdict on two recipes, what it rests on, and the paper's rule."""
     first, second = found.names
+    verdict = found.reason
+    if found.winner is not None:
+        verdict = f"{found.winner} is better: {found.reason}"
+    rows = [
+        (what, f"{difference_text(difference)}, {percent(difference.level)}")
+        for what, difference in differences_of(found)
+    ]
+    runs = " and ".join(map(str, found.num_runs))
+    pairing = ", paired by seed" if found.paired else ""
+    rule = found.paper_rule
     return (
-        f"{first} against {second}\n"
-        f"  the paper's rule: {found.rule_winner or 'not decided'}; {found.rule}\n"
-        f"  test ({found.test}, {percent(found.level)}): "
-        f"{found.test_winner or 'not decided'}; {found.verdict}\n"
-        + warned(found.warnings)
+        f"{first} against {second}: {verdict}\n"
+        + table((), [(f"{first} - {second}", ""), *rows], words=True)
+        + f"  {runs} runs{pairing}; spread of A between runs of one recipe "
+        f"{found.run_sd:.4f} ({found.run_sd_source}); at most "
+        f"{percent(1.0 - found.level)} of equal recipes get a winner\n"
+        f"  the paper's rule, which knows no noise and names one of two equal recipes "
+        f"too: {rule.winner or 'none'}; {rule.says}\n" + warned(found.warnings)
     )
+
+
+def differences_of(found: Comparison) -> list[tuple[str, Difference]]:
+    """Return the differences that a verdict rests on, with what they are of."""
+    named = {
+        "A": found.asymptote_difference,
+        "log B at the shared A": found.log_exponent_difference,
+    }
+    if found.asymptote_difference is None:
+        named["pass rate at " + f"{found.compared_at:.4g}"] = found.rate_difference
+    return [(name, each) for name, each in named.items() if each is not None]
+
+
+def difference_text(found: Difference) -> str:
+    """Return a difference with its interval."""
+    return f"{found.value:+.4f} {show(found.interval, '+.4f')}"
 
 
 def extrapolation_sheet(found: Extrapolation) -> Sheet:

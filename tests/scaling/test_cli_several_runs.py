@@ -43,15 +43,19 @@ def run(command, file, *arguments):
 
 def test_recipes_are_ranked_as_they_were_made(runs, capsys, tmp_path):
     picture = tmp_path / "lines.png"
-    flags = ["--resamples=40", f"--out={picture}"]
+    flags = [f"--out={picture}"]
     assert run("compare", runs, "--json", *flags) == 0
     record = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in record["runs"]["rows"]] == ["best", "slow", "low"]
     assert len(record["pairs"]) == 3
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert {pair["winner"] for pair in record["pairs"]} == {None}
+    for name in ("lines.png", "lines-lines.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert run("compare", runs, *flags) == 0
     said = capsys.readouterr().out
-    assert "over gpu_hours, ranked by A" in said and "the paper's rule: best" in said
+    assert "over gpu_hours, ranked by A" in said
+    assert "best against low: one run each: not decided" in said
+    assert "the paper's rule, which knows no noise" in said
 
 
 def small_run(folder, *, num_steps, evaluations):
@@ -227,7 +231,7 @@ def test_the_report_gives_no_difference_of_a_plateau_that_is_not_identified(runs
     fits = {"best": fit_curve(best), "early": fit_curve(early)}
     assert not fits["early"].identified
     text = report.make_report(fits, title="two")
-    assert re.search(r"best - early</td><td>-</td><td>-</td><td>\[", text)
+    assert re.search(r"best - early</td><td>-</td><td>\S+ \[", text)
 
 
 def test_runs_of_one_name_get_names_of_their_own(runs, capsys):
@@ -240,7 +244,7 @@ def test_runs_of_one_name_get_names_of_their_own(runs, capsys):
 @pytest.mark.parametrize(
     "command, arguments, message",
     [
-        pytest.param("compare", ["--where=recipe=low"], "two curves", id="one run"),
+        pytest.param("compare", ["--where=recipe=low"], "two recipes", id="one run"),
         pytest.param("fit", ["--out=a.pdf"], "that ends in .png or .svg", id="picture"),
         pytest.param("report", ["--out=a.pdf"], "that ends in .html", id="page"),
         pytest.param("fit", ["--out=no/a.png"], "there is no directory no", id="out"),
@@ -291,7 +295,7 @@ def test_a_wrong_flag_ends_with_status_2(runs):
         ("fit", "--level=90", "a share in (0, 1)"),
         ("fit", "--bootstrap=-5", "a whole number of at least 1"),
         ("fit", "--x-scale=0", "a number above 0"),
-        ("compare", "--resamples=0", "a whole number of at least 1"),
+        ("compare", "--run-sd=-1", "a number of at least 0"),
         ("compare", "--margin=-1", "a number of at least 0"),
         ("plan", "--flops=nan", "a number above 0"),
         ("plan", "--price=free", "a number above 0"),
@@ -306,3 +310,106 @@ def test_a_number_out_of_its_limits_ends_with_one_line(
     assert end.value.code == 2
     said = capsys.readouterr().err
     assert message in said and flag.split("=")[0] in said and said.count("\n") == 1
+
+
+def write_run(folder, *, seed, rates, chip="cpu", aggregation="prompt"):
+    """Files of a finished run: chip-hours and tokens of evaluations at steps."""
+    folder.mkdir()
+    objective = {"objective": {"aggregation": aggregation}, "seed": seed}
+    (folder / "config.json").write_text(json.dumps({"config": objective}))
+    (folder / "ledger.json").write_text(json.dumps({"chip": chip}))
+    rows = [
+        {
+            "step": step,
+            "compute_chip_hours": 0.001 * step * (1 + seed),
+            "generated_tokens": 1000 * step,
+            "pass_rate": rate,
+        }
+        for step, rate in enumerate(rates)
+    ]
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (folder / "evals.jsonl").write_text(text)
+    return str(folder)
+
+
+def seeds_of_a_run(folder, name, *, asymptote, **settings):
+    """Three runs that differ in their seeds, and in A by up to 0.01."""
+    x = np.arange(25.0)
+    return [
+        write_run(
+            folder / f"{name}-seed{seed}",
+            seed=seed,
+            rates=sigmoid(
+                x,
+                initial_reward=0.2,
+                asymptote=asymptote + 0.005 * (seed - 1),
+                exponent=2.0,
+                midpoint=5.0,
+            ).tolist(),
+            **settings,
+        )
+        for seed in range(3)
+    ]
+
+
+def test_runs_that_differ_in_their_seeds_are_one_recipe(tmp_path, capsys):
+    ours = seeds_of_a_run(tmp_path, "prompt", asymptote=0.8)
+    others = seeds_of_a_run(
+        tmp_path, "token", asymptote=0.7, aggregation="token", chip="TPU v5p"
+    )
+    assert main(["compare", *ours, *others, "--json", "--x=generated_tokens"]) == 0
+    (pair,) = json.loads(capsys.readouterr().out)["pairs"]
+    assert pair["names"] == ["prompt", "token"] and pair["num_runs"] == [3, 3]
+    assert pair["winner"] == "prompt"
+    assert main(["compare", *ours]) == 2
+    assert "found runs of one" in capsys.readouterr().err
+    assert main(["compare", ours[0], "--vs", *ours[1:], "--json"]) == 0
+    (pair,) = json.loads(capsys.readouterr().out)["pairs"]
+    assert pair["num_runs"] == [1, 2] and pair["winner"] is None
+
+
+def test_compute_of_a_cpu_is_in_tokens(tmp_path, capsys):
+    ours = seeds_of_a_run(tmp_path, "prompt", asymptote=0.8)
+    other = seeds_of_a_run(tmp_path, "pod", asymptote=0.7, chip="TPU v5p")
+    for command in ("fit", "extrapolate", "plan"):
+        assert main([command, ours[0]]) == 0
+        said = capsys.readouterr()
+        assert "generated_tokens" in said.out and "chip_hours" not in said.out
+    assert main(["compare", *ours, "--vs", *other]) == 2
+    assert "different x: compute_chip_hours, generated" in capsys.readouterr().err
+    hours = ["--x=compute_chip_hours"]
+    assert main(["fit", ours[0], *hours]) == 0
+    assert "chip-hours of a CPU are its wall time" in capsys.readouterr().out
+    assert main(["compare", *ours, "--vs", *other, *hours, "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["pairs"][0]["winner"] is None
+    assert "they decide nothing" in said.err
+    assert main(["fit", *other, "--json"]) == 0
+    assert "compute_chip_hours" in capsys.readouterr().out
+
+
+def test_one_run_of_several_that_cannot_be_used_is_left_out_by_name(tmp_path, capsys):
+    ours = seeds_of_a_run(tmp_path, "prompt", asymptote=0.8)
+    constant = write_run(tmp_path / "dead", seed=9, rates=[0.5] * 20)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for command in ("fit", "report"):
+        flags = [] if command == "fit" else [f"--out={tmp_path / 'page.html'}"]
+        assert main([command, *ours, constant, str(empty), *flags]) == 0
+        said = capsys.readouterr()
+        assert f"a run is left out: {constant}: constant curve" in said.err
+        assert f"a run is left out: {empty}: nothing to read" in said.err
+        assert all(f"prompt-seed{seed}" in said.out for seed in range(3))
+    assert main(["fit", constant]) == 2
+    assert main(["fit", constant, str(empty)]) == 2
+    rows = "".join(
+        f"{name},{x},{0.5 if name == 'dead' else 0.2 + 0.6 * x / (x + 4)}\n"
+        for name in ("one", "dead", "two")
+        for x in range(20)
+    )
+    (tmp_path / "runs.csv").write_text("name,tokens,pass_rate\n" + rows)
+    table = [str(tmp_path / "runs.csv"), "--x=tokens", "--group=name"]
+    assert main(["fit", *table, "--json"]) == 0
+    said = capsys.readouterr()
+    assert [row["name"] for row in json.loads(said.out)] == ["one", "two"]
+    assert "a run is left out: dead" in said.err

@@ -32,6 +32,7 @@ LEAST_SHARE = 0.25
 # evaluation's noise can be (25 completions at a pass rate of one half).
 FEW_POINTS = 12
 LARGEST_NOISE = 0.1
+MOST_COUNTED = 4096  # completions of an evaluation, that its rates are shares of
 # What the score of a constant curve with normal noise exceeds in 0.5 % of 20,000
 # draws, with the noise known, and estimated by `point_noise` (`benchmarks/scaling.py
 # --only=collapse` prints both).  Between these numbers of points it is interpolated.
@@ -217,8 +218,9 @@ def find_collapse(curve: Curve) -> str | None:
     evaluation is no fall.  It is one if the score exceeds CRITICAL times the noise,
     and the fall LEAST_SHARE of the range of the curve.
 
-    The noise is what `y_se` says, and from FEW_POINTS on at least what the points
-    show (`point_noise`); without `y_se` what they show.
+    The noise is what `y_se` says, or where the rates are counts of so many completions
+    the binomial one, and from FEW_POINTS on at least what the points show
+    (`point_noise`); without either what they show.
     """
     y = curve.y
     if y.size < 4:
@@ -227,6 +229,9 @@ def find_collapse(curve: Curve) -> str | None:
     top, bottom = y[i : i + width], y[j : j + width]
     fall = float(np.median(top) - np.median(bottom))
     if score <= _threshold(curve) or fall < LEAST_SHARE * float(np.ptp(y)):
+        return None
+    counted = _errors_of_shares(y) if curve.y_se is None else np.zeros(0)
+    if counted.size and score <= _threshold(dataclasses.replace(curve, y_se=counted)):
         return None
     high, low = i + int(np.argmax(top)), j + int(np.argmin(bottom))
     return (
@@ -264,6 +269,21 @@ def largest_fall(y: Array) -> tuple[float, int, int, int]:
         found.append((score, i, j + width, width))
         width *= 2
     return max(found)
+
+
+def _errors_of_shares(y: Array) -> Array:
+    """Return binomial standard errors of rates that are counts k / N; else none.
+
+    N is the least number, up to MOST_COUNTED, that all rates are whole shares of.  A
+    power of ten says how many decimals were written, and not how many were counted.
+    """
+    for count in range(8, MOST_COUNTED + 1):
+        if np.abs(y * count - np.round(y * count)).max() < 1e-6 * count:
+            if count in (10, 100, 1000, 10_000):
+                break
+            share = (y * count + 1.0) / (count + 2.0)
+            return np.sqrt(share * (1.0 - share) / count)
+    return np.zeros(0)
 
 
 def _threshold(curve: Curve) -> float:

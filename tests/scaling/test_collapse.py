@@ -96,3 +96,12 @@ def test_the_score_by_hand():
     assert point_noise(np.array([0.0, 1.0, 0.0, 1.5, 0.0])) == pytest.approx(
         1.4826 * np.median(np.abs(second)) / 6**0.5
     )
+
+
+def test_a_fall_within_the_noise_of_what_was_counted_is_none():
+    """0.361 to 0.321 of 1,024 completions: 1.9 standard errors of the difference."""
+    counts = np.array([300, 330, 352, 361, 370, 372, 330, 329, 331, 329])
+    assert fall(counts / 1024) is None
+    assert fall(np.where(np.arange(10) > 5, 200, counts) / 1024) is not None
+    # Decimals that were written down count nothing.
+    assert fall(np.array([0.3, 0.33, 0.361, 0.37, 0.372, 0.331, 0.329, 0.321]))

@@ -1,4 +1,4 @@
-"""Verdicts on programs: a completion's last block of code, run against tests.
+"""Verdicts on programs: the block of a completion that is one, run against tests.
 
 A reference holds "tests", of one kind:
 
@@ -13,6 +13,7 @@ compared here, and what is expected of them enters no sandbox.
 """
 
 import ast
+import builtins
 import contextlib
 import decimal
 import functools
@@ -21,16 +22,14 @@ import math
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
-from scalerl_jax.rewards import harness
+from scalerl_jax.rewards import blocks, harness
 from scalerl_jax.rewards.sandbox import Channel, Limits, OutOfTime, Sandbox
 from scalerl_jax.rewards.verdict import Verdict
 
-_BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```", re.M | re.S)
-_LANGUAGES = ("", "python", "py", "python3")
 _MAX_OUTPUT = 16 * 2**20  # bytes of a program's output as JSON
 
 Kind = Literal["asserts", "calls", "stdin"]
@@ -47,16 +46,6 @@ class Tests(NamedTuple):
     tests: str = ""
     inputs: Sequence[Any] = ()
     outputs: Sequence[Any] = ()
-
-
-def extract_code(text: str) -> str | None:
-    """Return the last closed Markdown block of Python in a text; None without one."""
-    blocks = [
-        block.group(2)
-        for block in _BLOCK.finditer(text)
-        if block.group(1).lower() in _LANGUAGES
-    ]
-    return blocks[-1] if blocks else None
 
 
 def read_tests(reference: dict[str, Any]) -> Tests:
@@ -96,11 +85,64 @@ def read_tests(reference: dict[str, Any]) -> Tests:
 def _check_asserts(tests: Tests) -> None:
     for name in ("tests", "setup"):
         try:
-            compile(getattr(tests, name), f"{name}.py", "exec")
+            with _any_digits():
+                compile(getattr(tests, name), f"{name}.py", "exec")
         except (SyntaxError, ValueError, TypeError) as error:
             raise ValueError(f"the {name} are not Python: {error}") from error
     if not tests.tests.strip():
         raise ValueError("tests of kind 'asserts' are empty, and any solution passes")
+
+
+def _parse(trusted: str) -> ast.Module:
+    with _any_digits():
+        return ast.parse(trusted)
+
+
+@contextlib.contextmanager
+def _any_digits() -> Iterator[None]:
+    """Lift Python's limit of 4,300 digits for the whole numbers in a reference."""
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        yield
+    finally:
+        sys.set_int_max_str_digits(before)
+
+
+def find_solution(answer: str, reference: dict[str, Any]) -> str | None:
+    """Return the source of the program in a completion; None without one.
+
+    It is the one that `judge` runs, and without usable tests the last one.
+    """
+    try:
+        return _find_solution(answer, read_tests(reference))
+    except ValueError:
+        return blocks.find_program(answer)
+
+
+def _find_solution(answer: str, tests: Tests) -> str | None:
+    if tests.kind == "stdin":
+        return blocks.find_program(answer, reads=any(map(str.strip, tests.inputs)))
+    if tests.entry_point:
+        return blocks.find_program(answer, re.findall(r"^\w+", tests.entry_point))
+    return blocks.find_program(answer, _names_asked(tests.setup, tests.tests))
+
+
+@functools.lru_cache(maxsize=64)
+def _names_asked(setup: str, tests: str) -> list[str]:
+    """Return the names that tests use and that neither they nor Python define."""
+    nodes = [*ast.walk(_parse(setup)), *ast.walk(_parse(tests))]
+    known = set(dir(builtins))
+    for node in nodes:
+        match node:
+            case ast.Name(ctx=ast.Store() | ast.Del(), id=name) | ast.arg(arg=name):
+                known.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                known.add(name)
+            case ast.alias(name=name, asname=given):
+                known.add(given or name.partition(".")[0])
+    used = (node.id for node in nodes if isinstance(node, ast.Name))
+    return sorted(set(used) - known)
 
 
 def judge(
@@ -114,7 +156,7 @@ def judge(
     packages: str = "",
     float_tolerance: float = 0.0,
 ) -> Verdict:
-    """Judge a completion's last block of code by all tests of the reference.
+    """Judge the program in a completion by all tests of the reference.
 
     A solution is wrong that takes more than `wall_s` for all tests, or `cpu_s` or
     `memory_mib`, which a program may take for each input.  Beside Python's own modules
@@ -127,10 +169,10 @@ def judge(
         ValueError: the reference holds no tests that can be run.
         SandboxError: no sandbox can be made; nothing was run.
     """
-    source = extract_code(answer)
+    tests = read_tests(reference)
+    source = _find_solution(answer, tests)
     if source is None:
         return Verdict("no_answer")
-    tests = read_tests(reference)
     for text in (tests.setup, tests.tests):
         if missing := missing_of_tests(text, packages):
             return _lacking("the tests import", missing)
@@ -364,7 +406,7 @@ def missing_of_program(source: str, packages: str) -> str:
 @functools.lru_cache(maxsize=64)
 def missing_of_tests(code: str, packages: str) -> str:
     """Return the first module of any name that tests import and miss, or ""."""
-    for node in ast.parse(code).body:
+    for node in _parse(code).body:
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

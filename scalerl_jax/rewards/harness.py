@@ -251,9 +251,9 @@ class Solution:
 # `import_string` (lcb_runner/evaluation/testing_util.py), of which these are what
 # solutions use.  A module wins over its member of the same name, as there.
 _GIVEN = {
-    "typing": "Any Callable DefaultDict Deque Dict FrozenSet Generator Generic Hashable "
-    "Iterable Iterator List Literal Mapping NamedTuple NoReturn Optional Sequence Set "
-    "Tuple Type TypeVar Union",
+    "typing": "Any Callable DefaultDict Deque Dict FrozenSet Generator Generic "
+    "Hashable Iterable Iterator List Literal Mapping NamedTuple NoReturn Optional "
+    "Sequence Set Tuple Type TypeVar Union",
     "collections": "ChainMap Counter OrderedDict defaultdict deque namedtuple",
     "heapq": "heapify heappop heappush heappushpop heapreplace merge nlargest "
     "nsmallest",

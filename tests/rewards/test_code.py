@@ -266,7 +266,7 @@ ENDS = {
     "atexit, unbuffered": "import atexit, os\natexit.register(os.write, 1, b'15')",
     "atexit of what comes later": "import atexit\nx = []\n"
     "atexit.register(lambda: print(*x))\nx.append(15)",
-    "atexit after an exit": "import atexit, sys\natexit.register(print, 15)\nsys.exit()",
+    "atexit after an exit": "import atexit\natexit.register(print, 15)\nexit()",
     "a thread": "import threading, time\ndef late():\n  time.sleep(0.1)\n  print(15)\n"
     "threading.Thread(target=late).start()",
     "a thread with a large stack": "import sys, threading\n"
@@ -275,8 +275,8 @@ ENDS = {
     "def main(): print(deep(15_000) // 1000)\nthreading.Thread(target=main).start()",
     "a file that is left open": "out = open(1, 'w')\nout.write('15')",
     "a standard output of its own": "import io, sys\nsys.stdout = io.StringIO()\n"
-    "print(15)\nsys.__stdout__ = None\nimport os\n"
-    "import atexit\natexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))",
+    "import atexit, os\nprint(15)\nsys.__stdout__ = None\n"
+    "atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))",
     "an own class in pickle": "import pickle\nclass A: x = 15\n"
     "print(pickle.loads(pickle.dumps(A())).x)",
     "an own dataclass": "import dataclasses\n@dataclasses.dataclass\nclass A:\n"

@@ -20,6 +20,7 @@ from scalerl_jax.preflight.check import (
     head_is_float32,
     router_is_float32,
 )
+from scalerl_jax.preflight.figures import amount, duration
 from scalerl_jax.preflight.hlo import Traffic
 from scalerl_jax.preflight.whole_step import step_json, step_lines
 from scalerl_jax.wiring.devices import is_shared
@@ -208,18 +209,13 @@ def notes(result: Result) -> list[str]:
     parts, placement = result.parts, result.parts.placement
     said = list(parts.notes)
     if placement.separate or placement.learner.shape != result.topology.shape:
+        start = "; --ray=slice starts their processes" if parts.fitted.seats else ""
         said.append(
             f"the learner is compiled for {placement.learner.name}, the sampler for "
-            f"{placement.sampler.name}: boxes of the slice; --ray=slice starts their "
-            f"processes"
+            f"{placement.sampler.name}: boxes of the slice{start}"
         )
     if placement.unused:
-        said.append(
-            f"{placement.unused} of {result.topology.num_devices} devices stay unused; "
-            f"they can hold {placement.unused // parts.sampler_mesh.size} more "
-            f"generators of this size: mesh.data, mesh.fsdp and generators.count = 0 "
-            f"leave the split to the preflight and to runs"
-        )
+        said.append(_why_unused(result))
     if result.topology.slices > 1:
         said.append(
             "the network between slices is not in the rooflines: every microbatch sums "
@@ -236,6 +232,27 @@ def notes(result: Result) -> list[str]:
         "operand was bfloat16, and 1 if both were"
     )
     return said
+
+
+def _why_unused(result: Result) -> str:
+    """Return which settings leave devices unused, and what would use them."""
+    parts, unused = result.parts, result.parts.placement.unused
+    mesh, generators = parts.config.mesh, parts.config.generators
+    product = f"mesh.data * fsdp * context * tensor = {mesh.num_devices}"
+    taken = f"{product} gives the learner as many, which the generators share"
+    rest = ""
+    if not is_shared(parts.config):
+        taken = (
+            f"{product} and generators.count * devices = "
+            f"{generators.count * generators.devices} take the others"
+        )
+        more = unused // parts.sampler_mesh.size
+        rest = f"; they can hold {more} more generators of this size"
+    return (
+        f"{unused} of {result.topology.num_devices} devices stay unused, and are paid "
+        f"for: {taken}{rest}; mesh.data, mesh.fsdp and generators.count = 0 leave the "
+        f"split to the preflight and to runs"
+    )
 
 
 def to_text(result: Result, *, config_file: str, price: float | None = None) -> str:
@@ -291,7 +308,7 @@ def _cost_lines(result: Result) -> list[str]:
     lines = [
         "",
         f"{'program':<17} {'calls':>5} {'TFLOP':>10} {'of it head':>10} "
-        f"{'compute s':>10} {'HBM s':>8} {'ICI s':>8}  bound by  head",
+        f"{'compute':>8} {'HBM':>8} {'ICI':>8}  bound by  head",
     ]
     for name, each in result.programs.items():
         if name == "publish":
@@ -303,9 +320,10 @@ def _cost_lines(result: Result) -> list[str]:
         if name == "prefill" and each.head is not None and not each.head.highest:
             head = "none: it draws no token"
         lines.append(
-            f"{name:<17} {each.calls:>5} {each.work.flops / 1e12:>10.1f} "
-            f"{each.work.head / 1e12:>10.1f} {cost.compute:>10.4f} {cost.hbm:>8.4f} "
-            f"{cost.ici:>8.4f}  {cost.bound_by:<8}  {head}"
+            f"{name:<17} {each.calls:>5} {amount(each.work.flops / 1e12):>10} "
+            f"{amount(each.work.head / 1e12):>10} {duration(cost.compute):>8} "
+            f"{duration(cost.hbm):>8} {duration(cost.ici):>8}  "
+            f"{cost.bound_by:<8}  {head}"
         )
     for name, each in result.programs.items():
         if each.router is not None:
@@ -328,7 +346,7 @@ def _cost_lines(result: Result) -> list[str]:
     rate = settings.slots * settings.tokens_per_call / tokens.roofline.seconds
     lines += [
         "",
-        f"optimizer step: {_step_seconds(result):.2f} s or more "
+        f"optimizer step: {duration(_step_seconds(result))} or more "
         f"({result.microbatches} microbatches if every rollout is as long as can be)",
         f"its head: {1 - work.layers / work.passes:.0%} of the matrix units' work",
         f"decoding: {rate:,.0f} tokens/s or less from a sampler with "

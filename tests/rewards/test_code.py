@@ -277,6 +277,10 @@ ENDS = {
     "a standard output of its own": "import io, sys\nsys.stdout = io.StringIO()\n"
     "import atexit, os\nprint(15)\nsys.__stdout__ = None\n"
     "atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))",
+    "an object that is let go": "import os\nclass A:\n"
+    "  def __del__(self): print(15)\na = A()\na.itself = a",
+    "a callback that fails": "import atexit\natexit.register(print, 15)\n"
+    "atexit.register(int, 'x')\natexit.register(exit, 3)",
     "an own class in pickle": "import pickle\nclass A: x = 15\n"
     "print(pickle.loads(pickle.dumps(A())).x)",
     "an own dataclass": "import dataclasses\n@dataclasses.dataclass\nclass A:\n"

@@ -12,3 +12,8 @@ def duration(seconds: float) -> str:
         if seconds >= size:
             return f"{amount(seconds / size)} {unit}"
     return f"{amount(seconds / 1e-6)} us"
+
+
+def gib(size: float) -> str:
+    """Return bytes in GiB."""
+    return f"{size / 2**30:.2f} GiB"

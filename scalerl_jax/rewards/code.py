@@ -12,21 +12,22 @@ sandbox and asserts in another (see `harness`); the outputs of calls and program
 compared here, and what is expected of them enters no sandbox.
 """
 
-import ast
-import builtins
 import contextlib
 import decimal
-import functools
 import json
 import math
 import re
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
 from scalerl_jax.rewards import blocks, harness
+from scalerl_jax.rewards.requirements import (
+    any_digits,
+    missing_of_program,
+    missing_of_tests,
+    names_asked,
+)
 from scalerl_jax.rewards.sandbox import Channel, Limits, OutOfTime, Sandbox
 from scalerl_jax.rewards.verdict import Verdict
 
@@ -85,28 +86,12 @@ def read_tests(reference: dict[str, Any]) -> Tests:
 def _check_asserts(tests: Tests) -> None:
     for name in ("tests", "setup"):
         try:
-            with _any_digits():
+            with any_digits():
                 compile(getattr(tests, name), f"{name}.py", "exec")
         except (SyntaxError, ValueError, TypeError) as error:
             raise ValueError(f"the {name} are not Python: {error}") from error
     if not tests.tests.strip():
         raise ValueError("tests of kind 'asserts' are empty, and any solution passes")
-
-
-def _parse(trusted: str) -> ast.Module:
-    with _any_digits():
-        return ast.parse(trusted)
-
-
-@contextlib.contextmanager
-def _any_digits() -> Iterator[None]:
-    """Lift Python's limit of 4,300 digits for the whole numbers in a reference."""
-    before = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(0)
-    try:
-        yield
-    finally:
-        sys.set_int_max_str_digits(before)
 
 
 def find_solution(answer: str, reference: dict[str, Any]) -> str | None:
@@ -125,24 +110,7 @@ def _find_solution(answer: str, tests: Tests) -> str | None:
         return blocks.find_program(answer, reads=any(map(str.strip, tests.inputs)))
     if tests.entry_point:
         return blocks.find_program(answer, re.findall(r"^\w+", tests.entry_point))
-    return blocks.find_program(answer, _names_asked(tests.setup, tests.tests))
-
-
-@functools.lru_cache(maxsize=64)
-def _names_asked(setup: str, tests: str) -> list[str]:
-    """Return the names that tests use and that neither they nor Python define."""
-    nodes = [*ast.walk(_parse(setup)), *ast.walk(_parse(tests))]
-    known = set(dir(builtins))
-    for node in nodes:
-        match node:
-            case ast.Name(ctx=ast.Store() | ast.Del(), id=name) | ast.arg(arg=name):
-                known.add(name)
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                known.add(name)
-            case ast.alias(name=name, asname=given):
-                known.add(given or name.partition(".")[0])
-    used = (node.id for node in nodes if isinstance(node, ast.Name))
-    return sorted(set(used) - known)
+    return blocks.find_program(answer, names_asked(tests.setup, tests.tests))
 
 
 def judge(
@@ -370,58 +338,3 @@ def same_value(value: Any, expected: Any, tolerance: float = 0.0) -> bool:
 
 def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-# Modules that a program or its tests import and a sandbox does not have.  That is a
-# fault of the sandbox, not of the program.  But a failure that is not judged is not
-# punished either, and `import anything` must be no way out: of a program only the
-# modules of a short list count, which it can expect of a Python in use, and which a
-# user can install.
-
-WELL_KNOWN = frozenset(
-    "bitarray bs4 cv2 gmpy2 jax lxml matplotlib mpmath networkx nltk numba numpy "
-    "pandas PIL plotly pydantic pytest regex requests scipy seaborn skimage sklearn "
-    "sortedcontainers statsmodels sympy tensorflow torch yaml".split()
-)
-# At the beginning of a line: what stands there ends the program if it is missing.  By
-# pattern: nothing that a policy wrote is parsed in the verifier's own process.
-_IMPORT = re.compile(
-    r"^(?:import[ \t]+(?P<names>\w[\w., \t]*)"
-    r"|from[ \t]+(?P<name>\w+)[\w.]*[ \t]+import\b)",
-    re.MULTILINE,
-)
-
-
-def missing_of_program(source: str, packages: str) -> str:
-    """Return the first well-known module that a program imports and misses, or ""."""
-    for found in _IMPORT.finditer(source):
-        names = [found["name"]] if found["name"] else found["names"].split(",")
-        for each in names:
-            name = re.match(r"\s*(\w*)", each)
-            if name and name[1] in WELL_KNOWN and not _is_there(name[1], packages):
-                return name[1]
-    return ""
-
-
-@functools.lru_cache(maxsize=64)
-def missing_of_tests(code: str, packages: str) -> str:
-    """Return the first module of any name that tests import and miss, or ""."""
-    for node in _parse(code).body:
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [node.module or ""]
-        for name in names:
-            if not _is_there(name.partition(".")[0], packages):
-                return name
-    return ""
-
-
-def _is_there(name: str, packages: str) -> bool:
-    """Return whether Python itself has a module, or the directory of packages."""
-    if name in sys.stdlib_module_names:
-        return True
-    return bool(packages) and any(
-        path.name.partition(".")[0] == name for path in Path(packages).glob(f"{name}*")
-    )

@@ -6,7 +6,8 @@ runs none of the solution's code, and sees of it data alone: plain values, copie
 handles to everything else.  So there is nothing that a solution could print, patch,
 compare equal or exit with that would pass for a right answer.
 
-This file is run by itself, by a bare Python: only the standard library is imported.
+This file is run by itself, by a bare Python: only the standard library is imported,
+and it is above 400 lines.
 A frame is 4 bytes of length and JSON.
 """
 

@@ -28,7 +28,9 @@ class Forecast:
 
     generate_seconds: float  # all replicas at work on the rollouts of a step
     train_seconds: float
-    publish_seconds: float  # until all replicas have a version; nobody waits
+    # Until all replicas have a version, for which nobody waits; of shared devices, of a
+    # copy within their memory.
+    publish_seconds: float
     step_seconds: float
     evaluation_seconds: float  # of one, with all replicas and no training rollouts
     devices: int  # that are paid for
@@ -80,6 +82,24 @@ class Forecast:
         return steps + self.evaluation_hours(config) * self.chips
 
 
+def _publish_seconds(config: Config, arch: Architecture, chip: Chip) -> float:
+    """Return the seconds until all generators have a version."""
+    mesh, generators = config.mesh, config.generators
+    learner = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
+    written = value_bytes(config.model.sampler_dtype)
+    if generators.placement == "shared":
+        read = value_bytes(config.model.param_dtype)
+        return rates.copy_seconds(arch, chip, learner, read, written)
+    return rates.publish_seconds(
+        arch,
+        chip,
+        learner_chips=learner,
+        replicas=generators.count,
+        replica_chips=generators.devices,
+        itemsize=written,
+    )
+
+
 def forecast(
     config: Config,
     arch: Architecture,
@@ -109,17 +129,10 @@ def forecast(
     turns = max(1.0, replicas * each / learner) if shared else 1.0
     generate = generate * turns + pause_seconds(config, arch, replica_chips=each)
     train = batch.epochs * _train_seconds(config, arch, chip, lengths, reached)
-    publish = rates.publish_seconds(
-        arch,
-        chip,
-        learner_chips=learner,
-        replicas=replicas,
-        replica_chips=each,
-        itemsize=value_bytes(config.model.sampler_dtype),
-    )
+    publish = _publish_seconds(config, arch, chip)
     if in_turn:
         # A batch's generation and its publication serve all of its epochs.
-        step = generate + train + (0.0 if shared else publish)
+        step = generate + train + publish
     else:
         # The longest rollout must be done before max_staleness steps have passed.
         longest = decoding.longest / max(config.queue.max_staleness, 1)

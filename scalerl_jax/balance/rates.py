@@ -186,6 +186,20 @@ def publish_seconds(
     return max(sent, version / replica_chips) / chip.host_bandwidth
 
 
+def copy_seconds(
+    arch: Architecture, chip: Chip, devices: int, read: int, written: int
+) -> float:
+    """Return the seconds of a copy of the params in the memory of their own devices.
+
+    Args:
+        chip: the kind of TPU, at the peak of its memory.
+        devices: that the params are cut over.
+        read: bytes of a weight.
+        written: bytes of a weight in the copy.
+    """
+    return arch.num_params * (read + written) / devices / chip.hbm_bandwidth
+
+
 def placing_seconds(
     arch: Architecture, *, replica_chips: int, hosts: int = 1, itemsize: int = 2
 ) -> float:

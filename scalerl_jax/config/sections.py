@@ -462,7 +462,8 @@ class ObjectiveConfig:
     )
     expert_balance: NotNegative = setting(
         0.0,
-        "of an auxiliary loss that evens out how many tokens a mixture's experts take",
+        "of an auxiliary loss that evens out how many tokens a mixture's experts take, "
+        "in each microbatch; it alone depends on how a batch is cut into these",
         "Switch Transformers, 2101.03961: 0.01",
     )
     expert_bias_rate: NotNegative = setting(

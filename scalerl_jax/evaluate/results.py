@@ -18,7 +18,7 @@ import scalerl_jax
 from scalerl_jax.config import MathAnswer
 from scalerl_jax.evaluate.policy import Described
 from scalerl_jax.generation.evaluation import Judged
-from scalerl_jax.rewards.code import extract_code
+from scalerl_jax.rewards.code import find_solution
 from scalerl_jax.utils.reading import check_regular, parse_json
 
 SUMMARY_FILE, SAMPLES_FILE, PAGE_FILE = "summary.json", "samples.jsonl", "viewer.html"
@@ -114,7 +114,7 @@ def final_answer(
         return None, None
     verifier = reference.get("verifier")
     if verifier == "code":
-        return extract_code(given), None
+        return find_solution(given, reference), None
     if verifier != "math":
         return given, " ".join(given.split()) or None
     # Here and not above: math-verify takes a second to import.

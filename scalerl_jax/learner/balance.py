@@ -24,7 +24,8 @@ class Evening:
     with a token's scores scaled to a sum of 1: Switch Transformers,
     https://arxiv.org/abs/2101.03961, equations 4 to 6.  Even loads give a loss of
     `coefficient`.  Each microbatch has its own f and P, over all its tokens but
-    padding, and its loss is weighted by its share of the batch's weights.
+    padding, and its loss is weighted by its share of the batch's weights.  So the
+    loss depends on the cut: f of the whole batch would take a pass before the first.
     """
 
     coefficient: float = 0.0

@@ -125,18 +125,23 @@ class Architecture:
             if spec.axes[:2] == ("layers", "experts")
         )
 
+    @functools.cached_property
+    def _num_layer_matrix_params(self) -> int:
+        layers = parameter_table(self)["layers"].values()
+        return sum(spec.size for spec in layers if not spec.is_vector)
+
     def flops_per_token(self, context: float, *, head: bool = True) -> float:
         """Forward FLOPs of one token that attends to `context` tokens.
 
-        Two per active parameter of each matmul (the embedding lookup is none), and
-        4 * heads * head_dim per attended token and layer; a layer that sees chunks
-        attends to half of one on average, if that is less.
+        Two per active parameter of each matmul (the embedding lookup is none, and
+        norms and biases are none), and 4 * heads * head_dim per attended token and
+        layer; a layer that sees chunks attends to half of one on average, if that is
+        less.
         """
-        embedding = self.vocab_size * self.hidden_size
-        outer = (1 if self.tied_embeddings else 2) * embedding
-        matmul_params = self.num_active_params - outer
+        idle = self.num_params - self.num_active_params
+        matmul_params = self._num_layer_matrix_params - idle
         if head:
-            matmul_params += embedding
+            matmul_params += self.vocab_size * self.hidden_size
         attention = 4 * self.num_heads * self.head_dim * self.seen(context)
         return 2.0 * matmul_params + attention
 
@@ -164,6 +169,11 @@ class ParamSpec:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def is_vector(self) -> bool:
+        """Return whether it is one vector, or one per layer: a norm or a bias."""
+        return len(self.axes) - ("layers" in self.axes) == 1
 
 
 # Parameters of the parts of a layer, with the axis that each dimension lies along.

@@ -251,10 +251,13 @@ def _check_tensors(
             f"{arch.family} model, first {missing[0]}; found in "
             f"{sorted({tensor.file.name for tensor in stored.values()})}"
         )
+    names = find_family(arch.family).tensors
     for name, tensor in stored.items():
         if name not in expected:
-            tied_head = find_family(arch.family).tensors["head"]
-            if name.endswith(IGNORED) or (arch.tied_embeddings and name == tied_head):
+            if name.endswith(IGNORED):
+                continue
+            if arch.tied_embeddings and name == names["head"]:
+                _check_tied(tensor, stored[names["embedding"]])
                 continue
             raise ValueError(
                 f"{tensor.file} holds tensor {tensor.name}, which this {arch.family} "
@@ -265,6 +268,27 @@ def _check_tensors(
                 f"{tensor.file}: tensor {tensor.name} has shape {tensor.shape}; the "
                 f"architecture asks for {expected[name]}"
             )
+
+
+def _check_tied(head: Stored, embedding: Stored) -> None:
+    """Refuse a head beside tied embeddings that is not the embedding once more."""
+    rows = max(1, _CHUNK_BYTES // (4 * math.prod(head.shape[1:])))
+    regions = [
+        (
+            (start, min(start + rows, head.shape[0])),
+            *((0, end) for end in head.shape[1:]),
+        )
+        for start in range(0, head.shape[0], rows)
+    ]
+    if head.shape != embedding.shape or not all(
+        np.array_equal(head.read(region), embedding.read(region)) for region in regions
+    ):
+        raise ValueError(
+            f"{head.file}: tensor {head.name} differs from {embedding.name}, and "
+            f"config.json says tie_word_embeddings = true, by which it would not be "
+            f"used; write false there to use it (transformers 5 and vLLM do), or "
+            f"remove it from the file"
+        )
 
 
 # The tensors of a Hugging Face directory: of one safetensors file, or of many.

@@ -28,11 +28,7 @@ def run(argv: Sequence[str]) -> int:
         return tell(error)
 
 
-def _run(argv: list[str]) -> int:
-    values = flags.FlagValues()
-    given = config_flags.DEFINE_config_file(
-        "config", None, "Settings, a Python file.", flag_values=values, sys_argv=argv
-    )
+def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "topology",
         None,
@@ -58,6 +54,14 @@ def _run(argv: list[str]) -> int:
         "search": "Compile for the most rows of a microbatch that fit.",
     }.items():
         flags.DEFINE_bool(name, False, meaning, flag_values=values)
+
+
+def _run(argv: list[str]) -> int:
+    values = flags.FlagValues()
+    given = config_flags.DEFINE_config_file(
+        "config", None, "Settings, a Python file.", flag_values=values, sys_argv=argv
+    )
+    _define(values)
     about = "Say what fits a TPU topology, on a machine without one."
     if extra := config_lib.read_flags(
         values, argv, settings=config_lib.Config, about=about

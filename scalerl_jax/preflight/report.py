@@ -20,37 +20,13 @@ from scalerl_jax.preflight.check import (
     head_is_float32,
     router_is_float32,
 )
+from scalerl_jax.preflight.figures import amount, duration, gib
 from scalerl_jax.preflight.hlo import Traffic
+from scalerl_jax.preflight.notes import advice, notes
 from scalerl_jax.preflight.whole_step import step_json, step_lines
 from scalerl_jax.wiring.devices import is_shared
 
 _OTHERS = ("prefill", "decode", "publish")  # what a train step does not run
-# Part of the memory -> the settings that make it smaller.
-_SHARDS = "mesh.fsdp or more devices: more shards of the state"
-ADVICE = {
-    "params": _SHARDS,
-    "optimizer": _SHARDS,
-    "learner's state": _SHARDS,
-    "gradients so far": _SHARDS,
-    "gradients of the microbatch": _SHARDS,
-    "saved activations": (
-        "batch.rows_per_microbatch, model.remat = 'full', or mesh.context"
-    ),
-    "logits tile": "model.head_chunk_tokens or model.head_chunk_vocab",
-    "slab of the head": "model.head_chunk_vocab",
-    "other temporaries": (
-        "batch.rows_per_microbatch, batch.row_tokens, mesh.context or mesh.tensor"
-    ),
-    "sampler's params": "generators.devices, or model.sampler_dtype = 'bfloat16'",
-    "params of the next version": "generators.versions = 1, or generators.devices",
-    "KV cache": "sampler.cache_tokens, or generators.devices",
-    "KV cache of an evaluation": "sampler.cache_tokens, or generators.devices",
-    "temporaries": "sampler.slots or sampler.prefill_tokens",
-    "code of all programs": "sampler.slots: fewer sizes to compile for",
-    "copy to publish": "generators.devices: more shards of the copy",
-    "arguments and results": _SHARDS,
-}
-_GIB = 2**30
 # A config and a topology that it is for.
 _CASES = (
     ("8b", "v5p:4x4x4"),
@@ -184,60 +160,6 @@ def _step_seconds(result: Result) -> float:
     return sum(one.roofline.seconds * one.calls for one in _of_step(result))
 
 
-def advice(result: Result) -> list[str]:
-    """Return what to change, the largest part first; empty if everything fits."""
-    said: list[str] = []
-    for name, each in result.programs.items():
-        if each.peak_bytes <= result.limit and not each.too_large:
-            continue
-        for part, size in sorted(each.parts.items(), key=lambda one: -one[1]):
-            if part in ADVICE and size > result.limit / 100:
-                line = f"{part} ({_gib(size)} in {name}): {ADVICE[part]}"
-                said.append(line)
-        if each.too_large:
-            said.append(f"{name} was not compiled: {each.too_large}")
-            said.append(
-                "its temporaries are not known then: lower batch.rows_per_microbatch, "
-                "batch.row_tokens or sampler.slots first"
-            )
-    return said
-
-
-def notes(result: Result) -> list[str]:
-    """Return what a reader must know about how it was found."""
-    parts, placement = result.parts, result.parts.placement
-    said = list(parts.notes)
-    if placement.separate or placement.learner.shape != result.topology.shape:
-        said.append(
-            f"the learner is compiled for {placement.learner.name}, the sampler for "
-            f"{placement.sampler.name}: boxes of the slice; --ray=slice starts their "
-            f"processes"
-        )
-    if placement.unused:
-        said.append(
-            f"{placement.unused} of {result.topology.num_devices} devices stay unused; "
-            f"they can hold {placement.unused // parts.sampler_mesh.size} more "
-            f"generators of this size: mesh.data, mesh.fsdp and generators.count = 0 "
-            f"leave the split to the preflight and to runs"
-        )
-    if result.topology.slices > 1:
-        said.append(
-            "the network between slices is not in the rooflines: every microbatch sums "
-            "its gradients over mesh.data through it"
-        )
-    said.append(
-        "an evaluation holds a KV cache of its own beside the training one, and the "
-        "sampler generators.versions of the params, and another with "
-        "eval.concurrent; all are counted"
-    )
-    said.append(
-        "rooflines are bounds from below (everything at its peak, all overlapped); a "
-        "float32 product at the highest precision takes 6 bfloat16 passes, 3 if one "
-        "operand was bfloat16, and 1 if both were"
-    )
-    return said
-
-
 def to_text(result: Result, *, config_file: str, price: float | None = None) -> str:
     """Return tables to read; with `price` of a chip-hour, what a run costs."""
     parts, limit = result.parts, result.limit
@@ -245,7 +167,7 @@ def to_text(result: Result, *, config_file: str, price: float | None = None) -> 
     lines = [
         f"{config_file} on {result.topology.name}: "
         f"{'fits' if result.fits else 'DOES NOT FIT'} "
-        f"({_gib(limit)} of HBM for programs on each device)",
+        f"({gib(limit)} of HBM for programs on each device)",
         f"devices: learner {parts.learner_mesh.size} (data {mesh.data}, fsdp "
         f"{mesh.fsdp}, context {mesh.context}, tensor {mesh.tensor}), sampler "
         + ("shares " if is_shared(parts.config) else "")
@@ -278,10 +200,10 @@ def to_text(result: Result, *, config_file: str, price: float | None = None) -> 
 def _memory_lines(name: str, each: Checked, limit: int) -> list[str]:
     verdict = "" if each.peak_bytes <= limit and not each.too_large else "  TOO LARGE"
     least = " or more" if each.too_large else ""
-    lines = [f"{name}: {_gib(each.peak_bytes)}{least} of {_gib(limit)}{verdict}"]
+    lines = [f"{name}: {gib(each.peak_bytes)}{least} of {gib(limit)}{verdict}"]
     for part, size in sorted(each.parts.items(), key=lambda one: -one[1]):
         if size >= 2**20:
-            lines.append(f"    {_gib(size):>10}  {part}")
+            lines.append(f"    {gib(size):>10}  {part}")
     if each.too_large:
         lines.append(f"    the compiler: {each.too_large}")
     return lines
@@ -291,7 +213,7 @@ def _cost_lines(result: Result) -> list[str]:
     lines = [
         "",
         f"{'program':<17} {'calls':>5} {'TFLOP':>10} {'of it head':>10} "
-        f"{'compute s':>10} {'HBM s':>8} {'ICI s':>8}  bound by  head",
+        f"{'compute':>8} {'HBM':>8} {'ICI':>8}  bound by  head",
     ]
     for name, each in result.programs.items():
         if name == "publish":
@@ -303,9 +225,10 @@ def _cost_lines(result: Result) -> list[str]:
         if name == "prefill" and each.head is not None and not each.head.highest:
             head = "none: it draws no token"
         lines.append(
-            f"{name:<17} {each.calls:>5} {each.work.flops / 1e12:>10.1f} "
-            f"{each.work.head / 1e12:>10.1f} {cost.compute:>10.4f} {cost.hbm:>8.4f} "
-            f"{cost.ici:>8.4f}  {cost.bound_by:<8}  {head}"
+            f"{name:<17} {each.calls:>5} {amount(each.work.flops / 1e12):>10} "
+            f"{amount(each.work.head / 1e12):>10} {duration(cost.compute):>8} "
+            f"{duration(cost.hbm):>8} {duration(cost.ici):>8}  "
+            f"{cost.bound_by:<8}  {head}"
         )
     for name, each in result.programs.items():
         if each.router is not None:
@@ -318,8 +241,8 @@ def _cost_lines(result: Result) -> list[str]:
     for name, each in result.programs.items():
         for kind, sums in sorted(each.traffic.items()):
             lines.append(
-                f"    {name:<17} {kind:<19} {sums.count:>7} x  {_gib(sums.bytes):>10}"
-                f"  sends {_gib(sums.sent_bytes)}"
+                f"    {name:<17} {kind:<19} {sums.count:>7} x  {gib(sums.bytes):>10}"
+                f"  sends {gib(sums.sent_bytes)}"
             )
     lines += [""] + (_product_lines(result) or ["products cost what was asked for"])
     settings = result.parts.engine.settings
@@ -328,7 +251,7 @@ def _cost_lines(result: Result) -> list[str]:
     rate = settings.slots * settings.tokens_per_call / tokens.roofline.seconds
     lines += [
         "",
-        f"optimizer step: {_step_seconds(result):.2f} s or more "
+        f"optimizer step: {duration(_step_seconds(result))} or more "
         f"({result.microbatches} microbatches if every rollout is as long as can be)",
         f"its head: {1 - work.layers / work.passes:.0%} of the matrix units' work",
         f"decoding: {rate:,.0f} tokens/s or less from a sampler with "
@@ -354,10 +277,6 @@ def _product_lines(result: Result) -> list[str]:
 def _in_package(place: str) -> str:
     """Return a place of the source without what is before its package."""
     return place[max(place.rfind("scalerl_jax/"), 0) :]
-
-
-def _gib(size: float) -> str:
-    return f"{size / _GIB:.2f} GiB"
 
 
 def row(config: str, answer: dict) -> str:

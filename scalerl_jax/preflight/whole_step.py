@@ -9,6 +9,7 @@ from scalerl_jax.balance.lengths import Lengths, assumed_lengths
 from scalerl_jax.balance.rates import BOUND, EXPECTED
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.preflight.figures import amount, duration
 from scalerl_jax.preflight.fitting import Fitted
 from scalerl_jax.preflight.topologies import Topology
 
@@ -121,20 +122,22 @@ def step_lines(step: WholeStep, fitted: Fitted, *, price: float | None) -> list[
         "",
         f"a whole step, with rollouts of {step.lengths.mean:,.0f} tokens "
         f"({step.lengths.source}):",
-        f"{'':<14} {'expected':>10} {'bound':>10}",
+        f"{'':<14} {'expected':>8} {'bound':>10}",
     ]
     for name in ("generate", "train", "publish", "step"):
         one, other = (getattr(each, f"{name}_seconds") for each in (found, bound))
-        lines.append(f"    {name:<10} {one:>8.1f} s {other:>8.1f} s")
+        lines.append(f"    {name:<10} {duration(one):>8} {duration(other):>10}")
     hours, evaluations = found.chip_hours(config), found.evaluation_hours(config)
-    money = "" if price is None else f", {price * hours:,.0f} at {price:g} a chip-hour"
+    money = (
+        "" if price is None else f", {amount(price * hours)} at {price:g} a chip-hour"
+    )
     lines += [
         f"a step is {what}; idle: learner {found.learner_idle:.0%}, generators "
         f"{found.generator_idle:.0%}, unused {found.devices - found.devices_at_work} "
         f"devices; {found.busy_share:.0%} of the devices' time is work",
-        f"{found.chip_hours_per_step:.2f} chip-hours a step; train.num_steps = "
-        f"{config.train.num_steps:,}: {hours:,.0f} chip-hours{money}, with "
-        f"{evaluations:.1f} h of evaluations",
+        f"{amount(found.chip_hours_per_step)} chip-hours a step; train.num_steps = "
+        f"{config.train.num_steps:,}: {amount(hours)} chip-hours{money}, with "
+        f"{duration(3600 * evaluations)} of evaluations",
         f"can be started: yes, {fitted.processes} processes"
         if fitted.can_start
         else f"CANNOT BE STARTED: {fitted.why_not}",
@@ -153,8 +156,9 @@ def _best_lines(step: WholeStep) -> list[str]:
     return [
         f"best split of {step.best.tried}: learner {found.learner_devices}, generators "
         f"{step.best.config.generators.count} x "
-        f"{step.best.config.generators.devices}: a step of {found.step_seconds:.1f} s, "
-        f"{found.busy_share:.0%} work, {found.chip_hours_per_step:.2f} chip-hours "
+        f"{step.best.config.generators.devices}: a step of "
+        f"{duration(found.step_seconds)}, {found.busy_share:.0%} work, "
+        f"{amount(found.chip_hours_per_step)} chip-hours "
         f"({step.saved:.0%} saved):",
         f"    {written}",
     ]

@@ -1,4 +1,4 @@
-"""Verdicts on programs: a completion's last block of code, run against tests.
+"""Verdicts on programs: the block of a completion that is one, run against tests.
 
 A reference holds "tests", of one kind:
 
@@ -12,25 +12,25 @@ sandbox and asserts in another (see `harness`); the outputs of calls and program
 compared here, and what is expected of them enters no sandbox.
 """
 
-import ast
 import contextlib
 import decimal
-import functools
 import json
 import math
 import re
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
-from scalerl_jax.rewards import harness
+from scalerl_jax.rewards import blocks, harness
+from scalerl_jax.rewards.requirements import (
+    any_digits,
+    missing_of_program,
+    missing_of_tests,
+    names_asked,
+)
 from scalerl_jax.rewards.sandbox import Channel, Limits, OutOfTime, Sandbox
 from scalerl_jax.rewards.verdict import Verdict
 
-_BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```", re.M | re.S)
-_LANGUAGES = ("", "python", "py", "python3")
 _MAX_OUTPUT = 16 * 2**20  # bytes of a program's output as JSON
 
 Kind = Literal["asserts", "calls", "stdin"]
@@ -47,16 +47,6 @@ class Tests(NamedTuple):
     tests: str = ""
     inputs: Sequence[Any] = ()
     outputs: Sequence[Any] = ()
-
-
-def extract_code(text: str) -> str | None:
-    """Return the last closed Markdown block of Python in a text; None without one."""
-    blocks = [
-        block.group(2)
-        for block in _BLOCK.finditer(text)
-        if block.group(1).lower() in _LANGUAGES
-    ]
-    return blocks[-1] if blocks else None
 
 
 def read_tests(reference: dict[str, Any]) -> Tests:
@@ -96,11 +86,31 @@ def read_tests(reference: dict[str, Any]) -> Tests:
 def _check_asserts(tests: Tests) -> None:
     for name in ("tests", "setup"):
         try:
-            compile(getattr(tests, name), f"{name}.py", "exec")
+            with any_digits():
+                compile(getattr(tests, name), f"{name}.py", "exec")
         except (SyntaxError, ValueError, TypeError) as error:
             raise ValueError(f"the {name} are not Python: {error}") from error
     if not tests.tests.strip():
         raise ValueError("tests of kind 'asserts' are empty, and any solution passes")
+
+
+def find_solution(answer: str, reference: dict[str, Any]) -> str | None:
+    """Return the source of the program in a completion; None without one.
+
+    It is the one that `judge` runs, and without usable tests the last one.
+    """
+    try:
+        return _find_solution(answer, read_tests(reference))
+    except ValueError:
+        return blocks.find_program(answer)
+
+
+def _find_solution(answer: str, tests: Tests) -> str | None:
+    if tests.kind == "stdin":
+        return blocks.find_program(answer, reads=any(map(str.strip, tests.inputs)))
+    if tests.entry_point:
+        return blocks.find_program(answer, re.findall(r"^\w+", tests.entry_point))
+    return blocks.find_program(answer, names_asked(tests.setup, tests.tests))
 
 
 def judge(
@@ -114,7 +124,7 @@ def judge(
     packages: str = "",
     float_tolerance: float = 0.0,
 ) -> Verdict:
-    """Judge a completion's last block of code by all tests of the reference.
+    """Judge the program in a completion by all tests of the reference.
 
     A solution is wrong that takes more than `wall_s` for all tests, or `cpu_s` or
     `memory_mib`, which a program may take for each input.  Beside Python's own modules
@@ -127,10 +137,10 @@ def judge(
         ValueError: the reference holds no tests that can be run.
         SandboxError: no sandbox can be made; nothing was run.
     """
-    source = extract_code(answer)
+    tests = read_tests(reference)
+    source = _find_solution(answer, tests)
     if source is None:
         return Verdict("no_answer")
-    tests = read_tests(reference)
     for text in (tests.setup, tests.tests):
         if missing := missing_of_tests(text, packages):
             return _lacking("the tests import", missing)
@@ -328,58 +338,3 @@ def same_value(value: Any, expected: Any, tolerance: float = 0.0) -> bool:
 
 def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-# Modules that a program or its tests import and a sandbox does not have.  That is a
-# fault of the sandbox, not of the program.  But a failure that is not judged is not
-# punished either, and `import anything` must be no way out: of a program only the
-# modules of a short list count, which it can expect of a Python in use, and which a
-# user can install.
-
-WELL_KNOWN = frozenset(
-    "bitarray bs4 cv2 gmpy2 jax lxml matplotlib mpmath networkx nltk numba numpy "
-    "pandas PIL plotly pydantic pytest regex requests scipy seaborn skimage sklearn "
-    "sortedcontainers statsmodels sympy tensorflow torch yaml".split()
-)
-# At the beginning of a line: what stands there ends the program if it is missing.  By
-# pattern: nothing that a policy wrote is parsed in the verifier's own process.
-_IMPORT = re.compile(
-    r"^(?:import[ \t]+(?P<names>\w[\w., \t]*)"
-    r"|from[ \t]+(?P<name>\w+)[\w.]*[ \t]+import\b)",
-    re.MULTILINE,
-)
-
-
-def missing_of_program(source: str, packages: str) -> str:
-    """Return the first well-known module that a program imports and misses, or ""."""
-    for found in _IMPORT.finditer(source):
-        names = [found["name"]] if found["name"] else found["names"].split(",")
-        for each in names:
-            name = re.match(r"\s*(\w*)", each)
-            if name and name[1] in WELL_KNOWN and not _is_there(name[1], packages):
-                return name[1]
-    return ""
-
-
-@functools.lru_cache(maxsize=64)
-def missing_of_tests(code: str, packages: str) -> str:
-    """Return the first module of any name that tests import and miss, or ""."""
-    for node in ast.parse(code).body:
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [node.module or ""]
-        for name in names:
-            if not _is_there(name.partition(".")[0], packages):
-                return name
-    return ""
-
-
-def _is_there(name: str, packages: str) -> bool:
-    """Return whether Python itself has a module, or the directory of packages."""
-    if name in sys.stdlib_module_names:
-        return True
-    return bool(packages) and any(
-        path.name.partition(".")[0] == name for path in Path(packages).glob(f"{name}*")
-    )

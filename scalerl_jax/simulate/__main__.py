@@ -23,6 +23,7 @@ from scalerl_jax import config as config_lib
 from scalerl_jax.balance.lengths import read_lengths as read_run
 from scalerl_jax.preflight.fitting import fit_topology
 from scalerl_jax.preflight.topologies import Topology, parse_topology
+from scalerl_jax.simulate.basis import basis_of
 from scalerl_jax.simulate.lengths import Lengths, law_of, read_lengths
 from scalerl_jax.simulate.outcome import Outcome, draw
 from scalerl_jax.simulate.rates import Rates, closed_rates, read_rates
@@ -120,9 +121,11 @@ def _run(argv: list[str]) -> int:
     figures = outcome.figures()
     if said["json"]:
         answer = figures | outcome.counts | {"chips": outcome.scenario.chips}
+        answer |= dataclasses.asdict(world.basis)
         sys.stdout.write(json.dumps(answer) + "\n")
     else:
         sys.stdout.write(_text(outcome, figures, price=said["price"]))
+        sys.stdout.write(world.basis.text())
     return 0
 
 
@@ -165,9 +168,10 @@ class World:
         self._said = said
         self._topology: Topology | None = None
         self._rates_of: Callable[[Scenario], Rates]
+        rates = None
         if said["rates"] is not None:
-            rates = read_rates(said["rates"])
-            self._rates_of = lambda _: rates
+            rates = measured_rates = read_rates(said["rates"])
+            self._rates_of = lambda _: measured_rates
             if not config.sampler.slots:
                 raise ValueError(
                     "sampler.slots = 0 is chosen for a --topology; with --rates set it "
@@ -197,6 +201,7 @@ class World:
             measured=measured,
             seed=config.seed,
         )
+        self.basis = basis_of(said, rates, self._lengths)
 
     def simulate(self, fields: dict[str, int]) -> Outcome:
         """Return the outcome with these fields of the scenario changed.
@@ -330,6 +335,7 @@ def _sweep(world: World, values: dict[str, list[int]], *, as_json: bool) -> int:
             f"--config.{name}={value}" for name, value in best.settings.items()
         )
         sys.stdout.write(f"\nleast chip-hours a step: {words}\n")
+        sys.stdout.write(world.basis.text())
     return 0
 
 

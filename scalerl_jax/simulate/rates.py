@@ -28,9 +28,13 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.simulate.scenario import Scenario
 
 # What closed forms do not have: seconds of programs and hosts, as runs have shown.
-_SWAP_S = 0.1  # of the learner's programs that cast and offer the params
-_VERIFY_S, _EXCHANGE_S, _ASSEMBLE_S = 0.5, 0.05, 0.3  # of hosts
-_CHECKPOINT_S = 2.0  # to copy the state to the host; it is written beside the loop
+HOSTS_S = {
+    "publish_s": 0.1,  # of the learner's programs that cast and offer the params
+    "verify_s": 0.5,
+    "exchange_s": 0.05,
+    "assemble_s": 0.3,
+    "checkpoint_s": 2.0,  # to copy the state to the host; it is written beside the loop
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,8 +189,6 @@ def closed_rates(
         ),
         train_s=train_s,
         train_token_s=train_token_s,
-        assemble_s=_ASSEMBLE_S,
-        publish_s=_SWAP_S,
         transfer_s=publish_seconds(
             arch,
             chip,
@@ -196,9 +198,7 @@ def closed_rates(
             itemsize=itemsize,
         ),
         place_s=pause_seconds(config, arch, replica_chips=scenario.replica_chips),
-        verify_s=_VERIFY_S,
-        exchange_s=_EXCHANGE_S if scenario.replicas > 1 else 0.0,
-        checkpoint_s=_CHECKPOINT_S,
+        **HOSTS_S | ({} if scenario.replicas > 1 else {"exchange_s": 0.0}),
     )
 
 

@@ -88,6 +88,16 @@ def test_a_bias_moves_towards_those_that_few_tokens_take():
 @functools.cache
 def stepped(shape=(1, 1, 1, 1), rows=2, coefficient=0.0, rate=RATE):
     """State before and after a step, its sums, and its loss."""
+    step, state, batch = step_of(shape, rows, coefficient, rate)
+    before = jax.device_get(state.params)
+    total = step.total(state.params, batch)
+    taken, loss = np.asarray(total.sums[TAKEN]), float(total.loss)
+    state, _ = step.apply(state, total)
+    return before, jax.device_get(state.params), taken, loss
+
+
+def step_of(shape, rows, coefficient, rate):
+    """A step, the state that it starts from, and a batch in microbatches of rows."""
     mesh = mesh_of(shape)
     optimizer = make_optimizer(
         lambda count: 0.1, beta1=0.9, beta2=0.9, eps=1e-8, weight_decay=1.0,
@@ -104,7 +114,6 @@ def stepped(shape=(1, 1, 1, 1), rows=2, coefficient=0.0, rate=RATE):
         init_state(params, optimizer),
         jax.tree.map(lambda leaf: leaf.sharding, layout),
     )
-    before = jax.device_get(state.params)
     batch = pack(make_sequences(), row_tokens=12, rows_per_microbatch=rows)
     balance = Evening(coefficient=coefficient, bias_rate=rate)
     step = TrainStep(
@@ -118,10 +127,43 @@ def stepped(shape=(1, 1, 1, 1), rows=2, coefficient=0.0, rate=RATE):
         batch=jax.tree.map(lambda leaf: leaf[0], batch),
         mesh=mesh,
     )
-    total = step.total(state.params, batch)
-    taken, loss = np.asarray(total.sums[TAKEN]), float(total.loss)
-    state, _ = step.apply(state, total)
-    return before, jax.device_get(state.params), taken, loss
+    return step, state, batch
+
+
+def gradient(rows, coefficient):
+    """Of a batch in microbatches of so many rows, as one vector; and their number."""
+    step, state, batch = step_of((1, 1, 1, 1), rows, coefficient, rate=0.0)
+    grads = step.total(state.params, batch).grads
+    return jax.flatten_util.ravel_pytree(grads)[0], len(batch.tokens)
+
+
+def test_the_balancing_loss_alone_depends_on_the_microbatches():
+    (whole, one), (parts, several) = gradient(8, 0.0), gradient(2, 0.0)
+    assert one == 1 and several > 1
+    np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
+    balanced, apart = gradient(8, 1.0)[0], gradient(2, 1.0)[0]
+    # Each microbatch evens out its own tokens, which is more than the whole asks for.
+    assert jnp.linalg.norm(apart - balanced) > 0.01 * jnp.linalg.norm(balanced - whole)
+
+
+def test_the_loss_of_microbatches_is_their_mean_by_weight():
+    """Two tokens on one expert and two on the other: even as a whole, not apart."""
+    one = {
+        "experts": jnp.asarray([[[[0], [0]]]]),
+        "scores": jnp.eye(2)[None, None, [0, 0]],
+    }
+    two = {
+        "experts": jnp.asarray([[[[1], [1]]]]),
+        "scores": jnp.eye(2)[None, None, [1, 1]],
+    }
+    both = jax.tree.map(lambda *each: jnp.concatenate(each, axis=2), one, two)
+    evening = Evening(coefficient=0.1)
+    whole, _ = evening(both, microbatch([1, 1, 1, 1], [0.3, 0.3, 0.2, 0.2]))
+    first, _ = evening(one, microbatch([1, 1], [0.3, 0.3]))
+    second, _ = evening(two, microbatch([1, 1], [0.2, 0.2]))
+    np.testing.assert_allclose(whole, 0.1 * 2 * (0.5 * 0.5 + 0.5 * 0.5), rtol=1e-6)
+    np.testing.assert_allclose(first, 0.1 * 0.6 * 2 * 1.0 * 1.0, rtol=1e-6)
+    np.testing.assert_allclose(second, 0.1 * 0.4 * 2 * 1.0 * 1.0, rtol=1e-6)
 
 
 def test_biases_move_by_the_rate_and_by_nothing_else():

@@ -253,6 +253,9 @@ def test_flops_count_the_experts_that_are_taken():
     dense = dataclasses.replace(ARCH, family="qwen3", experts=None, ffn_size=48)
     router = 2 * ARCH.num_layers * ARCH.hidden_size * 5
     assert ARCH.flops_per_token(3.0) == dense.flops_per_token(3.0) + router
+    biased = dataclasses.replace(ARCH.experts, bias=True)
+    with_bias = dataclasses.replace(ARCH, experts=biased)
+    assert with_bias.flops_per_token(3.0) == ARCH.flops_per_token(3.0)
 
 
 @functools.partial(jax.jit, static_argnames=("arch", "mesh", "remat"))

@@ -173,6 +173,18 @@ def test_named_architectures_have_the_published_number_of_parameters(name, count
     assert ARCHITECTURES[name].num_params == count
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_flops_are_those_of_matmuls(family, tied):
+    """Biases of queries, keys and values and norms of all kinds are none."""
+    arch = small_architecture(family=family, tied_embeddings=tied)
+    # Per layer q 16x32, k and v 16x16, o 32x16, three of 16x24; a head of 16x16; and
+    # scores and mixing of 4 heads of 8 with 10 tokens.
+    layer = 2 * (16 * 32 + 2 * 16 * 16 + 32 * 16 + 3 * 16 * 24) + 2 * 2 * 4 * 8 * 10
+    assert arch.flops_per_token(10.0, head=False) == 2 * layer
+    assert arch.flops_per_token(10.0) == 2 * layer + 2 * 16 * 16
+
+
 @pytest.mark.parametrize("scaled", [True, False], ids=["llama3", "plain"])
 def test_rope_frequencies_match_transformers(scaled):
     transformers = pytest.importorskip("transformers")

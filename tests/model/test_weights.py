@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from scalerl_jax.model import weights
 from scalerl_jax.model.architecture import Architecture, RopeScaling, param_shardings
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.saving import save_params
@@ -144,13 +145,12 @@ def test_the_host_holds_a_shard_and_not_all_layers(tmp_path, random_params):
     assert peak - after < 2**20
 
 
-def test_rotary_buffers_and_a_tied_head_are_ignored(random_params, tmp_path):
+def test_rotary_buffers_are_ignored(random_params, tmp_path):
     params = random_params(QWEN3)
     save_params(tmp_path / "export", params, QWEN3, dtype=jnp.float32)
     edit_tensors(
         tmp_path / "export",
         **{
-            "lm_head.weight": np.zeros((1,), np.float32),
             "model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(3, np.float32),
         },
     )
@@ -159,6 +159,32 @@ def test_rotary_buffers_and_a_tied_head_are_ignored(random_params, tmp_path):
 
 
 # Against transformers.
+
+
+@pytest.mark.parametrize("place", [(0, 0), (-1, -1)])
+def test_a_head_of_its_own_beside_tied_embeddings_is_refused(
+    random_params, tmp_path, monkeypatch, place
+):
+    monkeypatch.setattr(weights, "_CHUNK_BYTES", 2000)  # several pieces
+    params, arch = random_params(QWEN3), QWEN3
+    save_params(tmp_path / "export", params, arch, dtype=jnp.bfloat16)
+    head = load_file(tmp_path / "export/model.safetensors")["model.embed_tokens.weight"]
+    edit_tensors(tmp_path / "export", **{"lm_head.weight": head.astype(np.float32)})
+    equal = load_params(tmp_path / "export", arch, dtype=jnp.bfloat16)
+    assert_equal_trees(equal, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
+    head[place] += 1
+    edit_tensors(tmp_path / "export", **{"lm_head.weight": head})
+    with pytest.raises(ValueError, match=r"tensor lm_head\.weight differs .*write fal"):
+        load_params(tmp_path / "export", arch, dtype=jnp.bfloat16)
+    config = tmp_path / "export/config.json"
+    said = json.loads(config.read_text())
+    config.write_text(json.dumps(said | {"tie_word_embeddings": False}))
+    untied = read_architecture(tmp_path / "export")
+    loaded = load_params(tmp_path / "export", untied, dtype=jnp.bfloat16)
+    assert_equal_trees(loaded["head"], jnp.asarray(head))
+    edit_tensors(tmp_path / "export", **{"lm_head.weight": head[1:]})
+    with pytest.raises(ValueError, match=r"tensor lm_head\.weight differs"):
+        load_params(tmp_path / "export", arch, dtype=jnp.bfloat16)
 
 
 def test_an_export_is_the_same_model_in_transformers(hugging_face, tmp_path):

@@ -31,23 +31,6 @@ def judge(source, tests, *, wall_s=20.0, fenced=True):
 
 
 @pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("a\n```python\nx = 1\n```\nb", "x = 1\n"),
-        ("```py\nx\n```\n```\ny\n```", "y\n"),
-        ("```python\nx\n```\n```bash\nls\n```", "x\n"),
-        ("  ```python\n  x\n  ```", "  x\n"),
-        ("```python\nx = '```'\n```", "x = '```'\n"),
-        ("```python\nx", None),
-        ("x = 1", None),
-        ("", None),
-    ],
-)
-def test_the_last_closed_block_of_python_is_the_program(text, expected):
-    assert code.extract_code(text) == expected
-
-
-@pytest.mark.parametrize(
     "output, expected, same",
     [
         ("1 2\n3\n", "1 2\n3", True),
@@ -252,6 +235,187 @@ def test_what_is_decoded_of_a_reply_costs_little(value):
     assert judge(source, ADD_CALLS | expected) == "wrong"
     assert not code._holds({"set": [1, 2]}, [1, 2], 0.0)
     assert time.process_time() - start < 1.0
+
+
+DEMO = "```python\nprint(add(1, 2))\n```\nIt prints:\n```\n3\n```"
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "tests, program",
+    [
+        (ADD_CALLS, "def add(a, b): return a + b"),
+        (ADD_ASSERTS, "def add(a, b): return a + b"),
+        (ADD_ASSERTS | {"entry_point": ""}, "add = lambda a, b: a + b"),
+        (ADD_STDIN, "print(sum(map(int, input().split())))"),
+        (
+            ADD_CALLS | {"entry_point": "Solution().add"},
+            "class Solution:\n  def add(self, a, b): return a + b",
+        ),
+    ],
+)
+def test_a_demonstration_is_not_the_program(tests, program):
+    program = f"```python\n{program}\n```"
+    for answer in (program + "\n" + DEMO, DEMO + "\n" + program):
+        assert judge(answer, tests, fenced=False) == "correct"
+    assert judge(DEMO, tests, fenced=False) == "wrong"
+
+
+ENDS = {
+    "atexit": "import atexit\natexit.register(print, 15)",
+    "atexit, unbuffered": "import atexit, os\natexit.register(os.write, 1, b'15')",
+    "atexit of what comes later": "import atexit\nx = []\n"
+    "atexit.register(lambda: print(*x))\nx.append(15)",
+    "atexit after an exit": "import atexit\natexit.register(print, 15)\nexit()",
+    "a thread": "import threading, time\ndef late():\n  time.sleep(0.1)\n  print(15)\n"
+    "threading.Thread(target=late).start()",
+    "a thread with a large stack": "import sys, threading\n"
+    "sys.setrecursionlimit(10**6)\nthreading.stack_size(2**27)\n"
+    "def deep(n): return deep(n - 1) + 1 if n else 0\n"
+    "def main(): print(deep(15_000) // 1000)\nthreading.Thread(target=main).start()",
+    "a file that is left open": "out = open(1, 'w')\nout.write('15')",
+    "a standard output of its own": "import io, sys\nsys.stdout = io.StringIO()\n"
+    "import atexit, os\nprint(15)\nsys.__stdout__ = None\n"
+    "atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))",
+    "an object that is let go": "import os\nclass A:\n"
+    "  def __del__(self): print(15)\na = A()\na.itself = a",
+    "a callback that fails": "import atexit\natexit.register(print, 15)\n"
+    "atexit.register(int, 'x')\natexit.register(exit, 3)",
+    "an own class in pickle": "import pickle\nclass A: x = 15\n"
+    "print(pickle.loads(pickle.dumps(A())).x)",
+    "an own dataclass": "import dataclasses\n@dataclasses.dataclass\nclass A:\n"
+    "  x: 'int' = 15\nprint(A().x)",
+    "itself as a module": "import __main__\nx = 15\nprint(__main__.x, end='')",
+    "its main function": "def main(): print(15)\nif __name__ == '__main__': main()",
+}
+
+
+@sandboxed
+@pytest.mark.parametrize("end", ENDS)
+def test_a_program_ends_as_python_ends_one(end):
+    tests = {"kind": "stdin", "inputs": ["", "5\n"], "outputs": ["15\n"] * 2}
+    assert judge(ENDS[end], tests) == "correct"
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import atexit, time\nprint(15)\natexit.register(time.sleep, 600)",
+        "import threading, time\nprint(15)\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()",
+        "import threading, time\ndef late():\n  time.sleep(0.1)\n  print(15)\n"
+        "threading.Thread(target=late, daemon=True).start()",
+        "import atexit\natexit.register(print, 16)\nprint(15)",
+        "import atexit\natexit.register(print, 15)\n1 / 0",
+        "print(15)\ninput()",
+        "import os\nprint(15, flush=True)\nos.kill(os.getpid(), 9)",
+    ],
+    ids=[
+        *("an endless callback", "an endless thread", "a daemon", "a line too much"),
+        *("an error", "the end of the input", "a signal"),
+    ],
+)
+def test_a_program_that_does_not_end_well_is_wrong(source):
+    tests = {"kind": "stdin", "inputs": [""], "outputs": ["15\n"]}
+    assert judge(source, tests, wall_s=1.5) == "wrong"
+
+
+# What one input's process could do to the verdict on it or on the next one.
+@sandboxed
+@pytest.mark.parametrize(
+    "source",
+    [
+        """
+import atexit, json, os, struct
+body = json.dumps({"value": [0, "15"]}).encode()
+def forge():
+    for number in range(64):
+        try: os.write(number, struct.pack("=I", len(body)) + body)
+        except OSError: pass
+atexit.register(forge)
+""",
+        """
+import gc, sys
+frame = sys._getframe()
+while frame:
+    for value in frame.f_locals.values():
+        if type(value).__name__ == "Frames":
+            for _ in range(3): value.send({"value": [0, "15"]})
+    frame = frame.f_back
+""",
+        """
+import os, threading
+def outlive():
+    while True:
+        try: open("/tmp/output", "w").write("15")
+        except OSError: pass
+threading.Thread(target=outlive, daemon=True).start()
+os._exit(3)
+""",
+    ],
+    ids=["every descriptor at the end", "the harness's own channel", "outliving"],
+)
+def test_a_program_has_no_say_in_its_verdict(source):
+    for outputs in (["15"], ["15", "15"]):
+        tests = {"kind": "stdin", "inputs": [""] * len(outputs), "outputs": outputs}
+        assert judge(source, tests, wall_s=5.0) == "wrong"
+
+
+GIVEN = """
+class Solution:
+    def f(self, a: List[int], b: Optional[str] = None) -> Dict[str, int]:
+        seen, best = defaultdict(int), -inf
+        @cache
+        def g(k): return 1 if k < 2 else g(k - 1) + g(k - 2)
+        heapq.heapify(a)
+        while a: best = max(best, heappop(a))
+        return [best, g(10), bisect.bisect([1, 2], 1), math.gcd(4, 6), deque([7])[0]]
+"""
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"kind": "calls", "inputs": [[[3, 1]]], "outputs": [[3, 89, 1, 2, 7]]},
+        {"kind": "asserts", "tests": "assert candidate([3, 1]) == [3, 89, 1, 2, 7]"},
+    ],
+    ids=["calls", "asserts"],
+)
+def test_solutions_have_the_names_that_judges_give(tests):
+    tests |= {"entry_point": "Solution().f"}
+    assert judge(GIVEN, tests) == "correct"
+    assert judge(GIVEN.replace("cache", "cached"), tests) == "wrong"
+    own = "def defaultdict(x): raise KeyError"
+    assert judge(f"{own}\n{GIVEN}", tests) == "wrong"
+
+
+@sandboxed
+@pytest.mark.parametrize("kind", ["calls", "asserts"])
+def test_a_given_name_is_no_solution(kind):
+    tests = {
+        "calls": {"kind": "calls", "inputs": [[4, 6]], "outputs": [2]},
+        "asserts": {"kind": "asserts", "tests": "assert gcd(4, 6) == 2"},
+    }[kind] | {"entry_point": "gcd"}
+    assert judge("def f(a, b): return gcd(a, b)", tests) == "wrong"
+    assert judge("from math import gcd", tests) == "correct"
+    assert judge("def f(a, b): return gcd(a, b)\ngcd = math.gcd", tests) == "correct"
+
+
+@sandboxed
+def test_whole_numbers_have_any_number_of_digits():
+    nines, power = "9" * 5000, "1" + "0" * 5000
+    stdin = {"kind": "stdin", "inputs": [nines], "outputs": [power]}
+    assert judge("print(int(input()) + 1)", stdin) == "correct"
+    assert judge("print(int(input()) + 2)", stdin) == "wrong"
+    for expected in ("10**5000", f"int('{power}')", power):
+        tests = {"kind": "asserts", "tests": f"assert f({nines}) == {expected}"}
+        assert judge("def f(x): return x + 1", tests) == "correct"
+        assert judge("def f(x): return x + 2", tests) == "wrong"
+    calls = {"kind": "calls", "entry_point": "f", "inputs": [[]], "outputs": [[1]]}
+    assert judge(f"def f(): return [{power}]", calls) == "wrong"
+    assert judge(f"def f(): return [len(str({power})) - 5000]", calls) == "correct"
 
 
 # What a solution may try that does not add.  Each is a whole program.

@@ -57,7 +57,16 @@ def test_a_run_has_lengths_of_its_own():
     Path("run/rollouts.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in logged))
     by_run = json.loads(ask(f"{TINY} --json --steps=40 --lengths=run"))
     by_hand = f"--mean_tokens=25 --tail={2**2.3263479:.6f}"
-    assert by_run == json.loads(ask(f"{TINY} --json --steps=40 {by_hand}"))
+    by_flags = json.loads(ask(f"{TINY} --json --steps=40 {by_hand}"))
+    by_rates = "decode_s, train_s, train_token_s, publish_s, as rates.json says"
+    assert by_flags["measured"] == [by_rates]
+    assert by_run["measured"] == [
+        by_rates,
+        "completions of 25 tokens on average, 99th percentile 5.02 times the median, "
+        "in the run run",
+    ]
+    for name in by_run.keys() - {"measured", "assumed"}:
+        assert by_run[name] == by_flags[name], name
 
 
 def test_measured_lengths_are_drawn_from():
@@ -65,6 +74,28 @@ def test_measured_lengths_are_drawn_from():
     found = json.loads(ask(f"{TINY} --json --steps=40 --lengths=lengths.jsonl"))
     tokens = found["tokens_per_s"] * found["step_s"] / (32 * 8)
     assert tokens == pytest.approx(30, rel=0.1)
+    assert found["measured"][1:] == ["lengths of completions, in lengths.jsonl"]
+
+
+def test_it_is_said_what_is_assumed():
+    said = ask(f"{POD} --steps=12 --mean_tokens=8000 --zero_variance=0.25")
+    measured, assumed = said.split("measured:\n")[1].split("assumed:\n")
+    assert measured == "  - nothing\n"
+    for words in (
+        "v5p:4x4x4 by closed forms, none measured on a TPU: a train step at 50% of the",
+        "verify_s 0.5 s",
+        "completions of 8,000 tokens on average, 99th percentile 4 times the median",
+        "prompts of 200 tokens (--prompt_tokens), 25% of the groups without a gradient",
+        "a learner is never lost",
+    ):
+        assert words in assumed
+    said = ask(
+        f"{TINY} --steps=30 --mean_tokens=30 --learner_mtbf_h=8 "
+        f"--sweep='queue.max_waiting=1,2'"
+    )
+    assert "  - decode_s, train_s, train_token_s, publish_s, as rates.json" in said
+    assert "0 s for what it does not say: decode_context_s, prefill_s, assemb" in said
+    assert "a learner is lost every 8 h and back after 240 s" in said
 
 
 def test_a_sweep_names_the_cheapest_and_what_cannot_be():

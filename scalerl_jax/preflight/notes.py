@@ -1,0 +1,101 @@
+"""Sentences of a report: what to change if it does not fit, and how it was found."""
+
+from scalerl_jax.preflight.check import Result
+from scalerl_jax.preflight.figures import gib
+from scalerl_jax.wiring.devices import is_shared
+
+# Part of the memory -> the settings that make it smaller.
+_SHARDS = "mesh.fsdp or more devices: more shards of the state"
+ADVICE = {
+    "params": _SHARDS,
+    "optimizer": _SHARDS,
+    "learner's state": _SHARDS,
+    "gradients so far": _SHARDS,
+    "gradients of the microbatch": _SHARDS,
+    "saved activations": (
+        "batch.rows_per_microbatch, model.remat = 'full', or mesh.context"
+    ),
+    "logits tile": "model.head_chunk_tokens or model.head_chunk_vocab",
+    "slab of the head": "model.head_chunk_vocab",
+    "other temporaries": (
+        "batch.rows_per_microbatch, batch.row_tokens, mesh.context or mesh.tensor"
+    ),
+    "sampler's params": "generators.devices, or model.sampler_dtype = 'bfloat16'",
+    "params of the next version": "generators.versions = 1, or generators.devices",
+    "KV cache": "sampler.cache_tokens, or generators.devices",
+    "KV cache of an evaluation": "sampler.cache_tokens, or generators.devices",
+    "temporaries": "sampler.slots or sampler.prefill_tokens",
+    "code of all programs": "sampler.slots: fewer sizes to compile for",
+    "copy to publish": "generators.devices: more shards of the copy",
+    "arguments and results": _SHARDS,
+}
+
+
+def advice(result: Result) -> list[str]:
+    """Return what to change, the largest part first; empty if everything fits."""
+    said: list[str] = []
+    for name, each in result.programs.items():
+        if each.peak_bytes <= result.limit and not each.too_large:
+            continue
+        for part, size in sorted(each.parts.items(), key=lambda one: -one[1]):
+            if part in ADVICE and size > result.limit / 100:
+                line = f"{part} ({gib(size)} in {name}): {ADVICE[part]}"
+                said.append(line)
+        if each.too_large:
+            said.append(f"{name} was not compiled: {each.too_large}")
+            said.append(
+                "its temporaries are not known then: lower batch.rows_per_microbatch, "
+                "batch.row_tokens or sampler.slots first"
+            )
+    return said
+
+
+def notes(result: Result) -> list[str]:
+    """Return what a reader must know about how it was found."""
+    parts, placement = result.parts, result.parts.placement
+    said = list(parts.notes)
+    if placement.separate or placement.learner.shape != result.topology.shape:
+        start = "; --ray=slice starts their processes" if parts.fitted.seats else ""
+        said.append(
+            f"the learner is compiled for {placement.learner.name}, the sampler for "
+            f"{placement.sampler.name}: boxes of the slice{start}"
+        )
+    if placement.unused:
+        said.append(_why_unused(result))
+    if result.topology.slices > 1:
+        said.append(
+            "the network between slices is not in the rooflines: every microbatch sums "
+            "its gradients over mesh.data through it"
+        )
+    said.append(
+        "an evaluation holds a KV cache of its own beside the training one, and the "
+        "sampler generators.versions of the params, and another with "
+        "eval.concurrent; all are counted"
+    )
+    said.append(
+        "rooflines are bounds from below (everything at its peak, all overlapped); a "
+        "float32 product at the highest precision takes 6 bfloat16 passes, 3 if one "
+        "operand was bfloat16, and 1 if both were"
+    )
+    return said
+
+
+def _why_unused(result: Result) -> str:
+    """Return which settings leave devices unused, and what would use them."""
+    parts, unused = result.parts, result.parts.placement.unused
+    mesh, generators = parts.config.mesh, parts.config.generators
+    product = f"mesh.data * fsdp * context * tensor = {mesh.num_devices}"
+    taken = f"{product} gives the learner as many, which the generators share"
+    rest = ""
+    if not is_shared(parts.config):
+        taken = (
+            f"{product} and generators.count * devices = "
+            f"{generators.count * generators.devices} take the others"
+        )
+        more = unused // parts.sampler_mesh.size
+        rest = f"; they can hold {more} more generators of this size"
+    return (
+        f"{unused} of {result.topology.num_devices} devices stay unused, and are paid "
+        f"for: {taken}{rest}; mesh.data, mesh.fsdp and generators.count = 0 leave the "
+        f"split to the preflight and to runs"
+    )

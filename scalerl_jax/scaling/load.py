@@ -471,6 +471,15 @@ def _rates(part: _Rows, y: str, chosen: Selection) -> tuple[Array, str, Notes]:
     """Return pass rates [n], what they are called, and notes on how they were read."""
     what = f"{part.table.path}: {y}"
     values, name, notes = part.numbers(y), y, []
+    parts = part.table.parts_of(y)
+    outside = ((values < 0) | (values > 1)).any()
+    if chosen.reward_range is None and parts:
+        if outside or (chosen.y is None and len(parts) > 1):
+            raise CurveError(
+                f"{what} is a weighted sum of rewards, from {values.min():g} to "
+                f"{values.max():g}: choose one with --y, from: {', '.join(parts)}; or "
+                f"give --y {y} --map-rewards LOW HIGH, the least and the most it can be"
+            )
     percent = part.percent_cell(y)
     if percent is not None:
         if chosen.reward_range is not None:

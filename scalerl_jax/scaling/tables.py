@@ -51,10 +51,16 @@ WANDB_SEPARATOR = " - "  # "run name - metric"
 WANDB_ENVELOPES = ("__MIN", "__MAX")  # of the steps that one exported point stands for
 TIME_COLUMN = "wall_time_s"  # since the run's first event
 EVENTS_PREFIX = "eval/"  # of the tags of this package's own evaluations
+LONGEST_NAME = 500  # letters of a column
+# "(TaskRunner pid=1) step:5 - critic/score/mean:0.1 - ...", as verl prints it.
+_CONSOLE_LINE = re.compile(r"(?:^|\s)step:(\d{1,18}) - (.*)")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_NUMPY_NUMBER = re.compile(r"^np\.\w+\((.*)\)$")
 _SHOWN = 50  # columns that a message lists
 _KNOWN = (
     f"give a run directory with {EVALS_NAME}, a .jsonl (one object per line), .csv or "
-    f".tsv (with a header) file, {TRAINER_STATE_NAME}, or TensorBoard event files"
+    f".tsv (with a header) file, {TRAINER_STATE_NAME}, a .json array of objects, a "
+    f".log of verl, or TensorBoard event files"
 )
 
 
@@ -185,6 +191,15 @@ class Table:
         places = [("", ""), (run, ""), *((run, column) for column in columns)]
         said = [self.notes.get(place, ()) for place in places]
         return list(dict.fromkeys(itertools.chain.from_iterable(said)))
+
+    def parts_of(self, y: str) -> list[str]:
+        """Return the columns that TRL's `reward` is the weighted sum of."""
+        if y not in ("reward", "eval_reward"):
+            return []
+        ends = ("/std", "_std")
+        return [
+            c for c in self.columns if c.startswith(f"{y}s/") and not c.endswith(ends)
+        ]
 
     def require(self, flag: str, name: str | None) -> str:
         """Return a column that is there; else the list of those is the error."""
@@ -404,20 +419,69 @@ def _read_jsonl(file: Path) -> Table:
             kind = type(row).__name__
             raise CurveError(f"{place}: holds {kind}, not an object with named columns")
         rows.append((place, row))
-    return Table(path=file, rows=rows)
+    rows, nested = _flat(rows)
+    return Table(path=file, rows=rows, sparse=nested)
 
 
-def _read_trainer_state(file: Path) -> Table:
-    """The log of a Hugging Face trainer (TRL's among them): `log_history`."""
+def _flat(rows: list[Row]) -> tuple[list[Row], bool]:
+    """Return rows whose cells are no objects, and whether some were.
+
+    What is in an object is a column "outer/inner"; if all objects are in one column,
+    as in verl's {"step": 1, "data": {...}}, it keeps its own name.
+
+    Raises:
+        CurveError: a name that is longer than names are.
+    """
+    outer = {n for _, row in rows for n, cell in row.items() if isinstance(cell, dict)}
+    if not outer:
+        return rows, False
+    own = {name for _, row in rows for name in row} - outer
+    inner = {
+        name
+        for _, row in rows
+        for column in outer
+        if isinstance(cell := row.get(column), dict)
+        for name in cell
+    }
+    bare = len(outer) == 1
+    flat: list[Row] = []
+    for place, row in rows:
+        cells: dict[str, Any] = {}
+        todo = list(reversed(row.items()))
+        while todo:
+            name, cell = todo.pop()
+            if len(name) > LONGEST_NAME:
+                raise CurveError(
+                    f"{place}: a column's name has {len(name)} letters; "
+                    f"{LONGEST_NAME} at most"
+                )
+            if not isinstance(cell, dict):
+                cells[name] = cell
+                continue
+            prefix = "" if bare and name in outer and not own & inner else f"{name}/"
+            todo += [(prefix + key, part) for key, part in reversed(cell.items())]
+        flat.append((place, cells))
+    return flat, True
+
+
+def _read_json(file: Path) -> Table:
+    """An array of objects, or the log of a Hugging Face trainer: `log_history`."""
     try:
-        state = parse_json(file.read_bytes())
+        found = parse_json(file.read_bytes())
     except ValueError as failure:
         raise CurveError(f"{file}: not valid JSON ({failure})") from failure
-    history = state.get("log_history") if isinstance(state, dict) else None
+    if isinstance(found, list):
+        for i, row in enumerate(found):
+            if not isinstance(row, dict):
+                kind = type(row).__name__
+                raise CurveError(f"{file}: [{i}] holds {kind}, not an object")
+        rows, nested = _flat([(f"{file}: [{i}]", row) for i, row in enumerate(found)])
+        return Table(path=file, rows=rows, sparse=nested)
+    history = found.get("log_history") if isinstance(found, dict) else None
     if not isinstance(history, list) or not all(isinstance(r, dict) for r in history):
         raise CurveError(
-            f"{file}: no list log_history of objects, as {TRAINER_STATE_NAME} has; "
-            f"{_KNOWN}"
+            f"{file}: no list log_history of objects, as {TRAINER_STATE_NAME} has, and "
+            f"no array of objects; {_KNOWN}"
         )
     rows = [(f"{file}: log_history[{i}]", row) for i, row in enumerate(history)]
     evaluated = any("eval_reward" in row for row in history)
@@ -425,11 +489,32 @@ def _read_trainer_state(file: Path) -> Table:
     return Table(path=file, rows=rows, x=STEP_COLUMN, y=y, sparse=True)
 
 
+def _read_console(file: Path) -> Table:
+    """The lines that verl prints, "step:5 - name:0.5 - ..."; all others are no rows."""
+    rows: list[Row] = []
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        found = _CONSOLE_LINE.search(_COLOURS.sub("", line))
+        if found is None:
+            continue
+        row: dict[str, Any] = {STEP_COLUMN: found[1]}
+        for part in found[2].split(" - "):
+            name, _, value = part.strip().rpartition(":")
+            row[name] = _NUMPY_NUMBER.sub(r"\1", value)
+        rows.append((f"{file}:{number}", row))
+    if not rows:
+        raise CurveError(
+            f'{file}: no line has "step:NUMBER - NAME:VALUE", as verl prints; {_KNOWN}'
+        )
+    return Table(path=file, rows=rows, x=STEP_COLUMN, y=None, sparse=True)
+
+
 _READERS = {
     ".csv": _read_delimited,
     ".tsv": _read_delimited,
     ".jsonl": _read_jsonl,
-    ".json": _read_trainer_state,
+    ".json": _read_json,
+    ".log": _read_console,
 }
 
 

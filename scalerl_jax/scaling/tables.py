@@ -480,7 +480,7 @@ def _read_json(file: Path) -> Table:
     history = found.get("log_history") if isinstance(found, dict) else None
     if not isinstance(history, list) or not all(isinstance(r, dict) for r in history):
         raise CurveError(
-            f"{file}: no list log_history of objects, as {TRAINER_STATE_NAME} has, and "
+            f"{file}: no list log_history of objects, as {TRAINER_STATE_NAME} has, or "
             f"no array of objects; {_KNOWN}"
         )
     rows = [(f"{file}: log_history[{i}]", row) for i, row in enumerate(history)]

@@ -29,8 +29,9 @@ class Series:
         """Drop what has this step or a later one."""
         kept = [i for i, each in enumerate(self.steps) if each < step]
         self.num_void += len(self.steps) - len(kept)
-        for column in (self.steps, self.values, self.times):
-            column[:] = [column[i] for i in kept]
+        self.steps = [self.steps[i] for i in kept]
+        self.values = [self.values[i] for i in kept]
+        self.times = [self.times[i] for i in kept]
 
     def settled(self) -> Settled:
         """Return the events that count; those that are void are among the replaced."""
@@ -47,8 +48,10 @@ def read_series(path: Path) -> tuple[dict[str, Series], list[str]]:
     A directory is one run, whose files follow each other in the order of their making.
     `tf.summary` stores scalars as tensors of no dimension, others as plain values.
     """
-    from tensorboard.compat.proto.event_pb2 import SessionLog
+    from tensorboard.compat.proto import event_pb2
 
+    # Message classes are made at import, where a type checker cannot see them.
+    start = event_pb2.SessionLog.START  # pyright: ignore[reportAttributeAccessIssue]
     files = [path]
     if path.is_dir():
         files = sorted(path.glob(PATTERN), key=_made)
@@ -57,7 +60,7 @@ def read_series(path: Path) -> tuple[dict[str, Series], list[str]]:
     notes: list[str] = []
     for file in files:
         for event in _events(file, notes):
-            if event.session_log.status == SessionLog.START:
+            if event.session_log.status == start:
                 for series in found.values():
                     series.void_from(event.step)
             for value in event.summary.value:
@@ -108,12 +111,13 @@ def _events(file: Path, notes: list[str]) -> Iterator[Any]:
     from tensorboard.backend.event_processing.event_file_loader import (
         RawEventFileLoader,
     )
-    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto import event_pb2
 
+    make = event_pb2.Event.FromString  # pyright: ignore[reportAttributeAccessIssue]
     place, last = 0, None
     for record in RawEventFileLoader(str(file)).Load():
         try:
-            event = Event.FromString(record)
+            event = make(record)
         except DecodeError:
             break
         place += _FRAME + len(record)

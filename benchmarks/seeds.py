@@ -7,9 +7,9 @@
 
 Figures are kept in `docs/figures/NAME.json` and copied from there into the table of a
 page and the docstring of `configs/NAME.py`; a test holds the texts against the file.
-Per run: pass rate before and after, and over each of `AXES` the fit with its 90 %
-interval, R^2, and how well a fit on the first half of the compute predicts the last
-evaluation.
+Per run: pass rate before and after, and over the tokens sampled the fit with its 90 %
+interval, R^2, what a fit on the first half of the compute foretells of the last
+evaluation, with its 90 % band, and the law that foretold best.
 """
 
 import argparse
@@ -21,18 +21,13 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import numpy as np
-
 from scalerl_jax import scaling
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402  after the backend is chosen
+from scalerl_jax.scaling import plots
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = {"tiny": "make seeds", "smollm2_cpu": "make smollm2"}  # by config
 PAGES = {"tiny": "README.md", "smollm2_cpu": "docs/smollm2.md"}  # with the table
-AXES = {"compute_chip_hours": "chip-hours", "generated_tokens": "tokens sampled"}
+AXIS = "generated_tokens"  # chip-hours of a CPU move with whatever else it does
 
 
 def main() -> None:
@@ -40,9 +35,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=COMMANDS, help="of the config")
     parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="the machine had other work: keep the times of the runs before",
+    )
     options = parser.parse_args()
     if options.runs:
         figures = read(options.name, options.runs)
+        if options.busy:
+            before = json.loads(kept(options.name).read_text())
+            figures["machine"] = before["machine"]
+            for run, old in zip(figures["runs"], before["runs"], strict=True):
+                run["seconds"] = old["seconds"]
         kept(options.name).write_text(json.dumps(figures, indent=2) + "\n")
         draw(options.runs, ROOT / "docs" / f"{options.name}.png")
     for path, pattern, text in places(options.name):
@@ -60,6 +65,7 @@ def read(name: str, runs: list[Path]) -> dict[str, Any]:
     settings = [json.loads((run / "config.json").read_text()) for run in runs]
     return {
         "command": COMMANDS[name],
+        # The times' own, as `--busy` keeps both.
         "machine": f"{os.cpu_count()} cores of {processor()}",
         "jax": settings[0]["versions"]["jax"],
         "steps": settings[0]["config"]["train"]["num_steps"],
@@ -80,14 +86,22 @@ def measured(run: Path) -> dict[str, Any]:
         "seconds": round(
             sum(row["time/step_s"] for row in rows(run / "metrics.jsonl"))
         ),
-        "fits": {axis: fitted(run, axis) for axis in AXES},
+        "fit": fitted(run),
     }
 
 
-def fitted(run: Path, axis: str) -> dict[str, Any]:
-    """The fit of one run over one axis."""
-    fit = scaling.fit_curve(scaling.load_curve(run, x=axis))
+def fitted(run: Path) -> dict[str, Any]:
+    """The fit of one run, and what the part before it foretold."""
+    curve = scaling.load_curve(run, x=AXIS)
+    fit = scaling.fit_curve(curve)
     interval, forecast = fit.asymptote_interval, fit.half_forecast
+    band = best = None
+    if forecast is not None:
+        tested = scaling.extrapolate_curve(curve)
+        early = tested.get("sigmoid", 0.5).fit
+        low, high = early.prediction_band(fit.x_last)
+        band = [round(float(low), 3), round(float(high), 3)]
+        best = tested.best_law
     return {
         "asymptote": round(fit.asymptote, 3) if fit.identified else None,
         "interval": [round(interval.low, 3), round(interval.high, 3)]
@@ -98,6 +112,8 @@ def fitted(run: Path, axis: str) -> dict[str, Any]:
         "r_squared": round(fit.r_squared, 3),
         "predicted": round(forecast.predicted, 3) if forecast else None,
         "error": round(forecast.error, 3) if forecast else None,
+        "band": band,
+        "best_law": best,
     }
 
 
@@ -134,38 +150,51 @@ def replaced(path: Path, pattern: str, text: str) -> str:
 def table(figures: dict[str, Any]) -> str:
     """The table of a page, in Markdown."""
     lines = [
-        "| seed | before | after | run, s | over | A (90 % interval) | B | C_mid | "
-        "R² | last evaluation, predicted from the first half |",
+        "| seed | before | after | A (90 % interval) | B | C_mid | R² | last "
+        "evaluation, foretold from the first half | its 90 % band | best law |",
         "|---|---|---|---|---|---|---|---|---|---|",
-        *(line for run in figures["runs"] for line in lines_of(run)),
+        *(line_of(run) for run in figures["runs"]),
         "",
-        "Chip-hours of a CPU are its wall time, and move with whatever else it runs; "
-        "tokens sampled do not.",
-        f"Measured on {figures['machine']}, JAX {figures['jax']}. "
-        f"`{figures['command']}` does it again.",
+        "Over tokens sampled. Errors are foretold minus measured; the best law has the "
+        "least error of `extrapolate` on later points.",
+        *missed(figures["runs"]),
+        f"JAX {figures['jax']}. `{figures['command']}` does it again.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def lines_of(run: dict[str, Any]) -> list[str]:
-    """The lines of a run in the table: one for each axis."""
-    lines = []
-    first = f"| {run['seed']} | {run['before']:.3f} | {run['after']:.3f} | "
-    first += f"{run['seconds']} "
-    for axis, fit in run["fits"].items():
-        asymptote, predicted = "not identified", "too few evaluations"
-        if fit["interval"]:
-            low, high = fit["interval"]
-            asymptote = f"{fit['asymptote']:.3f} [{low:.3f}, {high:.3f}]"
-        if fit["predicted"] is not None:
-            predicted = f"{fit['predicted']:.3f} ({fit['error']:+.3f})"
-        midpoint = f"{fit['midpoint']:{',.0f' if fit['midpoint'] > 1 else '.4f'}}"
-        lines.append(
-            f"{first}| {AXES[axis]} | {asymptote} | {fit['exponent']:.2f} | "
-            f"{midpoint} | {fit['r_squared']:.3f} | {predicted} |"
-        )
-        first = "| | | | "
-    return lines
+def missed(runs: list[dict[str, Any]]) -> list[str]:
+    """How often the band held the last evaluation, where there were forecasts."""
+    bands = [run["fit"]["band"] for run in runs]
+    told = [b is not None for b in bands]
+    if not any(told):
+        return []
+    held = sum(is_inside(run) for run in runs if run["fit"]["band"])
+    return [f"The last evaluation lay in the band in {held} of {sum(told)} runs."]
+
+
+def is_inside(run: dict[str, Any]) -> bool:
+    """Whether the last evaluation of a run lay in the band that was foretold."""
+    low, high = run["fit"]["band"]
+    return low <= run["after"] <= high
+
+
+def line_of(run: dict[str, Any]) -> str:
+    """The line of a run in the table."""
+    fit = run["fit"]
+    asymptote, predicted, band = "not identified", "too few evaluations", "-"
+    if fit["interval"]:
+        low, high = fit["interval"]
+        asymptote = f"{fit['asymptote']:.3f} [{low:.3f}, {high:.3f}]"
+    if fit["predicted"] is not None:
+        predicted = f"{fit['predicted']:.3f} ({fit['error']:+.3f})"
+        low, high = fit["band"]
+        band = f"[{low:.3f}, {high:.3f}], {'inside' if is_inside(run) else 'outside'}"
+    return (
+        f"| {run['seed']} | {run['before']:.3f} | {run['after']:.3f} | {asymptote} | "
+        f"{fit['exponent']:.2f} | {fit['midpoint']:,.0f} | {fit['r_squared']:.3f} | "
+        f"{predicted} | {band} | {fit['best_law'] or '-'} |"
+    )
 
 
 def sentence(figures: dict[str, Any]) -> str:
@@ -186,23 +215,13 @@ def sentence(figures: dict[str, Any]) -> str:
 
 
 def draw(runs: list[Path], picture: Path) -> None:
-    """Evaluations as points, their fits as lines."""
-    figure, axes = pyplot.subplots(figsize=(7.5, 4.2))
+    """Evaluations with their fits, bands and A, over tokens sampled."""
+    fits, names = [], []
     for run in runs:
         seed = json.loads((run / "config.json").read_text())["seed"]
-        curve = scaling.load_curve(run)
-        grid = np.linspace(0.0, curve.x[-1] * 1.05, 400)
-        fitted = scaling.fit_curve(curve).predict(grid)
-        (line,) = axes.plot(grid, fitted, label=f"seed {seed}")
-        axes.plot(curve.x, curve.y, "o", markersize=3.5, color=line.get_color())
-    axes.set_xlabel("compute (chip-hours of one CPU)")
-    axes.set_ylabel("pass rate on held-out prompts")
-    axes.set_xlim(left=0)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=150)
+        fits.append(scaling.fit_curve(scaling.load_curve(run, x=AXIS)))
+        names.append(f"seed {seed}")
+    picture.write_bytes(plots.to_png(plots.draw_fits(fits, names)))
 
 
 def processor() -> str:

@@ -26,7 +26,9 @@ from scalerl_jax.scaling.records import (
     declines,
     make_curve,
 )
+from scalerl_jax.scaling.resumed import settle
 from scalerl_jax.scaling.tables import (
+    RUN_COLUMN,
     Row,
     Table,
     is_empty,
@@ -196,43 +198,16 @@ class _Rows:
         return dataclasses.replace(self, rows=kept), (note,) if told else ()
 
     def settle(self, key: str) -> tuple["_Rows", Notes]:
-        """Return the rows in order of the key, one for each of its values, and notes.
-
-        The last row of a key counts.  Rows that step back only to keys that were there
-        are the log of a run that was resumed: all that it wrote from that key on until
-        then is replaced.  Rows in another order are sorted.
-        """
+        """Return the rows that count, in order of the key, and notes: see `settle`."""
         keys = self.numbers(key).tolist()
         if all(a < b for a, b in itertools.pairwise(keys)):
             return self, ()
         if len(set(keys)) < len(keys):
             self._refuse_several_runs(keys, key)
-        resumed = all(
-            b > a or b in keys[: i + 1]
-            for i, (a, b) in enumerate(itertools.pairwise(keys))
-        )
-        if resumed:
-            order: list[int] = []
-            for i, value in enumerate(keys):
-                while order and keys[order[-1]] >= value:
-                    order.pop()
-                order.append(i)
-        else:
-            last = {value: i for i, value in enumerate(keys)}
-            order = [last[value] for value in sorted(last)]
-        notes = []
-        if len(order) < len(keys):
-            why = f"their {key} comes again, and the last row counts"
-            if resumed:
-                why = f"a resumed run wrote their {key} again, and the last row counts"
-            left_out = len(keys) - len(order)
-            notes.append(f"{self.title}: {left_out} rows left out: {why}")
-        if not resumed:
-            notes.append(
-                f"{self.title}: rows were not in the order of {key}, and are sorted"
-            )
-        rows = [self.rows[i] for i in order]
-        return dataclasses.replace(self, rows=rows), tuple(notes)
+        found = settle(keys)
+        rows = [self.rows[i] for i in found.order]
+        notes = tuple(f"{self.title}: {note}" for note in found.notes(key))
+        return dataclasses.replace(self, rows=rows), notes
 
     def _refuse_several_runs(self, keys: list[float], key: str) -> None:
         """Refuse keys that come again in rows which names of runs tell apart."""
@@ -364,6 +339,9 @@ def load_columns(
     table, notes = table.with_mark(columns)
     rows, left_out = _Rows(table, _rows_asked(table, selection)).complete(columns)
     values = [rows.numbers(column) for column in columns]
+    runs = {str(row.get(RUN_COLUMN)): row for _, row in rows.rows}
+    told = [n for row in runs.values() for n in table.notes_on(columns, row)]
+    notes += tuple(f"{table.path}: {note}" for note in dict.fromkeys(told))
     return Points(tuple(columns), values, (*notes, *left_out))
 
 
@@ -512,6 +490,8 @@ def _make(
 ) -> Curve:
     """Return the checked curve of one run."""
     x, step = columns.x, part.table.step
+    told = part.table.notes_on((y,), part.rows[0][1])
+    told = tuple(f"{part.title}: {note}" for note in told)
     part, gaps = part.complete([x, y])
     if step is not None and not part.all_numbers(step):
         step = None
@@ -544,7 +524,7 @@ def _make(
         prompt_rates=None if by_prompt is None else by_prompt[-curve.x.size :],
         r0_prompt_rates=zero,
         y_name=y_name.replace(y, DEFAULT_Y, 1) if wide else y_name,
-        warnings=(*gaps, *order, *read, *wall),
+        warnings=(*told, *gaps, *order, *read, *wall),
         is_wall_time=is_wall_time,
         last_step=last_step,
         samples_per_prompt=part.rows[-1][1].get(SAMPLES_COLUMN),
@@ -556,6 +536,15 @@ def _rates(part: _Rows, y: str, chosen: Selection) -> tuple[Array, str, Notes]:
     """Return pass rates [n], what they are called, and notes on how they were read."""
     what = f"{part.table.path}: {y}"
     values, name, notes = part.numbers(y), y, []
+    parts = part.table.parts_of(y)
+    outside = ((values < 0) | (values > 1)).any()
+    if chosen.reward_range is None and parts:
+        if outside or (chosen.y is None and len(parts) > 1):
+            raise CurveError(
+                f"{what} is a weighted sum of rewards, from {values.min():g} to "
+                f"{values.max():g}: choose one with --y, from: {', '.join(parts)}; or "
+                f"give --y {y} --map-rewards LOW HIGH, the least and the most it can be"
+            )
     percent = part.percent_cell(y)
     if percent is not None:
         if chosen.reward_range is not None:

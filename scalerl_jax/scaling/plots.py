@@ -103,7 +103,10 @@ def set_compute_axis(
         axes.set_xscale("log")
         many = right / left > 300.0
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if many else (1, 2, 5)))
-        axes.xaxis.set_major_formatter(lambda value, _: _plain(value))
+        # All ticks in one notation: 20,000 and 0.005, or else 2e+18.
+        plain = left >= 1e-4 and right < 1e7
+        form = ",.10g" if plain else ".0e"
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:{form}}")
         axes.xaxis.set_minor_locator(NullLocator())  # each tick costs a millisecond
     axes.set_xlim(left, right)
     return left
@@ -133,11 +136,6 @@ def legend_below(axes: "Axes", handles: list[Any], **style: Any) -> None:
         each.set_position((left, bottom, wide, high * height / (height + extra)))
     figure.set_size_inches(width, height + extra)
     figure.legend(handles=handles, loc="lower center", ncols=2, **style)
-
-
-def _plain(value: float) -> str:
-    """Return a tick: 20,000 and 0.005, but 2e+18."""
-    return f"{value:,.10g}" if 1e-4 <= abs(value) < 1e6 else f"{value:g}"
 
 
 def draw_fits(
@@ -341,7 +339,8 @@ def _draw_among(
     axes.fill_between(x, low, high, color=colour, alpha=0.10, linewidth=0)
     verdict = "A not identified"
     if result.identified and "A" in result.parameters:
-        verdict = f"A {result.asymptote:.3f}"
+        low, high = result.asymptote_interval.low, result.asymptote_interval.high
+        verdict = f"A {result.asymptote:.3f} [{low or 0.0:.3f}, {high or 1.0:.3f}]"
         # Where the curve ends, so that those of many runs can be told apart.
         axes.axhline(
             result.asymptote, 0.86, 1.0, color=colour, linestyle="--", linewidth=1

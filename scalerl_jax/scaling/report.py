@@ -58,6 +58,7 @@ def make_report(fits: Mapping[str, Fit], *, title: str) -> str:
         parts=parts,
         text=text,
         first=next(iter(fits.values())),
+        verdicts=[_verdict(name, fit) for name, fit in fits.items()],
         summary=_summary(fits),
         unsure=[name for name, fit in fits.items() if not fit.identified],
         svg=drawn and to_svg(drawn),
@@ -70,11 +71,37 @@ def make_report(fits: Mapping[str, Fit], *, title: str) -> str:
     )
 
 
+def _verdict(name: str, fit: Fit) -> str:
+    """Say what A is, whether the data identify it, and whether more compute pays."""
+    if not fit.climbs:
+        return f"{name}: the curve does not climb, so it has no asymptote."
+    asymptote = "its law has no asymptote"
+    if "A" in fit.parameters:
+        value = text.parameter_text(fit, fit.parameters["A"], short=True)
+        asymptote = "A is not identified"
+        if fit.identified:
+            asymptote = f"A is identified, {value}"
+    planned = plan(fit)
+    gain = text.estimate_text(planned.doubled, ".4f")
+    value = planned.doubled.value
+    price = ""
+    if value is not None and value > 0:
+        point = fit.x_last / (100.0 * value)
+        price = (
+            f": worth it where a point (0.01) of pass rate is worth {point:.4g} "
+            f"{fit.x_name} or more"
+        )
+    return (
+        f"{name}: {asymptote}; the next doubling buys {gain} of pass rate for "
+        f"{fit.x_last:.4g} {fit.x_name}{price}."
+    )
+
+
 def _summary(fits: Mapping[str, Fit]) -> text.Sheet:
     """Return a row for each run."""
     x_name = next(iter(fits.values())).x_name
-    shown = ("R0", "A", "B", "C_mid")
-    header = ("run", "points", f"last {x_name}", "last rate", *shown, "R²")
+    shown = ("A", "R0", "B", "C_mid")
+    header = ("run", *shown, "points", f"last {x_name}", "last rate", "R²")
     rows: list[text.Cells] = []
     for name, fit in fits.items():
         parameters = [
@@ -87,10 +114,10 @@ def _summary(fits: Mapping[str, Fit]) -> text.Sheet:
         rows.append(
             (
                 name,
+                *parameters,
                 str(fit.num_points),
                 f"{fit.x_last:.4g}",
                 f"{fit.curve.y[-1]:.4f}",
-                *parameters,
                 f"{fit.r_squared:.4f}" if fit.climbs else "-",
                 text.number(error, "+.4f"),
             )

@@ -14,13 +14,13 @@ import csv
 import dataclasses
 import functools
 import itertools
-import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from scalerl_jax.scaling.event_files import PATTERN, read_series
 from scalerl_jax.scaling.records import DEFAULT_X, DEFAULT_Y, CurveError
 from scalerl_jax.utils.reading import parse_json
 
@@ -49,13 +49,18 @@ SNIFFED_LINES = 40
 TENSORBOARD_HEADER = ["Wall time", "Step", "Value"]  # of a scalar that it exports
 WANDB_SEPARATOR = " - "  # "run name - metric"
 WANDB_ENVELOPES = ("__MIN", "__MAX")  # of the steps that one exported point stands for
-EVENTS_PATTERN = "events.out.tfevents.*"
 TIME_COLUMN = "wall_time_s"  # since the run's first event
 EVENTS_PREFIX = "eval/"  # of the tags of this package's own evaluations
+LONGEST_NAME = 500  # letters of a column
+# "(TaskRunner pid=1) step:5 - critic/score/mean:0.1 - ...", as verl prints it.
+_CONSOLE_LINE = re.compile(r"(?:^|\s)step:(\d{1,18}) - (.*)")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_NUMPY_NUMBER = re.compile(r"^np\.\w+\((.*)\)$")
 _SHOWN = 50  # columns that a message lists
 _KNOWN = (
     f"give a run directory with {EVALS_NAME}, a .jsonl (one object per line), .csv or "
-    f".tsv (with a header) file, {TRAINER_STATE_NAME}, or TensorBoard event files"
+    f".tsv (with a header) file, {TRAINER_STATE_NAME}, a .json array of objects, a "
+    f".log of verl, or TensorBoard event files"
 )
 
 
@@ -150,6 +155,10 @@ class Table:
     sparse: bool = False  # a row holds some columns only: others are no fault
     delimiter: str | None = None  # of a text file
     mark: Mark = "."  # the decimal mark of cells that are text
+    # What reading had to say, by run and column; "" stands for all of them.
+    notes: Mapping[tuple[str, str], tuple[str, ...]] = dataclasses.field(
+        default_factory=dict
+    )
 
     @functools.cached_property
     def columns(self) -> list[str]:
@@ -175,6 +184,22 @@ class Table:
         if len(alike) == 1:
             return alike[0]
         return self.step if is_step(name) else None
+
+    def notes_on(self, columns: Sequence[str], row: Mapping[str, Any]) -> list[str]:
+        """Return what reading said of columns, in the run that a row is of."""
+        run = str(row.get(RUN_COLUMN, ""))
+        places = [("", ""), (run, ""), *((run, column) for column in columns)]
+        said = [self.notes.get(place, ()) for place in places]
+        return list(dict.fromkeys(itertools.chain.from_iterable(said)))
+
+    def parts_of(self, y: str) -> list[str]:
+        """Return the columns that TRL's `reward` is the weighted sum of."""
+        if y not in ("reward", "eval_reward"):
+            return []
+        ends = ("/std", "_std")
+        return [
+            c for c in self.columns if c.startswith(f"{y}s/") and not c.endswith(ends)
+        ]
 
     def require(self, flag: str, name: str | None) -> str:
         """Return a column that is there; else the list of those is the error."""
@@ -279,7 +304,7 @@ def _find_in(folder: Path) -> Path:
     ]
     if saved:
         return max(saved)[1]
-    if next(folder.rglob(EVENTS_PATTERN), None) is not None:
+    if next(folder.rglob(PATTERN), None) is not None:
         return folder
     raise CurveError(f"{folder}: nothing to read in this directory; {_KNOWN}")
 
@@ -394,20 +419,69 @@ def _read_jsonl(file: Path) -> Table:
             kind = type(row).__name__
             raise CurveError(f"{place}: holds {kind}, not an object with named columns")
         rows.append((place, row))
-    return Table(path=file, rows=rows)
+    rows, nested = _flat(rows)
+    return Table(path=file, rows=rows, sparse=nested)
 
 
-def _read_trainer_state(file: Path) -> Table:
-    """The log of a Hugging Face trainer (TRL's among them): `log_history`."""
+def _flat(rows: list[Row]) -> tuple[list[Row], bool]:
+    """Return rows whose cells are no objects, and whether some were.
+
+    What is in an object is a column "outer/inner"; if all objects are in one column,
+    as in verl's {"step": 1, "data": {...}}, it keeps its own name.
+
+    Raises:
+        CurveError: a name that is longer than names are.
+    """
+    outer = {n for _, row in rows for n, cell in row.items() if isinstance(cell, dict)}
+    if not outer:
+        return rows, False
+    own = {name for _, row in rows for name in row} - outer
+    inner = {
+        name
+        for _, row in rows
+        for column in outer
+        if isinstance(cell := row.get(column), dict)
+        for name in cell
+    }
+    bare = len(outer) == 1
+    flat: list[Row] = []
+    for place, row in rows:
+        cells: dict[str, Any] = {}
+        todo = list(reversed(row.items()))
+        while todo:
+            name, cell = todo.pop()
+            if len(name) > LONGEST_NAME:
+                raise CurveError(
+                    f"{place}: a column's name has {len(name)} letters; "
+                    f"{LONGEST_NAME} at most"
+                )
+            if not isinstance(cell, dict):
+                cells[name] = cell
+                continue
+            prefix = "" if bare and name in outer and not own & inner else f"{name}/"
+            todo += [(prefix + key, part) for key, part in reversed(cell.items())]
+        flat.append((place, cells))
+    return flat, True
+
+
+def _read_json(file: Path) -> Table:
+    """An array of objects, or the log of a Hugging Face trainer: `log_history`."""
     try:
-        state = parse_json(file.read_bytes())
+        found = parse_json(file.read_bytes())
     except ValueError as failure:
         raise CurveError(f"{file}: not valid JSON ({failure})") from failure
-    history = state.get("log_history") if isinstance(state, dict) else None
+    if isinstance(found, list):
+        for i, row in enumerate(found):
+            if not isinstance(row, dict):
+                kind = type(row).__name__
+                raise CurveError(f"{file}: [{i}] holds {kind}, not an object")
+        rows, nested = _flat([(f"{file}: [{i}]", row) for i, row in enumerate(found)])
+        return Table(path=file, rows=rows, sparse=nested)
+    history = found.get("log_history") if isinstance(found, dict) else None
     if not isinstance(history, list) or not all(isinstance(r, dict) for r in history):
         raise CurveError(
-            f"{file}: no list log_history of objects, as {TRAINER_STATE_NAME} has; "
-            f"{_KNOWN}"
+            f"{file}: no list log_history of objects, as {TRAINER_STATE_NAME} has, or "
+            f"no array of objects; {_KNOWN}"
         )
     rows = [(f"{file}: log_history[{i}]", row) for i, row in enumerate(history)]
     evaluated = any("eval_reward" in row for row in history)
@@ -415,11 +489,32 @@ def _read_trainer_state(file: Path) -> Table:
     return Table(path=file, rows=rows, x=STEP_COLUMN, y=y, sparse=True)
 
 
+def _read_console(file: Path) -> Table:
+    """The lines that verl prints, "step:5 - name:0.5 - ..."; all others are no rows."""
+    rows: list[Row] = []
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        found = _CONSOLE_LINE.search(_COLOURS.sub("", line))
+        if found is None:
+            continue
+        row: dict[str, Any] = {STEP_COLUMN: found[1]}
+        for part in found[2].split(" - "):
+            name, _, value = part.strip().rpartition(":")
+            row[name] = _NUMPY_NUMBER.sub(r"\1", value)
+        rows.append((f"{file}:{number}", row))
+    if not rows:
+        raise CurveError(
+            f'{file}: no line has "step:NUMBER - NAME:VALUE", as verl prints; {_KNOWN}'
+        )
+    return Table(path=file, rows=rows, x=STEP_COLUMN, y=None, sparse=True)
+
+
 _READERS = {
     ".csv": _read_delimited,
     ".tsv": _read_delimited,
     ".jsonl": _read_jsonl,
-    ".json": _read_trainer_state,
+    ".json": _read_json,
+    ".log": _read_console,
 }
 
 
@@ -427,19 +522,36 @@ def _read_events(path: Path) -> Table:
     """Scalars of one event file, or of all below a directory: a row per run and step.
 
     A run is a directory with event files, named by its path below `path`.  Columns are
-    the tags, `step`, `wall_time_s` and `run`.
+    the tags, `step`, `wall_time_s` and `run`.  What a resumed run wrote again is
+    settled for each tag by itself, as tags are not all written at the same steps.
     """
     folders = [path]
     if path.is_dir():
-        folders = sorted({file.parent for file in path.rglob(EVENTS_PATTERN)})
+        folders = sorted({file.parent for file in path.rglob(PATTERN)})
     rows: list[Row] = []
+    notes: dict[tuple[str, str], tuple[str, ...]] = {}
+    damaged: list[str] = []
     for folder in folders:
         run = str(folder.relative_to(path)) if folder != path else path.name
-        rows += _read_run(folder, run)
+        tags, found = read_series(folder)
+        damaged += found
+        # What is left of a run without one scalar has to be told of beside the others.
+        place = run if tags else ""
+        notes[place, ""] = (*notes.get((place, ""), ()), *found)
+        began = min((t for series in tags.values() for t in series.times), default=0.0)
+        joined: dict[int, dict[str, Any]] = {}
+        for tag, series in tags.items():
+            settled = series.settled()
+            notes[run, tag] = settled.notes(STEP_COLUMN)
+            for i in settled.order:
+                step = series.steps[i]
+                row = joined.setdefault(step, {STEP_COLUMN: step, RUN_COLUMN: run})
+                row[TIME_COLUMN] = series.times[i] - began
+                row[tag] = series.values[i]
+        rows += [(f"{folder} step {step}", joined[step]) for step in sorted(joined)]
     if not rows:
-        raise CurveError(
-            f"{path}: its event files hold no scalars, or are empty or damaged"
-        )
+        why = "; ".join(damaged) or "they are empty"
+        raise CurveError(f"{path}: no scalars in its event files: {why}")
     tags = dict.fromkeys(name for _, row in rows for name in row)
     own_x, own_y = EVENTS_PREFIX + DEFAULT_X, EVENTS_PREFIX + DEFAULT_Y
     return Table(
@@ -449,49 +561,5 @@ def _read_events(path: Path) -> Table:
         y=own_y if own_y in tags else None,
         group=RUN_COLUMN if len(folders) > 1 else None,
         sparse=True,
+        notes=notes,
     )
-
-
-def _read_run(path: Path, run: str) -> list[Row]:
-    """The scalars of one run, joined on their steps, in the order of time.
-
-    A step that was written again is a row of its own; what a restart has declared void
-    is dropped as TensorBoard drops it.  `tf.summary` stores scalars as tensors of no
-    dimension, others as plain values.
-    """
-    from tensorboard.backend.event_processing import event_accumulator as events
-    from tensorboard.util import tensor_util
-
-    # It reports every restart as a warning; purging is what is wanted here.
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)
-    everything = {events.SCALARS: 0, events.TENSORS: 0}  # not a sample of them
-    reader = events.EventAccumulator(str(path), size_guidance=everything)
-    reader.Reload()
-    try:
-        started = reader.FirstEventTimestamp() or 0.0
-    except ValueError:  # empty, or no event in it is whole
-        return []
-    tags = reader.Tags()
-    scalars = [
-        (tag, event, event.value)
-        for tag in tags[events.SCALARS]
-        for event in reader.Scalars(tag)
-    ]
-    scalars += [
-        (tag, event, float(tensor_util.make_ndarray(event.tensor_proto).item()))
-        for tag in tags[events.TENSORS]
-        if reader.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"
-        for event in reader.Tensors(tag)
-    ]
-    found: dict[tuple[int, int], dict[str, Any]] = {}  # by occurrence and step
-    seen = collections.Counter[tuple[str, int]]()
-    for tag, event, value in scalars:
-        again = seen[tag, event.step]  # a run that was resumed writes steps again
-        seen[tag, event.step] += 1
-        row = {STEP_COLUMN: event.step, RUN_COLUMN: run}
-        row = found.setdefault((again, event.step), row)
-        row[TIME_COLUMN] = event.wall_time - started
-        row[tag] = value
-    return [
-        (f"{path} step {step}", found[again, step]) for again, step in sorted(found)
-    ]

@@ -36,6 +36,14 @@ SessionLog = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 Summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 TENSORBOARD_DIRECTORY = "tensorboard"
+# The figures that matter, by the metric that each shows again: one heading, `run/`.
+OVERVIEW = {
+    "eval/pass_rate": "run/pass_rate",
+    "reward/mean": "run/reward",
+    "completion/mean_tokens": "run/length",
+    "staleness/mean": "run/staleness",
+    "throughput/generated_tokens_per_s": "run/tokens_per_s",
+}
 
 
 class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
@@ -120,9 +128,10 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
 
     def _show(self, step: int, values: dict[str, Any]) -> None:
         """Give numbers to TensorBoard, and to W&B where it is on."""
+        shown = {OVERVIEW[tag]: values[tag] for tag in OVERVIEW if tag in values}
         scalars = [
             Summary.Value(tag=tag, simple_value=float(value))
-            for tag, value in values.items()
+            for tag, value in {**shown, **values}.items()
         ]
         self._tensorboard.write(step=step, summary=Summary(value=scalars))
         if self._wandb is not None:

@@ -103,5 +103,5 @@ def test_a_fall_within_the_noise_of_what_was_counted_is_none():
     counts = np.array([300, 330, 352, 361, 370, 372, 330, 329, 331, 329])
     assert fall(counts / 1024) is None
     assert fall(np.where(np.arange(10) > 5, 200, counts) / 1024) is not None
-    # Decimals that were written down count nothing.
-    assert fall(np.array([0.3, 0.33, 0.361, 0.37, 0.372, 0.331, 0.329, 0.321]))
+    clear = np.where(np.arange(10) > 5, 0.25, counts / 1000)
+    assert fall(clear) is not None  # written with decimals, which count nothing

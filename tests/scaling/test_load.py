@@ -216,3 +216,80 @@ def test_pass_rates_of_each_prompt_come_with_the_curve(tmp_path, capsys):
     assert main(["fit", runs[0], "--bootstrap=20", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["prompt_bootstrap"]["method"] == "prompts, samples"
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_objects_in_objects_are_columns(tmp_path):
+    """One wrapper, as verl's file logger has it; or several, each with its name."""
+    rows = [{"step": 5 * i, "data": {"acc/mean@1": r}} for i, r in enumerate(RATES)]
+    rows.insert(2, {"step": 7, "data": {"lr": 1e-6}})
+    curve = load_curve(write_lines(tmp_path / "a.jsonl", rows), y="acc/mean@1")
+    assert curve.r0 == 0.2 and curve.warnings == ()
+    np.testing.assert_array_equal(curve.x, [5, 10, 15])
+    np.testing.assert_array_equal(curve.y, RATES[1:])
+    rows = [
+        {"step": i, "train": {"acc": 0.9}, "eval": {"set": {"acc": r}}}
+        for i, r in enumerate(RATES)
+    ]
+    curve = load_curve(write_lines(tmp_path / "b.jsonl", rows), y="eval/set/acc")
+    np.testing.assert_array_equal(curve.y, RATES[1:])
+    file = write_lines(tmp_path / "c.jsonl", [{"step": 1, "a" * 501: {"b": 1}}])
+    with pytest.raises(CurveError, match="name has 501 letters; 500 at most"):
+        load_curve(file)
+
+
+def test_an_array_of_objects_is_a_table(tmp_path):
+    rows = [{"step": i, "acc": rate} for i, rate in enumerate(RATES)]
+    file = tmp_path / "array.json"
+    file.write_text(json.dumps(rows))
+    np.testing.assert_array_equal(load_curve(file, y="acc").y, RATES[1:])
+    file.write_text(json.dumps([*rows, 3]))
+    with pytest.raises(CurveError, match=r"\[4\] holds int, not an object"):
+        load_curve(file, y="acc")
+
+
+def test_the_lines_that_verl_prints_are_rows(tmp_path):
+    file = tmp_path / "console.log"
+    lines = [
+        "loading step: done",
+        "\x1b[36m(TaskRunner pid=7)\x1b[0m step:0 - val-core/own/acc:np.float64(0.2)",
+        "(TaskRunner pid=7) step:1 - lr:1e-06 - val-core/own/acc:0.35",
+        "(TaskRunner pid=7) step:2 - lr:1e-06",
+        "step:3 - val-core/own/acc:0.5 - time:12.5",
+    ]
+    file.write_text("\n".join(lines))
+    curve = load_curve(file, y="val-core/own/acc")
+    np.testing.assert_array_equal(curve.x, [1, 3])
+    np.testing.assert_array_equal(curve.y, [0.35, 0.5])
+    assert curve.r0 == 0.2
+    file.write_text("no such line")
+    with pytest.raises(CurveError, match="no line has .*as verl prints"):
+        load_curve(file, y="acc")
+
+
+def test_a_reward_that_is_a_sum_lists_its_parts(tmp_path):
+    history = [
+        {
+            "step": i,
+            "reward": r + 0.1,
+            "rewards/right/mean": r,
+            "rewards/form/mean": 0.1,
+        }
+        for i, r in enumerate(RATES)
+    ]
+    file = tmp_path / "trainer_state.json"
+    file.write_text(json.dumps({"log_history": history}))
+    parts = "--y, from: rewards/right/mean, rewards/form/mean;"
+    with pytest.raises(CurveError, match=parts):
+        load_curve(file)
+    np.testing.assert_array_equal(load_curve(file, y="rewards/right/mean").y, RATES[1:])
+    assert load_curve(file, y="reward").y[-1] == pytest.approx(0.65)
+    history[-1]["reward"] = 1.5
+    file.write_text(json.dumps({"log_history": history}))
+    with pytest.raises(CurveError, match=parts):
+        load_curve(file, y="reward")
+    assert load_curve(file, reward_range=(0.0, 2.0)).y[-1] == 0.75

@@ -55,6 +55,19 @@ def test_steps_evals_and_rollouts_go_to_their_files(tmp_path):
     assert scalars(tmp_path, "eval/pass_rate") == [(2, 0.25)]
 
 
+def test_tensorboard_shows_the_figures_that_matter_under_one_heading(tmp_path):
+    step = {"reward/mean": -0.5, "completion/mean_tokens": 14.0, "loss": 1.0}
+    step |= {"staleness/mean": 1.5, "throughput/generated_tokens_per_s": 2048.0}
+    with MetricsWriter(tmp_path, after=-1) as writer:
+        writer.write_step(3, step)
+        writer.write_eval({"step": 3, "pass_rate": 0.25})
+    expected = {"pass_rate": 0.25, "reward": -0.5, "length": 14.0}
+    expected |= {"staleness": 1.5, "tokens_per_s": 2048.0}
+    for name, value in expected.items():
+        assert scalars(tmp_path, f"run/{name}") == [(3, value)]
+    assert "run/reward" not in (tmp_path / "metrics.jsonl").read_text()
+
+
 def test_tensorboard_has_histograms_texts_and_settings(tmp_path):
     chosen = {"seed": 3, "data.tasks": ["a", "b"], "model.remat": "none"}
     spread = {"reward": np.array([1.0, -1.0, 1.0]), "none": np.array([])}

@@ -1,0 +1,147 @@
+"""Scalars of TensorBoard's event files, in the order in which they were written.
+
+The tensorboard package reads the records; TensorFlow is not needed.  It stops at a
+record that is damaged, without a word, and so does what is read here, with one.
+"""
+
+import dataclasses
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from scalerl_jax.scaling.resumed import Settled, settle
+
+PATTERN = "events.out.tfevents.*"
+_FRAME = 16  # bytes of a record around its data: its length and two checksums
+
+
+@dataclasses.dataclass
+class Series:
+    """One scalar of a run: step, value and time of each of its events."""
+
+    steps: list[int] = dataclasses.field(default_factory=list)
+    values: list[float] = dataclasses.field(default_factory=list)
+    times: list[float] = dataclasses.field(default_factory=list)
+    num_void: int = 0  # events that a restart declared void
+
+    def void_from(self, step: int) -> None:
+        """Drop what has this step or a later one."""
+        kept = [i for i, each in enumerate(self.steps) if each < step]
+        self.num_void += len(self.steps) - len(kept)
+        self.steps = [self.steps[i] for i in kept]
+        self.values = [self.values[i] for i in kept]
+        self.times = [self.times[i] for i in kept]
+
+    def settled(self) -> Settled:
+        """Return the events that count; those that are void are among the replaced."""
+        found = settle(self.steps)
+        if not self.num_void:
+            return found
+        left_out = found.num_left_out + self.num_void
+        return dataclasses.replace(found, num_left_out=left_out, resumed=True)
+
+
+def read_series(path: Path) -> tuple[dict[str, Series], list[str]]:
+    """Return the scalars of an event file, or of a directory's, by tag, and notes.
+
+    A directory is one run, whose files follow each other in the order of their making.
+    `tf.summary` stores scalars as tensors of no dimension, others as plain values.
+    """
+    from tensorboard.compat.proto import event_pb2
+
+    # Message classes are made at import, where a type checker cannot see them.
+    start = event_pb2.SessionLog.START  # pyright: ignore[reportAttributeAccessIssue]
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.glob(PATTERN), key=_made)
+    found: dict[str, Series] = {}
+    plugins: dict[str, str] = {}  # by tag; only a tag's first event names its plugin
+    notes: list[str] = []
+    for file in files:
+        for event in _events(file, notes):
+            if event.session_log.status == start:
+                for series in found.values():
+                    series.void_from(event.step)
+            for value in event.summary.value:
+                tag = value.tag
+                if value.HasField("metadata"):
+                    plugin = value.metadata.plugin_data.plugin_name
+                    plugins.setdefault(tag, plugin)
+                number = _scalar(value, plugins.get(tag))
+                if number is None:
+                    continue
+                series = found.setdefault(tag, Series())
+                series.steps.append(event.step)
+                series.values.append(number)
+                series.times.append(event.wall_time)
+    return found, notes
+
+
+def _scalar(value: Any, plugin: str | None) -> float | None:
+    """Return the number of one value of an event; None if it is something else."""
+    from tensorboard.util import tensor_util
+
+    if value.HasField("simple_value"):
+        return value.simple_value
+    if not value.HasField("tensor") or plugin != "scalars":
+        return None
+    if value.tensor.tensor_shape.dim:
+        return None
+    try:
+        return float(tensor_util.make_ndarray(value.tensor).item())
+    except (TypeError, ValueError):  # text, say, or nothing at all
+        return None
+
+
+def _made(file: Path) -> tuple[float, float, str]:
+    """Return when a file was made: by its name's seconds, then by its first event."""
+    first = next(iter(_events(file, [])), None)
+    written = first.wall_time if first is not None else 0.0
+    seconds = file.name.split(".")[3]
+    return float(seconds) if seconds.isdecimal() else written, written, file.name
+
+
+def _events(file: Path, notes: list[str]) -> Iterator[Any]:
+    """Return the events of a file; `notes` gets a line if it cannot be read to its end.
+
+    A run that is killed, or still under way, leaves a last record that is not whole.
+    """
+    from google.protobuf.message import DecodeError
+    from tensorboard.backend.event_processing.event_file_loader import (
+        RawEventFileLoader,
+    )
+    from tensorboard.compat.proto import event_pb2
+
+    make = event_pb2.Event.FromString  # pyright: ignore[reportAttributeAccessIssue]
+    place, last = 0, None
+    for record in RawEventFileLoader(str(file)).Load():
+        try:
+            event = make(record)
+        except DecodeError:
+            break
+        place += _FRAME + len(record)
+        if event.HasField("summary"):
+            last = event.step
+        yield event
+    size = file.stat().st_size
+    if place < size:
+        until = "nothing was read" if last is None else f"it was read up to step {last}"
+        ends = "ends within a record, as after a kill"
+        fault = ends if _is_cut(file, place) else "is damaged"
+        notes.append(f"{file.name} {fault} (byte {place:,} of {size:,}): {until}")
+
+
+def _is_cut(file: Path, place: int) -> bool:
+    """Return whether the file ends before the record that begins there does."""
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    with file.open("rb") as stream:
+        stream.seek(place)
+        length, checksum = stream.read(8), stream.read(4)
+    if len(checksum) < 4:
+        return True
+    whole = struct.unpack("<I", checksum)[0] == masked_crc32c(length)
+    return (
+        whole and place + _FRAME + struct.unpack("<Q", length)[0] > file.stat().st_size
+    )

@@ -1,0 +1,68 @@
+"""The order of a log that a run wrote in several lives: which of its rows count.
+
+A run that is resumed goes on from an earlier step: it writes steps again, and whatever
+it had written from there on is replaced.  Rows may also stand in no order at all, and
+then nothing is replaced but by a later row of the same step.
+"""
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Settled:
+    """The rows of a log that count."""
+
+    order: list[int]  # their places in the log, by increasing key
+    num_left_out: int  # rows that were replaced
+    resumed: bool  # by a run that went on from an earlier step
+    unsorted: bool  # the rows are in another order
+
+    def notes(self, key: str) -> tuple[str, ...]:
+        """Say what was left out and sorted, for rows ordered by `key`."""
+        said = []
+        if self.num_left_out:
+            why = f"a resumed run wrote their {key} again"
+            why = why if self.resumed else f"their {key} comes again"
+            said.append(
+                f"{self.num_left_out} rows left out: {why}, and the last row counts"
+            )
+        if self.unsorted:
+            said.append(f"rows were not in the order of {key}, and are sorted")
+        return tuple(said)
+
+
+def settle(keys: Sequence[float]) -> Settled:
+    """Return which rows of a log count, by their steps in the order of writing.
+
+    A step back resumes the run if it goes to a step that is there, or if the rows from
+    it on pass every step that they replace: then all that was there from that step on
+    is replaced.  From the first other step back on, rows are sorted, and of each step
+    the last one counts.
+    """
+    starts = [i for i in range(1, len(keys)) if keys[i] <= keys[i - 1]]
+    order: list[int] = []
+    kept: list[float] = []  # the keys of `order`, increasing
+    resumed = unsorted = False
+    for first, end in itertools.pairwise([0, *starts, len(keys)]):
+        life = keys[first:end]
+        place = bisect.bisect_left(kept, life[0]) if life else 0
+        if place < len(kept):
+            if not _resumes(kept[place:], life):
+                unsorted = True
+                last = {keys[i]: i for i in (*order, *range(first, len(keys)))}
+                order = [last[key] for key in sorted(last)]
+                break
+            resumed = True
+        order[place:], kept[place:] = range(first, end), life
+    return Settled(order, len(keys) - len(order), resumed, unsorted)
+
+
+def _resumes(replaced: Sequence[float], life: Sequence[float]) -> bool:
+    """Return whether rows with the keys `life` are those of a run that was resumed."""
+    if replaced[0] == life[0]:
+        return True
+    passed = {key for key in replaced if key <= life[-1]}
+    return bool(passed) and passed.issubset(life)

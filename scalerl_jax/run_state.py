@@ -37,6 +37,7 @@ class RunState:
     trace: "Tracer | None"  # with debug.trace_prompt
     flops: LearnerFlops
     learning_rates: Callable[[int], Any]  # version -> rate of the step from there
+    why_no_answers: Callable[[], str]  # what to say if no completion holds one
     length_limit: Callable[[int], int]  # version -> tokens of completions begun at it
     ledger: Ledger
     learner_pool: str

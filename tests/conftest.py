@@ -13,13 +13,12 @@ import os
 import shutil
 import tempfile
 
+import xla_flags
+
 # Most of the tests' time is the compiler's: with these it takes a third of it.  In the
 # environment, for other processes too.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_llvm_disable_expensive_passes=true --xla_backend_optimization_level=0 "
-    "--xla_cpu_use_fusion_emitters=false",
-)
+if "XLA_FLAGS" not in os.environ:
+    os.environ["XLA_FLAGS"] = xla_flags.known(*xla_flags.QUICK)
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers get that of the first
     programs = tempfile.mkdtemp(prefix="programs-")
     atexit.register(shutil.rmtree, programs, ignore_errors=True)
@@ -27,16 +26,14 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers get that of the fir
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+import hypothesis
 import jax
 import jaxtyping
 import pytest
 
-with contextlib.suppress(ImportError):  # JetStream's environment has none
-    import hypothesis
-
-    # No test asserts a time.
-    hypothesis.settings.register_profile("untimed", deadline=None)
-    hypothesis.settings.load_profile("untimed")
+# No test asserts a time.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Before the first import of the package; in this process, not in those it starts.
 jaxtyping.install_import_hook(

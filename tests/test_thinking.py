@@ -10,7 +10,7 @@ from small_model import small_architecture
 from scalerl_jax.config import Config, DataConfig, InterruptionConfig
 from scalerl_jax.wiring.prompts import answer_after, make_render
 from scalerl_jax.wiring.sampling import make_tokenizer
-from scalerl_jax.wiring.thinking import check_phrase, check_thinking
+from scalerl_jax.wiring.thinking import check_phrase, check_thinking, why_no_answers
 
 
 def check(config):
@@ -134,3 +134,49 @@ def test_an_answer_may_follow_special_tokens(configure, after):
     assert tokenizer.decode_all(ids)[start:] == "<eos>42<eos>"
     assert tokenizer.answer_start(ids[:5], answer_after=after) is None
     assert tokenizer.answer_start(ids, answer_after="") == 0
+
+
+@pytest.mark.parametrize(
+    "name, data, advice",
+    [
+        pytest.param(
+            "Qwen2.5",
+            {"template": "{question}<think>"},
+            "has a chat template, which data.template = '{question}<think>' does not "
+            "use; if the model was trained on chats, set data.template = 'chat' and "
+            "data.answer_after = 'auto'",
+            id="a chat model is asked without its template",
+        ),
+        pytest.param(
+            "Qwen2.5",
+            {"answer_after": "####"},
+            "an answer is what follows '####' (data.answer_after = '####'); set "
+            "data.answer_after = ''",
+            id="a mark that the model does not write",
+        ),
+        pytest.param(
+            "Qwen3",
+            {"answer_after": "auto"},
+            "an answer is what follows '</think>' (data.answer_after = 'auto')",
+            id="a thinking that does not end",
+        ),
+        pytest.param(
+            "Qwen2.5",
+            {"answer_after": "auto"},
+            "completions are read whole (data.answer_after = 'auto'); say in the "
+            "prompt in which form the answer is wanted, or change "
+            "reward.math_answer = 'boxed'",
+            id="no form that a verdict knows",
+        ),
+    ],
+)
+def test_completions_without_answers_are_told_the_setting(
+    configure, name, data, advice
+):
+    assert advice in why_no_answers(configure(name, **data))
+
+
+def test_a_base_model_is_not_told_to_chat(tmp_path):
+    make_directory(tmp_path)
+    config = Config(data=DataConfig(tokenizer=str(tmp_path)))
+    assert "chat" not in why_no_answers(config)

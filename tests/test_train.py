@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_chat
 import small_run
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -54,7 +55,8 @@ STEP_NAMES = """
 EVAL_NAMES = """
     step policy_version compute_chip_hours train_tokens generated_tokens train_flops
     pass_rate pass_rate_se num_prompts samples_per_prompt cut_off_share
-    interrupted_share unjudged_share unjudged_prompts mean_completion_tokens
+    interrupted_share no_answer_share unjudged_share unjudged_prompts
+    mean_completion_tokens
 """.split()
 TASKS = {"chain_sum", "letter_counting", "spell_backward"}
 
@@ -451,7 +453,8 @@ def test_gradients_that_stay_not_finite_end_the_run(tmp_path):
     assert not rollout_threads()
 
 
-def test_a_policy_that_never_gets_anything_right_ends_the_run(tmp_path):
+def test_a_policy_that_never_gets_anything_right_ends_the_run(tmp_path, capsys):
+    """And one that gives no answer, made for chats and asked otherwise, is told so."""
     settings = warmstart.WarmstartConfig()
     backend = warmstart.make_tokenizer()
     arch = warmstart.make_architecture(settings, vocab_size=72)
@@ -460,8 +463,10 @@ def test_a_policy_that_never_gets_anything_right_ends_the_run(tmp_path):
     warmstart.save(
         tmp_path / "random", state, config=settings, arch=arch, backend=backend, log=[]
     )
+    (tmp_path / "random" / "chat_template.jinja").write_text(small_chat.SMOLLM2)
     config = small_run.make_config(
         {
+            "data.answer_after": "[/THINK]",
             "model.checkpoint": str(tmp_path / "random"),
             "train.max_skipped_steps": 3,
             "eval.num_prompts": 3,
@@ -472,6 +477,10 @@ def test_a_policy_that_never_gets_anything_right_ends_the_run(tmp_path):
     message = str(failure.value)
     assert message.startswith("3 optimizer steps in a row were skipped")
     assert "zero variance" in message and "data.tasks" in message
+    told = "warning: no completion of the evaluation holds an answer: "
+    said = capsys.readouterr().err
+    assert f"{told}{tmp_path / 'random'} has a chat template" in said
+    assert said.count("holds an answer") == 1
     assert not rollout_threads()
 
 

@@ -45,6 +45,7 @@ from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import log_to_stderr
 from scalerl_jax.utils.record import git_revision, versions
 from scalerl_jax.wiring.prompts import check_verifiers, evaluation_set
+from scalerl_jax.wiring.thinking import why_no_answers
 
 _INTERRUPTED = 130  # exit status
 _OVERALL = "overall"
@@ -117,8 +118,12 @@ def _evaluate(options: Options) -> int:
         outcomes, complete = _sample(described, policy, sets, results)
         if not any(outcomes.values()):
             return _INTERRUPTED
+        everything = [each for group in outcomes.values() for each in group]
+        if all(set(each.statuses) == {"no_answer"} for each in everything):
+            why = why_no_answers(config)
+            _log.warning("warning: no completion holds an answer: %s", why)
         found = {name: figures(each) for name, each in outcomes.items() if each}
-        overall = figures([each for group in outcomes.values() for each in group])
+        overall = figures(everything)
         summary = {
             "complete": complete,
             "checkpoint": policy.identity,

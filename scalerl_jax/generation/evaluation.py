@@ -125,6 +125,7 @@ class Evaluation:
     prompt_pass_rates: list[float]  # in the prompts' fixed order; NaN: unjudged
     cut_off_share: float
     interrupted_share: float
+    no_answer_share: float  # of all samples
     unjudged_share: float  # of all samples: the verifier failed
     unjudged_prompts: int  # without a judged sample
     mean_completion_tokens: float
@@ -303,6 +304,7 @@ def summarize(
         prompt_pass_rates=by_prompt.tolist(),
         cut_off_share=float(np.mean([each.cut_off for each in everything])),
         interrupted_share=float(np.mean([each.interrupted for each in everything])),
+        no_answer_share=float(np.mean([each == "no_answer" for each in statuses])),
         unjudged_share=float(np.mean(unjudged)),
         unjudged_prompts=len(groups) - num_known,
         mean_completion_tokens=float(

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ from scalerl_jax.wiring.sampling import (
     make_generators,
     make_length_budget,
 )
+from scalerl_jax.wiring.thinking import why_no_answers
 
 if TYPE_CHECKING:  # loaded only where they are used
     from scalerl_jax.coordination.tracing import Tracer
@@ -147,6 +149,7 @@ class RunBooks:
             trace=make_trace(config, learner, self.assemble, tokenizer),
             flops=make_flops(config, self.arch),
             learning_rates=make_learning_rates(config),
+            why_no_answers=functools.partial(why_no_answers, config),
             length_limit=make_length_budget(config).limit,
             learner_pool=learner_pool(config),
             progress=self.parts.progress,

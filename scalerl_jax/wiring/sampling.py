@@ -37,6 +37,7 @@ from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.wiring.devices import generator_pools
 from scalerl_jax.wiring.prompts import answer_after, make_render, make_verifier
+from scalerl_jax.wiring.thinking import check_phrase, check_thinking
 
 E = TypeVar("E", bound=Engine)
 G = TypeVar("G", bound=LocalGenerators)
@@ -69,11 +70,8 @@ def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
         ValueError: what `make_tokenizer` or `wiring.thinking` refuses.
     """
     tokenizer, render = make_tokenizer(config, arch), make_render(config)
-    if config.interruption.enabled or render.dated or not render.end_of_thinking:
-        from scalerl_jax.wiring.thinking import check_phrase, check_thinking
-
-        check_thinking(config, render)  # else nothing can be wrong
-        check_phrase(config, tokenizer)
+    check_thinking(config, render)
+    check_phrase(config, tokenizer)
     return tokenizer
 
 

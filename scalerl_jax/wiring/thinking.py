@@ -1,15 +1,16 @@
-"""Checks that template, answer and interruption agree on the policy's thinking.
+"""Whether template, answer and interruption agree on the policy's thinking.
 
 They do where a thinking follows every prompt and none is interrupted, unless the prompt
-has a date; such runs do not load it.
+has a date.
 """
 
 import logging
 
 from scalerl_jax.config import Config
+from scalerl_jax.data.chat import read_chat_template
 from scalerl_jax.data.questions import CHAT, THINKING_TAGS, Renderer
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.wiring.prompts import AUTO
+from scalerl_jax.wiring.prompts import AUTO, answer_after
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,38 @@ def check_thinking(config: Config, render: Renderer) -> None:
             f"interruption.end_of_thinking = {ours!r}, and the thinking after a prompt "
             f"ends with {end!r}; end it and interruption.phrase with that"
         )
+
+
+def why_no_answers(config: Config) -> str:
+    """Return why no completion of many may hold an answer, and what mends that."""
+    data = config.data
+    source = data.tokenizer or config.model.checkpoint
+    if data.template != CHAT and _has_chat_template(source):
+        return (
+            f"{source} has a chat template, which data.template = {data.template!r} "
+            f"does not use; if the model was trained on chats, set data.template = "
+            f"{CHAT!r} and data.answer_after = {AUTO!r}"
+        )
+    if after := answer_after(config):
+        return (
+            f"an answer is what follows {after!r} (data.answer_after = "
+            f"{data.answer_after!r}); set data.answer_after = '' for a model that does "
+            f"not think, or raise sampler.max_completion_tokens = "
+            f"{config.sampler.max_completion_tokens} if completions are cut off"
+        )
+    return (
+        f"completions are read whole (data.answer_after = {data.answer_after!r}); say "
+        f"in the prompt in which form the answer is wanted, or change "
+        f"reward.math_answer = {config.reward.math_answer!r}"
+    )
+
+
+def _has_chat_template(source: str) -> bool:
+    try:
+        read_chat_template(source)
+    except ValueError:  # none, or none that could be used
+        return False
+    return True
 
 
 def check_phrase(config: Config, tokenizer: Tokenizer) -> None:

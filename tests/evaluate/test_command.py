@@ -207,6 +207,13 @@ def test_a_page_of_rollouts_that_are_there(evaluate, finished, tmp_path):
     assert evaluate(rollouts=samples, out=out)[0] == 2
 
 
+def test_a_policy_without_a_single_answer_is_told_why(evaluate, tmp_path, caplog):
+    flags = {"samples": 1, "num_prompts": 2, "config.data.answer_after": "[/THINK]"}
+    assert not evaluate(**FLAGS | flags, checkpoint=BASE, out=tmp_path / "out")[0]
+    told = "no completion holds an answer: an answer is what follows '[/THINK]'"
+    assert told in caplog.text
+
+
 def test_tokens_inside_of_a_character_are_put_together():
     tokenizer = load_tokenizer(BASE)
     tokens = tokenizer.encode("12 + 3</think>15") + [1]

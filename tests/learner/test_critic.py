@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import torch
 from hypothesis import strategies as st
 from small_step import (
     ADAMW,
@@ -191,6 +190,7 @@ def slow_values(params):
 
 def torch_gae(reward, values):
     """Advantages of one rollout as sums over all later tokens, equation 16."""
+    torch = pytest.importorskip("torch")
     values = torch.cat([torch.tensor(np.asarray(values)), torch.zeros(1)])
     rewards = torch.zeros(len(values) - 1)
     rewards[-1] = reward
@@ -534,6 +534,7 @@ def test_minibatches_hold_every_rollout_once_and_equally_many(lengths, rows, cou
 def torch_steps(parts, old, returns):
     """The critic after a step of torch's descent on each part; and values before it."""
     leaves, tree = jax.tree.flatten(start_critic_params())
+    torch = pytest.importorskip("torch")
     leaves = [torch.tensor(np.array(leaf)) for leaf in leaves]
     sgd = torch.optim.SGD(leaves, lr=RATE, momentum=0.9)
     values = []

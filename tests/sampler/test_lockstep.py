@@ -116,6 +116,5 @@ def test_every_verb_of_an_engine_that_dispatches_is_told():
         for name, member in vars(Engine).items()
         if callable(member) and not name.startswith("_") and name != "notice"
     }
-    assert verbs - alone == {
-        name for name in vars(LeadingEngine) if name in vars(Engine)
-    } - {"__init__", "__module__", "__doc__"}
+    overridden = {name for name in vars(LeadingEngine) if name in vars(Engine)}
+    assert verbs - alone == {each for each in overridden if not each.startswith("_")}

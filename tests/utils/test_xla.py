@@ -8,6 +8,7 @@ import textwrap
 import jax
 import jax.numpy as jnp
 import pytest
+import xla_flags
 
 from scalerl_jax.config import Config
 from scalerl_jax.utils.xla import explained, keep_programs
@@ -182,3 +183,9 @@ def test_a_program_of_a_small_model_does_not_fault_its_memory_in_again():
     pages = 30 * 64 * 2**20 // 4096
     assert faults(1) < pages / 4
     assert faults(10**9) > pages / 2
+
+
+def test_of_flags_only_those_that_xla_knows_are_kept():
+    devices, none = "--xla_force_host_platform_device_count=2", "--xla_no_such_flag=1"
+    assert xla_flags.known(devices) == devices
+    assert xla_flags.known(none, devices) == devices

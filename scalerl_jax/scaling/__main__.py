@@ -477,8 +477,8 @@ def _with_extras(result: Fit, flags: Flags) -> tuple[str, dict[str, Any]]:
     f"""
     --vs PATHS  runs of the second recipe: those before it are of the first
     --paired  the runs of two recipes are of the same seeds, in the same order
-    --run-sd WIDTH={RUN_SD}  of A between runs of one recipe, for recipes with one run
-        (%(default)s, of ScaleRL's own runs)
+    --run-sd WIDTH  of A between runs of one recipe, for recipes with one run
+        ({RUN_SD}, of ScaleRL's own runs)
     --margin WIDTH=0.02  of A between equal recipes (%(default)s, the paper's)
     --out PATH  a .png or .svg of every curve, and of the linearised ones
     """,
@@ -504,7 +504,8 @@ def compare(flags: Flags) -> Answer:
             f"{', '.join(fits)}; give paths of another, behind --vs if their files do "
             f"not tell, or --group for the runs of one file"
         )
-    runs = scaling.compare_many(fits, margin=flags.margin, run_sd=flags.run_sd)
+    spread = RUN_SD if flags.run_sd is None else flags.run_sd
+    runs = scaling.compare_many(fits, margin=flags.margin, run_sd=spread)
     # The paper compares a few recipes with each other, and many with the best one.
     best = next(n for n, group in recipes.items() if runs.rows[0].fit in group)
     pairs = [(best, name) for name in recipes if name != best]
@@ -518,7 +519,8 @@ def compare(flags: Flags) -> Answer:
             margin=flags.margin,
             run_sd=flags.run_sd,
             paired=flags.paired,
-            num_pairs=len(pairs),
+            # The best one was chosen among all, so all pairs share the error.
+            num_pairs=math.comb(len(recipes), 2),
         )
         for a, b in pairs
     ]
@@ -543,15 +545,22 @@ def _recipes(
         if second:
             recipe = "second" if path in second else "first"
         groups.setdefault(recipe, []).append(fit)
+    runs = {fit.curve.name for _, fit in fitted}
     found: dict[str, tuple[Fit, ...]] = {}
     for group in groups.values():
         names = [fit.curve.name for fit in group]
-        alike = re.sub(
-            r"[\W_]*(seed|run|trial)?[\W_]*$", "", os.path.commonprefix(names)
-        )
-        name = alike if len(group) > 1 and alike not in ("", *found) else names[0]
-        found[name] = tuple(group)
+        alike = _alike(names)
+        taken = alike in ("", *runs, *found)
+        found[names[0] if len(group) == 1 or taken else alike] = tuple(group)
     return found
+
+
+def _alike(names: Sequence[str]) -> str:
+    """Return what names of runs begin with alike, without a seed's first digits."""
+    start = os.path.commonprefix(list(names))
+    if any(name[len(start) :][:1].isdigit() for name in names):
+        start = start.rstrip("0123456789")
+    return re.sub(r"[\W_]*(seed|run|trial)?[\W_]*$", "", start)
 
 
 @command(

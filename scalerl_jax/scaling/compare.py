@@ -153,7 +153,7 @@ def compare(
         rate_difference=by_rate,
         compared_at=end,
         paper_rule=_paper_rule(runs, held, names, margin, incomparable),
-        warnings=_warnings(runs, names),
+        warnings=_warnings(runs, names, unused=run_sd and deciding.degrees),
     )
 
 
@@ -179,8 +179,8 @@ def choose(
         return 0, ONE_EACH
     if found.sign:
         return found.sign, f"{what} is higher"
-    both = "A and B at the shared A are" if found is by_b else f"{what} is"
-    return 0, f"no difference is shown: {both} equal within the interval"
+    what = "A, and of B at the shared A, hold" if found is by_b else f"{what} holds"
+    return 0, f"not decided: the interval of the difference of {what} 0"
 
 
 def hold_asymptote(fit: Fit, asymptote: float) -> Fit:
@@ -275,7 +275,8 @@ def _source(used: Difference, run_sd: float | None, *, paired: bool) -> str:
     if used.degrees is None:
         return "that of ScaleRL's own runs" if run_sd is None else "given"
     of = "pairs of runs" if paired else "runs"
-    return f"estimated from the {of}, {used.degrees} degrees of freedom"
+    ending = "" if used.degrees == 1 else "s"
+    return f"estimated from the {of}, {used.degrees} degree{ending} of freedom"
 
 
 def _paper_rule(
@@ -311,9 +312,13 @@ def _paper_rule(
     )
 
 
-def _warnings(runs: Runs, names: Names) -> tuple[str, ...]:
-    """Return what limits the comparison."""
+def _warnings(runs: Runs, names: Names, *, unused: float | None) -> tuple[str, ...]:
+    """Return what limits the comparison; `unused`: a spread was given in vain."""
     found = []
+    if unused:
+        found.append(
+            "--run-sd is not used: the runs of a recipe say how far they are apart"
+        )
     sources = [sorted({fit.initial_reward_source for fit in fits}) for fits in runs]
     if sources[0] != sources[1]:
         found.append(
@@ -366,7 +371,7 @@ def _differ(
     for fits in runs:
         values, reach = np.empty(len(fits)), np.empty((len(fits), 2))
         for place, fit in enumerate(fits):
-            value, interval = values[place], _ = number(fit)
+            value, interval = number(fit)
             stretch = student_quantile(level, fit.degrees)
             stretch /= student_quantile(fit.level, fit.degrees)
             low, high = interval.low, interval.high
@@ -374,6 +379,7 @@ def _differ(
                 np.inf if low is None else stretch * max(value - low, 0.0),
                 np.inf if high is None else stretch * max(high - value, 0.0),
             )
+            values[place] = value
         samples.append(Sample(values, reach))
     return difference(*samples, level=level, run_sd=run_sd, paired=paired)
 
@@ -449,6 +455,7 @@ def compare_many(
     ranks = {
         name: 1 + _num_higher(fit, sure.values(), margin, run_sd)
         for name, fit in sure.items()
+        if not fit.curve.is_wall_time
     }
     shared, held = _hold_shared(fits, sure)
     top = max((fit.asymptote for fit in sure.values()), default=1.0)

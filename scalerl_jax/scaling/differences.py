@@ -57,9 +57,11 @@ def difference(
 
     With two runs or more of a recipe the spread is estimated and `run_sd` not looked
     at: pooled over both recipes, Student's t with S_a + S_b - 2 degrees of freedom;
-    `paired` from the differences of the pairs, with S - 1.  What is estimated is the
-    spread of the fitted values, so the noise of evaluations is in it; the interval is
-    never narrower than that noise alone makes it.
+    `paired` from the differences of the pairs, with S - 1.  Pooling takes both recipes
+    to spread alike, and errs most where one has few runs, which spread further: of
+    unequal numbers of runs, the interval is the wider one of this and of Welch's.  What
+    is estimated is the spread of the fitted values, so the noise of evaluations is in
+    it; the interval is never narrower than that noise alone makes it.
 
     With one run each the spread is `run_sd`, and the noise of the two runs is added in
     squares, each side by its own limits (MOVER; Zou and Donner, Statistics in Medicine
@@ -78,6 +80,8 @@ def difference(
     else:
         run_sd, degrees, error = _spread(a.values, b.values, paired=paired)
         spread = student_quantile(level, degrees) * error
+        if 1 < min(counts) < max(counts):
+            spread = max(spread, _welch(a.values, b.values, level))
         below, above = max(below, spread), max(above, spread)
     ends = [
         end if math.isfinite(end) else None for end in (value - below, value + above)
@@ -108,3 +112,18 @@ def _spread(a: Array, b: Array, *, paired: bool) -> tuple[float, int, float]:
     squares = sum(float(((each - each.mean()) ** 2).sum()) for each in (a, b))
     spread = math.sqrt(squares / degrees)
     return spread, degrees, spread * math.sqrt(1.0 / len(a) + 1.0 / len(b))
+
+
+def _welch(a: Array, b: Array, level: float) -> float:
+    """Return half of the interval of recipes whose runs spread differently.
+
+    Welch, Biometrika 34 (1947).  The degrees of freedom are not whole numbers.
+    """
+    from scipy.special import stdtrit
+
+    parts = [(float(each.var(ddof=1)) / len(each), len(each) - 1) for each in (a, b)]
+    square = sum(part for part, _ in parts)
+    if square == 0.0:
+        return 0.0
+    degrees = square**2 / sum(part**2 / count for part, count in parts)
+    return float(stdtrit(degrees, 0.5 + level / 2.0)) * math.sqrt(square)

@@ -28,6 +28,7 @@ from scalerl_jax.scaling.records import (
 )
 from scalerl_jax.scaling.resumed import settle
 from scalerl_jax.scaling.tables import (
+    EVALS_NAME,
     RUN_COLUMN,
     Row,
     Table,
@@ -403,6 +404,8 @@ def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> str:
     ]
     if len(others) < len(run):
         return f"{table.path}: {', '.join(others)}"
+    if group or table.path.name != EVALS_NAME:
+        return ""  # settings that lie beside other files are not those of each run
     try:
         settings = json.loads((table.path.parent / "config.json").read_bytes())
         config = {k: v for k, v in settings["config"].items() if k not in _NOT_RECIPE}

@@ -261,6 +261,8 @@ def ranking_text(runs: RunTable) -> str:
     """Say how the runs of a table were ranked."""
     if runs.shared_asymptote is None:
         return "not ranked: A is identified for none"
+    if any(row.fit.curve.is_wall_time for row in runs.rows):
+        return "not ranked: chip-hours of a CPU are wall time"
     return (
         "ranked by A; runs share a rank (=) where A differs by no more than their "
         f"noise and a spread of {runs.run_sd:g} between runs of one recipe allow, or "
@@ -289,10 +291,11 @@ def comparison_text(found: Comparison) -> str:
     runs = " and ".join(map(str, found.num_runs))
     pairing = ", paired by seed" if found.paired else ""
     rule = found.paper_rule
+    of = "A" if found.asymptote_difference else "the pass rate"
     return (
         f"{first} against {second}: {verdict}\n"
         + table((), [(f"{first} - {second}", ""), *rows], words=True)
-        + f"  {runs} runs{pairing}; spread of A between runs of one recipe "
+        + f"  {runs} runs{pairing}; spread of {of} between runs of one recipe "
         f"{found.run_sd:.4f} ({found.run_sd_source}); at most "
         f"{percent(1.0 - found.level)} of equal recipes get a winner\n"
         f"  the paper's rule, which knows no noise and names one of two equal recipes "

@@ -332,7 +332,7 @@ def write_run(folder, *, seed, rates, chip="cpu", aggregation="prompt"):
     return str(folder)
 
 
-def seeds_of_a_run(folder, name, *, asymptote, **settings):
+def seeds_of_a_run(folder, name, *, asymptote, first=0, **settings):
     """Three runs that differ in their seeds, and in A by up to 0.01."""
     x = np.arange(25.0)
     return [
@@ -342,13 +342,13 @@ def seeds_of_a_run(folder, name, *, asymptote, **settings):
             rates=sigmoid(
                 x,
                 initial_reward=0.2,
-                asymptote=asymptote + 0.005 * (seed - 1),
+                asymptote=asymptote + 0.005 * (seed - first - 1),
                 exponent=2.0,
                 midpoint=5.0,
             ).tolist(),
             **settings,
         )
-        for seed in range(3)
+        for seed in range(first, first + 3)
     ]
 
 
@@ -413,3 +413,42 @@ def test_one_run_of_several_that_cannot_be_used_is_left_out_by_name(tmp_path, ca
     said = capsys.readouterr()
     assert [row["name"] for row in json.loads(said.out)] == ["one", "two"]
     assert "a run is left out: dead" in said.err
+
+
+def test_no_recipe_takes_the_name_of_another(tmp_path, capsys):
+    """Runs a-seed10 to a-seed12 are of recipe a, unless a run is called so."""
+    runs = seeds_of_a_run(tmp_path, "a", asymptote=0.8, first=10)
+    rates = sigmoid(
+        np.arange(25.0), initial_reward=0.2, asymptote=0.6, exponent=2.0, midpoint=5.0
+    ).tolist()
+    runs.append(write_run(tmp_path / "b", seed=1, rates=rates, aggregation="token"))
+    assert main(["compare", *runs, "--json"]) == 0
+    (pair,) = json.loads(capsys.readouterr().out)["pairs"]
+    assert pair["names"] == ["a", "b"] and pair["num_runs"] == [3, 1]
+    runs.append(write_run(tmp_path / "a", seed=2, rates=rates, aggregation="none"))
+    assert main(["compare", *runs, "--json"]) == 0
+    named = {
+        name: count
+        for pair in json.loads(capsys.readouterr().out)["pairs"]
+        for name, count in zip(pair["names"], pair["num_runs"], strict=True)
+    }
+    assert named == {"a-seed10": 3, "b": 1, "a": 1}
+
+
+def test_settings_beside_a_table_do_not_make_its_runs_one_recipe(runs, capsys):
+    beside = runs.parent / "config.json"
+    beside.write_text(json.dumps({"config": {"seed": 0}}))
+    assert run("compare", runs, "--json") == 0
+    beside.unlink()
+    assert len(json.loads(capsys.readouterr().out)["pairs"]) == 3
+
+
+def test_nothing_is_ranked_over_chip_hours_of_a_cpu(tmp_path, capsys):
+    first = seeds_of_a_run(tmp_path, "prompt", asymptote=0.8)[0]
+    other = seeds_of_a_run(tmp_path, "token", asymptote=0.5, aggregation="token")[0]
+    assert main(["compare", first, other, "--x=compute_chip_hours", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [row["rank"] for row in record["runs"]["rows"]] == [None, None]
+    assert record["pairs"][0]["paper_rule"]["winner"] is None
+    assert main(["compare", first, other]) == 0
+    assert "0.0150 (that of ScaleRL's own runs)" in capsys.readouterr().out

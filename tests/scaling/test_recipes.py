@@ -385,3 +385,22 @@ def test_nothing_is_planned_from_a_collapse():
     y[30:] = np.linspace(y[29], 0.2, 20)
     with pytest.raises(CurveError, match="nothing to plan from: collapse"):
         plan(fit(X, y, initial_reward=0.25), target=0.6)
+
+
+def test_runs_that_are_fewer_and_spread_further_decide_no_more_often():
+    """Five runs alike and two far apart: by the pooled spread 40 % would be decided."""
+    generator, decided = np.random.default_rng(5), []
+    limits = np.zeros((5, 2))
+    for _ in range(2000):
+        many, few = generator.normal(0, 1e-3, 5), generator.normal(0, 0.03, 2)
+        found = difference(
+            Sample(many, limits), Sample(few, limits[:2]), level=0.95, run_sd=0.015
+        )
+        decided.append(found.sign != 0)
+    assert np.mean(decided) <= 0.07  # 5 %, and four standard errors
+
+
+def test_a_spread_that_is_given_and_not_used_is_told():
+    pair = seeds(10, 2), seeds(20, 2)
+    assert "--run-sd is not used" in compare(*pair, run_sd=0.1).warnings[0]
+    assert compare(*pair).warnings == compare(run(0), run(1), run_sd=0.1).warnings == ()

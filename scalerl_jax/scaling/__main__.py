@@ -13,7 +13,6 @@ import dataclasses
 import inspect
 import itertools
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from scalerl_jax.scaling.differences import RUN_SD
 from scalerl_jax.scaling.live import BOARD_DIRECTORY, Watch
 from scalerl_jax.scaling.live import watch as follow
 from scalerl_jax.scaling.load import load_columns, when_enough
+from scalerl_jax.scaling.recipes import group_runs
 from scalerl_jax.scaling.records import (
     DEFAULT_X,
     DEFAULT_Y,
@@ -497,7 +497,9 @@ def compare(flags: Flags) -> Answer:
         flags.paths = [*flags.paths, *flags.vs]
     fitted = fit_each(flags)
     fits = {fit.curve.name: fit for _, fit in fitted}
-    recipes = _recipes(fitted, {files_of_run(path) for path in flags.vs or ()})
+    others = {files_of_run(path) for path in flags.vs or ()}
+    second = {fit.curve.name for path, fit in fitted if path in others}
+    recipes = group_runs(fits, second=second)
     if len(recipes) < 2:
         raise CurveError(
             f"compare needs two recipes or more, and found runs of one: "
@@ -533,34 +535,6 @@ def compare(flags: Flags) -> Answer:
             written.append(_save(plots.draw_linearised(runs, names=list(fits)), lines))
     texts = [*map(text.comparison_text, found), text.runs_text(runs)]
     return Answer("\n".join(texts), {"pairs": found, "runs": runs}, written)
-
-
-def _recipes(
-    fitted: Sequence[tuple[Path, Fit]], second: set[Path]
-) -> dict[str, tuple[Fit, ...]]:
-    """Return the runs of each recipe, under what their names begin with alike."""
-    groups: dict[str, list[Fit]] = {}
-    for path, fit in fitted:
-        recipe = fit.curve.recipe or f"run {fit.curve.name}"
-        if second:
-            recipe = "second" if path in second else "first"
-        groups.setdefault(recipe, []).append(fit)
-    runs = {fit.curve.name for _, fit in fitted}
-    found: dict[str, tuple[Fit, ...]] = {}
-    for group in groups.values():
-        names = [fit.curve.name for fit in group]
-        alike = _alike(names)
-        taken = alike in ("", *runs, *found)
-        found[names[0] if len(group) == 1 or taken else alike] = tuple(group)
-    return found
-
-
-def _alike(names: Sequence[str]) -> str:
-    """Return what names of runs begin with alike, without a seed's first digits."""
-    start = os.path.commonprefix(list(names))
-    if any(name[len(start) :][:1].isdigit() for name in names):
-        start = start.rstrip("0123456789")
-    return re.sub(r"[\W_]*(seed|run|trial)?[\W_]*$", "", start)
 
 
 @command(

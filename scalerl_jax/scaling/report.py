@@ -8,6 +8,7 @@ page is `assets/scaling/report.html`, a template that fetches nothing.
 import base64
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from scalerl_jax.scaling.plots import (
     draw_linearised,
     to_svg,
 )
+from scalerl_jax.scaling.recipes import group_runs
 from scalerl_jax.scaling.records import CurveError
 from scalerl_jax.scaling.result import Fit
 
@@ -134,14 +136,21 @@ def _compared(fits: Mapping[str, Fit]) -> dict[str, Any] | None:
     drawn = None
     if runs.shared_asymptote is not None:
         drawn = draw_linearised(runs, names=list(fits))
-    best = runs.rows[0].name
+    recipes = group_runs(fits)
+    order = [n for r in runs.rows for n, group in recipes.items() if r.fit in group]
+    best, *others = dict.fromkeys([*order, *recipes])
     rows, warnings = [], dict[str, None]()
-    for row in runs.rows[1 : MOST_TESTED + 1]:
-        found = compare(climbing[best], climbing[row.name], names=(best, row.name))
+    for other in others[:MOST_TESTED]:
+        found = compare(
+            recipes[best],
+            recipes[other],
+            names=(best, other),
+            num_pairs=math.comb(len(recipes), 2),
+        )
         by_a = found.asymptote_difference
         rows.append(
             (
-                f"{best} - {row.name}",
+                f"{best} - {other}",
                 text.difference_text(by_a) if by_a else "-",
                 text.difference_text(found.rate_difference),
                 found.winner or found.reason,
@@ -154,7 +163,7 @@ def _compared(fits: Mapping[str, Fit]) -> dict[str, Any] | None:
         "ranked": runs,
         "svg": drawn and to_svg(drawn),
         "tests": (header, rows),
-        "left": len(runs.rows) > MOST_TESTED + 1,
+        "left": len(others) > MOST_TESTED,
         "warnings": warnings,
     }
 

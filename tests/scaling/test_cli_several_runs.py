@@ -361,6 +361,12 @@ def test_runs_that_differ_in_their_seeds_are_one_recipe(tmp_path, capsys):
     (pair,) = json.loads(capsys.readouterr().out)["pairs"]
     assert pair["names"] == ["prompt", "token"] and pair["num_runs"] == [3, 3]
     assert pair["winner"] == "prompt"
+    page = tmp_path / "page.html"
+    flags = ["--x=generated_tokens", f"--out={page}"]
+    assert main(["report", *ours, *others, *flags]) == 0
+    row = r"<td[^>]*>prompt - token</td>.*<td[^>]*>prompt</td><td[^>]*>prompt</td>"
+    assert re.search(row, page.read_text())
+    capsys.readouterr()
     assert main(["compare", *ours]) == 2
     assert "found runs of one" in capsys.readouterr().err
     assert main(["compare", ours[0], "--vs", *ours[1:], "--json"]) == 0

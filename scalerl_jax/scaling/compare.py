@@ -115,17 +115,8 @@ def compare(
     runs = _checked(a, b, names, paired=paired)
     first, end = runs[0][0], min(fit.x_last for fit in (*runs[0], *runs[1]))
     error = (1.0 - first.level) / num_pairs
-    identified = _both(runs, lambda fits: all(fit.identified for fit in fits))
-    asymptotes = _both(runs, _asymptote_of)
     spread = RUN_SD if run_sd is None else run_sd
-    by_a, by_b, held = None, None, None
-    if all(identified):
-        level = 1.0 - 0.5 * error
-        by_a = _differ(runs, _asymptote, level, spread, paired=paired)
-        if by_a.sign == 0 or abs(by_a.value) <= margin:
-            held = _hold_mean(runs, asymptotes)
-    if held and max(map(len, runs)) > 1:
-        by_b = _differ(held, _log_exponent, 1.0 - 0.5 * error, 0.0, paired=paired)
+    by_a, by_b, held = _by_law(runs, 1.0 - 0.5 * error, spread, margin, paired=paired)
     by_rate = _differ(runs, _rate_at(end), 1.0 - error, spread, paired=paired)
     deciding = by_a or by_rate
     incomparable = _incomparable(runs, names)
@@ -141,8 +132,8 @@ def compare(
         paired=paired,
         run_sd=deciding.run_sd,
         run_sd_source=_source(deciding, run_sd, paired=paired),
-        identified=identified,
-        asymptotes=asymptotes,
+        identified=_both(runs, _identify),
+        asymptotes=_both(runs, _asymptote_of),
         exponents=_both(runs, _exponent_of),
         midpoints=_both(runs, _midpoint_of),
         asymptote_difference=by_a,
@@ -155,6 +146,25 @@ def compare(
         paper_rule=_paper_rule(runs, held, names, margin, incomparable),
         warnings=_warnings(runs, names, unused=run_sd and deciding.degrees),
     )
+
+
+def _by_law(
+    runs: Runs, level: float, run_sd: float, margin: float, *, paired: bool
+) -> tuple[Difference | None, Difference | None, Runs | None]:
+    """Return the differences of A and of log B, and the runs with a shared A held.
+
+    None where A is not identified; the last two where A is further apart than the
+    margin for certain, and B's for one run each.
+    """
+    if not all(_both(runs, _identify)):
+        return None, None, None
+    by_a = _differ(runs, _asymptote, level, run_sd, paired=paired)
+    if by_a.sign and abs(by_a.value) > margin:
+        return by_a, None, None
+    held = _hold_mean(runs, _both(runs, _asymptote_of))
+    if max(map(len, runs)) == 1:
+        return by_a, None, held
+    return by_a, _differ(held, _log_exponent, level, 0.0, paired=paired), held
 
 
 def choose(
@@ -200,6 +210,10 @@ def _hold_mean(runs: Runs, asymptotes: Pair) -> Runs:
 
 def _both(runs: Runs, of: Callable[[tuple[Fit, ...]], T]) -> tuple[T, T]:
     return of(runs[0]), of(runs[1])
+
+
+def _identify(fits: Sequence[Fit]) -> bool:
+    return all(fit.identified for fit in fits)
 
 
 def _asymptote_of(fits: Sequence[Fit]) -> float:
@@ -452,11 +466,7 @@ def compare_many(
         raise CurveError("no runs to compare; give at least one fit")
     require_sigmoids(fits)
     sure = {name: fit for name, fit in fits.items() if fit.identified}
-    ranks = {
-        name: 1 + _num_higher(fit, sure.values(), margin, run_sd)
-        for name, fit in sure.items()
-        if not fit.curve.is_wall_time
-    }
+    ranks = _ranks(sure, margin, run_sd)
     shared, held = _hold_shared(fits, sure)
     top = max((fit.asymptote for fit in sure.values()), default=1.0)
 
@@ -484,16 +494,24 @@ def compare_many(
     )
     unsure = [name for name in fits if name not in sure]
     warnings = (f"A is not identified for {', '.join(unsure)}: no rank",)
-    first = next(iter(fits.values()))
     return RunTable(
-        x_name=first.x_name,
-        y_name=first.y_name,
+        x_name=rows[0].fit.x_name,
+        y_name=rows[0].fit.y_name,
         margin=margin,
         run_sd=run_sd,
         shared_asymptote=shared,
         rows=rows,
         warnings=warnings if unsure else (),
     )
+
+
+def _ranks(sure: Mapping[str, Fit], margin: float, run_sd: float) -> dict[str, int]:
+    """Return the ranks of runs that identify A; none over chip-hours of a CPU."""
+    return {
+        name: 1 + _num_higher(fit, sure.values(), margin, run_sd)
+        for name, fit in sure.items()
+        if not fit.curve.is_wall_time
+    }
 
 
 def _num_higher(fit: Fit, others: Iterable[Fit], margin: float, run_sd: float) -> int:

@@ -442,10 +442,7 @@ class RunTable(Record):
 
 
 def compare_many(
-    fits: Mapping[str, Fit],
-    *,
-    margin: float = ASYMPTOTE_MARGIN,
-    run_sd: float = RUN_SD,
+    fits: Mapping[str, Fit], *, margin: float = ASYMPTOTE_MARGIN, run_sd: float = RUN_SD
 ) -> RunTable:
     """Rank many runs by A; runs whose A the data do not tell apart share a rank.
 

@@ -104,7 +104,7 @@ def identify(
             )
         return Verdict(True, False, OPEN, reason, warnings)
     interval = profiles.intervals[A]
-    bounded = min(profiles.against_one, profiles.against_half) > quantile
+    bounded = profiles.margin > quantile
     if interval.high is not None and bounded:
         return Verdict(True, False, interval, None, warnings, bounded)
     reason = open_limit(curve, law, best, profiles, quantile)
@@ -125,11 +125,13 @@ def open_limit(
         cause = "A = 1 fits about as well"
     elif profiles.against_half <= quantile:
         cause = f"{name} has none inside the data"
+    elif profiles.against_power <= quantile:
+        cause = "a power law of the error, which has no plateau, fits about as well"
     else:
-        weaker = min(profiles.against_one, profiles.against_half)
         cause = (
-            f"A = 1, or {name} beyond the data, is only {weaker:.1f} standard errors "
-            "away, which noise that bends a curve early does too"
+            f"A = 1, or {name} beyond the data, or a power law without a plateau, is "
+            f"only {profiles.margin:.1f} standard errors away, which noise that bends "
+            "a curve early does too"
         )
     end = f"the data end at {curve.x_name} = {curve.x[-1]:.4g}"
     advice = "noise, or too few points, leave it open"

@@ -22,6 +22,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # one core, before NumPy is imported
 
 import numpy as np  # noqa: E402
+import scaling_cells  # noqa: E402
 import scaling_claims  # noqa: E402
 import scaling_compare  # noqa: E402
 
@@ -336,7 +337,8 @@ PARTS = {
     for part in (published, coverage, variants, identified, collapse, windows, speed)
 } | {
     name: functools.partial(part, table=table)
-    for name, part in (scaling_claims.PARTS | scaling_compare.PARTS).items()
+    for parts in (scaling_claims.PARTS, scaling_compare.PARTS, scaling_cells.PARTS)
+    for name, part in parts.items()
 }
 
 

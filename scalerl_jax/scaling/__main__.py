@@ -814,7 +814,7 @@ def _plan_rollouts(flags: Flags) -> Answer:
                 reward=curve.y,
             )
         )
-    found = scaling.fit_isocompute(runs, bin_width=flags.bin_width, level=flags.level)
+    found = scaling.fit_isocompute(runs, bin_width=flags.bin_width)
     allocations = [found.allocate(budget) for budget in flags.budget]
     record = found.to_record() | {"allocations": allocations}
     return Answer(text.isocompute_text(found, allocations), record)

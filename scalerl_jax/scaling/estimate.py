@@ -184,7 +184,7 @@ def noise_of(
         if trusted:
             variance = growth = known**2
     if variance > (2.0 * SIGMA_FLOOR) ** 2:  # a smoother curve has rounding errors
-        growth *= correlation_growth(autocorrelation(z), z.size)
+        growth *= correlation_growth(autocorrelation(z), z.size, z.size - spare)
     return growth, float(np.sqrt(variance)), None if trusted else spare
 
 
@@ -332,16 +332,18 @@ def autocorrelation(residuals: Array) -> float:
     return float((residuals[1:] * residuals[:-1]).sum()) / total if total else 0.0
 
 
-def correlation_growth(rho: float, num_points: int) -> float:
+def correlation_growth(rho: float, num_points: int, num_fitted: int) -> float:
     """Return by how much correlated noise widens variances: n over the effective n.
 
-        (1 + r) / (1 - r),  r = rho + (1 + 3 rho) / n
+        (1 + r) / (1 - r),  r = rho + (p (1 + rho) + 2 rho) / n
 
-    the factor of a mean of AR(1) noise, with Marriott and Pope's correction of rho
-    (Biometrika 41, 1954); a law's slopes vary as slowly as a mean's.  1 unless rho is
-    beyond what independent noise shows (`significant_correlation`).
+    the factor of a mean of AR(1) noise.  A fit of p parameters takes slow noise for
+    its curve, so residuals correlate by less than noise does; of one parameter, a
+    mean, this is the correction of Marriott and Pope (Biometrika 41, 1954).  1 unless
+    rho + p / n is beyond what independent noise shows (`significant_correlation`).
     """
-    if rho <= significant_correlation(num_points):
+    if rho + num_fitted / num_points <= significant_correlation(num_points):
         return 1.0
-    corrected = min(rho + (1.0 + 3.0 * rho) / num_points, LARGEST_CORRELATION)
+    lost = (num_fitted * (1.0 + rho) + 2.0 * rho) / num_points
+    corrected = min(rho + lost, LARGEST_CORRELATION)
     return (1.0 + corrected) / (1.0 - corrected)

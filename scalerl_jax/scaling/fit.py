@@ -10,8 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl_jax.scaling.estimate import estimate, make_problem, search_problem
-from scalerl_jax.scaling.identifiability import late_warnings
+from scalerl_jax.scaling.estimate import (
+    climb_chance,
+    estimate,
+    make_problem,
+    search_problem,
+)
+from scalerl_jax.scaling.identifiability import (
+    FALSE_CLIMBS,
+    doubtful_start,
+    late_warnings,
+)
 from scalerl_jax.scaling.laws import LAWS, Law
 from scalerl_jax.scaling.protocol import fit_on_grids, paper_settings
 from scalerl_jax.scaling.records import (
@@ -25,7 +34,7 @@ from scalerl_jax.scaling.records import (
     TooFewPointsError,
     make_curve,
 )
-from scalerl_jax.scaling.result import Fit, Forecast, Settings
+from scalerl_jax.scaling.result import LAST_POINTS, Fit, Forecast, Settings
 from scalerl_jax.scaling.search import R0, A
 from scalerl_jax.scaling.uncertainty import mean_curve
 
@@ -78,7 +87,12 @@ def fit_curve(curve: Curve, settings: Settings | None = None, **changes: Any) ->
     result = fit_alone(curve, chosen)
     result = dataclasses.replace(
         result,
-        warnings=(*result.curve.warnings, *result.warnings, *late_warnings(result)),
+        warnings=(
+            *doubtful_start(result),
+            *result.curve.warnings,
+            *result.warnings,
+            *late_warnings(result),
+        ),
         half_forecast=_forecast_from_half(result),
     )
     return fit_on_grids(result) if chosen.protocol == "paper" else result
@@ -269,6 +283,9 @@ def _forecast_from_half(fit: Fit) -> Forecast | None:
         return None
     first = curve.part(half)
     held, weighs = fit.problem.held, settings.weighs
+    if climb_chance(first, settings, fit.definition) > FALSE_CLIMBS:
+        predicted = float(first.y[-LAST_POINTS:].mean())  # as `Fit.forecast`
+        return Forecast.of(first.x[-1], predicted, curve.y[-1])
     problem, _ = make_problem(
         first, fit.definition, held, weighted=weighs, observed=observed
     )

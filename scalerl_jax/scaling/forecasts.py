@@ -27,11 +27,10 @@ from scalerl_jax.scaling.records import (
     Record,
     envelope,
 )
-from scalerl_jax.scaling.result import Fit, Settings
+from scalerl_jax.scaling.result import LAST_POINTS, Fit, Settings
 
 LAST_VALUE = "last_value"
 DEFAULT_FRACTIONS = (0.25, 0.33, 0.5)
-LAST_POINTS = 3  # whose mean is the last value: one alone has all of its noise
 FARTHEST = 1e6  # times the data: beyond, "never"
 SEARCH_POINTS = 600
 STEP = 1e-4  # of log x, for derivatives

@@ -104,7 +104,7 @@ def identify(
             )
         return Verdict(True, False, OPEN, reason, warnings)
     interval = profiles.intervals[A]
-    bounded = min(profiles.against_one, profiles.against_half) > quantile
+    bounded = profiles.margin > quantile
     if interval.high is not None and bounded:
         return Verdict(True, False, interval, None, warnings, bounded)
     reason = open_limit(curve, law, best, profiles, quantile)
@@ -125,11 +125,13 @@ def open_limit(
         cause = "A = 1 fits about as well"
     elif profiles.against_half <= quantile:
         cause = f"{name} has none inside the data"
+    elif profiles.against_power <= quantile:
+        cause = "a power law of the error, which has no plateau, fits about as well"
     else:
-        weaker = min(profiles.against_one, profiles.against_half)
         cause = (
-            f"A = 1, or {name} beyond the data, is only {weaker:.1f} standard errors "
-            "away, which noise that bends a curve early does too"
+            f"A = 1, or {name} beyond the data, or a power law without a plateau, is "
+            f"only {profiles.margin:.1f} standard errors away, which noise that bends "
+            "a curve early does too"
         )
     end = f"the data end at {curve.x_name} = {curve.x[-1]:.4g}"
     advice = "noise, or too few points, leave it open"
@@ -163,7 +165,7 @@ def late_warnings(result: Fit) -> tuple[str, ...]:
     if not result.climbs:
         return ()
     found = []
-    measured, free = result.curve.r0, result.r0_free
+    measured = result.curve.r0
     if "R0" in result.parameters and result.definition.starts_at_r0:
         if result.initial_reward_source == "free" and measured is None:
             found.append(
@@ -176,8 +178,6 @@ def late_warnings(result: Fit) -> tuple[str, ...]:
                     f"R0 = {result.initial_reward:.4g} is used as given, although the "
                     f"curve starts at {measured:.4g}"
                 )
-    if free is not None and free.climbs:
-        found += _doubtful_start(result, free)
     noisy = result.sigma > 2.0 * SIGMA_FLOOR  # a smoother curve has rounding errors
     if noisy and result.residual_p_value < FALSE_WARNINGS:
         found.append(
@@ -190,21 +190,26 @@ def late_warnings(result: Fit) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _doubtful_start(result: Fit, free: Fit) -> list[str]:
+def doubtful_start(result: Fit) -> tuple[str, ...]:
     """Say that R0 is not where the other points would have it, within the noise."""
+    free = result.r0_free
+    if not result.climbs or free is None or not free.climbs:
+        return ()
     limits, r0, noise = free.interval("R0"), result.initial_reward, 0.0
     if result.problem.observes_zero:
         assert result.curve.r0 is not None, "it is observed"
         r0 = result.curve.r0
-        noise = DOUBTFUL_ERRORS * result.sigma / np.sqrt(result.problem.weights[0])
+        noise = DOUBTFUL_ERRORS * free.sigma / np.sqrt(result.problem.weights[0])
     above = limits.high is not None and r0 > limits.high + noise
     below = limits.low is not None and r0 < limits.low - noise
     if not (above or below):
-        return []
-    return [
+        return ()
+    return (
         f"R0 = {r0:.4g} may be wrong: the points after it, fitted alone, say "
-        f"{free.initial_reward:.4g} and A {free.asymptote:.4g}"
-    ]
+        f"{free.initial_reward:.4g} and A {free.asymptote:.4g}; an error of R0 that "
+        "large makes the intervals of A and B too narrow: give --r0 free to leave it "
+        "out",
+    )
 
 
 def find_collapse(curve: Curve) -> str | None:

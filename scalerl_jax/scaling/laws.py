@@ -146,6 +146,16 @@ def _power_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
     return slope, np.zeros_like(slope)
 
 
+def _plateauless_share(t: Array, u: Number, v: Number) -> Array:
+    return -np.expm1(-np.exp(u) * np.logaddexp(0.0, t - v))
+
+
+def _plateauless_slopes(t: Array, u: Number, v: Number) -> tuple[Array, Array]:
+    exponent, log_ratio = np.exp(u), np.logaddexp(0.0, t - v)
+    left = exponent * np.exp(-exponent * log_ratio)
+    return left * log_ratio, -left * np.exp(t - v - log_ratio)
+
+
 def _error_public(theta: Array, log_x_last: float) -> tuple[Array, Array]:
     slope = np.exp(theta[2])
     error = np.log10(np.maximum(1.0 - theta[0], 1e-300))  # R0's column: at x_last
@@ -248,6 +258,20 @@ ERROR_POWER = dataclasses.replace(
         ParameterKind("E", "log10 of the error at x = 1", "log10(1 - pass rate)", None),
     ),
     public=_error_public,
+    held_asymptote=1.0,
+)
+# The power law of the error that starts at R0.  It is no law to fit by: it asks
+# whether a plateau that another law found is more than that law's form.
+PLATEAULESS = dataclasses.replace(
+    SIGMOID,
+    name="plateauless",
+    title="power law of the error, from R0 on",
+    formula="R(x) = 1 - (1 - R0) (1 + x / c)^-k",
+    source="`power` with A = 1, moved along x so that R(0) is finite",
+    share=_plateauless_share,
+    slopes=_plateauless_slopes,
+    limits=lambda first: ((math.log(0.01), math.log(8.0)), (first - REACH, REACH)),
+    half_gain=None,
     held_asymptote=1.0,
 )
 LAWS: dict[str, Law] = {

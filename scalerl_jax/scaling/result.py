@@ -16,6 +16,9 @@ from scalerl_jax.scaling.records import Array, Curve, Interval, Parameter, Recor
 from scalerl_jax.scaling.search import Problem
 from scalerl_jax.scaling.uncertainty import MeanCurve, mean_curve, student_quantile
 
+LEAST_SPREAD = 1e-4  # of a pass rate, R (1 - R): one completion in 10,000 differs
+LAST_POINTS = 3  # whose mean is the last value: one alone has all of its noise
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -169,9 +172,12 @@ class Fit(Record):
         """Return the mean pass rate at x over all curves of the law, by likelihood.
 
         In the shape of x.  `predict` is the best curve, and the same where noise leaves
-        little choice; on few or noisy evaluations this is the better guess.  The
-        paper's protocol knows the best curve only.
+        little choice; on few or noisy evaluations this is the better guess.  A flat
+        curve is foretold to stay at its last value.  The paper's protocol knows the
+        best curve only.
         """
+        if self.flat:
+            return np.full(np.shape(x), self.curve.y[-LAST_POINTS:].mean())
         if self.protocol == "paper":
             return self.predict(x)
         rates = self.mean_curve.rates(self._log_share(x))
@@ -204,13 +210,34 @@ class Fit(Record):
         `band` and noise: the distances of the band's edges from the curve and the
         noise's quantile add up in squares, as independent errors do.
         """
-        noise = self.sigma * student_quantile(self.level, self.degrees)
         middle = self.predict(x)
+        noise = self._noise_reach(middle)
         low, high = self.band(x)
         return (
             np.maximum(middle - np.hypot(middle - low, noise), 0.0),
             np.minimum(middle + np.hypot(high - middle, noise), 1.0),
         )
+
+    def _noise_reach(self, rates: Array) -> Array:
+        """Return how far from these pass rates noise takes an evaluation, by `level`.
+
+        The noise's quantile; where the loss is robust, at least that of the residuals,
+        outliers among them, as the next evaluation may be one.  A pass rate R of n
+        completions has the variance R (1 - R) / n: where that is larger than the
+        fitted points have on average, the noise grows by it.
+        """
+        reach = self.sigma * student_quantile(self.level, self.degrees)
+        if self.problem.huber is not None:
+            z = np.abs(self.problem.scaled_residuals(self.theta[None])[0])
+            spare = z.size - len(self.problem.free)
+            seen = float(np.quantile(z, self.level)) * np.sqrt(z.size / spare)
+            reach = max(reach, seen)
+        spread = rates * (1.0 - rates)
+        seen = self.predict(self.curve.x)
+        seen = np.maximum(seen * (1.0 - seen), LEAST_SPREAD)
+        # sigma is of a point of average weight: that of the mean precision.
+        usual = 1.0 / np.mean(1.0 / seen) if self.settings.weighs else np.mean(seen)
+        return reach * np.sqrt(np.maximum(spread / usual, 1.0))
 
     def to_record(self) -> dict[str, Any]:
         """Return the fit as a dict of JSON values.

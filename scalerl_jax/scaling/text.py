@@ -430,24 +430,18 @@ def compute_optimal_text(allocations: Sequence[dict[str, Any]]) -> str:
 
 def isocompute_text(found: IsoCompute, allocations: Sequence[Allocation]) -> str:
     """Return n*(C), and how to spend each budget of rollouts."""
-    none = "no interval"
-    rows = [
-        (name, f"{value:.4g}", show(found.intervals[name], none=none))
-        for name, value in found.parameters.items()
-    ]
+    rows = [(name, f"{value:.4g}") for name, value in found.parameters.items()]
     said = (
         f"IsoCompute: log2 n*(C) = low + (high - low) / (1 + (C0 / C)^k), C in "
         f"rollouts; n tested: {', '.join(map(str, found.tested))}\n"
-        + table(("", "value", percent(found.level)), rows)
+        + table(("", "value"), rows)
     )
     for plan in allocations:
         beyond = ", beyond the data" if plan.beyond_data else ""
         said += (
             f"{plan.budget:g} rollouts{beyond}: n = {plan.rollouts_per_prompt} "
-            f"(n* {plan.optimal:.4g} {show(plan.optimal_interval, none=none)}), "
+            f"(n* {plan.optimal:.4g}), "
             f"B_p = {plan.prompts_per_step}, M = {plan.steps} steps, reward "
             f"{plan.reward:.4f}\n"
         )
-    if none in said:
-        said += f"{none}: {found.no_interval}\n"
-    return said + warned(found.warnings)
+    return said + found.decision + "\n" + warned(found.warnings)

@@ -15,9 +15,18 @@ import dataclasses
 
 import numpy as np
 
-from scalerl_jax.scaling.laws import Law
+from scalerl_jax.scaling.laws import PLATEAULESS, Law
 from scalerl_jax.scaling.records import Array, Interval, Places
-from scalerl_jax.scaling.search import R0, SHAPE_U, SHAPE_V, A, Grid, Problem, descend
+from scalerl_jax.scaling.search import (
+    R0,
+    SHAPE_U,
+    SHAPE_V,
+    A,
+    Grid,
+    Problem,
+    descend,
+    minimise,
+)
 
 # Noise assumed when a curve is smoother: one in 10,000, less than any evaluation has.
 # It keeps the intervals of noise-free curves from shrinking to rounding errors.
@@ -104,6 +113,12 @@ class Profiles:
     inside: Array  # [K, 4] parameter rows as likely as the intervals ask
     against_one: float  # standard errors that A = 1 is away
     against_half: float  # and that it is away that half of the gain is still to come
+    against_power: float  # and a power law of the error, which has no plateau
+
+    @property
+    def margin(self) -> float:
+        """Standard errors to the nearest of the three."""
+        return min(self.against_one, self.against_half, self.against_power)
 
 
 def profile(
@@ -118,11 +133,11 @@ def profile(
     of A is that of `selected_quantile`.
     """
     walks = _walks(problem, best, cost, noise.excess)
-    against_one, against_half = _evidence(problem, walks, noise)
+    evidence = _evidence(problem, walks, cost, noise)
     limits = dict.fromkeys(walks, noise.excess)
     if selected and A in problem.free:
-        margin = min(against_one, against_half) - noise.quantile
-        errors = selected_quantile(noise.level, margin, at_most=against_one)
+        margin = min(evidence) - noise.quantile
+        errors = selected_quantile(noise.level, margin, at_most=evidence[0])
         limits[A, True] = noise.excess_at(errors)
     ends, found = _ends(problem, walks, limits, cost, noise.excess)
     rows = np.vstack([*walks.values(), found])
@@ -132,8 +147,9 @@ def profile(
             for column in problem.free
         },
         inside=rows[rows[:, 4] <= noise.excess, :4],
-        against_one=against_one,
-        against_half=against_half,
+        against_one=evidence[0],
+        against_half=evidence[1],
+        against_power=evidence[2],
     )
 
 
@@ -209,11 +225,14 @@ def _ends(
 
 
 def _evidence(
-    problem: Problem, walks: dict[Side, Array], noise: Noise
-) -> tuple[float, float]:
-    """Return how many standard errors A = 1, and half of the gain to come, are away.
+    problem: Problem, walks: dict[Side, Array], cost: float, noise: Noise
+) -> tuple[float, float, float]:
+    """Return how many standard errors away what speaks against a plateau is.
 
-    Infinite where A is not free, or the law has no such half.
+    That is A = 1, half of the gain still to come, and the law PLATEAULESS.  A law that
+    is not nested in the one fitted is judged by the same growth of the objective, a
+    log-likelihood ratio: it has one parameter less, so by AICc it would be preferred
+    from a smaller one on.  Infinite where A is not free, or the law has no such half.
 
     Args:
         walks: rows of theta and the growth of the objective, from the best fit on, by
@@ -232,7 +251,13 @@ def _evidence(
             near = slice(max(last - 1, 0), last + 1)
             root = np.interp(1.0, half[near], np.sqrt(walk[near, -1]))
             against_half = noise.errors_at(float(root) ** 2)
-    return against_one, against_half
+    against_power = np.inf
+    if half_gain is not None and A in problem.free:
+        held = {**problem.held, A: 1.0}
+        rival = dataclasses.replace(problem, law=PLATEAULESS, held=held)
+        _, least, _ = minimise(rival, Grid(rival))
+        against_power = noise.errors_at(max(least - cost, 0.0))
+    return against_one, against_half, against_power
 
 
 def selected_quantile(level: float, margin: float, *, at_most: float) -> float:

@@ -14,6 +14,7 @@ from scalerl_jax.scaling import (
     region,
 )
 from scalerl_jax.scaling.bootstrap import default_block_length
+from scalerl_jax.scaling.estimate import correlation_growth
 
 X = np.linspace(500.0, 12_000.0, 60)
 
@@ -128,3 +129,27 @@ def test_a_draw_depends_on_the_seed_alone():
     )
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
+
+
+def test_the_widening_for_noise_that_wanders_by_hand():
+    # A mean (p = 1) of 50: r = 0.4 + (1 + 3 * 0.4) / 50 = 0.444, as Marriott and Pope.
+    assert correlation_growth(0.4, 50, 1) == pytest.approx(1.444 / 0.556)
+    # p = 4: r = 0.4 + (4 * 1.4 + 0.8) / 50 = 0.528.
+    assert correlation_growth(0.4, 50, 4) == pytest.approx(1.528 / 0.472)
+    # 2 / sqrt(50) = 0.283 is what independent noise shows, less p / n = 0.08.
+    assert correlation_growth(0.2, 50, 4) == 1.0 < correlation_growth(0.21, 50, 4)
+
+
+def test_intervals_of_noise_that_wanders_hold_a():
+    """A small part of `benchmarks/scaling.py --only=noises`."""
+    generator, x, held = np.random.default_rng(0), np.linspace(0.0, 6.3, 41), []
+    for _ in range(40):
+        noise = generator.normal(0, 0.012, x.size)
+        for i in range(1, x.size):
+            noise[i] = 0.5 * noise[i - 1] + np.sqrt(0.75) * noise[i]
+        y = 0.25 + 0.36 * x**1.92 / (1.0 + x**1.92) + noise
+        interval = fit(x, y).interval("A")
+        below = interval.high is None or interval.high >= 0.61
+        held.append(below and (interval.low is None or interval.low <= 0.61))
+    # 90 % is wanted; 75 % would be 3 standard deviations less.
+    assert np.mean(held) > 0.75

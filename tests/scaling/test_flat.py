@@ -76,3 +76,13 @@ def test_a_curve_that_declines_is_flat_whatever_the_law():
     for law in ("sigmoid", "power", "exponential", "logistic"):
         result = fit(X, y, law=law)
         assert result.flat and result.asymptote >= result.predict(X[-1]) - 1e-6
+
+
+def test_a_flat_curve_is_foretold_to_stay_at_its_last_value():
+    y = 0.3 + 0.03 * np.tile([1.0, -1.0], 10)[:19]
+    result = fit(X, y)
+    assert result.flat
+    # The last three are 0.33, 0.27, 0.33.
+    np.testing.assert_allclose(result.forecast([10.0, 99.0]), 0.31)
+    # Up to half of the compute, x <= 4.5, the last three are 0.27, 0.33, 0.27.
+    assert result.half_forecast.predicted == pytest.approx(0.29)

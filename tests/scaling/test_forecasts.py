@@ -144,7 +144,13 @@ def test_the_upper_limit_of_a_by_refits_of_scipy():
         root = np.sqrt((cost(column, value) - result.cost) / variance)
         return norm.isf(student.sf(root, 26 - 4))
 
-    margin = min(errors(1, 1.0), errors(3, X[-1])) - norm.ppf(0.95)
+    def without_a_plateau(p):
+        return 1.0 - (1.0 - p[0]) * (1.0 + X / p[1]) ** -p[2] - y
+
+    least = least_squares(without_a_plateau, [0.25, 3.0, 0.5], bounds=(0.01, 100.0))
+    root = np.sqrt((2.0 * least.cost - result.cost) / variance)
+    rival = norm.isf(student.sf(root, 26 - 4))
+    margin = min(errors(1, 1.0), errors(3, X[-1]), rival) - norm.ppf(0.95)
     expected = selected_quantile(0.9, margin, at_most=30.0)
     assert expected > 1.66  # wider than without selection
     found = errors(1, result.asymptote_interval.high)
@@ -190,3 +196,22 @@ def test_a_climb_in_two_phases_is_warned_about_and_independent_noise_seldom():
             warnings = fit(x, two + noise).warnings
             assert any("more than one phase" in warning for warning in warnings)
     assert sum(said) <= 5  # 5 % of 20; 6 would be 3 in 10,000
+
+
+def test_the_band_of_an_evaluation_knows_outliers_and_the_noise_of_rates():
+    generator = np.random.default_rng(0)
+    y = rate(X) + generator.normal(0, 0.005, X.size)
+    y[[4, 9, 15, 20]] += [0.1, -0.1, 0.1, -0.1]  # 4 of 26: a tenth is larger than 0.09
+    low, high = fit(X, y, robust=True).prediction_band(X[-1])
+    assert high - low > 0.18
+    # From 0.02 on, R (1 - R) at the end is several times its mean at the points.
+    x = np.geomspace(0.1, 3.0, 30)
+    early = fit(x, rate(x, r0=0.02) + generator.normal(0, 0.002, 30))
+    curve_low, curve_high = early.band(30.0)
+    seen = early.predict(x)
+    last = early.predict(30.0)
+    ratio = np.sqrt(last * (1 - last) / np.mean(seen * (1 - seen)))
+    assert ratio > 1.5
+    noise = student.isf(0.05, 30 - 4) * early.sigma * ratio
+    low, high = early.prediction_band(30.0)
+    assert high - last == pytest.approx(np.hypot(curve_high - last, noise))

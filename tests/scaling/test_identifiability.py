@@ -28,15 +28,26 @@ def test_a_curve_that_ends_before_its_midpoint_has_no_upper_limit(seed):
     "low, evidence, asymptote, says",
     [
         pytest.param(
-            0.5, (1.0, 9.0), 0.7, "upper limit: A = 1 fits about as well", id="upper"
+            0.5,
+            (1.0, 9.0, 9.0),
+            0.7,
+            "upper limit: A = 1 fits about as well",
+            id="upper",
         ),
-        pytest.param(None, (1.0, 9.0), 0.7, "limit on either side: A = 1", id="both"),
-        pytest.param(0.5, (0.0, 9.0), 1.0, "upper limit: A = 1, the largest", id="1"),
         pytest.param(
-            0.5, (9.0, 1.0), 0.7, "upper limit: C_mid has none inside", id="C_mid"
+            None, (1.0, 9.0, 9.0), 0.7, "limit on either side: A = 1", id="both"
         ),
         pytest.param(
-            0.5, (9.0, 2.5), 0.7, "upper limit: A = 1, or C_mid beyond", id="near"
+            0.5, (0.0, 9.0, 9.0), 1.0, "upper limit: A = 1, the largest", id="1"
+        ),
+        pytest.param(
+            0.5, (9.0, 1.0, 9.0), 0.7, "upper limit: C_mid has none inside", id="C_mid"
+        ),
+        pytest.param(
+            0.5, (9.0, 2.5, 9.0), 0.7, "upper limit: A = 1, or C_mid beyond", id="near"
+        ),
+        pytest.param(
+            0.5, (9.0, 9.0, 1.0), 0.7, "upper limit: a power law of the", id="power"
         ),
     ],
 )
@@ -125,3 +136,18 @@ def test_noise_alone_is_not_called_a_collapse():
     for seed in range(8):
         x, y = curve(200, 9000, seed=seed, sigma=0.02, truth=(0.3, 0.7, 2.5, 1500))
         assert fit(x, y, initial_reward=0.30).climbs
+
+
+def test_a_curve_without_a_plateau_has_no_identified_asymptote():
+    """The sigmoid bends through it and says 0.87; a sigmoid as long keeps its A."""
+    generator, x = np.random.default_rng(0), np.linspace(0.0, 6.0, 41)
+    without = 1.0 - 0.75 * (1.0 + x / 0.05) ** -0.3
+    with_one = 0.25 + 0.36 * x**1.92 / (1.0 + x**1.92)
+    found = {"without": [], "with one": []}
+    for _ in range(4):
+        noise = generator.normal(0.0, 0.005, x.size)
+        found["without"].append(fit(x, without + noise))
+        found["with one"].append(fit(x, with_one + noise))
+    assert not any(each.identified for each in found["without"])
+    assert all("a power law" in (each.reason or "") for each in found["without"])
+    assert all(each.identified for each in found["with one"])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from scalerl_jax.scaling import LAWS, sigmoid
+from scalerl_jax.scaling.laws import PLATEAULESS
 
 
 @pytest.mark.parametrize(
@@ -54,9 +55,9 @@ def test_public_parameters_give_the_curve_that_the_formula_says(name):
     np.testing.assert_allclose(searched, WRITTEN_OUT[name](named), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", LAWS)
-def test_slopes_are_the_differences_of_the_share(name):
-    law, t, h = LAWS[name], np.log(X / X_LAST), 1e-6
+@pytest.mark.parametrize("law", [*LAWS.values(), PLATEAULESS], ids=lambda law: law.name)
+def test_slopes_are_the_differences_of_the_share(law):
+    t, h = np.log(X / X_LAST), 1e-6
     by_u, by_v = law.slopes(t, -0.4, 0.2)
     numeric_u = (law.share(t, -0.4 + h, 0.2) - law.share(t, -0.4 - h, 0.2)) / (2 * h)
     numeric_v = (law.share(t, -0.4, 0.2 + h) - law.share(t, -0.4, 0.2 - h)) / (2 * h)
@@ -69,3 +70,9 @@ def test_half_of_the_gain_is_where_the_share_is_one_half(name):
     law = LAWS[name]
     half = law.half_gain(0.3, 0.4)
     assert law.share(np.log(half), 0.3, 0.4) == pytest.approx(0.5)
+
+
+def test_the_law_without_a_plateau_by_hand():
+    # k = 2, c = x_last: a quarter of the error is left at x_last, a ninth at 2 x_last.
+    share = PLATEAULESS.share(np.log([1.0, 2.0]), np.log(2.0), 0.0)
+    np.testing.assert_allclose(share, [3 / 4, 8 / 9], rtol=1e-14)

@@ -147,3 +147,10 @@ def test_only_an_r0_that_was_given_is_said_to_be():
     assert notes(initial_reward=0.25) == [
         "R0 = 0.25 is used as given, although the curve starts at 0.22"
     ]
+
+
+def test_a_step_zero_far_off_is_warned_of_on_top():
+    y = noisy(1, sigma=0.01)
+    assert not any("may be wrong" in warning for warning in fit(X, y).warnings)
+    y[0] = 0.45
+    assert fit(X, y).warnings[0].startswith("R0 = 0.45 may be wrong")

@@ -61,6 +61,7 @@ PYTHON3 = f"""#!/bin/sh
 {sys.executable} "$@" || exit
 if [ "$1 $2" = "-m venv" ]; then
   packages=$(echo "$3"/lib/python*/site-packages)
+  rm -rf "$packages"/setuptools*  # too old to build with, on Python 3.11
   echo {sysconfig.get_path("purelib")} > "$packages/tests.pth"
 fi
 """

@@ -29,7 +29,6 @@ BENCH_FLAGS ?=
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
 	$(BIN)/python -m scalerl_jax.main --config=configs/tiny.py --workdir=$(WORKDIR)
-	$(BIN)/python -m scalerl_jax.scaling fit $(WORKDIR) --x=generated_tokens
 	$(BIN)/python -m scalerl_jax.scaling fit $(WORKDIR)
 
 # Every script of launch/ to the end of a run, against a fake cloud that refuses, stalls

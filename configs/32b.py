@@ -1,10 +1,10 @@
 """ScaleRL's recipe for Qwen3-32B.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/32b.py --workdir=/mnt/runs/32b \
+scalerl train --config=configs/32b.py --workdir=/mnt/runs/32b \
     --config.model.checkpoint=/mnt/models/Qwen3-32B
 
 The paper's numbers for 8B are kept; it has no dense model of this size.  For v5p:4x4x8
-and larger: python -m scalerl_jax.preflight says what fits.
+and larger: scalerl preflight says what fits.
 """
 
 import ml_collections

@@ -1,14 +1,14 @@
 """ScaleRL's recipe for an 8B policy, with the paper's numbers.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/8b.py --workdir=/mnt/runs/8b \
+scalerl train --config=configs/8b.py --workdir=/mnt/runs/8b \
     --config.model.checkpoint=/mnt/models/Llama-3.1-8B
 
 Qwen3-8B: --config.model.architecture=qwen3-8b, and its directory as the checkpoint.
 Numbers: https://arxiv.org/abs/2510.13786, appendix A.3; the defaults hold the others.
-The prompts: python -m scalerl_jax.data prepare --dataset=polaris_53k.  A model with a
+The prompts: scalerl data prepare --dataset=polaris_53k.  A model with a
 chat template: --config.data.template=chat --config.data.answer_after=auto.
 
-What fits, on which TPUs, and what a step costs: python -m scalerl_jax.preflight
+What fits, on which TPUs, and what a step costs: scalerl preflight
 --config=configs/8b.py --topology=v5p:4x4x4.  On other devices set numbers for what is 0
 below and has to fit: --config.sampler.slots=64 --config.sampler.cache_tokens=300_000.
 """

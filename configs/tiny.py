@@ -1,6 +1,6 @@
 """The laptop default: a small policy learns sums, spelling and counting.
 
-python -m scalerl_jax.main --config=configs/tiny.py --workdir=runs/tiny
+scalerl train --config=configs/tiny.py --workdir=runs/tiny
 
 Result, seeds 0, 1, 2: held-out pass rate 0.213, 0.257, 0.242 before and 0.915, 0.940,
 0.925 after 300 steps, in at most 7 minutes on 2 cores of an Intel Xeon.

@@ -1,6 +1,6 @@
 """The base checkpoint of `configs/tiny.py`: a mix of sound work, slips and guesses.
 
-python -m scalerl_jax.warmstart --config=configs/tiny_base.py
+scalerl warmstart --config=configs/tiny_base.py
 """
 
 import ml_collections

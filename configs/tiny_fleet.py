@@ -1,6 +1,6 @@
 r"""The laptop default over processes: a gang of two learners, and two replicas.
 
-python -m scalerl_jax.main --config=configs/tiny_fleet.py --workdir=runs/fleet \
+scalerl train --config=configs/tiny_fleet.py --workdir=runs/fleet \
     --ray=local
 
 `make fleet` runs it, kills a replica on the way, and fits the curve.

@@ -1,6 +1,6 @@
 """A small mixture learns sums, spelling and counting: 8 experts, two of them a token.
 
-python -m scalerl_jax.main --config=configs/tiny_moe.py --workdir=runs/tiny_moe
+scalerl train --config=configs/tiny_moe.py --workdir=runs/tiny_moe
 
 Result, seeds 0, 1, 2: held-out pass rate 0.167, 0.178, 0.153 before and 0.833, 0.818,
 0.815 after 120 steps, 6 to 10 minutes on 2 cores of an AMD EPYC beside other work.

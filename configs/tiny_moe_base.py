@@ -1,6 +1,6 @@
 """The making of the small mixture's base checkpoint, of the demo's.
 
-python -m scalerl_jax.warmstart --config=configs/tiny_moe_base.py \\
+scalerl warmstart --config=configs/tiny_moe_base.py \\
     --out=scalerl_jax/assets/tiny_moe_base
 """
 

@@ -1,6 +1,6 @@
 """A policy as a Hugging Face directory, which transformers, vLLM and others load:
 
-    python -m scalerl_jax.export --checkpoint=runs/tiny --out=DIR [--dtype=bfloat16]
+    scalerl export --checkpoint=runs/tiny --out=DIR [--dtype=bfloat16]
 
 The checkpoint is a run directory (its newest is taken), one of a run's checkpoints, a
 Hugging Face directory or a GGUF file.  With the weights go the tokenizer, its chat

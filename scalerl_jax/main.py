@@ -1,6 +1,6 @@
 """The main job of every config:
 
-    python -m scalerl_jax.main --config=configs/tiny.py --workdir=runs/tiny
+    scalerl train --config=configs/tiny.py --workdir=runs/tiny
 
 Starts a run in the directory, or goes on with the one that is there, for which
 `--workdir` alone is enough.  `--help` lists every setting.  On a TPU VM
@@ -176,8 +176,8 @@ def _say(outcome: Outcome, workdir: str) -> None:
     sys.stdout.write(
         f"{where} after step {outcome.policy_version}: pass rate on held-out prompts "
         f"{measured}\n"
-        f"everything is in {workdir}; the curve and its fit:  "
-        f"python -m scalerl_jax.scaling fit {here if is_remote(workdir) else workdir}\n"
+        f"everything is in {workdir}; the curve and its fit:  scalerl fit "
+        f"{here if is_remote(workdir) else workdir}\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""State of a run: `python -m scalerl_jax.status runs/x`, or `scalerl status runs/x`.
+"""State of a run: `scalerl status runs/x`.
 
 Reads the files of the run's directory, from any machine that sees it or its bucket,
 while the run goes on or after its end.

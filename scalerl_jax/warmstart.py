@@ -1,6 +1,6 @@
 """Makes the small base checkpoint by supervised learning on worked solutions.
 
-    python -m scalerl_jax.warmstart --config=configs/tiny_base.py [--out=DIR]
+    scalerl warmstart --config=configs/tiny_base.py [--out=DIR]
 
 Writes a Hugging Face directory (config.json, model.safetensors, tokenizer.json,
 generation_config.json) and the log of its making, warmstart.json.

@@ -1,19 +1,20 @@
 """What README and docs tell a reader to type works as it stands, in that order.
 
-Every block of shell runs in one directory that looks like a clean clone.  What a block
-needs that not every machine has stands in a comment before it, `<!-- needs a TPU -->`;
-of such a block the configs alone are resolved.  A step and an evaluation of the run
-that is made have fewer prompts than the config says.
+Every block of shell runs as in one bare shell, from README's `git clone` on.  What a
+block needs that not every machine has stands in a comment before it, `<!-- needs a TPU
+-->`; of such a block the configs alone are resolved.  A step and an evaluation of the
+run that is made have fewer prompts than the config says.
 """
 
 import dataclasses
 import json
-import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -27,23 +28,42 @@ BLOCK = re.compile(
 )
 # Tan et al.'s base models: log10 of the error at 1 FLOP, by size.
 TAN = {0.5e9: 0.0640, 1.5e9: 0.2074, 7e9: 0.7045, 32e9: 1.5359}
-# Not run: they install what the tests run in, or are tests and long runs themselves.
+# A reader's shell has only what the system has, until a block says otherwise: no
+# command of this package before README makes and activates an environment.  Not run:
+# what installs extras, and targets that are tests or long runs themselves.  A step and
+# an evaluation of runs/x have fewer prompts than typed.  In the background `scalerl`
+# becomes what it starts, so that a block can kill what it has started.
 PRELUDE = """
 set -euo pipefail
 # A server that a failed block leaves would keep the pipes open.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
-pip() { :; }
-make() { :; }
+pip() { type -P pip > /dev/null; }
+make() {
+  [[ "$*" == install ]] || set -- -n "$@"
+  command make "$@" > /dev/null
+}
+scalerl() {
+  if [[ "$*" == train*--workdir=runs/x* ]]; then
+    set -- "$@" --config.batch.num_prompts=8 --config.eval.num_prompts=60 \\
+      --config.eval.samples_per_prompt=1
+  fi
+  if (( BASHPID == $$ )); then command scalerl "$@"; else exec scalerl "$@"; fi
+}
 """
-# Stands for python: as typed, but for how many prompts a step and an evaluation have.
-# It becomes what it starts, so that a block can kill what it has started.
-PYTHON = f"""#!/bin/sh
-case "$*" in
-  *scalerl_jax.main*--workdir=runs/x*) exec {sys.executable} "$@" \\
-    --config.batch.num_prompts=8 --config.eval.num_prompts=60 \\
-    --config.eval.samples_per_prompt=1 ;;
-  *) exec {sys.executable} "$@" ;;
-esac
+# The next block goes on where this one has ended, as in one shell.
+POSTLUDE = """
+printf '%s\\n' "$PWD" "$PATH" > "$HOME/shell"
+"""
+# Stands for the system's python3.  An environment that it makes finds the packages of
+# the tests, so that `make install` has nothing to fetch: it runs as it stands, and pip
+# refuses what is not there.
+PYTHON3 = f"""#!/bin/sh
+{sys.executable} "$@" || exit
+if [ "$1 $2" = "-m venv" ]; then
+  packages=$(echo "$3"/lib/python*/site-packages)
+  rm -rf "$packages"/setuptools*  # too old to build with, on Python 3.11
+  echo {sysconfig.get_path("purelib")} > "$packages/tests.pth"
+fi
 """
 
 
@@ -84,13 +104,34 @@ BLOCKS = [block for page in PAGES for block in read_blocks(page)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
 
 
+def make_repository(directory):
+    """A repository of one commit: what git knows here, as it stands, and new files."""
+
+    def git(*words, at=directory):
+        command = ["git", "-c", "user.name=n", "-c", "user.email=e", *words]
+        done = subprocess.run(
+            command, cwd=at, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    listed = git("ls-files", "-co", "--exclude-standard", "-z", at=ROOT)
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, directory / name)
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "all")
+
+
 @pytest.fixture
-def clone(tmp_path):
-    """A directory like a clean clone, with a reader's own files beside it."""
-    for path in ROOT.glob("[!.]*"):
-        if path.name not in ("docs", "runs"):  # written to
-            (tmp_path / path.name).symlink_to(path)
-    write_files(tmp_path)
+def home(tmp_path):
+    """A reader's home; what he clones is in `home / "origin"`."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").write_text(PYTHON3)
+    (tmp_path / "bin" / "python3").chmod(0o755)
+    (tmp_path / "origin").mkdir()
+    make_repository(tmp_path / "origin")
     return tmp_path
 
 
@@ -168,20 +209,28 @@ def on_a_free_port(text):
     return re.sub(r"(?<=--port=)8000\b|(?<=127\.0\.0\.1:)8000\b", str(port), text)
 
 
-def shell(text, directory):
-    """Run it as a reader's shell would, in his directory and with a home of its own."""
-    python = directory / "home" / "bin" / "python"
-    python.parent.mkdir(parents=True, exist_ok=True)
-    python.write_text(PYTHON)
-    python.chmod(0o755)
-    environment = os.environ | {
-        "HOME": str(directory / "home"),
-        "PATH": f"{python.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+def where(home):
+    """Directory and PATH of the reader's shell."""
+    if (home / "shell").exists():
+        return (home / "shell").read_text().splitlines()
+    return str(home), f"{home / 'bin'}:/usr/bin:/bin"
+
+
+def shell(text, home):
+    """Run it as a reader's shell would that has run the blocks before."""
+    directory, path = where(home)
+    environment = {
+        "HOME": str(home),
+        "PATH": path,
+        "URL": str(home / "origin"),
         "JAX_PLATFORMS": "cpu",
+        # Only what is there already.
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # pip takes 0 for "no isolation"
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
     return subprocess.run(
-        ["bash", "-c", PRELUDE + text],
+        ["bash", "-c", PRELUDE + text + POSTLUDE],
         cwd=directory,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -193,17 +242,27 @@ def shell(text, directory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_every_block_runs_in_its_order(clone):
+def test_every_block_runs_in_its_order_from_a_bare_shell(home):
     shown = ""
     for block in BLOCKS:
+        here = Path(where(home)[0])
         if block.language in ("json", "jsonl") and block.named:
-            (clone / block.named).write_text(block.text)
+            (here / block.named).write_text(block.text)
         if block.language == "sh" and block.needs is None:
-            done = shell(on_a_free_port(block.text), clone)
+            done = shell(on_a_free_port(block.text), home)
             assert done.returncode == 0, f"{block.place}\n{done.stdout}\n{done.stderr}"
             shown = done.stdout
+            if "git clone" in block.text:
+                write_files(Path(where(home)[0]))
         if block.language == "text":
             assert block.text.strip() in shown, f"{block.place}\n{shown}"
+
+
+def test_a_bare_shell_has_no_command_of_this_package(tmp_path):
+    (tmp_path / "bin").mkdir()
+    done = shell("scalerl --version", tmp_path)
+    assert done.returncode == 127
+    assert "scalerl: command not found" in done.stderr
 
 
 @pytest.mark.slow
@@ -213,10 +272,9 @@ def test_every_block_runs_in_its_order(clone):
 def test_configs_of_other_machines_are_resolved(block, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     for command in block.commands:
-        if "scalerl_jax.main" in command:
-            _, _, module, *flags = words_of(command, tmp_path)
-            name = module.removeprefix("scalerl_jax.")
-            line = shlex.join([name, *flags, "--describe"])
+        if command.startswith("scalerl train"):
+            flags = words_of(command, tmp_path)[2:]
+            line = shlex.join(["main", *flags, "--describe"])
             status, _, said = small_commands.outcome(line)
             assert status == 0, f"{block.place}\n{command}\n{said}"
 

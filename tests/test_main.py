@@ -336,7 +336,9 @@ def test_a_cache_that_no_memory_holds_is_one_line(tmp_path, command):
     status, lines = command(*small_run.arguments(tmp_path / "run", settings))
     assert status == 1
     *before, verifiers, line = lines
+    *before, program = before
     assert before == ["loading", "compiling the train step"]
+    assert program.startswith("compiling program 1/")
     assert verifiers.startswith("verifier processes: ")
     for words in (
         "not enough memory for the sampler",

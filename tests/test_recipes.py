@@ -237,7 +237,7 @@ def test_a_recipe_has_its_papers_schedule(recipe, expected):
 
 def test_a_curriculum_without_difficulties_says_how_to_have_them():
     config = runpy.run_path(str(ROOT / "recipes/tan2025.py"))["get_config"]("tiny")
-    with pytest.raises(ValueError, match=r"data\.difficulty.*scalerl_jax\.data diff"):
+    with pytest.raises(ValueError, match=r"data\.difficulty.*scalerl data diff"):
         config_lib.resolve(config)
 
 

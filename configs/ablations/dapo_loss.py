@@ -1,6 +1,6 @@
 """ScaleRL's figure 5, DAPO's clips, 0.2 and 0.26, for CISPO.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/ablations/dapo_loss.py:tiny \
+scalerl train --config=configs/ablations/dapo_loss.py:tiny \
     --workdir=runs/dapo_loss
 
 Published: A stays 0.61, B is 1.77 for 2.01 (at a shared A).

@@ -1,6 +1,6 @@
 """ScaleRL, arXiv 2510.13786, with GSPO for CISPO.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/ablations/gspo_loss.py:tiny \
+scalerl train --config=configs/ablations/gspo_loss.py:tiny \
     --workdir=runs/gspo_loss
 
 Not an arm of the paper's figure 5; GSPO is in the forward comparison alone, of which

@@ -1,6 +1,6 @@
 """ScaleRL's figure 5, a penalty in place of interruptions.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/ablations/length_penalty.py:tiny \
+scalerl train --config=configs/ablations/length_penalty.py:tiny \
     --workdir=runs/length_penalty
 
 L_max = 14k and L_cache = 2k, on correct completions: appendix A.3.  Published: A stays

@@ -1,6 +1,6 @@
 """ScaleRL's figure 5, logits in the dtype of the activations.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/ablations/no_float32_head.py \
+scalerl train --config=configs/ablations/no_float32_head.py \
     --workdir=/mnt/runs/no_float32_head \
     --config.model.checkpoint=/mnt/models/Llama-3.1-8B
 

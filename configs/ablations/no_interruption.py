@@ -1,6 +1,6 @@
 """ScaleRL, arXiv 2510.13786, thinking ends by itself.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/ablations/no_interruption.py:tiny \
+scalerl train --config=configs/ablations/no_interruption.py:tiny \
     --workdir=runs/no_interruption
 
 Not an arm of the paper's figure 5, which has a length penalty in place of interruptions

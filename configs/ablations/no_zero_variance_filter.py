@@ -1,6 +1,6 @@
 """ScaleRL's figure 5, "batch": groups of equal rewards count.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/ablations/no_zero_variance_filter.py:tiny \
+scalerl train --config=configs/ablations/no_zero_variance_filter.py:tiny \
     --workdir=runs/no_zero_variance_filter
 
 Published: A within 0.59 to 0.61 for every arm, as others read the figure.

@@ -1,6 +1,6 @@
 """ScaleRL's figure 5, "8op": 8 steps on what is generated together.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/ablations/ppo_off_policy_8.py:tiny \
+scalerl train --config=configs/ablations/ppo_off_policy_8.py:tiny \
     --workdir=runs/ppo_off_policy_8
 
 Published: A within 0.59 to 0.61 for every arm, as others read the figure.

@@ -1,6 +1,6 @@
 """ScaleRL's figure 5, "plan": advantages by the prompt's std.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/ablations/prompt_normalization.py:tiny \
+scalerl train --config=configs/ablations/prompt_normalization.py:tiny \
     --workdir=runs/prompt_normalization
 
 Published: A within 0.59 to 0.61 for every arm, as others read the figure.

@@ -1,6 +1,6 @@
 """ScaleRL's figure 5, "savg": every completion counts alike.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/ablations/sample_average.py:tiny \
+scalerl train --config=configs/ablations/sample_average.py:tiny \
     --workdir=runs/sample_average
 
 Published: A within 0.59 to 0.61 for every arm, as others read the figure.

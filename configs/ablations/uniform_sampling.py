@@ -1,6 +1,6 @@
 """ScaleRL's figure 5, solved prompts are sampled again.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/ablations/uniform_sampling.py:tiny \
+scalerl train --config=configs/ablations/uniform_sampling.py:tiny \
     --workdir=runs/uniform_sampling
 
 Published: A within 0.59 to 0.61 for every arm, as others read the figure.

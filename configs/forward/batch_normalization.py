@@ -1,6 +1,6 @@
 """ScaleRL's section 3, arXiv 2510.13786: advantages by the batch's std.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/forward/batch_normalization.py:tiny \
+scalerl train --config=configs/forward/batch_normalization.py:tiny \
     --workdir=runs/batch_normalization
 
 Published: alike by prompt, by batch and without; the batch's was chosen (text).

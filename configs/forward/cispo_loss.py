@@ -1,6 +1,6 @@
 """ScaleRL's section 3, arXiv 2510.13786: CISPO for DAPO's clip.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/forward/cispo_loss.py:tiny \
+scalerl train --config=configs/forward/cispo_loss.py:tiny \
     --workdir=runs/cispo_loss
 
 Published: A 0.520 -> 0.595 (figure 4b, as four texts read it, +- 0.005).

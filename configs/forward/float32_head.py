@@ -1,6 +1,6 @@
 """ScaleRL's section 3, arXiv 2510.13786: a float32 head.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/forward/float32_head.py \
+scalerl train --config=configs/forward/float32_head.py \
     --workdir=/mnt/runs/float32_head --config.model.checkpoint=/mnt/models/Llama-3.1-8B
 
 Published: A 0.52 -> 0.61 (text; figure 4c).  Refused on a base that computes in

@@ -1,6 +1,6 @@
 """ScaleRL's section 3, arXiv 2510.13786: GSPO for DAPO's clip.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/forward/gspo_loss.py:tiny \
+scalerl train --config=configs/forward/gspo_loss.py:tiny \
     --workdir=runs/gspo_loss
 
 Published: A 0.520 -> about 0.595 (figure 4b, as one text reads it).  Some of the

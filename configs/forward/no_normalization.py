@@ -1,6 +1,6 @@
 """ScaleRL's section 3, arXiv 2510.13786: advantages without a scale.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/forward/no_normalization.py:tiny \
+scalerl train --config=configs/forward/no_normalization.py:tiny \
     --workdir=runs/no_normalization
 
 Published: alike by prompt, by batch and without (text).

@@ -1,6 +1,6 @@
 """ScaleRL's section 3, arXiv 2510.13786: no-positive-resampling.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/forward/no_positive_resampling.py:tiny \
+scalerl train --config=configs/forward/no_positive_resampling.py:tiny \
     --workdir=runs/no_positive_resampling
 
 Published: part of the final recipe; its effect on the baseline is not known here.  It

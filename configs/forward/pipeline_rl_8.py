@@ -1,6 +1,6 @@
 """ScaleRL's section 3, arXiv 2510.13786: PipelineRL-8.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/forward/pipeline_rl_8.py:tiny \
+scalerl train --config=configs/forward/pipeline_rl_8.py:tiny \
     --workdir=runs/pipeline_rl_8
 
 Published: A about 0.52 for both (figure 4a, as one text reads it).  What is gained is

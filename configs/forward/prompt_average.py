@@ -1,6 +1,6 @@
 """ScaleRL's section 3, arXiv 2510.13786: prompt average.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/forward/prompt_average.py:tiny \
+scalerl train --config=configs/forward/prompt_average.py:tiny \
     --workdir=runs/prompt_average
 
 Published: the best A of the ways to average (text, without a number).

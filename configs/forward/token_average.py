@@ -1,6 +1,6 @@
 """ScaleRL's section 3, arXiv 2510.13786: token average.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/forward/token_average.py:tiny \
+scalerl train --config=configs/forward/token_average.py:tiny \
     --workdir=runs/token_average
 
 Published: prompt average has the best A (text, without a number); that this is the

@@ -1,6 +1,6 @@
 """ScaleRL's section 3, arXiv 2510.13786: a zero-variance filter.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/forward/zero_variance_filter.py:tiny \
+scalerl train --config=configs/forward/zero_variance_filter.py:tiny \
     --workdir=runs/zero_variance_filter
 
 Published: part of the final recipe; its effect on the baseline is not known here.

@@ -1,6 +1,6 @@
 """DAPO, arXiv 2503.14476, sections 3 and 4.1, 16 updates a window.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/recipes/dapo.py:tiny --workdir=runs/dapo
+scalerl train --config=configs/recipes/dapo.py:tiny --workdir=runs/dapo
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """Dr. GRPO, arXiv 2503.20783, section 3.2 and appendix.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/recipes/dr_grpo.py:tiny \
+scalerl train --config=configs/recipes/dr_grpo.py:tiny \
     --workdir=runs/dr_grpo
 """
 

@@ -1,6 +1,6 @@
 """GRPO, arXiv 2402.03300, section 4.2; clips as in ScaleRL's appendix.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/recipes/grpo.py:tiny --workdir=runs/grpo
+scalerl train --config=configs/recipes/grpo.py:tiny --workdir=runs/grpo
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """GSPO, arXiv 2507.18071, sections 4 and 5.1, 4 updates a window.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/recipes/gspo.py:tiny --workdir=runs/gspo
+scalerl train --config=configs/recipes/gspo.py:tiny --workdir=runs/gspo
 """
 
 from ml_collections import ConfigDict

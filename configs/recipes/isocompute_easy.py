@@ -1,6 +1,6 @@
 """IsoCompute on easy prompts, arXiv 2603.12151; Tan et al.'s coefficient.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/recipes/isocompute_easy.py:tiny \
+scalerl train --config=configs/recipes/isocompute_easy.py:tiny \
     --workdir=runs/isocompute_easy
 
 The paper gives neither the coefficients of KL and entropy nor its clips.

@@ -1,6 +1,6 @@
 """IsoCompute on hard prompts, arXiv 2603.12151: no regulariser.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/recipes/isocompute_hard.py:tiny \
+scalerl train --config=configs/recipes/isocompute_hard.py:tiny \
     --workdir=runs/isocompute_hard
 """
 

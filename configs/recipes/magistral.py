@@ -1,6 +1,6 @@
 """Magistral, arXiv 2506.10910, section 2.1; without its length reward.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/recipes/magistral.py:tiny \
+scalerl train --config=configs/recipes/magistral.py:tiny \
     --workdir=runs/magistral
 """
 

@@ -1,6 +1,6 @@
 """CISPO of MiniMax-M1 (cap: ScaleRL's), arXiv 2506.13585, section 3.1.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/recipes/minimax.py:tiny \
+scalerl train --config=configs/recipes/minimax.py:tiny \
     --workdir=runs/minimax
 
 The paper does not publish its cap.  Its optimizer's eps and betas are ScaleRL's too;

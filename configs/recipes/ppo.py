@@ -1,6 +1,6 @@
 """PPO with a critic, Open-Reasoner-Zero, arXiv 2503.24290, section 2.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/recipes/ppo.py:tiny --workdir=runs/ppo
+scalerl train --config=configs/recipes/ppo.py:tiny --workdir=runs/ppo
 
 "Their code" is https://github.com/Open-Reasoner-Zero/Open-Reasoner-Zero, config.py and
 orz/exps/examples/ppo/ppo_base_exp.py: one step of the policy and 12 of the critic on

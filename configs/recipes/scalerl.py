@@ -1,6 +1,6 @@
 """ScaleRL, arXiv 2510.13786, section 3.2: the defaults.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/recipes/scalerl.py:tiny \
+scalerl train --config=configs/recipes/scalerl.py:tiny \
     --workdir=runs/scalerl
 """
 

@@ -1,6 +1,6 @@
 """The baseline of ScaleRL's section 3, arXiv 2510.13786.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/recipes/scalerl_baseline.py:tiny \
+scalerl train --config=configs/recipes/scalerl_baseline.py:tiny \
     --workdir=runs/scalerl_baseline
 
 GRPO without a KL, DAPO's asymmetric clip, sample average, advantages by the prompt's

@@ -1,10 +1,10 @@
 """GRPO with KL, Tan et al., arXiv 2509.25300, and their scripts.  Not yet run.
 
-python -m scalerl_jax.main --config=configs/recipes/tan2025.py:tiny \
+scalerl train --config=configs/recipes/tan2025.py:tiny \
     --workdir=runs/tan2025 --config.data.difficulty=difficulty.jsonl
 
 The curriculum wants a pass rate for each prompt; they sort by Qwen2.5-7B-Instruct's:
-python -m scalerl_jax.data difficulty --config=configs/tiny.py --samples=8 \
+scalerl data difficulty --config=configs/tiny.py --samples=8 \
     --out=difficulty.jsonl
 """
 

@@ -16,7 +16,9 @@ def based_on(base: str, recipe: str) -> ConfigDict:
     folder = Path(recipe).resolve().parents[1]
     path = folder / f"{base}.py"
     if not path.is_file():
-        bases = (each for each in folder.glob("*.py") if "main" in each.read_text())
+        bases = (
+            each for each in folder.glob("*.py") if "scalerl train" in each.read_text()
+        )
         known = sorted(each.stem for each in bases)
         raise ValueError(f"--config=...:{base}: choose from {known}")
     return runpy.run_path(str(path))["get_config"]()

@@ -186,8 +186,8 @@ def _order(config: Config) -> None:
         )
     if data.order != "shuffled" and not data.difficulty:
         raise ValueError(
-            f"{data.order = } needs data.difficulty, a file of pass rates: python -m "
-            f"scalerl_jax.data difficulty --config=CONFIG --samples=8 "
+            f"{data.order = } needs data.difficulty, a file of pass rates: scalerl "
+            f"data difficulty --config=CONFIG --samples=8 "
             f"--out=difficulty.jsonl makes one; or set it to 'measured', and the first "
             f"epoch is shuffled, the later ones go by what the run has measured"
         )

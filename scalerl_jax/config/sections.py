@@ -136,8 +136,8 @@ class DataConfig:
     )
     difficulty: str = setting(
         "",
-        "JSON lines of pass rates, which `python -m scalerl_jax.data difficulty` "
-        'makes; "measured": the run\'s own, after a first epoch that is shuffled and '
+        "JSON lines of pass rates, which `scalerl data difficulty` makes; "
+        '"measured": the run\'s own, after a first epoch that is shuffled and '
         "open",
         needs=With("data.order", "easy_to_hard", "progressive"),
     )

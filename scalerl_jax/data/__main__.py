@@ -1,4 +1,4 @@
-"""The command line: `python -m scalerl_jax.data {prepare,inspect,list,difficulty}`.
+"""The command line: `scalerl data {prepare,inspect,list,difficulty}`.
 
 Input that cannot be used ends with one message and exit status 2.
 """

@@ -1,4 +1,4 @@
-"""Judging the completions of a file: `python -m scalerl_jax.rewards judge FILE`.
+"""Judging the completions of a file: `scalerl judge FILE`.
 
 Rows have a `completion`, and an `answer` or `tests` as rows of prompts have them.  The
 verdicts are those of a run with the same settings.

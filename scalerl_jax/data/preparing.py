@@ -88,8 +88,8 @@ def open_dataset(
         if not is_own_file(name):
             raise ValueError(
                 f"data set {name!r}, split {split!r}, is not prepared in {asked}; "
-                f"run python -m scalerl_jax.data prepare --dataset={name} "
-                f"--split={split} --{_flag(asked)}={asked}"
+                f"run scalerl data prepare --dataset={name} --split={split} "
+                f"--{_flag(asked)}={asked}"
             )
         with contextlib.suppress(AlreadyPrepared):  # by another process, just now
             prepare(name, split=split, directory=directory)

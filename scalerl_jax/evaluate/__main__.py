@@ -1,11 +1,11 @@
 """Evaluate a checkpoint:
 
-    python -m scalerl_jax.evaluate --config=configs/tiny.py --checkpoint=runs/x \
+    scalerl evaluate --config=configs/tiny.py --checkpoint=runs/x \
         --sets=chain_sum,spell_backward --samples=16
 
 or make a page of rollouts that are there already:
 
-    python -m scalerl_jax.evaluate --rollouts=runs/x/rollouts.jsonl --out=rollouts.html
+    scalerl evaluate --rollouts=runs/x/rollouts.jsonl --out=rollouts.html
 
 Exit status: 0 done, 1 a failure on the way, 2 a mistake in a setting or a flag, 130
 interrupted; what was finished is kept then.

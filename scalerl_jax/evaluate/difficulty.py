@@ -1,6 +1,6 @@
 """Measure how hard training prompts are for a policy:
 
-    python -m scalerl_jax.data difficulty --config=configs/tiny.py --samples=8 \
+    scalerl data difficulty --config=configs/tiny.py --samples=8 \
         --out=difficulty.jsonl [--dataset=NAME] [--checkpoint=PATH]
 
 A line per prompt, in the form that `data.difficulty` reads, its pass rate over the

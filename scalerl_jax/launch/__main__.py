@@ -1,6 +1,6 @@
 """Machines for a run: made, started, looked at, paid for and removed.
 
-    python -m scalerl_jax.launch run --place=local --name=tiny --bucket=runs \\
+    scalerl launch run --place=local --name=tiny --bucket=runs \\
         --config=configs/tiny.py
 
 `run` does all in turn: create, start, machines again after a preemption, fetch, stop,

@@ -166,7 +166,7 @@ def read_preflight(known: Estimate, found: dict[str, Any], job: Job) -> Estimate
     }
     for name, refusal in refusals.items():
         if not found.get(name, True):
-            advice = found.get("advice") or ["python -m scalerl_jax.preflight says why"]
+            advice = found.get("advice") or ["scalerl preflight says why"]
             advice = [advice] if isinstance(advice, str) else list(advice)
             raise ValueError(f"{refusal}: {'; '.join(map(str, advice))}")
     return dataclasses.replace(

@@ -1,6 +1,6 @@
 """Say what fits a TPU topology, on a machine without one:
 
-    python -m scalerl_jax.preflight --config=configs/8b.py --topology=v5p:4x4x4
+    scalerl preflight --config=configs/8b.py --topology=v5p:4x4x4
 
 Exit status: 0 it fits, 1 it does not, 2 a mistake in a setting or a flag.
 """

@@ -1,4 +1,4 @@
-"""The command line: `python -m scalerl_jax.rewards judge FILE.jsonl [--json]`.
+"""The command line: `scalerl judge FILE.jsonl [--json]`.
 
 Input that cannot be used ends with one message and exit status 2.
 """

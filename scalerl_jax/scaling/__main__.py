@@ -1,4 +1,4 @@
-"""The command line: `python -m scalerl_jax.scaling {fit,compare,...} --help`.
+"""The command line: `scalerl {fit,compare,...} --help`.
 
 Every command is a function in COMMANDS: `@command` gives it its flags, and its
 docstring is its help.  It takes the parsed flags and returns an `Answer`; what that

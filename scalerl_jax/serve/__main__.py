@@ -1,6 +1,6 @@
 """Serve completions of a checkpoint:
 
-    python -m scalerl_jax.serve --checkpoint=scalerl_jax/assets/tiny_base --port=8000
+    scalerl serve --checkpoint=scalerl_jax/assets/tiny_base --port=8000
 
 The engine is the sampler of training runs, on every device of the machine.  Prompts
 are taken as they are: no special token is added, as in training.  SIGTERM and SIGINT

@@ -1,6 +1,6 @@
 """Say what a run would cost, and who would wait for whom, before there is a machine:
 
-    python -m scalerl_jax.simulate --config=configs/8b.py --topology=v5p:4x4x4
+    scalerl simulate --config=configs/8b.py --topology=v5p:4x4x4
 
 A sweep is many simulations of one run with other settings, the cheapest step first.
 Exit status: 0 simulated, 2 a mistake in a setting or a flag.

@@ -33,7 +33,7 @@ def ways_out(program: str, config: Any, error: Exception) -> str:
     )
     reason = " ".join(str(error).split())
     return (
-        f"the devices have not enough memory for {program}: {ways}; `python -m "
-        f"scalerl_jax.preflight` with the same --config says beforehand what fits "
+        f"the devices have not enough memory for {program}: {ways}; `scalerl "
+        f"preflight` with the same --config says beforehand what fits "
         f"(XLA: {reason[:300]})"
     )

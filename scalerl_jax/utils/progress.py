@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import sys
+import time
 from collections.abc import Iterator
 
 from rich import progress
@@ -13,6 +14,7 @@ from rich.table import Column
 from rich.text import Text
 
 _AVERAGE_S = 3600.0  # over which the time that is left is estimated
+_PROGRAM_S = 5.0  # between two plain lines that name a program
 _LEAST_BAR = 2  # columns
 _SHORT = {  # where the line would be too long
     "sampler waiting for the learner": "sampler waits",
@@ -42,6 +44,7 @@ class Progress(progress.Progress):
             speed_estimate_period=_AVERAGE_S,
             transient=True,
         )
+        self._program_due_s = 0.0
 
     def start(self) -> None:
         """Begin to draw, where there is a terminal."""
@@ -71,6 +74,7 @@ class Progress(progress.Progress):
         if self.disable and total is None:
             self.note(text)
         fields = {"facts": "", "compiling": "", "every_s": every_s, "due_s": every_s}
+        fields["of_programs"] = total is None
         task = self.add_task(text, total=total, completed=done, **fields)
         try:
             yield task
@@ -88,12 +92,19 @@ class Progress(progress.Progress):
             self.note(_line(task))
 
     def program(self, number: int, total: int) -> None:
-        """Say which program is compiled now; it is the bar, if there is no other."""
+        """Say which program is compiled now; it is the bar, if nothing else is counted.
+
+        Where no bar can be seen, some of them are a plain line each.
+        """
+        said = f"compiling program {number}/{total}"
         for task in self.tasks[-1:]:
-            if task.total in (None, total):
+            if task.fields["of_programs"]:
                 self.update(task.id, total=total, completed=number)
             else:
-                self.update(task.id, compiling=f"compiling program {number}/{total}")
+                self.update(task.id, compiling=said)
+        if self.disable and time.monotonic() >= self._program_due_s:
+            self._program_due_s = time.monotonic() + _PROGRAM_S
+            self.note(said)
 
     def get_renderables(self) -> Iterator[RenderableType]:
         """The newest bar alone."""

@@ -77,6 +77,23 @@ def test_programs_are_a_bar_or_said_beside_one():
         assert line().startswith("compiling the sampler 7/23  ")
 
 
+def test_as_many_prompts_as_programs_are_still_counted():
+    progress, line = on_a_terminal(80)
+    with progress.bar("prompt", total=23):
+        progress.program(8, 23)
+        assert line().startswith("prompt 0/23 ")
+        assert "compiling program 8/23" in line()
+
+
+def test_where_no_terminal_is_the_first_program_is_a_plain_line(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    with Progress() as progress:
+        progress.program(1, 23)
+        with progress.bar("prompt", total=9, every_s=1000.0):
+            progress.program(2, 23)  # at once: it would be a line too many
+    assert stream.getvalue() == "compiling program 1/23\n"
+
+
 def test_where_no_terminal_is_a_step_is_a_plain_line(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as build servers say
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())

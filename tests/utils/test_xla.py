@@ -41,7 +41,7 @@ def test_a_full_memory_names_the_settings_and_their_values(program, words):
     message = str(failure.value)
     assert message.startswith(f"the devices have not enough memory for {program}: ")
     assert words in message
-    assert "`python -m scalerl_jax.preflight`" in message
+    assert "`scalerl preflight`" in message
     assert "Out of memory allocating 281474976710656 bytes" in message
     assert isinstance(failure.value.__cause__, jax.errors.JaxRuntimeError)
 

@@ -39,7 +39,7 @@ class Outcome:
 
 
 def train(config: Config, run: RunState, directory: Path) -> Outcome:
-    """Run to `train.num_steps` optimizer steps, or to a SIGTERM.
+    """Run to `train.num_steps` optimizer steps, or to a SIGTERM or Ctrl-C.
 
     The run resumes from the newest good checkpoint of `directory`; compute spent after
     that checkpoint is charged (utils/lost_work.py).  Checkpoints are written beside the
@@ -47,14 +47,13 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
     error that is not the learner's own.
 
     A window of several steps (batch.epochs above 1, or queue.mode = "batched") is
-    finished before anything is saved: a checkpoint or SIGTERM inside it waits for its
-    end.  An evaluation that SIGTERM interrupts is made at the resumption, or never if
-    it was due inside a window.  With `eval.concurrent` training goes on during an
-    evaluation, up to the next evaluation or the next checkpoint of another version;
-    an interrupted one is made at the resumption only if the run ends at its version.
+    finished before anything is saved: a checkpoint or signal inside it waits for its
+    end.  An evaluation that a signal interrupts is made at the resumption, or never if
+    it was due inside a window.  With `eval.concurrent` training goes on meanwhile, up
+    to the next one or the next checkpoint of another version; then an interrupted one
+    is made at the resumption only if the run ends at its version.
     """
-    num_steps = config.train.num_steps
-    preemption = Preemption()
+    num_steps, preemption = config.train.num_steps, Preemption()
     with (
         explained("the sampler", config),
         _live_fit(config, run, directory) as live,

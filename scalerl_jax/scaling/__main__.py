@@ -256,7 +256,11 @@ def _from_flags(kind: Callable[..., T], flags: Flags) -> T:
 
 
 def _load_all(
-    paths: Sequence[Path], selection: scaling.Selection, constants: tuple[str, ...]
+    paths: Sequence[Path],
+    selection: scaling.Selection,
+    constants: tuple[str, ...],
+    *,
+    least: int,
 ) -> Curves:
     """Return the curves of all paths; one path of several that has none is told."""
     found: Curves = []
@@ -266,7 +270,7 @@ def _load_all(
         try:
             curves = scaling.load_curves(path, selection=selection, constants=constants)
         except CurveError as failure:
-            if len(paths) == 1:
+            if len(paths) == 1 or not path.exists():
                 raise
             if str(path) not in str(failure):
                 failure.args = (f"{path}: {failure}",)
@@ -282,13 +286,16 @@ def _load_all(
                 name = f"{curve.name} ({number})"
             taken.add(name)
             found.append((path, dataclasses.replace(curve, name=name)))
-    if not found:
-        raise unusable[0]
-    _tell_left_out(unusable)
+    _tell_left_out(unusable, found, least)
     return found
 
 
-def _tell_left_out(unusable: Sequence[CurveError]) -> None:
+def _tell_left_out(
+    unusable: Sequence[CurveError], found: Sequence[Any], least: int
+) -> None:
+    """Tell why runs are left out; where too few are found, the first of it is raised."""
+    if unusable and len(found) < least:
+        raise unusable[0]
     sys.stderr.write(text.warned([f"a run is left out: {each}" for each in unusable]))
 
 
@@ -309,7 +316,7 @@ def read(flags: Flags, **settings: str | None) -> Curves:
         )
     constants = tuple(column for column in settings.values() if column is not None)
     selection = _from_flags(scaling.Selection, flags)
-    found = _load_all(flags.paths, selection, constants)
+    found = _load_all(flags.paths, selection, constants, least=_least(flags))
     if flags.command not in SHOW_WARNINGS or constants:
         notes = dict.fromkeys(note for _, curve in found for note in curve.warnings)
         sys.stderr.write(text.warned(list(notes)))
@@ -352,10 +359,13 @@ def fit_each(flags: Flags) -> list[tuple[Path, Fit]]:
             if len(curves) == 1:
                 raise
             unusable.append(failure)
-    if not found:
-        raise unusable[0]
-    _tell_left_out(unusable)
+    _tell_left_out(unusable, found, _least(flags))
     return found
+
+
+def _least(flags: Flags) -> int:
+    """Return how many curves a command needs."""
+    return 2 if flags.command == "compare" else 1
 
 
 def _one_or_all(records: list[Any]) -> Any:

@@ -158,9 +158,10 @@ def test_fitting_needs_neither_jax_nor_matplotlib():
     code = (
         "import sys, scalerl_jax.scaling as s; s.fit([0,1,2,3,4,5],[.1,.2,.4,.5,.6,.6])"
         "; sys.exit(any(m in sys.modules for m in ('jax', 'matplotlib', 'scipy.stats'))"
-        # Of the rest of the package only the reader of JSON, which imports nothing.
+        # Of the rest of the package only these, which import nothing.
         " or any(m.startswith('scalerl_jax.') and 'scaling' not in m and m not in"
-        " ('scalerl_jax.utils', 'scalerl_jax.utils.reading') for m in sys.modules))"
+        " ('scalerl_jax.utils', 'scalerl_jax.utils.reading',"
+        " 'scalerl_jax.utils.platforms') for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

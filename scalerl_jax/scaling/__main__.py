@@ -293,7 +293,7 @@ def _load_all(
 def _tell_left_out(
     unusable: Sequence[CurveError], found: Sequence[Any], least: int
 ) -> None:
-    """Tell why runs are left out; where too few are found, the first of it is raised."""
+    """Tell why runs are left out; where too few are found, raise the first reason."""
     if unusable and len(found) < least:
         raise unusable[0]
     sys.stderr.write(text.warned([f"a run is left out: {each}" for each in unusable]))

@@ -2,26 +2,34 @@
 
 import dataclasses
 import fnmatch
+import functools
 import re
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from scalerl_jax.data import rows
+from scalerl_jax.data.drafts import Reader
 from scalerl_jax.data.files import Row, sha256_of
-from scalerl_jax.utils.reading import is_hub_id, local_file
+from scalerl_jax.data.own import PARTS, read_own
+from scalerl_jax.utils.reading import is_hub_id, local_file, read_json
 from scalerl_jax.utils.remote import fetch_repository
 
-VERSION = "1.0.0"  # of the prepared form; part of its path
-OWN_FORMS = ("jsonl", "parquet")  # the kinds of FILE in "jsonl:FILE"
+VERSION = "1.1.0"  # of the prepared form and of what is dropped; part of its path
+OWN_FORMS = ("jsonl", "parquet", "csv", "arrow")  # the kinds of FILE in "jsonl:FILE"
+OWN_FILES = ", ".join(f"{kind}:FILE" for kind in OWN_FORMS)  # as messages name them
 
 _TIMEOUT_S = 60.0  # without a byte
 _SPLITS = ("train", "test", "validation")  # of a data set that is known by name alone
 _DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.jsonl.gz", "*.json.gz")
+_STATE, _DICT = "state.json", "dataset_dict.json"  # of save_to_disk()
+_SPLIT = r"\w[\w.-]*"
 _NO_DATA = ("dataset_infos.json", "dataset_info.json")
+# Columns behind a name: "jsonl:FILE?prompt=text&reference=gold".
+_COLUMNS = re.compile(r"\?((?:[a-z]+=[^?&=/@]*)(?:&[a-z]+=[^?&=/@]*)*)(?=@|$)")
 _ELSEWHERE = "fetch the data set's files elsewhere and name them with --path"
 
 
@@ -73,6 +81,58 @@ class Local:
         if not self.path.is_file():
             raise ValueError(f"--path={self.path}: there is no such file")
         return [describe_file(self.path, str(self.path))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A split that `datasets` saved to disk: files of Arrow, named by a state.json."""
+
+    folder: Path
+
+    def fetch(self, folder: Path) -> list[File]:
+        """See `Source`; in the order of their rows.
+
+        Raises:
+            ValueError: the folder is not whole, or says that its rows are chosen by
+                another file.
+        """
+        state = read_json(self.folder / _STATE)
+        if state.get("_indices_files"):
+            raise ValueError(
+                f"{self.folder} holds the rows of a larger data set by their places; "
+                f"save it again behind flatten_indices()"
+            )
+        names = [each.get("filename") for each in state.get("_data_files") or [{}]]
+        paths = [self.folder / str(name) for name in names]
+        # A name that leaves the folder would read any file of this machine.
+        if any(path.parent != self.folder or not path.is_file() for path in paths):
+            raise ValueError(
+                f"{self.folder / _STATE} names the files {names}, which are not all in "
+                f"its folder; save the data set again"
+            )
+        return [describe_file(path, str(path)) for path in paths]
+
+
+def saved_splits(folder: Path) -> dict[str, Source]:
+    """Return the splits of a folder that `save_to_disk` made, "train" first.
+
+    Raises:
+        ValueError: it is no such folder.
+    """
+    if (folder / _STATE).is_file():
+        return {_SPLITS[0]: Saved(folder)}
+    if not (folder / _DICT).is_file():
+        raise ValueError(
+            f"{folder} has neither {_STATE} nor {_DICT}, and so is no folder of "
+            f"save_to_disk(); name its files: {OWN_FILES}"
+        )
+    names = read_json(folder / _DICT).get("splits")
+    if not isinstance(names, list) or not names:
+        raise ValueError(f"{folder / _DICT} names no splits")
+    if not all(isinstance(name, str) and re.fullmatch(_SPLIT, name) for name in names):
+        raise ValueError(f"{folder / _DICT} has splits without a usual name: {names}")
+    names.sort(key=lambda name: name != _SPLITS[0])
+    return {name: Saved(folder / name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +248,7 @@ def _of_cache(file: Path, repository: str) -> File:
 class DataSet:
     """A data set: what it is, where it is from, and how its rows are read.
 
-    One of which nobody says more is in the project's own form, or verl's.
+    One of which nobody says more is in one of the forms that `own` reads.
     """
 
     name: str
@@ -197,7 +257,7 @@ class DataSet:
     homepage: str = ""
     citation: str = ""
     license: str = "not stated"  # as its publisher states it
-    read: rows.Reader = rows.read_own
+    read: Reader = read_own
     # The split that a row is of, where a file holds all splits.
     split_of: Callable[[Row], str] | None = None
 
@@ -336,18 +396,65 @@ DATA_SETS: dict[str, DataSet] = {each.name: each for each in _KNOWN}
 
 def split_of(name: str) -> tuple[str, str]:
     """Return data set and split of "gsm8k@test"; a file's name may hold an @."""
-    base, _, split = name.partition("@")
-    return (base, split) if base in DATA_SETS or is_on_hub(base) else (name, "")
+    base, _, split = name.rpartition("@")
+    # The splits of a folder are known by its name alone.
+    known = base in DATA_SETS or is_on_hub(base) or base.startswith("arrow:")
+    return (base, split) if base and known else (name, "")
 
 
 def is_on_hub(name: str) -> bool:
     """Return whether a name is "OWNER/NAME" or "OWNER/NAME/SUBSET"."""
+    name, _ = columns_of(name)
     owner, _, rest = name.partition("/")
     return "@" not in name and is_hub_id(f"{owner}/{rest.replace('/', '.')}")
 
 
+def columns_of(name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return a name without the columns behind it, and these: (part, column), ...
+
+    Raises:
+        ValueError: a part of a question is not called so.
+    """
+    found = _COLUMNS.search(name)
+    if not found:
+        return name, ()
+    pairs = [tuple(each.split("=")) for each in found.group(1).split("&")]
+    columns = tuple((part, column) for part, column in pairs)
+    for part, column in columns:
+        if part not in PARTS:
+            raise ValueError(
+                f"{name!r}: a column is named for {part!r}; choose from {list(PARTS)}"
+            )
+        if not column and part in ("prompt", "reference"):
+            raise ValueError(f"{name!r}: no column is named for {part!r}")
+        if column and part == "tools":
+            raise ValueError(
+                f"{name!r}: tools cannot be given to the policy; tools= without a "
+                f"column asks the questions without them"
+            )
+    return name[: found.start()] + name[found.end() :], columns
+
+
+def with_columns(name: str, columns: Sequence[str]) -> str:
+    """Return the name of a data set whose parts are in columns: "prompt=text", ...
+
+    Raises:
+        ValueError: one is not written so, or the data set has a form of its own.
+    """
+    if not columns:
+        return name
+    named = f"{name}?{'&'.join(columns)}"
+    base, pairs = columns_of(named)
+    if base != name or not pairs:
+        raise ValueError(
+            f"--column={' --column='.join(columns)}: write PART=COLUMN, the part one "
+            f"of {list(PARTS)}, and the column without any of ?&=/@"
+        )
+    return named
+
+
 def is_own_file(name: str) -> bool:
-    """Return whether a name is "jsonl:FILE" or "parquet:FILE"."""
+    """Return whether a name is "jsonl:FILE" or of another of the `OWN_FORMS`."""
     kind, _, path = name.partition(":")
     return kind in OWN_FORMS and bool(path)
 
@@ -360,24 +467,38 @@ def find(name: str) -> DataSet:
     """
     if name in DATA_SETS:
         return DATA_SETS[name]
+    bare, columns = columns_of(name)
+    if columns and bare in DATA_SETS:
+        raise ValueError(
+            f"{name!r}: {bare!r} is read by its own columns; name yours of a file "
+            f"({OWN_FILES}) or of the hub (OWNER/NAME)"
+        )
+    read = functools.partial(read_own, columns=columns)
     if is_own_file(name):
         try:
-            file = Local(local_file(name.partition(":")[2]))
+            sources = _sources_of(local_file(bare.partition(":")[2]))
         except ValueError as error:
             raise ValueError(f"data set {name!r} cannot be read: {error}") from error
-        return DataSet(name=name, title="questions of a file", sources={"train": file})
+        return DataSet(
+            name=name, title="questions of a file", sources=sources, read=read
+        )
     if is_on_hub(name):
         return DataSet(
             name=name,
             title="a data set of the Hugging Face hub",
-            sources={split: HubSplit(name, split) for split in _SPLITS},
-            homepage=f"{_HUB}/{name}",
+            sources={split: HubSplit(bare, split) for split in _SPLITS},
+            homepage=f"{_HUB}/{bare}",
+            read=read,
         )
     base, _, split = name.partition("@")
     if base in DATA_SETS or is_on_hub(base):
         raise ValueError(f"name the split of {base!r} apart: --split={split}")
     raise ValueError(
         f"no data set is called {name!r}; choose from {', '.join(DATA_SETS)}, or name "
-        f"a file: jsonl:FILE or parquet:FILE; or one of the Hugging Face hub: "
-        f"OWNER/NAME"
+        f"a file: {OWN_FILES}; or one of the Hugging Face hub: OWNER/NAME"
     )
+
+
+def _sources_of(path: Path) -> dict[str, Source]:
+    """The splits of a file, or of a folder that `datasets` saved."""
+    return saved_splits(path) if path.is_dir() else {_SPLITS[0]: Local(path)}

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from perturbing import PERTURBATIONS
 from rewriting import REWRITINGS, Rule, number_of
 
-from scalerl_jax.data import catalog, files, preparing, records, rows
+from scalerl_jax.data import catalog, drafts, files, own, preparing, records, rows
 from scalerl_jax.rewards import comparing, maths, sandbox
 from scalerl_jax.rewards.verdict import Verifier
 from scalerl_jax.rewards.verifier import VerifierPool
@@ -96,7 +96,7 @@ def boxed(name: str, answer: str, expected: str) -> Item:
 
 def answers_in(directory: Path) -> dict[str, list[str]]:
     """The answers of maths questions in files, by file; others are left out."""
-    readers = (rows.read_gsm8k, rows.read_own, rows.read_maths)
+    readers = (rows.read_gsm8k, own.read_own, rows.read_maths)
     found: dict[str, list[str]] = {}
     for path in sorted(directory.rglob("*")):
         if not re.search(r"\.(json|jsonl|parquet)(\.gz)?$", path.name):
@@ -104,7 +104,7 @@ def answers_in(directory: Path) -> dict[str, list[str]]:
         answers = []
         for each in files.read_rows(path):
             for read in readers:
-                with contextlib.suppress(rows.Malformed, rows.Unusable):
+                with contextlib.suppress(drafts.Malformed, drafts.Unusable):
                     answers += maths.expected_answers(read(each.row or {}).reference)
                     break
         if answers:

@@ -24,7 +24,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from seeds import processor, pyplot, rows
+from matplotlib import pyplot
+from seeds import processor, rows
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.batching.packing import pack

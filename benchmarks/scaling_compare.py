@@ -143,7 +143,7 @@ def _number(problem, theta, column, free, shape):
     z = problem.scaled_residuals(theta)
     squares, spare = (z**2).sum(axis=1), X.size - len(free)
     rho = (z[:, 1:] * z[:, :-1]).sum(axis=1) / squares
-    growth = np.array([correlation_growth(each, X.size) for each in rho])
+    growth = np.array([correlation_growth(each, X.size, len(free)) for each in rho])
     place = free.index(column)
     error = np.sqrt(covariance[:, place, place] * squares / spare * growth)
     reach = student_quantile(EACH, spare) * error

@@ -17,8 +17,16 @@ import numpy as np
 from tqdm import tqdm
 
 from scalerl_jax.config import DataConfig
-from scalerl_jax.data.catalog import DATA_SETS, find, is_own_file
+from scalerl_jax.data.catalog import (
+    DATA_SETS,
+    OWN_FILES,
+    columns_of,
+    find,
+    is_own_file,
+    with_columns,
+)
 from scalerl_jax.data.chat import chat_renderer
+from scalerl_jax.data.own import PARTS
 from scalerl_jax.data.preparing import (
     DEFAULT_DIRECTORY,
     choose_split,
@@ -68,7 +76,7 @@ def make_parser() -> Parser:
         "--upload",
         metavar="gs://BUCKET/PATH",
         help="copy it there, too: data.directory of runs on other machines; of "
-        "jsonl:FILE or parquet:FILE the file",
+        "jsonl:FILE and the like the file",
     )
     inspecting = commands.add_parser(
         "inspect",
@@ -92,8 +100,18 @@ def _which() -> Parser:
         "--dataset",
         required=True,
         metavar="NAME",
-        help=f"one of {', '.join(DATA_SETS)}; jsonl:FILE or parquet:FILE; OWNER/NAME "
-        "of the Hugging Face hub",
+        help=f"one of {', '.join(DATA_SETS)}; {OWN_FILES}, or arrow:FOLDER of "
+        "save_to_disk(); OWNER/NAME of the Hugging Face hub",
+    )
+    which.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="PART=COLUMN",
+        help="the column of a part of the question, where it has another than a usual "
+        f"name; parts: {', '.join(PARTS)}; a field in a column is COLUMN.FIELD; no "
+        "COLUMN: not read. May be given several times; in data.tasks of a run write "
+        "NAME?PART=COLUMN&PART=COLUMN",
     )
     which.add_argument(
         "--split", help="default: of prepare, all; of inspect, the first"
@@ -105,7 +123,8 @@ def _which() -> Parser:
         default=[],
         metavar="FILE",
         help="local files instead of the public ones, in the same form (JSON lines, a "
-        "JSON array or Parquet; also gzipped); may be given several times",
+        "JSON array, .csv, .tsv, also gzipped; Parquet or Arrow); may be given several "
+        "times",
     )
     which.add_argument(
         "--max-bad-rows",
@@ -172,6 +191,11 @@ def prepare_data(flags: argparse.Namespace) -> None:
             f"one the files hold, as --split={splits[0]}"
         )
     if flags.upload:
+        if flags.dataset.startswith("arrow:"):
+            raise ValueError(
+                f"--upload={flags.upload}: of {flags.dataset} write Parquet first, "
+                f"to_parquet() of `datasets`, and upload parquet:FILE"
+            )
         # To prepare may take long.
         remote.open_path(flags.upload, setting="--upload=")
     for split in splits:
@@ -196,9 +220,11 @@ def prepare_data(flags: argparse.Namespace) -> None:
             place = upload(target, flags.directory, flags.upload)
             _say(f"Uploaded: {place}", f"  --config.data.directory={flags.upload}")
     if flags.upload and is_own_file(flags.dataset):
-        kind, _, file = flags.dataset.partition(":")
+        bare, columns = columns_of(flags.dataset)
+        kind, _, file = bare.partition(":")
         place = upload_file(local_file(file), flags.upload)
-        _say(f"Uploaded: --config.data.tasks=\"('{kind}:{place}',)\"")
+        name = with_columns(f"{kind}:{place}", [*map("=".join, columns)])
+        _say(f"Uploaded: --config.data.tasks=\"('{name}',)\"")
 
 
 def inspect_data(flags: argparse.Namespace) -> None:
@@ -359,7 +385,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["difficulty"]:
         return importlib.import_module(_DIFFICULTY).main(arguments[1:])
     flags = make_parser().parse_args(arguments)
-    return answer(lambda: COMMANDS[flags.command](flags))
+    return answer(lambda: _run(flags))
+
+
+def _run(flags: argparse.Namespace) -> None:
+    if "dataset" in flags:
+        flags.dataset = with_columns(flags.dataset, flags.column)
+    COMMANDS[flags.command](flags)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Rows of local files: JSON lines, JSON arrays and Parquet, each also gzipped.
+"""Rows of local files: JSON lines, JSON arrays, CSV, Parquet and Arrow.
 
-The form is told by the content, not by the name.  Rows come one by one; only an array
-is read whole.
+The form is told by the content, that of CSV by the name: FILE.csv or, with tabs,
+FILE.tsv.  Texts may be gzipped.  Rows come one by one; only an array is read whole.
 """
 
+import csv
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -15,7 +16,11 @@ from scalerl_jax.utils.reading import check_regular, parse_json
 
 Row = dict[str, Any]
 
-_PARQUET, _GZIP = b"PAR1", b"\x1f\x8b"  # with what such files begin
+# With what such files begin; Arrow's are a file's or a stream's.
+_PARQUET, _GZIP = b"PAR1", b"\x1f\x8b"
+_ARROW_FILE, _ARROW_STREAM = b"ARRO", b"\xff\xff\xff\xff"
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_CELL = 2**27  # characters of a cell of CSV, at most
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BATCH = 64  # rows of Parquet held at a time
 _ROW, _ARRAY = 2**28, 2**32  # bytes of a row, and of an array of them, at most
@@ -48,9 +53,16 @@ def read_rows(path: Path) -> Iterator[Found]:
             start = file.read(4)
         if start == _PARQUET:
             yield from _read_parquet(path)
+        elif start in (_ARROW_FILE, _ARROW_STREAM):
+            yield from _read_arrow(path, stream=start == _ARROW_STREAM)
         else:
+            kind = path.with_suffix("") if path.suffix == ".gz" else path
+            delimiter = _DELIMITERS.get(kind.suffix.lower())
             with gzip.open(path) if start[:2] == _GZIP else path.open("rb") as opened:
-                yield from _read_json(path, opened)
+                if delimiter:
+                    yield from _read_csv(path, opened, delimiter)
+                else:
+                    yield from _read_json(path, opened)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
@@ -109,22 +121,69 @@ def _read_array(path: Path, content: bytes) -> Iterator[Found]:
         yield _as_row(f"{path.name}, row {number}", row)
 
 
+def _read_csv(
+    path: Path, file: IO[bytes] | gzip.GzipFile, delimiter: str
+) -> Iterator[Found]:
+    """The rows below a head of names; an empty cell is a field that is missing."""
+    csv.field_size_limit(_CELL)
+    lines = (line.decode("utf-8-sig") for line in iter(lambda: _line(path, file), b""))
+    rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
+    try:
+        for row in rows:
+            place = f"{path.name}, line {rows.line_num}"
+            if None in row or None in row.values():
+                yield Found(place, None, "other than as many cells as the head")
+            else:
+                yield Found(place, {name: each or None for name, each in row.items()})
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no CSV: it is not UTF-8") from error
+    except csv.Error as error:
+        raise ValueError(f"{path} is no CSV: {error}") from error
+
+
 def _read_parquet(path: Path) -> Iterator[Found]:
     import pyarrow
     import pyarrow.parquet
 
-    number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_BATCH):
-                for place in range(batch.num_rows):
-                    number += 1
-                    where = f"{path.name}, row {number}"
-                    try:
-                        (row,) = batch.slice(place, 1).to_pylist()
-                    except UnicodeDecodeError:
-                        yield Found(where, None, "invalid UTF-8")
-                    else:
-                        yield Found(where, row)
+            yield from _rows_of(path, file.iter_batches(batch_size=_BATCH))
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path} is not a Parquet file: {error}") from error
+
+
+def _read_arrow(path: Path, *, stream: bool) -> Iterator[Found]:
+    """The rows of a file of `datasets`, mapped and hence never held whole."""
+    import pyarrow
+
+    try:
+        with pyarrow.memory_map(str(path)) as source:
+            if stream:
+                batches = pyarrow.ipc.open_stream(source)
+            else:
+                file = pyarrow.ipc.open_file(source)
+                batches = map(file.get_batch, range(file.num_record_batches))
+            yield from _rows_of(path, map(_checked, batches))
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} is not an Arrow file: {error}") from error
+
+
+def _checked(batch: Any) -> Any:
+    """A batch whose offsets were looked at: it is not copied, and may be damaged."""
+    batch.validate(full=True)
+    return batch
+
+
+def _rows_of(path: Path, batches: Iterable[Any]) -> Iterator[Found]:
+    """The rows of record batches of pyarrow."""
+    number = 0
+    for batch in batches:
+        for place in range(batch.num_rows):
+            number += 1
+            where = f"{path.name}, row {number}"
+            try:
+                (row,) = batch.slice(place, 1).to_pylist()
+            except UnicodeDecodeError:
+                yield Found(where, None, "invalid UTF-8")
+            else:
+                yield Found(where, row)

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from scalerl_jax.config import SETTINGS, MathAnswer, RewardConfig
+from scalerl_jax.data.drafts import Malformed, maths
 from scalerl_jax.data.files import read_rows
+from scalerl_jax.data.own import read_reference
 from scalerl_jax.data.questions import extract_answer
-from scalerl_jax.data.rows import Malformed, maths, read_answer, read_tests
 from scalerl_jax.rewards import code, sandbox
 from scalerl_jax.rewards.verdict import Status
 from scalerl_jax.rewards.verifier import make_pool
@@ -146,12 +147,14 @@ def _completion(row: dict[str, Any]) -> str:
 
 
 def _reference(row: dict[str, Any]) -> dict[str, Any]:
-    if row.get("tests") is not None:
-        reference = {"verifier": "code", "tests": read_tests(row["tests"])}
-        code.read_tests(reference)
-        return reference
     # Its completion is what is judged.
-    return maths("any", read_answer(row | {"completion": None})).reference
+    told = {name: each for name, each in row.items() if name != "completion"}
+    verifier, judged_by = read_reference(told)
+    if verifier == "math":
+        return maths("any", judged_by).reference
+    reference = {"verifier": "code", "tests": judged_by}
+    code.read_tests(reference)
+    return reference
 
 
 def _judged(

@@ -2,11 +2,14 @@
 
 A prepared data set lies in DIRECTORY/NAME/SPLIT/VERSION, that of a file "jsonl:FILE" in
 DIRECTORY/jsonl/SHA-256/VERSION: records in the form of `tensorflow-datasets`, and a
-report.json.  It is made beside, and moved there when it is whole.
+report.json.  It is made beside, and moved there when it is whole.  Columns that a name
+says are one more directory above the version's.
 """
 
 import contextlib
+import hashlib
 import json
+import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +17,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from scalerl_jax.data import files
-from scalerl_jax.data.catalog import VERSION, DataSet, Local, find, is_own_file
+from scalerl_jax.data.catalog import (
+    VERSION,
+    DataSet,
+    columns_of,
+    find,
+    is_own_file,
+)
+from scalerl_jax.data.drafts import Draft, Malformed, Refused, Unusable
 from scalerl_jax.data.questions import Question
 from scalerl_jax.data.records import (
     QuestionSource,
@@ -23,11 +33,12 @@ from scalerl_jax.data.records import (
     is_prepared,
     write_records,
 )
-from scalerl_jax.data.rows import Draft, Malformed, Unusable
 from scalerl_jax.data.screening import Screen, doubts
+from scalerl_jax.data.sources import Local, saved_splits
 from scalerl_jax.utils.reading import is_remote, local_file
 
 DEFAULT_DIRECTORY = Path("~/.cache/scalerl_jax/data")
+_MOST_NAMES, _LONGEST_NAME = 30, 60  # of columns in a message
 _UNFINISHED = "unfinished-"  # begins the directory that is being filled
 
 
@@ -57,14 +68,27 @@ def prepared_path(name: str, split: str, directory: Path) -> Path:
     Raises:
         ValueError: a file "jsonl:FILE" cannot be read.
     """
+    bare, columns = columns_of(name)
+    inside = Path(VERSION)
+    if columns:
+        inside = Path("&".join(map("=".join, columns))) / VERSION
     if not is_own_file(name):
-        return directory.expanduser() / name / split / VERSION
-    kind, _, file = name.partition(":")
+        return directory.expanduser() / bare / split / inside
+    kind, _, file = bare.partition(":")
     try:
-        digest = files.sha256_of(local_file(file))
+        digest = _digest(local_file(file), split)
     except (OSError, ValueError) as error:
         raise ValueError(f"data set {name!r} cannot be read: {error}") from error
-    return directory.expanduser() / kind / digest / VERSION
+    return directory.expanduser() / kind / digest / inside
+
+
+def _digest(path: Path, split: str) -> str:
+    """The SHA-256 of a file; of a folder's split that of its name and its files'."""
+    if not path.is_dir():
+        return files.sha256_of(path)
+    found = saved_splits(path)[split].fetch(path)
+    texts = [split, *(each.sha256 for each in found)]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 def open_dataset(
@@ -72,7 +96,7 @@ def open_dataset(
 ) -> QuestionSource:
     """Return the questions of a data set that was prepared in `directory`.
 
-    Without a split it is the first one.  A file, "jsonl:FILE" or "parquet:FILE", is
+    Without a split it is the first one.  A file, "jsonl:FILE" or of another kind, is
     prepared here when it is opened for the first time, and again when its content has
     changed.  From a directory in a bucket (a text, gs://BUCKET/PATH) a data set is
     copied to this machine; files are prepared here.
@@ -88,8 +112,8 @@ def open_dataset(
         if not is_own_file(name):
             raise ValueError(
                 f"data set {name!r}, split {split!r}, is not prepared in {asked}; "
-                f"run scalerl data prepare --dataset={name} --split={split} "
-                f"--{_flag(asked)}={asked}"
+                f"run scalerl data prepare --dataset={shlex.quote(name)} "
+                f"--split={split} --{_flag(asked)}={asked}"
             )
         with contextlib.suppress(AlreadyPrepared):  # by another process, just now
             prepare(name, split=split, directory=directory)
@@ -186,6 +210,7 @@ def _drafts(
         reason = each.reason
         try:
             if each.row is not None:
+                report.columns = report.columns or _names(each.row)
                 if data_set.split_of and data_set.split_of(each.row) != report.split:
                     continue
                 yield each.place, data_set.read(each.row)
@@ -193,6 +218,8 @@ def _drafts(
             report.dropped.add(str(why), each.place)
         except Malformed as why:
             reason = str(why)
+        except Refused as why:
+            raise ValueError(f"{data_set.name}, {each.place}: {why}") from why
         report.rows += 1
         if reason:
             report.bad.add(reason, each.place)
@@ -200,6 +227,11 @@ def _drafts(
                 report.refuse_over(max_bad_rows)
     if max_bad_rows is None:
         report.refuse_over(report.usual_limit)
+
+
+def _names(row: files.Row) -> list[str]:
+    """The columns of a row, as far as a message can hold them."""
+    return [str(name)[:_LONGEST_NAME] for name in [*row][:_MOST_NAMES]]
 
 
 def _questions(
@@ -228,8 +260,10 @@ def _questions(
             system=draft.system,
         )
     if not report.kept:
-        said = "; ".join(" ".join(line.split()) for line in report.lines())
-        raise ValueError(f"no question is left: {said}")
+        raise ValueError(
+            f"no question of {report.name}, {report.split}, is left: "
+            f"{report.summary()}{report.way_out}"
+        )
 
 
 def _again(draft: Draft, seen: dict[int, int]) -> Iterator[str]:

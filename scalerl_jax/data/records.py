@@ -50,6 +50,7 @@ class Report:
     bad: Tally = dataclasses.field(default_factory=Tally)
     doubtful: Tally = dataclasses.field(default_factory=Tally)
     files: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    columns: list[str] = dataclasses.field(default_factory=list)  # of the first row
 
     def lines(self) -> list[str]:
         """Return it as a table."""
@@ -77,6 +78,20 @@ class Report:
         """Number of bad rows that are skipped where nothing else is said."""
         return max(_LEAST_BAD_ROWS, int(_BAD_SHARE * self.rows))
 
+    @property
+    def way_out(self) -> str:
+        """What helps where a field is missing, for a message; else ""."""
+        if not any("is missing" in reason for reason in self.bad):
+            return ""
+        return (
+            f"; the first row has the columns {', '.join(self.columns)}: say which has "
+            f"what by --column=prompt=COLUMN --column=reference=COLUMN"
+        )
+
+    def summary(self) -> str:
+        """Return the counts as one line."""
+        return "; ".join(" ".join(line.split()) for line in self.lines()[1:])
+
     def refuse_over(self, limit: int) -> None:
         """Refuse more bad rows than the limit.
 
@@ -89,7 +104,7 @@ class Report:
         raise ValueError(
             f"{self.bad.total} of the first {self.rows} rows are broken or not in the "
             f"form of {self.name!r}, more than --max-bad-rows={limit}; the first is "
-            f"{first['first']}: {reason}"
+            f"{first['first']}: {reason}{self.way_out}"
         )
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from scalerl_jax.data.rows import Draft
+from scalerl_jax.data.drafts import Draft
 from scalerl_jax.rewards import code, sandbox
 from scalerl_jax.rewards.sandbox import SandboxError
 from scalerl_jax.rewards.verdict import Verifier

@@ -208,15 +208,22 @@ def _check_part(part: Any) -> str:
 
 
 def _read_arguments(call: Any) -> None:
-    """Make the arguments of a call, which are JSON in a text, an object."""
+    """Make the arguments of a call, which are JSON in a text, an object.
+
+    A call without any, which clients write in several ways, has an empty one:
+    templates go over the arguments' items.
+    """
     match call:
-        case {"function": {"arguments": str(text)} as function}:
-            try:
-                function["arguments"] = json.loads(text)
-            except (ValueError, RecursionError):
-                pass  # as a model wrote it
-        case {"function": {}}:
-            pass
+        case {"function": {} as function}:
+            arguments = function.get("arguments")
+            if isinstance(arguments, str) and arguments.strip():
+                try:
+                    arguments = json.loads(arguments)
+                except (ValueError, RecursionError):
+                    pass  # as a model wrote it
+            is_blank = isinstance(arguments, str) and not arguments.strip()
+            is_absent = arguments is None or is_blank
+            function["arguments"] = {} if is_absent else arguments
         case _:
             raise ValueError("'tool_calls' must hold objects with a 'function'")
 

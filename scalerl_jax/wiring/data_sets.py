@@ -173,6 +173,7 @@ class DataSets:
             with naming(f"{setting} holds {name!r}"):
                 source = preparing.open_dataset(base, split=chosen, directory=directory)
             self._sources[base, chosen] = source, Wording.of(source)
+            _log.info("%s, %s: %s", base, chosen, source.report.summary())
         source, self._wordings[name] = self._sources[base, chosen]
         return source
 
@@ -219,7 +220,7 @@ class DataSets:
             raise ValueError(
                 f"{setting} holds {name!r}; choose from the tasks "
                 f"{sorted(tasks.TASKS)}, the data sets {sorted(catalog.DATA_SETS)}, or "
-                f"name a file: jsonl:FILE or parquet:FILE"
+                f"name a file: {catalog.OWN_FILES} ({error})"
             ) from error
         if split and split not in splits:
             raise ValueError(

@@ -15,8 +15,9 @@ from small_sandbox import sandboxed
 
 from scalerl_jax.data import catalog, files, preparing, records
 from scalerl_jax.data.__main__ import main
-from scalerl_jax.data.catalog import Web
+from scalerl_jax.data.catalog import find, is_own_file, split_of, with_columns
 from scalerl_jax.data.preparing import open_dataset, prepare
+from scalerl_jax.data.sources import Web
 
 SUMS = [{"id": f"sum-{n}", "question": f"{n} + 1?", "answer": n + 1} for n in range(9)]
 
@@ -181,7 +182,7 @@ def test_too_many_bad_rows_are_refused(tmp_path, directory, bad_rows, limit, ref
 
 def test_a_file_without_a_question_is_refused_and_leaves_nothing(tmp_path, directory):
     path = write_lines(tmp_path / "none.jsonl", [{"question": "?", "answer": ""}] * 3)
-    with pytest.raises(ValueError, match="no question is left(.|\n)*answer is empty"):
+    with pytest.raises(ValueError, match="is left(.|\n)*answer is empty"):
         open_dataset(as_file(path), split=None, directory=directory)
     assert left_in(directory) == []
 
@@ -218,9 +219,106 @@ def test_all_forms_of_a_file_hold_the_same_questions(tmp_path, directory, sums):
     pyarrow.parquet.write_table(
         pyarrow.Table.from_pylist(SUMS), tmp_path / "table", row_group_size=2
     )
-    for form in ("zipped", "marked", "array", "table"):
+    write_arrow(tmp_path / "stream", SUMS, pyarrow.ipc.new_stream)
+    write_arrow(tmp_path / "file", SUMS, pyarrow.ipc.new_file)
+    for form in ("zipped", "marked", "array", "table", "stream", "file"):
         found = [each.row for each in files.read_rows(tmp_path / form)]
         assert found == SUMS, form
+
+
+def write_arrow(path, rows, form):
+    table = pyarrow.Table.from_pylist(rows)
+    with form(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+@pytest.mark.parametrize("name, sign", [("a.csv", ","), ("a.TSV", "\t")])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_tables_of_texts(tmp_path, name, sign, zipped):
+    lines = ["id,question,answer", 'a,"1 + 1, or\n""two""?",2', "b,2 + 2?,", "c,3"]
+    content = "\r\n".join(line.replace(",", sign) for line in lines)
+    content = ("\ufeff" + content.replace(f"1{sign}", "1,")).encode()
+    path = tmp_path / (f"{name}.gz" if zipped else name)
+    path.write_bytes(gzip.compress(content, mtime=0) if zipped else content)
+    first, second, third = files.read_rows(path)
+    assert first.row == {"id": "a", "question": '1 + 1, or\n"two"?', "answer": "2"}
+    assert second.row == {"id": "b", "question": "2 + 2?", "answer": None}
+    assert (third.row, third.reason) == (None, "other than as many cells as the head")
+    assert third.place == f"{path.name}, line 5"
+
+
+def save(folder, rows, **more):
+    """Write what `datasets` writes by save_to_disk()."""
+    folder.mkdir(parents=True)
+    write_arrow(folder / "data-00000-of-00001.arrow", rows, pyarrow.ipc.new_stream)
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], **more}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def test_a_folder_that_datasets_saved(tmp_path, directory):
+    one = save(tmp_path / "one", SUMS)
+    assert len(open_dataset(f"arrow:{one}", split=None, directory=directory)) == 9
+    both = tmp_path / "both"
+    for split, count in (("test", 2), ("train", 3)):
+        save(both / split, SUMS[:count])
+    (both / "dataset_dict.json").write_text('{"splits": ["test", "train"]}')
+    for split, count in ((None, 3), ("train", 3), ("test", 2)):
+        source = open_dataset(f"arrow:{both}", split=split, directory=directory)
+        assert len(source) == count and source.report.split == split or "train"
+    assert split_of(f"arrow:{both}@test") == (f"arrow:{both}", "test")
+    save(tmp_path / "both@test", SUMS)
+    assert split_of(f"arrow:{both}@test") == (f"arrow:{both}@test", "")
+
+
+@pytest.mark.parametrize(
+    "state, why",
+    [
+        ({"_data_files": [{"filename": "../one/state.json"}]}, "not all in its folder"),
+        ({"_data_files": [{"filename": "none.arrow"}]}, "not all in its folder"),
+        ({"_data_files": []}, "not all in its folder"),
+        ({"_indices_files": [{"filename": "i.arrow"}]}, "flatten_indices"),
+    ],
+)
+def test_a_folder_that_is_not_whole_is_refused(tmp_path, directory, state, why):
+    folder = save(tmp_path / "one", SUMS, **state)
+    with pytest.raises(ValueError, match=why):
+        open_dataset(f"arrow:{folder}", split=None, directory=directory)
+    (folder / "state.json").unlink()
+    with pytest.raises(ValueError, match="neither state.json nor dataset_dict.json"):
+        open_dataset(f"arrow:{folder}", split=None, directory=directory)
+
+
+def test_a_name_says_the_columns(tmp_path, directory):
+    rows = [{"text": f"{n} + 1?", "gold": n + 1} for n in range(3)]
+    name = as_file(write_lines(tmp_path / "other.jsonl", rows))
+    with pytest.raises(ValueError, match=r"has the columns text, gold: say which"):
+        open_dataset(name, split=None, directory=directory)
+    name = with_columns(name, ["prompt=text", "reference=gold"])
+    assert split_of(name) == (name, "") and is_own_file(name)
+    source = open_dataset(name, split=None, directory=directory)
+    assert [each.text for each in source] == ["0 + 1?", "1 + 1?", "2 + 1?"]
+    assert source[2].reference["answer"] == "3"
+    hub = "owner/name?prompt=text"
+    assert split_of(f"{hub}@test") == (hub, "test")
+    assert find(hub).homepage.endswith("/owner/name")
+
+
+@pytest.mark.parametrize(
+    "name, columns, why",
+    [
+        ("jsonl:a", ["text"], "write PART=COLUMN"),
+        ("jsonl:a", ["prompt=a/../b"], "write PART=COLUMN"),
+        ("jsonl:a", ["prompt="], "no column is named for 'prompt'"),
+        ("jsonl:a", ["question=text"], "choose from"),
+        ("jsonl:a", ["tools=t"], "tools cannot be given"),
+        ("gsm8k", ["prompt=text"], "read by its own columns"),
+    ],
+)
+def test_columns_that_cannot_be_named(name, columns, why):
+    with pytest.raises(ValueError, match=why):
+        find(with_columns(name, columns))
 
 
 def test_rows_of_parquet_that_are_no_utf_8_are_told_apart(tmp_path):
@@ -238,6 +336,8 @@ def test_rows_of_parquet_that_are_no_utf_8_are_told_apart(tmp_path):
     [
         (b"[1, 2", "JSON array and is none"),
         (b"PAR1 nothing else", "not a Parquet file"),
+        (b"ARROW1 nothing else", "not an Arrow file"),
+        (b"\xff\xff\xff\xff\x10\x00\x00\x00 and less", "not an Arrow file"),
         (gzip.compress(b'{"question": 1}', mtime=0)[:-9], "cannot be read"),
     ],
 )

@@ -7,9 +7,9 @@ from small_sandbox import sandboxed
 
 from scalerl_jax.data import screening
 from scalerl_jax.data.__main__ import main
+from scalerl_jax.data.drafts import Draft
 from scalerl_jax.data.preparing import prepared_path
 from scalerl_jax.data.records import read_report
-from scalerl_jax.data.rows import Draft
 
 TWO = {"kind": "stdin", "inputs": ["1 2\n", "4 4"], "outputs": ["3\n", "8"]}
 CALLS = {

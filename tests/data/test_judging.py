@@ -30,9 +30,12 @@ def test_the_page_shows_what_the_command_prints(tmp_path):
     )
     (tmp_path / "completions.jsonl").write_text(rows)
     words = command.split()
-    assert words[:3] == ["python", "-m", "scalerl_jax.rewards"]
+    assert words[:2] == ["scalerl", "judge"]
     done = subprocess.run(
-        [sys.executable, *words[1:]], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "scalerl_jax", *words[1:]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 

@@ -1,0 +1,162 @@
+"""Drafts of questions, and what every reader of rows makes them by.
+
+A reader gives a `Draft`, or says why there is none: `Malformed` of a row that is not
+in the form, which hints at a wrong file, `Unusable` of one that is and cannot be judged
+or asked.  Neither says more than the reason, so that rows can be counted by it.
+`Refused` ends the reading of the file.
+"""
+
+import ast
+import math
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from scalerl_jax.data.files import Row
+from scalerl_jax.rewards.finding import last_boxed
+from scalerl_jax.utils.reading import parse_json
+
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+# "$$" and "\boxed{}" are empty; "\{\}" is a set.
+_EMPTY = re.compile(r"(?:[\s$]|\\(?:boxed|text|mathrm|textbf)\s*\{\s*\})*")
+_SETTING = re.compile(r"\\(?:boxed|text|mathrm|textbf)\b|[\s$\\{}.]")
+# Written in the place of an answer: "proof" and "notfound" are NuminaMath-1.5's, the
+# others those of tables.  "None" is not here: it is the answer of some questions.
+_NO_ANSWERS = frozenset(
+    ("proof", "notfound", "not found", "nan", "null", "n/a", "<na>", "no answer", "?")
+)
+_NO_ANSWER = "the answer is {!r}, which is none"
+# Lists and objects as Python shows them, which tables of pandas hold.
+_PYTHON = re.compile(r"\s*[\[{]\s*[\[{]?\s*'")
+_LONGEST_PYTHON = 2**20  # characters
+_LONGEST_WORD = 40  # characters with the typesetting around it
+
+
+class Draft(NamedTuple):
+    """A question, before its reference was looked at."""
+
+    text: str
+    reference: dict[str, Any]
+    identity: str = ""  # the data set's own; empty: its rows have none
+    system: str = ""
+
+
+class Unusable(ValueError):
+    """A reason for which a row in the right form cannot become a question."""
+
+
+class Malformed(ValueError):
+    """A reason for which a row is not in the data set's form."""
+
+
+class Refused(ValueError):
+    """A reason for which no row of the file may be left out in silence."""
+
+
+Reader = Callable[[Row], Draft]
+
+
+def first(row: Row, *names: str) -> Any:
+    """The first of these fields that is there; None counts as missing."""
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def field(row: Row, *names: str, kind: type = str) -> Any:
+    """The first of these fields, which must be there and of a type."""
+    found = first(row, *names)
+    if found is None:
+        raise Malformed(f"field {' or '.join(map(repr, names))} is missing")
+    if not isinstance(found, kind):
+        name = next(name for name in names if row.get(name) is not None)
+        raise Malformed(
+            f"field {name!r} is of type {type(found).__name__}, not {kind.__name__}"
+        )
+    return found
+
+
+def identity(row: Row, *names: str) -> str:
+    """The row's own name of itself, if it has one."""
+    found = first(row, *names)
+    return str(found) if isinstance(found, str | int) else ""
+
+
+def maths(text: str, answer: Any, **more: str) -> Draft:
+    """Make a question with an answer: a text, a number, or a list of right ones."""
+    if not text.strip():
+        raise Unusable("the question is empty")
+    written = []
+    for each in answer if isinstance(answer, list) else [answer]:
+        if isinstance(each, bool) or not isinstance(each, str | int | float):
+            raise Malformed(f"the answer is of type {type(each).__name__}")
+        if isinstance(each, float) and not math.isfinite(each):
+            if math.isnan(each):
+                raise Unusable(_NO_ANSWER.format("nan"))
+            raise Malformed("the answer is no finite number")
+        # 142.0 is how tables write 142.
+        whole = isinstance(each, float) and each.is_integer()
+        written.append(str(int(each) if whole else each))
+    if not written:
+        raise Unusable("the answer is empty")
+    for each in written:
+        _check_answer(each)
+    kept = written if isinstance(answer, list) else written[0].strip()
+    return Draft(text, {"verifier": "math", "answer": kept}, **more)
+
+
+def _check_answer(answer: str) -> None:
+    """Refuse what stands in the place of an answer and is none."""
+    if _EMPTY.fullmatch(answer[:_LONGEST_WORD]):
+        raise Unusable("the answer is empty")
+    word = _SETTING.sub(" ", answer[:_LONGEST_WORD]).strip().lower()
+    if len(answer) < _LONGEST_WORD and word in _NO_ANSWERS:
+        raise Unusable(_NO_ANSWER.format(word))
+
+
+def program(text: str, tests: dict[str, Any], **more: str) -> Draft:
+    """Make a question that asks for a program."""
+    if not text.strip():
+        raise Unusable("the question is empty")
+    return Draft(text, {"verifier": "code", "tests": tests}, **more)
+
+
+def worked_answer(worked: str) -> str | None:
+    r"""The answer behind a worked solution's last "####", else in its last \boxed{}."""
+    _, found, answer = worked.rpartition("####")
+    if found:
+        return _THOUSANDS.sub("", answer)
+    return last_boxed(worked)
+
+
+def from_json(text: Any, reason: str) -> Any:
+    """The value of a JSON text; a row in which it is none is unusable."""
+    try:
+        return parse_json(text)
+    except (ValueError, TypeError) as error:
+        raise Unusable(reason) from error
+
+
+def from_text(given: Any) -> Any:
+    """The list or object that a text holds, as JSON or as Python shows it.
+
+    Anything else is returned as it is.
+    """
+    if not isinstance(given, str) or given.lstrip()[:1] not in ("[", "{"):
+        return given
+    try:
+        value = parse_json(given)
+    except ValueError:
+        value = _from_python(given)
+    return value if isinstance(value, list | dict) else given
+
+
+def _from_python(text: str) -> Any:
+    """The value of literals of Python, or None where it is not made of them."""
+    if len(text) > _LONGEST_PYTHON or not _PYTHON.match(text):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of backslashes in the texts
+            return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None

@@ -1,0 +1,262 @@
+r"""Reader of rows in the forms that files and data sets of the hub have.
+
+A row asks by turns or a text, and is judged by tests or an answer:
+
+    "messages" | "conversations" | "prompt" | "question" | "problem"
+    "tests" | "test_cases" | "input_output" | "test"
+    "answer" | "final_answer" | "ground_truth" | "label",
+    "reward_model" | "reward_spec": {"ground_truth"}
+    "completion" | "solution", or an assistant's turn behind the question
+
+Perhaps it has "choices" or "options", "system", "id" or "unique_id", and "verifier".
+An answer that has the form of tests is tests, whatever the row says of itself; that
+of a completion, a solution or a turn follows its last "####", else is in its last
+\boxed{}, else it is all of a short text.  Rows of other tasks are told by what they
+hold, and dropped with the reason.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from scalerl_jax.data import choices
+from scalerl_jax.data.drafts import (
+    Draft,
+    Malformed,
+    Refused,
+    Unusable,
+    field,
+    first,
+    from_text,
+    identity,
+    maths,
+    program,
+    worked_answer,
+)
+from scalerl_jax.data.files import Row
+from scalerl_jax.data.program_tests import (
+    TESTS,
+    are_pytests,
+    are_tests,
+    read_pytest,
+    read_tests,
+)
+from scalerl_jax.data.rows import read_humaneval, read_mbpp
+from scalerl_jax.data.turns import PICTURES, has_picture, read_turns
+
+_ANSWERS = ("answer", "final_answer", "ground_truth", "label")
+_REWARDS = ("reward_model", "reward_spec")  # verl's, SkyRL's
+_WORKED = ("completion", "solution")
+_CONSTRAINTS = ("instruction_id_list", "constraint", "constraint_type")
+_KINDS = ("ability", "dataset", "data_source", "task_type")  # say what a row asks for
+_INSTRUCTIONS = re.compile(r"if_?eval|instruction[ _-]?follow|if_multi", re.IGNORECASE)
+_LONGEST_ANSWER = 200  # characters of a worked solution that is all answer
+_SINGLE_BACKSLASH = re.compile(r"(?<!\\)(?:\\\\)*\\(?!\\)")
+_SOURCE = re.compile(
+    r"^(?:```|#include\b|def \w+\(|class \w+[^\n]*:\s*$|import \w+\s*$"
+    r"|from [\w.]+ import |SELECT\b[^\n]*\n?[^\n]*\bFROM\b)",
+    re.MULTILINE,
+)
+# The columns that hold one part of a question, as --column names the part.
+PARTS: dict[str, tuple[str, ...]] = {
+    "prompt": ("messages", "conversations", "prompt", "question", "problem"),
+    "reference": (*TESTS, "test", *_ANSWERS, *_REWARDS, *_WORKED),
+    "choices": choices.COLUMNS,
+    "system": ("system",),
+    "id": ("id", "unique_id"),
+    "tools": ("tools", "extra_info"),
+}
+
+
+class _Judged(NamedTuple):
+    verifier: str  # "math" or "code"
+    by: Any  # an answer, or tests
+
+
+def read_own(row: Row, columns: Iterable[tuple[str, str]] = ()) -> Draft:
+    """Read a row; `columns` are pairs of a part and the column that holds it."""
+    row = _with_columns(row, columns)
+    _check_task(row)
+    if row.get("test_list") is not None and row.get("code") is not None:
+        return read_mbpp(row)
+    if row.get("entry_point") and row.get("test") is not None:
+        return read_humaneval(row)
+    text, system, worked = _question(row)
+    reward = _reward(row)
+    more = {
+        "system": system,
+        # verl's "id" is not one of questions.
+        "identity": "" if reward else identity(row, "id", "unique_id"),
+    }
+    if listed := choices.read_choices(row):
+        answer = first(reward or row, *_ANSWERS)
+        letter = choices.letter_of(row, listed, answer)
+        return maths(choices.show(text, listed), letter, **more)
+    if are_pytests(row.get("test")) and first(row, *TESTS) is None:
+        tests, names = read_pytest(row["test"])
+        return program(_naming(text, names), tests, **more)
+    judged = read_reference(row, worked)
+    if judged.verifier == "code":
+        return program(text, judged.by, **more)
+    choices.check_no_index(row, text, judged.by)
+    return maths(text, judged.by, **more)
+
+
+def _with_columns(row: Row, columns: Iterable[tuple[str, str]]) -> Row:
+    """The row under the usual names; a part of no column is left out."""
+    changed = dict(row)
+    for part, column in columns:
+        for name in PARTS[part]:
+            changed.pop(name, None)
+        if column:
+            name = "answer" if part == "reference" else part
+            value = _value(row, column)
+            changed[name] = _marked(value) if part == "reference" else value
+    return changed
+
+
+def _value(row: Row, column: str) -> Any:
+    """The value of a column, or of a field in it: "reward_model.ground_truth"."""
+    if column in row:
+        return row[column]
+    value: Any = row
+    for name in column.split("."):
+        if not isinstance(value, dict) or name not in value:
+            raise Malformed(f"column {column!r} is missing")
+        value = value[name]
+    return value
+
+
+def _check_task(row: Row) -> None:
+    """Refuse rows of which a question and its answer are not all.
+
+    Raises:
+        Refused: tools are given to the policy.
+        Unusable: it has pictures, or asks for a form of text.
+    """
+    extra = row.get("extra_info")
+    kwargs = isinstance(extra, dict) and extra.get("need_tools_kwargs")
+    if kwargs or _is_filled(row.get("tools")):
+        column = "extra_info.tools_kwargs" if kwargs else "tools"
+        raise Refused(
+            f"column {column!r} gives the policy tools to call, which no environment "
+            f"of data sets runs; take the column out, or ask the questions without "
+            f"tools by --column tools= (in a run: NAME?tools= in data.tasks)"
+        )
+    if any(_is_filled(row.get(name)) for name in PICTURES):
+        raise Unusable("the question has a picture, sound or film")
+    said = " ".join(str(row.get(name) or "") for name in _KINDS)
+    if _INSTRUCTIONS.search(said) or any(map(_is_filled, map(row.get, _CONSTRAINTS))):
+        raise Unusable("it asks for a form of text, which nothing here verifies")
+
+
+def _is_filled(value: Any) -> bool:
+    return bool(value) and not (
+        isinstance(value, str) and value.strip() in ("", "[]", "{}", "null", "None")
+    )
+
+
+def _question(row: Row) -> tuple[str, str, Any]:
+    """The question's text, what the system says, and an assistant's answer or None."""
+    for name in ("messages", "conversations", "prompt"):
+        turns = read_turns(row.get(name), answered=name != "prompt")
+        if turns is not None:
+            return turns
+    text = field(row, "question", "problem", "prompt")
+    if has_picture(text):
+        raise Unusable("the question has a picture, sound or film")
+    system = row.get("system") or ""
+    if not isinstance(system, str):
+        raise Malformed("field 'system' is no text")
+    return text, system, None
+
+
+def _naming(text: str, names: list[str]) -> str:
+    """The text, and names that the tests call if it does not say them."""
+    unsaid = [name for name in names if not re.search(rf"\b{name}\b", text)]
+    return f"{text}\n\nDefine {', '.join(unsaid)}." if unsaid else text
+
+
+def _reward(row: Row) -> dict[str, Any] | None:
+    found = first(row, *_REWARDS)
+    return found if isinstance(found, dict) else None
+
+
+def read_reference(row: Row, worked: Any = None) -> _Judged:
+    """Return what a row is judged by; `worked` is an answer of its conversation."""
+    verifier = row.get("verifier")
+    if verifier not in (None, "math", "code"):
+        raise Malformed("field 'verifier' is neither 'math' nor 'code'")
+    tests = first(row, *TESTS)
+    if tests is not None and verifier != "math":
+        return _Judged("code", read_tests(tests))
+    truth = _truth(row, worked)
+    if verifier == "math":
+        return _Judged("math", truth)
+    value = from_text(truth)
+    ability = str(row.get("ability") or "").lower()
+    if verifier == "code" or are_tests(value) or ability.startswith(("code", "coding")):
+        return _Judged("code", read_tests(value))
+    if isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(each, dict) for each in value)
+    ):
+        raise Unusable("the answer is a JSON object, and no tests of a program")
+    if isinstance(truth, str) and _SOURCE.search(truth):
+        raise Unusable("the answer is a program, and there are no tests")
+    return _Judged("math", truth)
+
+
+def _truth(row: Row, turn: Any) -> Any:
+    """The right answer, or several, or tests, under any of its usual names."""
+    if reward := _reward(row):
+        return _of_reward(reward)
+    answer = first(row, *_ANSWERS)
+    if answer is not None:
+        worked = isinstance(answer, str) and "####" in answer
+        return _marked(answer) if worked else answer
+    for name, found in [*((name, row.get(name)) for name in _WORKED), ("turn", turn)]:
+        if found is not None:
+            return _answer_of(name, found)
+    if first(row, *choices.INDICES) is not None:
+        raise Unusable(choices.NO_INDEX)
+    if any(name in row for name in (*_ANSWERS, *_WORKED)):
+        raise Unusable("the answer is empty")
+    raise Malformed("field 'answer' or 'tests' is missing")
+
+
+def _of_reward(reward: dict[str, Any]) -> Any:
+    """The truth of verl's or SkyRL's column."""
+    if "ground_truth" not in reward:
+        raise Malformed("field 'ground_truth' of the reward's column is missing")
+    truth = reward["ground_truth"]
+    if truth is None:
+        raise Unusable("the answer is empty")
+    if isinstance(truth, str) and not _SINGLE_BACKSLASH.search(truth):
+        if not are_tests(from_text(truth)):
+            return truth.replace(r"\\", "\\")  # GURU's were escaped twice
+    return truth
+
+
+def _marked(answer: Any) -> Any:
+    """The answer that is marked in a worked one, else all of it; tests are neither."""
+    if not isinstance(answer, str) or are_tests(from_text(answer)):
+        return answer
+    found = worked_answer(answer)
+    return answer if found is None else found
+
+
+def _answer_of(name: str, worked: Any) -> str:
+    """The answer in a completion or a solution, which may be a turn."""
+    if isinstance(worked, list):
+        turns = read_turns(worked, role="assistant")
+        worked = turns and turns[0]
+    if not isinstance(worked, str):
+        raise Malformed(f"field {name!r} is no text")
+    found = worked_answer(worked)
+    if found is None and _SOURCE.search(worked):
+        return worked  # a program, and why it is dropped is said by its reader
+    if found is None and (
+        "\n" in worked.strip() or len(worked.strip()) > _LONGEST_ANSWER
+    ):
+        raise Unusable("the solution has neither \\boxed{} nor '####'")
+    return worked if found is None else found

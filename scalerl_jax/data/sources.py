@@ -1,0 +1,238 @@
+"""Places of a data set's files: here, saved by `datasets`, an address, the hub."""
+
+import dataclasses
+import fnmatch
+import re
+import urllib.parse
+import urllib.request
+from http.client import HTTPException
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from scalerl_jax.data.files import sha256_of
+from scalerl_jax.utils.reading import read_json
+from scalerl_jax.utils.remote import fetch_repository
+
+OWN_FORMS = ("jsonl", "parquet", "csv", "arrow")  # the kinds of FILE in "jsonl:FILE"
+OWN_FILES = ", ".join(f"{kind}:FILE" for kind in OWN_FORMS)  # as messages name them
+
+_TIMEOUT_S = 60.0  # without a byte
+_DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.jsonl.gz", "*.json.gz")
+_STATE, _DICT = "state.json", "dataset_dict.json"  # of save_to_disk()
+SPLIT_NAME = r"\w[\w.-]*"
+SPLITS = ("train", "test", "validation")  # of a data set that is known by name alone
+_NO_DATA = ("dataset_infos.json", "dataset_info.json")
+_ELSEWHERE = "fetch the data set's files elsewhere and name them with --path"
+
+
+class File(NamedTuple):
+    """A file of a data set on this machine, where it is from, and its checksum."""
+
+    path: Path
+    origin: str
+    sha256: str
+
+
+def describe_file(path: Path, origin: str, known: str = "") -> File:
+    """Return a file with its SHA-256, which must be the `known` one if there is one.
+
+    Raises:
+        ValueError: it is another.
+    """
+    found = sha256_of(path)
+    if known and found != known:
+        raise ValueError(
+            f"{origin} has the SHA-256 {found}, and not {known}: it is damaged, or has "
+            f"been changed since; look at it, and if it is what you want, name your "
+            f"copy of it by --path"
+        )
+    return File(path, origin, found)
+
+
+class Source(Protocol):
+    """A place that the files of a split come from."""
+
+    def fetch(self, folder: Path) -> list[File]:
+        """Return the files in the order of their rows, perhaps put into `folder`.
+
+        Raises:
+            OSError: one cannot be fetched.
+            ValueError: there are none, or they are not what they should be.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """A file of this machine."""
+
+    path: Path
+
+    def fetch(self, folder: Path) -> list[File]:
+        """See `Source`."""
+        if not self.path.is_file():
+            raise ValueError(f"--path={self.path}: there is no such file")
+        return [describe_file(self.path, str(self.path))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A split that `datasets` saved to disk: files of Arrow, named by a state.json."""
+
+    folder: Path
+
+    def fetch(self, folder: Path) -> list[File]:
+        """See `Source`; in the order of their rows.
+
+        Raises:
+            ValueError: the folder is not whole, or says that its rows are chosen by
+                another file.
+        """
+        state = read_json(self.folder / _STATE)
+        if state.get("_indices_files"):
+            raise ValueError(
+                f"{self.folder} holds the rows of a larger data set by their places; "
+                f"save it again behind flatten_indices()"
+            )
+        names = [each.get("filename") for each in state.get("_data_files") or [{}]]
+        paths = [self.folder / str(name) for name in names]
+        # A name that leaves the folder would read any file of this machine.
+        if any(path.parent != self.folder or not path.is_file() for path in paths):
+            raise ValueError(
+                f"{self.folder / _STATE} names the files {names}, which are not all in "
+                f"its folder; save the data set again"
+            )
+        return [describe_file(path, str(path)) for path in paths]
+
+
+def saved_splits(folder: Path) -> dict[str, Source]:
+    """Return the splits of a folder that `save_to_disk` made, "train" first.
+
+    Raises:
+        ValueError: it is no such folder.
+    """
+    if (folder / _STATE).is_file():
+        return {SPLITS[0]: Saved(folder)}
+    if not (folder / _DICT).is_file():
+        raise ValueError(
+            f"{folder} has neither {_STATE} nor {_DICT}, and so is no folder of "
+            f"save_to_disk(); name its files: {OWN_FILES}"
+        )
+    names = read_json(folder / _DICT).get("splits")
+    if not isinstance(names, list) or not names:
+        raise ValueError(f"{folder / _DICT} names no splits")
+    if not all(
+        isinstance(name, str) and re.fullmatch(SPLIT_NAME, name) for name in names
+    ):
+        raise ValueError(f"{folder / _DICT} has splits without a usual name: {names}")
+    names.sort(key=lambda name: name != SPLITS[0])
+    return {name: Saved(folder / name) for name in names}
+
+
+@dataclasses.dataclass(frozen=True)
+class Web:
+    """A small file at a known address, and its SHA-256 where that is known."""
+
+    url: str
+    sha256: str = ""
+
+    def fetch(self, folder: Path) -> list[File]:
+        """See `Source`."""
+        request = urllib.request.Request(
+            self.url, headers={"User-Agent": "scalerl_jax"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+                content = response.read()
+        except (OSError, HTTPException) as error:
+            raise OSError(
+                f"{self.url} cannot be fetched: {error!r}; {_ELSEWHERE}"
+            ) from error
+        path = folder / Path(urllib.parse.urlparse(self.url).path).name
+        path.write_bytes(content)
+        return [describe_file(path, self.url, self.sha256)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hub:
+    """Files of a repository on the Hugging Face hub, by a pattern of their paths.
+
+    They come through the hub's own library and its cache, and hence also offline.
+    """
+
+    repository: str
+    pattern: str  # as the shell's; * also stands for /
+
+    def fetch(self, folder: Path) -> list[File]:
+        """See `Source`; sorted by path."""
+        files = [
+            file
+            for path, file in _files_of(self.repository, (self.pattern,)).items()
+            if fnmatch.fnmatch(str(path), self.pattern)
+        ]
+        if not files:
+            raise ValueError(
+                f"no file of {self.repository} matches {self.pattern!r}; {_ELSEWHERE}"
+            )
+        return [_of_cache(file, self.repository) for file in files]
+
+
+@dataclasses.dataclass(frozen=True)
+class HubSplit:
+    """The files of one split of any data set of the hub: "OWNER/NAME[/SUBSET]".
+
+    Those whose path has the split's name; where none has any split's, all are "train".
+    """
+
+    name: str
+    split: str
+
+    def fetch(self, folder: Path) -> list[File]:
+        """See `Source`; sorted by path.
+
+        Raises:
+            ValueError: there are none, they are of several subsets, or the hub cannot
+                be reached.
+        """
+        owner, name, *subset = self.name.split("/")
+        splits: dict[Path, str] = {}  # of files, by their path; "" where none is named
+        files = _files_of(f"{owner}/{name}", _DATA_FILES)
+        for path in files:
+            named = [each for each in SPLITS if re.search(rf"\b{each}", str(path))]
+            known = any(path.match(pattern) for pattern in _DATA_FILES)
+            if known and path.name not in _NO_DATA and {*subset} <= {*path.parts}:
+                splits[path] = named[0] if named else ""
+        if not any(splits.values()):
+            splits = dict.fromkeys(splits, SPLITS[0])
+        paths = [path for path, split in splits.items() if split == self.split]
+        subsets = sorted({str(path.parent) for path in paths})
+        if len(subsets) > 1:
+            raise ValueError(
+                f"{self.name} has several subsets with a split {self.split!r}; name "
+                f"one, as {owner}/{name}/{subsets[0]}: {', '.join(subsets)}"
+            )
+        if not paths:
+            raise ValueError(
+                f"{self.name} has no file of a split {self.split!r} among its JSON and "
+                f"Parquet files: {list(map(str, splits))}"
+            )
+        return [_of_cache(files[path], f"{owner}/{name}") for path in paths]
+
+
+def _files_of(repository: str, patterns: tuple[str, ...]) -> dict[Path, Path]:
+    """The files of a repository in the cache by their path there, sorted by it."""
+    try:
+        folder = fetch_repository(repository, patterns, kind="dataset")
+    except ValueError as error:
+        raise ValueError(f"{error}; or {_ELSEWHERE}") from error
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return {file.relative_to(folder): file for file in files}
+
+
+def _of_cache(file: Path, repository: str) -> File:
+    """A file of the hub's cache, in which a large one is called by its SHA-256."""
+    blob = file.resolve().name
+    known = blob if re.fullmatch("[0-9a-f]{64}", blob) else ""
+    _, _, inside = str(file).rpartition("/snapshots/")
+    commit, _, path = inside.partition("/")
+    return describe_file(file, f"hf://datasets/{repository}@{commit}/{path}", known)

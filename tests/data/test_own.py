@@ -1,0 +1,353 @@
+"""Rows in the forms of files and of the hub, and rows of other tasks among them."""
+
+import json
+
+import pytest
+
+from scalerl_jax.data import own
+from scalerl_jax.data.drafts import Malformed, Refused, Unusable
+
+STDIN = {"kind": "stdin", "inputs": ["1\n", "4\n"], "outputs": ["2\n", "5\n"]}
+PAIRS = {"inputs": ["1\n", "4\n"], "outputs": ["2\n", "5\n"]}
+ASKED = [{"role": "user", "content": "Read n, print n + 1."}]
+
+
+def verl(truth, prompt=ASKED, **more):
+    return {"prompt": prompt, "reward_model": {"ground_truth": truth}} | more
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(verl(json.dumps(PAIRS), ability="coding"), id="verl, coding"),
+        pytest.param(verl(json.dumps(PAIRS)), id="verl, no ability"),
+        pytest.param(verl(json.dumps(PAIRS), ability="math"), id="verl, another"),
+        pytest.param(verl(PAIRS), id="verl, no text"),
+        pytest.param({"prompt": ASKED, "ground_truth": json.dumps(PAIRS)}, id="plain"),
+        pytest.param({"prompt": ASKED, "label": json.dumps(PAIRS)}, id="slime"),
+        pytest.param({"prompt": ASKED, "test_cases": PAIRS}, id="test_cases"),
+        pytest.param(
+            {"prompt": ASKED, "input_output": json.dumps(PAIRS)}, id="APPS, TACO"
+        ),
+        pytest.param(
+            {"prompt": ASKED, "reward_spec": {"ground_truth": json.dumps(PAIRS)}},
+            id="SkyRL",
+        ),
+    ],
+)
+def test_tests_are_tests_wherever_they_stand(row):
+    draft = own.read_own(row)
+    assert draft.text == "Read n, print n + 1."
+    assert draft.reference == {"verifier": "code", "tests": STDIN}
+
+
+def test_hashes_in_tests_are_no_worked_answer():
+    grids = {"inputs": ["####\n"], "outputs": ["4\n"]}
+    row = {"question": "Count the walls.", "ground_truth": json.dumps(grids)}
+    tests = own.read_own(row).reference["tests"]
+    assert (tests["inputs"], tests["outputs"]) == (["####\n"], ["4\n"])
+
+
+def test_asserts_are_tests():
+    row = {"question": "Write f.", "ground_truth": '["assert f(1) == 2", "assert f"]'}
+    tests = own.read_own(row).reference["tests"]
+    assert tests == {"kind": "asserts", "tests": "assert f(1) == 2\nassert f"}
+
+
+def test_functions_of_pytest_are_called_one_by_one():
+    given = (
+        "from solution import plus\n\ndef test_two():\n    assert plus(2) == 3\n"
+        "def test_big():\n    assert plus(9) == 10\n"
+    )
+    solution = "def plus(x):\n    return x + 1\n"
+    row = {"question": "Add one.", "solution": solution, "test": given}
+    draft = own.read_own(row)
+    assert draft.text == "Add one.\n\nDefine plus."
+    assert own.read_own(row | {"question": "Write plus."}).text == "Write plus."
+    tests = draft.reference["tests"]["tests"]
+    exec(solution + tests, {})
+    with pytest.raises(AssertionError):
+        exec("def plus(x):\n    return 3\n" + tests, {})
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "import pytest\ndef test_f():\n    assert f(1)",
+        "from solution import *\ndef test_f():\n    assert f(1)",
+        "import solution\ndef test_f():\n    assert solution.f(1)",
+        "def test_f(tmp_path):\n    assert f(tmp_path)",
+        "class TestF:\n    def test(self):\n        assert f(1)\nassert f",
+    ],
+)
+def test_what_needs_pytest_itself_is_unusable(test):
+    with pytest.raises(Unusable, match="need pytest or the module"):
+        own.read_own({"question": "Write f.", "solution": "f = 1", "test": test})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(1, id="an index from 0"),
+        pytest.param("B", id="a letter"),
+        pytest.param("(B)", id="a letter in brackets"),
+        pytest.param("14", id="a choice"),
+    ],
+)
+@pytest.mark.parametrize(
+    "choices",
+    [
+        pytest.param(["1", "14", "1.5"], id="MMLU"),
+        pytest.param(["A) 1", "B) 14", "C) 1.5"], id="AQuA"),
+        pytest.param({"A": "1", "B": "14", "C": "1.5"}, id="MedQA"),
+        pytest.param({"label": ["A", "B", "C"], "text": ["1", "14", "1.5"]}, id="ARC"),
+        pytest.param('["1", "14", "1.5"]', id="JSON"),
+        pytest.param("['1', '14', '1.5']", id="pandas"),
+    ],
+)
+def test_choices_are_shown_and_the_letter_is_right(choices, answer):
+    row = {"question": "Which is even?", "choices": choices, "answer": answer}
+    draft = own.read_own(row)
+    assert draft.text == (
+        "Which is even?\n\nA. 1\nB. 14\nC. 1.5\n\n"
+        "Answer with the letter of the right choice."
+    )
+    assert draft.reference == {"verifier": "math", "answer": "B"}
+
+
+def test_choices_that_the_question_shows_are_shown_once():
+    text = "Which is even?\n(A) 1\n(B) 14"
+    row = {"question": text, "options": ["1", "14"], "answer": "B"}
+    asked = "Answer with the letter of the right choice."
+    assert own.read_own(row).text == f"{text}\n\n{asked}"
+
+
+@pytest.mark.parametrize(
+    "row, why",
+    [
+        ({"choices": ["1", "14"], "answer": 2}, "names none of the choices"),
+        ({"choices": ["1", "4"], "answer": "1"}, "several of the choices"),
+        ({"choices": ["1", "4"]}, "no answer to the choices"),
+        ({"choices": ["1"], "answer": 0}, "not between 2 and 26"),
+        ({"choices": [], "answer": 1}, "index of choices"),
+        ({"question": "Which of these is even?", "answer": 1}, "index of choices"),
+        ({"answer_index": 1}, "index of choices"),
+    ],
+)
+def test_an_index_without_its_choice_is_unusable(row, why):
+    with pytest.raises(Unusable, match=why):
+        own.read_own({"question": "Which is even?"} | row)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "Which of these numbers is even?", "answer": "14"},
+        {"question": "How many of these are even?", "answer": 2},
+        {"question": "2 - 1?", "answer": 1, "options": {"hard": "1"}, "label": 0},
+    ],
+)
+def test_numbers_that_are_answers_stay_answers(row):
+    if "options" in row:
+        del row["options"]
+    assert own.read_own(row).reference["answer"] == str(row["answer"])
+
+
+@pytest.mark.parametrize(
+    "row, why",
+    [
+        ({"answer": '{"func_name": "all_lower_case", "N": 3}'}, "a JSON object"),
+        ({"answer": "[{'instruction_id': ['a'], 'kwargs': [None]}]"}, "a JSON object"),
+        ({"answer": {"target": ["4"]}}, "a JSON object"),
+        ({"answer": "x", "dataset": "ifeval"}, "form of text"),
+        ({"answer": "x", "ability": "instruction_following"}, "form of text"),
+        ({"instruction_id_list": ["no_comma"], "kwargs": [{}]}, "form of text"),
+        ({"answer": "def f(x):\n    return x"}, "program, and there are no tests"),
+        ({"solution": "```python\nprint(1)\n```"}, "program, and there are no tests"),
+        ({"answer": "4", "ability": "code"}, "unknown form"),
+        ({"answer": "4", "images": [{"bytes": "..."}]}, "picture"),
+        ({"answer": "4", "question": "<image>How long is AB?"}, "picture"),
+        ({"solution": "First this.\nThen that."}, "neither .boxed"),
+    ],
+)
+def test_rows_of_other_tasks_are_unusable(row, why):
+    with pytest.raises(Unusable, match=why):
+        own.read_own({"question": "?"} | row)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["proof", "Proof.", r"\text{proof}", "notfound", "nan", "NaN", "null", "N/A", "?"],
+)
+def test_a_word_in_the_place_of_an_answer_is_none(word):
+    with pytest.raises(Unusable, match="which is none"):
+        own.read_own({"problem": "Show that 3 divides 6.", "answer": word})
+    with pytest.raises(Unusable, match="which is none"):
+        own.read_own(verl(word))
+
+
+@pytest.mark.parametrize("answer", [None, "", " ", "$$", r"\boxed{}", r"\text{ }", []])
+def test_an_answer_that_is_not_there_is_counted_as_such(answer):
+    with pytest.raises(Unusable, match="the answer is empty"):
+        own.read_own({"problem": "2 + 2?", "answer": answer})
+    with pytest.raises(Unusable, match="the answer is empty"):
+        own.read_own(verl(answer))
+
+
+def test_a_missing_number_of_a_table_is_no_answer():
+    with pytest.raises(Unusable, match="'nan', which is none"):
+        own.read_own({"problem": "2 + 2?", "answer": float("nan")})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(r"\{\}", id="the empty set"),
+        pytest.param("none", id="a word that answers some questions"),
+        pytest.param("[0, 1]", id="an interval that is JSON"),
+        pytest.param("[[1, 2], [3, 4]]", id="a matrix that is JSON"),
+        pytest.param("{1, 2}", id="a set that is Python"),
+        pytest.param("proof by cases", id="a longer text"),
+        pytest.param("import 3 tons from 4 towns", id="prose with words of programs"),
+    ],
+)
+def test_answers_like_those_of_other_tasks_are_kept(answer):
+    assert own.read_own({"problem": "?", "answer": answer}).reference == {
+        "verifier": "math",
+        "answer": answer,
+    }
+
+
+TURN = [{"role": "user", "content": "2 + 2?"}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(
+            {
+                "problem": "2 + 2?",
+                "solution": r"So $\boxed{4}$.",
+                "messages": [
+                    *TURN,
+                    {"role": "assistant", "content": r"So $\boxed{4}$."},
+                ],
+            },
+            id="NuminaMath-CoT",
+        ),
+        pytest.param(
+            {
+                "conversations": [
+                    {"from": "human", "value": "2 + 2?"},
+                    {"from": "gpt", "value": r"\boxed{4}"},
+                ]
+            },
+            id="ShareGPT",
+        ),
+        pytest.param({"prompt": json.dumps(TURN), "answer": "4"}, id="JSON in a text"),
+        pytest.param({"prompt": str(TURN), "answer": "4"}, id="Python in a text"),
+        pytest.param(
+            {
+                "prompt": [
+                    {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]}
+                ],
+                "answer": "4",
+            },
+            id="parts of content",
+        ),
+        pytest.param({"question": "2 + 2?", "final_answer": "4"}, id="DeepMath"),
+        pytest.param({"prompt": TURN, "label": "4"}, id="slime, OpenRLHF"),
+        pytest.param(
+            {"prompt": TURN, "reward_spec": {"ground_truth": "4"}, "env_class": "m"},
+            id="SkyRL",
+        ),
+        pytest.param(verl("4", prompt="2 + 2?"), id="verl with a text"),
+    ],
+)
+def test_forms_of_other_trainers(row):
+    draft = own.read_own(row)
+    assert (draft.text, draft.system) == ("2 + 2?", "")
+    assert draft.reference == {"verifier": "math", "answer": "4"}
+
+
+def test_a_system_turn_is_kept_beside_an_answered_question():
+    turns = [{"from": "system", "value": "Be brief."}, *TURN]
+    turns += [{"role": "assistant", "content": "4"}]
+    draft = own.read_own({"conversations": turns})
+    assert (draft.system, draft.reference["answer"]) == ("Be brief.", "4")
+
+
+@pytest.mark.parametrize(
+    "row, error, why",
+    [
+        ({"prompt": "[{'role': 'user', 'content': f(1)}]"}, Unusable, "cannot be read"),
+        (
+            {"prompt": '[{"role": "user", ' + '"content": [' * 5000},
+            Unusable,
+            "cannot be read",
+        ),
+        ({"prompt": TURN * 2}, Unusable, "not one turn"),
+        (
+            {"prompt": [*TURN, {"role": "assistant", "content": "5?"}]},
+            Unusable,
+            "not one turn",
+        ),
+        (
+            {"messages": [*TURN, {"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+            Unusable,
+            "calls tools",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            Unusable,
+            "picture",
+        ),
+        ({"prompt": [{"role": "user", "content": [1]}]}, Malformed, "no text"),
+        ({"prompt": [{"role": "user", "content": None}]}, Malformed, "no text"),
+    ],
+)
+def test_turns_that_are_no_question(row, error, why):
+    with pytest.raises(error, match=why):
+        own.read_own({"answer": "4"} | row)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [{"type": "function", "function": {"name": "run"}}]},
+        {"tools": '[{"type": "function"}]'},
+        {"extra_info": {"need_tools_kwargs": True, "tools_kwargs": {}}},
+    ],
+)
+def test_tools_are_refused_and_can_be_left_out(more):
+    row = {"question": "2 + 2?", "answer": "4"} | more
+    with pytest.raises(Refused, match=r"column '\S*tools\S*' .* --column tools="):
+        own.read_own(row)
+    assert own.read_own(row, [("tools", "")]).reference["answer"] == "4"
+
+
+@pytest.mark.parametrize("tools", [None, [], "", "[]", "null"])
+def test_a_column_of_no_tools_is_well(tools):
+    row = {"question": "2 + 2?", "answer": "4", "tools": tools}
+    assert own.read_own(row).reference["answer"] == "4"
+
+
+def test_named_columns_take_the_place_of_the_usual_ones():
+    row = {
+        "prompt": "wrong",
+        "answer": "5",
+        "text": "2 + 2?",
+        "meta": {"gold": r"It is \boxed{4}."},
+        "key": 7,
+    }
+    columns = [("prompt", "text"), ("reference", "meta.gold"), ("id", "key")]
+    draft = own.read_own(row, columns)
+    assert (draft.text, draft.identity) == ("2 + 2?", "7")
+    assert draft.reference == {"verifier": "math", "answer": "4"}
+    tests = own.read_own(
+        {"q": "Go.", "t": json.dumps(PAIRS)}, [("prompt", "q"), ("reference", "t")]
+    )
+    assert tests.reference["verifier"] == "code"
+    for column in ("gold", "meta.silver", "text.gold"):
+        with pytest.raises(Malformed, match=f"column '{column}' is missing"):
+            own.read_own(row, [("prompt", "text"), ("reference", column)])

@@ -204,7 +204,7 @@ TEXTS = {
     "tests_deep.jsonl": json.dumps({"question": "f", "tests": DEEP}) + "\n",
     "messages.jsonl": '{"messages": [{"role": "user"}], "answer": "2"}\n',
     "messages_number.jsonl": '{"messages": [5], "answer": "2"}\n',
-    "verl.jsonl": '{"prompt": "text", "reward_model": {"ground_truth": "2"}}\n',
+    "verl.jsonl": '{"prompt": "text", "reward_model": {"ground_truth": ""}}\n',
     "verl_number.jsonl": '{"prompt": [], "reward_model": 5}\n',
     "half.jsonl": '{"question": "\\ud800", "answer": "2"}\n',
     "array.jsonl": "[" + "[" * 99_999,

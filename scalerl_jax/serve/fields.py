@@ -216,14 +216,12 @@ def _read_arguments(call: Any) -> None:
     match call:
         case {"function": {} as function}:
             arguments = function.get("arguments")
-            if isinstance(arguments, str) and arguments.strip():
+            if isinstance(arguments, str):
                 try:
-                    arguments = json.loads(arguments)
+                    arguments = json.loads(arguments.strip() or "null")
                 except (ValueError, RecursionError):
                     pass  # as a model wrote it
-            is_blank = isinstance(arguments, str) and not arguments.strip()
-            is_absent = arguments is None or is_blank
-            function["arguments"] = {} if is_absent else arguments
+            function["arguments"] = {} if arguments is None else arguments
         case _:
             raise ValueError("'tool_calls' must hold objects with a 'function'")
 

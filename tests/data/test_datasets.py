@@ -266,7 +266,7 @@ def test_a_folder_that_datasets_saved(tmp_path, directory):
     (both / "dataset_dict.json").write_text('{"splits": ["test", "train"]}')
     for split, count in ((None, 3), ("train", 3), ("test", 2)):
         source = open_dataset(f"arrow:{both}", split=split, directory=directory)
-        assert len(source) == count and source.report.split == split or "train"
+        assert (len(source), source.report.split) == (count, split or "train")
     assert split_of(f"arrow:{both}@test") == (f"arrow:{both}", "test")
     save(tmp_path / "both@test", SUMS)
     assert split_of(f"arrow:{both}@test") == (f"arrow:{both}@test", "")

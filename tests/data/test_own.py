@@ -144,12 +144,11 @@ def test_an_index_without_its_choice_is_unusable(row, why):
     [
         {"question": "Which of these numbers is even?", "answer": "14"},
         {"question": "How many of these are even?", "answer": 2},
-        {"question": "2 - 1?", "answer": 1, "options": {"hard": "1"}, "label": 0},
+        {"question": "2 - 1?", "answer": 1, "label": 0},
+        {"question": "2 - 1?", "answer": "1", "options": {"hard": True}},
     ],
 )
 def test_numbers_that_are_answers_stay_answers(row):
-    if "options" in row:
-        del row["options"]
     assert own.read_own(row).reference["answer"] == str(row["answer"])
 
 

@@ -4,6 +4,7 @@ import json
 
 import openai
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_server import BASE, TEMPLATE
@@ -185,8 +186,8 @@ def reader(template=TEMPLATE, tokenizer=TOKENIZER):
     return Reader(served)
 
 
-@pytest.mark.parametrize("body, text", WRITTEN)
-def test_a_template_is_given_what_was_sent(body, text):
+def written(body, template=TEMPLATE):
+    """The text that a template makes of a request."""
     texts = []
 
     class Heard(Tokenizer):
@@ -195,8 +196,54 @@ def test_a_template_is_given_what_was_sent(body, text):
             return [1]
 
     heard = Heard(backend=TOKENIZER.backend, eos_ids=TOKENIZER.eos_ids)
-    reader(tokenizer=heard).chat(json.dumps({"messages": WORD} | body).encode())
-    assert texts == [text.replace("S: ", PROMPT.partition("hello")[0])]
+    reader(template, heard).chat(json.dumps({"messages": WORD} | body).encode())
+    (text,) = texts
+    return text
+
+
+@pytest.mark.parametrize("body, text", WRITTEN)
+def test_a_template_is_given_what_was_sent(body, text):
+    assert written(body) == text.replace("S: ", PROMPT.partition("hello")[0])
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param("{{ c.function.arguments | tojson }}", id="writes JSON"),
+        pytest.param(
+            "{% for k, v in c.function.arguments | items %}{{ k }}{{ v }}{% endfor %}",
+            id="goes over the items",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param({"arguments": ""}, id="an empty text"),
+        pytest.param({"arguments": " "}, id="a space"),
+        pytest.param({"arguments": None}, id="null"),
+        pytest.param({"arguments": "null"}, id="null in a text"),
+        pytest.param({"arguments": "{}"}, id="an object in a text"),
+        pytest.param({"arguments": {}}, id="an object"),
+        pytest.param({}, id="nothing"),
+    ],
+)
+def test_a_call_without_arguments_has_an_empty_object(loop, arguments):
+    template = (
+        "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+        f"<{{{{ c.function.name }}}}>{loop}{{% endfor %}}{{% endfor %}}"
+    )
+
+    def calling(**arguments):
+        call = {"id": "1", "type": "function", "function": {"name": "now"} | arguments}
+        turn = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return [*WORD, turn, {"role": "tool", "content": "12", "tool_call_id": "1"}]
+
+    expected = transformers.AutoTokenizer.from_pretrained(BASE).apply_chat_template(
+        calling(arguments={}), chat_template=template, tokenize=False
+    )
+    assert expected in ("hello<now>{}12", "hello<now>12")
+    assert written({"messages": calling(**arguments)}, template) == expected
 
 
 MISTAKES = [

@@ -731,7 +731,7 @@ def test_a_full_memory_ends_the_run_with_what_to_change(tmp_path, fill, words):
         fill(run)
         with pytest.raises(RuntimeError) as failure:
             train(config, run, tmp_path)
-    for word in ("not enough memory", "scalerl_jax.preflight", *words):
+    for word in ("not enough memory", "scalerl preflight", *words):
         assert word in str(failure.value)
     assert not rollout_threads()
 

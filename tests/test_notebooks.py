@@ -1,5 +1,6 @@
 """The notebooks run from their first cell to their last, and say what they promise."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +81,11 @@ def test_the_training_notebook_trains_fits_and_forecasts(tmp_path):
         ),
     )
     assert "evaluation at step 8: pass rate" in said
-    assert "step 0\n  'State" in said and "step 8\n  'State" in said  # rollouts
+    before, after = (
+        re.findall(rf"^  step +{step}: (.+): \w+$", said, re.M) for step in (0, 8)
+    )
+    assert len(before) == len(after) > 0 and before != after  # rollouts
+    assert re.search(r"^[1-9]\d* of 20 were wrong before; ", said, re.M)
     assert "identified:" in said and "forecast 0." in said and "measured 0." in said
     assert len(pictures) == 1
 

@@ -5,6 +5,7 @@ import pathlib
 import setuptools
 
 HERE = pathlib.Path(__file__).parent
+CONFIGS = [path.relative_to(HERE) for path in HERE.glob("configs/**/*.py")]
 VERSION = "0.1.0"  # also in scalerl_jax/__init__.py; a test compares them
 SERVE = [
     "prometheus_client>=0.22,<1",
@@ -33,6 +34,11 @@ setuptools.setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
     packages=setuptools.find_packages(include=["scalerl_jax", "scalerl_jax.*"]),
+    # Configs and recipes, for users without a checkout.
+    data_files=[
+        (f"share/scalerl_jax/{folder}", sorted(map(str, folder.glob("*.py"))))
+        for folder in sorted({path.parent for path in CONFIGS})
+    ],
     package_data={"scalerl_jax": ["assets/*/*"]},
     install_requires=[
         "absl-py>=2.1",  # flags

@@ -1,6 +1,7 @@
 """The notebooks run from their first cell to their last, and say what they promise."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -71,10 +72,6 @@ def test_the_training_notebook_trains_fits_and_forecasts(tmp_path):
         tmp_path,
         ("STEPS = 300\nEVALUATE_EVERY = 10", "STEPS = 8\nEVALUATE_EVERY = 1"),
         (
-            'Path("..").resolve()  # of a notebook in its place, notebooks/',
-            f"Path({str(FOLDER.parent)!r})",
-        ),
-        (
             '    f"--config.eval.every={EVALUATE_EVERY}",\n',
             '    f"--config.eval.every={EVALUATE_EVERY}",\n'
             '    "--config.eval.num_prompts=30",\n',
@@ -105,17 +102,33 @@ def test_the_scaling_notebook_keeps_its_outputs():
 
 
 @BOTH
-def test_outside_of_a_checkout_a_notebook_asks_for_the_address(tmp_path, path):
+def test_outside_of_a_checkout_a_notebook_installs_the_package_from_its_source(
+    tmp_path, path
+):
     """The install cell, by a Python that has no packages (-S) in an empty folder."""
     notebook = nbformat.read(path, as_version=4)
     install = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
     (tmp_path / "inside").mkdir()
+    nowhere = install.replace('"scalerl_jax"\n', f"{str(tmp_path / 'nowhere')!r}\n", 1)
+    assert nowhere != install
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", install],
+        [sys.executable, "-I", "-S", "-c", nowhere],
         cwd=tmp_path / "inside",
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1
-    assert "set REPOSITORY above to the address" in done.stderr
+    assert "nowhere" in done.stderr.split("RuntimeError")[0]  # pip's own words
+    assert "set SOURCE to the address of a copy" in done.stderr
+
+
+def test_pip_installs_the_configs_beside_the_package(tmp_path):
+    command = [sys.executable, "setup.py", "-q", "install_data", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=FOLDER.parent, check=True, capture_output=True)
+    configs = tmp_path / "share" / "scalerl_jax" / "configs"
+    found = {path.relative_to(configs) for path in configs.rglob("*.py")}
+    own = FOLDER.parent / "configs"
+    assert found == {path.relative_to(own) for path in own.rglob("*.py")}
+    recipe = runpy.run_path(str(configs / "recipes" / "grpo.py"))
+    assert recipe["get_config"]("tiny").model.checkpoint.endswith("tiny_base")

@@ -210,6 +210,22 @@ class _Rows:
         notes = tuple(f"{self.title}: {note}" for note in found.notes(key))
         return dataclasses.replace(self, rows=rows), notes
 
+    def newest_at_each(self, x: str) -> tuple["_Rows", Notes]:
+        """Return the last of neighbouring rows with one x, and how many were not it.
+
+        A sampler that has made all that a run needs makes no token between its last
+        evaluations: the newest policy is what that compute gave.
+        """
+        values = self.numbers(x)
+        newest = np.append(values[:-1] != values[1:], True)
+        rows = [row for row, kept in zip(self.rows, newest, strict=True) if kept]
+        left = len(self.rows) - len(rows)
+        note = (
+            f"{self.title}: {left} of {len(self.rows)} rows left out: no {x} between "
+            "them and the next one"
+        )
+        return dataclasses.replace(self, rows=rows), (note,) if left else ()
+
     def _refuse_several_runs(self, keys: list[float], key: str) -> None:
         """Refuse keys that come again in rows which names of runs tell apart."""
         told = [
@@ -499,6 +515,9 @@ def _make(
     if step is not None and not part.all_numbers(step):
         step = None
     part, order = part.settle(step or x)
+    if x.endswith(TOKENS_X) and step is not None:
+        part, same = part.newest_at_each(x)
+        order += same
     compute = chosen.x_scale * part.numbers(x)
     last_step = None
     if step is not None:

@@ -293,3 +293,18 @@ def test_a_reward_that_is_a_sum_lists_its_parts(tmp_path):
     with pytest.raises(CurveError, match=parts):
         load_curve(file, y="reward")
     assert load_curve(file, reward_range=(0.0, 2.0)).y[-1] == 0.75
+
+
+def test_of_evaluations_without_a_token_between_them_the_last_is_read(tmp_path):
+    """As at the end of a run whose sampler has made all that is still needed."""
+    tokens = (0, 300, 600, 900, 900, 900)
+    rows = [
+        {"step": i, "generated_tokens": made, "pass_rate": 0.2 + i / 10}
+        for i, made in enumerate(tokens)
+    ]
+    file = tmp_path / "evals.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    curve = load_curve(tmp_path, x="generated_tokens")
+    np.testing.assert_array_equal(curve.x, [300, 600, 900])
+    np.testing.assert_allclose(curve.y, [0.3, 0.4, 0.7])
+    assert any("2 of 6 rows left out: no generated_tokens" in w for w in curve.warnings)

@@ -70,16 +70,16 @@ def test_the_training_notebook_trains_fits_and_forecasts(tmp_path):
     said, pictures = execute(
         TRAINER,
         tmp_path,
-        ("STEPS = 300\nEVALUATE_EVERY = 10", "STEPS = 8\nEVALUATE_EVERY = 1"),
+        ("STEPS = 300\nEVALUATE_EVERY = 10", "STEPS = 16\nEVALUATE_EVERY = 1"),
         (
             '    f"--config.eval.every={EVALUATE_EVERY}",\n',
             '    f"--config.eval.every={EVALUATE_EVERY}",\n'
             '    "--config.eval.num_prompts=30",\n',
         ),
     )
-    assert "evaluation at step 8: pass rate" in said
+    assert "evaluation at step 16: pass rate" in said
     before, after = (
-        re.findall(rf"^  step +{step}: (.+): \w+$", said, re.M) for step in (0, 8)
+        re.findall(rf"^  step +{step}: (.+): \w+$", said, re.M) for step in (0, 16)
     )
     assert len(before) == len(after) > 0 and before != after  # rollouts
     assert re.search(r"^[1-9]\d* of 20 were wrong before; ", said, re.M)

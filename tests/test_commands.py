@@ -146,7 +146,7 @@ def write_files(directory):
     for name, each in zip(("curve", "seed0", "seed1", "seed2"), noise, strict=True):
         write(directory / f"{name}.csv", "gpu_hours,pass_rate", hours, curve + each)
     for name, each in (("a", noise[0]), ("b", noise[1] - 0.05)):
-        write_run(directory / "runs" / name, hours / 1000, curve + each)
+        write_run(directory / "runs" / name, hours / 1000, curve + each, recipe=name)
     rows = [
         (
             f"n{n}",
@@ -185,10 +185,11 @@ def write_files(directory):
     )
 
 
-def write_run(directory, hours, pass_rates):
+def write_run(directory, hours, pass_rates, *, recipe):
     """What the fitter reads of a run of a week before."""
     directory.mkdir(parents=True)
     settings = {"train": {"num_steps": 10 * len(hours)}, "eval": {"every": 10}}
+    settings["objective"] = {"loss": recipe}
     (directory / "config.json").write_text(json.dumps({"config": settings}))
     rows = [
         {"step": 10 * place, "compute_chip_hours": hour, "pass_rate": rate}

@@ -14,7 +14,9 @@ from scalerl_jax.rewards.characters import spelled
 from scalerl_jax.rewards.units import valued
 
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_NOISE_AT_END = re.compile(r"(?:\\q?quad|\\\\|\\[,;:! ]|[\s,;]|(?<!\\)[.\\])+$")
+_NOISE_AT_END = re.compile(
+    r"(?:\\q?quad|\\\\|\\[,;:! ]|[\s,;]|(?<![\\.])\.|(?<!\\)\\)+$"
+)
 _TEXTS = (
     r"text(?:bf|it|rm|normal|sf|tt|up|sl|sc|md)?|mbox|hbox|mathrm|emph|operatorname\*?"
 )
@@ -26,6 +28,8 @@ _LENGTH = r"-?[\d.]+\s*(?:pt|em|ex|mu|mm|cm|in)"
 _FUNCTIONS = (
     r"(?:arc)?(?:sin|cos|tan|cot|csc)h?|arcsec|(?:arc)?c?tg|exp|ln|log|gcd|lcm|det"
 )
+_CURRENCY = r"(?:\\\$|\\pounds(?![a-z])|[$£€¥₹₩₽₱₫¢])"
+_COUNTRY = r"(?:USD|AUD|CAD|CHF|US|EUR|GBP|CNY|RMB|JPY|INR|[AC](?=\$)|Rs\.?)"
 _OPERATORS = rf"{_FUNCTIONS}|sech?|max|min|sup|inf|lim|Pr"
 _REWRITTEN = tuple(
     (re.compile(pattern), replacement)
@@ -34,6 +38,7 @@ _REWRITTEN = tuple(
         (r"(?<=\d)\s*(?:\{,\}|,?\\[,!;: ])(?:\\!)?\s*(?=\d{3}(?!\d))", ""),
         (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", ""),
         (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
+        (r"^\s*\\math(?:bf|it|sf|tt)\s*\{\s*([A-Za-z]{2,})\s*\}\s*$", r"\\text{\1}"),
         (rf"\\(?:{_STYLES}|{_SIZES}|{_BOLD}|{_AROUND})(?![A-Za-z])", ""),
         (r"\\(?:[hv]space\*?|tag\*?|label)\s*\{[^{}]*\}", " "),
         (rf"\\(?:[hm]skip|m?kern)\s*{_LENGTH}", " "),
@@ -41,7 +46,9 @@ _REWRITTEN = tuple(
         (rf"\\\\\s*\[\s*{_LENGTH}\s*\]", r"\\\\ "),
         (rf"\\operatorname\*?\s*\{{\s*({_OPERATORS})\s*\}}", r"\\\1 "),
         (rf"\\(?:{_TEXTS})\s*\{{", r"\\text{"),
-        (rf"\\text\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1 "),
+        (rf"\\text\{{\s*({_FUNCTIONS}|pi|sqrt)\s*\}}", r"\\\1 "),
+        # \mathrm{i} and \text{x} are i and x; g, m and s may be units.
+        (r"\\text\{\s*([abcefijknopqruvwxyz])\s*\}", r" \1 "),
         (r"\\text\{([^{}A-Za-z]*)\}", r"\1"),
         (r"\\q?quad(?![A-Za-z])|(?<!\\)\\[,;:! ]", " "),
         (r"\\(?:[dtc]|nice|flat|[sx])frac(?![a-z])", r"\\frac"),
@@ -59,10 +66,10 @@ _REWRITTEN = tuple(
         (r"\\var(epsilon|theta|rho|phi)(?![a-z])", r"\\\1"),
         (r"\\varnothing(?![a-z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\(?:text)?degree(?![a-z])", r"^\\circ "),
-        (r"\\%|\s*\b(?:percent|percentage|pct)\b", "%"),
+        (r"\\%|\s*\b(?:per\s?cent|percentage|pct)\b", "%"),
         (r"\\text\{\s*%\s*\}", "%"),
-        (r"\\\$|\\pounds(?![a-z])|[$£€¥₹₩₽₱₫]", ""),
-        (r"^\s*(?:USD|US|EUR|GBP|CNY|RMB|JPY|INR|Rs\.?)\s*(?=[\d.])", ""),
+        (rf"(?<![\d\s])\s*{_CURRENCY}|{_CURRENCY}(?!\s*[\d.])", ""),
+        (rf"^\s*(?:\\text\{{\s*{_COUNTRY}\s*\}}|{_COUNTRY})\s*(?=[\d.])", ""),
         (r"\*\*", "^"),
         # \dot{2}7\dot{3}: the digits from one dot to the other repeat
         (r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
@@ -103,7 +110,7 @@ _INTRODUCTION = r"(?:[A-Za-z,']+\s+)*(?:is|are|equals|answer|result)\s*[:=]?\s*"
 _FOREIGN = r"(?:(?![A-Za-z])[^\W\d_])"  # a letter of another script
 _INTRODUCED = re.compile(
     rf"\s*(?:\\text\{{\s*(?P<text>{_INTRODUCTION})\}}\s*:?|(?P<words>{_INTRODUCTION})"
-    rf"|{_FOREIGN}+(?:\s+{_FOREIGN}+)*(?<=[是为於于])|{_FOREIGN}+(?:\s+{_FOREIGN}+)*:)"
+    rf"|{_FOREIGN}+(?:\s+{_FOREIGN}+)*(?<=[是为於于は은는])\s*:?|{_FOREIGN}+(?:\s+{_FOREIGN}+)*:)"
     r"(?=[^A-Za-z]|\b)\s*(?=\S)",
     re.I,
 )
@@ -156,7 +163,7 @@ def _turned_interval(found: re.Match[str]) -> str:
 
 
 _CONDITION = re.compile(
-    r"\\\{\s*[A-Za-z]\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|\\R)\s*)?"
+    r"\\\{\s*(?P<name>[A-Za-z])\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|\\R)\s*)?"
     r"(?:\\mid(?![a-z])|[|:])(?P<condition>.+)\\\}",
     re.DOTALL,
 )
@@ -166,12 +173,16 @@ def _as_condition(text: str) -> str:
     r"""Return the condition of a set of reals, as x > 1 of \{x : x > 1\}."""
     found = _CONDITION.fullmatch(text)
     inside = found["condition"].strip() if found else ""
-    return inside if inside and r"\}" not in inside else text
+    if not found or not inside or r"\}" in inside:
+        return text
+    letters = re.sub(r"\\[A-Za-z]+", " ", inside)
+    return inside if set(re.findall(r"[A-Za-z]", letters)) == {found["name"]} else text
 
 
 _ROWS = re.compile(
-    r"(?:\\\{\s*)?\\begin\{(?P<kind>cases|aligned|align\*?|gathered|split)\}"
-    r"(?P<rows>.*)\\end\{(?P=kind)\}\.?",
+    r"(?:(?:\\\{\s*)?\\begin\{(?P<kind>cases|aligned|align\*?|gathered|split)\}"
+    r"|\\\{\s*\\begin\{(?P<array>array)\}\s*\{[lcr| ]*\})"
+    r"(?P<rows>.*)\\end\{(?:(?P=kind)|(?P=array))\}\.?",
     re.DOTALL,
 )
 _ALIGNED = re.compile(r"&\s*(?=[=<>]|\\[lg]e(?![a-z]))|(?<=[=<>])\s*&")
@@ -179,10 +190,13 @@ _ALIGNED = re.compile(r"&\s*(?=[=<>]|\\[lg]e(?![a-z]))|(?<=[=<>])\s*&")
 
 def _as_list_of_rows(text: str) -> str:
     """Return the rows of a system as a list; cases of a function stay as they are."""
+    if r"\begin" not in text:
+        return text.replace(r"\\", ", ")
     found = _ROWS.fullmatch(text)
     rows = _ALIGNED.sub("", found["rows"]) if found else "&"
     if "&" in rows:
         return text
+    rows = re.sub(r"\\\\\s*(?=[=<>]|\\[lg]e(?![a-z]))", " ", rows)  # a chain goes on
     return ", ".join(filter(None, map(tidy, rows.split(r"\\"))))
 
 
@@ -258,7 +272,12 @@ def cells(text: str) -> list[list[str]] | None:
     if not found or bool(found["open"]) != bool(found["close"]):
         return None
     factor = found["factor"].strip().removesuffix(r"\cdot").strip()
-    rows = [row for row in found["inside"].split(r"\\") if row.strip()]
+    if factor in ("+", "-"):
+        factor += "1"
+    if any(split(factor.lstrip("+-"), {"+", "-", ",", ";", "="})[1]):
+        return None
+    inside = re.sub(r"\\hline(?![a-z])", " ", found["inside"])
+    rows = [row for row in re.split(r"\\\\|\\cr(?![a-z])", inside) if row.strip()]
     return [
         [
             f"({factor})({cell})" if factor else cell

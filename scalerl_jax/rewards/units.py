@@ -114,7 +114,7 @@ _UNIT_IN_TEXT = re.compile(
 )
 _UNIT_IN_WORDS = re.compile(
     rf"(?P<rest>.*{_END_OF_VALUE})"
-    rf"(?P<unit>\s*[A-Za-z]+(?:[\s/.-]+[A-Za-z]+)*\.?{_POWER}"
+    rf"(?P<unit>\s*/?\s*[A-Za-z]+(?:[\s/.-]+[A-Za-z]+)*\.?{_POWER}"
     rf"|\s*{_FOREIGN}+(?:[\s/.]+{_FOREIGN}+)*\.?)"
 )
 _UNITS = re.compile(
@@ -158,6 +158,6 @@ def without_unit(text: str) -> tuple[str, bool]:
         return text, True
     bare = "\\text" not in found["unit"] and unit.isascii()
     if not known and bare:  # 5x, and 2 abc, are products
-        if not re.match(r"\s+[A-Za-z]{4}", found["unit"]):
+        if not re.match(r"(?:\s|/)+[A-Za-z]{4}", found["unit"]):
             return text, True
     return found["rest"].strip(), known

@@ -244,7 +244,7 @@ def _named(text: str) -> _Named | None:
 
 def _as_named(expected: str, found: str) -> bool | None:
     """Compare values of several variables: by names, else in the reference's order."""
-    mine = _named(expected)
+    mine = _named(expected) if "=" in expected else None
     if mine is None:
         return None
     theirs = _named(found)
@@ -268,6 +268,11 @@ def _listed(text: str) -> list[str]:
         if part
         for sign in ([part] if bracketed(part) else _signed(part))
     ]
+
+
+def _is_list(text: str) -> bool:
+    separated = "," in text or ";" in text
+    return separated and len(_listed(ungrouped(text))) > 1
 
 
 def _signed(part: str) -> list[str]:
@@ -438,7 +443,7 @@ def _relation(text: str) -> _Relation:
 
 
 def _as_relations(expected: str, found: str) -> bool | None:
-    if any(len(_listed(ungrouped(text))) > 1 for text in (expected, found)):
+    if _is_list(expected) or _is_list(found):
         return None
     mine, theirs = _relation(expected), _relation(found)
     if not (mine.signs or theirs.signs):

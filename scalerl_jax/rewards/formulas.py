@@ -15,7 +15,10 @@ _COMMAND = r"\\[A-Za-z]+(?:\s*\{[^{}]*\})*"
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 _BINARY = r"[-+−–*/·×÷^_±<>≤≥≠]"
 _VARIABLE = r"(?<![^\W\d_])[b-zB-Zπ](?![^\W\d_])"  # "a" is an article
-_OPERAND = rf"(?:\d[\d.,]*(?:/\d+)?[%°{_RAISED}]*|{_VARIABLE}|pi\b|{_COMMAND}|\([^()]*\)|\|[^|]*\|)"
+_OPERAND = (
+    rf"(?:\d[\d.,]*(?:/\d+)?[%°{_RAISED}]*|{_VARIABLE}|pi\b|{_COMMAND}"
+    r"|\([^()]*\)|\|[^|]*\|)"
+)
 # What may stand left of a number, read from the number's side.
 _LEFT = re.compile(
     r"(?:(?<!\w)\d+\ \(?mod\ "

@@ -31,58 +31,68 @@ _FUNCTIONS = (
 _CURRENCY = r"(?:\\\$|\\pounds(?![a-z])|[$£€¥₹₩₽₱₫¢])"
 _COUNTRY = r"(?:USD|AUD|CAD|CHF|US|EUR|GBP|CNY|RMB|JPY|INR|[AC](?=\$)|Rs\.?)"
 _OPERATORS = rf"{_FUNCTIONS}|sech?|max|min|sup|inf|lim|Pr"
+# Each rule with what is in all texts that it changes: most rules are skipped by it.
 _REWRITTEN = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
+    (hint, re.compile(pattern), replacement)
+    for hint, pattern, replacement in (
         # 1\,000 and 1{,}000 and 1,\!000
-        (r"(?<=\d)\s*(?:\{,\}|,?\\[,!;: ])(?:\\!)?\s*(?=\d{3}(?!\d))", ""),
-        (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", ""),
-        (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
-        (r"^\s*\\math(?:bf|it|sf|tt)\s*\{\s*([A-Za-z]{2,})\s*\}\s*$", r"\\text{\1}"),
-        (rf"\\(?:{_STYLES}|{_SIZES}|{_BOLD}|{_AROUND})(?![A-Za-z])", ""),
-        (r"\\(?:[hv]space\*?|tag\*?|label)\s*\{[^{}]*\}", " "),
-        (rf"\\(?:[hm]skip|m?kern)\s*{_LENGTH}", " "),
-        (r"\\(?:text|page)?color(?:box)?\s*(?:\[\w*\])?\s*\{[^{}]*\}", ""),
-        (rf"\\\\\s*\[\s*{_LENGTH}\s*\]", r"\\\\ "),
-        (rf"\\operatorname\*?\s*\{{\s*({_OPERATORS})\s*\}}", r"\\\1 "),
-        (rf"\\(?:{_TEXTS})\s*\{{", r"\\text{"),
-        (rf"\\text\{{\s*({_FUNCTIONS}|pi|sqrt)\s*\}}", r"\\\1 "),
-        # \mathrm{i} and \text{x} are i and x; g, m and s may be units.
-        (r"\\text\{\s*([abcefijknopqruvwxyz])\s*\}", r" \1 "),
-        (r"\\text\{([^{}A-Za-z]*)\}", r"\1"),
-        (r"\\q?quad(?![A-Za-z])|(?<!\\)\\[,;:! ]", " "),
-        (r"\\(?:[dtc]|nice|flat|[sx])frac(?![a-z])", r"\\frac"),
-        (r"\\[dt]binom(?![a-z])", r"\\binom"),
-        (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
-        (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
-        (r"\\(arc)?(c)?tg(?![a-z])", lambda found: _TANGENTS[found[1], found[2]]),
-        (r"\\([lr])brace(?![a-z])", r"\\\1b "),
-        (r"\\lb ", r"\\{"),
-        (r"\\rb ", r"\\}"),
-        (r"\\[lr]?[vV]ert(?![a-z])|(?<!\\)\\\|", "|"),
-        (r"\\([lg])e(?:q|qslant)(?![a-z])", r"\\\1e "),
-        (r"\\neq(?![a-z])", r"\\ne "),
-        (r"\\[lc]?dots(?![a-z])", r"\\ldots "),
-        (r"\\var(epsilon|theta|rho|phi)(?![a-z])", r"\\\1"),
-        (r"\\varnothing(?![a-z])|\\\{\s*\\\}", r"\\emptyset "),
-        (r"\\(?:text)?degree(?![a-z])", r"^\\circ "),
-        (r"\\%|\s*\b(?:per\s?cent|percentage|pct)\b", "%"),
-        (r"\\text\{\s*%\s*\}", "%"),
-        (rf"(?<![\d\s])\s*{_CURRENCY}|{_CURRENCY}(?!\s*[\d.])", ""),
-        (rf"^\s*(?:\\text\{{\s*{_COUNTRY}\s*\}}|{_COUNTRY})\s*(?=[\d.])", ""),
-        (r"\*\*", "^"),
-        # \dot{2}7\dot{3}: the digits from one dot to the other repeat
-        (r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
-        (r"\(?\\[pb]?mod(?![a-z])\s*(?:\{([^{}]*)\}|(\w+))\)?", r"\\pmod{\1\2}"),
-        (r"\(?(?:\\text\{\s*mod\s*\}|\bmod\b)\s*(\w+)\)?", r"\\pmod{\1}"),
-        # In words the root is of the whole number; \sqrt12 of TeX is of the 1.
-        (r"(?<![\\A-Za-z])sqrt\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}"),
+        ("", r"(?<=\d)\s*(?:\{,\}|,?\\[,!;: ])(?:\\!)?\s*(?=\d{3}(?!\d))", ""),
+        ("phantom", r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", ""),
+        ("\\", r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
         (
+            r"\math",
+            r"^\s*\\math(?:bf|it|sf|tt)\s*\{\s*([A-Za-z]{2,})\s*\}\s*$",
+            r"\\text{\1}",
+        ),
+        ("\\", rf"\\(?:{_STYLES}|{_SIZES}|{_BOLD}|{_AROUND})(?![A-Za-z])", ""),
+        ("\\", r"\\(?:[hv]space\*?|tag\*?|label)\s*\{[^{}]*\}", " "),
+        ("k", rf"\\(?:[hm]skip|m?kern)\s*{_LENGTH}", " "),
+        ("color", r"\\(?:text|page)?color(?:box)?\s*(?:\[\w*\])?\s*\{[^{}]*\}", ""),
+        (r"\\", rf"\\\\\s*\[\s*{_LENGTH}\s*\]", r"\\\\ "),
+        (
+            r"\operatorname",
+            rf"\\operatorname\*?\s*\{{\s*({_OPERATORS})\s*\}}",
+            r"\\\1 ",
+        ),
+        ("{", rf"\\(?:{_TEXTS})\s*\{{", r"\\text{"),
+        (r"\text", rf"\\text\{{\s*({_FUNCTIONS}|pi|sqrt)\s*\}}", r"\\\1 "),
+        # \mathrm{i} and \text{x} are i and x; g, m and s may be units.
+        (r"\text", r"\\text\{\s*([abcefijknopqruvwxyz])\s*\}", r" \1 "),
+        (r"\text", r"\\text\{([^{}A-Za-z]*)\}", r"\1"),
+        ("\\", r"\\q?quad(?![A-Za-z])|(?<!\\)\\[,;:! ]", " "),
+        ("frac", r"\\(?:[dtc]|nice|flat|[sx])frac(?![a-z])", r"\\frac"),
+        ("binom", r"\\[dt]binom(?![a-z])", r"\\binom"),
+        (r"\choose", r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\over", r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        ("tg", r"\\(arc)?(c)?tg(?![a-z])", lambda found: _TANGENTS[found[1], found[2]]),
+        ("brace", r"\\([lr])brace(?![a-z])", r"\\\1b "),
+        (r"\lb", r"\\lb ", r"\\{"),
+        (r"\rb", r"\\rb ", r"\\}"),
+        ("\\", r"\\[lr]?[vV]ert(?![a-z])|(?<!\\)\\\|", "|"),
+        ("eq", r"\\([lg])e(?:q|qslant)(?![a-z])", r"\\\1e "),
+        (r"\neq", r"\\neq(?![a-z])", r"\\ne "),
+        ("dots", r"\\[lc]?dots(?![a-z])", r"\\ldots "),
+        (r"\var", r"\\var(epsilon|theta|rho|phi)(?![a-z])", r"\\\1"),
+        ("\\", r"\\varnothing(?![a-z])|\\\{\s*\\\}", r"\\emptyset "),
+        ("degree", r"\\(?:text)?degree(?![a-z])", r"^\\circ "),
+        ("", r"\\%|\s*\b(?:per\s?cent|percentage|pct)\b", "%"),
+        ("%", r"\\text\{\s*%\s*\}", "%"),
+        ("", rf"(?<![\d\s])\s*{_CURRENCY}|{_CURRENCY}(?!\s*[\d.])", ""),
+        ("", rf"^\s*(?:\\text\{{\s*{_COUNTRY}\s*\}}|{_COUNTRY})\s*(?=[\d.])", ""),
+        ("**", r"\*\*", "^"),
+        # \dot{2}7\dot{3}: the digits from one dot to the other repeat
+        (r"\dot", r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
+        ("mod", r"\(?\\[pb]?mod(?![a-z])\s*(?:\{([^{}]*)\}|(\w+))\)?", r"\\pmod{\1\2}"),
+        ("mod", r"\(?(?:\\text\{\s*mod\s*\}|\bmod\b)\s*(\w+)\)?", r"\\pmod{\1}"),
+        # In words the root is of the whole number; \sqrt12 of TeX is of the 1.
+        ("sqrt", r"(?<![\\A-Za-z])sqrt\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}"),
+        (
+            "",
             r"(?<![\\A-Za-z])(pi|sqrt|(?:arc)?(?:sin|cos|tan)|ln|log)(?![A-Za-z])",
             r"\\\1 ",
         ),
-        (r"(?<![\\A-Za-z])inf(?:inity|ty)?(?![A-Za-z])", r"\\infty "),
-        (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
+        ("inf", r"(?<![\\A-Za-z])inf(?:inity|ty)?(?![A-Za-z])", r"\\infty "),
+        ("x", r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
     )
 )
 _OPEN_END = r"\s+(?:more|less|fewer|greater|higher|lower|above|below|over|under|so)\b"
@@ -129,8 +139,9 @@ _ABOUT = re.compile(
 def plain(answer: str) -> str:
     """Write an answer in the one way that is compared; texts keep their \\text{}."""
     text = tidy(spelled(answer))
-    for pattern, replacement in _REWRITTEN:
-        text = pattern.sub(replacement, text)
+    for hint, pattern, replacement in _REWRITTEN:
+        if hint in text:
+            text = pattern.sub(replacement, text)
     text = valued(text)
     for pattern, replacement in _AFTER_WORDS:
         text = pattern.sub(replacement, text)

@@ -64,7 +64,7 @@ _SIGNED = re.compile(
 
 def valued(text: str) -> str:
     """Return a text whose words of value are signs: "2 million" is 2 * 1000000."""
-    if not re.search(r"[^\W\d_]{3}|[^\x00-\x7f]", text):
+    if not re.search(r"(?<![\\A-Za-z])[A-Za-z]{3}|[^\x00-\x7f]", text):
         return text
     text = _SIGNED.sub(lambda found: _SIGNS[_word(found)], text)
     text = _AND_A_PART.sub(_and_a_part, text)

@@ -18,6 +18,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, MatrixBase
 
 from scalerl_jax.rewards.notation import (
+    Bracketed,
     bracketed,
     cells,
     plain,
@@ -152,10 +153,13 @@ def _is_phrase(text: str) -> bool:
 def _as_phrases(expected: str, found: str) -> bool | None:
     if not (_is_phrase(expected) or _is_phrase(found)):
         return None
-    mine, theirs = (
-        re.sub(r"\\text|[{}\s.,]", "", text).casefold() for text in (expected, found)
-    )
-    return mine == theirs
+    return _phrase(expected) == _phrase(found)
+
+
+def _phrase(text: str) -> str:
+    """Return a phrase without what separates its words: 1.2, x^{12} and X stay."""
+    words = re.sub(r"[.,](?!\d)", " ", _bare(text))
+    return re.sub(r"[A-Za-z]{2,}", lambda found: found[0].lower(), squeezed(words))
 
 
 # Options of multiple choice.
@@ -163,12 +167,18 @@ def _as_phrases(expected: str, found: str) -> bool | None:
 _LETTER = re.compile(r"\(?\s*([A-J])\s*\)?")
 _LABEL = re.compile(
     r"\s*(?:(?:option|choice)\s+(?:\(([A-J])\)|([A-J])(?![A-Za-z]))"
-    r"|\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*[).:]?(?P<rest>.*)",
+    r"|\(\s*([A-J])\s*\)|([A-J])\s*[).:])(?:\s*[).:])?(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
 # A letter alone; "A" only where it is no article.
 _ANOTHER_LABEL = re.compile(
-    r"(?<![A-Za-z\\])[B-J](?![A-Za-z])|^A$|[,/&(]\s*A(?![A-Za-z])|\bnot\b"
+    r"(?<![A-Za-z\\])[B-J](?![A-Za-z])|^A$|[,/&(]\s*A(?![A-Za-z])|\([a-j]\)"
+    r"|(?:\b(?:or|and)|,)\s+(?:[a-j]|A)(?![A-Za-z])|\b(?:not|wrong|incorrect)\b"
+)
+# (A)^2, (B)-1 and (C) = 5 are formulas; (B) -1 is an option with its text.
+_OPERATED = re.compile(
+    r"\s*(?:[\^_/+*=!'<>&|]|-\s|\\(?:cdot|times|cup|cap|le|ge|in|div|setminus)(?![a-z]))"
+    r"|[-\w(]"
 )
 
 
@@ -178,10 +188,10 @@ def _as_options(expected: str, found: str) -> bool | None:
     label = _LABEL.fullmatch(_bare(found))
     if not (letter and label):
         return None
-    named = next(filter(None, label.groups()[:-1]))
-    return named.upper() == letter[1] and not _ANOTHER_LABEL.search(
-        label["rest"].strip()
-    )
+    named, rest = next(filter(None, label.groups()[:-1])), label["rest"]
+    if _OPERATED.match(rest):
+        return None
+    return named.upper() == letter[1] and not _ANOTHER_LABEL.search(rest.strip())
 
 
 # Lists, sets, points, intervals, matrices.
@@ -234,7 +244,7 @@ def _named(text: str) -> _Named | None:
 
 def _as_named(expected: str, found: str) -> bool | None:
     """Compare values of several variables: by names, else in the reference's order."""
-    mine = _named(expected)
+    mine = _named(expected) if "=" in expected else None
     if mine is None:
         return None
     theirs = _named(found)
@@ -244,7 +254,8 @@ def _as_named(expected: str, found: str) -> bool | None:
     parts = _listed(around.inside if around else ungrouped(found))
     if len(parts) < 2 or any(_relation(part).signs for part in parts):
         return None
-    if around and around.opening == r"\{":  # a set does not say which is which
+    # A set does not say which is which, and (3, 5] is an interval.
+    if around and around.pair not in ("()", "[]", r"\langle\rangle"):
         return False
     return _match(list(mine.values.values()), parts, ordered=True)
 
@@ -257,6 +268,11 @@ def _listed(text: str) -> list[str]:
         if part
         for sign in ([part] if bracketed(part) else _signed(part))
     ]
+
+
+def _is_list(text: str) -> bool:
+    separated = "," in text or ";" in text
+    return separated and len(_listed(ungrouped(text))) > 1
 
 
 def _signed(part: str) -> list[str]:
@@ -281,18 +297,27 @@ def _as_lists(expected: str, found: str) -> bool | None:
             if around:
                 inside = _listed(around.inside)
                 ordered = around.opening != r"\{"
-                named = [bool(_relation(part).name) for part in parts]
-                if ordered and named[0] and not any(named[1:]):  # x = 5 or x = 6
-                    return False
+                names = [_relation(part).name for part in parts]
+                if ordered and names[0] and {*names[1:]} <= {"", names[0]}:
+                    return False  # x = 5, 6, and x = 5 or x = 6
                 return _match(parts, inside, ordered=ordered)
-            if len(set(map(squeezed, parts))) == len(parts):  # 5/2 or 2.5: one value
-                if _all(_same(text, part) for part in parts):
-                    return True
-            return None if split(text, _RELATIONS)[1] else False
+            if _is_one_value(parts) and _all(_same(text, part) for part in parts):
+                return True
+            signs = {_RELATIONS[sign] for sign in split(text, _RELATIONS)[1]}
+            return None if signs - {"="} else False
     if len(mine) <= 1:
         return None
     words = all(len(_words(part) or "") > 1 for part in mine)
     return _match(mine, theirs, ordered=words)
+
+
+def _is_one_value(parts: list[str]) -> bool:
+    """Return whether a list is one value in several forms, as 5/2 or 2.5 is."""
+    if len(set(map(squeezed, parts))) < len(parts):
+        return False
+    names = {_relation(part).name for part in parts} - {""}
+    pairs = itertools.combinations(parts, 2) if len(parts) <= 4 else ()
+    return len(names) <= 1 < len(parts) <= 4 and all(_same(*pair) for pair in pairs)
 
 
 def _match(mine: list[str], theirs: list[str], *, ordered: bool) -> bool | None:
@@ -312,6 +337,8 @@ def _match(mine: list[str], theirs: list[str], *, ordered: bool) -> bool | None:
 
 def _as_brackets(expected: str, found: str) -> bool | None:
     mine, theirs = bracketed(expected), bracketed(found)
+    if _holds_a_set(mine) != _holds_a_set(theirs):
+        return False
     if mine and len(_listed(mine.inside)) == 1:
         same_kind = theirs and theirs.opening == mine.opening
         return _same(mine.inside, theirs.inside if theirs and same_kind else found)
@@ -327,6 +354,14 @@ def _as_brackets(expected: str, found: str) -> bool | None:
     if round_or_square and len(parts) == 2 and mine.pair != theirs.pair:
         return False
     return _match(parts, others, ordered=True)
+
+
+def _holds_a_set(text: Bracketed | None) -> bool:
+    """Return whether this is a set of one set, which is not that set."""
+    if text is None or text.opening != r"\{":
+        return False
+    inner = bracketed(text.inside)
+    return text.inside == r"\emptyset" or bool(inner and inner.opening == r"\{")
 
 
 def _same_sets(mine: list[str], theirs: list[str]) -> bool | None:
@@ -408,6 +443,8 @@ def _relation(text: str) -> _Relation:
 
 
 def _as_relations(expected: str, found: str) -> bool | None:
+    if _is_list(expected) or _is_list(found):
+        return None
     mine, theirs = _relation(expected), _relation(found)
     if not (mine.signs or theirs.signs):
         exact = mine.sides[0], theirs.sides[0]
@@ -515,7 +552,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 # `math-verify` reads "3 7" as 37; \\frac 3 7 is what it says.
-_GAP = re.compile(r"\d\s+\d")
+_GAP = re.compile(r"\d(?:\s|\\?[$£€])+\d")
 _FRACTION_OF_DIGITS = re.compile(r"\\(?:frac|binom)\s*\d\s+\d")
 
 

@@ -10,16 +10,26 @@ import collections
 import re
 from typing import Literal, NamedTuple
 
+from scalerl_jax.rewards import formulas
+
 AnswerFrom = Literal["boxed", "last_number", "boxed_else_last_number"]
 
-# \boxed{...}, and \boxed with one token of TeX or one number behind it.
+# \boxed{...}, and \boxed with one token of TeX or one number behind it; where more of a
+# formula follows, as in \boxed 2 \pi, it is taken to the formula's end.
+_OPERAND = r"(?:[-+]?\d|\\(?![()\[\]])[A-Za-z]|\(|[A-Za-z](?![A-Za-z]))"
+_MORE = (
+    rf"\s*(?:[-+*/^_=<>(]|,|\b(?:and|or)\b)\s*{_OPERAND}"
+    rf"|\s*(?:[\^_({{]|\\(?![()\[\]])[A-Za-z])"
+)
 _BOX_OR_BRACE = re.compile(
-    r"\\f?boxed\s*(?:\{|(?P<bare>[-+]?\d[^\s$\\{}]*|[A-Za-z](?![\w^'({])|\\pi(?![A-Za-z])))"
+    r"\\f?boxed(?:\s*(?:\{|(?P<bare>(?:[-+]?\d(?:[^\s$\\{},]|,(?=\d))*|[A-Za-z](?![A-Za-z])"
+    rf"|\\(?![()\[\]])[A-Za-z]+)(?:(?:{_MORE})[^$\n]*?(?=\$|\\[)\]]|\n|\Z))?))"
+    r"|(?P<open>[\s$(]*\Z))"
     r"|\\.|[{}]",
     re.DOTALL,
 )
 _BETWEEN = re.compile(
-    r"(?:[\s$&~]|\\[()\[\],;:! ]|\\q?quad|\\text\s*\{\s*\}"
+    r"(?:[\s$&~]|\\[()\[\],;:! \\]|\\q?quad|\\text\s*\{\s*\}"
     r"|(?P<separator>[,;]|\band\b|\bor\b|\\text\s*\{[\s,]*(?:and|or)[\s,]*\})"
     r"|[A-Za-z](?:_\{?\w+\}?)?\s*=)*"
 )
@@ -75,6 +85,8 @@ def _boxes(text: str) -> tuple[list[Box], bool]:
             inside, start = opened.pop()
             if start is not None:
                 boxes.append(Box(start, found.end(), text[inside : found.start()]))
+        elif found["open"] is not None:
+            opened.append((found.end(), found.start()))
     boxes.sort()
     last_open = max((start for _, start in opened if start is not None), default=-1)
     return boxes, last_open > (boxes[-1].start if boxes else -1)
@@ -125,7 +137,7 @@ def last_formula(text: str) -> str | None:
             return _SIDES.split(formula)[-1].strip() or formula
     start, end = number.span()
     if text[start - 1 : start] in tuple("^_{\\/") or text[end : end + 1] in tuple(
-        "^_}{\\/"
+        "^_}{\\"
     ):
         start = max(text.rfind(space, 0, start) for space in " \n\t") + 1
         end = min(
@@ -133,7 +145,7 @@ def last_formula(text: str) -> str | None:
             default=len(text),
         )
         return _SIDES.split(text[start:end].strip("*$.,;:!?"))[-1]
-    return number.group()
+    return _SIDES.split(formulas.around(text, start, end))[-1].strip()
 
 
 def find_answer(text: str, answer_from: AnswerFrom) -> str | None:

@@ -14,7 +14,9 @@ from scalerl_jax.rewards.characters import spelled
 from scalerl_jax.rewards.units import valued
 
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_NOISE_AT_END = re.compile(r"(?:\\q?quad|\\\\|\\[,;:! ]|[\s,;]|(?<!\\)[.\\])+$")
+_NOISE_AT_END = re.compile(
+    r"(?:\\q?quad|\\\\|\\[,;:! ]|[\s,;]|(?<![\\.])\.|(?<!\\)\\)+$"
+)
 _TEXTS = (
     r"text(?:bf|it|rm|normal|sf|tt|up|sl|sc|md)?|mbox|hbox|mathrm|emph|operatorname\*?"
 )
@@ -26,56 +28,71 @@ _LENGTH = r"-?[\d.]+\s*(?:pt|em|ex|mu|mm|cm|in)"
 _FUNCTIONS = (
     r"(?:arc)?(?:sin|cos|tan|cot|csc)h?|arcsec|(?:arc)?c?tg|exp|ln|log|gcd|lcm|det"
 )
+_CURRENCY = r"(?:\\\$|\\pounds(?![a-z])|[$£€¥₹₩₽₱₫¢])"
+_COUNTRY = r"(?:USD|AUD|CAD|CHF|US|EUR|GBP|CNY|RMB|JPY|INR|[AC](?=\$)|Rs\.?)"
 _OPERATORS = rf"{_FUNCTIONS}|sech?|max|min|sup|inf|lim|Pr"
+# Each rule with what is in all texts that it changes: most rules are skipped by it.
 _REWRITTEN = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
+    (hint, re.compile(pattern), replacement)
+    for hint, pattern, replacement in (
         # 1\,000 and 1{,}000 and 1,\!000
-        (r"(?<=\d)\s*(?:\{,\}|,?\\[,!;: ])(?:\\!)?\s*(?=\d{3}(?!\d))", ""),
-        (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", ""),
-        (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
-        (rf"\\(?:{_STYLES}|{_SIZES}|{_BOLD}|{_AROUND})(?![A-Za-z])", ""),
-        (r"\\(?:[hv]space\*?|tag\*?|label)\s*\{[^{}]*\}", " "),
-        (rf"\\(?:[hm]skip|m?kern)\s*{_LENGTH}", " "),
-        (r"\\(?:text|page)?color(?:box)?\s*(?:\[\w*\])?\s*\{[^{}]*\}", ""),
-        (rf"\\\\\s*\[\s*{_LENGTH}\s*\]", r"\\\\ "),
-        (rf"\\operatorname\*?\s*\{{\s*({_OPERATORS})\s*\}}", r"\\\1 "),
-        (rf"\\(?:{_TEXTS})\s*\{{", r"\\text{"),
-        (rf"\\text\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1 "),
-        (r"\\text\{([^{}A-Za-z]*)\}", r"\1"),
-        (r"\\q?quad(?![A-Za-z])|(?<!\\)\\[,;:! ]", " "),
-        (r"\\(?:[dtc]|nice|flat|[sx])frac(?![a-z])", r"\\frac"),
-        (r"\\[dt]binom(?![a-z])", r"\\binom"),
-        (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
-        (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
-        (r"\\(arc)?(c)?tg(?![a-z])", lambda found: _TANGENTS[found[1], found[2]]),
-        (r"\\([lr])brace(?![a-z])", r"\\\1b "),
-        (r"\\lb ", r"\\{"),
-        (r"\\rb ", r"\\}"),
-        (r"\\[lr]?[vV]ert(?![a-z])|(?<!\\)\\\|", "|"),
-        (r"\\([lg])e(?:q|qslant)(?![a-z])", r"\\\1e "),
-        (r"\\neq(?![a-z])", r"\\ne "),
-        (r"\\[lc]?dots(?![a-z])", r"\\ldots "),
-        (r"\\var(epsilon|theta|rho|phi)(?![a-z])", r"\\\1"),
-        (r"\\varnothing(?![a-z])|\\\{\s*\\\}", r"\\emptyset "),
-        (r"\\(?:text)?degree(?![a-z])", r"^\\circ "),
-        (r"\\%|\s*\b(?:percent|percentage|pct)\b", "%"),
-        (r"\\text\{\s*%\s*\}", "%"),
-        (r"\\\$|\\pounds(?![a-z])|[$£€¥₹₩₽₱₫]", ""),
-        (r"^\s*(?:USD|US|EUR|GBP|CNY|RMB|JPY|INR|Rs\.?)\s*(?=[\d.])", ""),
-        (r"\*\*", "^"),
-        # \dot{2}7\dot{3}: the digits from one dot to the other repeat
-        (r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
-        (r"\(?\\[pb]?mod(?![a-z])\s*(?:\{([^{}]*)\}|(\w+))\)?", r"\\pmod{\1\2}"),
-        (r"\(?(?:\\text\{\s*mod\s*\}|\bmod\b)\s*(\w+)\)?", r"\\pmod{\1}"),
-        # In words the root is of the whole number; \sqrt12 of TeX is of the 1.
-        (r"(?<![\\A-Za-z])sqrt\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}"),
+        ("", r"(?<=\d)\s*(?:\{,\}|,?\\[,!;: ])(?:\\!)?\s*(?=\d{3}(?!\d))", ""),
+        ("phantom", r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", ""),
+        ("\\", r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
         (
+            r"\math",
+            r"^\s*\\math(?:bf|it|sf|tt)\s*\{\s*([A-Za-z]{2,})\s*\}\s*$",
+            r"\\text{\1}",
+        ),
+        ("\\", rf"\\(?:{_STYLES}|{_SIZES}|{_BOLD}|{_AROUND})(?![A-Za-z])", ""),
+        ("\\", r"\\(?:[hv]space\*?|tag\*?|label)\s*\{[^{}]*\}", " "),
+        ("k", rf"\\(?:[hm]skip|m?kern)\s*{_LENGTH}", " "),
+        ("color", r"\\(?:text|page)?color(?:box)?\s*(?:\[\w*\])?\s*\{[^{}]*\}", ""),
+        (r"\\", rf"\\\\\s*\[\s*{_LENGTH}\s*\]", r"\\\\ "),
+        (
+            r"\operatorname",
+            rf"\\operatorname\*?\s*\{{\s*({_OPERATORS})\s*\}}",
+            r"\\\1 ",
+        ),
+        ("{", rf"\\(?:{_TEXTS})\s*\{{", r"\\text{"),
+        (r"\text", rf"\\text\{{\s*({_FUNCTIONS}|pi|sqrt)\s*\}}", r"\\\1 "),
+        # \mathrm{i} and \text{x} are i and x; g, m and s may be units.
+        (r"\text", r"\\text\{\s*([abcefijknopqruvwxyz])\s*\}", r" \1 "),
+        (r"\text", r"\\text\{([^{}A-Za-z]*)\}", r"\1"),
+        ("\\", r"\\q?quad(?![A-Za-z])|(?<!\\)\\[,;:! ]", " "),
+        ("frac", r"\\(?:[dtc]|nice|flat|[sx])frac(?![a-z])", r"\\frac"),
+        ("binom", r"\\[dt]binom(?![a-z])", r"\\binom"),
+        (r"\choose", r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\over", r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        ("tg", r"\\(arc)?(c)?tg(?![a-z])", lambda found: _TANGENTS[found[1], found[2]]),
+        ("brace", r"\\([lr])brace(?![a-z])", r"\\\1b "),
+        (r"\lb", r"\\lb ", r"\\{"),
+        (r"\rb", r"\\rb ", r"\\}"),
+        ("\\", r"\\[lr]?[vV]ert(?![a-z])|(?<!\\)\\\|", "|"),
+        ("eq", r"\\([lg])e(?:q|qslant)(?![a-z])", r"\\\1e "),
+        (r"\neq", r"\\neq(?![a-z])", r"\\ne "),
+        ("dots", r"\\[lc]?dots(?![a-z])", r"\\ldots "),
+        (r"\var", r"\\var(epsilon|theta|rho|phi)(?![a-z])", r"\\\1"),
+        ("\\", r"\\varnothing(?![a-z])|\\\{\s*\\\}", r"\\emptyset "),
+        ("degree", r"\\(?:text)?degree(?![a-z])", r"^\\circ "),
+        ("", r"\\%|\s*\b(?:per\s?cent|percentage|pct)\b", "%"),
+        ("%", r"\\text\{\s*%\s*\}", "%"),
+        ("", rf"(?<![\d\s])\s*{_CURRENCY}|{_CURRENCY}(?!\s*[\d.])", ""),
+        ("", rf"^\s*(?:\\text\{{\s*{_COUNTRY}\s*\}}|{_COUNTRY})\s*(?=[\d.])", ""),
+        ("**", r"\*\*", "^"),
+        # \dot{2}7\dot{3}: the digits from one dot to the other repeat
+        (r"\dot", r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
+        ("mod", r"\(?\\[pb]?mod(?![a-z])\s*(?:\{([^{}]*)\}|(\w+))\)?", r"\\pmod{\1\2}"),
+        ("mod", r"\(?(?:\\text\{\s*mod\s*\}|\bmod\b)\s*(\w+)\)?", r"\\pmod{\1}"),
+        # In words the root is of the whole number; \sqrt12 of TeX is of the 1.
+        ("sqrt", r"(?<![\\A-Za-z])sqrt\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}"),
+        (
+            "",
             r"(?<![\\A-Za-z])(pi|sqrt|(?:arc)?(?:sin|cos|tan)|ln|log)(?![A-Za-z])",
             r"\\\1 ",
         ),
-        (r"(?<![\\A-Za-z])inf(?:inity|ty)?(?![A-Za-z])", r"\\infty "),
-        (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
+        ("inf", r"(?<![\\A-Za-z])inf(?:inity|ty)?(?![A-Za-z])", r"\\infty "),
+        ("x", r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
     )
 )
 _OPEN_END = r"\s+(?:more|less|fewer|greater|higher|lower|above|below|over|under|so)\b"
@@ -103,7 +120,7 @@ _INTRODUCTION = r"(?:[A-Za-z,']+\s+)*(?:is|are|equals|answer|result)\s*[:=]?\s*"
 _FOREIGN = r"(?:(?![A-Za-z])[^\W\d_])"  # a letter of another script
 _INTRODUCED = re.compile(
     rf"\s*(?:\\text\{{\s*(?P<text>{_INTRODUCTION})\}}\s*:?|(?P<words>{_INTRODUCTION})"
-    rf"|{_FOREIGN}+(?:\s+{_FOREIGN}+)*(?<=[是为於于])|{_FOREIGN}+(?:\s+{_FOREIGN}+)*:)"
+    rf"|{_FOREIGN}+(?:\s+{_FOREIGN}+)*(?<=[是为於于は은는])\s*:?|{_FOREIGN}+(?:\s+{_FOREIGN}+)*:)"
     r"(?=[^A-Za-z]|\b)\s*(?=\S)",
     re.I,
 )
@@ -122,8 +139,9 @@ _ABOUT = re.compile(
 def plain(answer: str) -> str:
     """Write an answer in the one way that is compared; texts keep their \\text{}."""
     text = tidy(spelled(answer))
-    for pattern, replacement in _REWRITTEN:
-        text = pattern.sub(replacement, text)
+    for hint, pattern, replacement in _REWRITTEN:
+        if hint in text:
+            text = pattern.sub(replacement, text)
     text = valued(text)
     for pattern, replacement in _AFTER_WORDS:
         text = pattern.sub(replacement, text)
@@ -156,7 +174,7 @@ def _turned_interval(found: re.Match[str]) -> str:
 
 
 _CONDITION = re.compile(
-    r"\\\{\s*[A-Za-z]\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|\\R)\s*)?"
+    r"\\\{\s*(?P<name>[A-Za-z])\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|\\R)\s*)?"
     r"(?:\\mid(?![a-z])|[|:])(?P<condition>.+)\\\}",
     re.DOTALL,
 )
@@ -166,12 +184,16 @@ def _as_condition(text: str) -> str:
     r"""Return the condition of a set of reals, as x > 1 of \{x : x > 1\}."""
     found = _CONDITION.fullmatch(text)
     inside = found["condition"].strip() if found else ""
-    return inside if inside and r"\}" not in inside else text
+    if not found or not inside or r"\}" in inside:
+        return text
+    letters = re.sub(r"\\[A-Za-z]+", " ", inside)
+    return inside if set(re.findall(r"[A-Za-z]", letters)) == {found["name"]} else text
 
 
 _ROWS = re.compile(
-    r"(?:\\\{\s*)?\\begin\{(?P<kind>cases|aligned|align\*?|gathered|split)\}"
-    r"(?P<rows>.*)\\end\{(?P=kind)\}\.?",
+    r"(?:(?:\\\{\s*)?\\begin\{(?P<kind>cases|aligned|align\*?|gathered|split)\}"
+    r"|\\\{\s*\\begin\{(?P<array>array)\}\s*\{[lcr| ]*\})"
+    r"(?P<rows>.*)\\end\{(?:(?P=kind)|(?P=array))\}\.?",
     re.DOTALL,
 )
 _ALIGNED = re.compile(r"&\s*(?=[=<>]|\\[lg]e(?![a-z]))|(?<=[=<>])\s*&")
@@ -179,10 +201,13 @@ _ALIGNED = re.compile(r"&\s*(?=[=<>]|\\[lg]e(?![a-z]))|(?<=[=<>])\s*&")
 
 def _as_list_of_rows(text: str) -> str:
     """Return the rows of a system as a list; cases of a function stay as they are."""
+    if r"\begin" not in text:
+        return text.replace(r"\\", ", ")
     found = _ROWS.fullmatch(text)
     rows = _ALIGNED.sub("", found["rows"]) if found else "&"
     if "&" in rows:
         return text
+    rows = re.sub(r"\\\\\s*(?=[=<>]|\\[lg]e(?![a-z]))", " ", rows)  # a chain goes on
     return ", ".join(filter(None, map(tidy, rows.split(r"\\"))))
 
 
@@ -258,7 +283,12 @@ def cells(text: str) -> list[list[str]] | None:
     if not found or bool(found["open"]) != bool(found["close"]):
         return None
     factor = found["factor"].strip().removesuffix(r"\cdot").strip()
-    rows = [row for row in found["inside"].split(r"\\") if row.strip()]
+    if factor in ("+", "-"):
+        factor += "1"
+    if any(split(factor.lstrip("+-"), {"+", "-", ",", ";", "="})[1]):
+        return None
+    inside = re.sub(r"\\hline(?![a-z])", " ", found["inside"])
+    rows = [row for row in re.split(r"\\\\|\\cr(?![a-z])", inside) if row.strip()]
     return [
         [
             f"({factor})({cell})" if factor else cell

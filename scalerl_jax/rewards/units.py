@@ -24,7 +24,14 @@ _FRACTIONS = {
     **{"eighths": 8, "ninths": 9, "tenths": 10, "twelfths": 12, "hundredths": 100},
     **{"thousandths": 1000, "half": 2, "third": 3, "fifth": 5, "sixth": 6, "tenth": 10},
 }
-_SIGNS = {"negative": "-", "minus": "-", "positive": "", "plus": ""}
+_SIGNS = {
+    "negative": "-",
+    "minus": "-",
+    "positive": "",
+    "plus": "",
+    "负": "-",
+    "負": "-",
+}
 _BEHIND = {"squared": "^{2}", "cubed": "^{3}", "factorial": "!"}
 
 
@@ -36,7 +43,8 @@ def _behind_a_number(words: str) -> re.Pattern[str]:
     r"""Match words right after a number, bare or as the first ones of a \text{}."""
     return re.compile(
         rf"(?<=[\d)}}\]])\s*(?:\\text\{{\s*(?P<text>{words})(?![A-Za-z])(?P<rest>[^{{}}]*)\}}"
-        rf"|(?P<bare>{words})(?![A-Za-z]))"
+        rf"|(?P<bare>{words})(?![A-Za-z]))",
+        re.IGNORECASE,
     )
 
 
@@ -49,16 +57,16 @@ _PARTED = re.compile(
 )
 _SIGNED = re.compile(
     rf"^\s*(?:\\text\{{\s*(?P<text>{_words(_SIGNS)})\s*\}}|(?P<bare>{_words(_SIGNS)}))"
-    r"\s*(?=[\d.\\(])",
+    r"\s*(?=[\d.\\(]|(?<=\s)[A-Za-z](?![A-Za-z]))",
     re.I,
 )
 
 
 def valued(text: str) -> str:
     """Return a text whose words of value are signs: "2 million" is 2 * 1000000."""
-    if not re.search(r"[^\W\d_]{3}|[^\x00-\x7f]", text):
+    if not re.search(r"(?<![\\A-Za-z])[A-Za-z]{3}|[^\x00-\x7f]", text):
         return text
-    text = _SIGNED.sub(lambda found: _SIGNS[_word(found).lower()], text)
+    text = _SIGNED.sub(lambda found: _SIGNS[_word(found)], text)
     text = _AND_A_PART.sub(_and_a_part, text)
     for _ in range(2):  # 3 hundred thousand
         text = _SCALED.sub(_scaled, text)
@@ -72,7 +80,7 @@ def valued(text: str) -> str:
 
 
 def _word(found: re.Match[str]) -> str:
-    return " ".join((found["text"] or found["bare"]).split())
+    return " ".join((found["text"] or found["bare"]).lower().split())
 
 
 def _rest(found: re.Match[str]) -> str:
@@ -102,27 +110,31 @@ _TEXT_UNIT = rf"\\text\{{(?:[^{{}}]|\{{[^{{}}]*\}})+\}}{_POWER}"
 _UNIT_IN_TEXT = re.compile(
     rf"(?P<rest>.+?)(?P<unit>(?:(?:[\s/]|\\cdot|\\mu(?=\s*\\text))*"
     rf"(?:{_TEXT_UNIT}|\\frac\{{\s*{_TEXT_UNIT}\s*\}}\{{\s*{_TEXT_UNIT}\s*\}}))+"
-    r"|(?<=[\d}])\s*\\Omega)"
+    r"|(?<=[\d}])\s*(?:[kM]|\\text\{\s*[kM]\s*\})?\s*\\Omega|(?<=\d)\s*\\mu\s*[mgs])"
 )
 _UNIT_IN_WORDS = re.compile(
     rf"(?P<rest>.*{_END_OF_VALUE})"
-    rf"(?P<unit>\s*[A-Za-z]+(?:[\s/.-]+[A-Za-z]+)*\.?{_POWER}"
+    rf"(?P<unit>\s*/?\s*[A-Za-z]+(?:[\s/.-]+[A-Za-z]+)*\.?{_POWER}"
     rf"|\s*{_FOREIGN}+(?:[\s/.]+{_FOREIGN}+)*\.?)"
 )
 _UNITS = re.compile(
     r"(?:(?:k?m|[cm]m|ft|mi|k?g|L) (?:s|h|hr|min)|"
     r"cm|mm|km|dm|nm|kg|mg|ml|mL|lbs?|oz|ft|in|mi|yd|hrs?|mins?|secs?|sq|cu|mph|kmh|"
-    r"kph|rpm|deg|rad|usd|USD|units?|cents?|degrees?|dollars?|inch(?:es)?|feet|foot|"
+    r"kph|rpm|deg|rad|usd|USD|EUR|GBP|CNY|RMB|JPY|INR|CHF|units?|cents?|degrees?|dollars?|inch(?:es)?|feet|foot|"
     r"met(?:er|re)s?|square|cubic|hours?|minutes?|seconds?|days?|years?)(?![A-Za-z])"
 )
+_SINGLE = "mgshdltLAVWNJCFKTHB"  # letters that are units on their own
 _NO_UNIT = re.compile(
+    rf"(?![{_SINGLE}]$)[A-Za-z]$|"
     r"(?:and|or|if|is|are|for|when|where|mod|base|times|plus|minus|to|not|but|with|"
-    r"over|choose|squared|cubed|factorial|percent|k|M|[bmt]n|mln|mlrd|tausend|mil|mille|"
-    r"(?i:mill?i(?:on|ón|ard)\w*|millones)|\w+(?:ion|dred|sand|ten|hund)ths?|"
+    r"over|choose|squared|cubed|factorial|percent|per mill?e|k|M|modulo|point|"
+    r"doubled|tripled|quadrupled|halved|score|gross|googol|myriad|kilo|[bmt]n|mln|mlrd|tausend|mil|mille|"
+    r"(?i:mill|mill?i(?:on|ón|ard)\w*|millones|\w*illions?)|\w+(?:ion|dred|sand|ten|hund)ths?|"
     rf"{_words(_SCALES)}|{_words(_FRACTIONS)})(?![A-Za-z])"
-    r"|.*\b(?:or|than|least|most|below|negative|half|remainder)\b"
-    r"|.*(?:[半不非负負大小多少余分]|以[上下外内]|полов|меньше|больше|менее|более|минус|тысяч|миллион"
-    r"|миллиард)",
+    r"|.*\b(?:or|than|least|most|below|negative|half|remainder|base)\b"
+    r"|[成折打的次]|[平立]方$|.*(?:[半不非负負多少余]|[大小][于於]|最[大小]|分之|以[上下外内])"
+    r"|.*(?:полов|меньше|больше|менее|более|минус|тысяч|миллион|миллиард)"
+    r"|в\s+(?:квадрат|куб|степен)|(?:квадрат|куб)$",
     re.DOTALL,
 )
 
@@ -139,11 +151,13 @@ def without_unit(text: str) -> tuple[str, bool]:
     if not found:
         return text, True
     unit = re.sub(r"\\text|\\frac|[{}/^\s.\d]", " ", found["unit"]).strip()
+    if unit.endswith(r"\Omega") or unit.startswith(r"\mu"):
+        return found["rest"].strip(), True
     known = _UNITS.match(unit) is not None
     if _NO_UNIT.match(unit):
         return text, True
-    bare = "\\text" not in found["unit"] and unit.isascii() and unit != r"\Omega"
+    bare = "\\text" not in found["unit"] and unit.isascii()
     if not known and bare:  # 5x, and 2 abc, are products
-        if not re.match(r"\s+[A-Za-z]{4}", found["unit"]):
+        if not re.match(r"(?:\s|/)+[A-Za-z]{4}", found["unit"]):
             return text, True
     return found["rest"].strip(), known

@@ -45,7 +45,7 @@ def test_known_pairs(verdict, expected, answer):
     ],
 )
 def test_where_the_answer_is_looked_for_is_a_setting(answer_from, statuses):
-    texts = [r"\boxed{7}, as 3 + 4", "it is 7", "I do not know"]
+    texts = [r"\boxed{7} after 4 steps", "it is 7", "I do not know"]
     assert [judge(text, "7", answer_from=answer_from) for text in texts] == statuses
 
 

@@ -11,6 +11,8 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+FOREIGN_LETTER = r"(?:(?![A-Za-z])[^\W\d_])"  # of another script than the Latin one
+
 _SIGNS = {
     **{"−": "-", "–": "-", "—": "-", "―": "-", "‐": "-", "‑": "-", "’": "'", "′": "'"},
     **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div "},

@@ -116,9 +116,14 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z0-9\s.,:;'\"!?()&-]*", re.ASCII)
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 
 
+def _bare(text: str) -> str:
+    """Return a text without the \\text{} around its words."""
+    return _TEXT.sub(r" \1 ", text)
+
+
 def _letters(text: str) -> str | None:
     """The letters and digits of a text that has no mathematics in it."""
-    bare = _TEXT.sub(r" \1 ", text).strip(" ()")
+    bare = _bare(text).strip(" ()")
     if not _WORDS.fullmatch(bare):
         return None
     return "".join(filter(str.isalnum, bare)).casefold()
@@ -126,14 +131,9 @@ def _letters(text: str) -> str | None:
 
 def _words(text: str) -> str | None:
     """The letters of a text that is words and no product of variables."""
-    bare = _TEXT.sub(r" \1 ", text)
+    bare = _bare(text)
     typeset = bare != text and re.search(r"[A-Za-z]{2}", bare)
     return _letters(text) if typeset or _WORD.search(bare) else None
-
-
-def _bare(text: str) -> str:
-    """Return a text without the \\text{} around its words."""
-    return _TEXT.sub(r" \1 ", text)
 
 
 def _as_words(expected: str, found: str) -> bool | None:
@@ -209,20 +209,8 @@ def _as_reals(expected: str, found: str) -> bool | None:
     return True if all(both) else None
 
 
-class _Named(NamedTuple):
-    """Values of several variables, in the order in which they are written."""
-
-    values: dict[str, str]
-
-    def same(self, other: "_Named") -> bool | None:
-        """Compare the values name by name."""
-        if self.values.keys() != other.values.keys():
-            return None
-        return _all(_same(self.values[n], other.values[n]) for n in self.values)
-
-
-def _named(text: str) -> _Named | None:
-    """Return what x = 3, y = 5 and (x, y) = (3, 5) say; None of other texts."""
+def _named(text: str) -> dict[str, str] | None:
+    """Return the values in x = 3, y = 5 and (x, y) = (3, 5); None of other texts."""
     around = bracketed(text)
     relations = [_relation(part) for part in _listed(around.inside if around else text)]
     if len(relations) == 1 and relations[0].signs == ["="]:
@@ -239,7 +227,7 @@ def _named(text: str) -> _Named | None:
         return None
     if len(names) != len(values) or len(set(names)) < max(len(names), 2):
         return None
-    return _Named(dict(zip(map(squeezed, names), values, strict=True)))
+    return dict(zip(map(squeezed, names), values, strict=True))
 
 
 def _as_named(expected: str, found: str) -> bool | None:
@@ -249,7 +237,9 @@ def _as_named(expected: str, found: str) -> bool | None:
         return None
     theirs = _named(found)
     if theirs:
-        return mine.same(theirs)
+        if mine.keys() != theirs.keys():
+            return None
+        return _all(_same(mine[name], theirs[name]) for name in mine)
     around = bracketed(found)
     parts = _listed(around.inside if around else ungrouped(found))
     if len(parts) < 2 or any(_relation(part).signs for part in parts):
@@ -257,7 +247,7 @@ def _as_named(expected: str, found: str) -> bool | None:
     # A set does not say which is which, and (3, 5] is an interval.
     if around and around.pair not in ("()", "[]", r"\langle\rangle"):
         return False
-    return _match(list(mine.values.values()), parts, ordered=True)
+    return _match(list(mine.values()), parts, ordered=True)
 
 
 def _listed(text: str) -> list[str]:

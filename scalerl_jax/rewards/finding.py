@@ -112,12 +112,6 @@ def _joined(text: str, boxes: list[Box]) -> str:
     return ", ".join(box.inside for box in run)
 
 
-def last_number(text: str) -> str | None:
-    """Return the last number, fraction or percentage of a text; None without one."""
-    found = _last_number(text)
-    return found.group() if found else None
-
-
 def _last_number(text: str) -> re.Match[str] | None:
     numbers = collections.deque(_NUMBER.finditer(text), maxlen=1)
     return numbers[0] if numbers else None

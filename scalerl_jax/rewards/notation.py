@@ -10,7 +10,7 @@ import re
 from collections.abc import Container
 from typing import NamedTuple
 
-from scalerl_jax.rewards.characters import spelled
+from scalerl_jax.rewards.characters import FOREIGN_LETTER, spelled
 from scalerl_jax.rewards.units import valued
 
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
@@ -117,10 +117,10 @@ _WHOLE = re.compile(r"\\text\{([^{}]*)\}|\{([^{}]*)\}")
 _SHORT_TEXT = re.compile(r"[^\d\\]*[A-Za-z]{2}[^\d\\]*")  # no product of its letters
 # "The answer is 5", "\\text{Result:} 5"; and that what follows is rounded.
 _INTRODUCTION = r"(?:[A-Za-z,']+\s+)*(?:is|are|equals|answer|result)\s*[:=]?\s*"
-_FOREIGN = r"(?:(?![A-Za-z])[^\W\d_])"  # a letter of another script
+_FOREIGN_WORDS = rf"{FOREIGN_LETTER}+(?:\s+{FOREIGN_LETTER}+)*"
 _INTRODUCED = re.compile(
     rf"\s*(?:\\text\{{\s*(?P<text>{_INTRODUCTION})\}}\s*:?|(?P<words>{_INTRODUCTION})"
-    rf"|{_FOREIGN}+(?:\s+{_FOREIGN}+)*(?<=[是为於于は은는])\s*:?|{_FOREIGN}+(?:\s+{_FOREIGN}+)*:)"
+    rf"|{_FOREIGN_WORDS}(?<=[是为於于は은는])\s*:?|{_FOREIGN_WORDS}:)"
     r"(?=[^A-Za-z]|\b)\s*(?=\S)",
     re.I,
 )

@@ -8,6 +8,8 @@ no unit, so that the number before it is not the answer.
 import re
 from collections.abc import Iterable
 
+from scalerl_jax.rewards.characters import FOREIGN_LETTER
+
 _SCALES = {
     **{"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9},
     **{"trillion": 10**12, "dozen": 12, "lakh": 10**5, "crore": 10**7},
@@ -101,7 +103,6 @@ def _and_a_part(found: re.Match[str]) -> str:
 
 _POWER = r"(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"
 _END_OF_VALUE = r"(?:[\d})\]]|\\pi|\\circ)"
-_FOREIGN = r"(?:(?![A-Za-z])[^\W\d_])"  # a letter of another script
 _DEGREES = re.compile(
     r"(?P<rest>.+?)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?:[CF]|\\text\{\s*[CF]\s*\})?"
 )
@@ -115,7 +116,7 @@ _UNIT_IN_TEXT = re.compile(
 _UNIT_IN_WORDS = re.compile(
     rf"(?P<rest>.*{_END_OF_VALUE})"
     rf"(?P<unit>\s*/?\s*[A-Za-z]+(?:[\s/.-]+[A-Za-z]+)*\.?{_POWER}"
-    rf"|\s*{_FOREIGN}+(?:[\s/.]+{_FOREIGN}+)*\.?)"
+    rf"|\s*{FOREIGN_LETTER}+(?:[\s/.]+{FOREIGN_LETTER}+)*\.?)"
 )
 _UNITS = re.compile(
     r"(?:(?:k?m|[cm]m|ft|mi|k?g|L) (?:s|h|hr|min)|"

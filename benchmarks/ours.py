@@ -12,7 +12,7 @@ from peers import work
 
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.saving import save_params
-from scalerl_jax.model.starts import init_params
+from scalerl_jax.model.transformer import init_params
 
 PACKAGES = ("jax", "jaxlib", "numpy")
 

@@ -28,7 +28,7 @@ import ours  # noqa: E402
 from peers import work  # noqa: E402
 
 from scalerl_jax.model.architecture import Architecture  # noqa: E402
-from scalerl_jax.model.starts import init_params  # noqa: E402
+from scalerl_jax.model.transformer import init_params  # noqa: E402
 from scalerl_jax.model.weights import load_params  # noqa: E402
 from scalerl_jax.parallel.mesh import make_mesh  # noqa: E402
 from scalerl_jax.sampler.decoding import (

@@ -39,8 +39,7 @@ from sleepers import make_fleet, pool_names
 
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
-from scalerl_jax.contract import QueueClosed
-from scalerl_jax.exchange import Instructions, Report
+from scalerl_jax.contract import Instructions, QueueClosed, Report
 from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.simulate.lengths import Drawn, Lengths
 from scalerl_jax.simulate.outcome import Outcome

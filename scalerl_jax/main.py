@@ -26,11 +26,14 @@ from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
+from scalerl_jax.config.listing import list_settings
 from scalerl_jax.config.resumption import free_settings
-from scalerl_jax.parallel import multihost
+from scalerl_jax.parallel import multihost, rendezvous
 from scalerl_jax.train import Outcome, train
+from scalerl_jax.utils.ending import tell
 from scalerl_jax.utils.progress import Progress, Stderr
 from scalerl_jax.utils.reading import is_remote
+from scalerl_jax.utils.resuming import find_settings
 from scalerl_jax.utils.run_directory import (
     EVALS_FILE,
     STATUS_FILE,
@@ -39,6 +42,8 @@ from scalerl_jax.utils.run_directory import (
     open_run_directory,
 )
 from scalerl_jax.utils.xla import keep_programs
+from scalerl_jax.wiring import loading
+from scalerl_jax.wiring.describe import describe
 
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
 
@@ -123,8 +128,6 @@ def main(argv: Sequence[str]) -> None:
     except ValueError as error:
         _end(str(error))
     if _DESCRIBE.value:
-        from scalerl_jax.wiring.describe import describe
-
         sys.stdout.write(describe(config))
         return
     if workdir is None:
@@ -143,8 +146,6 @@ def main(argv: Sequence[str]) -> None:
                 open_directory=lambda fitted: _opened(fitted, workdir),
             )
     except (ValueError, RuntimeError, OSError) as error:
-        from scalerl_jax.utils.ending import tell  # most runs do not fail
-
         sys.exit(tell(error))
     if outcome is not None:
         _say(outcome, workdir)
@@ -191,7 +192,6 @@ def _join() -> None:
                     f"--distributed; add it"
                 )
         return
-    from scalerl_jax.parallel import rendezvous  # not loaded by single-process runs
 
     try:
         rendezvous.initialize(
@@ -217,8 +217,6 @@ def _join() -> None:
 def parse_flags(argv: Sequence[str]) -> list[str]:
     """Read the flags; return the other arguments.  A wrong flag ends in one line."""
     if config_lib.wants_help(argv):
-        from scalerl_jax.config.listing import list_settings
-
         own = flags.FLAGS.module_help(sys.modules[__name__])
         sys.stdout.write(f"{__doc__}\n{own}\n\n{list_settings()}\n")
         sys.exit(0)
@@ -239,12 +237,10 @@ def _with_settings(argv: Sequence[str]) -> Sequence[str]:
     }
     if "config" in given:
         return argv
-    from scalerl_jax.utils.resuming import find_settings  # --workdir alone goes on
 
     settings = find_settings(given.get("workdir", ""))
     if settings is None:
         return argv
-    from scalerl_jax.wiring import loading  # has a get_config that reads them
 
     return [argv[0], f"--config={loading.__file__}:{settings.parent}", *argv[1:]]
 

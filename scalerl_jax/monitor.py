@@ -28,6 +28,7 @@ from scalerl_jax.run_state import RunState
 from scalerl_jax.types import Group
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
+from scalerl_jax.utils.tracking import StepProfile
 from scalerl_jax.utils.xla import explained
 
 _BATCHES = 10  # batches over which the share of unjudged rollouts is taken
@@ -106,8 +107,6 @@ class RunMonitor:
         self._progress = run.progress
         self._profile = None
         if steps := config.tracking.profile_steps:
-            from scalerl_jax.utils.tracking import StepProfile  # few runs are traced
-
             self._profile = StepProfile(steps, writer.tensorboard)
         self._skipped = 0  # steps in all
         self._dead = 0  # dead experts at the last step

@@ -7,20 +7,18 @@ to load: commands that only make parts do not need them.
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.contract import Generators, Learner, State
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.coordination.tracing import Tracer
+from scalerl_jax.data.mixture import Stream
 from scalerl_jax.learner.forward import LearnerFlops
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
-
-if TYPE_CHECKING:  # loaded only where they are used
-    from scalerl_jax.coordination.tracing import Tracer
-    from scalerl_jax.data.mixture import Stream
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -31,10 +29,10 @@ class RunState:
     generators: Generators
     desk: OrderDesk
     queue: RolloutQueue
-    stream: "Stream"
+    stream: Stream
     assemble: Assembler
     agreement: AgreementCheck
-    trace: "Tracer | None"  # with debug.trace_prompt
+    trace: Tracer | None  # with debug.trace_prompt
     flops: LearnerFlops
     learning_rates: Callable[[int], Any]  # version -> rate of the step from there
     why_no_answers: Callable[[], str]  # what to say if no completion holds one

@@ -6,15 +6,18 @@ Read this first.  `wiring` makes the parts of a run; nothing here knows how they
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalerl_jax.concurrent_evaluation import ConcurrentMonitor
 from scalerl_jax.config import Config, to_json
 from scalerl_jax.contract import State
 from scalerl_jax.learner.checkpoint import UnsavedError
 from scalerl_jax.monitor import RunMonitor
 from scalerl_jax.run_state import RunState
+from scalerl_jax.utils import lost_work
+from scalerl_jax.utils.ending import is_explained
 from scalerl_jax.utils.ledger import LEDGER_FILE, kept_on_disk
 from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.preemption import Preemption
@@ -104,7 +107,6 @@ def _kind_of_monitor(config: Config) -> type[RunMonitor]:
     """Return the class of the run's bookkeeping."""
     if not config.eval.concurrent:
         return RunMonitor
-    from scalerl_jax.concurrent_evaluation import ConcurrentMonitor  # few runs need it
 
     return ConcurrentMonitor
 
@@ -185,8 +187,6 @@ def _rescued(run: RunState) -> Iterator[None]:
     except UnsavedError:
         raise
     except Exception as error:
-        from scalerl_jax.rescue import rescued  # most runs do not fail
-
         _stop(run)
         told = rescued(run, error, lambda: ensure_saved(run, run.state, run.version))
         if told is None:
@@ -236,8 +236,6 @@ def _resume(run: RunState, directory: Path) -> int:
     """
     restored = run.learner.restore()
     if restored or (directory / LEDGER_FILE).exists():
-        from scalerl_jax.utils import lost_work  # not loaded by a new run
-
         saved = restored.host["ledger"] if restored else None
         latest = lost_work.read_ledger(directory)
         lost_work.restore(run.ledger, saved, latest=latest)
@@ -249,3 +247,45 @@ def _resume(run: RunState, directory: Path) -> int:
     run.ledger.count(wasted_tokens=wasted)
     _log.info("resumed after step %d", restored.step)
     return restored.step
+
+
+_log = logging.getLogger(__name__)
+
+
+def rescued(
+    run: RunState, error: Exception, save: Callable[[], None]
+) -> Exception | None:
+    """Save the state of a run whose sampler is stopped; return what to raise.
+
+    A failure between two windows is not the learner's own: the state is whole then, and
+    the result says whether it is saved.  None: the state is not whole.  `save` returns
+    once the newest version is on disk.
+    """
+    if run.queue.taken:
+        _finish_save(run)
+        return None
+    text, saved = str(error), _save_at_last(run.version, save)
+    if not is_explained(error):
+        _log.error(saved, exc_info=error)
+        sampling = error is run.queue.failure
+        where = "the sampling thread" if sampling else "the loop"
+        text = f"{where} failed with {type(error).__name__}: {error}"
+    kind = ValueError if isinstance(error, ValueError) else RuntimeError
+    return kind(f"{text}; {saved}")
+
+
+def _save_at_last(version: int, save: Callable[[], None]) -> str:
+    """Try to save the state; return a sentence that says whether it was saved."""
+    try:
+        save()
+    except Exception as error:  # noqa: BLE001  the run ends with what was before it
+        return f"the state of step {version} cannot be saved: {error}"
+    return f"the state of step {version} is saved, and the same --workdir goes on"
+
+
+def _finish_save(run: RunState) -> None:
+    """Wait for the save under way; the run ends with the failure that came before."""
+    try:
+        run.learner.checkpointer.wait()
+    except UnsavedError as error:
+        _log.error("%s", error)

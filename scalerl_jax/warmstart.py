@@ -48,7 +48,7 @@ from scalerl_jax.learner.step import (
 from scalerl_jax.model.architecture import Architecture, Experts
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.saving import save_params
-from scalerl_jax.model.starts import init_params
+from scalerl_jax.model.transformer import init_params
 from scalerl_jax.model.upcycling import upcycle
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh

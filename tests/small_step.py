@@ -10,9 +10,8 @@ import optax
 from small_mesh import mesh_of
 from small_model import SMALL
 
-from scalerl_jax.algo.advantages import prompt_weights
+from scalerl_jax.algo.advantages import prompt_weights, sample_weights, token_weights
 from scalerl_jax.algo.losses import cispo_loss
-from scalerl_jax.algo.weights import sample_weights, token_weights
 from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.head import Head

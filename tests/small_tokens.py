@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from scalerl_jax.algo import anchors, losses, sequences, surrogates
+from scalerl_jax.algo import anchors, losses
 from scalerl_jax.types import Tokens
 
 CAP, CLIP = 5.0, {"clip_low": 0.2, "clip_high": 0.3}
@@ -21,22 +21,22 @@ TRUST_REGION_LOSSES = {
         losses.truncated_is_loss, max_importance_ratio=CAP
     ),
     "sequence_truncated_is": functools.partial(
-        sequences.sequence_truncated_is_loss, max_importance_ratio=CAP
+        losses.sequence_truncated_is_loss, max_importance_ratio=CAP
     ),
-    "clipped": functools.partial(surrogates.clipped_loss, **CLIP),
-    "dual_clip": functools.partial(surrogates.dual_clip_loss, **CLIP, dual_clip=3.0),
-    "dppo": functools.partial(surrogates.dppo_loss, mask_low=0.2, mask_high=0.3),
-    "gspo": functools.partial(sequences.gspo_loss, **CLIP),
-    "gspo_token": functools.partial(sequences.gspo_token_loss, **CLIP),
+    "clipped": functools.partial(losses.clipped_loss, **CLIP),
+    "dual_clip": functools.partial(losses.dual_clip_loss, **CLIP, dual_clip=3.0),
+    "dppo": functools.partial(losses.dppo_loss, mask_low=0.2, mask_high=0.3),
+    "gspo": functools.partial(losses.gspo_loss, **CLIP),
+    "gspo_token": functools.partial(losses.gspo_token_loss, **CLIP),
 }
 LOSSES = TRUST_REGION_LOSSES | {
     "reinforce": losses.reinforce_loss,
     "decoupled": functools.partial(
         anchors.decoupled_loss, **CLIP, max_importance_ratio=CAP
     ),
-    "anchored": anchors.anchored(functools.partial(surrogates.clipped_loss, **CLIP)),
+    "anchored": anchors.anchored(functools.partial(losses.clipped_loss, **CLIP)),
     "corrected": anchors.corrected(
-        anchors.anchored(functools.partial(surrogates.clipped_loss, **CLIP)),
+        anchors.anchored(functools.partial(losses.clipped_loss, **CLIP)),
         max_importance_ratio=CAP,
     ),
 }

@@ -20,8 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from scalerl_jax import main, warmstart
 from scalerl_jax.learner.checkpoint import UnsavedError
 from scalerl_jax.learner.step import TrainState
-from scalerl_jax.model.starts import init_params
-from scalerl_jax.model.transformer import unstack_layers
+from scalerl_jax.model.transformer import init_params, unstack_layers
 from scalerl_jax.rewards import verifier
 from scalerl_jax.train import train
 from scalerl_jax.utils.ending import is_explained

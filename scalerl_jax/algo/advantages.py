@@ -1,12 +1,13 @@
-"""ScaleRL's advantages of rollouts, filter of groups, and weights of tokens.
+"""Advantages of rollouts and their scales, the filter of groups, weights of tokens.
 
-The weights are zero outside their mask and sum to 1 over the GLOBAL batch.  They are
-computed before it is cut, so that the gradient does not depend on microbatches, packing
-or devices.  Other recipes' advantages and weights: `scales`, `weights`, `overlong`.
+Weights are zero outside their mask and sum to 1 over the GLOBAL batch (all but
+`constant_weights`).  All are computed before the batch is cut, so that the gradient
+does not depend on microbatches, packing or devices.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
 
 
 def group_advantages(
@@ -26,20 +27,25 @@ def group_advantages(
     return jnp.where(counted, groups - mean, 0.0).reshape(-1)
 
 
-def normalize_by_batch(
-    advantages: Float[Array, "..."], kept: Bool[Array, "..."], *, eps: float
-) -> Float[Array, "..."]:
-    """A / (spread of all A that are kept + eps); zero where not kept.
+def leave_one_out(
+    rewards: Float[Array, " B"],
+    judged: Bool[Array, " B"] | None = None,
+    *,
+    group_size: int,
+) -> Float[Array, " B"]:
+    """Reward minus the mean of the OTHERS of its group (RLOO).
 
-        spread = sqrt(sum over the kept b of A[b]^2 / number of kept)
+        A[n, g] = r[n, g] - (sum_h r[n, h] - r[n, g]) / (G - 1)
 
-    The spread is taken about 0, the mean of A over a whole group; over whole groups it
-    is the standard deviation with divisor B.  Where cut-off completions are masked, the
-    baselines still count them, and the mean of the kept A is not 0: a standard
-    deviation about that mean would be 0 if all wrong answers were masked.
-    Zero-variance groups are not among the kept.  ScaleRL, section 3.2.
+    which is G / (G - 1) times the advantage over the group's mean, and unbiased.  Sum
+    and G count the `judged` rollouts (None: all); A is 0 for the others, and for the
+    only judged one of a group.  Ahmadian et al., https://arxiv.org/abs/2402.14740,
+    section 2.
     """
-    return scaled(advantages, kept, root_mean_square(advantages, kept), eps=eps)
+    groups, counted, count = by_group(rewards, judged, group_size)
+    total = jnp.where(counted, groups, 0.0).sum(axis=1, keepdims=True)
+    others = (total - groups) / jnp.maximum(count - 1.0, 1.0)
+    return jnp.where(counted & (count > 1.0), groups - others, 0.0).reshape(-1)
 
 
 def has_reward_variance(
@@ -61,6 +67,106 @@ def has_reward_variance(
     return jnp.repeat(varied, group_size)
 
 
+def normalize_by_batch(
+    advantages: Float[Array, "..."], kept: Bool[Array, "..."], *, eps: float
+) -> Float[Array, "..."]:
+    """A / (spread of all A that are kept + eps); zero where not kept.
+
+        spread = sqrt(sum over the kept b of A[b]^2 / number of kept)
+
+    The spread is taken about 0, the mean of A over a whole group; over whole groups it
+    is the standard deviation with divisor B.  Where cut-off completions are masked, the
+    baselines still count them, and the mean of the kept A is not 0: a standard
+    deviation about that mean would be 0 if all wrong answers were masked.
+    Zero-variance groups are not among the kept.  ScaleRL, section 3.2.
+    """
+    return scaled(advantages, kept, root_mean_square(advantages, kept), eps=eps)
+
+
+def unnormalized(
+    advantages: Float[Array, " B"], kept: Bool[Array, " B"]
+) -> Float[Array, " B"]:
+    """A unscaled, zero where not kept.  Dr. GRPO, https://arxiv.org/abs/2503.20783."""
+    return jnp.where(kept, advantages, 0.0)
+
+
+def normalize_by_reward_std(
+    advantages: Float[Array, " B"],
+    kept: Bool[Array, " B"],
+    *,
+    rewards: Float[Array, " B"],
+    judged: Bool[Array, " B"] | None = None,
+    group_size: int,
+    eps: float,
+) -> Float[Array, " B"]:
+    """A / (std of the REWARDS of the kept groups + eps); zero where not kept.
+
+    A group is kept if any of its rollouts is; all its `judged` rollouts (None: all)
+    count, masked ones too, as in its baseline.  This std also holds the differences
+    between the groups' means, which `normalize_by_batch`'s spread does not: easy and
+    hard prompts in one batch shrink each other's advantages.  Lite PPO,
+    https://arxiv.org/abs/2508.08221; TRL's scale_rewards="batch", whose divisor is
+    B - 1 and which filters nothing.
+    """
+    _, counted, _ = by_group(rewards, judged, group_size)
+    of_kept = kept.reshape(-1, group_size).any(axis=1, keepdims=True)
+    counted = (counted & of_kept).reshape(-1)
+    mean = jnp.where(counted, rewards, 0.0).sum() / jnp.maximum(counted.sum(), 1)
+    return scaled(advantages, kept, root_mean_square(rewards - mean, counted), eps=eps)
+
+
+def normalize_by_prompt(
+    advantages: Float[Array, " B"],
+    kept: Bool[Array, " B"],
+    *,
+    judged: Bool[Array, " B"] | None = None,
+    group_size: int,
+    eps: float,
+) -> Float[Array, " B"]:
+    """A / (std of its group + eps), as in GRPO; zero where not kept.
+
+        std = sqrt(sum over the judged g of A[n, g]^2 / number of judged)
+
+    The `judged` rollouts (None: all) are the ones in the baseline of A, masked ones
+    included.  TRL and verl divide by one less, and the paper does not say.
+    https://arxiv.org/abs/2402.03300, section 4.1.2.
+    """
+    groups, counted, count = by_group(advantages, judged, group_size)
+    squares = jnp.where(counted, groups**2, 0.0).sum(axis=1, keepdims=True)
+    deviations = jnp.sqrt(squares / jnp.maximum(count, 1.0))
+    deviations = jnp.broadcast_to(deviations, groups.shape).reshape(-1)
+    return scaled(advantages, kept, deviations, eps=eps)
+
+
+@struct.dataclass(kw_only=True)
+class RunningStatistics:
+    """Sums over all values seen so far, for their spread about 0."""
+
+    count: Float[Array, ""] | float = 0.0
+    squares: Float[Array, ""] | float = 0.0  # sum of the squared values
+
+
+def normalize_by_running(
+    advantages: Float[Array, " B"],
+    kept: Bool[Array, " B"],
+    statistics: RunningStatistics,
+    *,
+    eps: float,
+) -> tuple[Float[Array, " B"], RunningStatistics]:
+    """A / (spread of all A kept in this and earlier batches + eps), zero if not kept.
+
+    Return the advantages and the new statistics.  The scale does not follow the luck of
+    one batch; the first batch is scaled as by `normalize_by_batch`.  PPO's code scales
+    rewards so: https://arxiv.org/abs/2005.12729, section 3.
+    """
+    statistics = RunningStatistics(
+        count=statistics.count + kept.sum(dtype=jnp.float32),
+        squares=statistics.squares + jnp.where(kept, advantages**2, 0.0).sum(),
+    )
+    spread = jnp.sqrt(statistics.squares / jnp.maximum(statistics.count, 1.0))
+    return scaled(advantages, kept, spread, eps=eps), statistics
+
+
 def prompt_weights(mask: Bool[Array, "B T"], *, group_size: int) -> Float[Array, "B T"]:
     """Token weights that give every prompt the same total, spread over its tokens.
 
@@ -74,6 +180,72 @@ def prompt_weights(mask: Bool[Array, "B T"], *, group_size: int) -> Float[Array,
     tokens = groups.sum(axis=(1, 2), keepdims=True)
     shares = groups / jnp.maximum(tokens, 1.0)
     return (shares / jnp.maximum((tokens > 0).sum(), 1)).reshape(counts.shape)
+
+
+def sample_weights(mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    """Token weights that give every rollout the same total, spread over its tokens.
+
+        w[b, t] = mask[b, t] / (tokens of b) / (rollouts with a token)
+
+    GRPO, https://arxiv.org/abs/2402.03300, equation 3.
+    """
+    return prompt_weights(mask, group_size=1)
+
+
+def token_weights(mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    """Token weights that are all equal:  w[b, t] = mask[b, t] / (tokens of the batch).
+
+    DAPO as it is implemented, https://arxiv.org/abs/2503.14476.
+    """
+    counts = mask.astype(jnp.float32)
+    return counts / jnp.maximum(counts.sum(), 1.0)
+
+
+def constant_weights(
+    mask: Bool[Array, "B T"], *, max_tokens: int
+) -> Float[Array, "B T"]:
+    """Token weights that are equal within a batch and from batch to batch.
+
+        w[b, t] = mask[b, t] / (B * max_tokens)
+
+    They sum to the mean length over max_tokens, at most 1: a short batch is a small
+    step.  B counts all rollouts, filtered ones too; max_tokens is the longest
+    completion there may be.  Dr. GRPO, https://arxiv.org/abs/2503.20783, appendix.
+    """
+    return mask.astype(jnp.float32) / (mask.shape[0] * max_tokens)
+
+
+def overlong_penalty(
+    lengths: Int[Array, " B"], *, max_tokens: int, cache_tokens: int
+) -> Float[Array, " B"]:
+    """Penalty in [-1, 0] of completions whose length nears the limit, in tokens.
+
+        penalty = clip((max_tokens - length) / cache_tokens - 1, -1, 0)
+
+    0 up to max_tokens - cache_tokens, then linear, -1 from max_tokens on.  DAPO,
+    https://arxiv.org/abs/2503.14476, equation 13 (which writes the three parts; 20,480
+    and 4,096); ScaleRL, https://arxiv.org/abs/2510.13786 (this form; 14k and 2k).
+    """
+    left = (max_tokens - cache_tokens - lengths).astype(jnp.float32)
+    return jnp.clip(left / cache_tokens, -1.0, 0.0)
+
+
+def add_overlong_penalty(
+    rewards: Float[Array, " B"],
+    lengths: Int[Array, " B"],
+    passed: Bool[Array, " B"],
+    *,
+    max_tokens: int,
+    cache_tokens: int,
+    correct_only: bool,
+) -> Float[Array, " B"]:
+    """Add `overlong_penalty` to rewards: of all completions (DAPO), or of the correct
+    ones only (ScaleRL).
+    """
+    penalty = overlong_penalty(
+        lengths, max_tokens=max_tokens, cache_tokens=cache_tokens
+    )
+    return rewards + jnp.where(passed | (not correct_only), penalty, 0.0)
 
 
 def by_group(

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from scalerl_jax.algo.losses import TokenLoss, importance_ratio
-from scalerl_jax.algo.surrogates import clipped_loss
+from scalerl_jax.algo.losses import TokenLoss, clipped_loss, importance_ratio
 from scalerl_jax.types import Tokens
 
 

@@ -12,24 +12,24 @@ start of the window, epoch).
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float
 
-from scalerl_jax.algo.advantages import has_reward_variance
+from scalerl_jax.algo.advantages import (
+    RunningStatistics,
+    has_reward_variance,
+    normalize_by_running,
+)
 from scalerl_jax.batching.packing import (
     TrainSequence,
     computed_tokens,
     train_sequences,
 )
+from scalerl_jax.batching.replay import Replay
 from scalerl_jax.rewards.verdict import UNJUDGED
 from scalerl_jax.types import Group, PackedBatch, Rollout
-
-if TYPE_CHECKING:  # of few runs
-    from scalerl_jax.batching.replay import Replay
-    from scalerl_jax.batching.running import RunningNormalization
 
 # Statuses of rollouts that were judged neither right nor wrong.
 _NO_VERDICTS = ("no_answer", "unparsable", "verifier_timeout", "verifier_error")
@@ -45,6 +45,40 @@ ShapeRewards = Callable[[Array, Array, Array], Array]
 Regularization = Callable[[Array, Array], Array]
 # sequences -> packed batch: a partial `packing.pack` or `stream_packing.pack_shared`
 Pack = Callable[[Sequence[TrainSequence]], PackedBatch]
+
+
+class RunningNormalization:
+    """Divides advantages by their spread over all batches so far.
+
+    Each call adds its batch to the statistics, which checkpoints keep.
+    """
+
+    def __init__(self, *, eps: float) -> None:
+        """Begin with no batch."""
+        self._eps = eps
+        self._statistics = RunningStatistics()
+
+    def __call__(
+        self, advantages: Float[Array, " B"], kept: Bool[Array, " B"]
+    ) -> Float[Array, " B"]:
+        """Return A / (spread of all A kept so far, this batch's included, + eps)."""
+        scaled, self._statistics = normalize_by_running(
+            advantages, kept, self._statistics, eps=self._eps
+        )
+        return scaled
+
+    def state(self) -> dict[str, float]:
+        """Return the statistics as JSON values that hold each float32 exactly."""
+        return {name: float(each) for name, each in vars(self._statistics).items()}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Go on from what `state` gave."""
+        count, squares = state["count"], state["squares"]
+        # Older checkpoints hold squares about a mean.
+        squares += count * state.get("mean", 0.0) ** 2
+        self._statistics = RunningStatistics(
+            count=jnp.float32(count), squares=jnp.float32(squares)
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,8 +122,8 @@ class Assembler:
     # regularisers have a factor of 1 in all groups.
     shape_rewards: ShapeRewards | None = None
     regularization: Regularization | None = None
-    running: "RunningNormalization | None" = None  # set if `advantages` calls it
-    replay: "Replay | None" = None  # set if routing is replayed
+    running: RunningNormalization | None = None  # set if `advantages` calls it
+    replay: Replay | None = None  # set if routing is replayed
 
     def state(self) -> dict[str, float]:
         """Return the state for a checkpoint, as JSON values."""

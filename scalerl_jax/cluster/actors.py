@@ -26,7 +26,7 @@ from scalerl_jax.cluster.object_store import ObjectStoreChannel
 from scalerl_jax.cluster.placement import forget_others
 from scalerl_jax.cluster.session import versions
 from scalerl_jax.config import Config
-from scalerl_jax.exchange import Instructions, Report
+from scalerl_jax.contract import Instructions, Report
 from scalerl_jax.parallel.bucket_channel import make_channel
 from scalerl_jax.parallel.channels import Parcel
 from scalerl_jax.parallel.offers import Offer

@@ -30,7 +30,7 @@ from scalerl_jax.cluster.gang import LearnerGang
 from scalerl_jax.cluster.placement import slices_of
 from scalerl_jax.cluster.session import Cluster, check_process, connected
 from scalerl_jax.config import Config
-from scalerl_jax.exchange import Instructions, Link, Report
+from scalerl_jax.contract import Instructions, Link, Report
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.run_state import RunState
 from scalerl_jax.train import Outcome, train
@@ -40,6 +40,7 @@ from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import STATUS_FILE, RunDirectory, write_json
 from scalerl_jax.utils.work_log import RemoteLedger
 from scalerl_jax.wiring.devices import generator_pools, ledger_pools
+from scalerl_jax.wiring.replicas import make_fleet
 
 _log = logging.getLogger(__name__)
 _LAST_STATUS_S = 10.0  # that the last one may take to be written
@@ -316,7 +317,6 @@ def make_cluster_run(
         opened.callback(gang.close)
         ledger = make_ledger(config, chip=gang.places[0].chip)
         ledger.start(startup_s=time.monotonic() - began)
-        from scalerl_jax.wiring.replicas import make_fleet
 
         fleet = make_fleet(
             books.parts,

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+import scalerl_jax
 from scalerl_jax.cluster import slice_hosts
 from scalerl_jax.cluster.placement import HostNode, Seats, hosts_of
 from scalerl_jax.utils.ending import first_line
@@ -213,8 +214,6 @@ def versions() -> dict[str, str]:
     libtpu, which the controller's machine need not have.
     """
     import jax
-
-    import scalerl_jax
 
     return {
         "scalerl_jax": scalerl_jax.__version__,

@@ -13,6 +13,11 @@ from typing import Any
 import ml_collections
 from absl import flags, logging
 
+from scalerl_jax.config import faults
+from scalerl_jax.config.bases import ask_polaris as ask_polaris
+from scalerl_jax.config.bases import based_on as based_on
+from scalerl_jax.config.bases import scalerl_baseline as scalerl_baseline
+from scalerl_jax.config.bases import vanilla_grpo as vanilla_grpo
 from scalerl_jax.config.checks import validate
 from scalerl_jax.config.sections import LOSSES as LOSSES
 from scalerl_jax.config.sections import SETTINGS as SETTINGS
@@ -27,17 +32,6 @@ from scalerl_jax.config.sections import RewardConfig as RewardConfig
 from scalerl_jax.config.sections import ScalingConfig as ScalingConfig
 from scalerl_jax.config.settings import build as build
 from scalerl_jax.config.settings import naming as naming
-
-_BASES = ("based_on", "ask_polaris", "vanilla_grpo", "scalerl_baseline")
-
-
-def __getattr__(name: str) -> Any:
-    """Return a starting point of recipes, which only their files load."""
-    if name not in _BASES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from scalerl_jax.config import bases
-
-    return getattr(bases, name)
 
 
 def defaults() -> ml_collections.ConfigDict:
@@ -102,8 +96,6 @@ def read_flags(
     try:
         return values(list(argv))
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a program does
-        from scalerl_jax.config import faults  # few commands are mistaken
-
         if (reason := faults.explain(error, argv, settings)) is None:
             raise
         raise ValueError(reason) from error

@@ -2,10 +2,14 @@
 
 Every check raises a ValueError with setting, value, limit and way out, which
 `f"{batch.epochs = }"` writes.  Which data sets there are is seen when they are opened.
-Parts that few runs switch on are checked by `config.parts`, which they load.
+`CHECKS` has those of parts that are off unless a setting switches them on.  One file
+above 400 lines: a combination is looked up where all of them are.
 """
 
+import importlib.util
+import itertools
 import operator
+from collections.abc import Callable
 
 from scalerl_jax.config.sections import LOSSES, SETTINGS, Config
 
@@ -31,15 +35,12 @@ def validate(config: Config) -> None:
         _versions,
     ):
         check(config)
-    if parts := _parts(config):
-        from scalerl_jax.config.parts import CHECKS  # few runs have any
-
-        for part in parts:
-            CHECKS[part](config)
+    for part in _parts(config):
+        CHECKS[part](config)
 
 
 def _parts(config: Config) -> list[str]:
-    """Return the parts of `config.parts` that the settings switch on."""
+    """Return the parts in `CHECKS` that the settings switch on."""
     batch, data, objective = config.batch, config.data, config.objective
     sampler, tracking = config.sampler, config.tracking
     loss, cap = LOSSES[objective.loss], objective.correction_cap
@@ -154,7 +155,7 @@ def _windows(config: Config) -> None:
     batch, queue = config.batch, config.queue
     lag, waiting = f"{queue.max_staleness = }", f"{queue.max_waiting = }"
     if queue.mode == "batched":
-        return  # whose windows `config.parts` checks
+        return  # whose windows `_batched` checks
     if queue.max_staleness < batch.epochs - 1:
         raise ValueError(
             f"{lag} is below batch.epochs - 1 = {batch.epochs - 1}, by which the "
@@ -211,3 +212,346 @@ def _versions(config: Config) -> None:
             "each other: an evaluation beside the run needs a version of its own; set "
             "generators.versions = 2, or eval.concurrent = False"
         )
+
+
+_SEQUENCE_CLIP = 0.05  # no clip of a length-normalised ratio comes near it
+
+
+def _batched(config: Config) -> None:
+    batch, queue = config.batch, config.queue
+    lag = f"{queue.max_staleness = }"
+    if queue.max_staleness < 1:
+        raise ValueError(
+            f"{lag} with {queue.mode = } (PPO-off-policy-k) would generate k * N = "
+            f"0 groups; use k >= 1, or 'pipeline' for the synchronous loop"
+        )
+    if queue.max_staleness % batch.epochs:
+        raise ValueError(
+            f"{lag} with {queue.mode = }, the steps on what is generated together, "
+            f"cannot be cut into {batch.epochs = } passes; make it a multiple"
+        )
+    if queue.max_waiting > 1:
+        raise ValueError(
+            f"{queue.max_waiting = } is not read with {queue.mode = }, where the "
+            f"groups of a whole window wait for each other; leave it at 1"
+        )
+
+
+def _cosine(config: Config) -> None:
+    optimizer, train = config.optimizer, config.train
+    end, where = optimizer.decay_steps, f"{optimizer.decay_steps = }"
+    if not end:
+        end, where = train.num_steps, f"{train.num_steps = }"
+    if end <= optimizer.warmup_steps:
+        raise ValueError(
+            f"{where}, where the cosine ends, must be above {optimizer.warmup_steps = }"
+            f"; raise the first or lower the second"
+        )
+
+
+def _clips(config: Config) -> None:
+    """Refuse clips that no ratio can reach, or that every ratio would."""
+    objective = config.objective
+    low, high = f"{objective.clip_low = }", f"{objective.clip_high = }"
+    if objective.clip_low > 1:
+        raise ValueError(f"{low} leaves a ratio no lower bound; use 1 or less")
+    widest = max(objective.clip_low, objective.clip_high)
+    if LOSSES[objective.loss].ratio == "sequence_mean" and widest >= _SEQUENCE_CLIP:
+        raise ValueError(
+            f"{low}, {high} are clips of a token's ratio: that of {objective.loss = }, "
+            f"a mean over the sequence, stays within some 1e-3 of 1; use 3e-4 and 4e-4 "
+            f"(GSPO) or 4e-3 (ScaleRL), below {_SEQUENCE_CLIP}"
+        )
+    if objective.loss == "dual_clip" and objective.dual_clip <= 1 + objective.clip_high:
+        raise ValueError(
+            f"{objective.dual_clip = } must be above 1 + objective.clip_high = "
+            f"{1 + objective.clip_high}: it bounds the ratio of punished tokens, not "
+            f"its distance to 1; 3 in the paper"
+        )
+    for name in ("mask_low", "mask_high"):
+        if (value := getattr(objective, name)) >= 1:
+            raise ValueError(
+                f"objective.{name} = {value} is a difference of probabilities and from "
+                f"1 on would drop nothing; prime-rl has 0.2"
+            )
+
+
+def _anchor(config: Config) -> None:
+    """Refuse ratios over the wrong log-probabilities, or over them twice or never."""
+    objective, own = config.objective, LOSSES[config.objective.loss]
+    loss, anchor = f"{objective.loss = }", f"{objective.anchor = }"
+    cap, correction = objective.correction_cap, f"{objective.correction_cap = }"
+    if own.anchor == "behavior" and objective.anchor != "behavior":
+        raise ValueError(
+            f"{loss} corrects for the sampler, and {anchor} takes the sampler out of "
+            f"its ratio; set anchor = 'behavior', or loss = 'reinforce' with "
+            f"objective.correction_cap"
+        )
+    if own.anchor == "recomputed" and objective.anchor != "recomputed":
+        raise ValueError(
+            f"{loss} clips around recomputed log-probabilities; set objective.anchor = "
+            f"'recomputed'"
+        )
+    if cap and objective.anchor == "behavior":
+        raise ValueError(
+            f"{correction} with {anchor} would count the mismatch twice: the ratio "
+            f"over the sampler holds it already; set it to 0, or anchor = 'recomputed'"
+        )
+    if cap and own.anchor == "recomputed":
+        raise ValueError(
+            f"{correction} would count the mismatch twice: {loss} is weighted by the "
+            f"same ratio, up to objective.max_importance_ratio; set it to 0"
+        )
+    if objective.anchor == "behavior" or own.anchor or cap:
+        return
+    if own.ratio == "none":
+        raise ValueError(
+            f"{anchor} is not read with {loss}, which has no ratio; set anchor = "
+            f"'behavior', or an objective.correction_cap above 0"
+        )
+    if config.steps_per_window <= 1:
+        raise ValueError(
+            f"{anchor} with one optimizer step per window makes {loss} inert: its "
+            f"ratio is always 1, and nothing corrects for the sampler; set anchor = "
+            f"'behavior', or objective.correction_cap, or take more steps "
+            f"(batch.epochs, or 'batched' with queue.max_staleness above 1)"
+        )
+
+
+def _critic(config: Config) -> None:
+    batch, critic, objective = config.batch, config.critic, config.objective
+    if objective.zero_variance_filter:
+        raise ValueError(
+            f"{objective.zero_variance_filter = } drops groups of equal rewards, and "
+            f"with {objective.advantage = } no advantage is relative to a group: their "
+            f"tokens have a gradient like any others; set it to False"
+        )
+    if objective.advantage_normalization not in ("batch", "none"):
+        raise ValueError(
+            f"{objective.advantage_normalization = } is over rewards of groups; with "
+            f"{objective.advantage = } use 'batch', over its sampled tokens, or 'none'"
+        )
+    rollouts = batch.num_prompts * batch.group_size
+    if critic.minibatches > rollouts:
+        raise ValueError(
+            f"{critic.minibatches = } cannot be cut from the batch.num_prompts * "
+            f"batch.group_size = {rollouts} rollouts; lower it or raise the others"
+        )
+    if critic.value_clip and config.steps_per_window * critic.minibatches == 1:
+        raise ValueError(
+            f"{critic.value_clip = } with one step of the critic per window clips "
+            f"nothing: it begins at the values that the clip is about; set it to 0, or "
+            f"take more steps (critic.minibatches, batch.epochs, or queue.mode = "
+            f"'batched' with queue.max_staleness above 1)"
+        )
+    if critic.pretrain_steps >= config.train.num_steps:
+        raise ValueError(
+            f"{critic.pretrain_steps = } leave no step to the policy within "
+            f"train.num_steps = {config.train.num_steps}; lower the first or raise the "
+            f"second"
+        )
+
+
+def _filters(config: Config) -> None:
+    """Refuse a ratio of the whole distribution over a part of it.
+
+    With a filter the sampler's log-probabilities are of the tokens that it keeps and
+    the learner's of all.  At equal params their ratio is what those tokens have of the
+    probability: below 1, and least where the policy is least certain.
+    """
+    sampler, objective = config.sampler, config.objective
+    loss = LOSSES[objective.loss]
+    filters = [f"sampler.{name} = {getattr(sampler, name)}" for name in sampler.filters]
+    if loss.anchor == "recomputed" or objective.correction_cap:
+        effect = "the correction for the sampler weakens the tokens it is least sure of"
+    elif objective.anchor == "recomputed" or loss.ratio == "none":
+        return  # no ratio is over the sampler's
+    elif loss.clips:
+        effect = "its clip takes the gradient of tokens that have not moved"
+    elif loss.of_sequences:
+        effect = "its product over a completion takes the gradient of long ones"
+    else:
+        effect = "it weakens the tokens that the policy is least sure of"
+    raise ValueError(
+        f"{', '.join(filters)} with {objective.loss = }: its ratio is over the "
+        f"log-probabilities of the filtered distribution and hence below 1 at equal "
+        f"params, so that {effect}; turn the filter off, set objective.anchor = "
+        f"'recomputed' without a correction, or objective.allow_sampling_filters = True"
+    )
+
+
+def _order(config: Config) -> None:
+    batch, data = config.batch, config.data
+    progressive = data.order == "progressive"
+    if progressive != bool(data.open_steps):
+        raise ValueError(
+            f"{data.open_steps = } with {data.order = }: the steps until every prompt "
+            f"is open must be above 0 with 'progressive', and 0 without"
+        )
+    if data.order != "shuffled" and not data.difficulty:
+        raise ValueError(
+            f"{data.order = } needs data.difficulty, a file of pass rates: scalerl "
+            f"data difficulty --config=CONFIG --samples=8 "
+            f"--out=difficulty.jsonl makes one; or set it to 'measured', and the first "
+            f"epoch is shuffled, the later ones go by what the run has measured"
+        )
+    opened = round(data.open_share * data.train_prompts)
+    if progressive and data.train_prompts and opened < batch.num_prompts:
+        raise ValueError(
+            f"data.open_share * data.train_prompts = {opened} prompts at the start are "
+            f"fewer than {batch.num_prompts = }; raise one of the first two or lower "
+            f"the third"
+        )
+
+
+def _overlong(config: Config) -> None:
+    objective, sampler = config.objective, config.sampler
+    cache = objective.overlong_cache_tokens
+    most = objective.overlong_max_tokens or sampler.max_completion_tokens
+    if cache > most:
+        raise ValueError(
+            f"{objective.overlong_cache_tokens = } is more than "
+            f"objective.overlong_max_tokens = {most}, and would punish every "
+            f"completion; lower it"
+        )
+    if most - cache >= sampler.max_completion_tokens:
+        raise ValueError(
+            f"objective.overlong_max_tokens - objective.overlong_cache_tokens = "
+            f"{most - cache}, where the punishment begins, must be below "
+            f"{sampler.max_completion_tokens = }; lower the first"
+        )
+
+
+def _refills(config: Config) -> None:
+    batch, objective = config.batch, config.objective
+    where = f"{batch.dynamic_sampling = }"
+    if not batch.max_refills:
+        raise ValueError(
+            f"{where} with {batch.max_refills = } would generate nothing in place of "
+            f"groups without reward variance; use 1 or more, or leave it off"
+        )
+    if not objective.zero_variance_filter:
+        raise ValueError(
+            f"{where} generates other groups in place of those without reward "
+            f"variance, and {objective.zero_variance_filter = } keeps them; choose one"
+        )
+
+
+def _regularizers(config: Config) -> None:
+    objective = config.objective
+    where = f"{objective.kl_in = }"
+    if objective.kl_coefficient and objective.kl_estimator == "none":
+        raise ValueError(
+            f"{objective.kl_coefficient = } needs objective.kl_estimator: k2 or k3 in "
+            f"the loss, k1, k2 or k3 in the reward"
+        )
+    if objective.kl_in == "loss" and objective.kl_estimator == "k1":
+        raise ValueError(
+            f"{objective.kl_estimator = } with {where} regularises nothing: its "
+            f"gradient is 0 in expectation; use 'k2' (the gradient of the KL) or 'k3' "
+            f"(GRPO's), or kl_in = 'reward'"
+        )
+    if objective.kl_in == "reward" and objective.cut_off_completions == "mask":
+        raise ValueError(
+            f"{objective.cut_off_completions = } with {where}: the mean of a group "
+            f"needs the KL of all its completions, and masked ones have none; use "
+            f"'keep' or 'wrong', or kl_in = 'loss'"
+        )
+    if objective.regularize == "all":
+        return
+    if not (objective.kl_coefficient or objective.entropy_coefficient):
+        raise ValueError(
+            f"{objective.regularize = } has nothing to switch off on hard prompts: set "
+            f"objective.kl_coefficient or objective.entropy_coefficient, or 'all'"
+        )
+    if not objective.regularize_from_pass_rate > 0:
+        raise ValueError(
+            f"{objective.regularize_from_pass_rate = } must be above 0 with "
+            f"{objective.regularize = }; IsoCompute's easy prompts begin at 0.3"
+        )
+
+
+def _sharing(config: Config) -> None:
+    batch, mesh, sampler = config.batch, config.mesh, config.sampler
+    if not batch.packing or mesh.context > 1:
+        raise ValueError(
+            f"{batch.shared_tokens = } needs batch.packing = True and mesh.context = "
+            f"1; set it to 0 to compute every prompt again"
+        )
+    for where, room, needed in (
+        (f"{batch.shared_tokens = }", batch.shared_tokens, sampler.max_prompt_tokens),
+        (f"{batch.own_tokens = }", batch.own_tokens, sampler.max_completion_tokens),
+    ):
+        if room < needed:
+            raise ValueError(
+                f"{where} cannot hold one sequence's {needed} tokens; raise it, or set "
+                f"batch.shared_tokens and batch.own_tokens to 0"
+            )
+
+
+def _stages(config: Config) -> None:
+    sampler, most = config.sampler, config.sampler.max_completion_tokens
+    where = f"{sampler.length_stages = }"
+    if any(len(stage) != 2 for stage in sampler.length_stages):
+        raise ValueError(
+            f"{where} must be pairs (first optimizer step, completion tokens)"
+        )
+    starts, lengths = zip(*sampler.length_stages, strict=True)
+    if starts[0] != 0:
+        raise ValueError(f"{where} must begin at step 0, not {starts[0]}")
+    for name, values in (("steps", starts), ("completion tokens", lengths)):
+        if any(later <= earlier for earlier, later in itertools.pairwise(values)):
+            raise ValueError(f"{where} must have growing {name}, not {values}")
+    if lengths[0] < 1 or lengths[-1] > most:
+        raise ValueError(
+            f"{where} must stay between 1 and {sampler.max_completion_tokens = }; "
+            f"raise that or lower the stages"
+        )
+
+
+def _task_weights(config: Config) -> None:
+    data, weights, tasks = config.data, config.data.task_weights, config.data.tasks
+    if len(weights) != len(tasks):
+        raise ValueError(
+            f"{data.task_weights = } are {len(weights)} shares of the {len(tasks)} "
+            f"tasks in {data.tasks = }; give one for each, or none"
+        )
+    if min(weights) <= 0:
+        raise ValueError(
+            f"{data.task_weights = } must be above 0; leave a task that is not to be "
+            f"drawn out of data.tasks"
+        )
+
+
+def _tracking(config: Config) -> None:
+    tracking, steps = config.tracking, config.tracking.profile_steps
+    package = importlib.util.find_spec("wandb") if tracking.wandb_project else None
+    # A folder of that name, which W&B itself makes, has no origin.
+    if tracking.wandb_project and (package is None or package.origin is None):
+        raise ValueError(
+            f"{tracking.wandb_project = } needs a package that is not installed: pip "
+            f"install 'scalerl_jax[wandb]'; or leave it empty"
+        )
+    if steps and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
+        raise ValueError(
+            f"{tracking.profile_steps = } must be the first and the last optimizer "
+            f"step of a trace, such as (10, 12), or () for none"
+        )
+
+
+CHECKS: dict[str, Callable[[Config], None]] = {
+    "sharing": _sharing,
+    "stages": _stages,
+    "refills": _refills,
+    "task_weights": _task_weights,
+    "order": _order,
+    "batched": _batched,
+    "tracking": _tracking,
+    "cosine": _cosine,
+    "clips": _clips,
+    "anchor": _anchor,
+    "filters": _filters,
+    "regularizers": _regularizers,
+    "overlong": _overlong,
+    "critic": _critic,
+}

@@ -66,7 +66,7 @@ def settings_page() -> str:
     rows = (
         [
             f"`{name}`",
-            f"`{loss.function}`",
+            f"`{name}_loss`",
             ", ".join(f"`{each}`" for each in loss.settings),
             loss.paper,
         ]

@@ -287,9 +287,8 @@ class QueueConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss:
-    """A loss: its function, its settings and kind."""
+    """What a config knows of a loss; `wiring.objective` has its function."""
 
-    function: str  # "module:function", imported where a config names the loss
     settings: tuple[str, ...] = ()  # of the objective: the function's keywords
     ratio: Literal["none", "token", "sequence_mean", "sequence_sum"] = "token"
     clips: bool = False  # a token can lose its gradient
@@ -306,63 +305,53 @@ class Loss:
 _CLIP = ("clip_low", "clip_high")
 LOSSES = {
     "cispo": Loss(
-        function="scalerl_jax.algo.losses:cispo_loss",
         settings=("max_importance_ratio", "min_importance_ratio"),
         paper="MiniMax-M1, 2506.13585, eq. 4; ScaleRL, 2510.13786, eq. 4",
     ),
     "clipped": Loss(
-        function="scalerl_jax.algo.surrogates:clipped_loss",
         settings=_CLIP,
         clips=True,
         paper="PPO, 1707.06347; GRPO, 2402.03300; DAPO, 2503.14476",
     ),
     "decoupled": Loss(
-        function="scalerl_jax.algo.anchors:decoupled_loss",
         settings=(*_CLIP, "max_importance_ratio"),
         clips=True,
         anchor="recomputed",
         paper="Hilton et al., 2110.00641; AReaL, 2505.24298",
     ),
     "dppo": Loss(
-        function="scalerl_jax.algo.surrogates:dppo_loss",
         settings=("mask_low", "mask_high"),
         clips=True,
         paper="2602.04879",
     ),
     "dual_clip": Loss(
-        function="scalerl_jax.algo.surrogates:dual_clip_loss",
         settings=(*_CLIP, "dual_clip"),
         clips=True,
         paper="Ye et al., 1912.09729",
     ),
     "gspo": Loss(
-        function="scalerl_jax.algo.sequences:gspo_loss",
         settings=_CLIP,
         ratio="sequence_mean",
         clips=True,
         paper="2507.18071, eq. 5",
     ),
     "gspo_token": Loss(
-        function="scalerl_jax.algo.sequences:gspo_token_loss",
         settings=_CLIP,
         ratio="sequence_mean",
         clips=True,
         paper="2507.18071, eq. 13",
     ),
     "reinforce": Loss(
-        function="scalerl_jax.algo.losses:reinforce_loss",
         ratio="none",
         paper="Williams 1992",
     ),
     "sequence_truncated_is": Loss(
-        function="scalerl_jax.algo.sequences:sequence_truncated_is_loss",
         settings=("max_importance_ratio",),
         ratio="sequence_sum",
         anchor="behavior",
         paper="Liu et al. 2025, https://richardli.xyz/rl-collapse",
     ),
     "truncated_is": Loss(
-        function="scalerl_jax.algo.losses:truncated_is_loss",
         settings=("max_importance_ratio",),
         anchor="behavior",
         paper="Yao et al. 2025, https://fengyao.notion.site/off-policy-rl",
@@ -408,10 +397,10 @@ class ObjectiveConfig:
     mask_low: NotNegative = setting(0.0, "DPPO: most that a probability may fall")
     mask_high: NotNegative = setting(0.0, "DPPO: most that a probability may rise")
     aggregation: Literal["constant", "prompt", "sample", "token"] = setting(
-        "prompt", "what counts alike; algo/weights.py", "ScaleRL 3.2"
+        "prompt", "what counts alike; algo/advantages.py", "ScaleRL 3.2"
     )
     advantage: Literal["critic", "group_mean", "leave_one_out"] = setting(
-        "group_mean", "what is taken off a reward; algo/scales.py", "ScaleRL 2"
+        "group_mean", "what is taken off a reward; algo/advantages.py", "ScaleRL 2"
     )
     advantage_normalization: Literal[
         "batch", "none", "prompt", "reward_std", "running"

@@ -8,20 +8,18 @@ every prompt that was drawn has a ticket.
 import collections
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalerl_jax.contract import Order
 from scalerl_jax.coordination.queue import QueueState, RolloutQueue
+from scalerl_jax.data.mixture import Stream
 from scalerl_jax.types import Group
-
-if TYPE_CHECKING:
-    from scalerl_jax.data.mixture import Stream
 
 
 class OrderDesk:
     """Orders out, groups in; the `contract.Desk` of one run."""
 
-    def __init__(self, queue: RolloutQueue, stream: "Stream") -> None:
+    def __init__(self, queue: RolloutQueue, stream: Stream) -> None:
         """Draw prompts from `stream` whenever `queue` admits a group."""
         self._queue = queue
         # Methods that concern no prompts are the queue's own.

@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scalerl_jax.contract import Desk, Publication, QueueClosed
+from scalerl_jax.contract import Desk, Job, Publication, QueueClosed
 from scalerl_jax.coordination.roster import Roster
-from scalerl_jax.exchange import Job
 from scalerl_jax.generation.evaluation import Abandoned, Probed, never
 from scalerl_jax.utils.progress import Progress
 

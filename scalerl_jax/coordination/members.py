@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from scalerl_jax.exchange import Assignment, Job, JobResult, Link, Report
+from scalerl_jax.contract import Assignment, Job, JobResult, Link, Report
 
 
 class Roomy(Protocol):

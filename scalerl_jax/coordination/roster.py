@@ -17,10 +17,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from scalerl_jax.contract import Publication
+from scalerl_jax.contract import (
+    Assignment,
+    Instructions,
+    Job,
+    Link,
+    Publication,
+    Report,
+)
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.members import JobBoard, Limits, Member, freest
-from scalerl_jax.exchange import Assignment, Instructions, Job, Link, Report
 from scalerl_jax.utils.ending import first_line
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.work_log import RemoteLedger

@@ -10,13 +10,14 @@ import json
 import string
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import reasoning_gym
-from reasoning_gym.dataset import ProceduralDataset
 
 from scalerl_jax.data.questions import Question
+
+if TYPE_CHECKING:
+    from reasoning_gym.dataset import ProceduralDataset
 
 # The small tokenizer knows these characters and no others.
 _CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation + " ")
@@ -88,9 +89,7 @@ def make_questions(
     """
     spec = _spec(task)
     draws = 20 * count + 1000
-    dataset = reasoning_gym.create_dataset(
-        spec.dataset, seed=seed, size=draws, **spec.settings
-    )
+    dataset = _data_set(spec, seed=seed, size=draws)
     questions: dict[str, Question] = {}
     for index in range(draws):
         if len(questions) == count:
@@ -155,9 +154,14 @@ def score(task: str, answer: str, reference: dict[str, Any]) -> float:
 
 
 @functools.cache
-def _scorer(task: str) -> ProceduralDataset:
-    spec = _spec(task)
-    return reasoning_gym.create_dataset(spec.dataset, seed=0, **spec.settings)
+def _scorer(task: str) -> "ProceduralDataset":
+    return _data_set(_spec(task), seed=0)
+
+
+def _data_set(spec: TaskSpec, **more: int) -> "ProceduralDataset":
+    import reasoning_gym  # it brings SymPy and Matplotlib
+
+    return reasoning_gym.create_dataset(spec.dataset, **more, **spec.settings)
 
 
 def _spec(task: str) -> TaskSpec:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import jax
 
-from scalerl_jax.exchange import Instructions, Job, JobResult, Report
+from scalerl_jax.contract import Instructions, Job, JobResult, Report
 from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.parallel.publication import Published

@@ -8,8 +8,7 @@ import collections
 import threading
 from typing import Any
 
-from scalerl_jax.contract import Order, QueueClosed
-from scalerl_jax.exchange import Assignment, Instructions, JobResult
+from scalerl_jax.contract import Assignment, Instructions, JobResult, Order, QueueClosed
 from scalerl_jax.types import Group
 
 

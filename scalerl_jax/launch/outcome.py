@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
+from scalerl_jax.utils import remote
 from scalerl_jax.utils.reading import is_remote, parse_json
 from scalerl_jax.utils.run_directory import replace_file
 
@@ -54,7 +55,6 @@ def read_outcome(workdir: str) -> Outcome | None:
     if not is_remote(workdir):
         file = Path(workdir).expanduser() / FILE
         return parse_outcome(file.read_bytes() if file.is_file() else None)
-    from scalerl_jax.utils import remote
 
     path = remote.open_path(workdir, setting="--workdir=")
     return parse_outcome(remote.read(path / FILE))
@@ -68,8 +68,6 @@ def write_outcome(workdir: str, outcome: Outcome) -> None:
         ValueError: the bucket cannot be used.
     """
     if is_remote(workdir):
-        from scalerl_jax.utils import remote
-
         path = remote.open_path(workdir, setting="--workdir=")
         remote.write(path / FILE, outcome.to_json())
         return

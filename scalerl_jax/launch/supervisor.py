@@ -28,6 +28,7 @@ from scalerl_jax.launch.outcome import (
     write_outcome,
 )
 from scalerl_jax.pod.discovery import NotOnTpu, discover
+from scalerl_jax.utils import remote
 from scalerl_jax.utils.preemption import PREEMPTED
 from scalerl_jax.utils.reading import is_remote
 
@@ -257,8 +258,6 @@ def _times_here(workdir: str) -> dict[str, float]:
 
 
 def _times_in_bucket(workdir: str) -> dict[str, float]:
-    from scalerl_jax.utils import remote
-
     path = remote.open_path(workdir, setting="--workdir=") / "checkpoints"
     found = remote.entries(path)
     return {name: each["mtime"].timestamp() for name, each in found.items()}

@@ -24,7 +24,9 @@ from typing import Any, TypeVar
 
 from scalerl_jax.contract import Restored
 from scalerl_jax.learner import contents
+from scalerl_jax.learner.bucket_place import BucketPlace
 from scalerl_jax.learner.places import FORMAT, Folder, Place
+from scalerl_jax.learner.restoring import Reader
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, PyTree
 from scalerl_jax.utils.background import Background
@@ -63,8 +65,6 @@ class Checkpointer:
             ValueError: the bucket cannot be used.
         """
         if is_remote(directory):
-            from scalerl_jax.learner.bucket_place import BucketPlace
-
             self._place = BucketPlace(os.fspath(directory), before_seal=before_seal)
         else:
             self._place = Place(Path(directory).absolute())
@@ -206,7 +206,6 @@ class Checkpointer:
         """
         if not self._place.listed(timeout_s=self._timeout_s):
             return None
-        from scalerl_jax.learner.restoring import Reader  # a run that goes on
 
         reader = Reader(self._place, timeout_s=self._timeout_s)
         try:

@@ -24,6 +24,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint._src import asyncio_utils
 
+from scalerl_jax.batching.replay import join_experts, split_experts
 from scalerl_jax.learner.places import Folder
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, Prompt, PyTree, Rollout
@@ -123,8 +124,6 @@ def flatten(
         parts = [getattr(rollout, name) for rollout in rollouts]
         arrays[name] = _join(parts, completions, name, dtype)
     if any(rollout.experts is not None for rollout in rollouts):
-        from scalerl_jax.batching.replay import join_experts  # of few mixtures
-
         arrays |= join_experts(groups)
     return arrays, [_group_row(group) for group in groups]
 
@@ -178,8 +177,6 @@ def unflatten(
     parts = {name: iter(np.split(arrays[name], cuts)) for name in _ROLLOUT_ARRAYS}
     experts: Iterator[np.ndarray | None] = itertools.repeat(None)
     if "experts" in arrays:
-        from scalerl_jax.batching.replay import split_experts
-
         experts = iter(split_experts(arrays))
     return tuple(
         Group(  # older checkpoints lack some fields, which have defaults

@@ -17,6 +17,7 @@ from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.logprobs import Pointwise, pointwise_loss, token_logprobs
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import SegmentAttention
+from scalerl_jax.model.ffn_moe import from_ids
 from scalerl_jax.model.transformer import Said, head_weights, hidden_states
 from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.parallel.multihost import put_global
@@ -53,8 +54,6 @@ class Forward:
         """Return final hidden states of all tokens, and the layers' other outputs."""
         experts = None
         if batch.experts is not None:
-            from scalerl_jax.model.ffn_moe import from_ids  # loaded by few runs
-
             experts = from_ids(batch.experts)
         return hidden_states(
             params,

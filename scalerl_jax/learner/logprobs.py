@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.learner.head import HEAD, HIDDEN, TOKENS, Head
+from scalerl_jax.learner.head_gradient import gradient
 from scalerl_jax.parallel.mesh import largest_divisor, over_mesh
 from scalerl_jax.types import PyTree
 
@@ -53,8 +54,6 @@ def _backward(
     head: Head, saved: tuple[Array, ...], cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, None]:
     # Not loaded where `pointwise_loss` computes each token's logits once.
-    from scalerl_jax.learner.head_gradient import gradient
-
     return *gradient(head, saved, cotangents), None
 
 

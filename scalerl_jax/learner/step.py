@@ -25,13 +25,14 @@ from jaxtyping import Array, Float, Int
 from scalerl_jax.algo import diagnostics
 from scalerl_jax.algo.losses import TokenLoss
 from scalerl_jax.contract import Publication, Restored
+from scalerl_jax.learner.balance import Evening
 from scalerl_jax.learner.forward import Forward, abstract, microbatches
+from scalerl_jax.learner.optimizer import round_stochastically
 from scalerl_jax.model.architecture import batch_sharding
 from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.types import Group, PackedBatch, PyTree, Tokens
 
 Scalars = dict[str, Float[Array, ""]]
-Balance = Any  # a `learner.balance.Evening`, which few runs load
 TAKEN = "experts taken"  # name, among the sums, of the choices that it counts
 
 
@@ -186,7 +187,7 @@ def make_accumulate(
     forward: Forward,
     objective: Objective,
     *,
-    balance: Balance | None = None,
+    balance: Evening | None = None,
 ) -> Accumulate:
     """Make a function that adds a microbatch [R, S] to the sums of its step.
 
@@ -238,7 +239,7 @@ def make_update(
     *,
     stochastic_rounding: bool = False,
     reference_every: int = 0,
-    balance: Balance | None = None,
+    balance: Evening | None = None,
     summarize: Callable[[Scalars, Scalars], Scalars] = summarize,
 ) -> Update:
     """Make the optimizer's part: (state, sums) -> (new state, metrics of the step).
@@ -265,8 +266,6 @@ def make_update(
             balance.adjust(params, taken, old=state.params)
             metrics |= balance.metrics(taken)
         if stochastic_rounding:
-            from scalerl_jax.learner.rounding import round_stochastically  # by few runs
-
             params = round_stochastically(
                 params, like=state.params, seed=state.policy_version
             )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from scalerl_jax.model.architecture import Architecture, FamilyName, RopeScaling
+from scalerl_jax.model.mixture_files import MIXTURES, read_mixture, text_fields
 from scalerl_jax.utils.reading import Fields, local_path, read_json
 
 CONFIG_FILE = "config.json"
@@ -102,7 +103,6 @@ def find_family(name: FamilyName) -> Family:
     """Return the form of the decoders of a model_type."""
     if name in FAMILIES:
         return FAMILIES[name]
-    from scalerl_jax.model.mixture_files import MIXTURES  # few checkpoints are one
 
     form = MIXTURES[name]
     return Family(**form | {"tensors": _DECODER | form["tensors"]})
@@ -133,8 +133,6 @@ def read_architecture(checkpoint: str | Path) -> Architecture:
     }
     experts = local = None
     if family.experts:
-        from scalerl_jax.model.mixture_files import read_mixture
-
         experts, local = read_mixture(fields, name, sizes["num_layers"])
     kinds = fields.values.get("layer_types") or []
     if local is None and (
@@ -166,8 +164,6 @@ def _decoder_fields(file: Any) -> Fields:
     """The fields of a decoder that is known, and its defaults; others are refused."""
     fields = Fields(file, read_json(file))
     if fields.values.get("model_type") == "llama4":
-        from scalerl_jax.model.mixture_files import text_fields
-
         fields = text_fields(fields)
     name: Any = fields.values.get("model_type")
     if name not in (names := sorted(get_args(FamilyName))):

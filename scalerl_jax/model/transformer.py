@@ -21,10 +21,12 @@ from jaxtyping import Array, Float, Int
 
 from scalerl_jax.model.architecture import (
     Architecture,
+    ParamSpec,
     layered_table,
     parameter_table,
 )
 from scalerl_jax.model.attention import SAVED, BlockwiseAttention, SegmentAttention
+from scalerl_jax.model.ffn_moe import expert_feed_forward
 from scalerl_jax.model.layers import (
     CHOSEN,
     GROUPED,
@@ -36,6 +38,8 @@ from scalerl_jax.model.layers import (
     rotate,
     rotations,
 )
+from scalerl_jax.model.local_layers import chunked, placed
+from scalerl_jax.model.prompt_sharing import collect, spread
 from scalerl_jax.parallel.mesh import ROWS
 from scalerl_jax.types import PyTree, Sharing
 
@@ -52,6 +56,8 @@ REMAT: dict[str, Callable[..., Any] | None] = {
     "attention": _saveable.save_only_these_names(SAVED, CHOSEN),
     "full": _saveable.save_only_these_names(CHOSEN),
 }
+
+_INIT_STD = 0.02
 
 
 def abstract_params(arch: Architecture, *, dtype: DTypeLike) -> PyTree:
@@ -108,8 +114,6 @@ def _attention(
     if arch.local is None:
         q, k = rotate(q, where.turns), rotate(k, where.turns)
     else:
-        from scalerl_jax.model.local_layers import placed
-
         q, k = placed(
             q,
             k,
@@ -148,7 +152,6 @@ def _block(
     x = x + _attention(layer, arch, x, where, attend)
     if arch.experts is None:
         return x + _gated_feed_forward(layer, arch, x), {}
-    from scalerl_jax.model.ffn_moe import expert_feed_forward  # mixtures alone need it
 
     more, said = expert_feed_forward(layer, arch, x, **options)
     return x + more, said
@@ -194,7 +197,6 @@ def hidden_states(
                 seen = jnp.where(of_layer.near, chunks, segment_ids)
             if sharing is None:
                 return attention(q, k, v, seen)
-            from scalerl_jax.model.prompt_sharing import collect, spread
 
             q, k, v = (spread(x, sharing) for x in (q, k, v))
             return collect(attention(q, k, v, seen), sharing)
@@ -217,7 +219,6 @@ def _near_layers(arch: Architecture, segment_ids: Array) -> tuple[Any, Array]:
     """Flags of layers that see chunks, if any does, and the chunks of all tokens."""
     if arch.local is None:
         return None, segment_ids
-    from scalerl_jax.model.local_layers import chunked
 
     near = jnp.array(arch.local.with_positions)
     return near, chunked(segment_ids, arch.local.chunk)
@@ -345,3 +346,18 @@ def head_logits(
         precision=jax.lax.Precision.HIGHEST if float32_head else None,
     )
     return logits.astype(jnp.float32)
+
+
+def init_params(arch: Architecture, key: Array, *, dtype: DTypeLike) -> PyTree:
+    """Return random weights: normal with std 0.02, norms at 1, biases at 0."""
+    leaves, treedef = jax.tree.flatten(parameter_table(arch))
+
+    def start(spec: ParamSpec, key: Array) -> Array:
+        if spec.init == "ones":
+            return jnp.ones(spec.shape, dtype)
+        if spec.init == "zeros":
+            return jnp.zeros(spec.shape, dtype)
+        return (jax.random.normal(key, spec.shape) * _INIT_STD).astype(dtype)
+
+    keys = jax.random.split(key, len(leaves))
+    return jax.tree.unflatten(treedef, [*map(start, leaves, keys)])

@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 
 from scalerl_jax.model.architecture import Architecture, ParamSpec, parameter_table
 from scalerl_jax.model.hugging_face import IGNORED, IMAGES, TEXT, find_family
+from scalerl_jax.model.mixture_files import check_experts
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.reading import local_path, parse_json, read_json
@@ -241,8 +242,6 @@ def _check_tensors(
     """Refuse what does not fit `arch`, before anything is read."""
     expected = {name: shape for each in found for name, shape in each.tensors.items()}
     if arch.experts is not None:
-        from scalerl_jax.model.mixture_files import check_experts
-
         check_experts(stored, expected, arch.experts.count)
     missing = [name for name in expected if name not in stored]
     if missing:

@@ -13,6 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from scalerl_jax.parallel.compiling import tpu_options
+
 Device = Any  # a jax.Device, a name that type checkers take for a variable
 # Replicas of the state, its shards (two axes, the second of which has other experts
 # in every place), shards of a row's tokens, and of heads.
@@ -75,7 +77,6 @@ def compiler_options(
     """Return the options for `jax.jit` of a program on a mesh: none but on TPUs."""
     if mesh.devices.flat[0].platform != "tpu":
         return {}
-    from scalerl_jax.parallel.compiling import tpu_options
 
     return tpu_options(role, mesh)
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import jax
 
+from scalerl_jax.parallel import key_value_store
 from scalerl_jax.types import PyTree
 
 _Result = TypeVar("_Result")
@@ -36,7 +37,6 @@ def exchange(text: str, *, name: str, timeout_s: float) -> list[str]:
     mine, count = process_index(), process_count()
     if count == 1:
         return [text]
-    from scalerl_jax.parallel import key_value_store
 
     return key_value_store.exchange(
         text, process=mine, count=count, name=name, timeout_s=timeout_s

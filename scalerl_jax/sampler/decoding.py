@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
 from scalerl_jax.data.spelling import Marker
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.ffn_moe import to_ids
 from scalerl_jax.model.transformer import (
     Said,
     cached_hidden,
@@ -237,8 +238,6 @@ def _forward(
 
 def _ids(settings: EngineSettings, experts: Array) -> Array:
     """Return the experts of tokens in the format of `ffn_moe.to_ids`."""
-    from scalerl_jax.model.ffn_moe import to_ids  # by mixtures alone
-
     assert settings.arch.experts is not None, "only a mixture is asked"
     return to_ids(experts, settings.arch.experts)
 

@@ -6,19 +6,37 @@ device.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from scalerl_jax.data.spelling import Spelling, TextStream
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.sampler.attention import Chunk
 from scalerl_jax.sampler.sampling import Sampling
 
-if TYPE_CHECKING:
-    from scalerl_jax.sampler.stopping import StopWatch
-
 # Tokens of one sample as they come: (sample, tokens [n], logprobs [n]).
 Listener = Callable[[int, np.ndarray, np.ndarray], None]
+
+
+class StopWatch:
+    """Looks for stop strings in one completion, as its tokens come."""
+
+    def __init__(self, stops: Sequence[str], spelling: Spelling) -> None:
+        """A watch before the first token."""
+        self._stops = stops
+        self._text = TextStream(spelling)
+        self._before = ""  # as much as a stop string that is not complete can hold
+        self._reach = max(map(len, stops)) - 1
+
+    def end(self, tokens: np.ndarray) -> int | None:
+        """Count the tokens that it takes to complete a stop string; None: more."""
+        for count, token in enumerate(tokens.tolist(), 1):
+            text = self._before + self._text.add(token)
+            if any(stop in text for stop in self._stops):
+                return count
+            self._before = text[max(0, len(text) - self._reach) :]
+        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,7 +199,7 @@ class Sample:
     num_tokens: int = 0  # of the completion, as far as the host knows
     in_flight: int = 0  # most tokens that the call not yet read may add
     row: Any = None  # of a suspended sample: its `SlotRows` row
-    stops: "StopWatch | None" = None  # set if the request has stop strings
+    stops: StopWatch | None = None  # set if the request has stop strings
     # Experts of the prefix that the sample began from; see `Prefix`.
     prompt_experts: list[tuple[Any, slice]] | None = None
 

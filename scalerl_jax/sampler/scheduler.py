@@ -36,6 +36,7 @@ from scalerl_jax.sampler.requests import (
     Request,
     Sample,
     SchedulerStats,
+    StopWatch,
 )
 from scalerl_jax.types import PyTree
 
@@ -144,8 +145,6 @@ class Scheduler:
             for number, limit in enumerate(limits.tolist())
         )
         if request.stop:
-            from scalerl_jax.sampler.stopping import StopWatch  # training has none
-
             assert self._spelling is not None, "`Request.check` asks for it"
             for sample in samples:
                 sample.stops = StopWatch(request.stop, self._spelling)

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from scalerl_jax.scaling.event_files import PATTERN, read_series
 from scalerl_jax.scaling.records import DEFAULT_X, DEFAULT_Y, CurveError
 from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.remote import files_of_run
 
 Mark = Literal[".", ","]
 MARKS: tuple[Mark, ...] = (".", ",")
@@ -273,8 +274,6 @@ def read_table(path: str | Path) -> Table:
         CurveError: nothing there that can be read; the message lists what can.
         ValueError: it is in a bucket that does not have it, or cannot be used.
     """
-    from scalerl_jax.utils.remote import files_of_run  # a fit of arrays needs it not
-
     given = files_of_run(path)
     file = _find_in(given) if given.is_dir() else given
     if file.is_dir() or ".tfevents." in file.name:

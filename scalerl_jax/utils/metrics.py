@@ -23,12 +23,14 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from scalerl_jax.utils.resuming import rows_until
 from scalerl_jax.utils.run_directory import (
     EVALS_FILE,
     METRICS_FILE,
     ROLLOUTS_FILE,
     replace_file,
 )
+from scalerl_jax.utils.tracking import Wandb
 
 # Message classes are made at import, where a type checker cannot see them.
 Event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
@@ -75,8 +77,6 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
             self._tensorboard = _TensorBoard(self.tensorboard, settings or {}, after)
             opened.callback(self._tensorboard.close)
             if wandb_project:
-                from scalerl_jax.utils.tracking import Wandb  # few runs are there
-
                 self._wandb = Wandb(wandb_project, self._directory, settings or {})
                 opened.callback(self._wandb.close)
             self.close = opened.pop_all().close
@@ -233,8 +233,6 @@ def _markdown(row: dict[str, Any]) -> str:
 
 def _drop_after(path: Path, step: int) -> None:
     """Keep the rows up to `step`, in one go: the run goes on from there."""
-    from scalerl_jax.utils.resuming import rows_until  # not loaded by a new run
-
     try:
         data = path.read_bytes()
         if (rows := rows_until(step, data, path)) != data:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from scalerl_jax.utils.remote import fetch_copy, fetch_repository
+
 if TYPE_CHECKING:
     from scalerl_jax.utils.gguf import GGUFModel
 
@@ -34,7 +36,6 @@ def local_file(name: str, *, suffixes: tuple[str, ...] | None = None) -> Path:
     """
     if not is_remote(name):
         return Path(name).expanduser()
-    from scalerl_jax.utils.remote import fetch_copy  # for buckets only
 
     return fetch_copy(name, suffixes=suffixes)
 
@@ -65,7 +66,6 @@ def local_path(name: str | Path, *, weights: bool = False) -> "Path | GGUFModel"
 
         return GGUFModel(path)
     patterns = (*_DESCRIPTION, "*.safetensors") if weights else _DESCRIPTION
-    from scalerl_jax.utils.remote import fetch_repository  # for the hub only
 
     return fetch_repository(str(name), patterns, kind="model")
 

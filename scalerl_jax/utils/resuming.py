@@ -7,6 +7,7 @@ from typing import Any
 
 from scalerl_jax.utils.reading import is_remote, local_file, parse_json
 from scalerl_jax.utils.record import flatten
+from scalerl_jax.utils.remote import entries, open_path
 
 _MOST_DIFFERENCES_SHOWN = 5
 _ABSENT = "absent"
@@ -33,7 +34,6 @@ def find_settings(workdir: str) -> Path | None:
     if not is_remote(workdir):
         file = Path(workdir).expanduser() / "config.json"
         return file if file.is_file() else None
-    from scalerl_jax.utils.remote import entries, open_path
 
     path = open_path(str(workdir), setting="--workdir=") / "config.json"
     return local_file(str(path)) if entries(path) else None

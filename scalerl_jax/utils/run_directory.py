@@ -14,13 +14,13 @@ import platform
 import weakref
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from scalerl_jax.utils.reading import is_remote
 from scalerl_jax.utils.record import new_record
-
-if TYPE_CHECKING:
-    from scalerl_jax.utils.run_files import RunFiles
+from scalerl_jax.utils.remote import copy_of
+from scalerl_jax.utils.resuming import check_record, check_report
+from scalerl_jax.utils.run_files import RunFiles, called
 
 METRICS_FILE = "metrics.jsonl"
 EVALS_FILE = "evals.jsonl"
@@ -36,8 +36,8 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """An open and locked run directory; `close` or a dead process unlocks it."""
 
     path: Path  # of one in a bucket, its local copy
-    lock: "TextIO | RunFiles"
-    bucket: "RunFiles | None" = None  # keeps the copy and the bucket alike
+    lock: TextIO | RunFiles
+    bucket: RunFiles | None = None  # keeps the copy and the bucket alike
 
     @property
     def url(self) -> str:
@@ -73,8 +73,6 @@ def open_run_directory(
     with contextlib.ExitStack() as held:
         bucket = None
         if is_remote(workdir):
-            from scalerl_jax.utils.run_files import RunFiles, called  # and its packages
-
             lock = bucket = held.enter_context(RunFiles(str(workdir)))
             path = bucket.path
             held.enter_context(called(path, str(workdir)))
@@ -85,8 +83,6 @@ def open_run_directory(
         with _usable(config_file):
             record = new_record(json.loads(json.dumps(settings)))
             if config_file.exists():
-                from scalerl_jax.utils.resuming import check_record  # not a new run's
-
                 record = check_record(
                     config_file, record, free_settings, begun=bool(_run_files(path))
                 )
@@ -117,8 +113,6 @@ def _usable(path: Path) -> Iterator[None]:
 def local_directory(workdir: str | os.PathLike[str]) -> Path:
     """Return where the files of a run lie on this machine, while it runs and after."""
     if is_remote(workdir):
-        from scalerl_jax.utils.remote import copy_of  # for buckets only
-
         return copy_of(str(workdir))
     return Path(workdir).expanduser().absolute()
 
@@ -174,8 +168,6 @@ def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None
     file = directory / "data.json"
     with _usable(file):
         if file.exists() and _run_files(directory):
-            from scalerl_jax.utils.resuming import check_report  # not a new run's
-
             check_report(file, report)
         else:
             write_json(file, report)

@@ -4,8 +4,10 @@ import contextlib
 import ctypes
 import hashlib
 import logging
+import operator
 import os
 import platform
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,7 +130,7 @@ def explained(program: Program, config: Any) -> Iterator[None]:
     """Say what to change if the device's memory is too small for what runs inside.
 
     Args:
-        program: what it is; `utils.full_memory` has the settings of each.
+        program: what it is; `_WAYS` has the settings of each.
         config: the run's.
 
     Raises:
@@ -139,7 +141,6 @@ def explained(program: Program, config: Any) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if not is_full(error):
             raise
-        from scalerl_jax.utils.full_memory import ways_out  # most runs have enough
 
         raise RuntimeError(ways_out(program, config, error)) from error
 
@@ -152,3 +153,38 @@ def is_broken_off(error: BaseException | None) -> bool:
 def is_full(error: BaseException | None) -> bool:
     """Return whether XLA says that there is no memory."""
     return "RESOURCE_EXHAUSTED" in str(error)
+
+
+# Settings that each needs its memory for; they are shown with their values.
+_WAYS = {
+    "the train step": (
+        "lower batch.rows_per_microbatch, batch.row_tokens, model.head_chunk_tokens or "
+        "model.head_chunk_vocab, set model.remat to 'attention' or 'full', or cut the "
+        "state into more shards by mesh.fsdp"
+    ),
+    "publishing params": (
+        "cut the state into more shards by mesh.fsdp, lower sampler.cache_tokens (0 is "
+        "every slot at its full length), give the sampler devices of its own by "
+        "generators.devices, or set model.sampler_dtype to 'bfloat16'"
+    ),
+    "the sampler": (
+        "lower sampler.cache_tokens (0 is every slot at its full length), "
+        "sampler.slots or sampler.prefill_tokens, give the sampler more devices of its "
+        "own by generators.devices, or set model.sampler_dtype to 'bfloat16'"
+    ),
+}
+
+
+def ways_out(program: str, config: Any, error: Exception) -> str:
+    """Return in words which settings of `config` take less of the memory."""
+    ways = re.sub(
+        r"\b[a-z]+\.[a-z_]+",
+        lambda name: f"{name[0]} = {operator.attrgetter(name[0])(config)!r}",
+        _WAYS[program],
+    )
+    reason = " ".join(str(error).split())
+    return (
+        f"the devices have not enough memory for {program}: {ways}; `scalerl "
+        f"preflight` with the same --config says beforehand what fits "
+        f"(XLA: {reason[:300]})"
+    )

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -16,9 +16,12 @@ from scalerl_jax.config import Config
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.coordination.tracing import Tracer
+from scalerl_jax.data.mixture import Stream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.forward import plain_scorer
+from scalerl_jax.learner.freezing import frozen_params
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.learner.step import LocalLearner, TrainState
 from scalerl_jax.model.architecture import Architecture, parameter_table
@@ -27,6 +30,7 @@ from scalerl_jax.types import PyTree
 from scalerl_jax.utils.ledger import Ledger
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.run_directory import keep_data_report
+from scalerl_jax.utils.run_files import RunFiles
 from scalerl_jax.utils.xla import explained, keep_freed_memory
 from scalerl_jax.wiring.devices import fit_devices as fit_devices
 from scalerl_jax.wiring.devices import learner_pool, make_meshes
@@ -44,6 +48,7 @@ from scalerl_jax.wiring.learning import (
 )
 from scalerl_jax.wiring.objective import make_assembler
 from scalerl_jax.wiring.prompts import check_verifiers, load_prompts, make_stream
+from scalerl_jax.wiring.replicas import make_local_fleet, make_publish_to_all
 from scalerl_jax.wiring.sampling import (
     GeneratorParts,
     make_checked_tokenizer,
@@ -53,18 +58,13 @@ from scalerl_jax.wiring.sampling import (
 )
 from scalerl_jax.wiring.thinking import why_no_answers
 
-if TYPE_CHECKING:  # loaded only where they are used
-    from scalerl_jax.coordination.tracing import Tracer
-    from scalerl_jax.data.mixture import Stream
-    from scalerl_jax.utils.run_files import RunFiles
-
 
 def make_run(
     config: Config,
     directory: Path,
     ledger: Ledger,
     progress: Progress,
-    bucket: "RunFiles | None" = None,
+    bucket: RunFiles | None = None,
 ) -> RunState:
     """Return every part of a run, the train step compiled.
 
@@ -91,11 +91,6 @@ def make_run(
             sampler_mesh=sampler_meshes[0],
         )
     else:
-        from scalerl_jax.wiring.replicas import (  # few runs have several
-            make_local_fleet,
-            make_publish_to_all,
-        )
-
         make = make_local_fleet
         to_sampler = make_publish_to_all(config, arch, learner_mesh, sampler_meshes)
     learner, state = make_local_learner(
@@ -126,7 +121,7 @@ class RunBooks:
 
     arch: Architecture
     parts: GeneratorParts
-    stream: "Stream"
+    stream: Stream
     assemble: Assembler
     queue: RolloutQueue
     desk: OrderDesk
@@ -165,8 +160,6 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     """
     arch = make_architecture(config)
     if config.model.frozen:
-        from scalerl_jax.learner.freezing import frozen_params  # few runs freeze any
-
         frozen_params(parameter_table(arch), config.model.frozen)  # it may raise
     if jax.default_backend() == "cpu":
         keep_freed_memory(arch.num_params)
@@ -219,11 +212,10 @@ def make_local_learner(
 
 def make_trace(
     config: Config, learner: LocalLearner, assemble: Assembler, tokenizer: Tokenizer
-) -> "Tracer | None":
+) -> Tracer | None:
     """Return the tracer of rollouts of debug.trace_prompt; None if that is not set."""
     if config.debug.trace_prompt < 0:
         return None
-    from scalerl_jax.coordination.tracing import Tracer
 
     return Tracer(
         prompt_id=config.debug.trace_prompt,
@@ -236,7 +228,7 @@ def make_trace(
 
 
 def make_checkpointer(
-    config: Config, directory: Path | str, bucket: "RunFiles | None" = None
+    config: Config, directory: Path | str, bucket: RunFiles | None = None
 ) -> Checkpointer:
     """Return the checkpointer of a run, in its directory or its bucket."""
     return Checkpointer(

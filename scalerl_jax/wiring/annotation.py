@@ -1,4 +1,4 @@
-"""Parts of few runs, from a Config: a critic, and the annotation of windows.
+"""A critic and the annotation of windows, from a Config.
 
 A critic has a state and a part of a step.  Windows are annotated with scores of other
 params: the reference, those at the start of the window, the critic.

@@ -9,12 +9,10 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from pkgutil import resolve_name
 from typing import Any
 
-from scalerl_jax.algo.advantages import has_reward_variance
+from scalerl_jax.algo.advantages import has_reward_variance, overlong_penalty
 from scalerl_jax.algo.anchors import anchored, corrected
-from scalerl_jax.algo.overlong import overlong_penalty
 from scalerl_jax.algo.regularizers import easy_prompts, entropy_bonus
 from scalerl_jax.algo.values import clipped_value_loss, gae
 from scalerl_jax.batching.replay import replayed_experts
@@ -24,7 +22,12 @@ from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.learner.balance import Evening
 from scalerl_jax.learner.window_scores import KlPenalty
 from scalerl_jax.model.transformer import head_logits
-from scalerl_jax.wiring.objective import AGGREGATIONS, BASELINES, NORMALIZATIONS
+from scalerl_jax.wiring.objective import (
+    AGGREGATIONS,
+    BASELINES,
+    NORMALIZATIONS,
+    TOKEN_LOSSES,
+)
 from scalerl_jax.wiring.terms import KL_ESTIMATORS
 
 
@@ -162,10 +165,10 @@ def _of_critic() -> Iterator[Ingredient]:
 
 def _of_groups(config: Config) -> Iterator[Ingredient]:
     objective = config.objective
-    yield _part("Advantages", resolve_name(BASELINES[objective.advantage]), "advantage")
+    yield _part("Advantages", BASELINES[objective.advantage], "advantage")
     yield _part(
         "Their scale",
-        resolve_name(NORMALIZATIONS[objective.advantage_normalization]),
+        NORMALIZATIONS[objective.advantage_normalization],
         "advantage_normalization advantage_eps",
     )
 
@@ -192,12 +195,12 @@ def _of_tokens(config: Config) -> Iterator[Ingredient]:
     )
     yield _part(
         "Weights",
-        resolve_name(AGGREGATIONS[objective.aggregation]),
+        AGGREGATIONS[objective.aggregation],
         "aggregation cut_off_completions",
     )
     yield _part(
         "Token loss",
-        resolve_name(LOSSES[objective.loss].function),
+        TOKEN_LOSSES[objective.loss],
         " ".join(["loss", *LOSSES[objective.loss].settings, "allow_sampling_filters"]),
     )
     yield _part(

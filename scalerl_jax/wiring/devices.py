@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import Mesh
 
+from scalerl_jax.balance.chooser import balanced
+from scalerl_jax.balance.shards import most_shards
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import (
     Architecture,
@@ -39,8 +41,6 @@ def fit_devices(
         ValueError: the devices do not suffice.
     """
     if kind.startswith("TPU"):
-        from scalerl_jax.balance.chooser import balanced
-
         config = balanced(config, arch, num_devices, kind)
     config = _without_chooser(config, kind)
     mesh, generators = config.mesh, config.generators
@@ -55,8 +55,6 @@ def fit_devices(
         count = count or max((num_devices - least) // each, 1)
         left -= count * each
     if not mesh.fsdp or not mesh.data:
-        from scalerl_jax.balance.shards import most_shards
-
         data, fsdp = most_shards(config, arch, left)
         mesh = dataclasses.replace(mesh, data=data, fsdp=fsdp)
     rows = config.batch.rows_per_microbatch or mesh.data * mesh.fsdp

@@ -12,8 +12,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config, naming
+from scalerl_jax.learner.balance import Evening
 from scalerl_jax.learner.forward import Forward, LearnerFlops
+from scalerl_jax.learner.freezing import freeze, without_gradient
 from scalerl_jax.learner.head import Head
+from scalerl_jax.learner.nonfinite import Diagnosis
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
 from scalerl_jax.learner.step import (
     Annotate,
@@ -30,10 +33,19 @@ from scalerl_jax.model.architecture import (
 )
 from scalerl_jax.model.attention import BlockwiseAttention, SegmentAttention
 from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.model.sizes import ARCHITECTURES
+from scalerl_jax.model.transformer import abstract_params, init_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.utils.progress import Progress
+from scalerl_jax.wiring.annotation import (
+    abstract_critic,
+    as_critic,
+    make_annotator,
+    make_critic,
+    make_paired_step,
+)
+from scalerl_jax.wiring.mixtures import load_with_biases, with_router
 from scalerl_jax.wiring.objective import (
     make_objective,
     make_pack,
@@ -56,8 +68,6 @@ def make_architecture(config: Config) -> Architecture:
         with naming("model.checkpoint"):
             arch = read_architecture(config.model.checkpoint)
     else:
-        from scalerl_jax.model.sizes import ARCHITECTURES  # a checkpoint has its own
-
         if name not in ARCHITECTURES:
             raise ValueError(
                 f"model.architecture = {name!r}; choose from {sorted(ARCHITECTURES)}"
@@ -66,8 +76,6 @@ def make_architecture(config: Config) -> Architecture:
     objective = config.objective
     balanced = objective.expert_balance or objective.expert_bias_rate
     if balanced or objective.routing_replay == "on":
-        from scalerl_jax.wiring.mixtures import with_router  # few runs set anything
-
         arch = with_router(config, arch)
     return arch
 
@@ -140,8 +148,6 @@ def make_adamw(config: Config) -> optax.GradientTransformation:
         max_grad_norm=settings.max_grad_norm,
     )
     if config.model.frozen:
-        from scalerl_jax.learner.freezing import freeze  # few runs freeze any
-
         adamw = freeze(adamw, config.model.frozen)
     return adamw
 
@@ -155,14 +161,10 @@ def make_learner(
     if source := config.model.checkpoint:
         load = load_params
         if arch.experts is not None and arch.experts.bias:
-            from scalerl_jax.wiring.mixtures import load_with_biases
-
             load = load_with_biases
         with naming("model.checkpoint"):
             params = load(source, arch, dtype=dtype, shardings=shardings)
     else:
-        from scalerl_jax.model.starts import init_params  # most runs have a checkpoint
-
         params = jax.jit(
             functools.partial(init_params, arch, dtype=dtype), out_shardings=shardings
         )(jax.random.key(config.seed))
@@ -176,8 +178,6 @@ def make_learner(
         out_shardings=jax.tree.map(lambda leaf: leaf.sharding, layout),
     )(params)
     if config.objective.advantage == "critic":
-        from scalerl_jax.wiring.annotation import as_critic, make_critic  # of few runs
-
         critic = make_critic(params, make_adamw(as_critic(config)), mesh)
         state = dataclasses.replace(state, critic=critic)
     step = make_train_step(config, forward, mesh)
@@ -201,7 +201,6 @@ def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState
     )
     if config.objective.advantage != "critic":
         return state
-    from scalerl_jax.wiring.annotation import abstract_critic, as_critic
 
     critic = abstract_critic(params, make_adamw(as_critic(config)), mesh)
     return dataclasses.replace(state, critic=critic)
@@ -213,8 +212,6 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
     batch = with_annotations(make_pack(config, forward.arch)[1], config.objective)
     objective, balance = config.objective, None
     if objective.expert_balance or objective.expert_bias_rate:
-        from scalerl_jax.learner.balance import Evening  # few runs balance experts
-
         balance = Evening(
             coefficient=objective.expert_balance, bias_rate=objective.expert_bias_rate
         )
@@ -226,12 +223,9 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
     )
     accumulate = make_accumulate(forward, make_objective(config), balance=balance)
     if config.model.frozen:
-        from scalerl_jax.learner.freezing import without_gradient
-
         accumulate = without_gradient(accumulate, config.model.frozen)
     if state.critic is None:
         return TrainStep(accumulate, update, state=state, batch=batch, mesh=mesh)
-    from scalerl_jax.wiring.annotation import as_critic, make_paired_step
 
     return make_paired_step(
         config,
@@ -260,8 +254,6 @@ def make_diagnosis(
     """Return a function (params, batch) -> why a step was skipped."""
 
     def diagnose(params: PyTree, batch: PackedBatch) -> str:
-        from scalerl_jax.learner.nonfinite import Diagnosis  # few runs need it
-
         objective = make_objective(config)
         return Diagnosis(step=step, forward=forward, objective=objective)(params, batch)
 
@@ -276,7 +268,6 @@ def make_annotate(
     recomputed = objective.anchor == "recomputed"
     if not (recomputed or objective.kl_coefficient or scored_first(objective)):
         return lambda state, batches: batches
-    from scalerl_jax.wiring.annotation import make_annotator
 
     state = abstract_state(config, forward.arch, mesh)
     return make_annotator(config, forward, mesh, state=state, assemble=assemble)

@@ -12,6 +12,7 @@ import ml_collections
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config, ModelConfig
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.learner.bucket_place import BucketPlace
 from scalerl_jax.learner.places import Place
 from scalerl_jax.learner.restoring import Reader
 from scalerl_jax.model.architecture import Architecture
@@ -206,8 +207,6 @@ def _restore(run: Path, path: Path, abstract: PyTree) -> tuple[int, PyTree]:
     """Return step and params of the checkpoint at `path`, or the run's newest."""
     name = path.name if path.parent == run / _CHECKPOINTS else ""
     if origin := origin_of(run):
-        from scalerl_jax.learner.bucket_place import BucketPlace
-
         place = BucketPlace(f"{origin}/{_CHECKPOINTS}")
     else:
         place = Place(run.absolute() / _CHECKPOINTS)

@@ -4,39 +4,78 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from scalerl_jax.batching.assembly import Advantages, Assembler, Pack
+from scalerl_jax.algo import losses
+from scalerl_jax.algo.advantages import (
+    add_overlong_penalty,
+    constant_weights,
+    group_advantages,
+    leave_one_out,
+    normalize_by_batch,
+    normalize_by_prompt,
+    normalize_by_reward_std,
+    prompt_weights,
+    sample_weights,
+    token_weights,
+    unnormalized,
+)
+from scalerl_jax.algo.anchors import decoupled_loss
+from scalerl_jax.algo.regularizers import easy_prompts
+from scalerl_jax.batching.assembly import (
+    Advantages,
+    Assembler,
+    Pack,
+    RunningNormalization,
+)
 from scalerl_jax.batching.packing import abstract_microbatch, pack
+from scalerl_jax.batching.replay import Replay
+from scalerl_jax.batching.stream_packing import (
+    StreamShape,
+    abstract_streams,
+    pack_shared,
+)
 from scalerl_jax.config import LOSSES, Config, ObjectiveConfig
 from scalerl_jax.learner.step import Objective
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.types import PackedBatch
+from scalerl_jax.wiring.terms import with_terms
 
 T = TypeVar("T")
-# Functions by the names that settings of the objective give them, each imported where
-# a config asks for it.  Losses: `config.LOSSES`.
-_ALGO = "scalerl_jax.algo"
-AGGREGATIONS = {
-    "constant": f"{_ALGO}.weights:constant_weights",
-    "prompt": f"{_ALGO}.advantages:prompt_weights",
-    "sample": f"{_ALGO}.weights:sample_weights",
-    "token": f"{_ALGO}.weights:token_weights",
+# Functions by the names that settings of the objective give them; what each loss reads
+# stands in `config.LOSSES`.
+TOKEN_LOSSES: dict[str, Callable[..., Array]] = {
+    "cispo": losses.cispo_loss,
+    "clipped": losses.clipped_loss,
+    "decoupled": decoupled_loss,
+    "dppo": losses.dppo_loss,
+    "dual_clip": losses.dual_clip_loss,
+    "gspo": losses.gspo_loss,
+    "gspo_token": losses.gspo_token_loss,
+    "reinforce": losses.reinforce_loss,
+    "sequence_truncated_is": losses.sequence_truncated_is_loss,
+    "truncated_is": losses.truncated_is_loss,
 }
-BASELINES = {
-    "group_mean": f"{_ALGO}.advantages:group_advantages",
-    "leave_one_out": f"{_ALGO}.scales:leave_one_out",
+AGGREGATIONS: dict[str, Callable[..., Array]] = {
+    "constant": constant_weights,
+    "prompt": prompt_weights,
+    "sample": sample_weights,
+    "token": token_weights,
 }
-NORMALIZATIONS = {
-    "batch": f"{_ALGO}.advantages:normalize_by_batch",
-    "none": f"{_ALGO}.scales:unnormalized",
-    "prompt": f"{_ALGO}.scales:normalize_by_prompt",
-    "reward_std": f"{_ALGO}.scales:normalize_by_reward_std",
-    "running": "scalerl_jax.batching.running:RunningNormalization",
+BASELINES: dict[str, Callable[..., Array]] = {
+    "group_mean": group_advantages,
+    "leave_one_out": leave_one_out,
+}
+# The scale "running" has a state: `make_advantages` is given one.
+NORMALIZATIONS: dict[str, Callable[..., Any]] = {
+    "batch": normalize_by_batch,
+    "none": unnormalized,
+    "prompt": normalize_by_prompt,
+    "reward_std": normalize_by_reward_std,
+    "running": RunningNormalization,
 }
 
 
@@ -57,26 +96,26 @@ def make_objective(config: Config) -> Objective:
     capped = "max_importance_ratio" in entry.settings
     plain = capped and not recomputed and not entry.of_sequences
     made = Objective(
-        token_loss=with_keywords(resolve_name(entry.function), vars(objective)),
+        token_loss=with_keywords(TOKEN_LOSSES[objective.loss], vars(objective)),
         elementwise=not entry.of_sequences,
         max_importance_ratio=objective.max_importance_ratio if plain else jnp.inf,
     )
     regularized = objective.kl_coefficient or objective.entropy_coefficient
     if regularized or recomputed or entry.clips or entry.of_sequences:
-        from scalerl_jax.wiring.terms import with_terms  # ScaleRL's loss has none
-
         made = with_terms(made, objective)
     return made
 
 
-def make_advantages(config: Config, running: Any = None) -> Advantages:
+def make_advantages(
+    config: Config, running: RunningNormalization | None = None
+) -> Advantages:
     """Return a map of rewards to advantages: a baseline, then a scale.
 
-    The scale is `running` if there is one, a `batching.running.RunningNormalization`.
+    The scale is `running` if there is one.
     """
     objective, group_size = config.objective, config.batch.group_size
-    baseline = resolve_name(BASELINES[objective.advantage])
-    scale = running or resolve_name(NORMALIZATIONS[objective.advantage_normalization])
+    baseline = BASELINES[objective.advantage]
+    scale = running or NORMALIZATIONS[objective.advantage_normalization]
 
     def advantages(rewards: Array, judged: Array, kept: Array) -> Array:
         known: dict[str, Any] = {
@@ -102,18 +141,14 @@ def make_assembler(config: Config, arch: Architecture) -> Assembler:
     group_size = config.batch.group_size
     running = regularization = shape_rewards = None
     if objective.advantage_normalization == "running":
-        running = resolve_name(NORMALIZATIONS["running"])(eps=objective.advantage_eps)
+        running = RunningNormalization(eps=objective.advantage_eps)
     if objective.regularize == "easy":
-        from scalerl_jax.algo.regularizers import easy_prompts  # loaded by few runs
-
         regularization = functools.partial(
             easy_prompts,
             group_size=group_size,
             from_pass_rate=objective.regularize_from_pass_rate,
         )
     if objective.overlong_cache_tokens:
-        from scalerl_jax.algo.overlong import add_overlong_penalty  # loaded by few runs
-
         shape_rewards = functools.partial(
             add_overlong_penalty,
             max_tokens=objective.overlong_max_tokens or sampler.max_completion_tokens,
@@ -125,7 +160,7 @@ def make_assembler(config: Config, arch: Architecture) -> Assembler:
         if scored_first(objective)
         else make_advantages(config, running),
         weigh=with_keywords(
-            resolve_name(AGGREGATIONS[objective.aggregation]),
+            AGGREGATIONS[objective.aggregation],
             {"group_size": group_size, "max_tokens": sampler.max_completion_tokens},
         ),
         zero_variance_filter=objective.zero_variance_filter,
@@ -164,12 +199,6 @@ def make_pack(config: Config, arch: Architecture) -> tuple[Pack, PackedBatch]:
         packing = functools.partial(pack, **rows, packing=batch.packing)
         microbatch = abstract_microbatch(**rows)
     else:
-        from scalerl_jax.batching.stream_packing import (  # few runs share prompts
-            StreamShape,
-            abstract_streams,
-            pack_shared,
-        )
-
         streams = config.mesh.data * config.mesh.fsdp
         shape = StreamShape(
             rows=batch.rows_per_microbatch // streams,
@@ -185,10 +214,6 @@ def make_pack(config: Config, arch: Architecture) -> tuple[Pack, PackedBatch]:
     return packing, microbatch
 
 
-def make_replay(config: Config, arch: Architecture) -> Any:
-    """Return a `batching.replay.Replay` if routing is to be replayed, else None."""
-    if config.objective.routing_replay == "off":
-        return None
-    from scalerl_jax.batching.replay import Replay  # loaded by few runs
-
-    return Replay(arch)
+def make_replay(config: Config, arch: Architecture) -> Replay | None:
+    """Return the replay of routing, if the objective asks for it."""
+    return Replay(arch) if config.objective.routing_replay == "on" else None

@@ -5,10 +5,13 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalerl_jax.config import Config
 from scalerl_jax.data import tasks
+from scalerl_jax.data.chat import chat_renderer
+from scalerl_jax.data.curriculum import make_streams
+from scalerl_jax.data.mixture import MixtureStream, Stream
 from scalerl_jax.data.prompts import JoinedPrompts, PromptStream, build_prompts
 from scalerl_jax.data.questions import (
     CHAT,
@@ -17,6 +20,7 @@ from scalerl_jax.data.questions import (
     plain_renderer,
 )
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.rewards import sandbox
 from scalerl_jax.rewards.verifier import (
     VerifierPool,
     make_pool,
@@ -25,10 +29,7 @@ from scalerl_jax.rewards.verifier import (
 )
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import Progress
-
-if TYPE_CHECKING:
-    from scalerl_jax.data.mixture import Stream
-    from scalerl_jax.wiring.data_sets import DataSets
+from scalerl_jax.wiring.data_sets import DataSets
 
 AUTO = "auto"  # of data.answer_after
 
@@ -38,7 +39,6 @@ def make_render(config: Config) -> Renderer:
     data = config.data
     if data.template != CHAT:
         return plain_renderer(data.template)
-    from scalerl_jax.data.chat import chat_renderer  # few runs need one
 
     return chat_renderer(data, data.tokenizer or config.model.checkpoint)
 
@@ -121,10 +121,8 @@ class _Maker:
         self.report: dict[str, dict[str, Any]] = {"training": {}, "evaluation": {}}
 
     @functools.cached_property
-    def _data_sets(self) -> "DataSets":
+    def _data_sets(self) -> DataSets:
         # Runs on generated tasks alone need nothing of data sets.
-        from scalerl_jax.wiring.data_sets import DataSets
-
         return DataSets(
             self._config, self._tokenizer, self._render, self._progress, self.report
         )
@@ -213,7 +211,7 @@ def _generated(shares: dict[str, int]) -> dict[str, int]:
     return {name: share for name, share in shares.items() if name in tasks.TASKS}
 
 
-def make_stream(config: Config, prompts: JoinedPrompts) -> "Stream":
+def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
     """Return the training prompts in their order, less those left out of it."""
     data = config.data
     retire_at = data.max_history_pass_rate if data.no_positive_resampling else None
@@ -222,12 +220,9 @@ def make_stream(config: Config, prompts: JoinedPrompts) -> "Stream":
     if data.order == "shuffled":
         streams = [PromptStream(part, **settings) for part in parts]
     else:
-        from scalerl_jax.data.curriculum import make_streams  # few runs have an order
-
         streams = make_streams(parts, prompts, data, **settings)
     if not data.task_weights:
         return streams[0]
-    from scalerl_jax.data.mixture import MixtureStream  # few runs have one
 
     return MixtureStream(streams, weights=data.task_weights)
 
@@ -248,6 +243,4 @@ def check_verifiers(config: Config, prompts: Iterable[Prompt]) -> None:
     """
     known = named_verifiers(config.reward)
     if "code" in {verifier_of(prompt.reference, known) for prompt in prompts}:
-        from scalerl_jax.rewards import sandbox  # few runs judge programs
-
         sandbox.check(config.reward.code_packages)

@@ -11,11 +11,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from scalerl_jax.config import Config
+from scalerl_jax.contract import Link
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.fleet import Fleet
 from scalerl_jax.coordination.members import Limits
 from scalerl_jax.coordination.roster import Roster
-from scalerl_jax.exchange import Link
 from scalerl_jax.generation.evaluation import summarize
 from scalerl_jax.generation.replica import Replica, ReplicaThread, ThreadLink
 from scalerl_jax.generation.replica_desk import ReplicaDesk

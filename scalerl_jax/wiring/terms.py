@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from scalerl_jax.algo.anchors import anchored, corrected, proximal
-from scalerl_jax.algo.losses import TokenLoss, importance_ratio, log_ratio
+from scalerl_jax.algo.losses import TokenLoss, importance_ratio, log_ratio, sequence_sum
 from scalerl_jax.algo.regularizers import (
     KlEstimator,
     entropy_bonus,
@@ -18,7 +18,6 @@ from scalerl_jax.algo.regularizers import (
     kl_k3,
     regularized,
 )
-from scalerl_jax.algo.sequences import sequence_sum
 from scalerl_jax.config import LOSSES, ObjectiveConfig
 from scalerl_jax.learner.step import Objective
 from scalerl_jax.types import Tokens

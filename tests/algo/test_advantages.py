@@ -9,8 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from scalerl_jax.algo.advantages import group_advantages, normalize_by_batch
-from scalerl_jax.algo.scales import leave_one_out
+from scalerl_jax.algo.advantages import (
+    group_advantages,
+    leave_one_out,
+    normalize_by_batch,
+)
 
 GROUPS, GROUP_SIZE = 3, 4
 REWARDS = hnp.arrays(

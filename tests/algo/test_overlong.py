@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.algo.overlong import add_overlong_penalty, overlong_penalty
+from scalerl_jax.algo.advantages import add_overlong_penalty, overlong_penalty
 
 LENGTHS = jnp.array([0, 12_000, 12_500, 13_000, 14_000, 15_000])
 BY_HAND = [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from scalerl_jax.algo.advantages import group_advantages, normalize_by_batch
-from scalerl_jax.algo.scales import (
+from scalerl_jax.algo.advantages import (
     RunningStatistics,
+    group_advantages,
     leave_one_out,
+    normalize_by_batch,
     normalize_by_prompt,
     normalize_by_reward_std,
     normalize_by_running,

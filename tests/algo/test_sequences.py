@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from small_tokens import floats
 
-from scalerl_jax.algo.sequences import sequence_mean, sequence_sum
+from scalerl_jax.algo.losses import sequence_mean, sequence_sum
 from scalerl_jax.algo.values import ends
 
 IDS = jnp.array([[1, 1, 1, 0, 2, 2], [1, 2, 2, 3, 0, 0]])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small_tokens import LOSSES, at_ratio, make_tokens, slope
 
-from scalerl_jax.algo.surrogates import surrogate_loss
+from scalerl_jax.algo.losses import surrogate_loss
 
 
 @pytest.mark.parametrize(

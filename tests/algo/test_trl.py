@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from small_tokens import make_tokens
 
-from scalerl_jax.algo import anchors, losses, sequences, surrogates, weights
+from scalerl_jax.algo import advantages, anchors, losses
 from scalerl_jax.algo.regularizers import entropy_bonus, kl_k3
 
 torch = pytest.importorskip("torch")
@@ -154,20 +154,20 @@ def test_the_batch_has_ratios_past_every_bound(batch):
 
 @anchors.anchored
 def clipped(tokens):
-    return surrogates.clipped_loss(tokens, **CLIP)
+    return losses.clipped_loss(tokens, **CLIP)
 
 
 def constant(mask):
-    return weights.constant_weights(mask, max_tokens=T)
+    return advantages.constant_weights(mask, max_tokens=T)
 
 
 @pytest.mark.parametrize("kl", [0.0, KL])
 @pytest.mark.parametrize(
     "loss_type, weigh",
     [
-        pytest.param("grpo", weights.sample_weights, id="grpo"),
-        pytest.param("bnpo", weights.token_weights, id="bnpo"),
-        pytest.param("dapo", weights.token_weights, id="dapo: token, not prompt"),
+        pytest.param("grpo", advantages.sample_weights, id="grpo"),
+        pytest.param("bnpo", advantages.token_weights, id="bnpo"),
+        pytest.param("dapo", advantages.token_weights, id="dapo: token, not prompt"),
         pytest.param("dr_grpo", constant, id="dr_grpo"),
     ],
 )
@@ -184,37 +184,39 @@ def test_cispo_is_that_of_trl_whose_epsilon_high_is_the_cap_and_weights_are_of_t
         return losses.cispo_loss(tokens, max_importance_ratio=CAP)
 
     theirs = trl_loss(batch, loss_type="cispo")
-    assert_equal(our_loss(batch, cispo, weights.token_weights), theirs)
+    assert_equal(our_loss(batch, cispo, advantages.token_weights), theirs)
 
 
 @pytest.mark.parametrize("kl", [0.0, KL])
 def test_gspo_is_that_of_trl_at_the_level_of_sequences(batch, kl):
     @anchors.anchored
     def of_sequences(tokens):
-        return sequences.gspo_loss(tokens, **CLIP)
+        return losses.gspo_loss(tokens, **CLIP)
 
     theirs = trl_loss(batch, level="sequence", kl=kl)
-    assert_equal(our_loss(batch, of_sequences, weights.sample_weights, kl=kl), theirs)
+    assert_equal(
+        our_loss(batch, of_sequences, advantages.sample_weights, kl=kl), theirs
+    )
 
 
 def test_dual_clip_is_trls_delta(batch):
     @anchors.anchored
     def dual_clip(tokens):
-        return surrogates.dual_clip_loss(tokens, **CLIP, dual_clip=DUAL_CLIP)
+        return losses.dual_clip_loss(tokens, **CLIP, dual_clip=DUAL_CLIP)
 
     theirs = trl_loss(batch, delta=DUAL_CLIP)
-    assert_equal(our_loss(batch, dual_clip, weights.sample_weights), theirs)
+    assert_equal(our_loss(batch, dual_clip, advantages.sample_weights), theirs)
 
 
 def test_the_correction_is_trls_token_truncation(batch):
     corrected = anchors.corrected(clipped, max_importance_ratio=TIS_CAP)
     theirs = trl_loss(batch, tis_cap=TIS_CAP, kl=KL)
-    assert_equal(our_loss(batch, corrected, weights.sample_weights, kl=KL), theirs)
+    assert_equal(our_loss(batch, corrected, advantages.sample_weights, kl=KL), theirs)
 
 
 def test_the_entropy_bonus_is_trls_with_token_weights_for_its_is_always_a_token_mean(
     batch,
 ):
     theirs = trl_loss(batch, loss_type="dapo", entropy=ENTROPY)
-    ours = our_loss(batch, clipped, weights.token_weights, entropy=ENTROPY)
+    ours = our_loss(batch, clipped, advantages.token_weights, entropy=ENTROPY)
     assert_equal(ours, theirs)

@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from scalerl_jax.algo.advantages import prompt_weights
-from scalerl_jax.algo.weights import (
+from scalerl_jax.algo.advantages import (
     constant_weights,
+    prompt_weights,
     sample_weights,
     token_weights,
 )

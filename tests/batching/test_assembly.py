@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.algo import advantages, scales, weights
-from scalerl_jax.algo.advantages import group_advantages
-from scalerl_jax.algo.overlong import add_overlong_penalty
+from scalerl_jax.algo import advantages
+from scalerl_jax.algo.advantages import add_overlong_penalty, group_advantages
 from scalerl_jax.algo.regularizers import easy_prompts
-from scalerl_jax.batching.assembly import Assembler, group_metrics
+from scalerl_jax.batching.assembly import (
+    Assembler,
+    RunningNormalization,
+    group_metrics,
+)
 from scalerl_jax.batching.packing import pack
-from scalerl_jax.batching.running import RunningNormalization
 from scalerl_jax.types import Group, Prompt, Rollout
 
 G = 2
@@ -168,7 +170,7 @@ def cut_off(group, *places):
 
 NORMALIZATIONS = {
     "batch": advantages.normalize_by_batch,
-    "prompt": functools.partial(scales.normalize_by_prompt, group_size=G),
+    "prompt": functools.partial(advantages.normalize_by_prompt, group_size=G),
     "running": lambda *arrays, eps: RunningNormalization(eps=eps)(*arrays),
 }
 
@@ -179,7 +181,7 @@ def test_where_all_wrong_answers_are_cut_off_the_right_ones_have_advantage_1(nam
         centered = group_advantages(rewards, judged, group_size=G)
         if name != "reward_std":
             return NORMALIZATIONS[name](centered, kept, eps=1e-6)
-        return scales.normalize_by_reward_std(
+        return advantages.normalize_by_reward_std(
             centered, kept, rewards=rewards, group_size=G, eps=1e-6
         )
 
@@ -350,10 +352,10 @@ def test_rewards_wait_for_the_annotation_with_the_places_of_all_that_is_kept():
     swapped=st.lists(st.booleans(), min_size=len(GROUPS), max_size=len(GROUPS)),
     weigh=st.sampled_from(
         [
-            functools.partial(weights.constant_weights, max_tokens=6),
+            functools.partial(advantages.constant_weights, max_tokens=6),
             functools.partial(advantages.prompt_weights, group_size=G),
-            weights.sample_weights,
-            weights.token_weights,
+            advantages.sample_weights,
+            advantages.token_weights,
         ]
     ),
 )

@@ -11,13 +11,12 @@ from concurrent.futures import Future
 import numpy as np
 from queue_world import make_rollout
 
-from scalerl_jax.contract import QueueClosed
+from scalerl_jax.contract import Job, JobResult, QueueClosed, Report
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.members import Limits
 from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.coordination.roster import Roster
 from scalerl_jax.data.prompts import PromptStream
-from scalerl_jax.exchange import Job, JobResult, Report
 from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.types import Group, Prompt
 from scalerl_jax.utils.work_log import RemoteLedger

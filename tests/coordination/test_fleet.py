@@ -11,7 +11,7 @@ from fleet_world import FleetWorld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.exchange import Job, JobResult
+from scalerl_jax.contract import Job, JobResult
 
 NAMES = dict(
     turn=(5, 20),

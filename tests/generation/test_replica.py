@@ -8,8 +8,7 @@ import small_weights
 from memory_channel import MemoryChannel
 from small_weights import assert_is_version, layout, mesh
 
-from scalerl_jax.contract import Order
-from scalerl_jax.exchange import Assignment, Instructions, Job
+from scalerl_jax.contract import Assignment, Instructions, Job, Order
 from scalerl_jax.generation.replica import Replica
 from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.generation.weights import PublishedFrom

@@ -2,8 +2,7 @@
 
 import time
 
-from scalerl_jax.contract import Order
-from scalerl_jax.exchange import Assignment, Instructions
+from scalerl_jax.contract import Assignment, Instructions, Order
 from scalerl_jax.generation.replica_desk import ReplicaDesk
 
 

@@ -30,7 +30,7 @@ from scalerl_jax.model.architecture import Experts, param_shardings
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.saving import save_params
 from scalerl_jax.model.sizes import ARCHITECTURES
-from scalerl_jax.model.starts import init_params
+from scalerl_jax.model.transformer import init_params
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.mixtures import load_with_biases
 

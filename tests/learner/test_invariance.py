@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_step import GROUP, LENGTHS, assert_trees_close, make_sequences, mesh_of
 
-from scalerl_jax.algo import advantages, weights
+from scalerl_jax.algo import advantages
 from scalerl_jax.batching.packing import pack
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.config import LOSSES, Config, ObjectiveConfig
@@ -25,10 +25,10 @@ from scalerl_jax.wiring.objective import make_objective
 
 MOST = max(completion for _, completion in LENGTHS)
 WEIGHTINGS = {
-    "constant": functools.partial(weights.constant_weights, max_tokens=MOST),
+    "constant": functools.partial(advantages.constant_weights, max_tokens=MOST),
     "prompt": functools.partial(advantages.prompt_weights, group_size=GROUP),
-    "sample": weights.sample_weights,
-    "token": weights.token_weights,
+    "sample": advantages.sample_weights,
+    "token": advantages.token_weights,
 }
 # Bounds that some of the tokens below are past, and others are not.
 OBJECTIVES = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.learner.rounding import round_stochastically
+from scalerl_jax.learner.optimizer import round_stochastically
 
 BFLOAT16 = jnp.zeros(0, jnp.bfloat16)
 

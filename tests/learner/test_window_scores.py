@@ -9,9 +9,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from test_assembly import CUT, EQUAL, MIXED, ROWS, G, assembler, by_token
 
-from scalerl_jax.algo.advantages import group_advantages
+from scalerl_jax.algo.advantages import group_advantages, unnormalized
 from scalerl_jax.algo.regularizers import kl_k1, kl_k2
-from scalerl_jax.algo.scales import unnormalized
 from scalerl_jax.batching.packing import abstract_microbatch
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.learner.window_scores import Annotator, KlPenalty, Scorer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_model import small_architecture
 
-from scalerl_jax.model.starts import init_params
+from scalerl_jax.model.transformer import init_params
 
 ARCH = small_architecture(vocab_size=32)
 

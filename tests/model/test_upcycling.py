@@ -10,7 +10,7 @@ import pytest
 from scalerl_jax.model.architecture import Architecture, Experts
 from scalerl_jax.model.ffn_moe import expert_feed_forward
 from scalerl_jax.model.layers import rms_norm
-from scalerl_jax.model.starts import init_params
+from scalerl_jax.model.transformer import init_params
 from scalerl_jax.model.upcycling import draw_units, upcycle
 
 DENSE = Architecture(

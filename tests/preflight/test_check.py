@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scalerl_jax import config as config_lib
 from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.architecture import param_shardings
-from scalerl_jax.model.starts import init_params
 from scalerl_jax.model.transformer import (
     abstract_params,
     hidden_states,
+    init_params,
 )
 from scalerl_jax.preflight import check
 from scalerl_jax.preflight.command import most_that_fit

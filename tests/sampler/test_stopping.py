@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from small_spelling import LETTERS, spelling_of
 
 from scalerl_jax.data.spelling import Spelling
-from scalerl_jax.sampler.stopping import StopWatch
+from scalerl_jax.sampler.requests import StopWatch
 
 # Token u is byte u of these characters, of 3, 2, 4 and 1 bytes; the rest are spaces.
 BYTES = spelling_of([bytes([byte]) for byte in "€é😀x".encode().ljust(13)])

@@ -13,8 +13,7 @@ from small_server import BASE
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.architecture import Experts
 from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.starts import init_params
-from scalerl_jax.model.transformer import unstack_layers
+from scalerl_jax.model.transformer import init_params, unstack_layers
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.serve.fields import Sampled

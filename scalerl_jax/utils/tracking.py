@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
 
 class Wandb:
     """A run at Weights & Biases, which goes on when the run does.
@@ -53,11 +51,15 @@ class StepProfile:
         if self._running and version >= self._last:
             self.close()
         elif version == self._first - 1 and not self._running:
+            import jax  # what reads and writes metrics does without
+
             jax.profiler.start_trace(self._directory)
             self._running = True
 
     def close(self) -> None:
         """End and write the trace, if there is one under way."""
         if self._running:
+            import jax
+
             self._running = False
             jax.profiler.stop_trace()

@@ -28,7 +28,6 @@ FIELDS_OF_FIT = (  # that a row of a table repeats
     *("asymptote", "asymptote_interval", "exponent", "exponent_interval"),
     *("midpoint", "midpoint_interval", "identified", "reason"),
 )
-ONE_EACH = "one run each: not decided"
 T = TypeVar("T")
 Names = tuple[str, str]
 Pair = tuple[float, float]  # of the first recipe and of the second
@@ -177,7 +176,7 @@ def choose(
     """Return who is better, 1 for the first and -1 for the second, 0 for neither.
 
     And why.  B is looked at where A does not decide and is equal by the margin; the
-    rates, where A is not identified.  A spread that was given decides nothing.
+    rates, where A is not identified.  Whether there are runs enough is asked before.
     """
     if by_a is None:
         what, found = "the pass rate where all runs have been", by_rate
@@ -185,8 +184,6 @@ def choose(
         what, found = "A", by_a
     else:
         what, found = "B at the shared A", by_b
-    if found.degrees is None:
-        return 0, ONE_EACH
     if found.sign:
         return found.sign, f"{what} is higher"
     what = "A, and of B at the shared A, hold" if found is by_b else f"{what} holds"
@@ -280,7 +277,7 @@ def _too_few(runs: Runs, names: Names) -> str | None:
     """Return that a recipe has too few runs for a winner; None: it has enough."""
     single = [n for n, fits in zip(names, runs, strict=True) if len(fits) < FEWEST_RUNS]
     if len(single) == len(names):
-        return ONE_EACH
+        return "one run each: not decided"
     return f"not decided: there is one run of {single[0]}" if single else None
 
 
@@ -300,11 +297,8 @@ def _paper_rule(
     asymptotes = _both(runs, _asymptote_of)
     gap = abs(asymptotes[0] - asymptotes[1])
     equal = gap <= margin
-    unsure = [
-        name
-        for name, fits in zip(names, runs, strict=True)
-        if not all(fit.identified for fit in fits)
-    ]
+    known = zip(names, _both(runs, _identify), strict=True)
+    unsure = [name for name, identified in known if not identified]
     if unsure or incomparable:
         says = f"not decided: A of {' and '.join(unsure)} is not identified"
         says = incomparable or says

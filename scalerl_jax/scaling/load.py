@@ -44,9 +44,9 @@ from scalerl_jax.scaling.tables import (
 ERRORS_ENDING = "_se"  # of the column of y's standard errors
 PROMPTS_COLUMN = "prompt_pass_rates"  # of evals.jsonl: a list
 SAMPLES_COLUMN = "samples_per_prompt"
-# Columns whose numbers are names of runs, as text is.
-RUN_NAMES = frozenset(["run", "run_id", "run_name", "seed", "trial"])
 SEED_NAMES = frozenset(["seed", "trial", "replicate"])
+# Columns whose numbers are names of runs, as text is.
+RUN_NAMES = SEED_NAMES | {"run", "run_id", "run_name"}
 # Settings of a run that are no part of its recipe.
 _NOT_RECIPE = ("seed", "tracking", "compile_cache", "checkpoint", "scaling", "debug")
 LEDGER_FILE = "ledger.json"

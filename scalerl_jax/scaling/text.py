@@ -310,7 +310,7 @@ def differences_of(found: Comparison) -> list[tuple[str, Difference]]:
         "log B at the shared A": found.log_exponent_difference,
     }
     if found.asymptote_difference is None:
-        named["pass rate at " + f"{found.compared_at:.4g}"] = found.rate_difference
+        named[f"pass rate at {found.compared_at:.4g}"] = found.rate_difference
     return [(name, each) for name, each in named.items() if each is not None]
 
 

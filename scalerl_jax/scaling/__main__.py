@@ -29,7 +29,7 @@ from scalerl_jax.scaling.differences import RUN_SD
 from scalerl_jax.scaling.live import BOARD_DIRECTORY, Watch
 from scalerl_jax.scaling.live import watch as follow
 from scalerl_jax.scaling.load import load_columns, when_enough
-from scalerl_jax.scaling.recipes import group_runs
+from scalerl_jax.scaling.recipes import compare_recipes, group_runs
 from scalerl_jax.scaling.records import (
     DEFAULT_X,
     DEFAULT_Y,
@@ -64,7 +64,6 @@ ONE_RUN_FLAGS = (
 )
 CURVE_FLAGS = ("group", "wide", "reward_range", "one_minus")
 MOST = 100_000  # of refits
-MOST_PAIRED = 4  # runs that are compared each with each
 SHOW_WARNINGS = ("fit", "report")  # commands that show a curve's with its fit
 PICTURES = (".png", ".svg")
 FRACTIONS = (0.25, 1 / 3, 0.5)  # of the last compute, that are fitted
@@ -516,35 +515,20 @@ def compare(flags: Flags) -> Answer:
             f"{', '.join(fits)}; give paths of another, behind --vs if their files do "
             f"not tell, or --group for the runs of one file"
         )
-    spread = RUN_SD if flags.run_sd is None else flags.run_sd
-    runs = scaling.compare_many(fits, margin=flags.margin, run_sd=spread)
-    # The paper compares a few recipes with each other, and many with the best one.
-    best = next(n for n, group in recipes.items() if runs.rows[0].fit in group)
-    pairs = [(best, name) for name in recipes if name != best]
-    if len(recipes) <= MOST_PAIRED:
-        pairs = list(itertools.combinations(recipes, 2))
-    found = [
-        scaling.compare(
-            recipes[a],
-            recipes[b],
-            names=(a, b),
-            margin=flags.margin,
-            run_sd=flags.run_sd,
-            paired=flags.paired,
-            # The best one was chosen among all, so all pairs share the error.
-            num_pairs=math.comb(len(recipes), 2),
-        )
-        for a, b in pairs
-    ]
+    found = compare_recipes(
+        fits, recipes, margin=flags.margin, run_sd=flags.run_sd, paired=flags.paired
+    )
     written = []
     if flags.out is not None:
         figure = plots.draw_fits(list(fits.values()), list(fits))
         written.append(_save(figure, flags.out))
-        if runs.shared_asymptote is not None:
+        if found.runs.shared_asymptote is not None:
             lines = flags.out.with_stem(f"{flags.out.stem}-lines")
-            written.append(_save(plots.draw_linearised(runs, names=list(fits)), lines))
-    texts = [*map(text.comparison_text, found), text.runs_text(runs)]
-    return Answer("\n".join(texts), {"pairs": found, "runs": runs}, written)
+            figure = plots.draw_linearised(found.runs, names=list(fits))
+            written.append(_save(figure, lines))
+    texts = [*map(text.comparison_text, found.pairs), text.runs_text(found.runs)]
+    record = {"pairs": found.pairs, "runs": found.runs}
+    return Answer("\n".join(texts), record, written)
 
 
 @command(
@@ -680,11 +664,14 @@ def watch(flags: Flags) -> int:
 def report(flags: Flags) -> Answer:
     """Write one self-contained HTML page.
 
-    Figures, tables, method, warnings and data of all curves.
+    The verdict on each pair of recipes, figures, tables, method, warnings and data of
+    all curves; of run directories also settings, versions, training and rollouts.
     """
     _check_out(flags.out, (".html",))
-    fits = {fit.curve.name: fit for _, fit in fit_each(flags)}
-    page = make_report(fits, title=flags.title)
+    fitted = fit_each(flags)
+    fits = {fit.curve.name: fit for _, fit in fitted}
+    paths = {fit.curve.name: path for path, fit in fitted}
+    page = make_report(fits, title=flags.title, paths=paths)
     flags.out.write_text(page, encoding="utf-8")
     verdicts = {
         name: f"A {text.parameter_text(fit, fit.parameters['A'])}"

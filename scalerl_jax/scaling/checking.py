@@ -13,7 +13,7 @@ import numpy as np
 
 from scalerl_jax.scaling.fit import fit_curve
 from scalerl_jax.scaling.identifiability import find_collapse
-from scalerl_jax.scaling.records import OPEN, Curve, CurveError, Interval
+from scalerl_jax.scaling.records import OPEN, Curve, CurveError, Interval, amount
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.text import percent, show, table, warned
 
@@ -130,7 +130,7 @@ def _alarm(status: Status, patience: int) -> tuple[str | None, bool]:
     alarm = (
         f"the last {patience} evaluations are {where} the "
         f"{percent(status.alarm_level)} band that the run foretold up to "
-        f"{curve.x_name} = {status.fitted_until:.4g}"
+        f"{curve.x_name} = {amount(status.fitted_until)}"
     )
     return alarm, where == "below"
 
@@ -170,7 +170,7 @@ def to_text(status: Status) -> str:
     curve = status.curve
     said = (
         f"{curve.name}: {curve.x.size} evaluations, the last at {curve.x_name} = "
-        f"{curve.x[-1]:.4g} with {curve.y_name} {curve.y[-1]:.4f}\n"
+        f"{amount(curve.x[-1])} with {curve.y_name} {curve.y[-1]:.4f}\n"
     )
     result = status.fit
     if result is None:
@@ -178,19 +178,19 @@ def to_text(status: Status) -> str:
     if result.identified:
         said += (
             f"  A {result.asymptote:.4f} {show(result.asymptote_interval, '.4f')}, "
-            f"B {result.exponent:.3g}, C_mid {result.midpoint:.4g}\n"
+            f"B {result.exponent:.3g}, C_mid {amount(result.midpoint)}\n"
         )
     else:
         said += f"  A not identified: {result.reason}\n"
     if result.climbs:
         said += (
-            f"  forecast at {curve.x_name} = {status.horizon:.4g}: "
+            f"  forecast at {curve.x_name} = {amount(status.horizon)}: "
             f"{status.forecast:.4f}, {percent(status.level)} band "
             f"{show(status.forecast_band, '.4f')}\n"
         )
     if status.checks:
         band = f"{percent(status.alarm_level)} band"
-        said += f"  foretold from {curve.x_name} <= {status.fitted_until:.4g}:\n"
+        said += f"  foretold from {curve.x_name} <= {amount(status.fitted_until)}:\n"
         said += table(
             (curve.x_name, "actual", "predicted", band, ""),
             [

@@ -18,7 +18,14 @@ from scalerl_jax.scaling.differences import RUN_SD, Difference, Sample, differen
 from scalerl_jax.scaling.estimate import estimate
 from scalerl_jax.scaling.fit import fit_alone
 from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
-from scalerl_jax.scaling.records import OPEN, Array, CurveError, Interval, Record
+from scalerl_jax.scaling.records import (
+    OPEN,
+    Array,
+    CurveError,
+    Interval,
+    Record,
+    amount,
+)
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.search import A
 from scalerl_jax.scaling.uncertainty import student_quantile
@@ -336,8 +343,8 @@ def _warnings(runs: Runs, names: Names, *, unused: float | None) -> tuple[str, .
     ends = [fit.x_last for fits in runs for fit in fits]
     if max(ends) > 2.0 * min(ends):
         found.append(
-            f"the runs end at {min(ends):.4g} to {max(ends):.4g}: fits of different "
-            "windows differ more than fits of one"
+            f"the runs end at {amount(min(ends))} to {amount(max(ends))}: fits of "
+            "different windows differ more than fits of one"
         )
     return tuple(found)
 
@@ -396,8 +403,8 @@ def _differ(
 class RunRow(Record):
     """One run in a table of many (leave-one-out).
 
-    What is held at the shared A is None for a run whose interval of A does not
-    overlap that of the highest A: no A fits both.
+    What is held at the shared A is None for a run that does not climb, and for one
+    whose interval of A does not overlap that of the highest A: no A fits both.
     """
 
     name: str
@@ -524,7 +531,11 @@ def _hold_shared(
     if not sure:
         return None, {}
     best = max(sure.values(), key=lambda fit: fit.asymptote).asymptote_interval
-    near = {n: f for n, f in fits.items() if f.asymptote_interval.overlaps(best)}
+    near = {
+        name: fit
+        for name, fit in fits.items()
+        if fit.climbs and fit.asymptote_interval.overlaps(best)
+    }
     shared = float(np.mean([f.asymptote for n, f in near.items() if n in sure]))
     return shared, {name: hold_asymptote(fit, shared) for name, fit in near.items()}
 

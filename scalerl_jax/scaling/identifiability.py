@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 
 from scalerl_jax.scaling.laws import Law
-from scalerl_jax.scaling.records import OPEN, Array, Curve, Interval
+from scalerl_jax.scaling.records import OPEN, Array, Curve, Interval, amount
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.search import R0, SHAPE_U, SHAPE_V, A, Problem
 from scalerl_jax.scaling.uncertainty import SIGMA_FLOOR, Profiles
@@ -133,7 +133,7 @@ def open_limit(
             f"only {profiles.margin:.1f} standard errors away, which noise that bends "
             "a curve early does too"
         )
-    end = f"the data end at {curve.x_name} = {curve.x[-1]:.4g}"
+    end = f"the data end at {curve.x_name} = {amount(curve.x[-1])}"
     advice = "noise, or too few points, leave it open"
     if law.half_gain is not None:
         reach = 1.0 / float(law.half_gain(best[SHAPE_U], best[SHAPE_V]))
@@ -240,9 +240,9 @@ def find_collapse(curve: Curve) -> str | None:
         return None
     high, low = i + int(np.argmax(top)), j + int(np.argmin(bottom))
     return (
-        f"collapse: the curve falls from {y[high]:.3f} near x = {curve.x[high]:.4g} to "
-        f"{y[low]:.3f} near x = {curve.x[low]:.4g}, and the law can only climb; fit "
-        "the part before the fall"
+        f"collapse: the curve falls from {y[high]:.3f} near x = "
+        f"{amount(curve.x[high])} to {y[low]:.3f} near x = {amount(curve.x[low])}, and "
+        "the law can only climb; fit the part before the fall"
     )
 
 

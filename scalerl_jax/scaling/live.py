@@ -26,7 +26,7 @@ from scalerl_jax.scaling.checking import (
 )
 from scalerl_jax.scaling.load import Selection, load_curve
 from scalerl_jax.scaling.plots import draw_status, to_png
-from scalerl_jax.scaling.records import CurveError
+from scalerl_jax.scaling.records import CurveError, amount
 from scalerl_jax.scaling.text import show
 from scalerl_jax.utils.reading import read_json
 from scalerl_jax.utils.remote import files_of_run
@@ -233,7 +233,7 @@ class LiveFit:
         self.note(
             f"scaling: {asymptote}; forecast {status.forecast:.3f} "
             f"{show(status.forecast_band, '.3f')} at {result.x_name} = "
-            f"{status.horizon:.4g}"
+            f"{amount(status.horizon)}"
         )
         if status.alarm is not None and status.alarm != self._told:
             self._told = status.alarm

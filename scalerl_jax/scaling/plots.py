@@ -10,16 +10,17 @@ One file above 400 lines: all pictures share their axes, points and lines.
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from scalerl_jax.scaling.checking import Status
-from scalerl_jax.scaling.compare import RunTable
+from scalerl_jax.scaling.compare import RunRow, RunTable
 from scalerl_jax.scaling.forecasts import Extrapolation, Prediction
-from scalerl_jax.scaling.records import Array, Curve, CurveError
+from scalerl_jax.scaling.records import Array, Curve, CurveError, amount
 from scalerl_jax.scaling.result import Fit
+from scalerl_jax.scaling.text import show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,29 +47,54 @@ AXIS_LABELS = {
 Corner = Literal["lower right", "upper left", "lower left", "upper right"]
 EXTRAPOLATION = 2.0  # the paper's forecasts reach 2 to 2.8 times the data
 LONGEST_TITLE = 95  # letters of a line
+LONGEST_NAME = 41  # letters of a run's name in a legend
 MOST_NAMED = 10  # runs that get a line in the legend
 
 
 def axis_label(name: str) -> str:
     """Return what a column is called on an axis."""
-    return textwrap.fill(AXIS_LABELS.get(name.removeprefix("eval/"), name), 40)
+    return textwrap.fill(
+        _printable(AXIS_LABELS.get(name.removeprefix("eval/"), name)), 40
+    )
 
 
 def to_png(figure: "Figure") -> bytes:
     """Return the figure as a PNG file."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150)
-    return file.getvalue()
+    return _save(figure, format="png", dpi=150)
 
 
 def to_svg(figure: "Figure") -> bytes:
     """Return the figure as an SVG file; the same figure gives the same bytes."""
-    from matplotlib import rc_context
+    return _save(figure, format="svg", metadata={"Date": None})
 
+
+def _save(figure: "Figure", **options: Any) -> bytes:
+    """Return the figure as a file; a "$" in the name of a run begins no formula."""
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
+    style: dict[Any, Any] = {"svg.hashsalt": "scalerl", "svg.fonttype": "none"}
     file = io.BytesIO()
-    with rc_context({"svg.hashsalt": "scalerl", "svg.fonttype": "none"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
+    with rc_context(style | {"text.parse_math": False}):
+        for each in figure.findobj(Text):
+            assert isinstance(each, Text)
+            each.set_parse_math(False)
+        figure.savefig(file, **options)
     return file.getvalue()
+
+
+def label_of(name: str) -> str:
+    """Return a run's name for a picture: in one line, and no longer than fits there."""
+    name = _printable(name)
+    if len(name) <= LONGEST_NAME:
+        return name
+    half = (LONGEST_NAME - 1) // 2
+    return f"{name[:half]}…{name[-half:]}"
+
+
+def _printable(text: str) -> str:
+    """Return a text in one line, without what an SVG file cannot hold."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def make_axes(*, height: float = HEIGHT, share: float = 1.0) -> "tuple[Figure, Axes]":
@@ -103,13 +129,21 @@ def set_compute_axis(
         axes.set_xscale("log")
         many = right / left > 300.0
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if many else (1, 2, 5)))
-        # All ticks in one notation: 20,000 and 0.005, or else 2e+18.
-        plain = left >= 1e-4 and right < 1e7
-        form = ",.10g" if plain else ".0e"
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:{form}}")
         axes.xaxis.set_minor_locator(NullLocator())  # each tick costs a millisecond
+    axes.xaxis.set_major_formatter(notation(left or right / 10.0, right))
     axes.set_xlim(left, right)
     return left
+
+
+def notation(low: float, high: float) -> Callable[[float, int], str]:
+    """Return what writes all ticks of an axis alike: 20,000 and 0.005, or 2e+18.
+
+    Args:
+        low: the end of the axis that is nearest to 0.
+        high: the other one.
+    """
+    form = ",.10g" if low >= 1e-4 and high < 1e7 else ".3g"
+    return lambda value, _: f"{value:{form}}"
 
 
 def limit_rates(axes: "Axes", shown: Sequence[float], *, above: float = 0.08) -> None:
@@ -189,25 +223,39 @@ def draw_linearised(runs: RunTable, *, names: Sequence[str] | None = None) -> "F
     for place, row in enumerate(rows):
         assert row.linearised is not None and row.shared_exponent is not None
         colour = COLOURS[names.index(row.name) % len(COLOURS)]
+        outside = int(np.isnan(row.linearised).sum())
         axes.plot(row.x, row.linearised, "o", color=colour, markersize=3.5, alpha=0.7)
         ends = row.x[[0, -1]]
         (line,) = axes.plot(
             ends,
             ends**row.shared_exponent,
             color=colour,
-            label=f"{row.name}: B {row.shared_exponent:.2f}",
+            label=_slope_label(row, outside),
         )
         handles += [line] if place < MOST_NAMED else []
     left = min(float(row.x[0]) for row in rows)
     right = max(float(row.x[-1]) for row in rows)
     set_compute_axis(axes, left, 1.1 * right, log_axis=True)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(notation(*axes.get_ylim()))
     heading = f"slope B at the shared A = {runs.shared_asymptote:.3f}"
     if len(rows) < len(runs.rows):
-        heading += f" ({len(runs.rows) - len(rows)} with another A left out)"
+        heading += f" ({len(runs.rows) - len(rows)} without it left out)"
     finish(axes, [row.fit for row in rows], handles, heading)
-    axes.set_ylabel("F(R) = C_mid^B / ((A - R0) / (R - R0) - 1)")
+    axes.tick_params("y", labelsize=8.5)  # 1e+12 is wide
+    formula = "F(R) = C_mid^B / ((A - R0) / (R - R0) - 1)"
+    axes.set_ylabel(formula, fontsize=9.0, labelpad=1.0)
     return figure
+
+
+def _slope_label(row: RunRow, num_outside: int) -> str:
+    """Return what the legend says of a run's line, and of points that it lacks."""
+    assert row.fit_at_shared is not None, "asked by the caller"
+    interval = row.fit_at_shared.exponent_interval
+    said = f"{label_of(row.name)}: B {row.shared_exponent:.2f} {show(interval, '.2f')}"
+    if num_outside:
+        said += f", {num_outside} point{'s' * (num_outside > 1)} not in (R0, A)"
+    return said
 
 
 def limit_height(axes: "Axes", fits: Sequence[Fit], right: float) -> None:
@@ -313,7 +361,7 @@ def _draw_levels(axes: "Axes", result: Fit, left: float, right: float) -> list[A
                 markersize=8,
                 linestyle="none",
                 zorder=5,
-                label=f"C_mid = {result.midpoint:.4g}, B = {result.exponent:.3g}",
+                label=f"C_mid = {amount(result.midpoint)}, B = {result.exponent:.3g}",
             )
     if "R0" in result.parameters and result.climbs:
         source = result.initial_reward_source
@@ -332,7 +380,7 @@ def _draw_among(
     colour = COLOURS[place % len(COLOURS)]
     points = _draw_points(axes, result, colour, size)
     if not result.climbs:
-        points.set_label(f"{name}: does not climb")
+        points.set_label(f"{label_of(name)}: does not climb")
         return points
     x = compute_grid(result, left, right)
     low, high = result.band(x)
@@ -347,28 +395,34 @@ def _draw_among(
         )
     if "B" in result.parameters and result.identified:
         verdict += f", B {result.exponent:.2f}"
-    return _draw_line(axes, result, x, colour, 1.6, f"{name}: {verdict}")
+    return _draw_line(axes, result, x, colour, 1.6, f"{label_of(name)}: {verdict}")
 
 
 def finish(axes: "Axes", fits: Sequence[Fit], handles: list[Any], title: str) -> None:
     """Draw legend, labels and title."""
     result = fits[0]
     style = {"fontsize": 8.5, "framealpha": 0.9, "edgecolor": "none"}
-    corner = _empty_corner(axes, len(handles))
+    longest = max(len(handle.get_label()) for handle in handles)
+    corner = _empty_corner(axes, len(handles), longest)
     if corner is None:
         legend_below(axes, handles, **style)
     else:
         axes.legend(handles=handles, loc=corner, **style)
     axes.set_xlabel(axis_label(result.x_name))
     axes.set_ylabel(axis_label(result.y_name))
-    lines = [textwrap.fill(line, LONGEST_TITLE) for line in title.splitlines()]
+    lines = [
+        textwrap.fill(_printable(line), LONGEST_TITLE) for line in title.splitlines()
+    ]
     axes.set_title("\n".join(lines), loc="left", fontsize=9.5)
 
 
-def _empty_corner(axes: "Axes", num_lines: int) -> Corner | None:
+def _empty_corner(axes: "Axes", num_lines: int, longest: int) -> Corner | None:
     """Return a corner where a legend covers neither points nor curves, if there is one.
 
     Levels (two ends each) run through the whole width and do not count.
+
+    Args:
+        longest: letters of its longest line.
     """
     paths = [
         line.get_transform().transform(points)
@@ -376,7 +430,7 @@ def _empty_corner(axes: "Axes", num_lines: int) -> Corner | None:
         if len(points := np.asarray(line.get_xydata())) > 2
     ]
     across, up = axes.transAxes.inverted().transform(np.concatenate(paths)).T
-    width, height = 0.45, 0.06 * num_lines + 0.04
+    width, height = max(0.45, 0.06 + 0.0095 * longest), 0.06 * num_lines + 0.04
     left, right = across < width, across > 1.0 - width
     low, high = up < height, up > 1.0 - height
     covered: dict[Corner, Array] = {
@@ -435,7 +489,7 @@ def draw_extrapolation(found: Extrapolation, *, title: str = "") -> "Figure":
             title_fontsize=7.5,
         )
     panels[0].set_ylabel(axis_label(found.y_name))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    figure.suptitle(label_of(title), x=0.01, ha="left", fontsize=10)
     return figure
 
 
@@ -491,7 +545,7 @@ def draw_status(status: Status) -> "Figure":
         low = np.array([band.low for band in bands]) - foretold
         high = np.array([band.high for band in bands]) - foretold
         outside = np.array([check.side != 0 for check in checks])
-        until = f"foretold up to {status.fitted_until:.4g}"
+        until = f"foretold up to {amount(status.fitted_until)}"
         name = f"{100 * status.alarm_level:g} % band {until}"
         below.fill_between(x, low, high, color=GREEN, alpha=0.2, label=name)
         below.axhline(0.0, color=GREEN)

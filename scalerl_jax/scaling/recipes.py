@@ -1,10 +1,71 @@
-"""Which runs are of one recipe: those that differ in their seeds alone."""
+"""Which runs are of one recipe, and which recipes are compared with each other.
 
+Runs of one recipe differ in their seeds alone.
+"""
+
+import dataclasses
+import itertools
+import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from scalerl_jax.scaling.compare import Comparison, RunTable, compare, compare_many
+from scalerl_jax.scaling.differences import RUN_SD
+from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
 from scalerl_jax.scaling.result import Fit
+
+MOST_PAIRED = 4  # recipes that are compared each with each
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared:
+    """All runs by rank, and their recipes two by two."""
+
+    runs: RunTable
+    pairs: tuple[Comparison, ...]
+    num_left_out: int  # pairs that there was no room for
+
+
+def compare_recipes(
+    fits: Mapping[str, Fit],
+    recipes: Mapping[str, Sequence[Fit]],
+    *,
+    margin: float = ASYMPTOTE_MARGIN,
+    run_sd: float | None = None,
+    paired: bool = False,
+    most_pairs: int | None = None,
+) -> Compared:
+    """Compare a few recipes each with each, and many with the one of the best run.
+
+    Args:
+        fits: by name of run.
+        recipes: the same runs, as `group_runs` returns them.
+        margin: as `compare` takes it, and so are the next two.
+        most_pairs: pairs of many recipes that are compared: those next to the best.
+    """
+    spread = RUN_SD if run_sd is None else run_sd
+    runs = compare_many(fits, margin=margin, run_sd=spread)
+    recipe_of = {id(fit): name for name, group in recipes.items() for fit in group}
+    best, *others = dict.fromkeys(recipe_of[id(row.fit)] for row in runs.rows)
+    # The paper compares a few recipes with each other, and many with the best one.
+    pairs = [(best, other) for other in others]
+    if len(recipes) <= MOST_PAIRED:
+        pairs = list(itertools.combinations(recipes, 2))
+    found = tuple(
+        compare(
+            recipes[a],
+            recipes[b],
+            names=(a, b),
+            margin=margin,
+            run_sd=run_sd,
+            paired=paired,
+            # The best one was chosen among all, so all pairs share the error.
+            num_pairs=math.comb(len(recipes), 2),
+        )
+        for a, b in pairs[:most_pairs]
+    )
+    return Compared(runs=runs, pairs=found, num_left_out=len(pairs) - len(found))
 
 
 def group_runs(

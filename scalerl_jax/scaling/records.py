@@ -25,6 +25,13 @@ FALLING_CORRELATION = 0.5  # of ranks, from which a curve is said to fall
 Source = Literal["fitted", "measured", "given", "held"]
 
 
+def amount(value: float) -> str:
+    """Return a number in four digits as axes write it: 20,000 and 0.005, or 2e+18."""
+    if value != 0 and not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.4g}"
+    return f"{float(f'{value:.4g}'):,.10g}"
+
+
 class CurveError(ValueError):
     """Input that cannot be fitted; the message says how to mend it."""
 

@@ -8,13 +8,11 @@ page is `assets/scaling/report.html`, a template that fetches nothing.
 import base64
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from scalerl_jax.scaling import text
-from scalerl_jax.scaling.compare import compare, compare_many
 from scalerl_jax.scaling.fit import sensitivity
 from scalerl_jax.scaling.forecasts import extrapolate_curve, plan
 from scalerl_jax.scaling.plots import (
@@ -23,54 +21,106 @@ from scalerl_jax.scaling.plots import (
     draw_linearised,
     to_svg,
 )
-from scalerl_jax.scaling.recipes import group_runs
-from scalerl_jax.scaling.records import CurveError
+from scalerl_jax.scaling.plots_of_training import draw_training
+from scalerl_jax.scaling.recipes import compare_recipes, group_runs
+from scalerl_jax.scaling.records import CurveError, amount
 from scalerl_jax.scaling.result import Fit
+from scalerl_jax.scaling.run_details import RunDetails, read_details
+from scalerl_jax.scaling.tables import EVALS_NAME
 
 TEMPLATE = Path(__file__).parents[1] / "assets" / "scaling" / "report.html"
 # Runs up to which each gets the extrapolation test with its picture and the table of
 # cut-offs: ten more fits each, which for 100 runs would take minutes.
 MOST_IN_DETAIL = 12
-MOST_TESTED = 6  # runs that the best one is tested against, half a second each
+MOST_PAIRS = 6  # of recipes that are compared, half a second each
 LONGEST_LINE = 40  # letters of a cell; longer ones wrap
 
 
-def make_report(fits: Mapping[str, Fit], *, title: str) -> str:
+def make_report(
+    fits: Mapping[str, Fit], *, title: str, paths: Mapping[str, Path] | None = None
+) -> str:
     """Return the page, ready to be written to a file.
 
     Args:
         fits: by the name of the run, all over the same x.
+        paths: what each run was read from: a run's directory says its settings, its
+            training and some rollouts too.
     """
     import jinja2
 
+    first = next(iter(fits.values()))
+    details = _read_runs(paths or {}, first.x_name)
+    trained = _draw_training(fits, details)
+    told = [name for name, each in details.items() if each.rollouts]
     in_detail, several = len(fits) <= MOST_IN_DETAIL, len(fits) > 1
     parts = ["Summary", *(["Comparison"] if several else [])]
+    parts += [*(["Settings"] if details else []), *(["Training"] if trained else [])]
+    parts += [*(["Rollouts"] if told else [])]
     parts += [*(fits if in_detail else ["Runs"]), "Method"]
     data = {name: fit.to_record() for name, fit in fits.items()}
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page.filters["base64"] = lambda svg: base64.b64encode(svg).decode()
+    page.filters["cut"] = text.cut
     page.tests |= {
         "worded": lambda cell: any(map(str.isalpha, cell)),
         "wordy": lambda cell: any(map(str.isalpha, cell)) and len(cell) > LONGEST_LINE,
         "digital": lambda cell: any(map(str.isdigit, cell)),
     }
     drawn = draw_fits(list(fits.values()), list(fits), title=title) if several else None
-    return page.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    made = page.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
         parts=parts,
         text=text,
-        first=next(iter(fits.values())),
+        first=first,
         verdicts=[_verdict(name, fit) for name, fit in fits.items()],
         summary=_summary(fits),
         unsure=[name for name, fit in fits.items() if not fit.identified],
         svg=drawn and to_svg(drawn),
         compared=_compared(fits) if several else None,
-        most_tested=MOST_TESTED,
         in_detail=in_detail,
+        details=details,
+        origins=text.origins_sheet(details),
+        settings=text.settings_sheet(details),
+        training=trained,
         runs=[_run(name, fit, in_detail=in_detail) for name, fit in fits.items()],
         laws={fit.law: fit for fit in fits.values()}.values(),
-        data=json.dumps(data, allow_nan=False).replace("</", "<\\/"),
+        # Without "<" no text can end the element or begin a comment in it.
+        data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
     )
+    return made.encode("utf-8", "replace").decode()  # half a character is none
+
+
+def _read_runs(paths: Mapping[str, Path], x_name: str) -> dict[str, RunDetails]:
+    """Return what the directories of runs say, by name.
+
+    A directory has the name of its curve; one of several curves has its own.  Tables
+    of any runs have none.
+    """
+    curves: dict[Path, list[str]] = {}
+    for name, path in paths.items():
+        folder = path.parent if path.name == EVALS_NAME else path
+        if folder.is_dir():
+            curves.setdefault(folder, []).append(name)
+    found = {
+        names[0] if len(names) == 1 else str(folder): read_details(
+            folder, x_name=x_name
+        )
+        for folder, names in curves.items()
+    }
+    return {name: each for name, each in found.items() if each.says_anything}
+
+
+def _draw_training(
+    fits: Mapping[str, Fit], details: Mapping[str, RunDetails]
+) -> bytes | None:
+    """Return the picture of the training curves; None: nothing was logged."""
+    drawn = draw_training(
+        {name: each.training for name, each in details.items()},
+        names=list(dict.fromkeys([*fits, *details])),
+        x_name=next(iter(fits.values())).x_name,
+        first=min(float(fit.whole_curve.x[0]) for fit in fits.values()),
+    )
+    return drawn and to_svg(drawn)
 
 
 def _verdict(name: str, fit: Fit) -> str:
@@ -88,14 +138,11 @@ def _verdict(name: str, fit: Fit) -> str:
     value = planned.doubled.value
     price = ""
     if value is not None and value > 0:
-        point = fit.x_last / (100.0 * value)
-        price = (
-            f": worth it where a point (0.01) of pass rate is worth {point:.4g} "
-            f"{fit.x_name} or more"
-        )
+        point = text.in_words(fit.x_last / (100.0 * value), fit.x_name)
+        price = f": worth it where a point (0.01) of pass rate is worth {point} or more"
     return (
         f"{name}: {asymptote}; the next doubling buys {gain} of pass rate for "
-        f"{fit.x_last:.4g} {fit.x_name}{price}."
+        f"{text.in_words(fit.x_last, fit.x_name)}{price}."
     )
 
 
@@ -118,7 +165,7 @@ def _summary(fits: Mapping[str, Fit]) -> text.Sheet:
                 name,
                 *parameters,
                 str(fit.num_points),
-                f"{fit.x_last:.4g}",
+                amount(fit.x_last),
                 f"{fit.curve.y[-1]:.4f}",
                 f"{fit.r_squared:.4f}" if fit.climbs else "-",
                 text.number(error, "+.4f"),
@@ -127,44 +174,32 @@ def _summary(fits: Mapping[str, Fit]) -> text.Sheet:
     return (*header, "foretold from half"), rows
 
 
-def _compared(fits: Mapping[str, Fit]) -> dict[str, Any] | None:
-    """Return the ranked runs, their picture, and the best one against the next."""
-    climbing = {name: fit for name, fit in fits.items() if fit.climbs}
-    if len(climbing) < 2:
-        return None
-    runs = compare_many(climbing)
+def _compared(fits: Mapping[str, Fit]) -> dict[str, Any]:
+    """Return the ranked runs, their picture, and recipes two by two."""
+    found = compare_recipes(fits, group_runs(fits), most_pairs=MOST_PAIRS)
     drawn = None
-    if runs.shared_asymptote is not None:
-        drawn = draw_linearised(runs, names=list(fits))
-    recipes = group_runs(fits)
-    order = [n for r in runs.rows for n, group in recipes.items() if r.fit in group]
-    best, *others = dict.fromkeys([*order, *recipes])
-    rows, warnings = [], dict[str, None]()
-    for other in others[:MOST_TESTED]:
-        found = compare(
-            recipes[best],
-            recipes[other],
-            names=(best, other),
-            num_pairs=math.comb(len(recipes), 2),
-        )
-        by_a = found.asymptote_difference
+    if found.runs.shared_asymptote is not None:
+        drawn = draw_linearised(found.runs, names=list(fits))
+    rows: list[text.Cells] = []
+    for pair in found.pairs:
+        by_a = pair.asymptote_difference
         rows.append(
             (
-                f"{best} - {other}",
+                " - ".join(pair.names),
                 text.difference_text(by_a) if by_a else "-",
-                text.difference_text(found.rate_difference),
-                found.winner or found.reason,
-                found.paper_rule.winner or "none",
+                text.difference_text(pair.rate_difference),
+                pair.winner or pair.reason,
+                pair.paper_rule.winner or "none",
             )
         )
-        warnings |= dict.fromkeys(found.warnings)
     header = ("difference", "A", "pass rate", "verdict", "the paper's rule")
     return {
-        "ranked": runs,
+        "ranked": found.runs,
         "svg": drawn and to_svg(drawn),
+        "verdicts": [text.verdict_text(pair) for pair in found.pairs],
         "tests": (header, rows),
-        "left": len(others) > MOST_TESTED,
-        "warnings": warnings,
+        "left_out": found.num_left_out,
+        "warnings": dict.fromkeys(w for pair in found.pairs for w in pair.warnings),
     }
 
 

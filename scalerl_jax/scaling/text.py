@@ -6,7 +6,8 @@ written as a bare number, and x is named in every table.
 One file above 400 lines: every kind of result has its lines here.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalerl_jax.scaling.bootstrap import Bootstrap
@@ -16,12 +17,28 @@ from scalerl_jax.scaling.fit import Cutoff
 from scalerl_jax.scaling.forecasts import Estimate, Extrapolation, Plan
 from scalerl_jax.scaling.isocompute import Allocation, IsoCompute
 from scalerl_jax.scaling.laws_over_sizes import SurfaceFit, TanExtrapolation
-from scalerl_jax.scaling.records import Interval, Parameter
+from scalerl_jax.scaling.records import Interval, Parameter, amount
 from scalerl_jax.scaling.result import Fit
+from scalerl_jax.scaling.run_details import VERSIONS, RunDetails, differing
 
 Cells = Sequence[str]
 Sheet = tuple[Cells, list[Cells]]  # header and rows
-PLAIN = {"pass rate": ".4f"}  # by unit; other numbers in four digits
+PAPER_RULE = (
+    "the paper's rule, which knows no noise and names one of two equal recipes too"
+)
+# Compute in sentences, by the column that counts it.
+UNITS = {
+    "compute_chip_hours": "chip-hours",
+    "train_flops": "training FLOPs",
+    "train_tokens": "trained tokens",
+    "generated_tokens": "generated tokens",
+    "policy_version": "optimizer steps",
+    "step": "optimizer steps",
+}
+LARGE = {"million": 1e6, "billion": 1e9, "trillion": 1e12}
+MOST_SETTINGS = 100  # that are listed
+AMOUNT = ""  # the form of numbers of any size: `amount`
+PLAIN = {"pass rate": ".4f"}  # by unit; all others are amounts
 
 
 def table(header: Cells, rows: Sequence[Cells], *, words: bool = False) -> str:
@@ -55,6 +72,14 @@ def _block(
     return f"{said}\n{table(header, rows)}{warned(warnings)}"
 
 
+def cut(text: str, most: int) -> str:
+    """Return a text without its middle where it is longer, and how much that is."""
+    if len(text) <= most:
+        return text
+    left_out = f" [... {len(text) - most:,} more letters ...] "
+    return text[: most - most // 2] + left_out + text[len(text) - most // 2 :]
+
+
 def percent(level: float) -> str:
     """Return a share as 90 %."""
     return f"{100 * level:g} %"
@@ -62,15 +87,19 @@ def percent(level: float) -> str:
 
 def number(value: float | None, form: str = ".4f") -> str:
     """Return a number, or a dash for what there is none of."""
-    return "-" if value is None else f"{value:{form}}"
+    return "-" if value is None else _written(value, form)
 
 
-def show(interval: Interval | None, form: str = ".4g", *, none: str = "") -> str:
+def _written(value: float, form: str) -> str:
+    return amount(value) if form == AMOUNT else f"{value:{form}}"
+
+
+def show(interval: Interval | None, form: str = AMOUNT, *, none: str = "") -> str:
     """Return [low, high]; an open side says so."""
     if interval is None:
         return none
-    low = "no limit" if interval.low is None else f"{interval.low:{form}}"
-    high = "no limit" if interval.high is None else f"{interval.high:{form}}"
+    low = "no limit" if interval.low is None else _written(interval.low, form)
+    high = "no limit" if interval.high is None else _written(interval.high, form)
     return f"[{low}, {high}]"
 
 
@@ -79,10 +108,10 @@ def parameter_text(result: Fit, parameter: Parameter, *, short: bool = False) ->
     reason = "" if short else f": {result.reason}"
     if not result.climbs and parameter.interval is not None:
         return f"without meaning{reason}"
-    form = PLAIN.get(parameter.unit, ".4g")
+    form = PLAIN.get(parameter.unit, AMOUNT)
     if parameter.name == "A" and not result.identified:
         return f"not identified{reason}"
-    value = f"{parameter.value:{form}}"
+    value = _written(parameter.value, form)
     if parameter.interval is None:
         return f"{value} ({parameter.source})"
     value = f"{value} {show(parameter.interval, form)}"
@@ -100,8 +129,8 @@ def fit_text(result: Fit, name: str) -> str:
     rows = [
         (
             "points",
-            f"{result.num_points}{left_out}, {result.x_name} {curve.x[0]:.4g} to "
-            f"{result.x_last:.4g}",
+            f"{result.num_points}{left_out}, {result.x_name} {amount(curve.x[0])} to "
+            f"{amount(result.x_last)}",
         ),
         ("rates", f"{curve.y[0]:.4f} first, {curve.y[-1]:.4f} last"),
         *((p.name, parameter_text(result, p)) for p in result.parameters.values()),
@@ -137,7 +166,7 @@ def _free_text(result: Fit) -> str:
     return ", ".join(
         f"{p.name} not identified"
         if p.name == "A" and not free.identified
-        else f"{p.name} {p.value:.4g} {show(p.interval)}"
+        else f"{p.name} {amount(p.value)} {show(p.interval)}"
         for p in free.parameters.values()
     )
 
@@ -148,7 +177,7 @@ def forecast_text(result: Fit) -> str:
     if half is None:
         return "none: the first half of the compute has too few points, or falls"
     return (
-        f"fitted up to {half.fit_until:.4g}: last point predicted "
+        f"fitted up to {amount(half.fit_until)}: last point predicted "
         f"{half.predicted:.4f}, measured {half.actual:.4f}, error {half.error:+.4f}"
     )
 
@@ -162,10 +191,10 @@ def sensitivity_sheet(result: Fit, cutoffs: Sequence[Cutoff]) -> Sheet:
             return "-"
         if name == "A" and not row.identified:
             return "not identified"
-        return f"{row.values[name]:.4g} {show(row.intervals.get(name))}"
+        return f"{amount(row.values[name])} {show(row.intervals.get(name))}"
 
     return (f"fitted from {result.x_name}", "points", *names), [
-        (f"{row.fit_from:.4g}", str(row.num_points), *(cell(row, n) for n in names))
+        (amount(row.fit_from), str(row.num_points), *(cell(row, n) for n in names))
         for row in cutoffs
     ]
 
@@ -176,8 +205,8 @@ def pooled_text(found: Pooled) -> str:
     rows = [
         (
             p.name,
-            number(p.mean, ".4g"),
-            number(p.standard_deviation, ".4g"),
+            number(p.mean, AMOUNT),
+            number(p.standard_deviation, AMOUNT),
             p.reason or show(p.interval),
         )
         for p in found.parameters.values()
@@ -190,7 +219,7 @@ def pooled_text(found: Pooled) -> str:
 def bootstrap_text(found: Bootstrap) -> str:
     """Return intervals from resampling."""
     rows = [
-        (name, show(interval, ".4f" if name in ("R0", "A") else ".4g"))
+        (name, show(interval, ".4f" if name in ("R0", "A") else AMOUNT))
         for name, interval in found.intervals.items()
     ]
     refits = f"{found.num_resamples} refits ({found.num_failed} failed)"
@@ -198,11 +227,11 @@ def bootstrap_text(found: Bootstrap) -> str:
     return _block(said, ("", "interval"), rows)
 
 
-def estimate_text(estimate: Estimate | None, form: str = ".4g") -> str:
+def estimate_text(estimate: Estimate | None, form: str = AMOUNT) -> str:
     """Return a planned quantity; what is not reached says so."""
     if estimate is None:
         return "-"
-    value = "never" if estimate.value is None else f"{estimate.value:{form}}"
+    value = "never" if estimate.value is None else _written(estimate.value, form)
     return f"{value} {show(estimate.interval, form)}"
 
 
@@ -213,7 +242,7 @@ def plan_rows(found: Plan) -> list[Cells]:
         ("gain of twice the compute", estimate_text(found.doubled, ".4f"))
     ]
     if found.doubled_cost is not None:
-        rows.append(("cost of that", f"{found.doubled_cost:.4g}"))
+        rows.append(("cost of that", amount(found.doubled_cost)))
     rows.append((f"gain {per} now", estimate_text(found.marginal_gain)))
     for target in found.targets:
         name = f"{found.x_name} to reach {target.pass_rate:g}"
@@ -224,7 +253,7 @@ def plan_rows(found: Plan) -> list[Cells]:
         share = f"{100 * target.reached_by:.0f} %"
         rows.append(("  accepted fits that reach it", share))
     if found.stop_at is not None:
-        rows.append((f"worth having {per}", f"{found.stop_below:.4g}"))
+        rows.append((f"worth having {per}", amount(found.stop_below)))
         rows.append((f"stop at {found.x_name}", estimate_text(found.stop_at)))
     return [*rows, ("advice", found.advice)]
 
@@ -232,8 +261,8 @@ def plan_rows(found: Plan) -> list[Cells]:
 def plan_text(found: Plan, name: str) -> str:
     """Say what more compute would bring."""
     return (
-        f"{name}: plan from {found.y_name} up to {found.x_name} = {found.x_last:.4g}; "
-        f"brackets: {percent(found.level)}\n"
+        f"{name}: plan from {found.y_name} up to {found.x_name} = "
+        f"{amount(found.x_last)}; brackets: {percent(found.level)}\n"
         + table((), plan_rows(found), words=True)
         + warned(found.warnings)
     )
@@ -251,7 +280,7 @@ def runs_sheet(runs: RunTable) -> Sheet:
                 row.name,
                 f"{row.asymptote:.4f}" if row.identified else "not identified",
                 show(row.asymptote_interval, ".4f"),
-                *(number(v if row.fit.climbs else None, ".4g") for v in shapes),
+                *(number(v if row.fit.climbs else None, AMOUNT) for v in shapes),
             )
         )
     return header, rows
@@ -281,9 +310,6 @@ def runs_text(runs: RunTable) -> str:
 def comparison_text(found: Comparison) -> str:
     """Return the verdict on two recipes, what it rests on, and the paper's rule."""
     first, second = found.names
-    verdict = found.reason
-    if found.winner is not None:
-        verdict = f"{found.winner} is better: {found.reason}"
     rows = [
         (what, f"{difference_text(difference)}, {percent(difference.level)}")
         for what, difference in differences_of(found)
@@ -293,14 +319,31 @@ def comparison_text(found: Comparison) -> str:
     rule = found.paper_rule
     of = "A" if found.asymptote_difference else "the pass rate"
     return (
-        f"{first} against {second}: {verdict}\n"
+        f"{first} against {second}: {_verdict(found)}\n"
         + table((), [(f"{first} - {second}", ""), *rows], words=True)
         + f"  {runs} runs{pairing}; spread of {of} between runs of one recipe "
         f"{found.run_sd:.4f} ({found.run_sd_source}); at most "
         f"{percent(1.0 - found.level)} of equal recipes get a winner\n"
-        f"  the paper's rule, which knows no noise and names one of two equal recipes "
-        f"too: {rule.winner or 'none'}; {rule.says}\n" + warned(found.warnings)
+        f"  {PAPER_RULE}: {rule.winner or 'none'}; {rule.says}\n"
+        + warned(found.warnings)
     )
+
+
+def verdict_text(found: Comparison) -> str:
+    """Return the verdict on two recipes, and the paper's rule, as two sentences."""
+    first, second = found.names
+    deciding = differences_of(found)
+    if found.winner is not None:  # by the last difference that was looked at
+        deciding = [each for each in deciding if each[1].sign][:1]
+    shown = "; ".join(f"{what} {difference_text(each)}" for what, each in deciding)
+    return (
+        f"{first} against {second}: {_verdict(found)} ({first} - {second}: {shown}). "
+        f"{PAPER_RULE[0].upper()}{PAPER_RULE[1:]}: {found.paper_rule.winner or 'none'}."
+    )
+
+
+def _verdict(found: Comparison) -> str:
+    return f"{found.winner} is better: {found.reason}" if found.winner else found.reason
 
 
 def differences_of(found: Comparison) -> list[tuple[str, Difference]]:
@@ -310,7 +353,7 @@ def differences_of(found: Comparison) -> list[tuple[str, Difference]]:
         "log B at the shared A": found.log_exponent_difference,
     }
     if found.asymptote_difference is None:
-        named[f"pass rate at {found.compared_at:.4g}"] = found.rate_difference
+        named[f"pass rate at {amount(found.compared_at)}"] = found.rate_difference
     return [(name, each) for name, each in named.items() if each is not None]
 
 
@@ -379,7 +422,7 @@ def extrapolation_text(found: Extrapolation, name: str) -> str:
 def surface_text(found: SurfaceFit, what: str) -> str:
     """Return the parameters of a law over several inputs."""
     rows = [
-        (p.name, f"{p.value:.4g}", show(p.interval), p.unit, p.meaning)
+        (p.name, amount(p.value), show(p.interval), p.unit, p.meaning)
         for p in found.parameters.values()
     ]
     verdict = "" if found.identified else "not identified: see the warnings\n"
@@ -422,15 +465,15 @@ def size_tests_text(tests: Sequence[TanExtrapolation], x_name: str) -> str:
 def compute_optimal_text(allocations: Sequence[dict[str, Any]]) -> str:
     """Return model size, tokens and loss of each budget of FLOPs."""
     return "".join(
-        f"{a['flops']:g} FLOPs: N = {a['model_size']:.4g} parameters, "
-        f"D = {a['tokens']:.4g} tokens, loss {a['loss']:.4f}\n"
+        f"{a['flops']:g} FLOPs: N = {amount(a['model_size'])} parameters, "
+        f"D = {amount(a['tokens'])} tokens, loss {a['loss']:.4f}\n"
         for a in allocations
     )
 
 
 def isocompute_text(found: IsoCompute, allocations: Sequence[Allocation]) -> str:
     """Return n*(C), and how to spend each budget of rollouts."""
-    rows = [(name, f"{value:.4g}") for name, value in found.parameters.items()]
+    rows = [(name, amount(value)) for name, value in found.parameters.items()]
     said = (
         f"IsoCompute: log2 n*(C) = low + (high - low) / (1 + (C0 / C)^k), C in "
         f"rollouts; n tested: {', '.join(map(str, found.tested))}\n"
@@ -440,8 +483,53 @@ def isocompute_text(found: IsoCompute, allocations: Sequence[Allocation]) -> str
         beyond = ", beyond the data" if plan.beyond_data else ""
         said += (
             f"{plan.budget:g} rollouts{beyond}: n = {plan.rollouts_per_prompt} "
-            f"(n* {plan.optimal:.4g}), "
+            f"(n* {amount(plan.optimal)}), "
             f"B_p = {plan.prompts_per_step}, M = {plan.steps} steps, reward "
             f"{plan.reward:.4f}\n"
         )
     return said + found.decision + "\n" + warned(found.warnings)
+
+
+def in_words(value: float, x_name: str) -> str:
+    """Return compute in a sentence: 1.35 million generated tokens, 0.02 chip-hours."""
+    unit = UNITS.get(x_name.removeprefix("eval/"), x_name)
+    for name, size in LARGE.items():
+        if size <= abs(value) < 1000.0 * size:
+            return f"{value / size:.3g} {name} {unit}"
+    return f"{amount(value)} {unit}"
+
+
+def origins_sheet(details: Mapping[str, RunDetails]) -> Sheet:
+    """Return a row for each run: its seed, versions and start."""
+    columns = ("seed", "revision", *VERSIONS, "chip", "started")
+    return ("run", *columns), [
+        (name, *(cut(each.origin.get(column, "-"), 40) for column in columns))
+        for name, each in details.items()
+    ]
+
+
+def settings_sheet(details: Mapping[str, RunDetails]) -> tuple[Sheet, int]:
+    """Return a row for each setting in which runs differ, and how many do not fit.
+
+    Runs that are alike share a column.
+    """
+    known = {name: each for name, each in details.items() if each.settings}
+    found = list(differing(known).items())
+    listed = found[:MOST_SETTINGS]
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for place, name in enumerate(known):
+        column = tuple(_setting_text(values[place]) for _, values in listed)
+        columns.setdefault(column, []).append(name)
+    header = ("setting", *(", ".join(names) for names in columns.values()))
+    rows = [
+        (cut(name, 80), *(column[place] for column in columns))
+        for place, (name, _) in enumerate(listed)
+    ]
+    return (header, rows), len(found) - len(rows)
+
+
+def _setting_text(value: Any) -> str:
+    """Return a setting as a config has it; one that a run does not have is a dash."""
+    if value is None:
+        return "-"
+    return cut(value if isinstance(value, str) else json.dumps(value), 80)

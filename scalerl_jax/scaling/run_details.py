@@ -1,0 +1,264 @@
+"""What a run's directory says beside its curve: settings, versions, training, rollouts.
+
+Every part may be missing; what is there and cannot be read is left out with a note.
+Files are read in pieces of a bounded size, however large they are.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalerl_jax.scaling.load import LEDGER_FILE
+from scalerl_jax.scaling.records import DEFAULT_X, Array
+from scalerl_jax.scaling.tables import STEP_COLUMN, is_step
+from scalerl_jax.utils.reading import check_regular, parse_json, read_json
+from scalerl_jax.utils.record import flatten
+from scalerl_jax.utils.run_directory import METRICS_FILE, ROLLOUTS_FILE
+
+CONFIG_FILE = "config.json"
+MOST_BYTES = 4 * 2**20  # of a file of settings, a row, and of each end of the rollouts
+MOST_ROWS = 2_000  # of metrics.jsonl, at even distances
+MOST_OF_A_KIND = 2  # rollouts of a step: so many right ones, so many that are not
+RIGHT = "correct"
+# Columns of metrics.jsonl that are drawn, and what they are called.
+TRAINING_CURVES = {
+    "reward/mean": "reward",
+    "completion/mean_tokens": "length (tokens of a completion)",
+    "entropy": "entropy (nats)",
+    "staleness/mean": "staleness (optimizer steps)",
+    "mismatch/mean_abs": "sampler against learner (nats)",
+    "completion/cut_off_share": "share of completions cut off",
+}
+VERSIONS = ("scalerl_jax", "jax", "jaxlib", "python")  # that are shown
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One rollout of an evaluation."""
+
+    step: int
+    task: str
+    prompt: str
+    completion: str
+    reference: str
+    status: str  # the verdict: "correct", or what it is instead
+    tokens: int | None
+    ended: str  # "cut off", "interrupted" or ""
+
+    @property
+    def is_right(self) -> bool:
+        """Return whether the answer was judged correct."""
+        return self.status == RIGHT
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunDetails:
+    """The directory of a run, as far as it could be read."""
+
+    settings: Mapping[str, Any]  # by dotted name, without the seed
+    origin: Mapping[str, str]  # seed, versions, revision, chip, start
+    training: Mapping[str, Array]  # [n] each: `TRAINING_CURVES`, `x`, and the step
+    rollouts: tuple[Rollout, ...]  # of the first and of the last evaluation
+    notes: tuple[str, ...]  # what was left out
+
+    @property
+    def says_anything(self) -> bool:
+        """Return whether there was any of its files."""
+        parts = self.settings, self.origin, self.training, self.rollouts, self.notes
+        return any(map(bool, parts))
+
+
+def read_details(folder: Path, *, x_name: str) -> RunDetails:
+    """Return what a run's directory says; a directory of another kind says nothing.
+
+    Args:
+        x_name: what the fit has as x, which the training curves are then over too.
+    """
+    notes: list[str] = []
+    record = _read_object(folder / CONFIG_FILE, notes)
+    ledger = _read_object(folder / LEDGER_FILE, notes)
+    config = record.get("config")
+    settings = flatten(config) if isinstance(config, dict) else {}
+    settings.pop("seed", None)
+    return RunDetails(
+        settings=settings,
+        origin=_origin(record, ledger),
+        training=_read_training(folder / METRICS_FILE, x_name, notes),
+        rollouts=_read_rollouts(folder / ROLLOUTS_FILE, notes),
+        notes=tuple(notes),
+    )
+
+
+def differing(details: Mapping[str, RunDetails]) -> dict[str, list[Any]]:
+    """Return the settings in which runs differ: the values by run, None for none."""
+    every = [each.settings for each in details.values() if each.settings]
+    names = dict.fromkeys(name for settings in every for name in settings)
+    found = {name: [settings.get(name) for settings in every] for name in names}
+    return {
+        name: values
+        for name, values in found.items()
+        if any(type(v) is not type(values[0]) or v != values[0] for v in values)
+    }
+
+
+def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one and a note where there is none."""
+    try:
+        if not path.exists():
+            return {}
+        check_regular(path)
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"{path.name} is larger than {MOST_BYTES:,} bytes")
+        return read_json(path)
+    except (OSError, ValueError) as failure:
+        notes.append(f"{path.name} is left out: {failure}")
+        return {}
+
+
+def _origin(record: dict[str, Any], ledger: dict[str, Any]) -> dict[str, str]:
+    """Return where a run comes from, in words."""
+    versions = record.get("versions")
+    versions = versions if isinstance(versions, dict) else {}
+    named = {
+        "seed": record.get("seed"),
+        "revision": record.get("git_revision"),
+        "chip": ledger.get("chip"),
+        "started": record.get("started"),
+        **{name: versions.get(name) for name in VERSIONS},
+    }
+    return {name: str(value) for name, value in named.items() if value is not None}
+
+
+def _read_training(path: Path, x_name: str, notes: list[str]) -> dict[str, Array]:
+    """Return columns of metrics.jsonl; of a long file, rows at even distances."""
+    columns = {name: name for name in (*TRAINING_CURVES, STEP_COLUMN)}
+    columns["x"] = _x_column(x_name)
+    found: dict[str, list[float]] = {name: [] for name in columns}
+    unread, looked_at = 0, 0
+    try:
+        if not path.exists():
+            return {}
+        check_regular(path)
+        for line in _spread_lines(path):
+            looked_at += len(line)
+            row = _parse(line)
+            if row is None:
+                unread += 1
+                continue
+            for name, column in columns.items():
+                found[name].append(_number(row.get(column)))
+    except (OSError, ValueError) as failure:
+        notes.append(f"{path.name} is left out: {failure}")
+        return {}
+    if unread:
+        notes.append(f"{path.name}: {unread} rows left out that are no JSON objects")
+    if looked_at < (size := path.stat().st_size):
+        share = f"{100.0 * looked_at / size:.1g} %"
+        notes.append(
+            f"{path.name}: {len(found['x']):,} rows at even distances, {share} of it"
+        )
+    arrays = {name: np.array(values) for name, values in found.items()}
+    return {name: each for name, each in arrays.items() if np.isfinite(each).any()}
+
+
+def _x_column(x_name: str) -> str:
+    """Return the column of metrics.jsonl that counts what the fit has as x."""
+    if is_step(x_name) or x_name == "policy_version":
+        return STEP_COLUMN
+    return f"compute/{'charged_chip_hours' if x_name == DEFAULT_X else x_name}"
+
+
+def _spread_lines(path: Path) -> Iterator[bytes]:
+    """Yield lines of a file: all, or of a long one up to `MOST_ROWS` at even distances.
+
+    Without reading what is between them, so that a file of gigabytes costs no more.
+    """
+    size = path.stat().st_size
+    stride = size // MOST_ROWS
+    with path.open("rb") as file:
+        while line := file.readline(MOST_BYTES):
+            yield line
+            begin = file.tell() - len(line)
+            if file.tell() < begin + stride:
+                file.seek(begin + stride)
+                file.readline(MOST_BYTES)  # the rest of a line that began before
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a line; None for what is no such line."""
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _number(value: object) -> float:
+    """Return a number, or NaN for what is none or has no place on an axis."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    return float(value) if abs(value) < 1e300 else math.nan
+
+
+def _read_rollouts(path: Path, notes: list[str]) -> tuple[Rollout, ...]:
+    """Return right and wrong rollouts of the first and of the last evaluation."""
+    try:
+        if not path.exists():
+            return ()
+        check_regular(path)
+        with path.open("rb") as file:
+            first = file.read(MOST_BYTES).splitlines()
+            size = path.stat().st_size
+            if size > MOST_BYTES:
+                first.pop()  # may be torn
+            file.seek(max(size - MOST_BYTES, 0))
+            last = file.read(MOST_BYTES).splitlines()[int(size > MOST_BYTES) :]
+    except (OSError, ValueError) as failure:
+        notes.append(f"{path.name} is left out: {failure}")
+        return ()
+    found: list[Rollout] = []
+    unread = 0
+    for lines in (first, last):
+        rollouts = [_rollout(_parse(line) or {}) for line in lines]
+        known = [rollout for rollout in rollouts if rollout is not None]
+        unread = max(unread, len(rollouts) - len(known))
+        if known:
+            step = (known[0] if lines is first else known[-1]).step
+            if lines is first or step != found[0].step:
+                found += _some_of(each for each in known if each.step == step)
+    if unread:
+        notes.append(f"{path.name}: {unread} rows left out that are no rollouts")
+    return tuple(found)
+
+
+def _some_of(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    """Return a few right ones and a few others, in order."""
+    kept: list[Rollout] = []
+    for rollout in rollouts:
+        alike = [each for each in kept if each.is_right == rollout.is_right]
+        kept += [rollout] if len(alike) < MOST_OF_A_KIND else []
+    return kept
+
+
+def _rollout(row: Mapping[str, Any]) -> Rollout | None:
+    """Return the rollout of a row; None for a row that is none."""
+    step, tokens = row.get("step"), row.get("tokens")
+    texts = [row.get(name) for name in ("prompt", "completion", "status")]
+    if type(step) is not int or not all(isinstance(text, str) for text in texts):
+        return None
+    endings = {"cut_off": "cut off", "interrupted": "interrupted"}
+    ended = [said for name, said in endings.items() if row.get(name) is True]
+    return Rollout(
+        step=step,
+        task=str(row.get("task", "")),
+        prompt=str(texts[0]),
+        completion=str(texts[1]),
+        reference=str(row.get("reference")),
+        status=str(texts[2]),
+        tokens=tokens if type(tokens) is int else None,
+        ended=", ".join(ended),
+    )

@@ -142,8 +142,14 @@ def notation(low: float, high: float) -> Callable[[float, int], str]:
         low: the end of the axis that is nearest to 0.
         high: the other one.
     """
-    form = ",.10g" if low >= 1e-4 and high < 1e7 else ".3g"
-    return lambda value, _: f"{value:{form}}"
+    if low >= 1e-4 and high < 1e7:
+        return lambda value, _: f"{value:,.10g}"
+
+    def scientific(value: float, _: int) -> str:
+        digits, _, exponent = f"{value:.2e}".partition("e")
+        return f"{float(digits):g}e{exponent}" if value else "0"
+
+    return scientific
 
 
 def limit_rates(axes: "Axes", shown: Sequence[float], *, above: float = 0.08) -> None:
@@ -240,7 +246,7 @@ def draw_linearised(runs: RunTable, *, names: Sequence[str] | None = None) -> "F
     axes.yaxis.set_major_formatter(notation(*axes.get_ylim()))
     heading = f"slope B at the shared A = {runs.shared_asymptote:.3f}"
     if len(rows) < len(runs.rows):
-        heading += f" ({len(runs.rows) - len(rows)} without it left out)"
+        heading += f" ({len(runs.rows) - len(rows)} with another A or none left out)"
     finish(axes, [row.fit for row in rows], handles, heading)
     axes.tick_params("y", labelsize=8.5)  # 1e+12 is wide
     formula = "F(R) = C_mid^B / ((A - R0) / (R - R0) - 1)"

@@ -155,7 +155,7 @@ def _read_training(path: Path, x_name: str, notes: list[str]) -> dict[str, Array
         notes.append(f"{path.name} is left out: {failure}")
         return {}
     if unread:
-        notes.append(f"{path.name}: {unread} rows left out that are no JSON objects")
+        notes.append(f"{path.name}: rows left out that are no JSON objects: {unread}")
     if looked_at < (size := path.stat().st_size):
         share = f"{100.0 * looked_at / size:.1g} %"
         notes.append(
@@ -231,7 +231,7 @@ def _read_rollouts(path: Path, notes: list[str]) -> tuple[Rollout, ...]:
             if lines is first or step != found[0].step:
                 found += _some_of(each for each in known if each.step == step)
     if unread:
-        notes.append(f"{path.name}: {unread} rows left out that are no rollouts")
+        notes.append(f"{path.name}: rows left out that are no rollouts: {unread}")
     return tuple(found)
 
 

@@ -5,10 +5,10 @@ import json
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from parsed_page import Parsed
 
 from scalerl_jax.scaling import fit_curve, load_curves, report, sigmoid
 from scalerl_jax.scaling.__main__ import main
@@ -164,33 +164,6 @@ def test_seeds_are_pooled_and_other_tables_shown(runs, capsys):
     np.testing.assert_allclose(values, [0.61, 0.60, 0.52], atol=0.015)
 
 
-class Parsed(HTMLParser):
-    """Tags that are open at the end, what is fetched, and the scripts."""
-
-    VOID = ("meta", "img", "br")
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.fetched, self.scripts, self.images = [], [], {}, 0
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.images += tag == "img"
-        source = given.get("src") or given.get("href") or ""
-        if source and not source.startswith(("data:image/svg+xml;base64,", "#")):
-            self.fetched.append(source)
-        if tag not in self.VOID:
-            self.open.append((tag, given.get("id")))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1][0] == "script":
-            self.scripts[self.open[-1][1]] = data
-
-
 def test_the_report_is_one_page_that_fetches_nothing(runs, tmp_path):
     page, two = tmp_path / "report.html", tmp_path / "two.csv"
     lines = [line for line in runs.read_text().splitlines() if "slow" not in line]
@@ -206,6 +179,7 @@ def test_the_report_is_one_page_that_fetches_nothing(runs, tmp_path):
     assert data["best"]["A"] == pytest.approx(0.61, abs=0.015)
     assert "A &lt; B &amp; C" in text
     assert "gpu_hours" in text and "Method" in text
+    assert "Settings" not in text and "Rollouts" not in text  # a table is of any runs
 
 
 def test_many_runs_are_folded_and_tested_less(runs, monkeypatch):

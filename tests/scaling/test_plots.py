@@ -1,5 +1,8 @@
 """Pictures: what is on the axes, and where the legend goes."""
 
+import re
+from xml.etree import ElementTree
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,8 @@ from scalerl_jax.scaling.plots import (
     draw_fits,
     draw_linearised,
     draw_status,
+    to_png,
+    to_svg,
 )
 
 X = np.linspace(0.0, 100.0, 41)
@@ -51,7 +56,55 @@ def test_a_legend_that_has_no_corner_goes_below_the_axes():
 
 def test_the_slopes_of_runs_with_another_plateau_are_not_drawn():
     fits = {str(a): fit_curve(climbing(a, 0.005)) for a in (0.5, 0.9, 0.905)}
+    flat = 0.5 + np.random.default_rng(0).normal(0, 0.005, X.size)
+    fits["flat"] = fit_curve(make_curve(X, flat))
     figure = draw_linearised(compare_many(fits))
     (axes,) = figure.axes
     assert len(axes.lines) == 2 * 2  # points and line of two runs
-    assert "1 with another A left out" in axes.get_title(loc="left")
+    for line in axes.get_legend().get_texts():
+        assert re.match(r"0\.90?5?: B \d\.\d\d \[\d\.\d\d, \d\.\d\d\]", line.get_text())
+    assert "2 with another A or none left out" in axes.get_title(loc="left")
+
+
+def test_a_name_of_a_run_is_drawn_as_it_is_spelled():
+    """A "$" begins no formula, and what an SVG file cannot hold is left out."""
+    names = [r"$\frac{x$", "_under\x1b\ud800"]
+    fits = [fit_curve(climbing(1.0, 0.01, seed)) for seed in range(2)]
+    figure = draw_fits(fits, names, title=names[1])
+    assert to_png(figure).startswith(b"\x89PNG")
+    drawn = ElementTree.fromstring(to_svg(figure))
+    said = "".join(drawn.itertext())
+    assert r"$\frac{x$: A " in said and "_under  : A " in said
+
+
+def test_a_legend_of_long_names_covers_no_point():
+    fits = [fit_curve(climbing(1.0, 0.005, seed)) for seed in range(2)]
+    figure = draw_fits(fits, ["a" * 38, "b" * 300])
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    legend = axes.get_legend() or figure.legends[0]
+    frame = legend.get_window_extent()
+    for line in axes.lines:
+        if line.get_marker() == "o":
+            points = axes.transData.transform(line.get_xydata())
+            assert not any(frame.contains(*point) for point in points)
+
+
+@pytest.mark.parametrize(
+    "scale, ticks",
+    [
+        pytest.param(1.0, {"0", "50", "100"}, id="plain"),
+        pytest.param(1e3, {"0", "50,000", "100,000"}, id="thousands"),
+        pytest.param(1e6, {"0", "5e+07", "1e+08"}, id="large"),
+        pytest.param(1e-6, {"0", "5e-05", "1e-04"}, id="small"),
+    ],
+)
+def test_ticks_of_a_linear_axis_are_in_one_notation(scale, ticks):
+    curve = make_curve(scale * X[20:], climbing(1.0, 0.01).y[19:])
+    figure = draw_fits([fit_curve(curve)], ["a"])
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert axes.get_xscale() == "linear"
+    shown = [label.get_text() for label in axes.get_xticklabels()]
+    assert ticks <= set(shown)
+    assert axes.xaxis.get_offset_text().get_text() == ""

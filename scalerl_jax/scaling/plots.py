@@ -485,6 +485,8 @@ def draw_extrapolation(found: Extrapolation, *, title: str = "") -> "Figure":
         limit_rates(axes, curve.y.tolist(), above=0.24)
         axes.set_title(f"fitted on {100 * fraction:.0f} %", fontsize=9.5, loc="left")
         axes.set_xlabel(axis_label(found.x_name))
+        if not axes.get_legend_handles_labels()[0]:
+            continue  # too few points for any law
         axes.legend(
             loc="upper center",
             bbox_to_anchor=(0.5, -0.16),  # below: the points may lie anywhere
@@ -559,7 +561,8 @@ def draw_status(status: Status) -> "Figure":
         name = "outside" if outside.any() else None
         below.plot(x[outside], error[outside], "o", color=RED, label=name, markersize=5)
         below.legend(loc="best", fontsize=8, framealpha=0.9, edgecolor="none")
-        below.set_ylabel("actual - foretold")
+        below.xaxis.set_major_formatter(notation(float(x[0]), float(x[-1])))
+        below.set_ylabel("actual - foretold", labelpad=1.0)
         below.set_xlabel(axis_label(result.x_name))
         axes.set_xlabel("")
     return figure

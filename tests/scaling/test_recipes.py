@@ -21,11 +21,13 @@ from scalerl_jax.scaling import (
     pool_seeds,
 )
 from scalerl_jax.scaling.differences import Sample, difference
+from scalerl_jax.scaling.recipes import compare_recipes
 from scalerl_jax.scaling.text import (
     choice_text,
     comparison_text,
     pooled_text,
     runs_text,
+    verdict_text,
 )
 
 X = np.linspace(400.0, 16_000.0, 50)
@@ -404,3 +406,38 @@ def test_a_spread_that_is_given_and_not_used_is_told():
     pair = seeds(10, 2), seeds(20, 2)
     assert "--run-sd is not used" in compare(*pair, run_sd=0.1).warnings[0]
     assert compare(*pair).warnings == compare(run(0), run(1), run_sd=0.1).warnings == ()
+
+
+def test_a_few_recipes_are_compared_each_with_each_and_many_with_the_best():
+    """All pairs share the error of 10 %, and the tests of A and of B halve it again."""
+    heights = {"low": 0.5, "best": 0.7, "next": 0.65, "third": 0.6, "last": 0.4}
+    fits = {name: run(i, a=a) for i, (name, a) in enumerate(heights.items())}
+    recipes = {name: (fit,) for name, fit in fits.items()}
+    found = compare_recipes(fits, recipes)
+    order = ["best", "next", "third", "low", "last"]
+    assert [row.name for row in found.runs.rows] == order
+    assert [pair.names for pair in found.pairs] == [("best", n) for n in order[1:]]
+    for pair in found.pairs:
+        assert pair.asymptote_difference.level == pytest.approx(1 - 0.1 / 10 / 2)
+    cut = compare_recipes(fits, recipes, most_pairs=3)
+    assert [pair.names for pair in cut.pairs] == [("best", n) for n in order[1:4]]
+    assert cut.num_left_out == 1
+    few = {name: fits[name] for name in ("low", "best", "next")}
+    found = compare_recipes(few, {name: recipes[name] for name in few})
+    assert [pair.names for pair in found.pairs] == [
+        *(("low", "best"), ("low", "next"), ("best", "next"))
+    ]
+    assert found.pairs[0].asymptote_difference.level == pytest.approx(1 - 0.1 / 3 / 2)
+
+
+def test_a_verdict_is_a_sentence_with_its_numbers_and_the_rule_another():
+    better = compare(seeds(20, a=0.7), seeds(10), names=("high", "low"))
+    said = verdict_text(better)
+    assert re.match(
+        r"high against low: high is better: A is higher \(high - low: A \+0\.\d{4} "
+        r"\[\+0\.\d{4}, \+0\.\d{4}\]\)\. The paper's rule, .* too: high\.$",
+        said,
+    )
+    single = verdict_text(compare(run(1, a=0.7), run(2), names=("high", "low")))
+    assert "high against low: one run each: not decided (high - low: A +0.0" in single
+    assert single.endswith("too: high.")

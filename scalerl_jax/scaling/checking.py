@@ -15,7 +15,7 @@ from scalerl_jax.scaling.fit import fit_curve
 from scalerl_jax.scaling.identifiability import find_collapse
 from scalerl_jax.scaling.records import OPEN, Curve, CurveError, Interval, amount
 from scalerl_jax.scaling.result import Fit
-from scalerl_jax.scaling.text import percent, show, table, warned
+from scalerl_jax.scaling.text import AMOUNT, number, percent, show, table, warned
 
 DEFAULT_PATIENCE = 3
 # All points are held against one curve, so one that lies off puts many outside: the
@@ -130,7 +130,7 @@ def _alarm(status: Status, patience: int) -> tuple[str | None, bool]:
     alarm = (
         f"the last {patience} evaluations are {where} the "
         f"{percent(status.alarm_level)} band that the run foretold up to "
-        f"{curve.x_name} = {amount(status.fitted_until)}"
+        f"{curve.x_name} = {number(status.fitted_until, AMOUNT)}"
     )
     return alarm, where == "below"
 
@@ -190,7 +190,8 @@ def to_text(status: Status) -> str:
         )
     if status.checks:
         band = f"{percent(status.alarm_level)} band"
-        said += f"  foretold from {curve.x_name} <= {amount(status.fitted_until)}:\n"
+        until = number(status.fitted_until, AMOUNT)
+        said += f"  foretold from {curve.x_name} <= {until}:\n"
         said += table(
             (curve.x_name, "actual", "predicted", band, ""),
             [

@@ -20,7 +20,7 @@ from scalerl_jax.scaling.compare import RunRow, RunTable
 from scalerl_jax.scaling.forecasts import Extrapolation, Prediction
 from scalerl_jax.scaling.records import Array, Curve, CurveError, amount
 from scalerl_jax.scaling.result import Fit
-from scalerl_jax.scaling.text import show
+from scalerl_jax.scaling.text import AMOUNT, number, show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,8 +74,9 @@ def _save(figure: "Figure", **options: Any) -> bytes:
     from matplotlib.text import Text
 
     style: dict[Any, Any] = {"svg.hashsalt": "scalerl", "svg.fonttype": "none"}
+    style["text.parse_math"] = False
     file = io.BytesIO()
-    with rc_context(style | {"text.parse_math": False}):
+    with rc_context(style):
         for each in figure.findobj(Text):
             assert isinstance(each, Text)
             each.set_parse_math(False)
@@ -135,7 +136,7 @@ def set_compute_axis(
     return left
 
 
-def notation(low: float, high: float) -> Callable[[float, int], str]:
+def notation(low: float, high: float) -> Callable[[float, float], str]:
     """Return what writes all ticks of an axis alike: 20,000 and 0.005, or 2e+18.
 
     Args:
@@ -145,8 +146,8 @@ def notation(low: float, high: float) -> Callable[[float, int], str]:
     if low >= 1e-4 and high < 1e7:
         return lambda value, _: f"{value:,.10g}"
 
-    def scientific(value: float, _: int) -> str:
-        digits, _, exponent = f"{value:.2e}".partition("e")
+    def scientific(value: float, _: float) -> str:
+        digits, exponent = f"{value:.2e}".split("e")
         return f"{float(digits):g}e{exponent}" if value else "0"
 
     return scientific
@@ -553,7 +554,7 @@ def draw_status(status: Status) -> "Figure":
         low = np.array([band.low for band in bands]) - foretold
         high = np.array([band.high for band in bands]) - foretold
         outside = np.array([check.side != 0 for check in checks])
-        until = f"foretold up to {amount(status.fitted_until)}"
+        until = f"foretold up to {number(status.fitted_until, AMOUNT)}"
         name = f"{100 * status.alarm_level:g} % band {until}"
         below.fill_between(x, low, high, color=GREEN, alpha=0.2, label=name)
         below.axhline(0.0, color=GREEN)

@@ -253,7 +253,7 @@ def plan_rows(found: Plan) -> list[Cells]:
         share = f"{100 * target.reached_by:.0f} %"
         rows.append(("  accepted fits that reach it", share))
     if found.stop_at is not None:
-        rows.append((f"worth having {per}", amount(found.stop_below)))
+        rows.append((f"worth having {per}", number(found.stop_below, AMOUNT)))
         rows.append((f"stop at {found.x_name}", estimate_text(found.stop_at)))
     return [*rows, ("advice", found.advice)]
 
@@ -521,7 +521,7 @@ def settings_sheet(details: Mapping[str, RunDetails]) -> tuple[Sheet, int]:
         column = tuple(_setting_text(values[place]) for _, values in listed)
         columns.setdefault(column, []).append(name)
     header = ("setting", *(", ".join(names) for names in columns.values()))
-    rows = [
+    rows: list[Cells] = [
         (cut(name, 80), *(column[place] for column in columns))
         for place, (name, _) in enumerate(listed)
     ]

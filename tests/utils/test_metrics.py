@@ -20,15 +20,20 @@ def rows(directory, name="metrics.jsonl"):
     return [json.loads(line) for line in (directory / name).read_text().splitlines()]
 
 
-def scalars(directory, tag):
-    """Step and value of each point that TensorBoard itself would show."""
+def load(directory):
+    """What TensorBoard itself reads."""
     accumulator = plugin_event_accumulator.EventAccumulator(
         str(directory / "tensorboard")
     )
     accumulator.Reload()
+    return accumulator
+
+
+def scalars(directory, tag):
+    """Step and value of each point that TensorBoard itself would show."""
     return [
         (event.step, tensor_util.make_ndarray(event.tensor_proto).item())
-        for event in accumulator.Tensors(tag)
+        for event in load(directory).Tensors(tag)
     ]
 
 
@@ -55,7 +60,12 @@ def test_steps_evals_and_rollouts_go_to_their_files(tmp_path):
     assert scalars(tmp_path, "eval/pass_rate") == [(2, 0.25)]
 
 
-def test_tensorboard_shows_the_figures_that_matter_under_one_heading(tmp_path):
+def tensorboard_order(tag):
+    """TensorBoard's own order of tags, without that of numbers: compareTagNames."""
+    return [(letter not in "/_0123456789", letter) for letter in tag]
+
+
+def test_tensorboard_shows_the_figures_that_matter_under_the_first_heading(tmp_path):
     step = {"reward/mean": -0.5, "completion/mean_tokens": 14.0, "loss": 1.0}
     step |= {"staleness/mean": 1.5, "throughput/generated_tokens_per_s": 2048.0}
     with MetricsWriter(tmp_path, after=-1) as writer:
@@ -64,8 +74,10 @@ def test_tensorboard_shows_the_figures_that_matter_under_one_heading(tmp_path):
     expected = {"pass_rate": 0.25, "reward": -0.5, "length": 14.0}
     expected |= {"staleness": 1.5, "tokens_per_s": 2048.0}
     for name, value in expected.items():
-        assert scalars(tmp_path, f"run/{name}") == [(3, value)]
-    assert "run/reward" not in (tmp_path / "metrics.jsonl").read_text()
+        assert scalars(tmp_path, f"Run/{name}") == [(3, value)]
+    tags = sorted(load(tmp_path).Tags()["tensors"], key=tensorboard_order)
+    assert tags[: len(expected)] == [f"Run/{name}" for name in sorted(expected)]
+    assert "Run/" not in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_tensorboard_has_histograms_texts_and_settings(tmp_path):
@@ -74,10 +86,7 @@ def test_tensorboard_has_histograms_texts_and_settings(tmp_path):
     with MetricsWriter(tmp_path, after=-1, settings=chosen) as writer:
         writer.write_step(1, {"loss": 0.5}, spread)
         writer.write_rollouts([{"step": 2, "text": "a\n\ud800", "tokens": 3}])
-    accumulator = plugin_event_accumulator.EventAccumulator(
-        str(tmp_path / "tensorboard")
-    )
-    accumulator.Reload()
+    accumulator = load(tmp_path)
 
     def shown(tag):
         (event,) = accumulator.Tensors(tag)

@@ -60,7 +60,8 @@ def draw_training(
     num_rows = -(-len(shown) // NUM_COLUMNS)
     height = PANEL_HEIGHT * num_rows + FOOT
     figure = Figure(figsize=(7.4, height))
-    right = 1.03 * max(float(np.nanmax(each[column])) for each in logged.values())
+    last = (float(np.nanmax(each[column])) for each in logged.values())
+    right = 1.03 * max(first, *last)
     for place, curve in enumerate(shown):
         row, side = divmod(place, NUM_COLUMNS)
         bottom = (FOOT + PANEL_HEIGHT * (num_rows - 1 - row)) / height

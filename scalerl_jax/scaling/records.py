@@ -25,11 +25,12 @@ FALLING_CORRELATION = 0.5  # of ranks, from which a curve is said to fall
 Source = Literal["fitted", "measured", "given", "held"]
 
 
-def amount(value: float) -> str:
-    """Return a number in four digits as axes write it: 20,000 and 0.005, or 2e+18."""
+def amount(value: float, *, digits: int = 4) -> str:
+    """Return a rounded number as axes write it: 20,000 and 0.005, or 2e+18."""
+    rounded = f"{value:.{digits}g}"
     if value != 0 and not 1e-4 <= abs(value) < 1e7:
-        return f"{value:.4g}"
-    return f"{float(f'{value:.4g}'):,.10g}"
+        return rounded
+    return f"{float(rounded):,.10g}"
 
 
 class CurveError(ValueError):

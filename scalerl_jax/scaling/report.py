@@ -217,7 +217,7 @@ def _run(name: str, fit: Fit, *, in_detail: bool) -> dict[str, Any]:
         ],
         "plan": plan(fit) if fit.climbs else None,
         "points": [
-            (f"{x:.6g}", f"{y:.4f}", f"{y - r:.4f}", f"{r:+.4f}")
+            (amount(x, digits=6), f"{y:.4f}", f"{y - r:.4f}", f"{r:+.4f}")
             for x, y, r in zip(curve.x, curve.y, residuals, strict=True)
         ],
     }

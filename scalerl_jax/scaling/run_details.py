@@ -22,6 +22,7 @@ from scalerl_jax.utils.run_directory import METRICS_FILE, ROLLOUTS_FILE
 CONFIG_FILE = "config.json"
 MOST_BYTES = 4 * 2**20  # of a file of settings, a row, and of each end of the rollouts
 MOST_ROWS = 2_000  # of metrics.jsonl, at even distances
+LARGEST = 1e30  # that is drawn
 MOST_OF_A_KIND = 2  # rollouts of a step: so many right ones, so many that are not
 RIGHT = "correct"
 # Columns of metrics.jsonl that are drawn, and what they are called.
@@ -201,7 +202,7 @@ def _number(value: object) -> float:
     """Return a number, or NaN for what is none or has no place on an axis."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
-    return float(value) if abs(value) < 1e300 else math.nan
+    return float(value) if abs(value) < LARGEST else math.nan
 
 
 def _read_rollouts(path: Path, notes: list[str]) -> tuple[Rollout, ...]:

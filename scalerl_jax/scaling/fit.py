@@ -264,7 +264,8 @@ def _require_points(curve: Curve, law: Law, source: Source) -> None:
             f"{size} point{'s' * (size > 1)} with {curve.x_name} > 0 cannot fix "
             f"{num_parameters} parameters; at least {num_parameters + 1} are needed: "
             f"{missing} evaluation{'s' * (missing > 1)} more, by about {curve.x_name} "
-            f"= {amount(enough, digits=3)} at the rate so far, or evaluate more often{remedy}",
+            f"= {amount(enough, digits=3)} at the rate so far, or evaluate more "
+            f"often{remedy}",
             missing=missing,
         )
     if np.ptp(curve.y) == 0:

@@ -84,12 +84,12 @@ def _save(figure: "Figure", **options: Any) -> bytes:
     return file.getvalue()
 
 
-def label_of(name: str) -> str:
+def label_of(name: str, most: int = LONGEST_NAME) -> str:
     """Return a run's name for a picture: in one line, and no longer than fits there."""
     name = _printable(name)
-    if len(name) <= LONGEST_NAME:
+    if len(name) <= most:
         return name
-    half = (LONGEST_NAME - 1) // 2
+    half = (most - 1) // 2
     return f"{name[:half]}…{name[-half:]}"
 
 
@@ -200,13 +200,14 @@ def draw_fits(
     limit_height(axes, fits, right)
     if len(fits) == 1:
         handles = draw_alone(axes, fits[0], left, right)
-        title = headline(fits[0], title)
+        title = headline(fits[0], label_of(title, LONGEST_TITLE))
     else:
         handles = []
         for place, (result, name) in enumerate(zip(fits, names, strict=True)):
             size = 3.0 if len(fits) <= MOST_NAMED else 1.2
             handle = _draw_among(axes, result, name, place, (left, right, size))
             handles += [handle] if place < MOST_NAMED else []
+        title = label_of(title, LONGEST_TITLE)
         if len(fits) > MOST_NAMED:
             title += f" (of {len(fits)} runs, the legend names {MOST_NAMED})"
     finish(axes, fits, handles, title)
@@ -418,7 +419,7 @@ def finish(axes: "Axes", fits: Sequence[Fit], handles: list[Any], title: str) ->
     axes.set_xlabel(axis_label(result.x_name))
     axes.set_ylabel(axis_label(result.y_name))
     lines = [
-        textwrap.fill(_printable(line), LONGEST_TITLE) for line in title.splitlines()
+        textwrap.fill(_printable(line), LONGEST_TITLE) for line in title.split("\n")
     ]
     axes.set_title("\n".join(lines), loc="left", fontsize=9.5)
 
@@ -540,7 +541,7 @@ def draw_status(status: Status) -> "Figure":
     left = set_compute_axis(axes, float(result.whole_curve.x[0]), right)
     limit_height(axes, [result], right)
     handles = draw_alone(axes, result, left, right)
-    title = headline(result, status.curve.name)
+    title = headline(result, label_of(status.curve.name))
     if status.alarm is not None:
         title = f"ALARM: {status.alarm.split(', and')[0]}"
     finish(axes, [result], handles, title)

@@ -61,7 +61,8 @@ def test_no_text_of_a_run_becomes_a_part_of_the_page(tmp_path, monkeypatch):
     ]
     assert list(json.loads(parsed.scripts["fits"])) == [f"0{name}", f"1{name}"]
     said = "\n".join(parsed.texts)
-    assert parsed.texts.count(POISON) >= 1  # the title
-    assert f"{POISON}?" in parsed.texts  # a prompt, its half of a character replaced
+    shown = POISON.replace("\u202e", "\ufffd")  # which would turn the text after it
+    assert "\u202e" not in said and shown in parsed.texts  # the title
+    assert f"{shown}?" in parsed.texts  # a prompt, its half of a character replaced
     assert "[... 3,500 more letters ...]" in said
     assert "49" not in [each.strip() for each in parsed.texts]

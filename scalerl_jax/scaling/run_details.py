@@ -17,9 +17,9 @@ from scalerl_jax.scaling.records import DEFAULT_X, Array
 from scalerl_jax.scaling.tables import STEP_COLUMN, is_step
 from scalerl_jax.utils.reading import check_regular, parse_json, read_json
 from scalerl_jax.utils.record import flatten
-from scalerl_jax.utils.run_directory import METRICS_FILE, ROLLOUTS_FILE
 
-CONFIG_FILE = "config.json"
+CONFIG_FILE, METRICS_FILE = "config.json", "metrics.jsonl"
+ROLLOUTS_FILE = "rollouts.jsonl"
 MOST_BYTES = 4 * 2**20  # of a file of settings, a row, and of each end of the rollouts
 MOST_ROWS = 2_000  # of metrics.jsonl, at even distances
 LARGEST = 1e30  # that is drawn

@@ -25,7 +25,12 @@ from scalerl_jax.scaling.plots_of_training import draw_training
 from scalerl_jax.scaling.recipes import compare_recipes, group_runs
 from scalerl_jax.scaling.records import CurveError, amount
 from scalerl_jax.scaling.result import Fit
-from scalerl_jax.scaling.run_details import RunDetails, read_details
+from scalerl_jax.scaling.run_details import (
+    RunDetails,
+    origins_sheet,
+    read_details,
+    settings_sheet,
+)
 from scalerl_jax.scaling.tables import EVALS_NAME
 
 TEMPLATE = Path(__file__).parents[1] / "assets" / "scaling" / "report.html"
@@ -81,8 +86,8 @@ def make_report(
         compared=_compared(fits) if several else None,
         in_detail=in_detail,
         details=details,
-        origins=text.origins_sheet(details),
-        settings=text.settings_sheet(details),
+        origins=origins_sheet(details),
+        settings=settings_sheet(details),
         training=trained,
         runs=[_run(name, fit, in_detail=in_detail) for name, fit in fits.items()],
         laws={fit.law: fit for fit in fits.values()}.values(),

@@ -5,6 +5,7 @@ Files are read in pieces of a bounded size, however large they are.
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from scalerl_jax.scaling.load import LEDGER_FILE
 from scalerl_jax.scaling.records import DEFAULT_X, Array
 from scalerl_jax.scaling.tables import STEP_COLUMN, is_step
+from scalerl_jax.scaling.text import Cells, Sheet, cut
 from scalerl_jax.utils.reading import check_regular, parse_json, read_json
 from scalerl_jax.utils.record import flatten
 
@@ -23,6 +25,7 @@ ROLLOUTS_FILE = "rollouts.jsonl"
 MOST_BYTES = 4 * 2**20  # of a file of settings, a row, and of each end of the rollouts
 MOST_ROWS = 2_000  # of metrics.jsonl, at even distances
 LARGEST = 1e30  # that is drawn
+MOST_SETTINGS = 100  # that are listed
 MOST_OF_A_KIND = 2  # rollouts of a step: so many right ones, so many that are not
 RIGHT = "correct"
 # Columns of metrics.jsonl that are drawn, and what they are called.
@@ -104,6 +107,42 @@ def differing(details: Mapping[str, RunDetails]) -> dict[str, list[Any]]:
         for name, values in found.items()
         if any(type(v) is not type(values[0]) or v != values[0] for v in values)
     }
+
+
+def origins_sheet(details: Mapping[str, RunDetails]) -> Sheet:
+    """Return a row for each run: its seed, versions and start."""
+    columns = ("seed", "revision", *VERSIONS, "chip", "started")
+    return ("run", *columns), [
+        (name, *(cut(each.origin.get(column, "-"), 40) for column in columns))
+        for name, each in details.items()
+    ]
+
+
+def settings_sheet(details: Mapping[str, RunDetails]) -> tuple[Sheet, int]:
+    """Return a row for each setting in which runs differ, and how many do not fit.
+
+    Runs that are alike share a column.
+    """
+    known = {name: each for name, each in details.items() if each.settings}
+    found = list(differing(known).items())
+    listed = found[:MOST_SETTINGS]
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for place, name in enumerate(known):
+        column = tuple(_setting_text(values[place]) for _, values in listed)
+        columns.setdefault(column, []).append(name)
+    header = ("setting", *(", ".join(names) for names in columns.values()))
+    rows: list[Cells] = [
+        (cut(name, 80), *(column[place] for column in columns))
+        for place, (name, _) in enumerate(listed)
+    ]
+    return (header, rows), len(found) - len(rows)
+
+
+def _setting_text(value: Any) -> str:
+    """Return a setting as a config has it; one that a run does not have is a dash."""
+    if value is None:
+        return "-"
+    return cut(value if isinstance(value, str) else json.dumps(value), 80)
 
 
 def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:

@@ -6,8 +6,7 @@ written as a bare number, and x is named in every table.
 One file above 400 lines: every kind of result has its lines here.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from scalerl_jax.scaling.bootstrap import Bootstrap
@@ -19,7 +18,6 @@ from scalerl_jax.scaling.isocompute import Allocation, IsoCompute
 from scalerl_jax.scaling.laws_over_sizes import SurfaceFit, TanExtrapolation
 from scalerl_jax.scaling.records import Interval, Parameter, amount
 from scalerl_jax.scaling.result import Fit
-from scalerl_jax.scaling.run_details import VERSIONS, RunDetails, differing
 
 Cells = Sequence[str]
 Sheet = tuple[Cells, list[Cells]]  # header and rows
@@ -36,7 +34,6 @@ UNITS = {
     "step": "optimizer steps",
 }
 LARGE = {"million": 1e6, "billion": 1e9, "trillion": 1e12}
-MOST_SETTINGS = 100  # that are listed
 AMOUNT = ""  # the form of numbers of any size: `amount`
 PLAIN = {"pass rate": ".4f"}  # by unit; all others are amounts
 
@@ -497,39 +494,3 @@ def in_words(value: float, x_name: str) -> str:
         if size <= abs(value) < 1000.0 * size:
             return f"{value / size:.3g} {name} {unit}"
     return f"{amount(value)} {unit}"
-
-
-def origins_sheet(details: Mapping[str, RunDetails]) -> Sheet:
-    """Return a row for each run: its seed, versions and start."""
-    columns = ("seed", "revision", *VERSIONS, "chip", "started")
-    return ("run", *columns), [
-        (name, *(cut(each.origin.get(column, "-"), 40) for column in columns))
-        for name, each in details.items()
-    ]
-
-
-def settings_sheet(details: Mapping[str, RunDetails]) -> tuple[Sheet, int]:
-    """Return a row for each setting in which runs differ, and how many do not fit.
-
-    Runs that are alike share a column.
-    """
-    known = {name: each for name, each in details.items() if each.settings}
-    found = list(differing(known).items())
-    listed = found[:MOST_SETTINGS]
-    columns: dict[tuple[str, ...], list[str]] = {}
-    for place, name in enumerate(known):
-        column = tuple(_setting_text(values[place]) for _, values in listed)
-        columns.setdefault(column, []).append(name)
-    header = ("setting", *(", ".join(names) for names in columns.values()))
-    rows: list[Cells] = [
-        (cut(name, 80), *(column[place] for column in columns))
-        for place, (name, _) in enumerate(listed)
-    ]
-    return (header, rows), len(found) - len(rows)
-
-
-def _setting_text(value: Any) -> str:
-    """Return a setting as a config has it; one that a run does not have is a dash."""
-    if value is None:
-        return "-"
-    return cut(value if isinstance(value, str) else json.dumps(value), 80)

@@ -8,7 +8,12 @@ import pytest
 
 from scalerl_jax.scaling import run_details, sigmoid, text
 from scalerl_jax.scaling.plots_of_training import draw_training, means
-from scalerl_jax.scaling.run_details import differing, read_details
+from scalerl_jax.scaling.run_details import (
+    differing,
+    origins_sheet,
+    read_details,
+    settings_sheet,
+)
 
 
 def write_run(folder, *, seed, settings, steps=60, rollouts=()):
@@ -59,11 +64,11 @@ def test_settings_are_listed_where_runs_differ_and_runs_that_are_alike_together(
     assert differing(details) == {
         "objective.aggregation": ["prompt", "prompt", "token"]
     }
-    sheet, left_out = text.settings_sheet(details)
+    sheet, left_out = settings_sheet(details)
     assert sheet[0] == ("setting", "prompt1, prompt2", "token1")
     assert sheet[1] == [("objective.aggregation", "prompt", "token")]
     assert left_out == 0
-    header, rows = text.origins_sheet(details)
+    header, rows = origins_sheet(details)
     row = dict(zip(header, rows[1], strict=True))
     assert row == {
         "run": "prompt2", "seed": "2", "revision": "abc2", "scalerl_jax": "-",
@@ -78,14 +83,16 @@ def test_more_settings_than_fit_are_counted(tmp_path):
             write_run(
                 tmp_path / name,
                 seed=0,
-                settings={f"s{i}": [name, i] for i in range(text.MOST_SETTINGS + 7)},
+                settings={
+                    f"s{i}": [name, i] for i in range(run_details.MOST_SETTINGS + 7)
+                },
             ),
             x_name="step",
         )
         for name in "ab"
     }
-    (_, rows), left_out = text.settings_sheet(details)
-    assert len(rows) == text.MOST_SETTINGS and left_out == 7
+    (_, rows), left_out = settings_sheet(details)
+    assert len(rows) == 100 and left_out == 7
     assert rows[3] == ("s3", '["a", 3]', '["b", 3]')
 
 

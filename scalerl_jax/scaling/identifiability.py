@@ -373,6 +373,7 @@ def durbin_watson(problem: Problem, best: Array) -> float:
     """
     from scipy.special import betainc
 
+    problem = problem.points
     z = problem.scaled_residuals(best[None])[0]
     lower, upper = problem.limits
     inside = [c for c in problem.free if lower[c] < best[c] < upper[c]]

@@ -142,7 +142,7 @@ def rows_until(step: int, path: Path) -> tuple[list[int], list[tuple[int, int]]]
             try:
                 found = _step_of(line)
                 goes = found > step
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, LookupError, TypeError) as error:
                 broken = error
                 continue
             if goes:

@@ -8,6 +8,7 @@ not: noise wanders, or the law does not follow the curve.
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -348,6 +349,7 @@ def climb_p_value(y: Array, weights: Array, start: float | None = None) -> float
     return float(chances @ beyond)
 
 
+@functools.lru_cache(maxsize=32)  # a report asks for the same 40 times
 def level_chances(count: int, step: float) -> Array:
     """Return p(l) for l = 0, 1, ..: coefficients of prod_k (z + k) / (1 + k).
 
@@ -358,6 +360,7 @@ def level_chances(count: int, step: float) -> Array:
     for k in 1.0 + step * np.arange(count):
         chances[1:] = (chances[:-1] + k * chances[1:]) / (1.0 + k)
         chances[0] *= k / (1.0 + k)
+    chances.flags.writeable = False  # it is kept
     return chances
 
 

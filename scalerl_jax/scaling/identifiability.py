@@ -35,16 +35,17 @@ FEW_POINTS = 12
 LARGEST_NOISE = 0.1
 MOST_COUNTED = 4096  # completions of an evaluation, that its rates are shares of
 # What the score of a constant curve with normal noise exceeds in 0.5 % of 20,000
-# draws, with the noise known, and estimated by `point_noise` (`benchmarks/scaling.py
-# --only=collapse` prints both).  Between these numbers of points it is interpolated.
-NUM_POINTS = (4, 5, 6, 8, 10, 12, 16, 24, 32, 50, 100, 200, 500, 1000)
+# draws (of 2,000 points 6,000, of 10,000 2,000), with the noise known, and estimated by
+# `point_noise` (`benchmarks/scaling.py --only=collapse` prints both).  Between these
+# numbers of points it is interpolated.
+NUM_POINTS = (4, 5, 6, 8, 10, 12, 16, 24, 32, 50, 100, 200, 500, 1000, 2000, 10_000)
 CRITICAL_KNOWN = (
     *(1.76, 2.19, 2.33, 2.65, 2.95, 3.19, 3.39),
-    *(3.76, 3.96, 4.35, 4.91, 5.35, 5.84, 6.28),
+    *(3.76, 3.96, 4.35, 4.91, 5.35, 5.84, 6.28, 6.59, 7.19),
 )
 CRITICAL_ESTIMATED = (
     *(2.63, 4.39, 4.46, 5.14, 5.47, 5.07, 5.29),
-    *(5.26, 5.26, 5.32, 5.52, 5.73, 6.01, 6.34),
+    *(5.26, 5.26, 5.32, 5.52, 5.73, 6.01, 6.34, 6.68, 7.21),
 )
 # Share of flat curves with independent normal noise that are said to climb.
 FALSE_CLIMBS = 0.05

@@ -5,6 +5,8 @@ collapse (a fall beyond the noise, measured against a constant curve, which of a
 curves that never fall noise makes fall most easily), a climb (isotonic regression
 against a constant), and residuals that go together as the noise of evaluations does
 not: noise wanders, or the law does not follow the curve.
+
+One file above 400 lines: the verdict is what its tests say together.
 """
 
 import dataclasses

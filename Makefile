@@ -28,7 +28,7 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-publish measures preflight test test-all test-jetstream test-newest lint install install-dev clean
+.PHONY: demo fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures preflight test test-all test-jetstream test-newest lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -139,6 +139,10 @@ bench-rewards: install
 # The scaling fitter: published values, coverage of its intervals, speed; ten minutes.
 bench-scaling: install
 	$(BIN)/python benchmarks/scaling.py $(BENCH_FLAGS)
+
+# Commands and resumptions on the files of a very long run; some minutes.
+bench-long: install
+	$(BIN)/python benchmarks/long_runs.py $(BENCH_FLAGS)
 
 # Weights between processes, in full and as deltas (benchmarks/README.md); with SmolLM2,
 # half an hour on two idle cores.

@@ -23,3 +23,27 @@ def test_a_run_in_a_bucket_is_looked_at_there(tmp_path, monkeypatch, capsys):
 def test_what_is_no_run_is_named(tmp_path):
     with pytest.raises(ValueError, match="it has no config.json; give the --workdir"):
         main([str(tmp_path)])
+
+
+@pytest.mark.parametrize("torn", [0, 5 * 2**20])
+def test_a_last_row_of_any_length_is_read(tmp_path, capsys, torn):
+    """And that before one of which a kill, or a look in its midst, left a part."""
+    config = {"config": {"train": {"num_steps": 40}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    step = dict.fromkeys(
+        ("staleness/mean", "staleness/in_flight_mean", "staleness/queued_mean"), 0.0
+    )
+    step |= dict.fromkeys(("staleness/max", "queue/dropped", "verifier/restarts"), 0)
+    step |= {
+        f"throughput/{kind}_tokens_per_s": 0.0 for kind in ("generated", "trained")
+    }
+    evaluation = {"pass_rate": 0.5, "compute_chip_hours": 2.0}
+    for name, row in (("metrics.jsonl", step), ("evals.jsonl", evaluation)):
+        rows = [
+            {"step": i, **row, "text": "x" * size} for i, size in ((6, 1), (7, 10**7))
+        ]
+        text = "".join(json.dumps(each) + "\n" for each in rows)
+        (tmp_path / name).write_text(text + '{"step": 8, "text": "' + "y" * torn)
+    assert main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said == "step 7 of 40, pass rate 0.500 at step 7 after 2.0000 chip-hours"

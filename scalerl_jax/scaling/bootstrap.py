@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from scalerl_jax.scaling.fit import fit_curve
 from scalerl_jax.scaling.identifiability import significant_correlation
+from scalerl_jax.scaling.pooling import pool_rates
 from scalerl_jax.scaling.records import (
     Array,
     Bools,
@@ -95,14 +96,15 @@ def draw_residual_curves(
     [K, n], as `fit.problem.y`: with step 0 first where it is an observation.
     """
     length = block_length or default_block_length(fit.autocorrelation, fit.num_points)
-    problem = fit.problem
+    problem = fit.problem.points
     n, generator = problem.t.size, np.random.default_rng(seed)
     z = problem.scaled_residuals(fit.theta[None])[0]
     predicted = problem.y[0] - z / np.sqrt(problem.weights)
     z = (z - z.mean()) * math.sqrt(n / (n - len(problem.free)))
     starts = generator.integers(0, n - length + 1, (num_resamples, -(-n // length)))
     places = (starts[:, :, None] + np.arange(length)).reshape(num_resamples, -1)[:, :n]
-    return predicted + z[places] / np.sqrt(problem.weights)
+    drawn = predicted + z[places] / np.sqrt(problem.weights)
+    return pool_rates(fit.problem, drawn)
 
 
 def default_block_length(autocorrelation: float, num_points: int) -> int:
@@ -158,6 +160,7 @@ def bootstrap_prompts(
         y[place] = drawn.mean(axis=(0, 2))
     method = "seeds, prompts" if len(outcomes) > 1 else "prompts"
     method += ", samples" if num_samples else ""
+    y = pool_rates(result.problem, y)
     return summarise(result, refit(result, y), method, seed=seed)
 
 

@@ -16,6 +16,7 @@ from scalerl_jax.scaling.identifiability import (
     significant_correlation,
 )
 from scalerl_jax.scaling.laws import LAWS, Law
+from scalerl_jax.scaling.pooling import pool
 from scalerl_jax.scaling.records import (
     OPEN,
     Array,
@@ -131,10 +132,15 @@ def search_problem(
     """Find the best fit; with `robust`, of Huber's loss at a scale taken from the fit.
 
     Returns:
-        The problem with its loss, theta [4], the objective, and whether it converged.
+        The problem with its loss, pooled if it is long, theta [4], the objective, and
+        whether it converged.
     """
+    problem = problem if robust else pool(problem)
     grid = Grid(problem)
     theta, cost, ended = minimise(problem, grid)
+    if problem.whole is not None:
+        total = float(problem.whole.cost(theta[None])[0])
+        problem, cost = dataclasses.replace(problem, within=total - cost), total
     if not robust:
         return problem, theta, cost, ended
     degrees = problem.t.size - len(problem.free)
@@ -170,7 +176,7 @@ def noise_of(
         Growth of the objective for one sigma, the noise sigma of a point of weight 1,
         degrees of freedom (None when the errors are known).
     """
-    psi = z = problem.scaled_residuals(best[None])[0]
+    psi = z = problem.points.scaled_residuals(best[None])[0]
     spare, inside = z.size - len(problem.free), 1.0
     if problem.huber is not None:
         inside = max(float(np.mean(np.abs(z) <= problem.huber)), 1.0 / z.size)

@@ -1,7 +1,8 @@
 """Pictures in the form of ScaleRL's figures: points, curves, bands, asymptotes.
 
 Solid where a curve was fitted, dashed where it is extrapolated; points that were not
-fitted are hollow.  Forecasts are drawn against what came: of a run under way, and in
+fitted are hollow, and of more than MOST_POINTS each bin's middle one is drawn, which
+the picture says.  Forecasts are drawn against what came: of a run under way, and in
 the extrapolation test.  Matplotlib is imported when a figure is made, so that fitting
 does not wait for it; no window is opened.
 
@@ -18,7 +19,8 @@ import numpy as np
 from scalerl_jax.scaling.checking import Status
 from scalerl_jax.scaling.compare import RunRow, RunTable
 from scalerl_jax.scaling.forecasts import Extrapolation, Prediction
-from scalerl_jax.scaling.records import Array, Curve, CurveError, amount
+from scalerl_jax.scaling.pooling import MOST_POINTS, bin_starts
+from scalerl_jax.scaling.records import Array, Bools, Curve, CurveError, amount
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.text import AMOUNT, number, show
 
@@ -210,6 +212,7 @@ def draw_fits(
         title = label_of(title, LONGEST_TITLE)
         if len(fits) > MOST_NAMED:
             title += f" (of {len(fits)} runs, the legend names {MOST_NAMED})"
+        title += _drawn_text(max(result.whole_curve.x.size for result in fits))
     finish(axes, fits, handles, title)
     return figure
 
@@ -232,7 +235,9 @@ def draw_linearised(runs: RunTable, *, names: Sequence[str] | None = None) -> "F
         assert row.linearised is not None and row.shared_exponent is not None
         colour = COLOURS[names.index(row.name) % len(COLOURS)]
         outside = int(np.isnan(row.linearised).sum())
-        axes.plot(row.x, row.linearised, "o", color=colour, markersize=3.5, alpha=0.7)
+        drawn = drawn_points(row.x)
+        points = row.x[drawn], row.linearised[drawn]
+        axes.plot(*points, "o", color=colour, markersize=3.5, alpha=0.7)
         ends = row.x[[0, -1]]
         (line,) = axes.plot(
             ends,
@@ -249,6 +254,7 @@ def draw_linearised(runs: RunTable, *, names: Sequence[str] | None = None) -> "F
     heading = f"slope B at the shared A = {runs.shared_asymptote:.3f}"
     if len(rows) < len(runs.rows):
         heading += f" ({len(runs.rows) - len(rows)} with another A or none left out)"
+    heading += _drawn_text(max(row.x.size for row in rows))
     finish(axes, [row.fit for row in rows], handles, heading)
     axes.tick_params("y", labelsize=8.5)  # 1e+12 is wide
     formula = "F(R) = C_mid^B / ((A - R0) / (R - R0) - 1)"
@@ -288,6 +294,23 @@ def compute_grid(result: Fit, left: float, right: float) -> Array:
     return np.unique([*space(left, right, 240), result.x_last])
 
 
+def drawn_points(x: Array) -> Bools:
+    """Return which of the evaluations at x [n] are drawn: of many, one of each bin."""
+    if x.size <= MOST_POINTS:
+        return np.ones(x.size, bool)
+    starts = bin_starts(np.log(x))
+    drawn = np.zeros(x.size, bool)
+    drawn[(starts + np.append(starts[1:], x.size)) // 2] = True
+    return drawn
+
+
+def _drawn_text(count: int) -> str:
+    """Say that not every one of so many evaluations is drawn."""
+    if count <= MOST_POINTS:
+        return ""
+    return f" (of a run's {count} evaluations, {MOST_POINTS} at most are drawn)"
+
+
 def draw_errors(axes: "Axes", curve: Curve, colour: str) -> None:
     """Draw one standard error up and down, where they are known."""
     if curve.y_se is not None:
@@ -297,7 +320,9 @@ def draw_errors(axes: "Axes", curve: Curve, colour: str) -> None:
 
 def _draw_points(axes: "Axes", result: Fit, colour: str, size: float) -> Any:
     """Draw the evaluations, hollow where they were not fitted; returns a handle."""
-    whole, used = result.whole_curve, result.curve
+    used = result.curve
+    drawn = drawn_points(result.whole_curve.x)
+    whole = result.whole_curve.part(drawn)
     draw_errors(axes, whole, colour)
     early = ~np.isin(whole.x, used.x)
     # A point at 0 or 1 lies on the end of the axis, and is drawn whole.
@@ -306,9 +331,11 @@ def _draw_points(axes: "Axes", result: Fit, colour: str, size: float) -> Any:
     if early.any():
         axes.plot(whole.x[early], whole.y[early], "o", fillstyle="none", **style)
     label = f"evaluations ({used.x.size} fitted"
-    label += f", {int(early.sum())} left out)" if early.any() else ")"
+    left_out = drawn.size - used.x.size
+    label += f", {left_out} left out" if left_out else ""
+    label += ")" if drawn.all() else f"; {int(drawn.sum())} drawn)"
     label += " ± 1 standard error" if used.y_se is not None else ""
-    (points,) = axes.plot(used.x, used.y, "o", label=label, **style)
+    (points,) = axes.plot(whole.x[~early], whole.y[~early], "o", label=label, **style)
     return points
 
 
@@ -468,11 +495,12 @@ def draw_extrapolation(found: Extrapolation, *, title: str = "") -> "Figure":
     count = len(found.fractions)
     figure = Figure(figsize=(4.2 * count, 4.6), layout="constrained")
     panels = figure.subplots(1, count, sharey=True, squeeze=False)[0]
-    curve = found.curve
+    whole = found.curve
+    curve, first, last = whole.part(drawn_points(whole.x)), whole.x[0], whole.x[-1]
     for axes, fraction in zip(panels, found.fractions, strict=True):
         plain_frame(axes)
-        left = set_compute_axis(axes, float(curve.x[0]), 1.05 * float(curve.x[-1]))
-        seen = curve.x <= fraction * curve.x[-1]
+        left = set_compute_axis(axes, float(first), 1.05 * float(last))
+        seen = curve.x <= fraction * last
         draw_errors(axes, curve, "black")
         # A point at 0 or 1 lies on the end of the axis, and is drawn whole.
         style: dict[str, Any] = {"color": "black", "markersize": 3.5, "clip_on": False}
@@ -480,11 +508,9 @@ def draw_extrapolation(found: Extrapolation, *, title: str = "") -> "Figure":
         axes.plot(curve.x[~seen], curve.y[~seen], "o", fillstyle="none", **style)
         for place, law in enumerate(found.laws):
             prediction = found.get(law, fraction)
-            _draw_prediction(axes, prediction, COLOURS[place], curve.x, left)
-        axes.axvspan(
-            left, fraction * float(curve.x[-1]), color=GREY, alpha=0.07, linewidth=0
-        )
-        limit_rates(axes, curve.y.tolist(), above=0.24)
+            _draw_prediction(axes, prediction, COLOURS[place], whole.x, left)
+        axes.axvspan(left, fraction * float(last), color=GREY, alpha=0.07, linewidth=0)
+        limit_rates(axes, whole.y.tolist(), above=0.24)
         axes.set_title(f"fitted on {100 * fraction:.0f} %", fontsize=9.5, loc="left")
         axes.set_xlabel(axis_label(found.x_name))
         if not axes.get_legend_handles_labels()[0]:
@@ -499,7 +525,8 @@ def draw_extrapolation(found: Extrapolation, *, title: str = "") -> "Figure":
             title_fontsize=7.5,
         )
     panels[0].set_ylabel(axis_label(found.y_name))
-    figure.suptitle(label_of(title), x=0.01, ha="left", fontsize=10)
+    title = label_of(title) + _drawn_text(whole.x.size)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return figure
 
 

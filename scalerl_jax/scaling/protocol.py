@@ -21,6 +21,7 @@ import numpy as np
 from scalerl_jax.scaling.estimate import autocorrelation, name_parameters, noise_of
 from scalerl_jax.scaling.identifiability import Verdict, durbin_watson
 from scalerl_jax.scaling.laws import SIGMOID, sigmoid
+from scalerl_jax.scaling.pooling import pool
 from scalerl_jax.scaling.records import Array, Curve, CurveError, Interval, r_squared
 from scalerl_jax.scaling.result import Fit, Forecast, Settings
 from scalerl_jax.scaling.search import R0, SHAPE_U, SHAPE_V, A, Problem, descend
@@ -88,10 +89,6 @@ def search_grids(curve: Curve, initial_reward: float) -> GridSearch:
     """Find A, B and C_mid at the pair of grid values with the least sum of squares."""
     from scipy.optimize import curve_fit
 
-    costs, log_exponents, bends = _profile(curve, initial_reward)
-    best = np.argsort(costs, axis=None)[:NUM_REFINED]
-    rows, columns = np.unravel_index(best, costs.shape)
-
     problem = Problem(
         law=SIGMOID,
         t=np.log(curve.x / curve.x[-1]),
@@ -99,6 +96,12 @@ def search_grids(curve: Curve, initial_reward: float) -> GridSearch:
         weights=np.ones(curve.x.size),
         held={R0: initial_reward},
     )
+    problem = pool(problem)
+    x = curve.x if problem.whole is None else np.exp(problem.t) * curve.x[-1]
+    costs, log_exponents, bends = _profile(x, problem, initial_reward)
+    best = np.argsort(costs, axis=None)[:NUM_REFINED]
+    rows, columns = np.unravel_index(best, costs.shape)
+
     theta = np.empty((len(best), 4))
     theta[:, R0], theta[:, A] = initial_reward, ASYMPTOTES[rows]
     theta[:, SHAPE_U] = log_exponents[rows, columns]
@@ -128,19 +131,23 @@ def search_grids(curve: Curve, initial_reward: float) -> GridSearch:
     )
 
 
-def _profile(curve: Curve, initial_reward: float) -> tuple[Array, Array, Array]:
+def _profile(
+    x: Array, problem: Problem, initial_reward: float
+) -> tuple[Array, Array, Array]:
     """Least sums of squares over B, log B there, and the bend: [A, C_mid] each.
 
     The sum of squares is quadratic in A, so three sums serve all A; over log B it is
     taken for a parabola around the best node.
     """
-    log_ratio = np.log(curve.x / MIDPOINTS[:, None])[:, None, :]
+    log_ratio = np.log(x / MIDPOINTS[:, None])[:, None, :]
     exponents = np.exp(LOG_EXPONENTS)[:, None]
     share = 0.5 * (1.0 + np.tanh(0.5 * exponents * log_ratio))  # [C_mid, B, n]
-    gain = curve.y - initial_reward
-    share_gain, share_share = share @ gain, (share**2).sum(axis=2)
+    gain, weights = problem.y[0] - initial_reward, problem.weights
+    share_gain, share_share = share @ (gain * weights), (share**2 * weights).sum(axis=2)
     height = (ASYMPTOTES - initial_reward)[:, None, None]
-    costs = (gain**2).sum() - 2.0 * height * share_gain + height**2 * share_share
+    costs = (
+        (gain**2 * weights).sum() - 2.0 * height * share_gain + height**2 * share_share
+    )
     node = np.clip(np.argmin(costs, axis=2), 1, len(LOG_EXPONENTS) - 2)[..., None]
     below, here, above = (
         np.take_along_axis(costs, node + step, axis=2)[..., 0] for step in (-1, 0, 1)

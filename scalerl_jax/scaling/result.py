@@ -125,6 +125,11 @@ class Fit(Record):
         return "free" if source == "fitted" else source
 
     @property
+    def num_means(self) -> int:
+        """How many means are fitted: of bins (`pooling.py`), or of one point each."""
+        return self.problem.t.size - self.problem.observes_zero
+
+    @property
     def definition(self) -> Law:
         """The law itself."""
         return LAWS[self.law]
@@ -243,10 +248,13 @@ class Fit(Record):
         """Return the fit as a dict of JSON values.
 
         Besides `parameters`, every parameter stands at the top level as NAME,
-        NAME_low and NAME_high; limits that the data do not set are None.
+        NAME_low and NAME_high; limits that the data do not set are None.  `n_means` is
+        there for a curve whose points are pooled.
         """
         record = super().to_record()
         record["n_points"] = record.pop("num_points")
+        if self.problem.whole is not None:
+            record["n_means"] = self.num_means
         for name, parameter in record["parameters"].items():
             interval = parameter["interval"] or {"low": None, "high": None}
             record[name] = parameter["value"]

@@ -33,16 +33,24 @@ class Problem:
     """One law, one or more curves on the same compute, and what is held.
 
     The objective of a row is sum_i loss(z_i), z_i = sqrt(weight_i) (y_i - R(x_i)),
-    with loss(z) = z^2, or Huber's 2 huber |z| - huber^2 where |z| > huber.
+    with loss(z) = z^2, or Huber's 2 huber |z| - huber^2 where |z| > huber; and what is
+    lost `within` the bins of a problem that is pooled (`pooling.py`).
     """
 
     law: Law
     t: Array  # [n] log(x / x_last); LOG_ZERO first where step 0 is an observation
     y: Array  # [1, n], or [K, n] with one row for each row of theta
-    weights: Array  # [n], of mean 1 unless standard errors are known
+    weights: Array  # [n], of mean 1 unless pooled, or standard errors are known
     # Levels that are not fitted, by column: R0, A or both.
     held: dict[int, float] = dataclasses.field(default_factory=dict)
     huber: float | None = None  # in units of z
+    whole: "Problem | None" = None  # the evaluations, whose means these points are
+    within: float = 0.0  # the objective of the evaluations beyond that of these points
+
+    @property
+    def points(self) -> "Problem":
+        """Return the problem of the single evaluations."""
+        return self if self.whole is None else self.whole
 
     @property
     def free(self) -> list[int]:
@@ -107,7 +115,7 @@ class Problem:
         """Return the objective at each row: [K, 4] -> [K]."""
         z = self.scaled_residuals(theta)
         if self.huber is None:
-            return (z**2).sum(axis=1)
+            return (z**2).sum(axis=1) + self.within
         size = np.abs(z)
         beyond = self.huber * (2.0 * size - self.huber)
         return np.where(size <= self.huber, z**2, beyond).sum(axis=1)

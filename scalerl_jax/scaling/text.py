@@ -16,6 +16,7 @@ from scalerl_jax.scaling.fit import Cutoff
 from scalerl_jax.scaling.forecasts import Estimate, Extrapolation, Plan
 from scalerl_jax.scaling.isocompute import Allocation, IsoCompute
 from scalerl_jax.scaling.laws_over_sizes import SurfaceFit, TanExtrapolation
+from scalerl_jax.scaling.pooling import widest_bin
 from scalerl_jax.scaling.records import Interval, Parameter, amount
 from scalerl_jax.scaling.result import Fit
 
@@ -127,7 +128,7 @@ def fit_text(result: Fit, name: str) -> str:
         (
             "points",
             f"{result.num_points}{left_out}, {result.x_name} {amount(curve.x[0])} to "
-            f"{amount(result.x_last)}",
+            f"{amount(result.x_last)}{_pooled_text(result)}",
         ),
         ("rates", f"{curve.y[0]:.4f} first, {curve.y[-1]:.4f} last"),
         *((p.name, parameter_text(result, p)) for p in result.parameters.values()),
@@ -148,6 +149,16 @@ def fit_text(result: Fit, name: str) -> str:
         f"protocol: {result.protocol}\n"
         + table((), rows, words=True)
         + warned(result.warnings)
+    )
+
+
+def _pooled_text(result: Fit) -> str:
+    """Say how the points of a very long curve are fitted."""
+    if result.problem.whole is None:
+        return ""
+    return (
+        f"; fitted as the means of {result.num_means} bins of neighbours, whose x "
+        f"differ by {percent(round(100 * widest_bin(result.problem), 2) / 100)} at most"
     )
 
 

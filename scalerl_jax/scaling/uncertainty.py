@@ -440,8 +440,9 @@ def _mean_within(
     rest = 1.0 - problem.law.share(problem.t, u[:, None], v[:, None])
     r0, asymptote, volume, cost = _levels(problem, best, weights, rest)
     if known is None:
-        floor = problem.t.size * SIGMA_FLOOR**2
-        density = -0.5 * problem.t.size * np.log(np.maximum(cost, floor))
+        count = problem.points.t.size
+        floor = count * SIGMA_FLOOR**2
+        density = -0.5 * count * np.log(np.maximum(cost, floor))
     else:
         density = -0.5 * cost / known**2
     density /= thinning
@@ -465,14 +466,16 @@ def _levels(
     R0 around its best value at that A.
     """
     y, held = problem.y[0], problem.held
-    degrees = max(problem.t.size - len(problem.free), 1)
+    degrees = max(problem.points.t.size - len(problem.free), 1)
     cost = max(float(problem.cost(best[None])[0]), degrees * SIGMA_FLOOR**2)
     spread = np.sqrt(cost / degrees)
     rest_rest = (rest**2 @ weights + TINY)[:, None]
     rest_one, rest_y = (rest @ weights)[:, None], (rest @ (weights * y))[:, None]
     precision = weights.sum() - rest_one**2 / rest_rest + TINY
+    precision = np.where(precision > 0.0, precision, TINY)  # of many points it rounds
     middle = (weights @ y - rest_one * rest_y / rest_rest) / precision
     least = weights @ y**2 - rest_y**2 / rest_rest - precision * middle**2
+    least += problem.within
     centre, error = middle, spread / np.sqrt(precision)
     if R0 in held:
         share_share = ((1.0 - rest) ** 2 @ weights + TINY)[:, None]

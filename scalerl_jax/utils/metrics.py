@@ -71,8 +71,11 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         self._wandb = None
         with contextlib.ExitStack() as opened:
             for name in (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE):
-                if (self._directory / name).is_file():
-                    _drop_after(self._directory / name, after)
+                file, steps = self._directory / name, []
+                if file.is_file():
+                    steps = _drop_after(file, after)
+                if name == EVALS_FILE:
+                    self._evaluated = set(steps)
                 self._files[name] = _Appender(self._directory / name)
                 opened.callback(self._files[name].close)
             self._tensorboard = _TensorBoard(self.tensorboard, settings or {}, after)
@@ -102,6 +105,7 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
     def write_eval(self, row: dict[str, Any]) -> None:
         """Append one evaluation; its numbers go to TensorBoard under `eval/`."""
         row = self._write(EVALS_FILE, {"step": row["step"], **row})
+        self._evaluated.add(row["step"])
         numbers = {
             f"eval/{name}": value
             for name, value in row.items()
@@ -111,8 +115,7 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
 
     def has_eval(self, step: int) -> bool:
         """Return whether the evaluation at a step is on file."""
-        rows = (self._directory / EVALS_FILE).read_bytes().splitlines()
-        return any(json.loads(row)["step"] == step for row in rows)
+        return step in self._evaluated
 
     def write_rollouts(self, rows: Iterable[dict[str, Any]]) -> None:
         """Append readable rollouts; each row has a "step"."""
@@ -232,11 +235,21 @@ def _markdown(row: dict[str, Any]) -> str:
     return "\n".join(parts).encode(errors="replace").decode()
 
 
-def _drop_after(path: Path, step: int) -> None:
-    """Keep the rows up to `step`, in one go: the run goes on from there."""
+def _drop_after(path: Path, step: int) -> list[int]:
+    """Keep the rows up to `step`, in one go; return their steps.
+
+    A run writes its rows in the order of their steps: those that go are at the end.
+    """
     try:
-        data = path.read_bytes()
-        if (rows := rows_until(step, data, path)) != data:
-            replace_file(path, rows)
+        steps, pieces = rows_until(step, path)
+        last = pieces[-1][1] if pieces else 0
+        if len(pieces) > 1 or (pieces and pieces[0][0] > 0):
+            data = path.read_bytes()
+            replace_file(path, b"".join(data[start:end] for start, end in pieces))
+        elif last < path.stat().st_size:
+            with path.open("r+b") as file:
+                file.truncate(last)
+                os.fsync(file.fileno())
     except OSError as error:
         raise _unwritable(path, error) from error
+    return steps

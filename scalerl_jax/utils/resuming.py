@@ -1,6 +1,7 @@
 """Checks of the files that a run finds when it goes on; a new run does not load it."""
 
 import contextlib
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from scalerl_jax.utils.remote import entries, open_path
 
 _MOST_DIFFERENCES_SHOWN = 5
 _ABSENT = "absent"
+_BEGINNING = b'{"step": '  # of a row; inside of a text the quotes are escaped
+_ROW = re.compile(_BEGINNING + rb"(0|[1-9][0-9]{0,17})[,}]")
 _MEND = "put the file right, or choose another --workdir"
 
 
@@ -113,26 +116,57 @@ def check_report(file: Path, report: dict[str, dict[str, Any]]) -> None:
         )
 
 
-def rows_until(step: int, data: bytes, path: Path) -> bytes:
-    """Return the rows up to optimizer step `step`, less a torn last line.
+def rows_until(step: int, path: Path) -> tuple[list[int], list[tuple[int, int]]]:
+    """Find the rows up to optimizer step `step` in JSON lines, less a torn last one.
 
-    `data` are the JSON lines of `path`.
+    Returns:
+        Their steps, and where they are in the file: the first byte and the end of each
+        piece.
 
     Raises:
         ValueError: a line is no row of a run.
     """
-    lines = data.splitlines(keepends=True)
-    if lines and not lines[-1].endswith(b"\n"):
-        lines.pop()  # a kill came in the middle of it
-    kept = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            if parse_json(line)["step"] <= step:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError) as error:
-            if number < len(lines):
+    steps: list[int] = []
+    pieces: list[tuple[int, int]] = []
+    end, broken = 0, None
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            start, end = end, end + len(line)
+            if not line.endswith(b"\n"):
+                break  # a kill came in the middle of it
+            if broken is not None:  # and it is not the last line, which a kill leaves
                 raise ValueError(
-                    f"line {number} of {path} is not a row of a run ({error!r}); "
+                    f"line {number} of {path} is not a row of a run ({broken!r}); "
                     f"remove it, or move the file away to lose its rows"
-                ) from error
-    return b"".join(kept)
+                ) from broken
+            try:
+                found = _step_of(line)
+                goes = found > step
+            except (ValueError, LookupError, TypeError) as error:
+                broken = error
+                continue
+            if goes:
+                continue
+            steps.append(found)
+            if pieces and pieces[-1][1] == start:
+                start, _ = pieces.pop()
+            pieces.append((start, end))
+    return steps, pieces
+
+
+def _step_of(line: bytes) -> int:
+    """Return the step of a row.
+
+    A line that has the form of a row of ours is not parsed, which takes 50 times as
+    long: it begins with its step, ends with its object, and no other row begins in it.
+    """
+    begins = _ROW.match(line)
+    if (
+        begins
+        and line.endswith(b"}\n")
+        and line.count(_BEGINNING) == 1
+        and line.isascii()
+        and b"\0" not in line
+    ):
+        return int(begins[1])
+    return parse_json(line)["step"]

@@ -201,6 +201,69 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
         MetricsWriter(tmp_path, after=1)
 
 
+def row(step, **values):
+    return json.dumps({"step": step, **values}).encode() + b"\n"
+
+
+KEPT = {  # files whose rows up to step 2 are looked for
+    "in order": [row(1, loss=0.5), row(2), row(3), row(3, text="x")],
+    "one goes, and later ones stay": [row(1), row(7, loss=1.0), row(2), row(9), row(0)],
+    "a row inside of a row": [row(1, inner={"step": 9}), row(2, inner=[{"step": 9}])],
+    "a row inside of a text": [row(2, text='{"step": 9, "a": 1}\n{"step": 9}'), row(3)],
+    "another order of names": [b'{"loss": 1, "step": 2}\n', b'{"a": 2, "step": 3}\n'],
+    "blanks": [b' {"step" :2 }\r\n', b'{"step":3}\n', b'{"step":1}\n'],
+    "other numbers": [b'{"step": 2.0}\n', b'{"step": -1}\n', b'{"step": 2e1}\n'],
+    "letters beyond ASCII": ['{"step": 2, "é": 1}\n'.encode(), row(3, a="é")],
+    "the first goes": [row(5), row(1)],
+    "all go": [row(5), row(6)],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("torn", [b"", b'{"step": 1, "lo', b"\0\0\n", b'{"step": 1\n'])
+def test_the_rows_that_are_kept_are_kept_byte_for_byte(tmp_path, name, torn):
+    """Against all rows parsed; what is torn at the end is dropped."""
+    file = tmp_path / "evals.jsonl"
+    file.write_bytes(b"".join(KEPT[name]) + torn)
+    kept = [line for line in KEPT[name] if json.loads(line)["step"] <= 2]
+    with MetricsWriter(tmp_path, after=2) as writer:
+        assert file.read_bytes() == b"".join(kept)
+        steps = {json.loads(line)["step"] for line in kept}
+        assert [writer.has_eval(step) for step in range(10)] == [
+            step in steps for step in range(10)
+        ]
+        writer.write_eval({"step": 8, "pass_rate": 0.5})
+        assert writer.has_eval(8)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"step": 2, "loss": 0.{"step": 3, "loss": 0.5}\n',
+        b'{"step": 2, "loss": ' + b"\0" * 40 + b"}\n",
+        b'{"step": 02}\n',
+        b'{"step": 2, "a": "\xff"}\n',
+        b'{"step": "2"}\n',
+        b"[2]\n",
+        b"\n",
+    ],
+)
+def test_what_is_no_row_before_others_is_named(tmp_path, line):
+    (tmp_path / "evals.jsonl").write_bytes(row(1) + line + row(3))
+    with pytest.raises(ValueError, match="line 2 of .*evals.jsonl is not a row"):
+        MetricsWriter(tmp_path, after=9)
+
+
+def test_rows_of_our_form_are_not_parsed_and_not_read_again(tmp_path):
+    """Of 100,000 rows that would take minutes; who reads a row tells what is in it."""
+    lines = [row(1), b'{"step": 2, "loss": 0.5.5}\n', row(3)]
+    (tmp_path / "evals.jsonl").write_bytes(b"".join(lines))
+    with MetricsWriter(tmp_path, after=3) as writer:
+        (tmp_path / "evals.jsonl").unlink()
+        assert [writer.has_eval(step) for step in (0, 2, 3)] == [False, True, True]
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_full_disk_is_named(tmp_path, name):
     (tmp_path / name).symlink_to("/dev/full")

@@ -1,0 +1,83 @@
+"""Very long curves: a fit sees neighbouring evaluations as their means.
+
+    sum_i w_i (y_i - R(x_i))^2  =  sum_b W_b (mean_b y - R(x_b))^2  +  within
+
+for bins b of points with the same R, whose weights w add up to W_b; `within` is the
+same for all curves R.  A fit looks at every point some hundreds of times, and with more
+than MOST_POINTS at the mean of each bin instead: its points are so close to each other
+that no curve here tells them apart (`benchmarks/long_runs.py --only=pooling`).
+
+What asks for single evaluations or for their order sees them all (`Problem.points`):
+the noise, the correlation of neighbours, the tests for a climb and for a fall, and the
+blocks of the bootstrap.  So does Huber's loss, for which a mean hides a bad evaluation.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from scalerl_jax.scaling.records import Array, Places
+from scalerl_jax.scaling.search import Problem
+
+MOST_POINTS = 1000  # of a curve that is not pooled; and of bins
+NUM_CELLS = MOST_POINTS // 2  # of equal width in log x, and of as many points each
+ROWS_AT_ONCE = 64  # resampled curves that are pooled together: memory
+
+
+def bin_starts(log_x: Array) -> Places:
+    """Return the first place of each bin of points at increasing log x [n], n > 1.
+
+    A bin ends at the end of a cell of either kind: it spans 1 / NUM_CELLS of the range
+    of log x at most, and of the points.
+    """
+    places, reach = np.arange(log_x.size), log_x - log_x[0]
+    by_x = np.minimum((reach * (NUM_CELLS / reach[-1])).astype(int), NUM_CELLS - 1)
+    by_count = places * NUM_CELLS // log_x.size
+    ends = np.diff(by_x) + np.diff(by_count) > 0
+    return np.append(0, np.flatnonzero(ends) + 1)
+
+
+def pool(problem: Problem) -> Problem:
+    """Return a problem of bins; the problem itself if its points are few enough."""
+    if problem.t.size <= MOST_POINTS:
+        return problem
+    starts = _starts(problem)
+    weights = np.add.reduceat(problem.weights, starts)
+    return dataclasses.replace(
+        problem,
+        t=np.add.reduceat(problem.t * problem.weights, starts) / weights,
+        y=_means(problem, problem.y, starts),
+        weights=weights,
+        whole=problem,
+    )
+
+
+def pool_rates(problem: Problem, rates: Array) -> Array:
+    """Return pass rates [K, n] at a problem's points as those that it fits [K, m]."""
+    if problem.whole is None:
+        return rates
+    starts = _starts(problem.whole)
+    parts = range(0, len(rates), ROWS_AT_ONCE)
+    return np.concatenate(
+        [_means(problem.whole, rates[i : i + ROWS_AT_ONCE], starts) for i in parts]
+    )
+
+
+def widest_bin(problem: Problem) -> float:
+    """Return by which share x grows at most within a bin of a pooled problem."""
+    assert problem.whole is not None, "it is pooled"
+    starts, t = _starts(problem.whole), problem.whole.t
+    return float(np.expm1((t[np.append(starts[1:], t.size) - 1] - t[starts]).max()))
+
+
+def _starts(problem: Problem) -> Places:
+    """Return the first place of each bin; step 0 is one of its own."""
+    first = int(problem.observes_zero)
+    return np.append(np.zeros(first, int), bin_starts(problem.t[first:]) + first)
+
+
+def _means(problem: Problem, rates: Array, starts: Places) -> Array:
+    """Return the weighted means [K, m] of rates [K, n] in each bin."""
+    weights = problem.weights
+    sums = np.add.reduceat(rates * weights, starts, axis=1)
+    return sums / np.add.reduceat(weights, starts)

@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import textwrap
 import time
 from collections.abc import Iterable, Mapping
@@ -28,9 +29,9 @@ from scalerl_jax.utils.run_directory import (
     EVALS_FILE,
     METRICS_FILE,
     ROLLOUTS_FILE,
-    replace_file,
 )
 from scalerl_jax.utils.tracking import Wandb
+from scalerl_jax.utils.writing import open_to_append, replace_file
 
 # Message classes are made at import, where a type checker cannot see them.
 Event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
@@ -38,6 +39,7 @@ SessionLog = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 Summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 TENSORBOARD_DIRECTORY = "tensorboard"
+_EVENTS = re.compile(r"events\.out\.tfevents\.(\d{1,10})(\..*)?")  # names of files
 # The figures that matter, by the metric that each shows again: one heading, `run/`.
 OVERVIEW = {
     "eval/pass_rate": "run/pass_rate",
@@ -145,11 +147,11 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
 class _Appender:
     """An unbuffered file that is only added to, and says its name when it cannot be."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, new: bool = False) -> None:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+            self._file = open_to_append(path, new=new)
         except OSError as error:
             raise _unwritable(path, error) from error
         self.close = self._file.close
@@ -164,26 +166,43 @@ class _Appender:
             raise _unwritable(self._path, error) from error
 
 
-class _TensorBoard:
+class EventFile:
     """Events for TensorBoard, in its own record format, without TensorFlow.
 
     TensorBoard's `EventFileWriter` hands events to a thread that keeps them for up to
-    two minutes and whose errors come late; here each event is on disk on return.
+    two minutes and whose errors come late; here each event is on disk on return.  It
+    also writes through a link that has the name of its file.
     """
+
+    def __init__(self, directory: Path) -> None:
+        """Make a new file in a directory, which is made if it is missing."""
+        # TensorBoard reads the files of a directory in the order of their names, so
+        # a resumed run's must come last even if it starts within the same second.
+        names = map(
+            _EVENTS.fullmatch, os.listdir(directory) if directory.is_dir() else ()
+        )
+        times = [int(found[1]) for found in names if found]
+        self.is_first = not times
+        seconds = max(int(time.time()), max(times, default=0) + 1)
+        path = directory / f"events.out.tfevents.{seconds:010d}.{os.getpid()}"
+        self._file = _Appender(path, new=True)
+        self._records = RecordWriter(self._file)
+        self.close = self._file.close
+        self.write(file_version="brain.Event:2")
+
+    def write(self, **fields: object) -> None:
+        """Add an event with these fields."""
+        event = Event(wall_time=time.time(), **fields)
+        self._records.write(event.SerializeToString())
+
+
+class _TensorBoard(EventFile):
+    """The events of a run, which may go on with those of an earlier start."""
 
     def __init__(
         self, directory: Path, settings: Mapping[str, Any], after: int
     ) -> None:
-        # TensorBoard reads the files of a directory in the order of their names, so
-        # a resumed run's must come last even if it starts within the same second.
-        names = [path.name for path in directory.glob("events.out.tfevents.*")]
-        latest = max((int(name.split(".")[3]) for name in names), default=0)
-        seconds = max(int(time.time()), latest + 1)
-        path = directory / f"events.out.tfevents.{seconds:010d}.{os.getpid()}"
-        self._file = _Appender(path)
-        self._records = RecordWriter(self._file)
-        self.close = self._file.close
-        self.write(file_version="brain.Event:2")
+        super().__init__(directory)
         # Readers drop what has this step or a later one: all but the first start that
         # they meet, which is why every file has one.
         start = SessionLog(status=SessionLog.START)
@@ -192,12 +211,8 @@ class _TensorBoard:
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in settings.items()
         }
-        if plain and not names:
+        if plain and self.is_first:
             self.write(step=0, summary=hparams_pb(plain))
-
-    def write(self, **fields: object) -> None:
-        event = Event(wall_time=time.time(), **fields)
-        self._records.write(event.SerializeToString())
 
 
 def _unwritable(path: Path, error: OSError) -> RuntimeError:

@@ -15,11 +15,13 @@ import functools
 import importlib
 import os
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from scalerl_jax.utils.ending import first_line
+from scalerl_jax.utils.paths import inside
 
 if TYPE_CHECKING:
     from etils import epath
@@ -165,23 +167,41 @@ def fetch(
     }
     if not wanted:
         raise ValueError(f"{setting}{url}: there is nothing of this name")
+    files = places(path, wanted, target)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: _fetch(path, name, target, wanted[name]), wanted))
+        list(
+            pool.map(lambda name: _fetch(path, name, files[name], wanted[name]), files)
+        )
 
 
-def _fetch(path: "epath.Path", name: str, target: Path, entry: dict[str, Any]) -> None:
+def places(path: "epath.Path", names: Iterable[str], target: Path) -> dict[str, Path]:
+    """Return where in a copy of a path its objects belong.
+
+    Objects that end with "/", by which some tools mark folders, belong nowhere.
+
+    Raises:
+        ValueError: an object has a name that leads out of the copy.
+    """
+    return {
+        name: inside(target, name, called=os.fspath(path)) if name else target
+        for name in names
+        if not name.endswith("/")
+    }
+
+
+def _fetch(path: "epath.Path", name: str, file: Path, entry: dict[str, Any]) -> None:
     """Fetch one object, unless its copy is as large and as old."""
-    file = target / name if name else target
     written: datetime.datetime = entry["mtime"]
     if file.is_file():
         known = file.stat()
         if (known.st_size, known.st_mtime) == (entry["size"], written.timestamp()):
             return
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    file_system().get_file(f"{path}/{name}" if name else os.fspath(path), str(part))
-    os.utime(part, (written.timestamp(), written.timestamp()))
-    os.replace(part, file)
+    with tempfile.TemporaryDirectory(prefix=".", dir=file.parent) as folder:
+        part = Path(folder) / "part"
+        file_system().get_file(f"{path}/{name}" if name else os.fspath(path), str(part))
+        os.utime(part, (written.timestamp(), written.timestamp()))
+        os.replace(part, file)
 
 
 # Copies.
@@ -193,8 +213,12 @@ def copies() -> Path:
 
 
 def copy_of(url: str) -> Path:
-    """Return where the copy of a path in a bucket lies, gs://BUCKET/PATH."""
-    return copies() / url.partition("://")[2].strip("/")
+    """Return where the copy of a path in a bucket lies, gs://BUCKET/PATH.
+
+    Raises:
+        ValueError: the path leads out of the directory of copies.
+    """
+    return inside(copies(), url.partition("://")[2].strip("/"))
 
 
 def origin_of(path: Path) -> str:
@@ -217,7 +241,7 @@ def files_of_run(path: str | Path) -> Path:
     if parted is None:
         return Path(path)
     url = f"{parted[1]}://{str(path)[parted.end() :]}".rstrip("/")
-    copy = _looked_at() / url.partition("://")[2]
+    copy = inside(_looked_at(), url.partition("://")[2])
     fetch(url, copy, setting="", suffixes=_FILES_OF_RUN)
     return copy
 
@@ -245,6 +269,7 @@ def fetch_copy(url: str, *, suffixes: tuple[str, ...] | None) -> Path:
     Raises:
         ValueError: the bucket does not have it, or cannot be used.
     """
+    open_path(url, setting="")  # its words for what is no path in a bucket
     fetch(url, copy_of(url), setting="", suffixes=suffixes)
     return copy_of(url)
 

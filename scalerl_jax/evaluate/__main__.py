@@ -42,6 +42,7 @@ from scalerl_jax.evaluate.results import (
     write_page,
 )
 from scalerl_jax.types import Prompt
+from scalerl_jax.utils.paths import inside
 from scalerl_jax.utils.printing import log_to_stderr, to_stdout
 from scalerl_jax.utils.record import git_revision, versions
 from scalerl_jax.wiring.prompts import check_verifiers, evaluation_set
@@ -163,7 +164,8 @@ def _sample(
 def _default_out(checkpoint: str, names: Sequence[str]) -> Path:
     """Return evaluations/CHECKPOINT/SETS, where the command runs."""
     parts = [name.replace("/", "_").replace(":", "_") for name in names]
-    return Path("evaluations") / Path(checkpoint).absolute().name / "+".join(parts)
+    place = f"{Path(checkpoint).absolute().name}/{'+'.join(parts)}"
+    return inside(Path("evaluations"), place, follow_links=True)
 
 
 def _title(policy: Policy) -> str:

@@ -238,7 +238,7 @@ def write_page(
     entries: list[dict[str, Any]] = []
     # A lone surrogate, which UTF-8 lacks, is written as JSON's own escape.
     with replacing(path) as page:
-        file = codecs.getwriter("utf-8")(page, errors="backslashreplace")
+        file = codecs.getwriter("utf-8")(page, "backslashreplace")
         file.write(before.replace("{{title}}", html.escape(title)))
         for number, row in enumerate(rows):
             file.write(_data(f"p{number}", _compact(row)))

@@ -41,7 +41,7 @@ from scalerl_jax.scaling.records import (
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.tables import EVALS_NAME, is_step
 from scalerl_jax.utils.ending import Parser, answer
-from scalerl_jax.utils.printing import to_stderr, to_stdout
+from scalerl_jax.utils.printing import shown, to_stderr, to_stdout
 from scalerl_jax.utils.remote import files_of_run, send_back
 from scalerl_jax.utils.writing import replace_file
 
@@ -281,7 +281,7 @@ def _load_all(
         for curve in curves:
             name = curve.name
             if name in taken:
-                name = f"{path.resolve().parent.name}/{name}"
+                name = shown(f"{path.resolve().parent.name}/{name}")
             for number in itertools.count(2):
                 if name not in taken:
                     break

@@ -33,7 +33,7 @@ from scalerl_jax.utils.remote import files_of_run
 
 if TYPE_CHECKING:
     from scalerl_jax.config import ScalingConfig
-    from scalerl_jax.utils.metrics import EventFile
+    from scalerl_jax.utils.events import EventFile
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Watch:
         """Write numbers and a picture to TensorBoard; they are on disk on return."""
         from tensorboard.compat.proto import summary_pb2
 
-        from scalerl_jax.utils.metrics import EventFile  # and its packages
+        from scalerl_jax.utils.events import EventFile  # and its packages
 
         # Message classes are made at import, where a type checker cannot see them.
         summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]

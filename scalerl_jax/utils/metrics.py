@@ -10,9 +10,7 @@ import contextlib
 import json
 import math
 import os
-import re
 import textwrap
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,8 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.summary.writer.record_writer import RecordWriter
 
+from scalerl_jax.utils.events import Appender, EventFile, unwritable
 from scalerl_jax.utils.resuming import rows_until
 from scalerl_jax.utils.run_directory import (
     EVALS_FILE,
@@ -31,15 +29,13 @@ from scalerl_jax.utils.run_directory import (
     ROLLOUTS_FILE,
 )
 from scalerl_jax.utils.tracking import Wandb
-from scalerl_jax.utils.writing import open_to_append, replace_file
+from scalerl_jax.utils.writing import replace_file
 
 # Message classes are made at import, where a type checker cannot see them.
-Event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
 SessionLog = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 Summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 TENSORBOARD_DIRECTORY = "tensorboard"
-_EVENTS = re.compile(r"events\.out\.tfevents\.(\d{1,10})(\..*)?")  # names of files
 # The figures that matter, by the metric that each shows again: one heading, `run/`.
 OVERVIEW = {
     "eval/pass_rate": "run/pass_rate",
@@ -68,13 +64,13 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         TensorBoard and W&B call hyper-parameters.
         """
         self._directory = Path(directory)
-        self._files: dict[str, _Appender] = {}
+        self._files: dict[str, Appender] = {}
         self._wandb = None
         with contextlib.ExitStack() as opened:
             for name in (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE):
                 if (self._directory / name).is_file():
                     _drop_after(self._directory / name, after)
-                self._files[name] = _Appender(self._directory / name)
+                self._files[name] = Appender(self._directory / name)
                 opened.callback(self._files[name].close)
             self._tensorboard = _TensorBoard(self.tensorboard, settings or {}, after)
             opened.callback(self._tensorboard.close)
@@ -144,58 +140,6 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         self.close()
 
 
-class _Appender:
-    """An unbuffered file that is only added to, and says its name when it cannot be."""
-
-    def __init__(self, path: Path, *, new: bool = False) -> None:
-        self._path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open_to_append(path, new=new)
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        self.close = self._file.close
-
-    def write(self, data: bytes) -> None:
-        """Append `data`, in one call unless the system takes only a part of it."""
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            raise _unwritable(self._path, error) from error
-
-
-class EventFile:
-    """Events for TensorBoard, in its own record format, without TensorFlow.
-
-    TensorBoard's `EventFileWriter` hands events to a thread that keeps them for up to
-    two minutes and whose errors come late; here each event is on disk on return.  It
-    also writes through a link that has the name of its file.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        """Make a new file in a directory, which is made if it is missing."""
-        # TensorBoard reads the files of a directory in the order of their names, so
-        # a resumed run's must come last even if it starts within the same second.
-        names = map(
-            _EVENTS.fullmatch, os.listdir(directory) if directory.is_dir() else ()
-        )
-        times = [int(found[1]) for found in names if found]
-        self.is_first = not times
-        seconds = max(int(time.time()), max(times, default=0) + 1)
-        path = directory / f"events.out.tfevents.{seconds:010d}.{os.getpid()}"
-        self._file = _Appender(path, new=True)
-        self._records = RecordWriter(self._file)
-        self.close = self._file.close
-        self.write(file_version="brain.Event:2")
-
-    def write(self, **fields: object) -> None:
-        """Add an event with these fields."""
-        event = Event(wall_time=time.time(), **fields)
-        self._records.write(event.SerializeToString())
-
-
 class _TensorBoard(EventFile):
     """The events of a run, which may go on with those of an earlier start."""
 
@@ -213,13 +157,6 @@ class _TensorBoard(EventFile):
         }
         if plain and self.is_first:
             self.write(step=0, summary=hparams_pb(plain))
-
-
-def _unwritable(path: Path, error: OSError) -> RuntimeError:
-    return RuntimeError(
-        f"cannot write {path} ({error.strerror or error}); free space or rights there "
-        f"and start again with the same --workdir to resume"
-    )
 
 
 def _json_values(value: Any) -> Any:
@@ -253,4 +190,4 @@ def _drop_after(path: Path, step: int) -> None:
         if (rows := rows_until(step, data, path)) != data:
             replace_file(path, rows)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error

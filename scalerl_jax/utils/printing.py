@@ -11,7 +11,9 @@ import logging
 import re
 import sys
 import traceback
+import warnings
 from types import TracebackType
+from typing import Any
 
 # C0 but for tab and newline, DEL and C1; separators that some take for a line's end;
 # what turns the direction of a text around; halves of characters, which UTF-8 lacks.
@@ -62,14 +64,22 @@ def log_to_stderr() -> None:
 
 
 def guard_terminal() -> None:
-    """Have what Python itself writes, logs and tracebacks, shown in the same way."""
+    """Have what Python itself writes shown, too: logs, warnings and tracebacks."""
     logging.setLogRecordFactory(_Record)
+    warnings.formatwarning = _shown_warning
     sys.excepthook = _write_traceback
 
 
 class _Record(logging.LogRecord):
     def getMessage(self) -> str:  # noqa: N802  as `logging` calls it
         return shown(super().getMessage())
+
+
+_format_warning = warnings.formatwarning
+
+
+def _shown_warning(*found: Any, **more: Any) -> str:
+    return shown(_format_warning(*found, **more))
 
 
 def _write_traceback(

@@ -160,15 +160,18 @@ def test_logs_bars_and_notes_are_shown(capsys):
     assert not obeyed(said) and said.count("owned") == 3
 
 
-def test_a_traceback_is_shown():
+def test_a_traceback_and_a_warning_are_shown():
     code = (
+        "import warnings\n"
         "from scalerl_jax.utils.ending import answer\n"
-        f"def fault():\n    raise KeyError({EVIL!r})\n"
-        f"def foreign():\n    int({EVIL!r})\n"
+        "def fault():\n"
+        f"    warnings.warn({EVIL!r})\n"
+        f"    raise KeyError({EVIL!r})\n"
         "answer(fault)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1 and "KeyError" in done.stderr
+    assert f"UserWarning: {SHOWN}" in done.stderr
     assert not obeyed(done.stderr)
 
 

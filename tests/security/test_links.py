@@ -10,8 +10,9 @@ import small_commands
 import small_run
 
 from scalerl_jax.launch.outcome import Outcome, write_outcome
+from scalerl_jax.utils.events import EventFile
 from scalerl_jax.utils.ledger import Ledger, kept_on_disk
-from scalerl_jax.utils.metrics import EventFile, MetricsWriter
+from scalerl_jax.utils.metrics import MetricsWriter
 from scalerl_jax.utils.run_directory import keep_data_report, open_run_directory
 from scalerl_jax.utils.writing import open_to_append, replace_file, replacing
 

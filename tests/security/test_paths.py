@@ -10,6 +10,7 @@ import small_run
 from small_cloud import cloud  # noqa: F401  a fixture
 
 from scalerl_jax import status
+from scalerl_jax.config.bases import based_on
 from scalerl_jax.data import sources
 from scalerl_jax.data.preparing import open_dataset, prepare
 from scalerl_jax.learner.bucket_place import BucketPlace
@@ -228,6 +229,16 @@ def test_a_saved_folder_names_only_its_own_files(tmp_path, name):
     )
     with pytest.raises(ValueError, match=r"is no path below .*/saved: "):
         sources.Saved(folder).fetch(folder)
+
+
+@pytest.mark.parametrize("base", ["../security/evil", "/tmp/evil", ".."])
+def test_the_base_of_a_recipe_is_one_of_its_folder(tmp_path, base):
+    recipe = tmp_path / "configs" / "recipes" / "x.py"
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "security").mkdir()
+    (tmp_path / "security" / "evil.py").write_text("raise SystemExit(1)")
+    with pytest.raises(ValueError, match=r"choose from \[\]"):
+        based_on(base, str(recipe))
 
 
 def test_a_prepared_data_set_reads_only_its_own_files_and_classes(tmp_path):

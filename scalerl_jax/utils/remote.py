@@ -41,12 +41,7 @@ def open_path(url: str, *, setting: str) -> "epath.Path":
         ValueError: it is in no bucket, the extra is not installed, the bucket does not
             exist, or it lets us see nothing.
     """
-    bucket = url.removeprefix(_SCHEME).partition("/")[0]
-    if not url.startswith(_SCHEME) or not bucket or "#" in url or "/../" in f"{url}/":
-        raise ValueError(
-            f"{setting}{url} is neither a local path nor one in a bucket of Google "
-            f"Cloud Storage; write gs://BUCKET/PATH"
-        )
+    bucket = _bucket_of(url, setting=setting)
     # Its look at a bucket's kind asks for a right that writers of objects lack.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     try:
@@ -75,6 +70,21 @@ def open_path(url: str, *, setting: str) -> "epath.Path":
     finally:
         pool.shutdown(wait=False)
     return path
+
+
+def _bucket_of(url: str, *, setting: str) -> str:
+    """Return the name of the bucket in a path.
+
+    Raises:
+        ValueError: it is in no bucket.
+    """
+    bucket = url.removeprefix(_SCHEME).partition("/")[0]
+    if not url.startswith(_SCHEME) or not bucket or "#" in url or "/../" in f"{url}/":
+        raise ValueError(
+            f"{setting}{url} is neither a local path nor one in a bucket of Google "
+            f"Cloud Storage; write gs://BUCKET/PATH"
+        )
+    return bucket
 
 
 def reason(error: BaseException) -> str:
@@ -216,9 +226,14 @@ def copy_of(url: str) -> Path:
     """Return where the copy of a path in a bucket lies, gs://BUCKET/PATH.
 
     Raises:
-        ValueError: the path leads out of the directory of copies.
+        ValueError: it is in no bucket, or has a part that names no object.
     """
-    return inside(copies(), url.partition("://")[2].strip("/"))
+    return _below(copies(), url)
+
+
+def _below(folder: Path, url: str) -> Path:
+    _bucket_of(url, setting="")
+    return inside(folder, url.removeprefix(_SCHEME).rstrip("/"), called=_SCHEME)
 
 
 def origin_of(path: Path) -> str:
@@ -241,7 +256,7 @@ def files_of_run(path: str | Path) -> Path:
     if parted is None:
         return Path(path)
     url = f"{parted[1]}://{str(path)[parted.end() :]}".rstrip("/")
-    copy = inside(_looked_at(), url.partition("://")[2])
+    copy = _below(_looked_at(), url)
     fetch(url, copy, setting="", suffixes=_FILES_OF_RUN)
     return copy
 
@@ -269,7 +284,6 @@ def fetch_copy(url: str, *, suffixes: tuple[str, ...] | None) -> Path:
     Raises:
         ValueError: the bucket does not have it, or cannot be used.
     """
-    open_path(url, setting="")  # its words for what is no path in a bucket
     fetch(url, copy_of(url), setting="", suffixes=suffixes)
     return copy_of(url)
 

@@ -12,6 +12,7 @@ import sys
 
 from scalerl_jax import __version__
 from scalerl_jax.utils.preemption import INTERRUPTED, end_at_signals
+from scalerl_jax.utils.printing import to_stderr, to_stdout
 
 _SCALING = "scalerl_jax.scaling"
 # Command -> its module, and what it does.  Modules of several commands get its name.
@@ -49,15 +50,15 @@ def main() -> None:
         name, rest = rest[0], ["--help"]
     if name in ("-h", "--help", "help"):
         rows = "".join(f"  {each:<12} {says}\n" for each, (_, says) in COMMANDS.items())
-        sys.stdout.write(f"{_USAGE}\n{rows}")
+        to_stdout(f"{_USAGE}\n{rows}")
         return
     if name == "--version":
-        sys.stdout.write(f"scalerl {__version__}\n")
+        to_stdout(f"scalerl {__version__}\n")
         return
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         meant = f"; did you mean {close[0]}?" if close else ""
-        sys.stderr.write(
+        to_stderr(
             f"error: scalerl has no command {name!r}{meant}; scalerl --help lists all\n"
         )
         sys.exit(_MISTAKE)
@@ -71,7 +72,7 @@ def main() -> None:
     try:
         runpy.run_module(module, run_name="__main__")
     except KeyboardInterrupt:  # before the command had anything to say of it
-        sys.stderr.write("interrupted\n")
+        to_stderr("interrupted\n")
         sys.exit(INTERRUPTED)
 
 

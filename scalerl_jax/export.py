@@ -15,6 +15,7 @@ from typing import Any
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.model.saving import TOKENIZER_FILES, save_params
 from scalerl_jax.utils.ending import Parser, answer
+from scalerl_jax.utils.printing import to_stdout
 from scalerl_jax.utils.reading import local_directory, local_path
 from scalerl_jax.wiring.loading import load_model, run_settings
 
@@ -96,7 +97,7 @@ def main(arguments: list[str]) -> int:
         lambda: export(options.checkpoint, options.out, dtype=options.dtype)
     )
     if not status:
-        sys.stdout.write(f"wrote {options.out}\n")
+        to_stdout(f"wrote {options.out}\n")
     return status
 
 

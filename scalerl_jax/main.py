@@ -31,7 +31,8 @@ from scalerl_jax.config.resumption import free_settings
 from scalerl_jax.parallel import multihost, rendezvous
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.ending import tell
-from scalerl_jax.utils.progress import Progress, Stderr
+from scalerl_jax.utils.printing import Stderr, guard_terminal, to_stderr, to_stdout
+from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.reading import is_remote
 from scalerl_jax.utils.resuming import find_settings
 from scalerl_jax.utils.run_directory import (
@@ -128,7 +129,7 @@ def main(argv: Sequence[str]) -> None:
     except ValueError as error:
         _end(str(error))
     if _DESCRIBE.value:
-        sys.stdout.write(describe(config))
+        to_stdout(describe(config))
         return
     if workdir is None:
         _end("--workdir is missing: --workdir=runs/NAME")
@@ -158,7 +159,7 @@ def _say(outcome: Outcome, workdir: str) -> None:
     where = "finished"
     if outcome.preempted:
         where = "interrupted" if outcome.interrupted else "stopped by SIGTERM"
-        sys.stdout.write(
+        to_stdout(
             f"{where} after step {outcome.policy_version}, which is saved; it goes on "
             f"with:  scalerl train --workdir={workdir}\n"
         )
@@ -174,7 +175,7 @@ def _say(outcome: Outcome, workdir: str) -> None:
             f", {last['pass_rate']:.3f} at step {last['step']}, after "
             f"{last['compute_chip_hours']:.4f} chip-hours"
         )
-    sys.stdout.write(
+    to_stdout(
         f"{where} after step {outcome.policy_version}: pass rate on held-out prompts "
         f"{measured}\n"
         f"everything is in {workdir}; the curve and its fit:  scalerl fit "
@@ -218,7 +219,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     """Read the flags; return the other arguments.  A wrong flag ends in one line."""
     if config_lib.wants_help(argv):
         own = flags.FLAGS.module_help(sys.modules[__name__])
-        sys.stdout.write(f"{__doc__}\n{own}\n\n{list_settings()}\n")
+        to_stdout(f"{__doc__}\n{own}\n\n{list_settings()}\n")
         sys.exit(0)
     try:
         argv = _with_settings(argv)
@@ -246,9 +247,10 @@ def _with_settings(argv: Sequence[str]) -> Sequence[str]:
 
 
 def _end(message: str, *, status: int = _MISTAKE) -> NoReturn:
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    to_stderr(f"error: {' '.join(message.split())}\n")
     sys.exit(status)
 
 
 if __name__ == "__main__":
+    guard_terminal()
     app.run(main, flags_parser=parse_flags)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_jax.utils.ending import Parser, answer
+from scalerl_jax.utils.printing import to_stdout
 from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.remote import files_of_run
 from scalerl_jax.utils.run_directory import EVALS_FILE, METRICS_FILE, STATUS_FILE
@@ -22,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print the status of one run."""
     parser = Parser("python -m scalerl_jax.status", description=__doc__)
     parser.add_argument("workdir", help="directory of the run")
-    sys.stdout.write(describe(Path(parser.parse_args(argv).workdir)))
+    to_stdout(describe(Path(parser.parse_args(argv).workdir)))
     return 0
 
 

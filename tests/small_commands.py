@@ -339,3 +339,17 @@ def _make_checkpoints():
     Path("weights_odd", "model.safetensors").write_bytes(
         struct.pack("<Q", len(header)) + header + b"\0" * 4
     )
+    _make_names()
+
+
+def _make_names():
+    """Files that name files elsewhere, and terminal escapes in names."""
+    for name, file in (("out", "../x"), ("root", "/etc/passwd"), ("nameless", "")):
+        _checkpoint(f"index_{name}")
+        os.unlink(f"index_{name}/model.safetensors")
+        index = json.dumps({"weight_map": {"model.norm.weight": file}})
+        Path(f"index_{name}", "model.safetensors.index.json").write_text(index)
+    for name, file in (("out", "../x.arrow"), ("root", "/etc/passwd")):
+        os.mkdir(f"saved_{name}")
+        state = json.dumps({"_data_files": [{"filename": file}]})
+        Path(f"saved_{name}", "state.json").write_text(state)

@@ -37,8 +37,9 @@ from scalerl_jax.train import Outcome, train
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.background import repeated
 from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.run_directory import STATUS_FILE, RunDirectory, write_json
+from scalerl_jax.utils.run_directory import STATUS_FILE, RunDirectory
 from scalerl_jax.utils.work_log import RemoteLedger
+from scalerl_jax.utils.writing import write_json
 from scalerl_jax.wiring.devices import generator_pools, ledger_pools
 from scalerl_jax.wiring.replicas import make_fleet
 

@@ -14,14 +14,13 @@ def based_on(base: str, recipe: str) -> ConfigDict:
         ValueError: there is no such file.
     """
     folder = Path(recipe).resolve().parents[1]
-    path = folder / f"{base}.py"
-    if not path.is_file():
+    found = {each.stem: each for each in folder.glob("*.py")}
+    if base not in found:  # "../x", perhaps
         bases = (
-            each for each in folder.glob("*.py") if "scalerl train" in each.read_text()
+            name for name, each in found.items() if "scalerl train" in each.read_text()
         )
-        known = sorted(each.stem for each in bases)
-        raise ValueError(f"--config=...:{base}: choose from {known}")
-    return runpy.run_path(str(path))["get_config"]()
+        raise ValueError(f"--config=...:{base}: choose from {sorted(bases)}")
+    return runpy.run_path(str(found[base]))["get_config"]()
 
 
 def ask_polaris(config: ConfigDict) -> None:

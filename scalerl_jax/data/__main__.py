@@ -39,6 +39,7 @@ from scalerl_jax.data.records import is_prepared, read_report, upload, upload_fi
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
 from scalerl_jax.utils import remote
 from scalerl_jax.utils.ending import Parser, answer
+from scalerl_jax.utils.printing import to_stdout
 from scalerl_jax.utils.reading import is_remote, local_file
 
 # Its part stands above this package, and is imported when it is asked for.
@@ -369,7 +370,7 @@ def list_data(flags: argparse.Namespace) -> None:
 
 def _say(*lines: str) -> None:
     for line in lines:
-        sys.stdout.write(f"{line}\n")
+        to_stdout(f"{line}\n")
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {

@@ -9,7 +9,6 @@ import collections
 import contextlib
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -23,6 +22,7 @@ from scalerl_jax.rewards import code, sandbox
 from scalerl_jax.rewards.verdict import Status
 from scalerl_jax.rewards.verifier import make_pool
 from scalerl_jax.utils.ending import Parser, answer
+from scalerl_jax.utils.printing import to_stderr, to_stdout
 
 _AHEAD = 64  # rows submitted and not judged, for each process
 
@@ -112,12 +112,12 @@ def _run(flags: argparse.Namespace) -> None:
     for judged in _judged(rows, reward, answer_after=flags.answer_after):
         counts[judged.status] += 1
         if flags.json:
-            sys.stdout.write(json.dumps(judged._asdict()) + "\n")
+            to_stdout(json.dumps(judged._asdict()) + "\n")
         else:
-            sys.stdout.write("  ".join(filter(None, judged)) + "\n")
+            to_stdout("  ".join(filter(None, judged)) + "\n")
     shares = [f"{name} {n} ({n / len(rows):.1%})" for name, n in counts.most_common()]
     summary = f"{len(rows):,} rows: {', '.join(shares)}\n"
-    (sys.stderr if flags.json else sys.stdout).write(summary)
+    (to_stderr if flags.json else to_stdout)(summary)
 
 
 def _read(path: Path) -> list[_Row]:

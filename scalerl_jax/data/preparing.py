@@ -35,6 +35,8 @@ from scalerl_jax.data.records import (
 )
 from scalerl_jax.data.screening import Screen, doubts
 from scalerl_jax.data.sources import Local, saved_splits
+from scalerl_jax.utils.paths import inside
+from scalerl_jax.utils.printing import shown
 from scalerl_jax.utils.reading import is_remote, local_file
 
 DEFAULT_DIRECTORY = Path("~/.cache/scalerl_jax/data")
@@ -69,17 +71,20 @@ def prepared_path(name: str, split: str, directory: Path) -> Path:
         ValueError: a file "jsonl:FILE" cannot be read.
     """
     bare, columns = columns_of(name)
-    inside = Path(VERSION)
-    if columns:
-        inside = Path("&".join(map("=".join, columns))) / VERSION
+    asked = ["&".join(map("=".join, columns))] if columns else []
+
+    def place(*parts: str) -> Path:
+        name = "/".join([*parts, *asked, VERSION])
+        return inside(directory.expanduser(), name, follow_links=True)
+
     if not is_own_file(name):
-        return directory.expanduser() / bare / split / inside
+        return place(bare, split)
     kind, _, file = bare.partition(":")
     try:
         digest = _digest(local_file(file), split)
     except (OSError, ValueError) as error:
         raise ValueError(f"data set {name!r} cannot be read: {error}") from error
-    return directory.expanduser() / kind / digest / inside
+    return place(kind, digest)
 
 
 def _digest(path: Path, split: str) -> str:
@@ -206,7 +211,7 @@ def _drafts(
     Raises:
         ValueError: too many of them are bad.
     """
-    for each in tqdm(rows, desc=data_set.name, unit=" rows", disable=None):
+    for each in tqdm(rows, desc=shown(data_set.name), unit=" rows", disable=None):
         reason = each.reason
         try:
             if each.row is not None:

@@ -8,6 +8,7 @@ once, and fetched by each machine.
 import dataclasses
 import itertools
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,18 @@ from typing import Any
 from scalerl_jax.data.catalog import VERSION, DataSet
 from scalerl_jax.data.questions import LazySequence, Question
 from scalerl_jax.utils import remote
+from scalerl_jax.utils.paths import inside
+from scalerl_jax.utils.reading import read_json
 
 _SHARD = 2**17  # records in a file
 _CHUNK = 64  # questions written together
 _FEATURES = ("id", "text", "system", "reference")  # texts; the reference as JSON
+# Keys of features.json with the names of classes, and the classes that we write.
+_CLASS_KEYS = ("type", "pythonClassName", "python_class_name")
+_CLASSES = {
+    "tensorflow_datasets.core.features.features_dict.FeaturesDict",
+    "tensorflow_datasets.core.features.text_feature.Text",
+}
 REPORT = "report.json"
 _LEAST_BAD_ROWS, _BAD_SHARE = 10, 0.01  # that are skipped where no limit is given
 
@@ -189,7 +198,10 @@ class QuestionSource(LazySequence[Question]):
 
         self.report = read_report(prepared)
         self.name = name
+        _check_features(prepared)
         builder: Any = tfds.builder_from_directory(prepared)
+        for path in builder.info.splits[self.report.split].filepaths:
+            inside(prepared, os.path.relpath(path, prepared))
         self._records = builder.as_data_source(split=self.report.split)
         if len(self._records) != self.report.kept:
             raise ValueError(
@@ -214,6 +226,28 @@ class QuestionSource(LazySequence[Question]):
         )
 
 
+def _check_features(prepared: Path) -> None:
+    """Refuse classes that we do not write: TFDS would import any module of this name.
+
+    Raises:
+        ValueError: names the file and the class.
+    """
+    file = prepared / "features.json"
+    left: list[Any] = [read_json(file)]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            found = {value.get(key) for key in _CLASS_KEYS if key in value}
+            if foreign := found - _CLASSES:
+                raise ValueError(
+                    f"{file} names the class {foreign.pop()!r}, and prepared data sets "
+                    f"have {sorted(_CLASSES)} alone; prepare it again"
+                )
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+
+
 # In a bucket.
 
 
@@ -226,13 +260,13 @@ def upload(prepared: Path, directory: Path, url: str) -> str:
         ValueError: the bucket cannot be used.
         OSError: a file cannot be written there.
     """
-    inside = prepared.relative_to(directory.expanduser())
-    target = remote.open_path(url, setting="--upload=") / inside.as_posix()
+    place = prepared.relative_to(directory.expanduser()).as_posix()
+    target = remote.open_path(url, setting="--upload=") / place
     files = [file for file in prepared.rglob("*") if file.is_file()]
     for file in sorted(files, key=lambda file: (file.name == REPORT, file)):
         name = file.relative_to(prepared).as_posix()
-        remote.write(target / name, file.read_bytes())
-    return f"{url.rstrip('/')}/{inside.as_posix()}"
+        remote.write(target / name, inside(prepared, name).read_bytes())
+    return f"{url.rstrip('/')}/{place}"
 
 
 def upload_file(file: Path, url: str) -> str:
@@ -259,9 +293,9 @@ def bring(prepared: Path, directory: str) -> Path:
     Raises:
         ValueError: the bucket cannot be used.
     """
-    here = remote.copy_of(directory)
     url = f"{directory.rstrip('/')}/{prepared.as_posix()}"
     path = remote.open_path(url, setting="data.directory=")
+    here = remote.copy_of(directory)
     if remote.read(path / REPORT) is not None:
         remote.fetch(url, here / prepared, setting="data.directory=")
     return here

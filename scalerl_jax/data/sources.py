@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from scalerl_jax.data.files import sha256_of
+from scalerl_jax.utils.paths import inside
 from scalerl_jax.utils.reading import read_json
 from scalerl_jax.utils.remote import fetch_repository
 
@@ -95,9 +96,8 @@ class Saved:
                 f"save it again behind flatten_indices()"
             )
         names = [each.get("filename") for each in state.get("_data_files") or [{}]]
-        paths = [self.folder / str(name) for name in names]
-        # A name that leaves the folder would read any file of this machine.
-        if any(path.parent != self.folder or not path.is_file() for path in paths):
+        paths = [inside(self.folder, str(name)) for name in names]
+        if not all(path.is_file() for path in paths):
             raise ValueError(
                 f"{self.folder / _STATE} names the files {names}, which are not all in "
                 f"its folder; save the data set again"
@@ -126,7 +126,7 @@ def saved_splits(folder: Path) -> dict[str, Source]:
     ):
         raise ValueError(f"{folder / _DICT} has splits without a usual name: {names}")
     names.sort(key=lambda name: name != SPLITS[0])
-    return {name: Saved(folder / name) for name in names}
+    return {name: Saved(inside(folder, name)) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Web:
             raise OSError(
                 f"{self.url} cannot be fetched: {error!r}; {_ELSEWHERE}"
             ) from error
-        path = folder / Path(urllib.parse.urlparse(self.url).path).name
+        path = inside(folder, Path(urllib.parse.urlparse(self.url).path).name)
         path.write_bytes(content)
         return [describe_file(path, self.url, self.sha256)]
 

@@ -42,7 +42,8 @@ from scalerl_jax.evaluate.results import (
     write_page,
 )
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.progress import log_to_stderr
+from scalerl_jax.utils.paths import inside
+from scalerl_jax.utils.printing import log_to_stderr, to_stdout
 from scalerl_jax.utils.record import git_revision, versions
 from scalerl_jax.wiring.prompts import check_verifiers, evaluation_set
 from scalerl_jax.wiring.thinking import why_no_answers
@@ -80,19 +81,15 @@ def _view(values: flags.FlagValues) -> int:
     out = Path(str(values["out"].value or rollouts.with_suffix(".html").name))
     if out.exists():
         raise ValueError(f"--out={out} is there already; name another")
-    partial = out.with_name(f".{out.name}.partial")
     try:
         count = write_page(
-            partial, read_rows(rollouts), title=str(rollouts), note="Rollouts to read"
+            out, read_rows(rollouts), title=str(rollouts), note="Rollouts to read"
         )
-        partial.rename(out)
     except OSError as error:
         raise ValueError(f"--out={out} cannot be written: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{rollouts} holds no rollouts: {error!r}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    sys.stdout.write(f"{count} prompts in {out}\n")
+    to_stdout(f"{count} prompts in {out}\n")
     return 0
 
 
@@ -140,7 +137,7 @@ def _evaluate(options: Options) -> int:
         }
         results.finish(summary, title=_title(policy), note=_note(summary))
     shown = found if len(found) == 1 else found | {_OVERALL: overall}
-    sys.stdout.write(f"{_title(policy)}\n{_note(summary)}\n\n{table(shown)}\n{out}\n")
+    to_stdout(f"{_title(policy)}\n{_note(summary)}\n\n{table(shown)}\n{out}\n")
     return 0 if complete else _INTERRUPTED
 
 
@@ -167,7 +164,8 @@ def _sample(
 def _default_out(checkpoint: str, names: Sequence[str]) -> Path:
     """Return evaluations/CHECKPOINT/SETS, where the command runs."""
     parts = [name.replace("/", "_").replace(":", "_") for name in names]
-    return Path("evaluations") / Path(checkpoint).absolute().name / "+".join(parts)
+    place = f"{Path(checkpoint).absolute().name}/{'+'.join(parts)}"
+    return inside(Path("evaluations"), place, follow_links=True)
 
 
 def _title(policy: Policy) -> str:

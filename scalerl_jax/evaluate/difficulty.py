@@ -11,7 +11,6 @@ that are not there yet, those without a judged sample among them.
 import dataclasses
 import json
 import logging
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,9 @@ from scalerl_jax.evaluate.policy import (
     spread,
 )
 from scalerl_jax.types import Prompt
+from scalerl_jax.utils.printing import to_stdout
 from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.writing import open_to_append
 from scalerl_jax.wiring.prompts import check_verifiers, load_prompts
 
 _log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ def _measure(options: Options) -> int:
             done = len(prompts) - len(left)
             complete = _append(out, policy, left, conditions, rates, done=done)
     found = [rates[name] for name in names if name in rates]
-    sys.stdout.write(f"{histogram(found)}\n{len(found)} of {len(prompts)} in {out}\n")
+    to_stdout(f"{histogram(found)}\n{len(found)} of {len(prompts)} in {out}\n")
     return 0 if complete else _INTERRUPTED
 
 
@@ -119,7 +120,7 @@ def _read(out: Path, conditions: dict[str, Any]) -> tuple[dict[str, float], set[
     try:
         lines = out.read_bytes().splitlines(keepends=True) if out.exists() else []
         if lines and not lines[-1].endswith(b"\n"):
-            with open(out, "rb+") as file:
+            with open_to_append(out) as file:
                 file.truncate(sum(map(len, lines[:-1])))
             lines.pop()
     except OSError as error:
@@ -156,7 +157,7 @@ def _append(
     """Measure prompts, a line each as they finish; False if Ctrl-C came before all."""
     try:
         with (
-            open(out, "ab", buffering=0) as file,
+            open_to_append(out) as file,
             policy.metered(done + len(prompts), done=done) as meter,
         ):
             for group in policy.judged(prompts, meter):

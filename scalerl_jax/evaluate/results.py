@@ -5,6 +5,7 @@ own, which the page reads when it is looked at or searched; everything that a mo
 wrote reaches the page as text nodes alone.
 """
 
+import codecs
 import contextlib
 import html
 import json
@@ -20,6 +21,7 @@ from scalerl_jax.evaluate.policy import Described
 from scalerl_jax.generation.evaluation import Judged
 from scalerl_jax.rewards.code import find_solution
 from scalerl_jax.utils.reading import check_regular, parse_json
+from scalerl_jax.utils.writing import replace_file, replacing
 
 SUMMARY_FILE, SAMPLES_FILE, PAGE_FILE = "summary.json", "samples.jsonl", "viewer.html"
 _PARTIAL = ".partial"  # what a killed evaluation leaves behind ends so
@@ -86,10 +88,8 @@ class Results:
         _close(self._file)
         rows = read_rows(self._partial / SAMPLES_FILE)
         write_page(self._partial / PAGE_FILE, rows, title=title, note=note)
-        file = open(self._partial / SUMMARY_FILE, "w", encoding="utf-8")
-        json.dump(summary, file, indent=2, allow_nan=False)
-        file.write("\n")
-        _close(file)
+        text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
+        replace_file(self._partial / SUMMARY_FILE, text.encode())
         self._partial.rename(self._out)
 
 
@@ -237,7 +237,8 @@ def write_page(
     before, after = _TEMPLATE.read_text(encoding="utf-8").split(_DATA)
     entries: list[dict[str, Any]] = []
     # A lone surrogate, which UTF-8 lacks, is written as JSON's own escape.
-    with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+    with replacing(path) as page:
+        file = codecs.getwriter("utf-8")(page, "backslashreplace")
         file.write(before.replace("{{title}}", html.escape(title)))
         for number, row in enumerate(rows):
             file.write(_data(f"p{number}", _compact(row)))

@@ -28,6 +28,7 @@ from scalerl_jax.launch.place import Machines, Patience, Place, Refused, keep, s
 from scalerl_jax.launch.ray_place import RayPlace
 from scalerl_jax.launch.tpu import TpuPlace
 from scalerl_jax.utils.ending import Parser, answer
+from scalerl_jax.utils.printing import to_stderr, to_stdout
 from scalerl_jax.utils.run_directory import METRICS_FILE
 
 _FAILURE, _MISTAKE, _ALARM = 1, 2, 3
@@ -128,9 +129,9 @@ def _print(job: Job, flags: argparse.Namespace, more: list[str]) -> int:
         raise ValueError("--dry-run: --place=local has no commands of a cloud")
     place = make_place(job, more, Client(dry_run=True), poll_s=0.0)
     if flags.command in ("run", "create"):
-        sys.stdout.write(f"{shlex.join(estimate.preflight_command(job, more))}\n")
+        to_stdout(f"{shlex.join(estimate.preflight_command(job, more))}\n")
     for step in _STEPS[flags.command]:
-        sys.stdout.write(f"# {step}\n")
+        to_stdout(f"# {step}\n")
         if step == "logs":
             place.logs(50)
         elif step == "fetch":
@@ -162,7 +163,7 @@ def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> 
     place.fetch(str(_files(job)))
     left = [] if flags.keep_machines else _stop_all(place)
     if outcome.state != "done":
-        sys.stderr.write(f"{outcome.said or 'error: see launch logs'}\n")
+        to_stderr(f"{outcome.said or 'error: see launch logs'}\n")
         return _MISTAKE if outcome.state == "mistake" else _FAILURE
     fitted = subprocess.run(
         [sys.executable, "-m", "scalerl_jax.scaling", "fit", str(_files(job))]
@@ -261,28 +262,28 @@ def _start(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -
 def _status(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
     there = place.machines()
     since = f" since {there.created}" if there.created else ""
-    sys.stdout.write(f"machines: {there.said}{since}\n")
+    to_stdout(f"machines: {there.said}{since}\n")
     outcome = place.outcome()
     if outcome is None:
-        sys.stdout.write("run: never started\n")
+        to_stdout("run: never started\n")
         return 0
-    sys.stdout.write(
+    to_stdout(
         f"run: {outcome.state} at {outcome.at}, attempt {outcome.attempts}, "
         f"{outcome.preemptions} preempted\n"
     )
     if outcome.said:
-        sys.stdout.write(f"{outcome.said}\n")
+        to_stdout(f"{outcome.said}\n")
     place.fetch(str(_files(job)))
     lines, falling = [], ""
     if (_files(job) / "config.json").is_file():
-        sys.stdout.write(run_status.describe(_files(job)))
+        to_stdout(run_status.describe(_files(job)))
         lines, falling = watching.forecast(_files(job))
     now = datetime.datetime.now(datetime.UTC)
     lines += estimate.cost_lines(job, there, _files(job), now)
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    to_stdout("".join(f"{line}\n" for line in lines))
     found = [_find_alarm(job, place, there, outcome), falling]
     alarms = [each for each in found if each]
-    sys.stdout.write("".join(f"ALARM: {each}\n" for each in alarms))
+    to_stdout("".join(f"ALARM: {each}\n" for each in alarms))
     return _ALARM if alarms else 0
 
 
@@ -290,12 +291,12 @@ def _cost(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) ->
     place.fetch(str(_files(job)))
     now = datetime.datetime.now(datetime.UTC)
     for line in estimate.cost_lines(job, place.machines(), _files(job), now):
-        sys.stdout.write(f"{line}\n")
+        to_stdout(f"{line}\n")
     return 0
 
 
 def _logs(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
-    sys.stdout.write(place.logs(flags.lines))
+    to_stdout(place.logs(flags.lines))
     return 0
 
 

@@ -8,12 +8,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from scalerl_jax.launch.place import Refused
+from scalerl_jax.utils.printing import to_stdout
 from scalerl_jax.utils.reading import parse_json
 
 _LIMIT_S = 1800.0  # of one command; a host's installation takes minutes
@@ -144,7 +144,7 @@ class Client:
             RuntimeError: it fails in a way that is not known.
         """
         if self.dry_run:
-            sys.stdout.write(f"{shlex.join(command)}\n")
+            to_stdout(f"{shlex.join(command)}\n")
             return ""
         if shutil.which(command[0]) is None:
             raise ValueError(

@@ -12,6 +12,7 @@ from scalerl_jax.launch.client import Client, NotFound
 from scalerl_jax.launch.job import Job, region_of
 from scalerl_jax.launch.outcome import Outcome, parse_outcome
 from scalerl_jax.launch.place import Refused
+from scalerl_jax.utils.paths import inside
 from scalerl_jax.utils.run_directory import METRICS_FILE
 
 # Multi-regions of buckets -> how the regions of zones in them begin.
@@ -91,9 +92,18 @@ class CloudPlace:
         return str(found.get("update_time", "")) if found else ""
 
     def fetch(self, target: str) -> None:
-        """Bring the run's files here, all but checkpoints."""
+        """Bring the run's files here, all but checkpoints.
+
+        Raises:
+            ValueError: an object has a name that leads out of the directory.
+        """
+        url = f"{self.job.directory}/"
+        listed = self.client.run(gcloud.storage("ls", f"{url}**"))
         if not self.client.dry_run:
             Path(target).mkdir(parents=True, exist_ok=True)
+            for line in listed.split("\n"):
+                if line and not line.endswith("/"):  # which marks a folder
+                    inside(Path(target), line.removeprefix(url), called=url)
         self.client.run(
             gcloud.storage(
                 *("rsync", self.job.directory, target, "--recursive"),

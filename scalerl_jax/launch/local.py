@@ -20,7 +20,8 @@ from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.outcome import Outcome, read_outcome
 from scalerl_jax.launch.place import Machines
 from scalerl_jax.utils.reading import parse_json
-from scalerl_jax.utils.run_directory import METRICS_FILE, write_json
+from scalerl_jax.utils.run_directory import METRICS_FILE
+from scalerl_jax.utils.writing import open_to_append, write_json
 
 GRACE_S = 30.0  # as a spot machine has it
 _FILE, _LOG = "machine.json", "log.txt"
@@ -81,7 +82,7 @@ class LocalPlace:
         if known is None:
             raise ValueError(f"there is no machine {self._job.name}; create it first")
         command = self._job.command(self._more, python=sys.executable)
-        with (self._folder / _LOG).open("ab") as log:
+        with open_to_append(self._folder / _LOG) as log:
             child = subprocess.Popen(
                 self._job.supervised(command, python=sys.executable),
                 stdin=subprocess.DEVNULL,

@@ -11,7 +11,7 @@ from typing import Literal
 
 from scalerl_jax.utils import remote
 from scalerl_jax.utils.reading import is_remote, parse_json
-from scalerl_jax.utils.run_directory import replace_file
+from scalerl_jax.utils.writing import replace_file
 
 FILE = "launch.json"
 State = Literal["running", "done", "preempted", "mistake", "failed"]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from scalerl_jax.launch.outcome import FINAL, Outcome
+from scalerl_jax.utils.printing import to_stderr
 
 # absent: there is nothing.  partial: some machines are there, and others must be asked
 # for.  coming: it was asked for.  up: it can run something.
@@ -181,5 +182,5 @@ def _turn(place: Place, machines: Machines, tell: Callable[[str], None]) -> None
 
 def say(line: str) -> None:
     """Write a line with the time of day to stderr."""
-    sys.stderr.write(f"launch {time.strftime('%H:%M:%S')}: {line}\n")
+    to_stderr(f"launch {time.strftime('%H:%M:%S')}: {line}\n")
     sys.stderr.flush()

@@ -30,6 +30,7 @@ from scalerl_jax.launch.outcome import (
 from scalerl_jax.pod.discovery import NotOnTpu, discover
 from scalerl_jax.utils import remote
 from scalerl_jax.utils.preemption import PREEMPTED
+from scalerl_jax.utils.printing import to_stderr
 from scalerl_jax.utils.reading import is_remote
 
 DONE, FAILURE, MISTAKE = 0, 1, 2
@@ -223,7 +224,7 @@ class Supervisor:
 
     def _tell(self, line: str) -> None:
         at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-        sys.stderr.write(f"supervisor {at}: {line}\n")
+        to_stderr(f"supervisor {at}: {line}\n")
         sys.stderr.flush()
 
 

@@ -31,6 +31,7 @@ from scalerl_jax.learner.places import (
 )
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import PyTree
+from scalerl_jax.utils.paths import inside
 
 _log = logging.getLogger(__name__)
 
@@ -192,9 +193,10 @@ def _unsealed(path: Folder) -> dict[str, Any]:
 
 def _measured(checkpoint: Path, name: str) -> dict[str, Any] | None:
     """Return size and checksum of a file of this machine; None: it is missing."""
-    path = (checkpoint / name).resolve()
-    if not path.is_relative_to(checkpoint.resolve()):
-        raise DamagedError(f"{MANIFEST} names {name!r}, which is not in the checkpoint")
+    try:
+        path = inside(checkpoint, name)
+    except ValueError as error:
+        raise DamagedError(f"{MANIFEST}: {error}") from error
     return measure(path) if path.is_file() else None
 
 

@@ -22,6 +22,7 @@ from scalerl_jax.model.hugging_face import IGNORED, IMAGES, TEXT, find_family
 from scalerl_jax.model.mixture_files import check_experts
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
+from scalerl_jax.utils.paths import inside
 from scalerl_jax.utils.reading import local_path, parse_json, read_json
 
 # Read of a tensor at one time, as float32.  Few rows are also turned from [out, in] to
@@ -332,12 +333,12 @@ def read_tensors(directory: Path) -> dict[str, SafeTensor]:
     weight_map = read_json(directory / INDEX).get("weight_map") or {}
     stored: dict[str, SafeTensor] = {}
     for file in sorted(set(weight_map.values())):
-        if not (directory / file).is_file():
+        # The hub's cache has links to its blobs.
+        path = inside(directory, file, follow_links=True)
+        if not path.is_file():
             example = min(name for name in weight_map if weight_map[name] == file)
-            raise ValueError(
-                f"{directory / file} does not exist; {INDEX} says it holds {example}"
-            )
-        stored |= _read_header(directory / file)
+            raise ValueError(f"{path} does not exist; {INDEX} says it holds {example}")
+        stored |= _read_header(path)
     for name, file in weight_map.items():
         if name not in stored or stored[name].file.name != file:
             raise ValueError(

@@ -10,6 +10,7 @@ import os
 import sys
 
 from scalerl_jax.config import wants_help
+from scalerl_jax.utils.printing import to_stderr
 
 # The compiler is asked for a machine by name, and must look for none of its own.  On a
 # TPU VM these would hide the machine from JAX: they are of this process alone, and
@@ -32,7 +33,7 @@ def main() -> int:
     """The exit status of the command line's check."""
     asked = wants_help(sys.argv)
     if importlib.util.find_spec("libtpu") is None and not asked:
-        sys.stderr.write(
+        to_stderr(
             "error: the TPU compiler is not installed; on any Linux machine: "
             'pip install -e ".[tpu]"\n'
         )

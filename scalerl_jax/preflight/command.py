@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Sequence
 
 from absl import flags
@@ -15,17 +14,15 @@ from scalerl_jax.preflight.hlo import compile_program
 from scalerl_jax.preflight.programs import make_parts
 from scalerl_jax.preflight.report import to_json, to_text
 from scalerl_jax.preflight.topologies import Topology, parse_topology
-from scalerl_jax.utils.ending import tell
+from scalerl_jax.utils.ending import answer
+from scalerl_jax.utils.printing import to_stderr, to_stdout
 
 _FITS, _TOO_LARGE = 0, 1
 
 
 def run(argv: Sequence[str]) -> int:
     """Check what the flags name, print the answer, and return the exit status."""
-    try:
-        return _run(list(argv))
-    except ValueError as error:
-        return tell(error)
+    return answer(lambda: _run(list(argv)))
 
 
 def _define(values: flags.FlagValues) -> None:
@@ -84,12 +81,12 @@ def _run(argv: list[str]) -> int:
     if values["json"].value:
         answer = to_json(result, config_file=file, price=price)
         answer |= {"largest_compiled": found} if found is not None else {}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stderr.write(text)
+        to_stdout(json.dumps(answer) + "\n")
+        to_stderr(text)
     else:
-        sys.stdout.write(text)
+        to_stdout(text)
         if found is not None:
-            sys.stdout.write(
+            to_stdout(
                 f"compiled: the train step fits with batch.rows_per_microbatch = "
                 f"{found}\n"
             )
@@ -115,7 +112,7 @@ def search_rows(config: config_lib.Config, topology: Topology, result: Result) -
         compiled = compile_program(f"{rows} rows", step.lower()["accumulate"])
         size = sum(program_memory("accumulate", compiled, parts).values())
         found = not compiled.too_large and size <= result.limit
-        sys.stderr.write(
+        to_stderr(
             f"batch.rows_per_microbatch = {rows}: "
             f"{'fits' if found else 'does not fit'}, {size / 2**30:.2f} GiB"
             f"{' or more' if compiled.too_large else ''}\n"

@@ -6,7 +6,6 @@ Instructions come from the text that XLA prints, sizes from the compiler's stati
 import dataclasses
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from scalerl_jax.utils.printing import to_stderr
 from scalerl_jax.utils.xla import is_full
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
@@ -226,7 +226,7 @@ def compile_program(name: str, lowered: Any) -> Compiled:
     Raises:
         ValueError: the compiler refuses the program for another reason.
     """
-    sys.stderr.write(f"compiling {name}\n")
+    to_stderr(f"compiling {name}\n")
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:

@@ -24,6 +24,7 @@ from scalerl_jax.preflight.figures import amount, duration, gib
 from scalerl_jax.preflight.hlo import Traffic
 from scalerl_jax.preflight.notes import advice, notes
 from scalerl_jax.preflight.whole_step import step_json, step_lines
+from scalerl_jax.utils.printing import to_stdout
 from scalerl_jax.wiring.devices import is_shared
 
 _OTHERS = ("prefill", "decode", "publish")  # what a train step does not run
@@ -298,7 +299,7 @@ def row(config: str, answer: dict) -> str:
 
 def main() -> int:
     """Print the table; return 0 if everything fits."""
-    sys.stdout.write(_HEADER)
+    to_stdout(_HEADER)
     status = 0
     for config, topology in _CASES:
         command = [sys.executable, "-m", "scalerl_jax.preflight", "--json"]
@@ -309,7 +310,7 @@ def main() -> int:
             check=False,
         )
         if done.stdout:
-            sys.stdout.write(row(config, json.loads(done.stdout)))
+            to_stdout(row(config, json.loads(done.stdout)))
             sys.stdout.flush()
         status = max(status, done.returncode)
     return status

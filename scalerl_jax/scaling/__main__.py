@@ -41,7 +41,9 @@ from scalerl_jax.scaling.records import (
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.tables import EVALS_NAME, is_step
 from scalerl_jax.utils.ending import Parser, answer
+from scalerl_jax.utils.printing import shown, to_stderr, to_stdout
 from scalerl_jax.utils.remote import files_of_run, send_back
+from scalerl_jax.utils.writing import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -278,7 +280,7 @@ def _load_all(
         for curve in curves:
             name = curve.name
             if name in taken:
-                name = f"{path.resolve().parent.name}/{name}"
+                name = shown(f"{path.resolve().parent.name}/{name}")
             for number in itertools.count(2):
                 if name not in taken:
                     break
@@ -295,7 +297,7 @@ def _tell_left_out(
     """Tell why runs are left out; where too few are found, raise the first reason."""
     if unusable and len(found) < least:
         raise unusable[0]
-    sys.stderr.write(text.warned([f"a run is left out: {each}" for each in unusable]))
+    to_stderr(text.warned([f"a run is left out: {each}" for each in unusable]))
 
 
 def read(flags: Flags, **settings: str | None) -> Curves:
@@ -318,7 +320,7 @@ def read(flags: Flags, **settings: str | None) -> Curves:
     found = _load_all(flags.paths, selection, constants, least=_least(flags))
     if flags.command not in SHOW_WARNINGS or constants:
         notes = dict.fromkeys(note for _, curve in found for note in curve.warnings)
-        sys.stderr.write(text.warned(list(notes)))
+        to_stderr(text.warned(list(notes)))
     units = {curve.x_name for _, curve in found}
     if len(units) > 1:
         raise CurveError(
@@ -390,9 +392,8 @@ def _check_out(path: Path | None, endings: tuple[str, ...] = PICTURES) -> None:
 
 
 def _save(figure: "Figure", path: Path) -> Path:
-    path.write_bytes(
-        plots.to_png(figure) if path.suffix == ".png" else plots.to_svg(figure)
-    )
+    to_bytes = plots.to_png if path.suffix == ".png" else plots.to_svg
+    replace_file(path, to_bytes(figure))
     return path
 
 
@@ -433,7 +434,7 @@ def fit(flags: Flags) -> Answer:
         said, record = _with_extras(result, flags)
         if (path / EVALS_NAME).is_file():
             numbers, picture = path / "fit.json", path / "fit.png"
-            numbers.write_text(to_json(record), encoding="utf-8")
+            replace_file(numbers, to_json(record).encode())
             _save(plots.draw_fits([result], [curve.name], title=curve.name), picture)
             written += [send_back(numbers), send_back(picture)]
         texts.append(said)
@@ -449,7 +450,7 @@ def fit(flags: Flags) -> Answer:
         record = {"seeds": records, "pooled": pooled}
     if flags.json:
         for result in fits.values():
-            sys.stderr.write(text.warned(result.warnings))
+            to_stderr(text.warned(result.warnings))
     return Answer("\n".join(texts), record, written)
 
 
@@ -672,7 +673,7 @@ def report(flags: Flags) -> Answer:
     fits = {fit.curve.name: fit for _, fit in fitted}
     paths = {fit.curve.name: path for path, fit in fitted}
     page = make_report(fits, title=flags.title, paths=paths)
-    flags.out.write_text(page, encoding="utf-8")
+    replace_file(flags.out, page.encode())
     verdicts = {
         name: f"A {text.parameter_text(fit, fit.parameters['A'])}"
         if "A" in fit.parameters
@@ -830,11 +831,11 @@ def _run(flags: Flags) -> int:
     if isinstance(found, int):
         return found
     if flags.json:
-        sys.stdout.write(to_json(found.record))
+        to_stdout(to_json(found.record))
         return 0
-    sys.stdout.write(found.said)
+    to_stdout(found.said)
     if found.written:
-        sys.stdout.write(f"wrote {', '.join(map(str, found.written))}\n")
+        to_stdout(f"wrote {', '.join(map(str, found.written))}\n")
     return 0
 
 

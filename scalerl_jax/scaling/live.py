@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -28,19 +27,18 @@ from scalerl_jax.scaling.load import Selection, load_curve
 from scalerl_jax.scaling.plots import draw_status, to_png
 from scalerl_jax.scaling.records import CurveError, amount
 from scalerl_jax.scaling.text import show
+from scalerl_jax.utils.printing import clear_terminal, to_stdout
 from scalerl_jax.utils.reading import read_json
 from scalerl_jax.utils.remote import files_of_run
 
 if TYPE_CHECKING:
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
     from scalerl_jax.config import ScalingConfig
+    from scalerl_jax.utils.events import EventFile
 
 _log = logging.getLogger(__name__)
 
 BOARD_DIRECTORY = Path("tensorboard") / "scaling"  # inside a run directory
 _END_TIMEOUT_S = 30.0  # for the fit of the last evaluation
-_CLEAR = "\x1b[H\x1b[2J"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -58,7 +56,7 @@ class Watch:
     falling: bool = False  # of any alarm so far
     seen: int = 0  # points at the last look
     at_end: bool = False  # the run has made its last step
-    board: "EventFileWriter | None" = None  # opened by the first evaluation
+    board: "EventFile | None" = None  # opened by the first evaluation
 
     def look(self) -> Status | None:
         """Return the state of the run; None if it has no new evaluation.
@@ -92,12 +90,14 @@ class Watch:
 
     def _show(self, status: Status, *, step: int) -> None:
         """Write numbers and a picture to TensorBoard; they are on disk on return."""
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.compat.proto import summary_pb2
+
+        from scalerl_jax.utils.events import EventFile  # and its packages
 
         # Message classes are made at import, where a type checker cannot see them.
-        event, summary = event_pb2.Event, summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
-        self.board = self.board or EventFileWriter(str(self.logdir))
+        summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
+        assert self.logdir is not None, "`look` asks"
+        self.board = self.board or EventFile(self.logdir)
         values: list[Any] = [
             summary.Value(tag=f"scaling/{name}", simple_value=value)
             for name, value in scalars(status).items()
@@ -109,9 +109,7 @@ class Watch:
                 encoded_image_string=png, width=width, height=height, colorspace=4
             )
             values.append(summary.Value(tag="scaling/fit", image=image))
-        written = summary(value=values)
-        self.board.add_event(event(wall_time=time.time(), step=step, summary=written))
-        self.board.flush()
+        self.board.write(step=step, summary=summary(value=values))
 
     def close(self) -> None:
         """Close the files."""
@@ -142,7 +140,7 @@ def watch(
         every_s: seconds between two looks.
         clock: its `wait` passes the time between two looks.
     """
-    shown, clock = sys.stdout, clock or threading.Event()
+    clock = clock or threading.Event()
     waiting = ""
     with contextlib.closing(run):
         while True:
@@ -153,16 +151,17 @@ def watch(
                     raise
                 if str(failure) != waiting:
                     waiting = str(failure)
-                    shown.write(f"waiting: {waiting}\n")
+                    to_stdout(f"waiting: {waiting}\n")
             else:
                 if status is not None:
-                    shown.write(_CLEAR if shown.isatty() and not once else "")
-                    shown.write(to_text(status))
+                    if not once:
+                        clear_terminal()
+                    to_stdout(to_text(status))
                     if once and status.waiting is not None:
                         raise CurveError(status.waiting)
                 if once or run.at_end:
                     return 3 if run.alarm else 0
-            shown.flush()
+            sys.stdout.flush()
             clock.wait(every_s)
 
 

@@ -40,6 +40,7 @@ from scalerl_jax.scaling.tables import (
     starts_at_zero,
     to_number,
 )
+from scalerl_jax.utils.printing import shown
 
 ERRORS_ENDING = "_se"  # of the column of y's standard errors
 PROMPTS_COLUMN = "prompt_pass_rates"  # of evals.jsonl: a list
@@ -323,7 +324,7 @@ def load_curves(
             continue
         values = [str(rows[0][1].get(column)) for column in found.group]
         recipe = "" if wide else _recipe(table, values, found.group)
-        curves.append(dataclasses.replace(curve, name=name, recipe=recipe))
+        curves.append(dataclasses.replace(curve, name=shown(name), recipe=recipe))
     if not curves:
         raise unusable[0]
     notes += tuple(f"a run is left out: {failure}" for failure in unusable)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from scalerl_jax.config import Config
 from scalerl_jax.utils.ending import Parser, answer
-from scalerl_jax.utils.progress import log_to_stderr
+from scalerl_jax.utils.printing import log_to_stderr
 
 _EXTRA = ("uvicorn", "starlette", "pydantic", "prometheus_client")
 

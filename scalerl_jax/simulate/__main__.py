@@ -29,7 +29,8 @@ from scalerl_jax.simulate.outcome import Outcome, draw
 from scalerl_jax.simulate.rates import Rates, closed_rates, read_rates
 from scalerl_jax.simulate.run import Simulation
 from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
-from scalerl_jax.utils.ending import tell
+from scalerl_jax.utils.ending import answer
+from scalerl_jax.utils.printing import to_stdout
 from scalerl_jax.wiring.learning import make_architecture
 
 _MOST_WORK = 5_000_000  # rollouts of a simulation: a minute
@@ -58,10 +59,7 @@ _MOST_POINTS = 500  # of a sweep
 
 def run(argv: Sequence[str]) -> int:
     """Simulate what the flags name, print the answer, and return the exit status."""
-    try:
-        return _run(list(argv))
-    except (ValueError, OSError) as error:
-        return tell(error)
+    return answer(lambda: _run(list(argv)))
 
 
 def _define(values: flags.FlagValues) -> None:
@@ -122,10 +120,10 @@ def _run(argv: list[str]) -> int:
     if said["json"]:
         answer = figures | outcome.counts | {"chips": outcome.scenario.chips}
         answer |= dataclasses.asdict(world.basis)
-        sys.stdout.write(json.dumps(answer) + "\n")
+        to_stdout(json.dumps(answer) + "\n")
     else:
-        sys.stdout.write(_text(outcome, figures, price=said["price"]))
-        sys.stdout.write(world.basis.text())
+        to_stdout(_text(outcome, figures, price=said["price"]))
+        to_stdout(world.basis.text())
     return 0
 
 
@@ -328,14 +326,14 @@ def _sweep(world: World, values: dict[str, list[int]], *, as_json: bool) -> int:
         raise ValueError(f"no combination of --sweep can be: {best.reason}")
     if as_json:
         answer = [{**point.settings, **point.figures} for point in points]
-        sys.stdout.write(json.dumps(answer) + "\n")
+        to_stdout(json.dumps(answer) + "\n")
     else:
-        sys.stdout.write(table(points))
+        to_stdout(table(points))
         words = " ".join(
             f"--config.{name}={value}" for name, value in best.settings.items()
         )
-        sys.stdout.write(f"\nleast chip-hours a step: {words}\n")
-        sys.stdout.write(world.basis.text())
+        to_stdout(f"\nleast chip-hours a step: {words}\n")
+        to_stdout(world.basis.text())
     return 0
 
 

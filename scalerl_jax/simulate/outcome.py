@@ -9,6 +9,7 @@ import numpy as np
 
 from scalerl_jax.simulate.replica import SimulatedGroup, SimulatedReplica
 from scalerl_jax.simulate.scenario import Scenario
+from scalerl_jax.utils.writing import replacing
 
 _S_PER_HOUR = 3600.0
 # Columns of the record, a row per optimizer step; seconds and tokens are sums so far.
@@ -224,5 +225,6 @@ def draw(outcome: Outcome, path: Path) -> None:
     steps.plot(np.arange(2, len(seconds) + 2), seconds, color=BLUE, linewidth=0.8)
     steps.set(xlabel="optimizer step", title="seconds of a step", ylim=(0, None))
     figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=130)
     pyplot.close(figure)

@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from scalerl_jax.utils.printing import guard_terminal, shown, to_stderr
+
 _MISTAKE, _FAILURE, _INTERRUPTED = 2, 1, 130  # exit statuses
 
 
@@ -21,6 +23,9 @@ class Parser(argparse.ArgumentParser):
         if prog and prog.startswith("python -m ") and sys.argv[0].startswith("scalerl"):
             prog = sys.argv[0]
         super().__init__(prog, **settings)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        super()._print_message(shown(message), file)
 
     def error(self, message: str) -> NoReturn:
         """End with status 2."""
@@ -54,13 +59,14 @@ def tell(error: Exception) -> int:
     """
     if not isinstance(error, OSError) and not is_explained(error):
         raise error
-    sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+    to_stderr(f"error: {' '.join(str(error).split())}\n")
     named = isinstance(error, OSError) and error.filename is not None
     return _MISTAKE if named or isinstance(error, ValueError) else _FAILURE
 
 
 def answer(command: Callable[[], int | None]) -> int:
     """Return the exit status of a command; explained failures are one line each."""
+    guard_terminal()
     try:
         return command() or 0
     except BrokenPipeError:  # whoever reads, `head` perhaps, has seen enough
@@ -69,5 +75,5 @@ def answer(command: Callable[[], int | None]) -> int:
     except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
         return tell(error)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; nothing half-made was left\n")
+        to_stderr("interrupted; nothing half-made was left\n")
         return _INTERRUPTED

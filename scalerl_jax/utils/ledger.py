@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_jax.utils.background import repeated
-from scalerl_jax.utils.run_directory import write_json
+from scalerl_jax.utils.writing import write_json
 
 LEDGER_FILE = "ledger.json"
 WRITE_EVERY_S = 5.0  # so much before a kill, at most, is in no ledger

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import textwrap
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,19 +20,18 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.summary.writer.record_writer import RecordWriter
 
+from scalerl_jax.utils.events import Appender, EventFile, unwritable
 from scalerl_jax.utils.resuming import rows_until
 from scalerl_jax.utils.run_directory import (
     EVALS_FILE,
     METRICS_FILE,
     ROLLOUTS_FILE,
-    replace_file,
 )
 from scalerl_jax.utils.tracking import Wandb
+from scalerl_jax.utils.writing import open_to_append, replace_file
 
 # Message classes are made at import, where a type checker cannot see them.
-Event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
 SessionLog = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 Summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -67,7 +65,7 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         TensorBoard and W&B call hyper-parameters.
         """
         self._directory = Path(directory)
-        self._files: dict[str, _Appender] = {}
+        self._files: dict[str, Appender] = {}
         self._wandb = None
         with contextlib.ExitStack() as opened:
             for name in (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE):
@@ -76,7 +74,7 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
                     steps = _drop_after(file, after)
                 if name == EVALS_FILE:
                     self._evaluated = set(steps)
-                self._files[name] = _Appender(self._directory / name)
+                self._files[name] = Appender(self._directory / name)
                 opened.callback(self._files[name].close)
             self._tensorboard = _TensorBoard(self.tensorboard, settings or {}, after)
             opened.callback(self._tensorboard.close)
@@ -146,48 +144,13 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         self.close()
 
 
-class _Appender:
-    """An unbuffered file that is only added to, and says its name when it cannot be."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        self.close = self._file.close
-
-    def write(self, data: bytes) -> None:
-        """Append `data`, in one call unless the system takes only a part of it."""
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            raise _unwritable(self._path, error) from error
-
-
-class _TensorBoard:
-    """Events for TensorBoard, in its own record format, without TensorFlow.
-
-    TensorBoard's `EventFileWriter` hands events to a thread that keeps them for up to
-    two minutes and whose errors come late; here each event is on disk on return.
-    """
+class _TensorBoard(EventFile):
+    """The events of a run, which may go on with those of an earlier start."""
 
     def __init__(
         self, directory: Path, settings: Mapping[str, Any], after: int
     ) -> None:
-        # TensorBoard reads the files of a directory in the order of their names, so
-        # a resumed run's must come last even if it starts within the same second.
-        names = [path.name for path in directory.glob("events.out.tfevents.*")]
-        latest = max((int(name.split(".")[3]) for name in names), default=0)
-        seconds = max(int(time.time()), latest + 1)
-        path = directory / f"events.out.tfevents.{seconds:010d}.{os.getpid()}"
-        self._file = _Appender(path)
-        self._records = RecordWriter(self._file)
-        self.close = self._file.close
-        self.write(file_version="brain.Event:2")
+        super().__init__(directory)
         # Readers drop what has this step or a later one: all but the first start that
         # they meet, which is why every file has one.
         start = SessionLog(status=SessionLog.START)
@@ -196,19 +159,8 @@ class _TensorBoard:
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in settings.items()
         }
-        if plain and not names:
+        if plain and self.is_first:
             self.write(step=0, summary=hparams_pb(plain))
-
-    def write(self, **fields: object) -> None:
-        event = Event(wall_time=time.time(), **fields)
-        self._records.write(event.SerializeToString())
-
-
-def _unwritable(path: Path, error: OSError) -> RuntimeError:
-    return RuntimeError(
-        f"cannot write {path} ({error.strerror or error}); free space or rights there "
-        f"and start again with the same --workdir to resume"
-    )
 
 
 def _json_values(value: Any) -> Any:
@@ -247,9 +199,9 @@ def _drop_after(path: Path, step: int) -> list[int]:
             data = path.read_bytes()
             replace_file(path, b"".join(data[start:end] for start, end in pieces))
         elif last < path.stat().st_size:
-            with path.open("r+b") as file:
+            with open_to_append(path) as file:
                 file.truncate(last)
                 os.fsync(file.fileno())
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     return steps

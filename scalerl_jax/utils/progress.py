@@ -1,8 +1,6 @@
 """Progress of a command: a line at the foot of a terminal, plain lines elsewhere."""
 
 import contextlib
-import io
-import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +10,8 @@ from rich.console import Console, RenderableType
 from rich.highlighter import ReprHighlighter
 from rich.table import Column
 from rich.text import Text
+
+from scalerl_jax.utils.printing import shown
 
 _AVERAGE_S = 3600.0  # over which the time that is left is estimated
 _PROGRAM_S = 5.0  # between two plain lines that name a program
@@ -55,7 +55,7 @@ class Progress(progress.Progress):
     def note(self, text: str) -> None:
         """Write a line that stays."""
         self.console.print(
-            text, markup=False, highlight=False, emoji=False, soft_wrap=True
+            shown(text), markup=False, highlight=False, emoji=False, soft_wrap=True
         )
 
     @contextlib.contextmanager
@@ -126,23 +126,6 @@ class _Line(progress.ProgressColumn):
         return ReprHighlighter()(Text(line, no_wrap=True, overflow="ellipsis"))
 
 
-class Stderr(io.TextIOBase):
-    """Standard error of the moment, for handlers of logs: a Progress takes it over."""
-
-    def write(self, text: str) -> int:
-        """Write where `sys.stderr` is now."""
-        return sys.stderr.write(text)
-
-
-def log_to_stderr() -> None:
-    """Log this package's messages and other libraries' warnings, one line each."""
-    # Other libraries have set up logging when they were imported: `force`.
-    logging.basicConfig(
-        format="%(message)s", level=logging.WARNING, stream=Stderr(), force=True
-    )
-    logging.getLogger("scalerl_jax").setLevel(logging.INFO)
-
-
 def _line(task: progress.Task) -> str:
     """Return all that is known of a bar."""
     count = f" {task.completed:.0f}/{task.total:.0f}" if task.total else ""
@@ -150,7 +133,8 @@ def _line(task: progress.Task) -> str:
     if task.time_remaining is not None:  # it can be told
         time = f"left {_duration(task.time_remaining)}"
     facts = [task.fields["compiling"], task.fields["facts"]]
-    return "  ".join(filter(None, [f"{task.description}{count}", time, *facts]))
+    said = "  ".join(filter(None, [f"{task.description}{count}", time, *facts]))
+    return shown(said)
 
 
 def _duration(seconds: float) -> str:

@@ -15,11 +15,13 @@ import functools
 import importlib
 import os
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from scalerl_jax.utils.ending import first_line
+from scalerl_jax.utils.paths import inside
 
 if TYPE_CHECKING:
     from etils import epath
@@ -39,12 +41,7 @@ def open_path(url: str, *, setting: str) -> "epath.Path":
         ValueError: it is in no bucket, the extra is not installed, the bucket does not
             exist, or it lets us see nothing.
     """
-    bucket = url.removeprefix(_SCHEME).partition("/")[0]
-    if not url.startswith(_SCHEME) or not bucket or "#" in url or "/../" in f"{url}/":
-        raise ValueError(
-            f"{setting}{url} is neither a local path nor one in a bucket of Google "
-            f"Cloud Storage; write gs://BUCKET/PATH"
-        )
+    bucket = _bucket_of(url, setting=setting)
     # Its look at a bucket's kind asks for a right that writers of objects lack.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     try:
@@ -73,6 +70,21 @@ def open_path(url: str, *, setting: str) -> "epath.Path":
     finally:
         pool.shutdown(wait=False)
     return path
+
+
+def _bucket_of(url: str, *, setting: str) -> str:
+    """Return the name of the bucket in a path.
+
+    Raises:
+        ValueError: it is in no bucket.
+    """
+    bucket = url.removeprefix(_SCHEME).partition("/")[0]
+    if not url.startswith(_SCHEME) or not bucket or "#" in url or "/../" in f"{url}/":
+        raise ValueError(
+            f"{setting}{url} is neither a local path nor one in a bucket of Google "
+            f"Cloud Storage; write gs://BUCKET/PATH"
+        )
+    return bucket
 
 
 def reason(error: BaseException) -> str:
@@ -165,23 +177,41 @@ def fetch(
     }
     if not wanted:
         raise ValueError(f"{setting}{url}: there is nothing of this name")
+    files = places(path, wanted, target)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: _fetch(path, name, target, wanted[name]), wanted))
+        list(
+            pool.map(lambda name: _fetch(path, name, files[name], wanted[name]), files)
+        )
 
 
-def _fetch(path: "epath.Path", name: str, target: Path, entry: dict[str, Any]) -> None:
+def places(path: "epath.Path", names: Iterable[str], target: Path) -> dict[str, Path]:
+    """Return where in a copy of a path its objects belong.
+
+    Objects that end with "/", by which some tools mark folders, belong nowhere.
+
+    Raises:
+        ValueError: an object has a name that leads out of the copy.
+    """
+    return {
+        name: inside(target, name, called=os.fspath(path)) if name else target
+        for name in names
+        if not name.endswith("/")
+    }
+
+
+def _fetch(path: "epath.Path", name: str, file: Path, entry: dict[str, Any]) -> None:
     """Fetch one object, unless its copy is as large and as old."""
-    file = target / name if name else target
     written: datetime.datetime = entry["mtime"]
     if file.is_file():
         known = file.stat()
         if (known.st_size, known.st_mtime) == (entry["size"], written.timestamp()):
             return
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    file_system().get_file(f"{path}/{name}" if name else os.fspath(path), str(part))
-    os.utime(part, (written.timestamp(), written.timestamp()))
-    os.replace(part, file)
+    with tempfile.TemporaryDirectory(prefix=".", dir=file.parent) as folder:
+        part = Path(folder) / "part"
+        file_system().get_file(f"{path}/{name}" if name else os.fspath(path), str(part))
+        os.utime(part, (written.timestamp(), written.timestamp()))
+        os.replace(part, file)
 
 
 # Copies.
@@ -193,8 +223,17 @@ def copies() -> Path:
 
 
 def copy_of(url: str) -> Path:
-    """Return where the copy of a path in a bucket lies, gs://BUCKET/PATH."""
-    return copies() / url.partition("://")[2].strip("/")
+    """Return where the copy of a path in a bucket lies, gs://BUCKET/PATH.
+
+    Raises:
+        ValueError: it is in no bucket, or has a part that names no object.
+    """
+    return _below(copies(), url)
+
+
+def _below(folder: Path, url: str) -> Path:
+    _bucket_of(url, setting="")
+    return inside(folder, url.removeprefix(_SCHEME).rstrip("/"), called=_SCHEME)
 
 
 def origin_of(path: Path) -> str:
@@ -217,7 +256,7 @@ def files_of_run(path: str | Path) -> Path:
     if parted is None:
         return Path(path)
     url = f"{parted[1]}://{str(path)[parted.end() :]}".rstrip("/")
-    copy = _looked_at() / url.partition("://")[2]
+    copy = _below(_looked_at(), url)
     fetch(url, copy, setting="", suffixes=_FILES_OF_RUN)
     return copy
 

@@ -8,19 +8,21 @@ the few settings that do not change the method are named by the caller.
 import contextlib
 import dataclasses
 import fcntl
+import io
 import json
 import os
 import platform
 import weakref
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from scalerl_jax.utils.reading import is_remote
 from scalerl_jax.utils.record import new_record
 from scalerl_jax.utils.remote import copy_of
 from scalerl_jax.utils.resuming import check_record, check_report
 from scalerl_jax.utils.run_files import RunFiles, called
+from scalerl_jax.utils.writing import open_to_append, write_json
 
 METRICS_FILE = "metrics.jsonl"
 EVALS_FILE = "evals.jsonl"
@@ -36,7 +38,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """An open and locked run directory; `close` or a dead process unlocks it."""
 
     path: Path  # of one in a bucket, its local copy
-    lock: TextIO | RunFiles
+    lock: io.FileIO | RunFiles
     bucket: RunFiles | None = None  # keeps the copy and the bucket alike
 
     @property
@@ -117,7 +119,7 @@ def local_directory(workdir: str | os.PathLike[str]) -> Path:
     return Path(workdir).expanduser().absolute()
 
 
-def _lock(path: Path) -> TextIO:
+def _lock(path: Path) -> io.FileIO:
     """Make the directory and take its lock; the kernel gives it back when we die."""
     with _usable(path):
         try:
@@ -127,26 +129,26 @@ def _lock(path: Path) -> TextIO:
                 f"--workdir={path} is or lies under a file; name a directory"
             ) from error
     with _usable(path / ".lock"), contextlib.ExitStack() as held:
-        lock = held.enter_context(open(path / ".lock", "a+"))
+        lock = held.enter_context(open_to_append(path / ".lock"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.seek(0)
+            holder = lock.read(200).decode(errors="replace") or "unknown"
             raise RuntimeError(
-                f"another process ({lock.read() or 'unknown'}) is using "
+                f"another process ({holder}) is using "
                 f"--workdir={path}; stop it first or choose another --workdir"
             ) from error
         # A forked child (a verifier, say) shares the lock and may outlive us.
-        child_copy: weakref.ref[TextIO] = weakref.ref(lock)
+        child_copy: weakref.ref[io.FileIO] = weakref.ref(lock)
         os.register_at_fork(after_in_child=lambda: _close_if_alive(child_copy))
         lock.truncate(0)
-        lock.write(f"{os.getpid()} on {platform.node()}")
-        lock.flush()
+        lock.write(f"{os.getpid()} on {platform.node()}".encode())
         held.pop_all()
     return lock
 
 
-def _close_if_alive(reference: "weakref.ref[TextIO]") -> None:
+def _close_if_alive(reference: "weakref.ref[io.FileIO]") -> None:
     lock = reference()
     if lock is not None:
         lock.close()
@@ -171,18 +173,3 @@ def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None
             check_report(file, report)
         else:
             write_json(file, report)
-
-
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Replace the file by a JSON object, in one go."""
-    replace_file(path, (json.dumps(values, indent=2) + "\n").encode())
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace the file in one go: a reader sees the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from scalerl_jax.utils import remote
 from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.writing import replace_file
 
 if TYPE_CHECKING:
     from etils import epath
@@ -108,12 +109,14 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         self.close()
 
     def _fetch(self) -> None:
-        for name in remote.entries(self.remote):
-            if name.startswith(f"{_CHECKPOINTS}/") or name == LOCK_FILE:
-                continue
-            data, file = remote.read(self.remote / name), self.path / name
+        names = [
+            name
+            for name in remote.entries(self.remote)
+            if name and not name.startswith(f"{_CHECKPOINTS}/") and name != LOCK_FILE
+        ]
+        for name, file in remote.places(self.remote, names, self.path).items():
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data or b"")
+            replace_file(file, remote.read(self.remote / name) or b"")
             self._uploaded[file] = _version(file)
 
     def _keep(self) -> None:
@@ -142,11 +145,15 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
                 self._next[file] = ended + _PACE * (ended - begun)
 
     def _changed(self) -> list[Path]:
-        """Return the files that differ from what was uploaded; hidden ones are not."""
+        """Return the files that differ from what was uploaded.
+
+        Hidden ones are not uploaded, nor what a link leads to: it may be anything.
+        """
         return [
             file
             for file in sorted(self.path.rglob("*"))
             if file.is_file()
+            and not file.is_symlink()
             and not file.name.startswith(".")
             and self._uploaded.get(file) != _version(file)
         ]

@@ -18,6 +18,8 @@ import jax
 # Not public; JAX itself has no command that looks for damage.
 from jax._src.compilation_cache import decompress_executable
 
+from scalerl_jax.utils.writing import replace_file
+
 _log = logging.getLogger(__name__)
 
 _CHECKED = ".checked"  # its time: entries older than it are whole
@@ -88,7 +90,7 @@ def _remove_torn(place: Path) -> None:
                 decompress_executable(entry.read_bytes())
             except Exception:  # noqa: BLE001  whatever library did the packing
                 entry.unlink(missing_ok=True)
-    stamp.touch()
+    replace_file(stamp, b"")
     # Entries that another process writes meanwhile are looked at next time.
     os.utime(stamp, (begun, begun))
 

@@ -5,11 +5,11 @@ The values are those of the recipes in `configs/recipes`, on their default base.
 
 import dataclasses
 import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
 import scalerl_jax
+from scalerl_jax.utils.printing import to_stdout
 
 RECIPES = Path(scalerl_jax.__file__).parents[1] / "configs" / "recipes"
 
@@ -110,4 +110,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table() + "\n")
+    to_stdout(table() + "\n")

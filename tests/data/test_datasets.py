@@ -275,7 +275,7 @@ def test_a_folder_that_datasets_saved(tmp_path, directory):
 @pytest.mark.parametrize(
     "state, why",
     [
-        ({"_data_files": [{"filename": "../one/state.json"}]}, "not all in its folder"),
+        ({"_data_files": [{"filename": "../one/state.json"}]}, "is no path below"),
         ({"_data_files": [{"filename": "none.arrow"}]}, "not all in its folder"),
         ({"_data_files": []}, "not all in its folder"),
         ({"_indices_files": [{"filename": "i.arrow"}]}, "flatten_indices"),

@@ -349,8 +349,13 @@ def cat(url):
 
 
 def ls(url):
-    get(url)
-    sys.stdout.write(f"{url}\n")
+    if not url.endswith("/**"):
+        get(url)
+        sys.stdout.write(f"{url}\n")
+        return
+    bucket, _ = parts(url)
+    for name in listed(url.removesuffix("/**")):
+        sys.stdout.write(f"gs://{bucket}/{name}\n")
 
 
 def cp(source, target):

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import struct
 
 import numpy as np
@@ -266,8 +267,15 @@ def test_rows_of_our_form_are_not_parsed_and_not_read_again(tmp_path):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_full_disk_is_named(tmp_path, name):
-    (tmp_path / name).symlink_to("/dev/full")
     with MetricsWriter(tmp_path, after=-1) as writer:
+        (opened,) = (
+            int(each)
+            for each in os.listdir("/proc/self/fd")
+            if os.path.realpath(f"/proc/self/fd/{each}") == str(tmp_path / name)
+        )
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, opened)
+        os.close(full)
         with pytest.raises(RuntimeError, match=rf"{name} \(No space left.*resume"):
             writer.write_step(1, {"loss": 1.0})
             writer.write_eval({"step": 1})

@@ -9,7 +9,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from scalerl_jax.utils.progress import Progress, Stderr
+from scalerl_jax.utils.printing import Stderr
+from scalerl_jax.utils.progress import Progress
 
 FACTS = {
     "reward": "-0.42",

@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -154,10 +155,14 @@ def test_a_read_only_place_is_named(read_only):
 
 
 def test_a_full_disk_is_named_and_leaves_no_half_record(tmp_path):
-    (tmp_path / ".config.json.tmp").symlink_to("/dev/full")
-    with pytest.raises(RuntimeError, match=r"config.json \(No space left"):
-        open_it(tmp_path)
-    assert not (tmp_path / "config.json").exists()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))  # room for the lock
+    try:
+        with pytest.raises(RuntimeError, match=r"config.json \(File too large"):
+            open_it(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 HOLDER = """

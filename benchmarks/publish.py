@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import runpy
+import secrets
 import socket
 import statistics
 import subprocess
@@ -33,6 +34,7 @@ DISTANCES = (1, 4, 8)  # versions back to the base
 CONFIGS = {"tiny": ("configs/tiny.py", {}), "SmolLM2-135M": ("configs/smollm2_cpu.py", {
     "batch.num_prompts": 3, "sampler.slots": 48})}  # fmt: skip
 TIMEOUT_S = 1800.0
+SECRET = secrets.token_hex(32)  # that the learners of a section share
 Line = dict[str, Any]
 
 
@@ -378,6 +380,7 @@ def start(part: str, work: Line, *, devices: int = 1) -> subprocess.Popen:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
+        "SCALERL_START_SECRET": SECRET,
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }
     return subprocess.Popen(

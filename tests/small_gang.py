@@ -30,6 +30,7 @@ from scalerl_jax.utils.preemption import Preemption
 
 DEVICES = 2  # of each process
 HEARTBEAT_S = 10
+SECRET = "0123456789abcdef" * 4
 # (data, fsdp, context, tensor): each time, another axis lies across the processes.
 SHAPES = ((1, 4, 1, 1), (2, 2, 1, 1), (1, 1, 2, 2))
 STEPS = 3
@@ -50,7 +51,7 @@ def start(scenario, directory, *, count=2, ids=None, port=None, timeout_s=60):
             "-c",
             "import small_gang; small_gang.main()",
             *(scenario, directory, f"127.0.0.1:{port}", count, process, timeout_s),
-            environment={"PYTHONPATH": path},
+            environment={"PYTHONPATH": path, rendezvous.SECRET: SECRET},
         )
         for process in (range(count) if ids is None else ids)
     ]

@@ -8,7 +8,16 @@ import jax
 import numpy as np
 import pytest
 import small_gang
-from small_gang import SAVED, SHAPES, abstract, finish, make_bench, read_result, whole
+from small_gang import (
+    SAVED,
+    SECRET,
+    SHAPES,
+    abstract,
+    finish,
+    make_bench,
+    read_result,
+    whole,
+)
 
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.places import Place
@@ -192,6 +201,20 @@ def test_a_coordinator_that_does_not_come_is_named(tmp_path):
             dict(num_processes=0), ("--num_processes=0", "above 0"), id="none"
         ),
         pytest.param(
+            dict(num_processes=10**9), ("--num_processes=1000000000",), id="too many"
+        ),
+        pytest.param(
+            dict(coordinator="0.0.0.0:4321", secret=SECRET),
+            ("--coordinator=0.0.0.0:4321", "all addresses"),
+            id="all addresses",
+        ),
+        pytest.param(
+            dict(coordinator="[::]:4321", secret=SECRET),
+            ("--coordinator=[::]:4321", "all addresses"),
+            id="all addresses of both families",
+        ),
+        pytest.param({}, ("SCALERL_START_SECRET, which has none",), id="no secret"),
+        pytest.param(
             dict(process_id=None), ("--process_id", "all three"), id="not all given"
         ),
     ],
@@ -208,7 +231,9 @@ def test_a_port_that_is_taken_is_refused_at_once():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(RuntimeError, match=f"{address}: Address already in use"):
-            rendezvous.initialize(coordinator=address, num_processes=2, process_id=0)
+            rendezvous.initialize(
+                coordinator=address, num_processes=2, process_id=0, secret=SECRET
+            )
 
 
 def test_without_a_cluster_the_arguments_are_asked_for():

@@ -3,14 +3,16 @@
 import pytest
 import small_run
 from absl.flags import FLAGS
-from small_gang import finish, free_port
+from small_gang import SECRET, finish, free_port
 
 from scalerl_jax import main
+from scalerl_jax.parallel import rendezvous
 
 
 def start(directory, *flags):
     return small_run.start(
-        "-m", "scalerl_jax.main", *small_run.arguments(directory), *flags
+        *("-m", "scalerl_jax.main", *small_run.arguments(directory), *flags),
+        environment={rendezvous.SECRET: SECRET},
     )
 
 

@@ -16,8 +16,10 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import psutil
 import small_run
 import small_weights
+from jax._src import distributed
 from jax.sharding import NamedSharding, PartitionSpec
 from small_step import ADAMW, bench, make_sequences
 
@@ -216,6 +218,12 @@ def meet(directory):
     for _ in range(3):
         assert multihost.exchange(str(mine), name="a", timeout_s=10) == everyone
     multihost.agree("same", name="a setting", timeout_s=10)
+    # JAX's coordinator has no port, and no file any more, by which it can be reached.
+    port = int(sys.argv[3].rpartition(":")[2])
+    for each in psutil.Process().net_connections("inet"):
+        assert (each.status, each.laddr.port) != (psutil.CONN_LISTEN, port)
+    file = distributed.global_state.coordinator_address.removeprefix("unix:")
+    assert file.startswith("/") and not Path(file).exists()
 
     def fail():
         if mine == 1:

@@ -1,19 +1,26 @@
-"""The address at which process 0 of several is met, and the port that it holds there.
+"""The address at which process 0 of several is met, and where JAX's coordinator is.
 
-It listens at one address of its machine and never at all of them.
+Process 0 listens at one address of its machine, never at all of them.  There JAX's
+coordinator follows it, which serves whoever reaches it: a stranger that says that it is
+process 1 ends the run.  On several machines, their network has to be private.  On one,
+where the address is that of the loopback, it has no port: it listens at a socket file
+that this user alone can open, and which is gone after the start.
 """
 
 import contextlib
 import dataclasses
 import ipaddress
+import os
 import re
 import socket
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 
 # JAX's own variable: where process 0 listens, if its machine does not have the address
 # of --coordinator, as behind a Service of Kubernetes.
 BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 MAX_PROCESSES = 2**16
+_MAX_FILE = 100  # characters: the system's limit of a socket's file is 107
 _HOST = re.compile(r"[A-Za-z0-9_.-]{1,253}|\[?[0-9A-Fa-f:.]+(%\w+)?\]?")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 
@@ -114,6 +121,11 @@ class HeldPort:
         """HOST:PORT, with the number of the address."""
         return join_address(*self._socket.getsockname()[:2])
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only processes of this machine reach it."""
+        return ipaddress.ip_address(self._socket.getsockname()[0]).is_loopback
+
     def listen(self) -> socket.socket:
         """Return a socket that listens at it, to close before another does."""
         listening = socket.socket(self._family, socket.SOCK_STREAM)
@@ -132,6 +144,46 @@ class HeldPort:
 
     def _reuse(self, option: int, value: bool) -> None:
         self._socket.setsockopt(socket.SOL_SOCKET, option, int(value))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Coordinator:
+    """Where process 0 listens: at a port itself, and then JAX's coordinator."""
+
+    held: HeldPort
+    address: str  # by which JAX's clients find it
+    bind_address: str  # at which it listens
+
+
+@contextlib.contextmanager
+def opened_coordinator(
+    place: Place, held: HeldPort | None
+) -> Iterator[Coordinator | None]:
+    """Keep the port of process 0 while the block runs, in which JAX starts.
+
+    Args:
+        place: of this process; None is yielded unless it is process 0.
+        held: the port, if there is one already.
+
+    Raises:
+        ValueError, RuntimeError: as `hold_coordinator`.
+    """
+    if place.process_id:
+        yield None
+        return
+    with contextlib.ExitStack() as opened:
+        held = held or hold_coordinator(place, os.environ)
+        opened.callback(held.close)
+        address, bind_address = place.coordinator, held.address
+        if held.is_loopback:
+            # Connections that exist outlive the file.
+            folder = opened.enter_context(
+                tempfile.TemporaryDirectory(prefix="scalerl_jax-")
+            )
+            file = f"unix:{folder}/coordinator"
+            if len(file) <= _MAX_FILE:
+                address = bind_address = file
+        yield Coordinator(held=held, address=address, bind_address=bind_address)
 
 
 def hold_coordinator(place: Place, environment: Mapping[str, str]) -> HeldPort:

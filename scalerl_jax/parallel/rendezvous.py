@@ -7,11 +7,12 @@ come, then tells each of them to go on, or who is missing; after that JAX has th
 
 Who reports proves that it knows the start's secret, and so does process 0
 (`signed_lines`).  Any other connection is a stranger's: it is closed, counted and holds
-up nobody.  JAX's own coordinator asks for no proof; it listens at the same one address.
+up nobody.  JAX's own coordinator asks for no proof: see `coordinator`.
 """
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import math
 import os
@@ -24,7 +25,12 @@ import jax
 from jax._src import clusters
 
 from scalerl_jax.parallel import signed_lines
-from scalerl_jax.parallel.coordinator import HeldPort, Place, hold_coordinator
+from scalerl_jax.parallel.coordinator import (
+    Coordinator,
+    HeldPort,
+    Place,
+    opened_coordinator,
+)
 from scalerl_jax.parallel.multihost import agree
 
 # A process that died is noticed after so long; the others then end with status 134.
@@ -42,7 +48,7 @@ _MAX_NAMES = 16  # missing processes that an error names
 # After the time for all to come, for what follows: their answers, and JAX's own start.
 _GRACE_S = 30.0
 _HELLO = {"process_id": int, "num_processes": int, "challenge": str}
-_ANSWER = {"error": str, "mistake": bool}
+_ANSWER = {"error": str, "mistake": bool, "coordinator": str}
 _log = logging.getLogger(__name__)
 
 
@@ -66,7 +72,7 @@ def initialize(
         process_id: which this is, from 0.
         secret: that all processes share; without it that of the environment, which is
             removed there.
-        held: the coordinator's port, if process 0 has it already.
+        held: the coordinator's port, if process 0 has it already; closed here.
         timeout_s: for all of them to come.  The whole start takes at most 30 s more.
         heartbeat_s: a process that is silent for so long is dead.
 
@@ -96,22 +102,20 @@ def initialize(
     )
     place.check()
     secret = secret or take_secret(os.environ, place)
-    if process_id == 0:
-        held = held or hold_coordinator(place, os.environ)
-    with contextlib.closing(held) if held else contextlib.nullcontext():
-        strangers = meet(place, secret=secret, held=held, timeout_s=timeout_s, end=end)
+    with opened_coordinator(place, held) as at:
+        met = meet(place, secret=secret, at=at, timeout_s=timeout_s, end=end)
         jax.distributed.initialize(
-            coordinator,
+            met.coordinator,
             num_processes,
             process_id,
             local_device_ids=local_devices,
             initialization_timeout=math.ceil(_left_s(end)),
             heartbeat_timeout_seconds=heartbeat_s,
             shutdown_timeout_seconds=SHUTDOWN_S,
-            coordinator_bind_address=held.address if held else None,
+            coordinator_bind_address=at.bind_address if at else None,
         )
-    agree(jax.__version__, name="the version of JAX", timeout_s=_left_s(end))
-    return strangers
+        agree(jax.__version__, name="the version of JAX", timeout_s=_left_s(end))
+    return met.strangers
 
 
 def _left_s(end: float) -> float:
@@ -139,53 +143,57 @@ def take_secret(environment: MutableMapping[str, str], place: Place) -> str:
     return secret
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Met:
+    """What a process knows once all are there."""
+
+    coordinator: str  # the address of JAX's own
+    strangers: int  # connections that were not of this start, as process 0 counts them
+
+
 def meet(
     place: Place,
     *,
     secret: str,
-    held: HeldPort | None,
+    at: Coordinator | None,
     timeout_s: float,
     end: float,
-) -> int:
+) -> Met:
     """Return once all processes of a run are there; the same error on all if not.
 
     Args:
         place: of this process.
         secret: that all share.
-        held: the coordinator's port; of process 0.
+        at: where process 0 listens; None for the others.
         timeout_s: as the settings have it, for errors.
         end: of that time, by `time.monotonic`.
-
-    Returns:
-        How many connections were not of this start.
 
     Raises:
         ValueError: the arguments of two processes contradict.
         TimeoutError: a process did not come.
     """
-    if place.num_processes == 1:
-        return 0
-    if held is None:
-        asyncio.run(_report(place, secret, timeout_s, end))
-        return 0
-    gathering = Gathering(place, secret=secret, address=held.address)
-    with held.listen() as listening:
-        asyncio.run(gathering.run(listening, timeout_s, end))
+    if at is None:
+        answer = asyncio.run(_report(place, secret, timeout_s, end))
+        return Met(coordinator=answer["coordinator"], strangers=0)
+    gathering = Gathering(place, secret=secret, at=at)
+    if place.num_processes > 1:
+        with at.held.listen() as listening:
+            asyncio.run(gathering.run(listening, timeout_s, end))
     if gathering.strangers:
         _log.warning(
             "%d connections at %s did not know this start's secret, and were ignored",
             gathering.strangers,
-            held.address,
+            at.held.address,
         )
-    return gathering.strangers
+    return Met(coordinator=at.address, strangers=gathering.strangers)
 
 
 class Gathering:
     """Process 0's side of a start: who has come, and how many strangers."""
 
-    def __init__(self, place: Place, *, secret: str, address: str) -> None:
-        """Wait for nobody yet; `address` is where process 0 listens."""
-        self._place, self._address = place, address
+    def __init__(self, place: Place, *, secret: str, at: Coordinator) -> None:
+        """Wait for nobody yet; process 0 listens `at` its port."""
+        self._place, self._at = place, at
         self._secret = secret
         self._most_greeted = _MAX_GREETED + place.num_processes
         self._come: dict[int, _Peer] = {}
@@ -211,7 +219,11 @@ class Gathering:
                 await self._over.wait()
         server.close()
         error = self._error(timeout_s)
-        answer = {"error": str(error or ""), "mistake": isinstance(error, ValueError)}
+        answer = {
+            "error": str(error or ""),
+            "mistake": isinstance(error, ValueError),
+            "coordinator": self._at.address,
+        }
         peers = (*self._come.values(), *self._refused)
         await asyncio.gather(
             *(peer.tell(answer, secret=self._secret) for peer in peers)
@@ -296,7 +308,8 @@ class Gathering:
         return TimeoutError(
             f"process {names} of {count} did not come to the coordinator at "
             f"{self._place.coordinator} within {timeout_s:g} s; process 0 listens at "
-            f"{self._address}: see whether they run, and reach that address{strangers}"
+            f"{self._at.held.address}: see whether they run and reach that "
+            f"address{strangers}"
         )
 
 
@@ -329,8 +342,10 @@ class _Peer:
                 await self._writer.wait_closed()
 
 
-async def _report(place: Place, secret: str, timeout_s: float, end: float) -> None:
-    """Tell process 0, from another one, that this one is there; wait for its word."""
+async def _report(
+    place: Place, secret: str, timeout_s: float, end: float
+) -> dict[str, Any]:
+    """Tell process 0, from another one, that this one is there; return its word."""
     reason = "it does not answer"
     while time.monotonic() < end:
         try:
@@ -347,7 +362,7 @@ async def _report(place: Place, secret: str, timeout_s: float, end: float) -> No
             if answer["error"]:
                 kind = ValueError if answer["mistake"] else TimeoutError
                 raise kind(answer["error"])
-            return
+            return answer
         await asyncio.sleep(_RETRY_S)
     raise TimeoutError(
         f"process 0 did not answer at --coordinator={place.coordinator} within "

@@ -53,7 +53,7 @@ def start(scenario, directory, *, count=2, ids=None, port=None, timeout_s=60):
             "-c",
             "import small_gang; small_gang.main()",
             *(scenario, directory, f"127.0.0.1:{port}", count, process, timeout_s),
-            environment={"PYTHONPATH": path, rendezvous.SECRET: SECRET},
+            environment={"PYTHONPATH": path},
         )
         for process in (range(count) if ids is None else ids)
     ]
@@ -267,9 +267,12 @@ def main():
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         rendezvous.initialize(
-            coordinator=coordinator,
-            num_processes=int(count),
-            process_id=int(process),
+            rendezvous.Place(
+                coordinator=coordinator,
+                num_processes=int(count),
+                process_id=int(process),
+            ),
+            secret=SECRET,
             timeout_s=float(timeout_s),
             heartbeat_s=HEARTBEAT_S,
         )

@@ -128,9 +128,11 @@ class Process:
         jax.config.update("jax_enable_preemption_service", False)
         if meeting is not None:
             rendezvous.initialize(
-                coordinator=meeting.coordinator,
-                num_processes=count,
-                process_id=rank,
+                rendezvous.Place(
+                    coordinator=meeting.coordinator,
+                    num_processes=count,
+                    process_id=rank,
+                ),
                 secret=meeting.secret,
                 held=self._held,
                 timeout_s=timeout_s,

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 # JAX's own variable: where process 0 listens, if its machine does not have the address
 # of --coordinator, as behind a Service of Kubernetes.
@@ -32,6 +32,7 @@ class Place:
     coordinator: str  # HOST:PORT, of process 0
     num_processes: int
     process_id: int
+    local_devices: Sequence[int] | None = None  # None: all of its machine
 
     @property
     def address(self) -> tuple[str, int]:

@@ -18,7 +18,6 @@ import math
 import os
 import socket
 import time
-from collections.abc import MutableMapping
 from typing import Any
 
 import jax
@@ -37,8 +36,6 @@ from scalerl_jax.parallel.multihost import agree
 HEARTBEAT_S = 60
 # One that ended with an error waits so long for the others, then ends them.
 SHUTDOWN_S = 60
-# The secret of a start that is made by hand, the same for every process.
-SECRET = "SCALERL_START_SECRET"
 _RETRY_S = 0.2
 _HELLO_S = 5.0  # for a connection to say who it is
 # Connections, beside one for each process, that have not said who they are; above, the
@@ -52,39 +49,26 @@ _ANSWER = {"error": str, "mistake": bool, "coordinator": str}
 _log = logging.getLogger(__name__)
 
 
-def initialize(
+def find_place(
     *,
     coordinator: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
-    secret: str | None = None,
-    held: HeldPort | None = None,
     timeout_s: float = 300.0,
-    heartbeat_s: int = HEARTBEAT_S,
-) -> int:
-    """Join the other processes; before anything else that asks JAX for devices.
+) -> Place:
+    """Return this process's place.
 
-    Without arguments they are found out (TPU VMs, Kubernetes, Slurm, Open MPI).
+    Without arguments it is found out (TPU VMs, Kubernetes, Slurm, Open MPI).
 
     Args:
         coordinator: HOST:PORT of process 0; the port must be free.
         num_processes: how many there are.
         process_id: which this is, from 0.
-        secret: that all processes share; without it that of the environment, which is
-            removed there.
-        held: the coordinator's port, if process 0 has it already; closed here.
-        timeout_s: for all of them to come.  The whole start takes at most 30 s more.
-        heartbeat_s: a process that is silent for so long is dead.
-
-    Returns:
-        How many connections were not of this start.
+        timeout_s: for it to be found out.
 
     Raises:
         ValueError: an argument is wrong or missing.
-        RuntimeError: the coordinator's port is taken.
-        TimeoutError: a process did not come; says which.
     """
-    end = time.monotonic() + timeout_s
     given = (coordinator, num_processes, process_id)
     local_devices = None
     if given == (None, None, None):
@@ -98,17 +82,49 @@ def initialize(
             "Slurm and Open MPI only"
         )
     place = Place(
-        coordinator=coordinator, num_processes=num_processes, process_id=process_id
+        coordinator=coordinator,
+        num_processes=num_processes,
+        process_id=process_id,
+        local_devices=local_devices,
     )
     place.check()
-    secret = secret or take_secret(os.environ, place)
+    return place
+
+
+def initialize(
+    place: Place,
+    *,
+    secret: str = "",
+    held: HeldPort | None = None,
+    timeout_s: float = 300.0,
+    heartbeat_s: int = HEARTBEAT_S,
+) -> int:
+    """Join the other processes; before anything else that asks JAX for devices.
+
+    Args:
+        place: of this process.
+        secret: that all share, if there are several; `signed_lines.new_secret`.
+        held: the coordinator's port, if process 0 has it already; closed here.
+        timeout_s: for all of them to come.  The whole start takes at most 30 s more.
+        heartbeat_s: a process that is silent for so long is dead.
+
+    Returns:
+        How many connections were not of this start.
+
+    Raises:
+        ValueError: the places of two processes contradict.
+        RuntimeError: the coordinator's port is taken.
+        TimeoutError: a process did not come; says which.
+    """
+    end = time.monotonic() + timeout_s
+    place.check()
     with opened_coordinator(place, held) as at:
         met = meet(place, secret=secret, at=at, timeout_s=timeout_s, end=end)
         jax.distributed.initialize(
             met.coordinator,
-            num_processes,
-            process_id,
-            local_device_ids=local_devices,
+            place.num_processes,
+            place.process_id,
+            local_device_ids=place.local_devices,
             initialization_timeout=math.ceil(_left_s(end)),
             heartbeat_timeout_seconds=heartbeat_s,
             shutdown_timeout_seconds=SHUTDOWN_S,
@@ -121,26 +137,6 @@ def initialize(
 def _left_s(end: float) -> float:
     """Return the time that is left of a start; JAX takes no less than a second."""
     return max(end + _GRACE_S - time.monotonic(), 1.0)
-
-
-def take_secret(environment: MutableMapping[str, str], place: Place) -> str:
-    """Return the secret of a start by hand, and leave it to no child process.
-
-    Raises:
-        ValueError: there is none, or it could be guessed.
-    """
-    secret = environment.pop(SECRET, "")
-    if place.num_processes == 1:
-        return secret
-    if len(secret) < signed_lines.MIN_SECRET or not secret.isascii():
-        has = f"{len(secret)} characters" if secret else "none"
-        raise ValueError(
-            f"--num_processes={place.num_processes} needs a secret of at least "
-            f"{signed_lines.MIN_SECRET} ASCII characters in the environment variable "
-            f"{SECRET}, which has {has}: make one by `openssl rand -hex 32`, and give "
-            f"it to every process"
-        )
-    return secret
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,6 +168,7 @@ def meet(
         ValueError: the arguments of two processes contradict.
         TimeoutError: a process did not come.
     """
+    assert secret or place.num_processes == 1, "several processes share a secret"
     if at is None:
         answer = asyncio.run(_report(place, secret, timeout_s, end))
         return Met(coordinator=answer["coordinator"], strangers=0)
@@ -355,7 +352,7 @@ async def _report(
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
         except EOFError:
-            reason = f"it closes the connection, as where {SECRET} differs"
+            reason = "it closes the connection, as on another start's processes"
         except ValueError as error:
             reason = f"who listens there is not of this start: {error}"
         else:

@@ -19,7 +19,6 @@ from scalerl_jax.utils.reading import parse_json
 
 MAX_BYTES = 16_384  # of a line
 MAX_INTEGER = 2**31 - 1
-MIN_SECRET = 32  # characters: 128 bits, if they are hexadecimal
 _PROOF = re.compile(rb"[0-9a-f]{64}")
 _CHALLENGE = re.compile(rb"[0-9a-f]{64}")
 

@@ -7,11 +7,17 @@ import random
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from scalerl_jax.parallel import rendezvous, signed_lines
-from scalerl_jax.parallel.coordinator import Coordinator, HeldPort, Place
+from scalerl_jax.parallel.coordinator import (
+    Coordinator,
+    HeldPort,
+    Place,
+    opened_coordinator,
+)
 
 SECRET, OTHER = "0123456789abcdef" * 4, "fedcba9876543210" * 4
 LONG_S = 300.0  # for what happens at once on an idle machine
@@ -260,7 +266,7 @@ def test_a_process_with_another_secret_is_told_of_it():
     start.begin(1, secret=OTHER)
     outcomes = start.end()
     assert "connections did not know the secret" in str(outcomes[0])
-    assert "as where SCALERL_START_SECRET differs" in str(outcomes[1])
+    assert "as on another start's processes" in str(outcomes[1])
 
 
 def test_processes_that_contradict_are_told_so():
@@ -365,11 +371,18 @@ def test_another_user_cannot_take_the_port_before_jax_does():
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
 
 
-def test_a_secret_by_hand_is_long_and_goes_to_no_child():
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "0"])
+def test_no_process_listens_at_all_addresses(host):
+    place = Place(coordinator=f"{host}:4321", num_processes=1, process_id=0)
+    with pytest.raises(ValueError, match="all addresses of a machine"):
+        rendezvous.initialize(place)
+
+
+def test_on_one_machine_jax_listens_at_a_file_of_this_user():
     place = Place(coordinator="127.0.0.1:4321", num_processes=2, process_id=0)
-    environment = {rendezvous.SECRET: SECRET, "PATH": "/bin"}
-    assert rendezvous.take_secret(environment, place) == SECRET
-    assert environment == {"PATH": "/bin"}
-    for secret, words in (("", "has none"), ("a" * 31, "has 31"), ("ü" * 40, "ASCII")):
-        with pytest.raises(ValueError, match=words):
-            rendezvous.take_secret({rendezvous.SECRET: secret}, place)
+    with opened_coordinator(place, HeldPort("127.0.0.1")) as at:
+        folder = Path(at.bind_address.removeprefix("unix:")).parent
+        assert at.address == at.bind_address
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert folder.stat().st_uid == os.geteuid()
+    assert not folder.exists()

@@ -51,10 +51,12 @@ class Place:
     host: str
     pid: int
     chip: str
+    strangers: int = 0  # connections of none of the role's processes, as it met them
 
     def __str__(self) -> str:
         """Return it for people."""
-        return f"{self.host} (process {self.pid})"
+        told = f", {self.strangers} strangers came" if self.strangers else ""
+        return f"{self.host} (process {self.pid}{told})"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,7 @@ class Process:
         self._config = config
         self._directory = directory
         self._held: HeldPort | None = None
+        self._strangers = 0
 
     def _leave(self) -> None:
         """Note that this process is to end soon."""
@@ -127,7 +130,7 @@ class Process:
         # JAX would take SIGTERM for itself; the controller is told of it instead.
         jax.config.update("jax_enable_preemption_service", False)
         if meeting is not None:
-            rendezvous.initialize(
+            self._strangers = rendezvous.initialize(
                 rendezvous.Place(
                     coordinator=meeting.coordinator,
                     num_processes=count,
@@ -151,6 +154,7 @@ class Process:
             host=socket.gethostname(),
             pid=os.getpid(),
             chip=jax.devices()[0].device_kind,
+            strangers=self._strangers,
         )
 
     def versions(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import runpy
+import secrets
 import socket
 import statistics
 import subprocess
@@ -33,6 +34,7 @@ DISTANCES = (1, 4, 8)  # versions back to the base
 CONFIGS = {"tiny": ("configs/tiny.py", {}), "SmolLM2-135M": ("configs/smollm2_cpu.py", {
     "batch.num_prompts": 3, "sampler.slots": 48})}  # fmt: skip
 TIMEOUT_S = 1800.0
+SECRET = "BENCH_PUBLISH_SECRET"  # variable with what the learners share
 Line = dict[str, Any]
 
 
@@ -261,7 +263,10 @@ def learn(
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     rendezvous.initialize(
-        coordinator=f"127.0.0.1:{port}", num_processes=LEARNERS, process_id=rank
+        rendezvous.Place(
+            coordinator=f"127.0.0.1:{port}", num_processes=LEARNERS, process_id=rank
+        ),
+        secret=os.environ[SECRET],
     )
     arch, path = architecture(millions), Path(directory)
     mesh = make_mesh(jax.devices(), fsdp=LEARNERS * DEVICES)
@@ -378,6 +383,7 @@ def start(part: str, work: Line, *, devices: int = 1) -> subprocess.Popen:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
+        SECRET: os.environ.setdefault(SECRET, secrets.token_hex(32)),
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }
     return subprocess.Popen(

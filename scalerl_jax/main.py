@@ -28,7 +28,7 @@ from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
 from scalerl_jax.config.listing import list_settings
 from scalerl_jax.config.resumption import free_settings
-from scalerl_jax.parallel import multihost, rendezvous
+from scalerl_jax.parallel import rendezvous
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.ending import tell
 from scalerl_jax.utils.printing import Stderr, guard_terminal, to_stderr, to_stdout
@@ -195,23 +195,24 @@ def _join() -> None:
         return
 
     try:
-        rendezvous.initialize(
+        place = rendezvous.find_place(
             coordinator=_COORDINATOR.value,
             num_processes=_NUM_PROCESSES.value,
             process_id=_PROCESS_ID.value,
             timeout_s=_START_TIMEOUT_S.value,
         )
+        if place.num_processes > 1:
+            _end(
+                f"--distributed: this is one of {place.num_processes} processes, but "
+                f"the sampler, the prompts and the evaluation of a run live in one "
+                f"process; start one, on a machine whose devices hold the learner and "
+                f"the sampler, or several by --ray"
+            )
+        rendezvous.initialize(place, timeout_s=_START_TIMEOUT_S.value)
     except ValueError as error:
         _end(str(error))
     except (RuntimeError, TimeoutError) as error:
         _end(str(error), status=_FAILURE)
-    count = multihost.process_count()
-    if count > 1:
-        _end(
-            f"--distributed: {count} processes came, but the sampler, the prompts and "
-            f"the evaluation of a run live in one process; start one, on a machine "
-            f"whose devices hold the learner and the sampler"
-        )
     end_at_signals()  # again: JAX has put a handler of its own there
 
 

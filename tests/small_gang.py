@@ -16,8 +16,10 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import psutil
 import small_run
 import small_weights
+from jax._src import distributed
 from jax.sharding import NamedSharding, PartitionSpec
 from small_step import ADAMW, bench, make_sequences
 
@@ -30,6 +32,7 @@ from scalerl_jax.utils.preemption import Preemption
 
 DEVICES = 2  # of each process
 HEARTBEAT_S = 10
+SECRET = "0123456789abcdef" * 4
 # (data, fsdp, context, tensor): each time, another axis lies across the processes.
 SHAPES = ((1, 4, 1, 1), (2, 2, 1, 1), (1, 1, 2, 2))
 STEPS = 3
@@ -215,6 +218,12 @@ def meet(directory):
     for _ in range(3):
         assert multihost.exchange(str(mine), name="a", timeout_s=10) == everyone
     multihost.agree("same", name="a setting", timeout_s=10)
+    # JAX's coordinator has no port, and no file any more, by which it can be reached.
+    port = int(sys.argv[3].rpartition(":")[2])
+    for each in psutil.Process().net_connections("inet"):
+        assert (each.status, each.laddr.port) != (psutil.CONN_LISTEN, port)
+    file = distributed.global_state.coordinator_address.removeprefix("unix:")
+    assert file.startswith("/") and not Path(file).exists()
 
     def fail():
         if mine == 1:
@@ -258,9 +267,12 @@ def main():
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         rendezvous.initialize(
-            coordinator=coordinator,
-            num_processes=int(count),
-            process_id=int(process),
+            rendezvous.Place(
+                coordinator=coordinator,
+                num_processes=int(count),
+                process_id=int(process),
+            ),
+            secret=SECRET,
             timeout_s=float(timeout_s),
             heartbeat_s=HEARTBEAT_S,
         )

@@ -29,7 +29,9 @@ from scalerl_jax.config import Config
 from scalerl_jax.contract import Instructions, Report
 from scalerl_jax.parallel.bucket_channel import make_channel
 from scalerl_jax.parallel.channels import Parcel
+from scalerl_jax.parallel.coordinator import HeldPort
 from scalerl_jax.parallel.offers import Offer
+from scalerl_jax.parallel.signed_lines import new_secret
 from scalerl_jax.sampler.lockstep import Call
 from scalerl_jax.types import Group, PackedBatch, Prompt
 from scalerl_jax.utils.ending import first_line
@@ -49,10 +51,31 @@ class Place:
     host: str
     pid: int
     chip: str
+    strangers: int = 0  # connections of none of the role's processes, as it met them
 
     def __str__(self) -> str:
         """Return it for people."""
-        return f"{self.host} (process {self.pid})"
+        told = f", {self.strangers} strangers came" if self.strangers else ""
+        return f"{self.host} (process {self.pid}{told})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the processes of a role meet, and what they must know there."""
+
+    coordinator: str  # HOST:PORT of the first
+    secret: str = dataclasses.field(repr=False)
+
+
+def arrange(actors: Sequence[Any]) -> Meeting | None:
+    """Have the first process of a role hold a port; None: it has no others to meet.
+
+    The secret is new for each start, and goes the way of Ray's calls.
+    """
+    if len(actors) == 1:
+        return None
+    at: Any = ray.get(actors[0].address.remote())
+    return Meeting(coordinator=at, secret=new_secret())
 
 
 def _end_with(parent: int) -> None:
@@ -79,18 +102,24 @@ class Process:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         self._config = config
         self._directory = directory
+        self._held: HeldPort | None = None
+        self._strangers = 0
 
     def _leave(self) -> None:
         """Note that this process is to end soon."""
         self._leaving.set()
 
     def address(self) -> str:
-        """Return HOST:PORT at which this process may be met, if it is the first."""
-        with socket.create_server(("", 0)) as server:
-            port = server.getsockname()[1]
-        return f"{ray.util.get_node_ip_address()}:{port}"
+        """Return HOST:PORT at which this process may be met, if it is the first.
 
-    def _meet(self, coordinator: str, rank: int, count: int, timeout_s: float) -> None:
+        It is in the network of Ray's nodes, and kept until JAX listens there.
+        """
+        self._held = HeldPort(ray.util.get_node_ip_address())
+        return self._held.address
+
+    def _meet(
+        self, meeting: Meeting | None, rank: int, count: int, timeout_s: float
+    ) -> None:
         """Meet the other processes of a role, if there are any; before JAX is asked."""
         import jax
 
@@ -100,11 +129,15 @@ class Process:
         keep_programs(self._config.compile_cache)
         # JAX would take SIGTERM for itself; the controller is told of it instead.
         jax.config.update("jax_enable_preemption_service", False)
-        if count > 1:
-            rendezvous.initialize(
-                coordinator=coordinator,
-                num_processes=count,
-                process_id=rank,
+        if meeting is not None:
+            self._strangers = rendezvous.initialize(
+                rendezvous.Place(
+                    coordinator=meeting.coordinator,
+                    num_processes=count,
+                    process_id=rank,
+                ),
+                secret=meeting.secret,
+                held=self._held,
                 timeout_s=timeout_s,
             )
 
@@ -121,6 +154,7 @@ class Process:
             host=socket.gethostname(),
             pid=os.getpid(),
             chip=jax.devices()[0].device_kind,
+            strangers=self._strangers,
         )
 
     def versions(self) -> dict[str, str]:
@@ -159,7 +193,7 @@ class LearnerRank(Process):
         self._sending = threading.Lock()
         self._num_ranks = num_ranks
 
-    def start(self, coordinator: str, timeout_s: float) -> Place:
+    def start(self, meeting: Meeting | None, timeout_s: float) -> Place:
         """Meet the other ranks, load the state, compile the step."""
         import jax
 
@@ -170,7 +204,7 @@ class LearnerRank(Process):
         from scalerl_jax.utils.progress import Progress
 
         config = self._config
-        self._meet(coordinator, self._rank, self._num_ranks, timeout_s)
+        self._meet(meeting, self._rank, self._num_ranks, timeout_s)
         arch = wiring.make_architecture(config)
         axes = {name: getattr(config.mesh, name) for name in AXES}
         mesh = make_mesh(jax.devices(), **axes)
@@ -347,7 +381,7 @@ class GeneratorReplica(Process):
     def start(
         self,
         held_out: list[Prompt],
-        coordinator: str,
+        meeting: Meeting | None,
         followers: Sequence[Any],
         timeout_s: float,
     ) -> Place:
@@ -355,7 +389,7 @@ class GeneratorReplica(Process):
         from scalerl_jax import wiring
         from scalerl_jax.wiring.replicas import make_remote_replica
 
-        self._meet(coordinator, 0, 1 + len(followers), timeout_s)
+        self._meet(meeting, 0, 1 + len(followers), timeout_s)
         if followers:
             self._followers = RayFollowers(followers, leave=self._leave)
         channel = self._make_channel()
@@ -400,13 +434,13 @@ class ReplicaFollower(Process):
         self._ready = threading.Event()
         super().__init__(config, directory)
 
-    def start(self, coordinator: str, rank: int, timeout_s: float) -> Place:
+    def start(self, meeting: Meeting, rank: int, timeout_s: float) -> Place:
         """Meet the others, and make the engine."""
         from scalerl_jax import wiring
         from scalerl_jax.wiring.replicas import make_follower
 
         generators = self._config.generators
-        self._meet(coordinator, rank, generators.processes, timeout_s)
+        self._meet(meeting, rank, generators.processes, timeout_s)
         channel = self._make_channel()
         self._follower = make_follower(
             self._config,

@@ -25,7 +25,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from scalerl_jax.cluster.actors import LearnerRank, Place
+from scalerl_jax.cluster.actors import LearnerRank, Place, arrange
 from scalerl_jax.cluster.session import Cluster, check_process
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Restored
@@ -382,8 +382,7 @@ class LearnerGang:
                 setting="mesh.processes",
             )
         self._placed()
-        coordinator = ray.get(self._ranks[0].address.remote())
-        self.places = self._ask("start", coordinator, timeout_s)
+        self.places = self._ask("start", arrange(self._ranks), timeout_s)
 
     def _replace(self) -> None:
         """Start all ranks again, and bring them to where they were."""

@@ -24,6 +24,7 @@ from scalerl_jax.cluster.actors import (
     GeneratorReplica,
     Place,
     ReplicaFollower,
+    arrange,
 )
 from scalerl_jax.cluster.fit_slices import fit_slices
 from scalerl_jax.cluster.gang import LearnerGang
@@ -215,12 +216,12 @@ class Replicas:
                     setting="generators.count",
                 )
             first, *others = actors
-            met: Any = ray.get(first.address.remote()) if others else ""
+            meeting = arrange(actors)
             coming = [
-                first.start.remote(self.held_out, met, others, limit_s),
+                first.start.remote(self.held_out, meeting, others, limit_s),
                 *(
                     actor.start.options(concurrency_group="params").remote(
-                        met, rank, limit_s
+                        meeting, rank, limit_s
                     )
                     for rank, actor in enumerate(others, 1)
                 ),

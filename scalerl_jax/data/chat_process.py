@@ -28,6 +28,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from scalerl_jax.utils.child_environment import child_environment
+
 TIMEOUT_S = 10.0  # of one text
 MEMORY_MIB = 1024
 MAX_CHARACTERS = 2**22  # of one text, and of a template
@@ -75,13 +77,11 @@ class TemplateProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self.close()
-            # It imports from the folders of this process, and from no other.
-            places = os.pathsep.join(place or os.getcwd() for place in sys.path)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": places},
+                env=child_environment(),
                 start_new_session=True,  # Ctrl-C is for the command
             )
             _line_of(self._process, _START_TIMEOUT_S)

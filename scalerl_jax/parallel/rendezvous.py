@@ -1,14 +1,20 @@
 """The start of several processes that train as one; one process meets nobody.
 
-Every process reports to process 0 before JAX starts, over a plain TCP connection:
+Every process reports to process 0 before JAX starts, over a TCP connection:
 `jax.distributed.initialize` ends a process from C++ when another stays away, and does
 not say which.  Here process 0 listens at the coordinator's address until all have
-come, then tells each of them to go on, or who is missing; after that the port is free
-for JAX.
+come, then tells each of them to go on, or who is missing; after that JAX has the port.
+
+Who reports proves that it knows the start's secret, and so does process 0
+(`signed_lines`).  Any other connection is a stranger's: it is closed, counted and holds
+up nobody.  JAX's own coordinator asks for no proof: see `coordinator`.
 """
 
+import asyncio
+import contextlib
 import dataclasses
-import json
+import logging
+import math
 import os
 import socket
 import time
@@ -17,6 +23,13 @@ from typing import Any
 import jax
 from jax._src import clusters
 
+from scalerl_jax.parallel import signed_lines
+from scalerl_jax.parallel.coordinator import (
+    Coordinator,
+    HeldPort,
+    Place,
+    opened_coordinator,
+)
 from scalerl_jax.parallel.multihost import agree
 
 # A process that died is noticed after so long; the others then end with status 134.
@@ -24,34 +37,37 @@ HEARTBEAT_S = 60
 # One that ended with an error waits so long for the others, then ends them.
 SHUTDOWN_S = 60
 _RETRY_S = 0.2
-_HELLO_S = 2.0  # for a connection to say who it is
-_GRACE_S = 10.0  # between the time-out of process 0 and the others'
-_LINE = 65_536  # bytes of a message, at most
+_HELLO_S = 5.0  # for a connection to say who it is
+# Connections, beside one for each process, that have not said who they are; above, the
+# oldest is closed.
+_MAX_GREETED = 128
+_MAX_NAMES = 16  # missing processes that an error names
+# After the time for all to come, for what follows: their answers, and JAX's own start.
+_GRACE_S = 30.0
+_HELLO = {"process_id": int, "num_processes": int, "challenge": str}
+_ANSWER = {"error": str, "mistake": bool, "coordinator": str}
+_log = logging.getLogger(__name__)
 
 
-def initialize(
+def find_place(
     *,
     coordinator: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
     timeout_s: float = 300.0,
-    heartbeat_s: int = HEARTBEAT_S,
-) -> None:
-    """Join the other processes; before anything else that asks JAX for devices.
+) -> Place:
+    """Return this process's place.
 
-    Without arguments they are found out (TPU VMs, Kubernetes, Slurm, Open MPI).
+    Without arguments it is found out (TPU VMs, Kubernetes, Slurm, Open MPI).
 
     Args:
         coordinator: HOST:PORT of process 0; the port must be free.
         num_processes: how many there are.
         process_id: which this is, from 0.
-        timeout_s: for all of them to come.
-        heartbeat_s: a process that is silent for so long is dead.
+        timeout_s: for it to be found out.
 
     Raises:
         ValueError: an argument is wrong or missing.
-        RuntimeError: the coordinator's port is taken.
-        TimeoutError: a process did not come; says which.
     """
     given = (coordinator, num_processes, process_id)
     local_devices = None
@@ -66,167 +82,285 @@ def initialize(
             "Slurm and Open MPI only"
         )
     place = Place(
-        coordinator=coordinator, num_processes=num_processes, process_id=process_id
+        coordinator=coordinator,
+        num_processes=num_processes,
+        process_id=process_id,
+        local_devices=local_devices,
     )
-    meet(place, timeout_s=timeout_s)
-    jax.distributed.initialize(
-        coordinator,
-        num_processes,
-        process_id,
-        local_device_ids=local_devices,
-        initialization_timeout=max(int(timeout_s), 1),
-        heartbeat_timeout_seconds=heartbeat_s,
-        shutdown_timeout_seconds=SHUTDOWN_S,
-    )
-    agree(jax.__version__, name="the version of JAX", timeout_s=timeout_s)
+    place.check()
+    return place
+
+
+def initialize(
+    place: Place,
+    *,
+    secret: str = "",
+    held: HeldPort | None = None,
+    timeout_s: float = 300.0,
+    heartbeat_s: int = HEARTBEAT_S,
+) -> int:
+    """Join the other processes; before anything else that asks JAX for devices.
+
+    Args:
+        place: of this process.
+        secret: that all share, if there are several; `signed_lines.new_secret`.
+        held: the coordinator's port, if process 0 has it already; closed here.
+        timeout_s: for all of them to come.  The whole start takes at most 30 s more.
+        heartbeat_s: a process that is silent for so long is dead.
+
+    Returns:
+        How many connections were not of this start.
+
+    Raises:
+        ValueError: the places of two processes contradict.
+        RuntimeError: the coordinator's port is taken.
+        TimeoutError: a process did not come; says which.
+    """
+    end = time.monotonic() + timeout_s
+    place.check()
+    with opened_coordinator(place, held) as at:
+        met = meet(place, secret=secret, at=at, timeout_s=timeout_s, end=end)
+        jax.distributed.initialize(
+            met.coordinator,
+            place.num_processes,
+            place.process_id,
+            local_device_ids=place.local_devices,
+            initialization_timeout=math.ceil(_left_s(end)),
+            heartbeat_timeout_seconds=heartbeat_s,
+            shutdown_timeout_seconds=SHUTDOWN_S,
+            coordinator_bind_address=at.bind_address if at else None,
+        )
+        agree(jax.__version__, name="the version of JAX", timeout_s=_left_s(end))
+    return met.strangers
+
+
+def _left_s(end: float) -> float:
+    """Return the time that is left of a start; JAX takes no less than a second."""
+    return max(end + _GRACE_S - time.monotonic(), 1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
-    """A process's place in a run."""
+class Met:
+    """What a process knows once all are there."""
 
-    coordinator: str  # HOST:PORT, of process 0
-    num_processes: int
-    process_id: int
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port of the coordinator.
-
-        Raises:
-            ValueError: there is none in `coordinator`.
-        """
-        host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-            raise ValueError(
-                f"--coordinator={self.coordinator} is not HOST:PORT with a port of 1 "
-                f"to 65535; name the host of process 0 and a free port of it, e.g. "
-                f"10.0.0.1:8476"
-            )
-        return host.strip("[]"), int(port)
+    coordinator: str  # the address of JAX's own
+    strangers: int  # connections that were not of this start, as process 0 counts them
 
 
-def meet(place: Place, *, timeout_s: float) -> None:
+def meet(
+    place: Place,
+    *,
+    secret: str,
+    at: Coordinator | None,
+    timeout_s: float,
+    end: float,
+) -> Met:
     """Return once all processes of a run are there; the same error on all if not.
 
+    Args:
+        place: of this process.
+        secret: that all share.
+        at: where process 0 listens; None for the others.
+        timeout_s: as the settings have it, for errors.
+        end: of that time, by `time.monotonic`.
+
     Raises:
-        ValueError: the arguments are wrong, or those of two processes contradict.
-        RuntimeError: the coordinator's port is taken.
+        ValueError: the arguments of two processes contradict.
         TimeoutError: a process did not come.
     """
-    if place.num_processes < 1:
-        raise ValueError(f"--num_processes={place.num_processes} must be above 0")
-    if not 0 <= place.process_id < place.num_processes:
-        raise ValueError(
-            f"--process_id={place.process_id} must be from 0 to --num_processes - 1 "
-            f"= {place.num_processes - 1}"
+    assert secret or place.num_processes == 1, "several processes share a secret"
+    if at is None:
+        answer = asyncio.run(_report(place, secret, timeout_s, end))
+        return Met(coordinator=answer["coordinator"], strangers=0)
+    gathering = Gathering(place, secret=secret, at=at)
+    if place.num_processes > 1:
+        with at.held.listen() as listening:
+            asyncio.run(gathering.run(listening, timeout_s, end))
+    if gathering.strangers:
+        _log.warning(
+            "%d connections at %s did not know this start's secret, and were ignored",
+            gathering.strangers,
+            at.held.address,
         )
-    _ = place.address  # refused before anybody waits
-    if place.process_id == 0:
-        _gather(place, timeout_s)
-    else:
-        _report(place, timeout_s)
+    return Met(coordinator=at.address, strangers=gathering.strangers)
 
 
-def _gather(place: Place, timeout_s: float) -> None:
-    """Wait, as process 0, for the others and tell them how it went."""
-    deadline = time.monotonic() + timeout_s
-    come: dict[int, socket.socket] = {}
-    fault = ""
-    with _listen(place) as server:
-        while len(come) < place.num_processes - 1 and not fault:
-            server.settimeout(max(deadline - time.monotonic(), 0.01))
-            try:
-                connection, _ = server.accept()
-            except TimeoutError:
-                break
-            fault = _admit(connection, come, place)
-    missing = sorted(set(range(1, place.num_processes)) - come.keys())
-    error: Exception | None = None
-    if fault:
-        error = ValueError(fault)
-    elif missing:
-        names = ", ".join(map(str, missing))
-        error = TimeoutError(
-            f"process {names} of {place.num_processes} did not come to the coordinator "
-            f"at {place.coordinator} within {timeout_s:g} s (process 0 waits there); "
-            f"see whether it runs, and whether it reaches that address"
+class Gathering:
+    """Process 0's side of a start: who has come, and how many strangers."""
+
+    def __init__(self, place: Place, *, secret: str, at: Coordinator) -> None:
+        """Wait for nobody yet; process 0 listens `at` its port."""
+        self._place, self._at = place, at
+        self._secret = secret
+        self._most_greeted = _MAX_GREETED + place.num_processes
+        self._come: dict[int, _Peer] = {}
+        self._greeted: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self._fault = ""
+        self._refused: list[_Peer] = []
+        self._over: asyncio.Event
+        self.strangers = 0
+
+    async def run(self, listening: socket.socket, timeout_s: float, end: float) -> None:
+        """Wait for the others, and tell them how it went.
+
+        Raises:
+            ValueError: the arguments of two processes contradict.
+            TimeoutError: a process did not come.
+        """
+        self._over = asyncio.Event()
+        server = await asyncio.start_server(
+            self._greet, sock=listening, limit=signed_lines.MAX_BYTES, backlog=1024
         )
-    answer = {"error": str(error or ""), "mistake": bool(fault)}
-    for connection in come.values():
-        _tell(connection, answer)
-    if error:
-        raise error
-
-
-def _listen(place: Place) -> socket.socket:
-    """Open a listening socket at the coordinator's port, on every interface."""
-    _, port = place.address
-    both = socket.has_dualstack_ipv6()
-    try:
-        if not both:
-            return socket.create_server(("", port))
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(end):
+                await self._over.wait()
+        server.close()
+        error = self._error(timeout_s)
+        answer = {
+            "error": str(error or ""),
+            "mistake": isinstance(error, ValueError),
+            "coordinator": self._at.address,
+        }
+        peers = (*self._come.values(), *self._refused)
+        await asyncio.gather(
+            *(peer.tell(answer, secret=self._secret) for peer in peers)
         )
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise RuntimeError(
-            f"process 0 cannot listen at the port of --coordinator="
-            f"{place.coordinator}: {reason}; end what has the port, or give all "
-            f"processes another"
-        ) from error
+        for writer in self._greeted:
+            writer.transport.abort()
+        if error:
+            raise error
 
-
-def _admit(
-    connection: socket.socket, come: dict[int, socket.socket], place: Place
-) -> str:
-    """Enter a connection among those that came; what is wrong, if anything is."""
-    connection.settimeout(_HELLO_S)
-    hello = _read(connection)
-    try:
-        process, count = int(hello["process_id"]), int(hello["num_processes"])
-    except (KeyError, TypeError, ValueError):
-        connection.close()  # a stranger: a port scanner, a health check
-        return ""
-    before = come.get(process)
-    come[process] = connection
-    if count != place.num_processes:
-        return (
-            f"process {process} was started with --num_processes={count} and process "
-            f"0 with {place.num_processes}; start all with the same"
-        )
-    if before is None or not _is_open(before):  # it ended, and was started anew
-        return ""
-    fault = (
-        f"two processes were started with --process_id={process}; each needs one of "
-        f"its own, from 0 to {place.num_processes - 1}"
-    )
-    _tell(before, {"error": fault, "mistake": True})
-    return fault
-
-
-def _report(place: Place, timeout_s: float) -> None:
-    """Tell process 0, from another one, that this one is there; wait for its word."""
-    deadline = time.monotonic() + timeout_s
-    hello = {"process_id": place.process_id, "num_processes": place.num_processes}
-    reason = ""
-    while (left := deadline - time.monotonic()) > 0:
+    async def _greet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Find out who a connection is, and watch it if it is one of the run."""
+        if len(self._greeted) >= self._most_greeted:
+            oldest = next(iter(self._greeted))
+            del self._greeted[oldest]
+            oldest.transport.abort()
+        self._greeted[writer] = None
         try:
-            with socket.create_connection(place.address, timeout=left) as connection:
-                _tell(connection, hello, close=False)
-                connection.settimeout(timeout_s + _GRACE_S)
-                answer = _read(connection)
-        except OSError as error:
-            reason = error.strerror or str(error)
+            async with asyncio.timeout(_HELLO_S):
+                challenge = signed_lines.new_challenge()
+                writer.write(challenge.encode() + b"\n")
+                hello = signed_lines.verify(
+                    await signed_lines.read_line(reader),
+                    _HELLO,
+                    secret=self._secret,
+                    speaker="process",
+                    challenge=challenge,
+                )
+        except (OSError, EOFError, ValueError):  # TimeoutError is an OSError
+            self.strangers += not self._over.is_set()
+            writer.transport.abort()
+            return
+        finally:
+            self._greeted.pop(writer, None)
+        process = hello["process_id"]
+        peer = _Peer(reader, writer, challenge=hello["challenge"])
+        self._enter(process, hello["num_processes"], peer)
+        with contextlib.suppress(OSError):
+            await reader.read(1)  # it says nothing more, and waits
+        if self._come.get(process) is peer and not self._over.is_set():
+            del self._come[process]  # it ended, and may be started anew
+
+    def _enter(self, process: int, count: int, peer: "_Peer") -> None:
+        """Write down that a process has come; the start is over with the last."""
+        if self._over.is_set():
+            return
+        expected = self._place.num_processes
+        before = self._come.get(process)
+        if count != expected:
+            self._fault = (
+                f"process {process} was started with --num_processes={count} and "
+                f"process 0 with {expected}; start all with the same"
+            )
+        elif not 0 < process < expected or (before is not None and before.is_there):
+            self._fault = (
+                f"two processes were started with --process_id={process}; each needs "
+                f"one of its own, from 0 to {expected - 1}"
+            )
+        if self._fault:
+            self._refused.append(peer)
         else:
-            if answer is not None:
-                if answer["error"]:
-                    kind = ValueError if answer["mistake"] else TimeoutError
-                    raise kind(answer["error"])
-                return
-            reason = "it closed the connection"
-        time.sleep(_RETRY_S)
+            self._come[process] = peer
+        if self._fault or len(self._come) == expected - 1:
+            self._over.set()
+
+    def _error(self, timeout_s: float) -> Exception | None:
+        """Return why the start fails, if it does."""
+        if self._fault:
+            return ValueError(self._fault)
+        count = self._place.num_processes
+        missing = sorted(set(range(1, count)) - self._come.keys())
+        if not missing:
+            return None
+        names = ", ".join(map(str, missing[:_MAX_NAMES]))
+        names += ", ..." * (len(missing) > _MAX_NAMES)
+        strangers = ""
+        if self.strangers:
+            strangers = (
+                f"; {self.strangers} connections did not know the secret of this start"
+            )
+        return TimeoutError(
+            f"process {names} of {count} did not come to the coordinator at "
+            f"{self._place.coordinator} within {timeout_s:g} s; process 0 listens at "
+            f"{self._at.held.address}: see whether they run and reach that "
+            f"address{strangers}"
+        )
+
+
+class _Peer:
+    """A process that has come to process 0, and waits for its word."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        challenge: str,
+    ) -> None:
+        self._reader, self._writer, self._challenge = reader, writer, challenge
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it keeps the connection open."""
+        return not self._reader.at_eof()
+
+    async def tell(self, answer: dict[str, Any], *, secret: str) -> None:
+        """Send the answer; who is gone is found elsewhere."""
+        line = signed_lines.sign(
+            answer, secret=secret, speaker="process 0", challenge=self._challenge
+        )
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(_HELLO_S):
+                self._writer.write(line)
+                self._writer.close()
+                await self._writer.wait_closed()
+
+
+async def _report(
+    place: Place, secret: str, timeout_s: float, end: float
+) -> dict[str, Any]:
+    """Tell process 0, from another one, that this one is there; return its word."""
+    reason = "it does not answer"
+    while time.monotonic() < end:
+        try:
+            answer = await _ask(place, secret, end)
+        except TimeoutError:
+            pass
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+        except EOFError:
+            reason = "it closes the connection, as on another start's processes"
+        except ValueError as error:
+            reason = f"who listens there is not of this start: {error}"
+        else:
+            if answer["error"]:
+                kind = ValueError if answer["mistake"] else TimeoutError
+                raise kind(answer["error"])
+            return answer
+        await asyncio.sleep(_RETRY_S)
     raise TimeoutError(
         f"process 0 did not answer at --coordinator={place.coordinator} within "
         f"{timeout_s:g} s ({reason}), seen from process {place.process_id} of "
@@ -235,41 +369,38 @@ def _report(place: Place, timeout_s: float) -> None:
     )
 
 
-def _tell(connection: socket.socket, message: Any, *, close: bool = True) -> None:
-    """Send a line; a peer that is gone is found elsewhere."""
-    try:
-        connection.sendall(json.dumps(message).encode() + b"\n")
-        if close:
-            # The peer closes first: the port then has no connection that lingers.
-            connection.shutdown(socket.SHUT_WR)
-            connection.settimeout(_HELLO_S)
-            connection.recv(1)
-    except OSError:
-        if not close:
-            raise
-    finally:
-        if close:
-            connection.close()
+async def _ask(place: Place, secret: str, end: float) -> dict[str, Any]:
+    """Return process 0's word on one connection.
 
-
-def _read(connection: socket.socket) -> Any:
-    """Return the object that a line holds; None if it is not such a line."""
-    try:
-        with connection.makefile("rb") as file:
-            found = json.loads(file.readline(_LINE))
-    except (TimeoutError, ValueError, ConnectionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _is_open(connection: socket.socket) -> bool:
-    """Return whether the peer, which sends no second message, is still there."""
-    try:
-        connection.setblocking(False)
-        return connection.recv(1) != b""
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        connection.settimeout(_HELLO_S)
+    Raises:
+        OSError, EOFError: there is no connection, or none any more.
+        ValueError: who listens there does not know the secret.
+    """
+    host, port = place.address
+    async with asyncio.timeout_at(end) as limit:
+        reader, writer = await asyncio.open_connection(
+            host, port, limit=signed_lines.MAX_BYTES
+        )
+        with contextlib.closing(writer):
+            async with asyncio.timeout(_HELLO_S):
+                theirs = await signed_lines.read_challenge(reader)
+            own = signed_lines.new_challenge()
+            hello = {
+                "process_id": place.process_id,
+                "num_processes": place.num_processes,
+                "challenge": own,
+            }
+            writer.write(
+                signed_lines.sign(
+                    hello, secret=secret, speaker="process", challenge=theirs
+                )
+            )
+            # Process 0 may have begun later, and says who is missing.
+            limit.reschedule(end + _GRACE_S)
+            return signed_lines.verify(
+                await signed_lines.read_line(reader),
+                _ANSWER,
+                secret=secret,
+                speaker="process 0",
+                challenge=own,
+            )

@@ -17,6 +17,7 @@ from scalerl_jax.pod.slices import (
     parse_sides,
     parse_type,
 )
+from scalerl_jax.utils.background import Background
 
 Fetch = Callable[[str], str | None]  # attribute -> its text, None if there is none
 _KUBERNETES = "the environment"
@@ -240,15 +241,33 @@ def _fetch_attribute(key: str, *, server: str, timeout_s: float) -> str | None:
 
 
 def _get(url: str, *, timeout_s: float) -> str:
+    """Return a text of the server, whole within the limit or not at all.
+
+    The socket's own limit starts anew with each byte, of headers too.
+    """
+    found: list[str] = []
+    asking = Background("the answer")
+    asking.start(
+        lambda: found.append(_read(url, timeout_s=timeout_s)), timeout_s=timeout_s
+    )
+    asking.wait(timeout_s)
+    return found[0]
+
+
+def _read(url: str, *, timeout_s: float) -> str:
     """Return a text of the server, never by way of a proxy."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, headers=FLAVOR)
     end = time.monotonic() + timeout_s
-    with opener.open(request, timeout=timeout_s) as response:
+    try:
+        response = opener.open(request, timeout=timeout_s)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise
+    with response:
         if response.headers["Metadata-Flavor"] != "Google":
             raise OSError("it is not Google's metadata server")
         found = b""
-        # The socket's limit starts anew with each byte; this one does not.
         while part := response.read1(2**16):
             found += part
             if time.monotonic() > end or len(found) > MOST_BYTES:

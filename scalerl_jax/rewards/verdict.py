@@ -22,6 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 import psutil
 
+from scalerl_jax.utils.child_environment import child_environment
+
 MAX_START_S = 120.0  # imports included; not part of a verdict's timeout
 _MAX_SEND_S = 10.0  # a free process that does not read for so long has stopped
 _SET_CHILD_SUBREAPER = 36  # of prctl, in linux/prctl.h
@@ -135,12 +137,11 @@ class VerifierProcess:
             limit = struct.pack("ll", int(_MAX_SEND_S), 0)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         number = child_end.fileno()
-        places = map(os.path.abspath, sys.path)  # "" is the current directory
         self.process = subprocess.Popen(
             [sys.executable, "-m", "scalerl_jax.rewards.process", str(number)],
             pass_fds=[number],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+            env=child_environment(),
             # Its own group: Ctrl-C does not reach it, and what it starts dies with it.
             start_new_session=True,
         )

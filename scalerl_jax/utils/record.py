@@ -2,13 +2,13 @@
 
 import datetime
 import importlib.metadata
-import os
 import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import scalerl_jax
+from scalerl_jax.utils.child_environment import child_environment
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _PACKAGES += ("reasoning_gym",)  # of an extra
@@ -69,7 +69,7 @@ def _git(root: Path, *arguments: str) -> str | None:
             capture_output=True,
             text=True,
             timeout=20.0,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            env=child_environment(GIT_OPTIONAL_LOCKS="0"),
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

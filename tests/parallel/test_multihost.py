@@ -8,7 +8,16 @@ import jax
 import numpy as np
 import pytest
 import small_gang
-from small_gang import SAVED, SHAPES, abstract, finish, make_bench, read_result, whole
+from small_gang import (
+    SAVED,
+    SECRET,
+    SHAPES,
+    abstract,
+    finish,
+    make_bench,
+    read_result,
+    whole,
+)
 
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.places import Place
@@ -192,6 +201,9 @@ def test_a_coordinator_that_does_not_come_is_named(tmp_path):
             dict(num_processes=0), ("--num_processes=0", "above 0"), id="none"
         ),
         pytest.param(
+            dict(num_processes=10**9), ("--num_processes=1000000000",), id="too many"
+        ),
+        pytest.param(
             dict(process_id=None), ("--process_id", "all three"), id="not all given"
         ),
     ],
@@ -199,7 +211,7 @@ def test_a_coordinator_that_does_not_come_is_named(tmp_path):
 def test_wrong_arguments_are_refused_at_once(changes, words):
     arguments = dict(coordinator="localhost:4321", num_processes=2, process_id=0)
     with pytest.raises(ValueError) as refusal:
-        rendezvous.initialize(**(arguments | changes))
+        rendezvous.find_place(**(arguments | changes))
     for word in words:
         assert word in str(refusal.value)
 
@@ -208,13 +220,14 @@ def test_a_port_that_is_taken_is_refused_at_once():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(RuntimeError, match=f"{address}: Address already in use"):
-            rendezvous.initialize(coordinator=address, num_processes=2, process_id=0)
+            place = rendezvous.Place(coordinator=address, num_processes=2, process_id=0)
+            rendezvous.initialize(place, secret=SECRET)
 
 
 def test_without_a_cluster_the_arguments_are_asked_for():
     assert not {"SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri"} & os.environ.keys()
     with pytest.raises(ValueError, match="needs --coordinator=HOST:PORT"):
-        rendezvous.initialize()
+        rendezvous.find_place()
 
 
 def test_one_process_waits_for_nobody():

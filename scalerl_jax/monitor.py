@@ -244,10 +244,7 @@ class RunMonitor:
             train_flops=run.flops.step(assembled.row_tokens, assembled.mean_context),
         )
         if fault:
-            self._skip(
-                f"loss {metrics['loss']} or gradient norm {metrics['grad_norm']} is "
-                f"not finite; {fault}"
-            )
+            self._skip(fault)
             return state, None
         self._skipped_in_row = 0
         return state, metrics

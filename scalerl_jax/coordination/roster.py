@@ -135,7 +135,7 @@ class Roster:
                 except ReplicaLeaves as leave:
                     self._replace(member, f"leaves ({leave})", event="left")
                 except ReplicaLost as loss:
-                    self._lose(member, str(loss))
+                    self._lose(member, loss)
             self._desk.raise_if_over()
             if self._publication is None:
                 return
@@ -216,7 +216,7 @@ class Roster:
                 raise report.failure
             raise ReplicaLost(
                 f"{type(report.failure).__name__}: {first_line(report.failure)}"
-            )
+            ) from report.failure
         member.used_version = max(member.used_version, report.used_version)
         member.capacity = report.capacity
         member.metrics = dict(report.metrics)
@@ -284,13 +284,15 @@ class Roster:
         if member.refusals >= _MOST_REFUSALS:
             raise ReplicaLost(f"{member.refusals} publications in a row refused")
 
-    def _lose(self, member: Member, cause: str) -> None:
+    def _lose(self, member: Member, cause: ReplicaLost) -> None:
         """Replace a lost replica; end the run after too many losses in a row."""
         self._in_row += 1
         where = member.where
         self._replace(member, f"is lost ({cause})", event="lost")
         if self._in_row > self._limits.losses:
-            raise RuntimeError(
+            # Logits that are not finite in any replica are the params' fault.
+            unfit = isinstance(cause.__cause__, FloatingPointError)
+            raise (FloatingPointError if unfit else RuntimeError)(
                 f"{self._in_row} replicas were lost without a finished group between, "
                 f"the limit is generators.losses = {self._limits.losses}; the last was "
                 f"replica {member.number} on {where}: {cause}"

@@ -297,6 +297,7 @@ class RunMonitor:
             "queue/buffered": run.queue.buffered,
             "queue/running": run.queue.running,
             "queue/dropped": sum(run.queue.dropped.values()),
+            "queue/bad_groups": run.desk.refused,
             "verifier/restarts": run.verifier_restarts(),
             "time/step_s": elapsed_s,
             "throughput/generated_tokens_per_s": made / max(elapsed_s, 1e-9),

@@ -39,7 +39,7 @@ STEP_NAMES = """
     verifier/no_answer_share verifier/unparsable_share verifier/timeout_share
     verifier/error_share verifier/unjudged_share verifier/restarts
     train/tokens train/skipped_steps queue/buffered queue/running queue/dropped
-    data/retired_prompts
+    queue/bad_groups data/retired_prompts
     train/epoch train/learning_rate group/generated group/with_variance
     completion/limit_tokens
     time/step_s time/wait_s time/annotate_s time/train_s idle/all_share

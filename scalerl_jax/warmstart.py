@@ -285,17 +285,21 @@ def train(
         state, metrics = step(state, batch)
         skipped += metrics["skipped"]
         if number % 100 == 0 or number == config.num_steps:
-            if skipped:
-                raise RuntimeError(
-                    f"{skipped} of the first {number} steps had a loss, a gradient, "
-                    f"params or moments that are not finite; nothing is written: lower "
-                    f"learning_rate = {config.learning_rate:g}"
-                )
+            _require_finite(int(skipped), number, config)
             seconds = time.monotonic() - started
             row = {"step": number, "loss": float(metrics["loss"]), "seconds": seconds}
             logging.info("step %(step)d  loss %(loss).4f  %(seconds).0f s", row)
             log.append(row)
     return state, log
+
+
+def _require_finite(skipped: int, number: int, config: WarmstartConfig) -> None:
+    if skipped:
+        raise RuntimeError(
+            f"{skipped} of the first {number} steps had a loss, a gradient, params or "
+            f"moments that are not finite; nothing is written: lower learning_rate = "
+            f"{config.learning_rate:g}"
+        )
 
 
 def save(

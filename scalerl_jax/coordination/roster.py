@@ -7,6 +7,9 @@ one are refused, as their tickets are no longer assigned to it.
 
 Without staleness a group's replica depends on its ticket alone (`by_ticket`), so that
 a run does not depend on which replica is faster.
+
+The file is above 400 lines: reports, bad groups, losses and orders change the same
+books, under one lock.
 """
 
 import collections

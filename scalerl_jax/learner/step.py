@@ -256,6 +256,49 @@ def make_update(
     `make_accumulate`.  `summarize` turns sums and maxima into metrics.
     """
 
+    updated = _make_updated(
+        optimizer,
+        stochastic_rounding=stochastic_rounding,
+        reference_every=reference_every,
+        balance=balance,
+    )
+
+    def skip(state: TrainState, _: Accumulated) -> TrainState:
+        return state
+
+    def advance(state: TrainState, _: Accumulated) -> TrainState:
+        return dataclasses.replace(state, policy_version=state.policy_version + 1)
+
+    def update(
+        state: TrainState, accumulated: Accumulated
+    ) -> tuple[TrainState, dict[str, Array]]:
+        metrics = _measured(accumulated, summarize)
+        if balance is not None:
+            metrics |= balance.metrics(accumulated.sums[TAKEN])
+        finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(accumulated.loss)
+        # Computed twice: here only to be looked at, which needs no memory, and in its
+        # branch in place.  A choice between the two states would hold both at once.
+        new = updated(state, accumulated)
+        unfit = fitness.first_unfit(new.params, new.opt_state)
+        fit = finite & (unfit < 0)
+        held = state.policy_version < hold_steps
+        branches = (skip, updated, advance) if hold_steps else (skip, updated)
+        state = jax.lax.switch(fit * (1 + held), branches, state, accumulated)
+        unfit = jnp.where(finite, unfit, -1)
+        return state, metrics | {"skipped": ~fit, "unfit": unfit}
+
+    return update
+
+
+def _make_updated(
+    optimizer: optax.GradientTransformation,
+    *,
+    stochastic_rounding: bool,
+    reference_every: int,
+    balance: Balance | None,
+) -> Callable[[TrainState, Accumulated], TrainState]:
+    """Make a function to the state after a step, whatever its numbers are."""
+
     def updated(state: TrainState, accumulated: Accumulated) -> TrainState:
         params = _float32(state.params)
         updates, opt_state = optimizer.update(
@@ -284,31 +327,7 @@ def make_update(
             reference=reference,
         )
 
-    def skip(state: TrainState, _: Accumulated) -> TrainState:
-        return state
-
-    def advance(state: TrainState, _: Accumulated) -> TrainState:
-        return dataclasses.replace(state, policy_version=state.policy_version + 1)
-
-    def update(
-        state: TrainState, accumulated: Accumulated
-    ) -> tuple[TrainState, dict[str, Array]]:
-        metrics = _measured(accumulated, summarize)
-        if balance is not None:
-            metrics |= balance.metrics(accumulated.sums[TAKEN])
-        finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(accumulated.loss)
-        # Computed twice: here only to be looked at, which needs no memory, and in its
-        # branch in place.  A choice between the two states would hold both at once.
-        new = updated(state, accumulated)
-        unfit = fitness.first_unfit(new.params, new.opt_state)
-        fit = finite & (unfit < 0)
-        held = state.policy_version < hold_steps
-        branches = (skip, updated, advance) if hold_steps else (skip, updated)
-        state = jax.lax.switch(fit * (1 + held), branches, state, accumulated)
-        unfit = jnp.where(finite, unfit, -1)
-        return state, metrics | {"skipped": ~fit, "unfit": unfit}
-
-    return update
+    return updated
 
 
 def _measured(

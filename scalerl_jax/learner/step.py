@@ -295,7 +295,7 @@ def _make_updated(
     *,
     stochastic_rounding: bool,
     reference_every: int,
-    balance: Balance | None,
+    balance: Evening | None,
 ) -> Callable[[TrainState, Accumulated], TrainState]:
     """Make a function to the state after a step, whatever its numbers are."""
 

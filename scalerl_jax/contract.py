@@ -122,8 +122,11 @@ class Desk(Protocol):
         """Note that a group is wholly sampled and only its verdicts are missing."""
         ...
 
-    def put(self, group: Group) -> None:
-        """Take a finished and judged group."""
+    def put(self, group: Group) -> bool:
+        """Take a finished and judged group; return False if it is not good.
+
+        Its order is then given again.
+        """
         ...
 
     def drop(self, ticket: int, reason: str) -> None:

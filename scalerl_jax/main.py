@@ -146,7 +146,7 @@ def main(argv: Sequence[str]) -> None:
                 timeout_s=_START_TIMEOUT_S.value,
                 open_directory=lambda fitted: _opened(fitted, workdir),
             )
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, FloatingPointError) as error:
         sys.exit(tell(error))
     if outcome is not None:
         _say(outcome, workdir)

@@ -244,10 +244,7 @@ class RunMonitor:
             train_flops=run.flops.step(assembled.row_tokens, assembled.mean_context),
         )
         if fault:
-            self._skip(
-                f"loss {metrics['loss']} or gradient norm {metrics['grad_norm']} is "
-                f"not finite; {fault}"
-            )
+            self._skip(fault)
             return state, None
         self._skipped_in_row = 0
         return state, metrics
@@ -300,6 +297,7 @@ class RunMonitor:
             "queue/buffered": run.queue.buffered,
             "queue/running": run.queue.running,
             "queue/dropped": sum(run.queue.dropped.values()),
+            "queue/bad_groups": run.desk.refused,
             "verifier/restarts": run.verifier_restarts(),
             "time/step_s": elapsed_s,
             "throughput/generated_tokens_per_s": made / max(elapsed_s, 1e-9),

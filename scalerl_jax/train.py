@@ -258,9 +258,17 @@ def rescued(
     """Save the state of a run whose sampler is stopped; return what to raise.
 
     A failure between two windows is not the learner's own: the state is whole then, and
-    the result says whether it is saved.  None: the state is not whole.  `save` returns
-    once the newest version is on disk.
+    the result says whether it is saved.  None: the state is not whole.  Params whose
+    logits are not finite are not saved.  `save` returns once the newest version is on
+    disk.
     """
+    if isinstance(error, FloatingPointError):
+        _finish_save(run)
+        return RuntimeError(
+            f"{error}; the state of step {run.version} is not saved for that: the same "
+            f"--workdir goes on from the checkpoint before, best with a lower "
+            f"optimizer.learning_rate"
+        )
     if run.queue.taken:
         _finish_save(run)
         return None

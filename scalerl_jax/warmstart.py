@@ -236,7 +236,11 @@ def demonstration_stream(
 def train(
     config: WarmstartConfig, backend: tokenizers.Tokenizer, arch: Architecture
 ) -> tuple[TrainState, list[dict[str, float]]]:
-    """Next-token loss on demonstrations; the state and a log of the loss."""
+    """Next-token loss on demonstrations; the state and a log of the loss.
+
+    Raises:
+        RuntimeError: a step's loss, gradient, params or moments were not finite.
+    """
     stream = demonstration_stream(config, make_questions(config), backend)
     forward = Forward(arch=arch, dtype=jnp.float32)
     optimizer = make_optimizer(
@@ -265,7 +269,7 @@ def train(
         ),
         mesh=mesh,
     )
-    log, started = [], time.monotonic()
+    log, started, skipped = [], time.monotonic(), jnp.int32(0)
     for number in range(1, config.num_steps + 1):
         sequences = [next(stream) for _ in range(config.demonstrations_per_step)]
         total = sum(len(sequence.weights) for sequence in sequences)
@@ -279,12 +283,23 @@ def train(
             rows_per_microbatch=config.rows_per_microbatch,
         )
         state, metrics = step(state, batch)
+        skipped += metrics["skipped"]
         if number % 100 == 0 or number == config.num_steps:
+            _require_finite(int(skipped), number, config)
             seconds = time.monotonic() - started
             row = {"step": number, "loss": float(metrics["loss"]), "seconds": seconds}
             logging.info("step %(step)d  loss %(loss).4f  %(seconds).0f s", row)
             log.append(row)
     return state, log
+
+
+def _require_finite(skipped: int, number: int, config: WarmstartConfig) -> None:
+    if skipped:
+        raise RuntimeError(
+            f"{skipped} of the first {number} steps had a loss, a gradient, params or "
+            f"moments that are not finite; nothing is written: lower learning_rate = "
+            f"{config.learning_rate:g}"
+        )
 
 
 def save(

@@ -1,11 +1,16 @@
 """Small checkpoints: a state and groups, and a comparison of what reads back."""
 
+import json
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
 
+from scalerl_jax.learner.contents import ArrayFiles
+from scalerl_jax.learner.places import measure, sealed
 from scalerl_jax.types import Group, Prompt, Rollout
 
 HOST = {"cursor": 3, "epoch": 0, "history": [[1, 0.1], [2, 1e-310]], "ledger": None}
@@ -91,3 +96,26 @@ def save(checkpointer, step, *, groups=GROUPS):
     checkpointer.save(
         step, state=make_state(step), host={**HOST, "step": step}, groups=groups
     )
+
+
+def rewrite_state(checkpoint, state):
+    """Give a checkpoint another state, which no save would have to accept.
+
+    Its manifest is right: only the numbers can be wrong.
+    """
+    shutil.rmtree(checkpoint / "state")
+    (checkpoint / "state").mkdir()
+    files = ArrayFiles()
+    for future in files.copy(checkpoint / "state", state):
+        future.result()
+    files.finalize(checkpoint / "state")
+    files.close()
+    path = checkpoint / "manifest.json"
+    manifest = json.loads(path.read_text())["manifest"]
+    path.unlink()
+    manifest["files"] = {
+        str(file.relative_to(checkpoint)): measure(file)
+        for file in checkpoint.rglob("*")
+        if file.is_file()
+    }
+    path.write_text(sealed(manifest))

@@ -22,7 +22,7 @@ from scalerl_jax.learner.checkpoint import UnsavedError
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.transformer import init_params, unstack_layers
 from scalerl_jax.rewards import verifier
-from scalerl_jax.train import train
+from scalerl_jax.train import rescued, train
 from scalerl_jax.utils.ending import is_explained
 from scalerl_jax.utils.ledger import Ledger
 
@@ -39,7 +39,7 @@ STEP_NAMES = """
     verifier/no_answer_share verifier/unparsable_share verifier/timeout_share
     verifier/error_share verifier/unjudged_share verifier/restarts
     train/tokens train/skipped_steps queue/buffered queue/running queue/dropped
-    data/retired_prompts
+    queue/bad_groups data/retired_prompts
     train/epoch train/learning_rate group/generated group/with_variance
     completion/limit_tokens
     time/step_s time/wait_s time/annotate_s time/train_s idle/all_share
@@ -435,20 +435,34 @@ def test_a_step_without_a_gradient_is_skipped_and_counted(tmp_path):
     assert host["running"] == host["in_flight"] == []
 
 
-def test_gradients_that_stay_not_finite_end_the_run(tmp_path):
+def test_steps_that_stay_not_finite_end_the_run_and_save_nothing(tmp_path, capsys):
     config = small_run.make_config({"train.max_skipped_steps": 2})
     with small_run.built(config, tmp_path) as run:
         run.assemble = SetRewards(run.assemble, equal=())
-        run.learner.train_step = poison(run.learner.train_step, calls=None)
+        run.learner.train_step = poison(run.learner.train_step, calls=(1,))
+        # The second step has a good gradient, and moments that a device has spoiled.
+        run.state = run.state.replace(
+            opt_state=jax.tree.map(
+                lambda leaf: leaf if leaf.ndim == 0 else leaf * np.float32("nan"),
+                run.state.opt_state,
+            )
+        )
         with pytest.raises(RuntimeError) as failure:
             train(config, run, tmp_path)
+        # A sampler whose logits are not finite ends a run whose state is not good.
+        bad = FloatingPointError("sample 0 of prompt 3 failed: the logits")
+        told = rescued(run, bad, lambda: pytest.fail("it is saved"))
+    assert str(told).startswith("sample 0 of prompt 3 failed: the logits; the state of")
+    assert "step 0 is not saved" in str(told)
     message = str(failure.value)
     assert message.startswith("2 optimizer steps in a row were skipped")
     assert "train.max_skipped_steps = 2" in message
-    assert "not finite" in message and "optimizer.learning_rate" in message
+    assert "optimizer.learning_rate" in message
+    assert "opt_state.1.0.mu.embedding of the train state was not finite" in message
     # The second look is at the batch as it was before it was spoiled.
-    assert "computed again, all of it is finite" in message
-    assert small_run.rows(tmp_path) == []
+    said = capsys.readouterr().err
+    assert "gradient norm nan is not finite; computed again, all of it is fin" in said
+    assert small_run.checkpoints(tmp_path) == small_run.rows(tmp_path) == []
     assert not rollout_threads()
 
 

@@ -154,6 +154,33 @@ def test_a_short_making_writes_a_checkpoint_that_loads(tmp_path):
     assert record["config"]["num_steps"] == 3
 
 
+def test_a_training_that_is_not_finite_writes_nothing(tmp_path):
+    """The weights decay by 1 - 0.01 * rate: at 1e6 they grow 1e4-fold at a step."""
+    settings = warmstart.defaults()
+    settings.update(
+        dict(
+            questions_per_task=4,
+            held_out_prompts=3,
+            hidden_size=16,
+            ffn_size=16,
+            num_layers=1,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=16,
+            skill_steps=20,
+            num_steps=20,
+            demonstrations_per_step=2,
+            warmup_steps=0,
+            learning_rate=1e6,
+        )
+    )
+    with pytest.raises(
+        RuntimeError, match="of the first 20 steps .* learning_rate = 1e"
+    ):
+        warmstart.main(settings, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def experts_settings(**changes):
     return warmstart.WarmstartConfig(
         init_from=str(BASE), num_experts=8, ffn_size=192, **changes

@@ -202,11 +202,11 @@ def microbatch(
 
 
 def optimizer_update(arch: Architecture, *, param_bytes: int) -> Work:
-    """Return an update: params and both moments read and written, gradients read twice.
+    """Return an update: a pass that checks it, and one that writes it.
 
-    The second time is for their norm.
+    Both read params, both moments and gradients, and these also for their norm.
     """
-    return Work(bytes=arch.num_params * (2 * param_bytes + 4 * 4 + 2 * 4))
+    return Work(bytes=arch.num_params * (3 * (param_bytes + 2 * 4) + 4 * 4))
 
 
 def decode(

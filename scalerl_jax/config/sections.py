@@ -529,7 +529,7 @@ class TrainConfig:
 
     num_steps: Steps = setting(1000, "optimizer steps of the run")
     max_skipped_steps: Steps = setting(
-        10, "in a row without a gradient or with a non-finite one: the run stops"
+        10, "in a row without a gradient, or not finite: the run stops"
     )
     max_mismatch_nats: Positive = setting(
         0.02, "mean |behavior - trainer| at the start; for bfloat16: float32 meets 1e-4"

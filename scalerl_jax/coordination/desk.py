@@ -7,10 +7,11 @@ every prompt that was drawn has a ticket.
 
 import collections
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scalerl_jax.contract import Order
+from scalerl_jax.coordination.group_check import MOST_BAD, GroupCheck, ticket_of
 from scalerl_jax.coordination.queue import QueueState, RolloutQueue
 from scalerl_jax.data.mixture import Stream
 from scalerl_jax.types import Group
@@ -19,9 +20,22 @@ from scalerl_jax.types import Group
 class OrderDesk:
     """Orders out, groups in; the `contract.Desk` of one run."""
 
-    def __init__(self, queue: RolloutQueue, stream: Stream) -> None:
-        """Draw prompts from `stream` whenever `queue` admits a group."""
+    def __init__(
+        self,
+        queue: RolloutQueue,
+        stream: Stream,
+        *,
+        check: GroupCheck,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Draw prompts from `stream` whenever `queue` admits a group.
+
+        `check` judges the groups that are handed in; `note` says that one is refused.
+        """
         self._queue = queue
+        self._check = check
+        self._note = note
+        self.refused = 0  # bad groups of all generators
         # Methods that concern no prompts are the queue's own.
         self.sampled, self.fail = queue.sampled, queue.fail
         self.wait, self.wake = queue.wait, queue.wake
@@ -29,21 +43,21 @@ class OrderDesk:
         self._stream = stream
         self._lock = threading.Lock()
         self._open: dict[int, Order] = {}
-        # Open orders of a checkpoint that have not been handed out again yet.
-        self._restored: collections.deque[Order] = collections.deque()
+        # Open orders to be handed out again: of a checkpoint, or of a bad group.
+        self._again: collections.deque[Order] = collections.deque()
 
     def admit(self, used_version: int) -> Order | None:
         """Return a group that may start now with params of that version, or None.
 
-        The open orders of a restored checkpoint come first.
+        Orders that are to be sampled again come first.
 
         Raises:
             QueueClosed: the run is over.
         """
         with self._lock:
-            if self._restored:
+            if self._again:
                 self._queue.raise_if_over()
-                order = self._restored.popleft()
+                order = self._again.popleft()
                 self._queue.restart(order.ticket, used_version)
                 return order
             ticket = self._queue.admit(used_version)
@@ -58,11 +72,51 @@ class OrderDesk:
             self._open[ticket] = order
             return order
 
-    def put(self, group: Group) -> None:
-        """Take a finished and judged group."""
+    def put(self, group: Group) -> bool:
+        """Take a finished and judged group; return whether it is good.
+
+        A bad one is refused, and its order is handed out again.
+
+        Raises:
+            RuntimeError: the group is bad, and so were others before it.
+        """
+        fault = self.take(group, newest=self._queue.version)
+        if not fault:
+            return True
+        self.refused += 1
+        self._note(f"warning: a group is refused and sampled again: {fault}")
         with self._lock:
-            self._queue.put(group)
-            del self._open[group.ticket]
+            order = self._open.get(group.ticket)
+            if order is None or self.refused >= MOST_BAD:
+                raise RuntimeError(
+                    f"the sampling thread made {self.refused} bad groups, the limit is "
+                    f"{MOST_BAD}; the last: {fault}. Suspect the device, or its driver"
+                )
+            self._again.append(order)
+        return False
+
+    def take(self, group: Any, *, newest: int) -> str:
+        """Take a group if it is good; return what is wrong with it ("": nothing).
+
+        Its generator has been given no params newer than version `newest`.
+        """
+        with self._lock:
+            fault = self._fault(group, newest)
+            if not fault:
+                self._queue.put(group)
+                del self._open[group.ticket]
+        return fault
+
+    def _fault(self, group: Any, newest: int) -> str:
+        ticket = ticket_of(group)
+        if ticket is None:
+            return f"it is no group with a ticket, but a {type(group).__name__}"
+        order, oldest = self._open.get(ticket), self._queue.oldest_of(ticket)
+        if order is None or oldest is None:
+            return f"ticket {ticket} is not open"
+        newest = min(newest, self._queue.version)
+        fault = self._check.fault(group, order, oldest=oldest, newest=newest)
+        return fault and f"ticket {ticket}: {fault}"
 
     def drop(self, ticket: int, reason: str) -> None:
         """End a group without a result; its place is given back."""
@@ -136,5 +190,5 @@ class OrderDesk:
                 begun_version=entry["begun_version"],
             )
             self._open[order.ticket] = order
-            self._restored.append(order)
+            self._again.append(order)
         return sum(entry["tokens"] for entry in books["in_flight"])

@@ -64,6 +64,7 @@ class Member:
     losses: int = 0  # replicas lost in this place so far
     used_version: int = -1
     sent_version: int = -1  # of the newest publication it has been given
+    newest_version: int = -1  # the same, and a refused publication counts too
     capacity: int = 0
     assignments: dict[int, Assignment] = dataclasses.field(default_factory=dict)
     given_s: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -80,6 +81,7 @@ class Member:
     to_withdraw: list[int] = dataclasses.field(default_factory=list)
     abandoned: list[int] = dataclasses.field(default_factory=list)
     refusals: int = 0  # of publications, in a row
+    bad_groups: int = 0  # handed in so far
 
     @property
     def where(self) -> str:

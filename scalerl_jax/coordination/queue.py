@@ -249,8 +249,16 @@ class RolloutQueue:
             assert ticket in self._running, f"ticket {ticket} is not running"
             self._sampled.add(ticket)
 
+    def oldest_of(self, ticket: int) -> int | None:
+        """Return the oldest version that a ticket's tokens may have.
+
+        None: it is not running, or was before a restore and is not restarted yet.
+        """
+        with self._changed:
+            return None if ticket in self._lost else self._running.get(ticket)
+
     def put(self, group: Group) -> None:
-        """Buffer a finished and judged group for the learner."""
+        """Buffer a finished and judged group, which the desk has checked."""
         oldest_version = group.oldest_version  # computed before there is a lock
         with self._changed:
             ticket = group.ticket

@@ -7,6 +7,9 @@ one are refused, as their tickets are no longer assigned to it.
 
 Without staleness a group's replica depends on its ticket alone (`by_ticket`), so that
 a run does not depend on which replica is faster.
+
+The file is above 400 lines: reports, bad groups, losses and orders change the same
+books, under one lock.
 """
 
 import collections
@@ -26,6 +29,7 @@ from scalerl_jax.contract import (
     Report,
 )
 from scalerl_jax.coordination.desk import OrderDesk
+from scalerl_jax.coordination.group_check import MOST_BAD, count_tokens, ticket_of
 from scalerl_jax.coordination.members import JobBoard, Limits, Member, freest
 from scalerl_jax.utils.ending import first_line
 from scalerl_jax.utils.ledger import Ledger
@@ -135,7 +139,7 @@ class Roster:
                 except ReplicaLeaves as leave:
                     self._replace(member, f"leaves ({leave})", event="left")
                 except ReplicaLost as loss:
-                    self._lose(member, str(loss))
+                    self._lose(member, loss)
             self._desk.raise_if_over()
             if self._publication is None:
                 return
@@ -216,7 +220,7 @@ class Roster:
                 raise report.failure
             raise ReplicaLost(
                 f"{type(report.failure).__name__}: {first_line(report.failure)}"
-            )
+            ) from report.failure
         member.used_version = max(member.used_version, report.used_version)
         member.capacity = report.capacity
         member.metrics = dict(report.metrics)
@@ -254,23 +258,52 @@ class Roster:
                 member.sampled.add(ticket)
                 self._desk.sampled(ticket)
         for group in report.groups:
-            if group.ticket in own:
+            ticket = ticket_of(group)
+            if ticket in member.withdrawn and ticket not in own:
+                self.events["late"] += 1
+                member.withdrawn.discard(ticket)
+                self._ledger.count(wasted_tokens=count_tokens(group))
+                continue
+            fault = f"it is of ticket {ticket}, which it was not given"
+            if ticket in own:
+                fault = self._desk.take(group, newest=member.newest_version)
+            if fault:
+                self._refuse_group(member, group, fault)
+            else:
                 self._in_row = 0
                 member.forget(group.ticket)
-                self._desk.put(group)
-            else:
-                self.events["late"] += 1
-                member.withdrawn.discard(group.ticket)
-                self._ledger.count(
-                    wasted_tokens=sum(
-                        len(each.completion_tokens) for each in group.rollouts
-                    )
-                )
         for ticket, reason in report.dropped:
             member.withdrawn.discard(ticket)
             if ticket in own:
                 member.forget(ticket)
                 self._desk.drop(ticket, reason)
+
+    def _refuse_group(self, member: Member, group: Any, fault: str) -> None:
+        """Have a bad group sampled again; replace a replica that made too many.
+
+        One that hands in what it was not given is replaced at once: it is not known
+        what it does with its orders.
+        """
+        self._desk.refused += 1
+        member.bad_groups += 1
+        self._note(
+            f"warning: a group of replica {member.number} on {member.where} is "
+            f"refused and sampled again: {fault}"
+        )
+        ticket = ticket_of(group)
+        if ticket in member.assignments:
+            self._ledger.count(wasted_tokens=count_tokens(group))
+            member.forget(ticket)
+            self._reissue(ticket)
+            if member.bad_groups < MOST_BAD:
+                return
+        cause = f"{member.bad_groups} bad groups, the last: {fault}"
+        if member.link and not member.link.replaceable:
+            raise RuntimeError(
+                f"replica {member.number} on {member.where} made {cause}; the limit is "
+                f"{MOST_BAD}. Suspect the device, or its driver"
+            )
+        raise ReplicaLost(cause)
 
     def _refused(self, member: Member, reason: str) -> None:
         """Send the params again; replace a replica that refuses them too often."""
@@ -284,13 +317,15 @@ class Roster:
         if member.refusals >= _MOST_REFUSALS:
             raise ReplicaLost(f"{member.refusals} publications in a row refused")
 
-    def _lose(self, member: Member, cause: str) -> None:
+    def _lose(self, member: Member, cause: ReplicaLost) -> None:
         """Replace a lost replica; end the run after too many losses in a row."""
         self._in_row += 1
         where = member.where
         self._replace(member, f"is lost ({cause})", event="lost")
         if self._in_row > self._limits.losses:
-            raise RuntimeError(
+            # Logits that are not finite in any replica are the params' fault.
+            unfit = isinstance(cause.__cause__, FloatingPointError)
+            raise (FloatingPointError if unfit else RuntimeError)(
                 f"{self._in_row} replicas were lost without a finished group between, "
                 f"the limit is generators.losses = {self._limits.losses}; the last was "
                 f"replica {member.number} on {where}: {cause}"
@@ -381,4 +416,5 @@ class Roster:
             )
             if said["publication"] is not None:
                 said["policy_version"] = member.sent_version = self._version
+                member.newest_version = self._version
         return Instructions(**said, **member.take_new())

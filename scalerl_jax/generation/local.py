@@ -247,7 +247,8 @@ class LocalGenerators:
                 if self._episodes.add(completion, version):
                     self._desk.sampled(completion.request_id)
         for episode in self._episodes.judged():
-            self._desk.put(self._group(episode))
+            if not self._desk.put(self._group(episode)):
+                self._ledger.count(wasted_tokens=episode.tokens)
             busy = True
         if busy or self._jobs:
             return

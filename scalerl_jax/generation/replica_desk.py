@@ -63,11 +63,12 @@ class ReplicaDesk:
             self._sampled.append(ticket)
             self._tell()
 
-    def put(self, group: Group) -> None:
-        """Report a finished group."""
+    def put(self, group: Group) -> bool:
+        """Report a finished group, which the controller will check."""
         with self._changed:
             self._groups.append(group)
             self._forget(group.ticket)
+        return True
 
     def drop(self, ticket: int, reason: str) -> None:
         """Report that a group has no result."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from scalerl_jax.contract import Restored
-from scalerl_jax.learner import contents
+from scalerl_jax.learner import contents, fitness
 from scalerl_jax.learner.bucket_place import BucketPlace
 from scalerl_jax.learner.places import FORMAT, Folder, Place
 from scalerl_jax.learner.restoring import Reader
@@ -89,11 +89,17 @@ class Checkpointer:
         those of the first.
 
         Raises:
-            UnsavedError: this checkpoint or the one before it cannot be written; the
-                checkpoints on disk are untouched.
+            UnsavedError: this checkpoint or the one before it cannot be written, or the
+                state is not finite; the checkpoints on disk are untouched.
             ValueError: a value would not read back unchanged.
         """
         self.wait()
+        if unfit := fitness.unfit_leaf(state):
+            raise UnsavedError(
+                f"the state of step {step} is not saved, as {unfit} holds numbers that "
+                f"are NaN or infinite; {self._untouched()}: start again with the same "
+                f"--workdir to go on from the newest"
+            )
         contents.check_json(host, name="host")
         contents.check_processes(state)
         books, (columns, rows) = json.dumps(host), contents.flatten(groups)

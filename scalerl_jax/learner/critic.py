@@ -32,6 +32,7 @@ from scalerl_jax.learner.step import (
     Update,
     accumulating,
     make_update,
+    trained_names,
 )
 from scalerl_jax.types import PackedBatch, PyTree
 
@@ -111,8 +112,9 @@ def make_critic_update(
             grads=jax.tree.map(lambda leaf: leaf / tokens, accumulated.grads),
         )
         state, metrics = update(state, mean)
-        del metrics["skipped"]  # the policy's metric stands for both
-        return state, {f"value/{name}": value for name, value in metrics.items()}
+        # Both are of the pair, which gives them out as its own.
+        of_pair = {name: metrics.pop(name) for name in ("skipped", "unfit")}
+        return state, of_pair | {f"value/{name}": x for name, x in metrics.items()}
 
     return of_mean
 
@@ -137,21 +139,6 @@ def _summary(sums: Scalars, _: Scalars) -> Scalars:
         "clipped_share": sums["clipped"] / tokens,
         "explained_variance": jnp.where(spread > 1e-12, 1.0 - unexplained, 0.0),
     }
-
-
-def held(update: Update, *, steps: int) -> Update:
-    """Make an update whose first `steps` calls only advance the version."""
-
-    def update_later(
-        state: TrainState, accumulated: Accumulated
-    ) -> tuple[TrainState, dict[str, Array]]:
-        updated, metrics = update(state, accumulated)
-        kept = dataclasses.replace(state, policy_version=updated.policy_version)
-        hold = state.policy_version < steps
-        state = jax.tree.map(lambda x, old: jnp.where(hold, old, x), updated, kept)
-        return state, metrics
-
-    return update_later
 
 
 def minibatches(batch: PackedBatch, count: int) -> Iterator[PackedBatch]:
@@ -179,10 +166,10 @@ def minibatches(batch: PackedBatch, count: int) -> Iterator[PackedBatch]:
 class PairedStep(TrainStep):
     """A step of the policy, and steps of its critic on parts of the same batch.
 
-    Nothing is applied if the policy's gradient is not finite.  A critic's gradient that
-    is not finite ends the critic's steps and leaves the policy unchanged: with one
-    critic step, either both are applied or neither.  Methods other than `__call__`
-    concern the policy alone.
+    Nothing is applied if the policy's gradient is not finite.  A critic's gradient or
+    update that is not finite ends the critic's steps and leaves the policy unchanged.
+    If only the policy's own update is not finite, which is known last, the critic keeps
+    its steps.  Methods other than `__call__` concern the policy alone.
     """
 
     def __init__(
@@ -224,14 +211,20 @@ class PairedStep(TrainStep):
         # Computed before the critic's steps, which need to know that it is finite.
         of_policy = self.total(policy.params, batch)
         finite = _all_finite(of_policy, True)
-        metrics_of_critic = []
+        metrics_of_critic, unfit_critic = [], jnp.int32(-1)
         for part in minibatches(batch, self._num_minibatches):
             of_critic = self.critic.total(critic.params, part)
             finite = _all_finite(of_critic, finite)
             critic, metrics = self.critic.apply(critic, _unless(finite, of_critic))
+            finite &= ~metrics.pop("skipped")
+            unfit_critic = jnp.maximum(unfit_critic, metrics.pop("unfit"))
             metrics_of_critic.append(metrics)
         policy, metrics = self.apply(policy, _unless(finite, of_policy))
         means = jax.tree.map(lambda *each: jnp.stack(each).mean(), *metrics_of_critic)
+        before = len(trained_names(policy))
+        metrics["unfit"] = jnp.where(
+            unfit_critic < 0, metrics["unfit"], before + unfit_critic
+        )
         return dataclasses.replace(policy, critic=critic), means | metrics
 
 

@@ -1,7 +1,8 @@
 """The reading of checkpoints: which of a directory is whole, and what it holds.
 
-A checkpoint counts if its manifest and all files are as they were written; the newest
-that does is read.  Nothing here writes, so a directory in use can be read.
+A checkpoint counts if its manifest and all files are as they were written and its
+arrays are finite; the newest that does is read.  Nothing here writes, so a directory in
+use can be read.
 
 Several processes read together: each checks every n-th file, and what one finds damaged
 no other uses.
@@ -10,15 +11,16 @@ no other uses.
 import concurrent.futures
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
 from scalerl_jax.contract import Restored
-from scalerl_jax.learner import contents
+from scalerl_jax.learner import contents, fitness
 from scalerl_jax.learner.places import (
     DISK_THREADS,
     FORMAT,
@@ -34,6 +36,7 @@ from scalerl_jax.types import PyTree
 from scalerl_jax.utils.paths import inside
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class DamagedError(Exception):
@@ -56,24 +59,23 @@ class Reader:
         sharding is put on the first device.
 
         Raises:
-            RuntimeError: there are checkpoints, and all of them are damaged.
+            RuntimeError: there are checkpoints, and all of them are damaged or hold
+                numbers that are not finite.
             ValueError: the checkpoint is of another model or optimizer.
         """
-        found = self._newest()
-        if found is None:
-            return None
-        step, path, manifest = found
-        _check_shapes(path, manifest["arrays"], abstract_state)
-        return multihost.together(
-            lambda: Restored(
-                step=step,
-                state=_load(path / contents.STATE, abstract_state),
-                host=json.loads((path / contents.HOST).read_bytes()),
-                groups=contents.read_groups(path),
-            ),
-            name="checkpoint",
-            timeout_s=self._timeout_s,
-        )
+
+        def load(step: int, path: Folder, manifest: dict[str, Any]) -> Restored:
+            _check_shapes(path, manifest["arrays"], abstract_state)
+            return self._together(
+                lambda: Restored(
+                    step=step,
+                    state=_load(path / contents.STATE, abstract_state),
+                    host=json.loads((path / contents.HOST).read_bytes()),
+                    groups=contents.read_groups(path),
+                )
+            )
+
+        return self._newest(load, arrays=lambda restored: restored.state)
 
     def restore_params(
         self, abstract_params: PyTree, *, name: str = ""
@@ -83,28 +85,35 @@ class Reader:
         Errors are as in `restore`.  With a `name`, such as step_00000050, that
         checkpoint is read.
         """
-        found = self._newest(name)
-        if found is None:
-            return None
-        step, path, manifest = found
         wanted = {"params": abstract_params}
-        params = {
-            name: shape
-            for name, shape in manifest["arrays"].items()
-            if name.startswith("params.")
-        }
-        _check_shapes(path, params, wanted)
-        state = multihost.together(
-            lambda: _load(path / contents.STATE, wanted, partial=True),
-            name="checkpoint",
-            timeout_s=self._timeout_s,
-        )
-        return step, state["params"]
 
-    def _newest(self, only: str = "") -> tuple[int, Folder, dict[str, Any]] | None:
-        """Return step, directory and manifest of the newest good checkpoint.
+        def load(
+            step: int, path: Folder, manifest: dict[str, Any]
+        ) -> tuple[int, PyTree]:
+            params = {
+                name: shape
+                for name, shape in manifest["arrays"].items()
+                if name.startswith("params.")
+            }
+            _check_shapes(path, params, wanted)
+            state = self._together(
+                lambda: _load(path / contents.STATE, wanted, partial=True)
+            )
+            return step, state["params"]
 
-        With a name in `only`, no other checkpoint counts.
+        return self._newest(load, arrays=lambda found: {"params": found[1]}, only=name)
+
+    def _newest(
+        self,
+        load: Callable[[int, Folder, dict[str, Any]], T],
+        *,
+        arrays: Callable[[T], PyTree],
+        only: str = "",
+    ) -> T | None:
+        """Return what `load` makes of the newest good checkpoint.
+
+        It gets step, directory and manifest.  The `arrays` of the result must be
+        finite.  With a name in `only`, no other checkpoint counts.
         """
         reasons = []
         for step, path in self._place.listed(timeout_s=self._timeout_s):
@@ -112,7 +121,12 @@ class Reader:
                 continue
             manifest, damage = self._verify(path, step)
             if not damage:
-                return step, path, manifest
+                loaded = load(step, path, manifest)
+                unfit = fitness.unfit_leaf(arrays(loaded))
+                if not unfit:
+                    return loaded
+                del loaded  # there may be no room for the next one beside it
+                damage = f"{unfit} holds numbers that are NaN or infinite"
             self.damaged.add(path)
             reasons.append(f"step {step}: {damage}")
             _log.warning("checkpoint %s is not used: %s", path, damage)
@@ -140,6 +154,9 @@ class Reader:
             damage, name="checkpoint", timeout_s=self._timeout_s
         )
         return manifest, next(filter(None, all_damage), "")
+
+    def _together(self, action: Callable[[], T]) -> T:
+        return multihost.together(action, name="checkpoint", timeout_s=self._timeout_s)
 
     def _check_share(self, path: Folder, manifest: dict[str, Any]) -> None:
         """Refuse a file of this process's share that is not as the manifest says."""

@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Int
 from scalerl_jax.algo import diagnostics
 from scalerl_jax.algo.losses import TokenLoss
 from scalerl_jax.contract import Publication, Restored
+from scalerl_jax.learner import fitness
 from scalerl_jax.learner.balance import Evening
 from scalerl_jax.learner.forward import Forward, abstract, microbatches
 from scalerl_jax.learner.optimizer import round_stochastically
@@ -239,32 +240,73 @@ def make_update(
     *,
     stochastic_rounding: bool = False,
     reference_every: int = 0,
+    hold_steps: int = 0,
     balance: Evening | None = None,
     summarize: Callable[[Scalars, Scalars], Scalars] = summarize,
 ) -> Update:
     """Make the optimizer's part: (state, sums) -> (new state, metrics of the step).
 
-    A step whose loss or gradient is not finite leaves the state as it was; the metric
-    "skipped" is then 1.  The update itself is float32; params of a narrower dtype are
-    rounded to nearest, or up and down at random with the right mean.  Every
-    `reference_every` steps (0: never) the reference becomes a copy of the params.
-    `balance` is the one given to `make_accumulate`.  `summarize` turns sums and maxima
-    into metrics.
+    A step whose loss or gradient is not finite, or that would make a param or moment so
+    (an overflow, an old state that is damaged), leaves the state as it was; the metric
+    "skipped" is then 1, and in the second case "unfit" the place of that leaf among
+    `fitness.names`, else -1.  The update itself is float32; params of a narrower dtype
+    are rounded to nearest, or up and down at random with the right mean.  Every
+    `reference_every` steps (0: never) the reference becomes a copy of the params.  The
+    first `hold_steps` steps only advance the version.  `balance` is the one given to
+    `make_accumulate`.  `summarize` turns sums and maxima into metrics.
     """
+
+    updated = _make_updated(
+        optimizer,
+        stochastic_rounding=stochastic_rounding,
+        reference_every=reference_every,
+        balance=balance,
+    )
+
+    def skip(state: TrainState, _: Accumulated) -> TrainState:
+        return state
+
+    def advance(state: TrainState, _: Accumulated) -> TrainState:
+        return dataclasses.replace(state, policy_version=state.policy_version + 1)
 
     def update(
         state: TrainState, accumulated: Accumulated
     ) -> tuple[TrainState, dict[str, Array]]:
-        grads = accumulated.grads
         metrics = _measured(accumulated, summarize)
+        if balance is not None:
+            metrics |= balance.metrics(accumulated.sums[TAKEN])
         finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(accumulated.loss)
+        # Computed twice: here only to be looked at, which needs no memory, and in its
+        # branch in place.  A choice between the two states would hold both at once.
+        new = updated(state, accumulated)
+        unfit = fitness.first_unfit(new.params, new.opt_state)
+        fit = finite & (unfit < 0)
+        held = state.policy_version < hold_steps
+        branches = (skip, updated, advance) if hold_steps else (skip, updated)
+        state = jax.lax.switch(fit * (1 + held), branches, state, accumulated)
+        unfit = jnp.where(finite, unfit, -1)
+        return state, metrics | {"skipped": ~fit, "unfit": unfit}
+
+    return update
+
+
+def _make_updated(
+    optimizer: optax.GradientTransformation,
+    *,
+    stochastic_rounding: bool,
+    reference_every: int,
+    balance: Evening | None,
+) -> Callable[[TrainState, Accumulated], TrainState]:
+    """Make a function to the state after a step, whatever its numbers are."""
+
+    def updated(state: TrainState, accumulated: Accumulated) -> TrainState:
         params = _float32(state.params)
-        updates, opt_state = optimizer.update(grads, state.opt_state, params)
+        updates, opt_state = optimizer.update(
+            accumulated.grads, state.opt_state, params
+        )
         params: Any = optax.apply_updates(params, updates)
         if balance is not None:
-            taken = accumulated.sums[TAKEN]
-            balance.adjust(params, taken, old=state.params)
-            metrics |= balance.metrics(taken)
+            balance.adjust(params, accumulated.sums[TAKEN], old=state.params)
         if stochastic_rounding:
             params = round_stochastically(
                 params, like=state.params, seed=state.policy_version
@@ -277,19 +319,15 @@ def make_update(
             reference = jax.tree.map(
                 lambda new, old: jnp.where(due, new, old), params, reference
             )
-        updated = dataclasses.replace(
+        return dataclasses.replace(
             state,
             params=params,
             opt_state=opt_state,
             policy_version=version,
             reference=reference,
         )
-        state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), updated, state
-        )
-        return state, metrics | {"skipped": ~finite}
 
-    return update
+    return updated
 
 
 def _measured(
@@ -299,6 +337,27 @@ def _measured(
     grad_norm = optax.tree.norm(total.grads)
     own = {"loss": total.loss, "grad_norm": grad_norm}
     return summarize(total.sums, total.maxima) | own
+
+
+def unfit_update(state: TrainState, place: int) -> str:
+    """Say that a step was undone for the leaf at a place among `trained_names`."""
+    if damaged := fitness.unfit_leaf(state):
+        return (
+            f"{damaged} of the train state was not finite before the step: start again "
+            f"with the same --workdir, from its last checkpoint"
+        )
+    return (
+        f"the gradient is finite, but {trained_names(state)[place]} would hold numbers "
+        f"that are NaN, infinite or past the range of bfloat16"
+    )
+
+
+def trained_names(state: TrainState) -> list[str]:
+    """Return the names of the leaves that a step's "unfit" counts: policy, critic."""
+    own = fitness.names(state.params, state.opt_state)
+    if state.critic is None:
+        return own
+    return own + [f"critic.{name}" for name in trained_names(state.critic)]
 
 
 class TrainStep:
@@ -427,8 +486,16 @@ class LocalLearner:
         """
         state, arrays = self.train_step(state, batch)
         metrics = {name: float(value) for name, value in arrays.items()}
-        skipped = metrics.pop("skipped")
-        return state, metrics, self.diagnose(state.params, batch) if skipped else ""
+        skipped, unfit = metrics.pop("skipped"), int(metrics.pop("unfit"))
+        if not skipped:
+            return state, metrics, ""
+        if unfit >= 0:
+            return state, metrics, unfit_update(state, unfit)
+        fault = (
+            f"loss {metrics['loss']} or gradient norm {metrics['grad_norm']} is not "
+            f"finite; {self.diagnose(state.params, batch)}"
+        )
+        return state, metrics, fault
 
     def annotate(
         self, state: TrainState, batches: list[PackedBatch]

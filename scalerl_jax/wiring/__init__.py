@@ -15,6 +15,7 @@ from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config
 from scalerl_jax.coordination.agreement import AgreementCheck
 from scalerl_jax.coordination.desk import OrderDesk
+from scalerl_jax.coordination.group_check import GroupCheck
 from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.coordination.tracing import Tracer
 from scalerl_jax.data.mixture import Stream
@@ -177,7 +178,9 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
         stream=stream,
         assemble=make_assembler(config, arch),
         queue=queue,
-        desk=OrderDesk(queue, stream),
+        desk=OrderDesk(
+            queue, stream, check=make_group_check(config, arch), note=progress.note
+        ),
     )
 
 
@@ -237,6 +240,16 @@ def make_checkpointer(
         every=config.checkpoint.every,
         keep=config.checkpoint.keep,
         background=config.checkpoint.background,
+    )
+
+
+def make_group_check(config: Config, arch: Architecture) -> GroupCheck:
+    """Return the check of groups that generators hand in."""
+    return GroupCheck(
+        arch=arch,
+        group_size=config.batch.group_size,
+        length_limit=make_length_budget(config).limit,
+        with_experts=config.objective.routing_replay == "on",
     )
 
 

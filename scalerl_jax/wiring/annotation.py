@@ -17,7 +17,6 @@ from scalerl_jax.learner.critic import (
     CriticAdvantages,
     PairedStep,
     critic_params,
-    held,
     make_critic_accumulate,
     make_critic_update,
     token_values,
@@ -104,8 +103,6 @@ def make_paired_step(
     """
     assert state.critic is not None, "the objective has a critic"
     accumulate, update = policy
-    if config.critic.pretrain_steps:
-        update = held(update, steps=config.critic.pretrain_steps)
     critic = TrainStep(
         make_critic_accumulate(forward, value_clip=config.critic.value_clip),
         make_critic_update(

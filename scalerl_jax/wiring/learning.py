@@ -219,6 +219,7 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
         make_adamw(config),
         stochastic_rounding=config.optimizer.stochastic_rounding,
         reference_every=objective.reference_every,
+        hold_steps=config.critic.pretrain_steps if state.critic is not None else 0,
         balance=balance,
     )
     accumulate = make_accumulate(forward, make_objective(config), balance=balance)

@@ -12,6 +12,7 @@ import ml_collections
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config, ModelConfig
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.learner import fitness
 from scalerl_jax.learner.bucket_place import BucketPlace
 from scalerl_jax.learner.places import Place
 from scalerl_jax.learner.restoring import Reader
@@ -76,8 +77,8 @@ def load_model(
     is a name, empty: as the policy was sampled or saved.
 
     Raises:
-        ValueError: it is missing, broken, or none of these; or, where finite numbers
-            are required, it holds others.
+        ValueError: it is missing, broken, or none of these; or, in a run's checkpoint
+            or where finite numbers are required, it holds others.
     """
     try:
         path = _local(directory, weights=True)
@@ -126,8 +127,11 @@ def _load(
         version, params = _restore(run, path, _abstract_params(config, arch))
         params = jax.tree.map(lambda leaf: leaf.astype(kind), params)
         params = jax.device_put(params, shardings or jax.devices()[0])
-        if require_finite:
-            _check_finite(params)
+        if require_finite and (unfit := fitness.unfit_leaf(params)):
+            raise ValueError(
+                f"parameter {unfit} holds numbers that are infinite in {kind}; take "
+                f"another dtype or checkpoint"
+            )
     return Model(
         arch=arch,
         tokenizer=tokenizer,
@@ -136,16 +140,6 @@ def _load(
         policy_version=version,
         dtype=kind,
     )
-
-
-def _check_finite(params: PyTree) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not bool(jnp.isfinite(leaf).all()):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise ValueError(
-                f"parameter {name} holds numbers that are NaN or infinite; take "
-                f"another checkpoint"
-            )
 
 
 def _saved_dtype(path: Directory) -> str:

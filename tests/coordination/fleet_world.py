@@ -10,9 +10,11 @@ from concurrent.futures import Future
 
 import numpy as np
 from queue_world import make_rollout
+from small_model import small_architecture
 
 from scalerl_jax.contract import Job, JobResult, QueueClosed, Report
 from scalerl_jax.coordination.desk import OrderDesk
+from scalerl_jax.coordination.group_check import GroupCheck
 from scalerl_jax.coordination.members import Limits
 from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.coordination.roster import Roster
@@ -72,16 +74,16 @@ class SampledByHand:
         self.judging[ticket] = (order, first, self.version)
         self.desk.sampled(ticket)
 
-    def judge(self, ticket):
+    def judge(self, ticket, /, **fault):
+        """Hand in a group, with fields that are wrong if a test says so."""
         order, first, last = self.judging.pop(ticket)
-        self.desk.put(
-            Group(
-                ticket=ticket,
-                prompt=order.prompt,
-                rollouts=(make_rollout((first, last), 1.0), make_rollout((last,), 0.0)),
-                finished_version=last,
-            )
+        group = Group(
+            ticket=ticket,
+            prompt=order.prompt,
+            rollouts=(make_rollout((first, last), 1.0), make_rollout((last,), 0.0)),
+            finished_version=last,
         )
+        self.desk.put(group.replace(**fault))
 
     def work(self, number, *, arrived):
         """Do a part of an evaluation, if its params have arrived."""
@@ -182,7 +184,10 @@ class FleetWorld:
         )
         self.ledger.start()
         stream = PromptStream(prompts, seed=0, max_pass_rate=None)
-        self.desk = OrderDesk(self.queue, stream)
+        check = GroupCheck(
+            arch=small_architecture(), group_size=2, length_limit=lambda version: 8
+        )
+        self.desk = OrderDesk(self.queue, stream, check=check)
         self.links = {}
         self.coming = {}  # number -> future
         self.prompts = {}  # ticket -> prompt id and epoch at its first order

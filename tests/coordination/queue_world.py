@@ -16,6 +16,7 @@ def make_rollout(versions, reward):
         cut_off=False,
         interrupted=False,
         reward=reward,
+        status="wrong",
     )
 
 

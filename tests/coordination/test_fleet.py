@@ -309,3 +309,95 @@ def test_a_failure_of_a_replica_in_this_process_is_the_runs():
     world.links[0].replica.desk.fail(FloatingPointError("logits"))
     with pytest.raises(FloatingPointError, match="logits"):
         hear(world, world.links[0])
+
+
+class OneReplica:
+    """A world of one replica, which hands in a group after the other."""
+
+    def __init__(self):
+        self.world = FleetWorld(
+            replicas=1,
+            capacity=1,
+            by_ticket=False,
+            reissue_after_s=0.0,
+            num_prompts=2,
+            max_staleness=1,
+            mode="pipeline",
+        )
+
+    def exchange(self):
+        """Have the replica come up if it is not, and do a round of calls."""
+        self.world.roster.turn()
+        self.world.come(0)
+        self.world.roster.turn()
+        link = self.world.links[0]
+        while link.calls:
+            link.arrive()
+        while link.publications:
+            link.swap()
+        link.replica.begin()
+        while link.arrived:
+            link.answer()
+        return link.replica
+
+    def hand_in(self, **fault):
+        """Sample the next group, with wrong fields; return its ticket."""
+        replica = self.exchange()
+        while not replica.open:
+            replica = self.exchange()
+        (ticket,) = replica.open
+        replica.sample(ticket)
+        replica.judge(ticket, **fault)
+        self.exchange()
+        self.world.roster.turn()
+        return ticket
+
+
+def test_bad_groups_are_sampled_again_and_the_third_costs_a_replica_its_place():
+    of = OneReplica()
+    world = of.world
+    assert [of.hand_in(finished_version=99) for _ in range(2)] == [0, 0]
+    assert world.desk.refused == 2 and world.queue.buffered == 0
+    assert world.notes[-1] == (
+        "warning: a group of replica 0 on host 0 is refused and sampled again: ticket "
+        "0: finished_version = 99 is not from 0 to 0"
+    )
+    link = world.links[0]
+    assert not link.closed and world.roster.events["reissued"] == 2
+    assert of.hand_in(detail=3) == 0
+    assert link.closed
+    assert (
+        "replica 0 on host 0 is lost (3 bad groups, the last: ticket 0: detail is a"
+        in ("\n".join(world.notes))
+    )
+    # Three tokens each were made for nothing; another replica samples the prompt.
+    assert world.ledger.report()["compute/wasted_tokens"] >= 9
+    world.check()
+    assert of.hand_in() == 0
+    assert world.queue.buffered == 1 and world.desk.refused == 3
+
+
+def test_a_group_that_nobody_asked_for_costs_a_replica_its_place_at_once():
+    of = OneReplica()
+    assert of.hand_in(ticket=55) == 0
+    assert of.world.roster.events["lost"] == 1
+    assert of.world.desk.refused == 1
+    assert any(
+        "is lost (1 bad groups, the last: it is of ticket 55, which it was not given)"
+        in note
+        for note in of.world.notes
+    )
+    of.world.check()
+    assert of.hand_in() == 0
+    assert of.world.queue.buffered == 1
+
+
+def test_bad_groups_of_a_replica_in_this_process_end_the_run():
+    of = OneReplica()
+    for _ in range(2):
+        of.hand_in(finished_version=99)
+    of.world.links[0].replaceable = False
+    with pytest.raises(
+        RuntimeError, match="replica 0 on host 0 made 3 bad groups, the"
+    ):
+        of.hand_in(finished_version=99)

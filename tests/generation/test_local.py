@@ -15,10 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from shared_parts import finish
+from small_model import small_architecture
 
 from scalerl_jax import warmstart
 from scalerl_jax.batching.assembly import group_metrics
 from scalerl_jax.coordination.desk import OrderDesk
+from scalerl_jax.coordination.group_check import GroupCheck
 from scalerl_jax.coordination.queue import QueueState, RolloutQueue
 from scalerl_jax.data import tasks
 from scalerl_jax.data.prompts import PromptStream, build_prompts
@@ -186,7 +188,15 @@ class Place:
         self.stream = PromptStream(PROMPTS, seed=0, max_pass_rate=None)
         self.ledger = Ledger(pools={"all": 1}, chip="a chip")
         self.verifier = verifier
-        self.desk = OrderDesk(self.queue, self.stream)
+        self.notes = []
+        check = GroupCheck(
+            arch=small_architecture(vocab_size=BACKEND.get_vocab_size()),
+            group_size=GROUP_SIZE,
+            length_limit=lambda version: 10**6,
+        )
+        self.desk = OrderDesk(
+            self.queue, self.stream, check=check, note=self.notes.append
+        )
         if books is not None:
             self.wasted = self.desk.restore(books, (), version=0)
         if state is not None:
@@ -692,6 +702,43 @@ def test_an_error_in_the_thread_is_the_learners(place):
     until(at.stopped)
     # To be saved, and begun again.
     assert [each["ticket"] for each in at.in_flight()] == [0, 1]
+
+
+class NoisyScheduler(WrittenScheduler):
+    """Log-probabilities that are NaN in the first completions."""
+
+    def __init__(self, *, bad, **like):
+        super().__init__({}, **like)
+        self.left = bad
+
+    def _completion(self, key, said):
+        completion = super()._completion(key, said)
+        if self.left > 0:
+            self.left -= 1
+            logprobs = np.full_like(completion.logprobs, np.nan)
+            completion = dataclasses.replace(completion, logprobs=logprobs)
+        return completion
+
+
+def test_a_bad_group_is_sampled_again_from_its_prompt(place):
+    made = place(NoisyScheduler(bad=1))
+    groups = made.queue.take(0, LONG)
+    assert [group.prompt.prompt_id for group in groups] == [
+        prompt.prompt_id for prompt in in_order(2)
+    ]
+    assert made.desk.refused == 1
+    assert "log-probabilities from nan to nan; they must be finite" in made.notes[0]
+    tokens = [len(each.completion_tokens) for g in groups for each in g.rollouts]
+    wasted = made.ledger.report()["compute/wasted_tokens"]
+    assert wasted in (sum(tokens[:2]), sum(tokens[2:]))
+
+
+def test_bad_groups_of_the_only_sampler_end_the_run(place):
+    made = place(NoisyScheduler(bad=10**6))
+    with pytest.raises(
+        RuntimeError, match="made 3 bad groups, the limit is 3; the last"
+    ):
+        made.queue.take(0, LONG)
 
 
 def test_a_prompt_that_cannot_be_drawn_takes_no_place(place):

@@ -58,13 +58,26 @@ def test_float32_extremes_read_back(checkpointer):
         0x80000001,
         0x007FFFFF,
         0x7F7FFFFF,
-        0x7F800000,
-        0xFFC00001,
+        0xFF7FFFFF,
     ]
     values = np.array(bits, np.uint32).view(np.float32)
     state = {"a": jax.device_put(values), "b": jax.device_put(values[1])}
     checkpointer.save(1, state=state, host={}, groups=())
     assert exact(checkpointer.restore(abstract(state)).state) == exact(state)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_state_that_is_not_finite_is_not_saved(two, checkpointer, value):
+    state = make_state(30)
+    params = state.params | {"embed": state.params["embed"].at[1, 2].set(value)}
+    with pytest.raises(UnsavedError) as failure:
+        checkpointer.save(30, state=state.replace(params=params), host={}, groups=())
+    message = str(failure.value)
+    assert message.startswith(
+        "the state of step 30 is not saved, as params.embed holds"
+    )
+    assert "those of steps [10, 20] are untouched" in message
+    assert_restored(checkpointer.restore(abstract(state)), 20, make_state(20))
 
 
 def test_a_donated_state_is_already_on_disk(checkpointer):

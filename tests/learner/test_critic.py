@@ -38,7 +38,6 @@ from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.critic import (
     CriticAdvantages,
     PairedStep,
-    held,
     make_critic_accumulate,
     make_critic_update,
     minibatches,
@@ -51,6 +50,7 @@ from scalerl_jax.learner.step import (
     init_state,
     make_accumulate,
     make_update,
+    trained_names,
 )
 from scalerl_jax.learner.window_scores import Scorer
 from scalerl_jax.model.architecture import param_shardings
@@ -491,6 +491,20 @@ def test_a_fault_of_a_later_minibatch_ends_the_critics_steps():
     assert_trees_equal(state.params, these.of.state().params)
 
 
+@pytest.mark.slow
+def test_an_update_of_the_critic_that_is_not_finite_leaves_both_as_they_were():
+    """Its gradient is finite, its rate is not."""
+    these = critics(optimizer=optax.sgd(np.inf), **TWO_DEVICES)
+    state = these.state()
+    batch = these.advantages(state.critic.params, these.batch())
+    before = jax.device_get(state)
+    state, metrics = these.paired(state, batch)
+    assert metrics["skipped"] and np.isfinite(metrics["value/grad_norm"])
+    assert_trees_equal(state, before)
+    name = trained_names(state)[int(metrics["unfit"])]
+    assert name.startswith("critic.params.")
+
+
 def test_the_two_steps_of_a_pair_are_those_of_each_alone():
     these = critics(optimizer=QUICK, **TWO_DEVICES)
     batch = these.advantages(these.state().critic.params, these.batch())
@@ -580,8 +594,9 @@ def test_steps_on_minibatches_are_so_many_explicit_ones():
 
 def test_the_first_steps_leave_the_policy_as_it_was():
     optimizer = optax.adamw(0.1)
-    update = make_update(optimizer, summarize=lambda sums, maxima: {})
-    update = jax.jit(held(update, steps=2))
+    update = jax.jit(
+        make_update(optimizer, hold_steps=2, summarize=lambda sums, maxima: {})
+    )
     start = init_state({"weight": jnp.ones(3)}, optimizer)
     sums = Accumulated(
         loss=jnp.ones(()), grads={"weight": jnp.ones(3)}, sums={}, maxima={}

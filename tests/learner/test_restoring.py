@@ -2,8 +2,16 @@ import json
 import logging
 import random
 
+import jax
+import jax.numpy as jnp
 import pytest
-from small_checkpoints import abstract, assert_restored, exact, make_state
+from small_checkpoints import (
+    abstract,
+    assert_restored,
+    exact,
+    make_state,
+    rewrite_state,
+)
 
 from scalerl_jax.learner.places import Place, sealed
 from scalerl_jax.learner.restoring import Reader
@@ -102,6 +110,41 @@ def test_all_damaged_is_an_error_that_says_what_and_why(two, reader):
     assert "step 20: manifest.json is missing" in message
     assert "step 10: host.json has 2 of" in message
     assert "--workdir" in message
+
+
+def spoiled(state, place, value):
+    """A state with a number of one of its arrays replaced."""
+    leaves, tree = jax.tree.flatten(state)
+    leaves[place] = leaves[place].at[(0,) * leaves[place].ndim].set(value)
+    return jax.tree.unflatten(tree, leaves)
+
+
+def test_a_state_that_is_not_finite_is_not_used(two, reader, caplog):
+    state = make_state(20)
+    floating = [
+        jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(state)
+    ]
+    # Params, and both moments of each; the rest counts.
+    assert sum(floating) == 3 * 3
+    values = [jnp.nan, jnp.inf, -jnp.inf]
+    for place in (place for place, held in enumerate(floating) if held):
+        caplog.clear()
+        rewrite_state(two / "step_00000020", spoiled(state, place, values[place % 3]))
+        restored = reader.restore(abstract(state))
+        assert_restored(restored, 10, make_state(10))
+        (record,) = caplog.records
+        assert "step_00000020 is not used: " in record.getMessage()
+        assert record.getMessage().endswith(" holds numbers that are NaN or infinite")
+    assert reader.damaged == {two / "step_00000020"}
+    # Its moments are of no concern to who reads the params alone.
+    assert reader.restore_params(abstract(state).params)[0] == 20
+    rewrite_state(two / "step_00000010", spoiled(state, 0, jnp.nan))
+    with pytest.raises(RuntimeError) as failure:
+        reader.restore(abstract(state))
+    message = str(failure.value)
+    assert "step 10: params.embed holds numbers that are NaN or infinite" in message
+    assert "step 20: optimizer." in message and "--workdir" in message
+    assert "\n" not in message
 
 
 def rewrite(checkpoint, **changes):

@@ -30,6 +30,12 @@ from small_step import (
 )
 
 from scalerl_jax.batching.packing import TrainSequence
+from scalerl_jax.learner.step import (
+    Accumulated,
+    init_state,
+    make_update,
+    unfit_update,
+)
 from scalerl_jax.model.transformer import (
     REMAT,
     head_logits,
@@ -233,3 +239,106 @@ def test_a_gradient_that_is_not_finite_leaves_the_state_as_it_was(field, value):
     assert not metrics["skipped"]
     state, _ = these.step(these.run(batch)[0], batch)
     assert_trees_equal(resumed, state)
+
+
+def scalars(dtype, **values):
+    return {name: jnp.full(3, value, dtype) for name, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    "optimizer, dtype, rounding, gradient, words",
+    [
+        pytest.param(optax.sgd(1e30), "float32", False, 1e10, "params.b", id="1e40"),
+        # 3.4e38 is a float32; the largest bfloat16 is 3.39e38.
+        pytest.param(
+            optax.sgd(1e20), "float32", False, -3.4e18, "params.b", id="when published"
+        ),
+        pytest.param(
+            optax.sgd(1e20), "bfloat16", False, -3.4e18, "params.b", id="when rounded"
+        ),
+        pytest.param(
+            optax.sgd(1e20), "bfloat16", True, -3.4e18, "params.b", id="at random"
+        ),
+        # (1e5 * 1e15)^2 is past float32, and m / sqrt(inf) is 0.
+        pytest.param(
+            optax.chain(optax.scale(1e5), optax.adam(0.1)),
+            "float32",
+            False,
+            1e15,
+            "opt_state.1.0.nu.b",
+            id="a moment alone",
+        ),
+    ],
+)
+def test_an_update_that_is_not_finite_is_undone(
+    optimizer, dtype, rounding, gradient, words
+):
+    """By hand: the gradient of one of two params is large, and finite."""
+    update = jax.jit(
+        make_update(
+            optimizer, stochastic_rounding=rounding, summarize=lambda sums, maxima: {}
+        )
+    )
+    params = scalars(dtype, a=1.0, b=2.0)
+    state = init_state(params, optimizer)
+
+    def sums(of_b):
+        grads = scalars("float32", a=0.0, b=of_b)
+        return Accumulated(loss=jnp.float32(0.5), grads=grads, sums={}, maxima={})
+
+    after, metrics = update(state, sums(gradient))
+    assert np.isfinite(metrics["grad_norm"]) and metrics["skipped"]
+    assert_trees_equal(after, state)
+    assert unfit_update(after, int(metrics["unfit"])) == (
+        f"the gradient is finite, but {words} would hold numbers that are NaN, "
+        f"infinite or past the range of bfloat16"
+    )
+    after, metrics = update(state, sums(0.0))
+    assert not metrics["skipped"] and metrics["unfit"] == -1
+    assert after.policy_version == 1
+
+
+def test_a_moment_that_was_not_finite_before_is_said_to_be_so():
+    optimizer = optax.adam(0.1)
+    state = init_state(scalars("float32", a=1.0), optimizer)
+    adam, *rest = state.opt_state
+    # The update is m / sqrt(inf) = 0: the params stay finite.
+    adam = adam._replace(nu=scalars("float32", a=np.inf))
+    state = state.replace(opt_state=(adam, *rest))
+    grads = scalars("float32", a=0.1)
+    after, metrics = jax.jit(make_update(optimizer, summarize=lambda *_: {}))(
+        state, Accumulated(loss=jnp.float32(0.5), grads=grads, sums={}, maxima={})
+    )
+    assert metrics["skipped"]
+    assert_trees_equal(after, state)
+    said = unfit_update(after, int(metrics["unfit"]))
+    assert said.startswith("opt_state.0.nu.a of the train state was not finite before")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_check_changes_no_bit_of_a_finite_step(dtype):
+    """Against the optimizer alone, over three steps."""
+    optimizer = ADAMW
+
+    @jax.jit
+    def unchecked(params, moments, grads):
+        wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+        updates, moments = optimizer.update(grads, moments, wide)
+        new = optax.apply_updates(wide, updates)
+        return jax.tree.map(lambda x, old: x.astype(old.dtype), new, params), moments
+
+    update = jax.jit(make_update(optimizer, summarize=lambda sums, maxima: {}))
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), start_params())
+    state = init_state(params, optimizer)
+    moments = state.opt_state
+    rng = np.random.default_rng(2)
+    for _ in range(3):
+        grads = jax.tree.map(
+            lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), params
+        )
+        sums = Accumulated(loss=jnp.float32(0.5), grads=grads, sums={}, maxima={})
+        state, metrics = update(state, sums)
+        params, moments = unchecked(params, moments, grads)
+        assert not metrics["skipped"]
+        assert_trees_equal(state.params, params)
+        assert_trees_equal(state.opt_state, moments)

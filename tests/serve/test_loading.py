@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_run
+from small_checkpoints import rewrite_state
 from small_server import BASE
 
 from scalerl_jax import config as config_lib
@@ -82,27 +83,47 @@ def test_params_are_cast_on_demand(run):
         assert {leaf.dtype for leaf in leaves} == {jnp.dtype("bfloat16")}
 
 
-@pytest.fixture(params=["a Hugging Face directory", "a run"])
-def poisoned(request, tmp_path):
-    """A checkpoint with one number that is NaN, and what is said of it."""
+def with_final_norm(value):
     params = jax.tree.map(lambda leaf: leaf, base_params())
-    params["final_norm"] = params["final_norm"].at[3].set(jnp.nan)
-    if request.param == "a run":
-        save_run(tmp_path, params)
-        return tmp_path, "parameter final_norm holds numbers"
-    arch = read_architecture(BASE)
+    params["final_norm"] = params["final_norm"].at[3].set(value)
+    return params
+
+
+def test_numbers_that_are_not_finite_are_refused_where_that_is_asked_for(tmp_path):
+    arch, checkpoint = read_architecture(BASE), tmp_path / "model"
     tokenizer = {"tokenizer.json": (BASE / "tokenizer.json").read_bytes()}
     options = {"dtype": jnp.float32, "companions": tokenizer, "eos_token_id": 1}
-    save_params(tmp_path / "model", params, arch, **options)
-    file = tmp_path / "model" / "model.safetensors"
-    return tmp_path / "model", f"{file}: tensor model.norm.weight holds numbers"
-
-
-def test_numbers_that_are_not_finite_are_refused_where_that_is_asked_for(poisoned):
-    checkpoint, words = poisoned
+    save_params(checkpoint, with_final_norm(jnp.nan), arch, **options)
     assert load_model(checkpoint).params is not None  # a server finds out by itself
+    words = (
+        f"{checkpoint / 'model.safetensors'}: tensor model.norm.weight holds numbers"
+    )
     with pytest.raises(ValueError, match=f"--checkpoint={checkpoint}: {words} that"):
         load_model(checkpoint, require_finite=True)
+
+
+def test_of_a_run_the_newest_checkpoint_that_is_finite_is_taken(tmp_path, caplog):
+    save_run(tmp_path, params_of(1), params_of(2))
+    first, second = small_run.checkpoints(tmp_path)
+    optimizer = make_adamw(small_run.make_config())
+    rewrite_state(second, init_state(with_final_norm(jnp.nan), optimizer))
+    model = load_model(tmp_path)
+    assert model.policy_version == 1
+    assert_same(model.params, params_of(1))
+    words = f"{second} is not used: params.final_norm holds numbers that are NaN"
+    assert words in caplog.text
+    rewrite_state(first, init_state(with_final_norm(jnp.inf), optimizer))
+    with pytest.raises(
+        ValueError, match="none of the checkpoints .* step 1: params.fi"
+    ):
+        load_model(tmp_path)
+
+
+def test_numbers_that_another_dtype_makes_infinite_are_refused(tmp_path):
+    save_run(tmp_path, with_final_norm(3.4e38))  # bfloat16 ends at 3.39e38
+    assert load_model(tmp_path, require_finite=True).params is not None
+    with pytest.raises(ValueError, match="final_norm holds .* infinite in bfloat16"):
+        load_model(tmp_path, dtype="bfloat16", require_finite=True)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ STEP_NAMES = """
     staleness/mean staleness/max staleness/in_flight_mean staleness/in_flight_max
     staleness/queued_mean staleness/queued_max
     verifier/no_answer_share verifier/unparsable_share verifier/timeout_share
-    verifier/error_share verifier/unjudged_share verifier/restarts
+    verifier/error_share verifier/too_costly_share verifier/unjudged_share
+    verifier/restarts
     train/tokens train/skipped_steps queue/buffered queue/running queue/dropped
     data/retired_prompts
     train/epoch train/learning_rate group/generated group/with_variance
@@ -54,8 +55,8 @@ STEP_NAMES = """
 EVAL_NAMES = """
     step policy_version compute_chip_hours train_tokens generated_tokens train_flops
     pass_rate pass_rate_se num_prompts samples_per_prompt cut_off_share
-    interrupted_share no_answer_share unjudged_share unjudged_prompts
-    mean_completion_tokens
+    interrupted_share no_answer_share unjudged_share too_costly_share
+    unjudged_prompts mean_completion_tokens
 """.split()
 TASKS = {"chain_sum", "letter_counting", "spell_backward"}
 

@@ -316,12 +316,7 @@ class LocalGenerators:
         return Group(
             ticket=episode.key,
             prompt=episode.prompt,
-            rollouts=tuple(
-                self._judging.rollout(completion, status)
-                for completion, status in zip(
-                    episode.in_order, episode.statuses, strict=True
-                )
-            ),
+            rollouts=self._judging.rollouts(episode.in_order, episode.statuses),
             finished_version=episode.ended_version,
             detail=episode.detail,
         )

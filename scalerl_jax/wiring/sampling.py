@@ -187,6 +187,7 @@ def make_judging(config: Config, tokenizer: Tokenizer) -> Judging:
         wrong=config.reward.wrong,
         cut_off_is_wrong=config.objective.cut_off_completions == "wrong",
         unjudged_is_wrong=config.reward.unjudged == "wrong",
+        max_too_costly_share=config.reward.max_too_costly_share,
     )
 
 

@@ -29,7 +29,9 @@ class BucketPlace(Place):
         Raises:
             ValueError: the bucket cannot be used.
         """
-        super().__init__(remote.open_path(directory, setting="checkpoints in "))
+        super().__init__(
+            remote.open_path(directory, setting="checkpoints in ", in_run=True)
+        )
         self._before_seal = before_seal
 
     def partial_name(self, step: int) -> str:

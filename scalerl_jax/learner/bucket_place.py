@@ -52,6 +52,10 @@ class BucketPlace(Place):
             self._before_seal()
         remote.write(partial / MANIFEST, sealed(manifest).encode())
 
+    def free_bytes(self) -> int | None:
+        """Return None: a bucket has no end."""
+        return None
+
     def known_files(self, path: epath.Path) -> Files:
         """Return size and CRC-32C of every object, from a listing."""
         return {

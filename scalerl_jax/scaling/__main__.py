@@ -41,6 +41,7 @@ from scalerl_jax.scaling.records import (
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.tables import EVALS_NAME, is_step
 from scalerl_jax.utils.ending import Parser, answer
+from scalerl_jax.utils.full_disk import naming
 from scalerl_jax.utils.remote import files_of_run, send_back
 
 if TYPE_CHECKING:
@@ -391,9 +392,9 @@ def _check_out(path: Path | None, endings: tuple[str, ...] = PICTURES) -> None:
 
 
 def _save(figure: "Figure", path: Path) -> Path:
-    path.write_bytes(
-        plots.to_png(figure) if path.suffix == ".png" else plots.to_svg(figure)
-    )
+    data = plots.to_png(figure) if path.suffix == ".png" else plots.to_svg(figure)
+    with naming(path):
+        path.write_bytes(data)
     return path
 
 
@@ -434,7 +435,8 @@ def fit(flags: Flags) -> Answer:
         said, record = _with_extras(result, flags)
         if (path / EVALS_NAME).is_file():
             numbers, picture = path / "fit.json", path / "fit.png"
-            numbers.write_text(to_json(record), encoding="utf-8")
+            with naming(numbers):
+                numbers.write_text(to_json(record), encoding="utf-8")
             _save(plots.draw_fits([result], [curve.name], title=curve.name), picture)
             written += [send_back(numbers), send_back(picture)]
         texts.append(said)
@@ -685,7 +687,8 @@ def report(flags: Flags) -> Answer:
     _check_out(flags.out, (".html",))
     fits = {fit.curve.name: fit for _, fit in fit_each(flags)}
     page = make_report(fits, title=flags.title)
-    flags.out.write_text(page, encoding="utf-8")
+    with naming(flags.out):
+        flags.out.write_text(page, encoding="utf-8")
     verdicts = {
         name: f"A {text.parameter_text(fit, fit.parameters['A'])}"
         if "A" in fit.parameters

@@ -30,6 +30,7 @@ from scalerl_jax.simulate.rates import Rates, closed_rates, read_rates
 from scalerl_jax.simulate.run import Simulation
 from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
 from scalerl_jax.utils.ending import tell
+from scalerl_jax.utils.full_disk import naming
 from scalerl_jax.wiring.learning import make_architecture
 
 _MOST_WORK = 5_000_000  # rollouts of a simulation: a minute
@@ -60,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
     """Simulate what the flags name, print the answer, and return the exit status."""
     try:
         return _run(list(argv))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         return tell(error)
 
 
@@ -343,7 +344,8 @@ def _draw(outcome: Outcome, name: str) -> None:
     path = Path(name)
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"--picture={name} must end in .png, .pdf or .svg")
-    draw(outcome, path)
+    with naming(path):
+        draw(outcome, path)
 
 
 def _text(outcome: Outcome, figures: dict[str, float], *, price: float) -> str:

@@ -184,8 +184,10 @@ class RunMonitor:
             except TimeoutError as timeout:
                 if left > _POLL_S:
                     continue
+                hang = self._run.generators.hang()
                 raise TimeoutError(
-                    f"no batch within queue.batch_timeout_s = {limit}: {timeout}"
+                    f"no batch within queue.batch_timeout_s = {limit}: "
+                    f"{f'{hang}; ' if hang else ''}{timeout}"
                 ) from timeout
             self._times["time/wait_s"] = time.monotonic() - started
             # Counted here, so that the moment at which a verdict comes does not matter.

@@ -622,12 +622,21 @@ SUICIDAL = """
 """
 
 
+LET_GO = threading.Event()  # a step that hangs
+
+
 def fail(run, directory):
     raise ArithmeticError("the sampler has a bad number")
 
 
 def starve(run, directory):
     run.generators._scheduler.step = lambda params, *, version: time.sleep(0.01) or []
+
+
+def hang(run, directory):
+    run.generators._scheduler.step = lambda params, *, version: (
+        LET_GO.wait(600.0) and []
+    )
 
 
 def lose_the_verifiers(run, directory):
@@ -650,6 +659,12 @@ def lose_the_verifiers(run, directory):
             id="a starved queue",
         ),
         pytest.param(
+            hang,
+            "no batch within queue.batch_timeout_s = 5.0: the sampling thread 'rollout'"
+            " has been in one step since ",
+            id="a step that hangs",
+        ),
+        pytest.param(
             lose_the_verifiers,
             "no verifier process can start: it ended with exit code 5 while",
             id="no verifiers",
@@ -663,7 +678,7 @@ def test_a_run_that_others_end_is_saved_and_goes_on(tmp_path, monkeypatch, act, 
     (tmp_path / "suicidal.py").write_text(source)
     settings = {
         "queue.max_staleness": 0,
-        "queue.batch_timeout_s": 3600.0 if act is not starve else 5.0,
+        "queue.batch_timeout_s": 5.0 if act in (starve, hang) else 3600.0,
         "train.num_steps": 1,
         "checkpoint.every": 1000,
         "eval.num_prompts": 3,
@@ -681,8 +696,13 @@ def test_a_run_that_others_end_is_saved_and_goes_on(tmp_path, monkeypatch, act, 
         run.generators._scheduler = ActingScheduler(
             run.generators._scheduler, lambda: act(run, tmp_path)
         )
+        LET_GO.clear()
         with pytest.raises(RuntimeError) as failure:
             train(config, run, tmp_path)
+        assert bool(rollout_threads()) == (act is hang)  # which nobody waits for
+        LET_GO.set()
+        for thread in rollout_threads():
+            thread.join(60.0)
     message = str(failure.value)
     assert is_explained(failure.value) and message.startswith(words)
     assert message.endswith(

@@ -289,7 +289,9 @@ class QueueConfig:
         "no group starts; 0: as many wait as max_staleness allows; "
         "coordination/queue.py",
     )
-    batch_timeout_s: Seconds = setting(3600.0, "the learner's wait for a batch")
+    batch_timeout_s: Seconds = setting(
+        3600.0, "the learner's wait for a batch, and for a sampling thread that hangs"
+    )
     group_timeout_s: Seconds = setting(3600.0, "an older running group is dropped")
 
 

@@ -86,7 +86,7 @@ def answer(command: Callable[[], int | None]) -> int:
 
 
 def _drop_output() -> None:
-    """Print what is left, if that can be done: Python would try at its end, and tell."""
+    """Print what is left, if that can be done: Python would try it later, and tell."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -300,5 +300,6 @@ def make_thread(
         flops=lambda stats: stats.flops(engine.settings.arch),
         pool=pool,
         group_timeout_s=config.queue.group_timeout_s,
+        batch_timeout_s=config.queue.batch_timeout_s,
     )
     return generators, lambda: sum(pool.restarts for pool in verifiers)

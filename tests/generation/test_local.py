@@ -6,6 +6,7 @@ completion per call, and makes a call when it is let.
 
 import contextlib
 import dataclasses
+import re
 import textwrap
 import threading
 import time
@@ -667,10 +668,36 @@ def test_a_job_says_when_a_step_does_not_end(place, monkeypatch):
     monkeypatch.setattr("scalerl_jax.generation.local._STEP_TIMEOUT_S", 0.1)
     at = place(WrittenScheduler({}, steps=0))
     until(lambda: at.scheduler.calls)
-    with pytest.raises(TimeoutError, match=r"did not finish its step in 0\.1 s"):
+    where = r"'rollout' has been in one step since \d\d:\d\d:\d\d.*_turn"
+    with pytest.raises(TimeoutError, match=where):
         at.generators.between_steps(lambda: pytest.fail("the step was not over"))
     at.scheduler.allow(1000)
     assert len(at.queue.take(0, LONG)) == 2
+
+
+def test_a_job_that_hangs_is_said_with_the_place_where_it_does(place):
+    at = place(WrittenScheduler({}))
+    at.generators._batch_timeout_s = 0.2
+    go_on = threading.Event()
+    where = r"thread 'rollout' .*_do_jobs.*batch_timeout_s = 0\.2 is the most"
+    with pytest.raises(TimeoutError, match=where):
+        at.generators.between_steps(lambda: go_on.wait(LONG))
+    go_on.set()
+    at.generators._batch_timeout_s = LONG
+    assert len(at.queue.take(0, LONG)) == 2
+    assert at.generators.hang() == ""
+
+
+def test_a_thread_that_hangs_is_not_waited_for(place):
+    at = place(WrittenScheduler({}, steps=0))
+    at.generators._batch_timeout_s = 0.2
+    until(lambda: at.scheduler.calls)
+    at.stop(LONG)
+    assert not at.stopped()
+    assert re.search(r"in LocalGenerators\._turn \(scaler", at.generators.hang())
+    at.scheduler.allow(1000)
+    until(at.stopped)
+    assert at.generators.hang() == ""
 
 
 def test_jobs_need_no_thread(place):

@@ -343,8 +343,8 @@ def _check_out(out: Path, config: WarmstartConfig, arch: Architecture) -> None:
     """Refuse a directory that the checkpoint could not be written to at the end.
 
     Raises:
-        ValueError: it cannot be written, or holds what no warm start has made.
-        RuntimeError: there is too little room.
+        ValueError: it holds what no warm start has made.
+        RuntimeError: it cannot be written, or there is too little room.
     """
     size = jnp.dtype(config.file_dtype).itemsize
     try:

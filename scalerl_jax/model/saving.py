@@ -120,8 +120,8 @@ def check_place(directory: str | Path, *, num_bytes: int = 0) -> None:
     Nothing is left behind.
 
     Raises:
-        ValueError: it is not ours to replace, or nothing may be written there.
-        RuntimeError: there is too little room.
+        ValueError: it is not ours to replace.
+        RuntimeError: nothing may be written there, or there is too little room.
     """
     directory = Path(directory).absolute()
     _check_replaceable(directory)
@@ -130,9 +130,9 @@ def check_place(directory: str | Path, *, num_bytes: int = 0) -> None:
         with tempfile.TemporaryDirectory(prefix=".", dir=there):
             free = shutil.disk_usage(there).free
     except OSError as error:
-        raise ValueError(
-            f"{directory} cannot be written ({error.strerror} in {there}); free space "
-            f"or rights there, or name another directory"
+        raise RuntimeError(
+            f"cannot write {directory} ({error.strerror} in {there}); free space or "
+            f"rights there, or name another directory"
         ) from error
     if num_bytes > free:
         raise RuntimeError(

@@ -193,6 +193,10 @@ class Generators(Protocol):
         """
         ...
 
+    def hang(self) -> str:
+        """Return what is in one step for half of queue.batch_timeout_s; "": nothing."""
+        ...
+
     def in_flight(self) -> Mapping[int, int]:
         """Return the tickets under way, and how many tokens each has so far."""
         ...
@@ -254,6 +258,7 @@ class Report:
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)  # busy
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a ledger
     metrics: Mapping[str, int] = dataclasses.field(default_factory=dict)  # in all
+    hang: str = ""  # where its sampling thread hangs; "": it does not
     results: tuple[JobResult, ...] = ()
     verifier_restarts: int = 0  # in all
     refused: str = ""  # why the last publication is not in use

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.model.saving import TOKENIZER_FILES, save_params
+from scalerl_jax.model.saving import TOKENIZER_FILES, check_place, save_params
 from scalerl_jax.utils.ending import Parser, answer
 from scalerl_jax.utils.printing import to_stdout
 from scalerl_jax.utils.reading import local_directory, local_path
@@ -29,6 +29,7 @@ def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
         ValueError: the checkpoint is missing or broken, or `out` holds other files.
         RuntimeError: `out` cannot be written.
     """
+    check_place(out)
     model = load_model(checkpoint, dtype=dtype, require_finite=True)
     settings = run_settings(checkpoint)
     source = checkpoint

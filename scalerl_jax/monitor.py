@@ -22,7 +22,7 @@ from scalerl_jax.batching.assembly import (
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Publication, State
 from scalerl_jax.generation.evaluation import Abandoned, Evaluation
-from scalerl_jax.rewards.verdict import UNJUDGED
+from scalerl_jax.rewards.verdict import lacks_verdict
 from scalerl_jax.rewards.verifier import NoVerifierError
 from scalerl_jax.run_state import RunState
 from scalerl_jax.types import Group
@@ -36,11 +36,10 @@ _POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
 
 
 class UnjudgedWatch:
-    """Counts unjudged rollouts; `reason` says why the run cannot go on.
+    """Counts rollouts without a verdict; `reason` says why the run cannot go on.
 
-    A rollout whose verifier timed out or failed is unjudged.  Leaving out a few is
-    harmless; many mean a broken verifier, and whatever breaks it then selects the
-    rollouts that training still sees.
+    Leaving out a few is harmless; many mean a broken verifier, and whatever breaks it
+    then selects the rollouts that training still sees.
     """
 
     def __init__(self, *, max_share: float, num_prompts: int, group_size: int) -> None:
@@ -55,7 +54,10 @@ class UnjudgedWatch:
     def add(self, groups: Sequence[Group]) -> None:
         """Count training groups as they are taken from the queue."""
         for group in groups:
-            failed = sum(rollout.status in UNJUDGED for rollout in group.rollouts)
+            failed = sum(
+                lacks_verdict(rollout.status, judged=rollout.judged)
+                for rollout in group.rollouts
+            )
             self._recent.append((failed, group.detail))
         failed = sum(count for count, _ in self._recent)
         if failed > self._most:
@@ -182,8 +184,10 @@ class RunMonitor:
             except TimeoutError as timeout:
                 if left > _POLL_S:
                     continue
+                hang = self._run.generators.hang()
                 raise TimeoutError(
-                    f"no batch within queue.batch_timeout_s = {limit}: {timeout}"
+                    f"no batch within queue.batch_timeout_s = {limit}: "
+                    f"{f'{hang}; ' if hang else ''}{timeout}"
                 ) from timeout
             self._times["time/wait_s"] = time.monotonic() - started
             # Counted here, so that the moment at which a verdict comes does not matter.

@@ -47,7 +47,7 @@ from scalerl_jax.learner.step import (
 )
 from scalerl_jax.model.architecture import Architecture, Experts
 from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.saving import save_params
+from scalerl_jax.model.saving import check_place, save_params
 from scalerl_jax.model.transformer import init_params
 from scalerl_jax.model.upcycling import upcycle
 from scalerl_jax.model.weights import load_params
@@ -68,6 +68,7 @@ PHRASES = (
     "hm ",
     "time is up.",
 )
+_RECORD = "warmstart.json"  # how a checkpoint of ours was made
 _MOST = 1_000_000  # of any setting: more is a slip of the hand
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=;:.,?!\"'()<>#"
 
@@ -325,7 +326,7 @@ def save(
     companions = {
         "tokenizer.json": backend.to_str(pretty=True),
         "generation_config.json": json.dumps(ids) + "\n",
-        "warmstart.json": json.dumps(record, indent=1) + "\n",
+        _RECORD: json.dumps(record, indent=1) + "\n",
     }
     save_params(
         directory,
@@ -346,10 +347,30 @@ def main(settings: ml_collections.ConfigDict, out: Path) -> None:
     # A multiple of 8 keeps the head's matmul aligned; the extra ids are never used.
     vocab_size = -(-backend.get_vocab_size(with_added_tokens=True) // 8) * 8
     arch = make_architecture(config, vocab_size=vocab_size)
+    _check_out(out, config, arch)
     logging.info("%d parameters, vocabulary %d", arch.num_params, vocab_size)
     state, log = train(config, backend, arch)
     save(out, state, config=config, arch=arch, backend=backend, log=log)
     logging.info("wrote %s", out)
+
+
+def _check_out(out: Path, config: WarmstartConfig, arch: Architecture) -> None:
+    """Refuse a directory that the checkpoint could not be written to at the end.
+
+    Raises:
+        ValueError: it holds what no warm start has made.
+        RuntimeError: it cannot be written, or there is too little room.
+    """
+    size = jnp.dtype(config.file_dtype).itemsize
+    try:
+        check_place(out, num_bytes=arch.num_params * size)
+        if out.exists() and any(out.iterdir()) and not (out / _RECORD).is_file():
+            raise ValueError(
+                f"{out} holds a checkpoint without a {_RECORD}, which no warm start "
+                f"has made; name a new directory"
+            )
+    except (ValueError, RuntimeError) as error:
+        raise type(error)(f"--out={out}: {error}") from error
 
 
 def run(argv: Sequence[str]) -> int:

@@ -34,7 +34,7 @@ class Bucket:
         self.name = name
         self.objects = {}  # name -> (bytes, generation)
         self.lock = threading.Lock()
-        self.denied = False  # answer everything with 403
+        self.denied = False  # answer everything with 403, or with this status
         self.holding = ""  # uploads to names that have this in them wait
         self.let_go = threading.Event()
         self.uploads = {}
@@ -148,7 +148,8 @@ class Handler(BaseHTTPRequestHandler):
         url = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
         if self.bucket.denied:
-            self.refuse(403, "the caller does not have storage.objects.list access")
+            status = 403 if self.bucket.denied is True else self.bucket.denied
+            self.refuse(status, "the caller does not have storage.objects.list access")
             return
         if url.path.startswith("/batch"):
             self.batch(body)

@@ -37,7 +37,8 @@ STEP_NAMES = """
     staleness/mean staleness/max staleness/in_flight_mean staleness/in_flight_max
     staleness/queued_mean staleness/queued_max
     verifier/no_answer_share verifier/unparsable_share verifier/timeout_share
-    verifier/error_share verifier/unjudged_share verifier/restarts
+    verifier/error_share verifier/too_costly_share verifier/unjudged_share
+    verifier/restarts
     train/tokens train/skipped_steps queue/buffered queue/running queue/dropped
     queue/bad_groups data/retired_prompts
     train/epoch train/learning_rate group/generated group/with_variance
@@ -54,8 +55,8 @@ STEP_NAMES = """
 EVAL_NAMES = """
     step policy_version compute_chip_hours train_tokens generated_tokens train_flops
     pass_rate pass_rate_se num_prompts samples_per_prompt cut_off_share
-    interrupted_share no_answer_share unjudged_share unjudged_prompts
-    mean_completion_tokens
+    interrupted_share no_answer_share unjudged_share too_costly_share
+    unjudged_prompts mean_completion_tokens
 """.split()
 TASKS = {"chain_sum", "letter_counting", "spell_backward"}
 
@@ -635,12 +636,21 @@ SUICIDAL = """
 """
 
 
+LET_GO = threading.Event()  # a step that hangs
+
+
 def fail(run, directory):
     raise ArithmeticError("the sampler has a bad number")
 
 
 def starve(run, directory):
     run.generators._scheduler.step = lambda params, *, version: time.sleep(0.01) or []
+
+
+def hang(run, directory):
+    run.generators._scheduler.step = lambda params, *, version: (
+        LET_GO.wait(600.0) and []
+    )
 
 
 def lose_the_verifiers(run, directory):
@@ -663,6 +673,12 @@ def lose_the_verifiers(run, directory):
             id="a starved queue",
         ),
         pytest.param(
+            hang,
+            "no batch within queue.batch_timeout_s = 5.0: the sampling thread 'rollout'"
+            " has been in one step since ",
+            id="a step that hangs",
+        ),
+        pytest.param(
             lose_the_verifiers,
             "no verifier process can start: it ended with exit code 5 while",
             id="no verifiers",
@@ -676,7 +692,7 @@ def test_a_run_that_others_end_is_saved_and_goes_on(tmp_path, monkeypatch, act, 
     (tmp_path / "suicidal.py").write_text(source)
     settings = {
         "queue.max_staleness": 0,
-        "queue.batch_timeout_s": 3600.0 if act is not starve else 5.0,
+        "queue.batch_timeout_s": 5.0 if act in (starve, hang) else 3600.0,
         "train.num_steps": 1,
         "checkpoint.every": 1000,
         "eval.num_prompts": 3,
@@ -694,8 +710,13 @@ def test_a_run_that_others_end_is_saved_and_goes_on(tmp_path, monkeypatch, act, 
         run.generators._scheduler = ActingScheduler(
             run.generators._scheduler, lambda: act(run, tmp_path)
         )
+        LET_GO.clear()
         with pytest.raises(RuntimeError) as failure:
             train(config, run, tmp_path)
+        assert bool(rollout_threads()) == (act is hang)  # which nobody waits for
+        LET_GO.set()
+        for thread in rollout_threads():
+            thread.join(60.0)
     message = str(failure.value)
     assert is_explained(failure.value) and message.startswith(words)
     assert message.endswith(

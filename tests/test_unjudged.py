@@ -34,6 +34,14 @@ def test_a_run_stops_with_the_rollout_past_the_limit():
         assert words in counted.reason
 
 
+@pytest.mark.parametrize("judged", [False, True])
+def test_an_answer_that_is_too_costly_has_a_verdict_once_it_is_wrong(judged):
+    costly = make_rollout(1, -1.0, first=10, status="too_costly").replace(judged=judged)
+    counted = watch()
+    counted.add([make_group(costly, costly)] * 3)  # six of twenty
+    assert (counted.reason is None) == judged
+
+
 def test_old_failures_are_forgotten():
     counted = watch()
     for _ in range(100):

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import small_run
 import task_splits
 
 from scalerl_jax import warmstart
@@ -179,6 +180,35 @@ def test_a_training_that_is_not_finite_writes_nothing(tmp_path):
     ):
         warmstart.main(settings, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def endless():
+    """Settings of a training that no test sees the end of."""
+    settings = warmstart.defaults()
+    settings.update(dict(num_steps=1_000_000))
+    return settings
+
+
+def test_a_checkpoint_that_is_not_ours_is_not_replaced(tmp_path, endless):
+    foreign, link = tmp_path / "model", tmp_path / "link"
+    foreign.mkdir()
+    (foreign / "config.json").write_text("{}")
+    link.symlink_to(foreign)
+    for out, words in ((foreign, "without a warmstart.json"), (link, "is a link")):
+        with pytest.raises(ValueError, match=f"^--out={out}: {out} .*{words}"):
+            warmstart.main(endless, out)
+    assert [file.name for file in foreign.iterdir()] == ["config.json"]
+    assert link.is_symlink()
+
+
+def test_too_little_room_is_told_before_the_training(tmp_path, endless):
+    with small_run.mounted(tmp_path / "disk", "size=64k") as disk:
+        with pytest.raises(
+            RuntimeError, match=r"it takes [\d,]+ bytes, and 65,536 are"
+        ):
+            warmstart.main(endless, disk / "new" / "model")
+        assert not list(disk.iterdir())
 
 
 def experts_settings(**changes):

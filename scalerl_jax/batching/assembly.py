@@ -28,11 +28,17 @@ from scalerl_jax.batching.packing import (
     train_sequences,
 )
 from scalerl_jax.batching.replay import Replay
-from scalerl_jax.rewards.verdict import UNJUDGED
+from scalerl_jax.rewards.verdict import lacks_verdict
 from scalerl_jax.types import Group, PackedBatch, Rollout
 
 # Statuses of rollouts that were judged neither right nor wrong.
-_NO_VERDICTS = ("no_answer", "unparsable", "verifier_timeout", "verifier_error")
+_NO_VERDICTS = (
+    "no_answer",
+    "unparsable",
+    "too_costly",
+    "verifier_timeout",
+    "verifier_error",
+)
 _ORDER = 4  # tag of this random draw; `data` uses other numbers
 
 # rewards [B], judged [B], kept [B] -> advantages [B], zero where not kept
@@ -259,7 +265,7 @@ def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str,
         name = f"verifier/{status.removeprefix('verifier_')}_share"
         metrics[name] = _mean(rollout.status == status for rollout in rollouts)
     metrics["verifier/unjudged_share"] = _mean(
-        rollout.status in UNJUDGED for rollout in rollouts
+        lacks_verdict(rollout.status, judged=rollout.judged) for rollout in rollouts
     )
     for task in sorted({group.prompt.task for group in groups}):
         metrics[f"pass_rate/{task}"] = _pass_rate(

@@ -177,7 +177,7 @@ class Process:
             return Path(self._directory, file).exists()
         from scalerl_jax.utils import remote  # for buckets only
 
-        path = remote.open_path(self._directory, setting="--workdir=")
+        path = remote.open_path(self._directory, setting="--workdir=", in_run=True)
         return remote.read(path / file) is not None
 
 

@@ -157,10 +157,18 @@ class RewardConfig:
         "baseline, history and pass rates, and is counted and charged; wrong: it is a "
         "wrong answer",
     )
+    max_too_costly_share: ShareOr0 = setting(
+        0.1,
+        "of a prompt's completions that may be unjudged because judging them takes all "
+        "of timeout_s or memory_mib; more than these are wrong answers, all of them; "
+        "at most max_unjudged_share, so that completions alone never stop a run",
+    )
     max_unjudged_share: Share = setting(
         0.1, "of the rollouts of 10 batches, or of an evaluation; above, the run stops"
     )
-    timeout_s: Seconds = setting(10.0, "per answer; then verifier_timeout")
+    timeout_s: Seconds = setting(
+        10.0, "per answer; then too_costly, or verifier_timeout if nothing computes"
+    )
     num_workers: Processes = setting(
         0, "verifiers, and as many for evaluation; 0: cores less two, at most 32"
     )
@@ -281,7 +289,9 @@ class QueueConfig:
         "no group starts; 0: as many wait as max_staleness allows; "
         "coordination/queue.py",
     )
-    batch_timeout_s: Seconds = setting(3600.0, "the learner's wait for a batch")
+    batch_timeout_s: Seconds = setting(
+        3600.0, "the learner's wait for a batch, and for a sampling thread that hangs"
+    )
     group_timeout_s: Seconds = setting(3600.0, "an older running group is dropped")
 
 

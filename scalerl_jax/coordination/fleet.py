@@ -123,6 +123,14 @@ class Fleet:
         everything = [each for part in judged for each in part]
         return self._summarize(everything, policy_version=policy_version)
 
+    def hang(self) -> str:
+        """Return what hangs in the replicas, as they have reported it."""
+        return "; ".join(
+            f"in replica {member.number} ({member.where}) {member.hang}"
+            for member in list(self.roster.members)
+            if member.hang
+        )
+
     def in_flight(self) -> dict[int, int]:
         """Return the tickets under way, and how many tokens each has so far."""
         return self.roster.in_flight()
@@ -189,9 +197,11 @@ class Fleet:
                 if len(waiting) < left:
                     left, since = len(waiting), time.monotonic()
                 if time.monotonic() - since > self._job_timeout_s:
+                    hang = self.hang()
                     raise TimeoutError(
                         f"replicas ended no part of an evaluation in "
                         f"queue.batch_timeout_s = {self._job_timeout_s:g}"
+                        f"{f': {hang}' if hang else ''}"
                     )
             return [future.result() for future in futures]
         finally:

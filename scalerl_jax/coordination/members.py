@@ -74,6 +74,7 @@ class Member:
     withdrawn: set[int] = dataclasses.field(default_factory=set)
     jobs: set[int] = dataclasses.field(default_factory=set)  # numbers of its jobs
     metrics: dict[str, int] = dataclasses.field(default_factory=dict)
+    hang: str = ""  # where its sampling thread hangs; "": it does not
     verifier_restarts: int = 0
     # Contents of the next call.
     assigned: list[Assignment] = dataclasses.field(default_factory=list)

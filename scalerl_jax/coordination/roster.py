@@ -224,6 +224,7 @@ class Roster:
         member.used_version = max(member.used_version, report.used_version)
         member.capacity = report.capacity
         member.metrics = dict(report.metrics)
+        member.hang = report.hang
         member.verifier_restarts = report.verifier_restarts
         if report.seconds:
             assert isinstance(self._ledger, RemoteLedger), "no replica is remote"

@@ -35,6 +35,7 @@ from scalerl_jax.data.records import (
 )
 from scalerl_jax.data.screening import Screen, doubts
 from scalerl_jax.data.sources import Local, saved_splits
+from scalerl_jax.utils.full_disk import naming
 from scalerl_jax.utils.paths import inside
 from scalerl_jax.utils.printing import shown
 from scalerl_jax.utils.reading import is_remote, local_file
@@ -180,7 +181,10 @@ def prepare(
     report = Report(name=name, split=split)
     local = [Local(path.expanduser()) for path in paths]
     sources = local or [data_set.sources[split]]
-    with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=directory) as made:
+    with (
+        naming(f"--directory={directory}"),
+        tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=directory) as made,
+    ):
         work, filled = Path(made), Path(made) / "records"
         found = [file for each in sources for file in each.fetch(work)]
         report.files = [

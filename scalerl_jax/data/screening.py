@@ -25,7 +25,9 @@ _VACUOUS = "the tests pass without a solution"
 _NO_ANSWER = "the answer cannot be read"
 _UNREADABLE = {
     "correct": "",
-    "verifier_timeout": "reading the answer takes too long",
+    **dict.fromkeys(
+        ("too_costly", "verifier_timeout"), "reading the answer takes too long"
+    ),
 }
 _MAX_PROCESSES = 32
 _CHUNK = 64  # drafts looked at together

@@ -20,6 +20,7 @@ from scalerl_jax.config import MathAnswer
 from scalerl_jax.evaluate.policy import Described
 from scalerl_jax.generation.evaluation import Judged
 from scalerl_jax.rewards.code import find_solution
+from scalerl_jax.utils.full_disk import naming
 from scalerl_jax.utils.reading import check_regular, parse_json
 from scalerl_jax.utils.writing import replace_file, replacing
 
@@ -53,9 +54,11 @@ def open_results(out: Path) -> Iterator["Results"]:
         raise ValueError(f"--out={out} cannot be written: {error}") from error
     results = Results(out, partial, file)
     try:
-        yield results
+        with naming(f"--out={out}"):
+            yield results
     finally:
-        file.close()
+        with contextlib.suppress(OSError):  # of a full disk, which has been told
+            file.close()
         if partial.exists() and results.empty:
             shutil.rmtree(partial)
 

@@ -2,13 +2,13 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from scalerl_jax.data.questions import extract_answer
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.rewards.verdict import UNJUDGED, Status
+from scalerl_jax.rewards.verdict import Status, count_as_judged
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.sampler.requests import Completion
 from scalerl_jax.types import Prompt, Rollout
@@ -24,17 +24,33 @@ class Judging:
     wrong: float = -1.0
     cut_off_is_wrong: bool = False  # whatever its verdict
     unjudged_is_wrong: bool = False  # else an unjudged rollout is left out
+    max_too_costly_share: float = 0.1  # of a prompt's that are unjudged; more are wrong
 
     def answer(self, tokens: np.ndarray) -> str | None:
         """Return the text that the verifier judges; None if there is no answer."""
         text = self.tokenizer.decode(tokens.tolist())
         return extract_answer(text, answer_after=self.answer_after)
 
-    def rollout(self, completion: Completion, status: str) -> Rollout:
-        """Return the rollout of a completion with its verdict's status and reward."""
+    def judged(self, statuses: Sequence[str]) -> list[bool]:
+        """Return for each of a prompt's answers whether it counts."""
+        if self.unjudged_is_wrong:
+            return [True] * len(statuses)
+        return count_as_judged(statuses, max_too_costly_share=self.max_too_costly_share)
+
+    def rollouts(
+        self, completions: Sequence[Completion], statuses: Sequence[str]
+    ) -> tuple[Rollout, ...]:
+        """Return the rollouts of a prompt with their verdicts' statuses and rewards."""
+        judged = self.judged(statuses)
+        return tuple(
+            self._rollout(*each)
+            for each in zip(completions, statuses, judged, strict=True)
+        )
+
+    def _rollout(self, completion: Completion, status: str, judged: bool) -> Rollout:
         counted_wrong = completion.cut_off and self.cut_off_is_wrong
         passed = status == "correct" and not counted_wrong
-        judged = status not in UNJUDGED or self.unjudged_is_wrong or counted_wrong
+        judged = judged or counted_wrong
         return Rollout(
             completion_tokens=completion.tokens,
             completion_mask=completion.mask,
@@ -63,7 +79,7 @@ class Episode:
     completions: dict[int, Completion] = dataclasses.field(default_factory=dict)
     answers: tuple[str | None, ...] = ()  # as the verifier got them
     statuses: tuple[Status, ...] = ()
-    detail: str = ""  # why there are timeouts and errors; empty without
+    detail: str = ""  # why some have no verdict; empty if all have one
 
     def listen(self, sample: int, tokens: np.ndarray, logprobs: np.ndarray) -> None:
         """Count tokens as they come."""

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from scalerl_jax.generation.episodes import Episode, Episodes, Judging
-from scalerl_jax.rewards.verdict import UNJUDGED, Status
+from scalerl_jax.rewards.verdict import Status, lacks_verdict
 from scalerl_jax.rewards.verifier import VerifierPool
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.requests import Completion, Listener, Request, Samples
@@ -114,8 +114,8 @@ class Probe(Completing):
 class Evaluation:
     """The figures of one evaluation, and a few of its rollouts to read.
 
-    A sample whose verifier failed is unjudged and counts in no pass rate: a prompt's
-    pass rate is over its judged samples, and means are over prompts with such samples.
+    A sample without a verdict is unjudged and counts in no pass rate: a prompt's pass
+    rate is over its judged samples, and means are over prompts with such samples.
     """
 
     pass_rate: float  # NaN where nothing was judged
@@ -126,7 +126,8 @@ class Evaluation:
     cut_off_share: float
     interrupted_share: float
     no_answer_share: float  # of all samples
-    unjudged_share: float  # of all samples: the verifier failed
+    unjudged_share: float  # of all samples: those without a verdict
+    too_costly_share: float  # of all samples, unjudged or wrong
     unjudged_prompts: int  # without a judged sample
     mean_completion_tokens: float
     pass_rate_by_task: dict[str, float]
@@ -150,20 +151,13 @@ class Judged:
     completions: tuple[Completion, ...]
     answers: tuple[str | None, ...]  # as the verifier got them
     statuses: tuple[Status, ...]
-    detail: str  # why there are timeouts and errors; empty without
-    unjudged_is_wrong: bool  # else unjudged samples are left out
+    detail: str  # why some have no verdict; empty if all have one
+    judged: Sequence[bool]  # whether a sample counts in the pass rate
 
     @property
     def passed(self) -> list[bool]:
         """Return for each sample whether it is correct."""
         return [status == "correct" for status in self.statuses]
-
-    @property
-    def judged(self) -> list[bool]:
-        """Return for each sample whether it counts in the pass rate."""
-        return [
-            self.unjudged_is_wrong or status not in UNJUDGED for status in self.statuses
-        ]
 
     @property
     def pass_rate(self) -> float:
@@ -273,7 +267,7 @@ class Evaluator(Completing):
             answers=episode.answers,
             statuses=episode.statuses,
             detail=episode.detail,
-            unjudged_is_wrong=self.judging.unjudged_is_wrong,
+            judged=self.judging.judged(episode.statuses),
         )
 
 
@@ -293,7 +287,11 @@ def summarize(
     num_known = int(known.sum())
     everything = [each for group in groups for each in group.completions]
     statuses = [status for group in groups for status in group.statuses]
-    unjudged = [status in UNJUDGED for status in statuses]
+    judged = [each for group in groups for each in group.judged]
+    unjudged = [
+        lacks_verdict(status, judged=each)
+        for status, each in zip(statuses, judged, strict=True)
+    ]
     return Evaluation(
         pass_rate=float(by_prompt[known].mean()) if num_known else math.nan,
         pass_rate_se=standard_error(by_prompt[known]) if num_known > 1 else 0.0,
@@ -306,6 +304,7 @@ def summarize(
         interrupted_share=float(np.mean([each.interrupted for each in everything])),
         no_answer_share=float(np.mean([each == "no_answer" for each in statuses])),
         unjudged_share=float(np.mean(unjudged)),
+        too_costly_share=float(np.mean([each == "too_costly" for each in statuses])),
         unjudged_prompts=len(groups) - num_known,
         mean_completion_tokens=float(
             np.mean([len(each.tokens) for each in everything])

@@ -8,6 +8,7 @@ An evaluation beside the sampling instead alternates with it step by step, in sl
 its own and with its own params.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from scalerl_jax.generation.evaluation import (
     Judged,
     Probe,
     Probed,
+    never,
 )
 from scalerl_jax.parallel.publication import Published, receive
 from scalerl_jax.sampler.requests import Request, Samples, SchedulerStats
@@ -33,6 +35,7 @@ from scalerl_jax.utils.ledger import Ledger
 
 _IDLE_WAIT_S = 0.05  # between two looks, when there is nothing to sample
 _STEP_TIMEOUT_S = 600.0  # for the step that is under way
+_OWN = "scalerl_jax."  # modules of this package
 _AGAIN: Any = object()  # returned by a job that is to be called after the next step
 _Result = TypeVar("_Result")
 
@@ -55,6 +58,7 @@ class LocalGenerators:
         flops: Callable[[SchedulerStats], float],
         pool: str,
         group_timeout_s: float,
+        batch_timeout_s: float = 3600.0,
     ) -> None:
         """Make the thread, which has no params: `publish` must come before `start`."""
         self._scheduler = scheduler
@@ -70,6 +74,8 @@ class LocalGenerators:
         self._counted: dict[str, float] = {}  # counts already in the ledger
         self._pool = pool
         self._group_timeout_s = group_timeout_s
+        self._batch_timeout_s = batch_timeout_s
+        self._alive = time.monotonic()  # when the thread last ended a step
         self.metrics: dict[str, int] = {}  # the sampler's, as of the last step
         # Guards the published params, the jobs, and whether the thread runs.
         self._changed = threading.Condition()
@@ -99,11 +105,29 @@ class LocalGenerators:
     def stop(self, timeout_s: float) -> None:
         """Wait for the thread, once the desk's run is over.
 
-        A step that takes longer than `timeout_s` may end later without any effect.
+        A step that takes longer than `timeout_s` may end later without any effect.  A
+        thread that hangs is not waited for.
         """
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-        self._end()  # nothing waits for a thread that hangs
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and self._thread.is_alive():
+            if self._hang(self._batch_timeout_s):
+                break
+            self._thread.join(_IDLE_WAIT_S)
+        self._end()
+
+    def hang(self) -> str:
+        """Return where the thread is, if a step has lasted for half the time limit."""
+        return self._hang(self._batch_timeout_s / 2)
+
+    def _hang(self, after_s: float) -> str:
+        silent_s = time.monotonic() - self._alive
+        if silent_s < after_s or not self._thread.is_alive():
+            return ""
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
+        return (
+            f"the sampling thread {self._thread.name!r} has been in one step since "
+            f"{since}, for {silent_s:.0f} s, {_place_of(self._thread)}"
+        )
 
     def in_flight(self) -> dict[int, int]:
         """Return the tickets under way, and how many tokens each has so far."""
@@ -126,6 +150,7 @@ class LocalGenerators:
             Abandoned: `stopped` said so, or the run is over.
         """
         evaluator, params = self.evaluator, publication.params
+        stopped = self._noticed(stopped)
 
         def job() -> tuple[Evaluation, list[Probed]]:
             evaluation = evaluator(
@@ -160,7 +185,7 @@ class LocalGenerators:
             publication.params,
             policy_version=policy_version,
             places=places,
-            stopped=stopped,
+            stopped=self._noticed(stopped),
             wait_s=_IDLE_WAIT_S,
         )
         found: list[Judged] = []
@@ -177,7 +202,19 @@ class LocalGenerators:
 
     def sample(self, publication: Published) -> list[Probed]:
         """Return (prompt, completion) pairs of the probe, always the same prompts."""
-        return self.between_steps(lambda: self.probe(publication.params))
+        stopped = self._noticed(never)
+        return self.between_steps(
+            lambda: self.probe(publication.params, stopped=stopped)
+        )
+
+    def _noticed(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
+        """Return `stopped`, which is asked after each step, and note that one ended."""
+
+        def asked() -> bool:
+            self._alive = time.monotonic()
+            return stopped()
+
+        return asked
 
     def between_steps(self, job: Callable[[], _Result]) -> _Result:
         """Run `job` between two steps, at once if there are none; return its result.
@@ -186,6 +223,7 @@ class LocalGenerators:
 
         Raises:
             Abandoned: the run has ended before that step.
+            TimeoutError: the thread hangs, before the job or in it.
         """
         future: Future[_Result] = Future()
         with self._changed:
@@ -197,7 +235,7 @@ class LocalGenerators:
                 pass
             return result
         self._desk.wake()
-        deadline = time.monotonic() + _STEP_TIMEOUT_S
+        before_s = min(_STEP_TIMEOUT_S, self._batch_timeout_s)
         while True:
             try:
                 # Signal handlers run only when this thread goes on: wait in pieces.
@@ -205,10 +243,12 @@ class LocalGenerators:
             except TimeoutError:
                 if future.done():
                     return future.result()
-                if time.monotonic() > deadline and future.cancel():  # not begun
+                begun = future.running()
+                if hang := self._hang(self._batch_timeout_s if begun else before_s):
+                    future.cancel()
                     raise TimeoutError(
-                        f"the sampling thread did not finish its step in "
-                        f"{_STEP_TIMEOUT_S} s"
+                        f"{hang}; queue.batch_timeout_s = {self._batch_timeout_s:g} is "
+                        f"the most that a step may take"
                     ) from None
 
     # -- in the thread ----------------------------------------------------------------
@@ -233,7 +273,9 @@ class LocalGenerators:
 
     def _turn(self) -> None:
         """Begin groups, make a step with the newest params, hand in judged groups."""
+        self._alive = time.monotonic()
         self._do_jobs()
+        self._alive = time.monotonic()
         params, version = self._newest()
         self._begin_groups(version)
         self._drop_late()
@@ -317,12 +359,7 @@ class LocalGenerators:
         return Group(
             ticket=episode.key,
             prompt=episode.prompt,
-            rollouts=tuple(
-                self._judging.rollout(completion, status)
-                for completion, status in zip(
-                    episode.in_order, episode.statuses, strict=True
-                )
-            ),
+            rollouts=self._judging.rollouts(episode.in_order, episode.statuses),
             finished_version=episode.ended_version,
             detail=episode.detail,
         )
@@ -362,3 +399,14 @@ class LocalGenerators:
             }
         )
         self._counted = amounts
+
+
+def _place_of(thread: threading.Thread) -> str:
+    """Return where a thread is in this package's code, for a line of text."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith(_OWN):
+            return f"in {frame.f_code.co_qualname} ({name}, line {frame.f_lineno})"
+        frame = frame.f_back
+    return "in no code of this package"

@@ -144,6 +144,7 @@ class Replica:
             capacity=self._capacity(),
             tokens=self._generators.in_flight(),
             metrics=dict(self._generators.metrics),
+            hang=self._generators.hang(),
             verifier_restarts=self._verifier_restarts(),
         )
 

@@ -29,7 +29,9 @@ class BucketPlace(Place):
         Raises:
             ValueError: the bucket cannot be used.
         """
-        super().__init__(remote.open_path(directory, setting="checkpoints in "))
+        super().__init__(
+            remote.open_path(directory, setting="checkpoints in ", in_run=True)
+        )
         self._before_seal = before_seal
 
     def partial_name(self, step: int) -> str:
@@ -49,6 +51,10 @@ class BucketPlace(Place):
         if self._before_seal is not None:
             self._before_seal()
         remote.write(partial / MANIFEST, sealed(manifest).encode())
+
+    def free_bytes(self) -> int | None:
+        """Return None: a bucket has no end."""
+        return None
 
     def known_files(self, path: epath.Path) -> Files:
         """Return size and CRC-32C of every object, from a listing."""

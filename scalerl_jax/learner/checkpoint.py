@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax
+
 from scalerl_jax.contract import Restored
 from scalerl_jax.learner import contents, fitness
 from scalerl_jax.learner.bucket_place import BucketPlace
@@ -30,6 +32,7 @@ from scalerl_jax.learner.restoring import Reader
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, PyTree
 from scalerl_jax.utils.background import Background
+from scalerl_jax.utils.full_disk import lacks_space, why_full
 from scalerl_jax.utils.reading import is_remote
 
 _Result = TypeVar("_Result")
@@ -75,6 +78,7 @@ class Checkpointer:
         self._damaged: set[Folder] = set()
         self._writing = Background("writing a checkpoint") if background else None
         self._arrays = contents.ArrayFiles()
+        self._bytes = 0  # of the arrays that are being saved
 
     def due(self, step: int, *, since: int) -> bool:
         """Return whether a save was due at any of the steps `since` + 1 to `step`."""
@@ -109,6 +113,7 @@ class Checkpointer:
             "files": {},
             "arrays": contents.describe(state),
         }
+        self._bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         name = self._place.partial_name(step)
         with self._told(step):
             multihost.agree(
@@ -181,12 +186,23 @@ class Checkpointer:
         try:
             yield
         except Exception as error:
-            said = " ".join(str(error).split())
+            said = why_full(error) or " ".join(str(error).split())
             raise UnsavedError(
                 f"cannot write the checkpoint of step {step} to "
-                f"{self._place.target(step)} ({said}); {self._untouched()}: free space "
-                f"or rights there and start again with the same --workdir to resume"
+                f"{self._place.target(step)} ({said}{self._room(error)}); "
+                f"{self._untouched()}: free space or rights there and start again with "
+                f"the same --workdir to resume"
             ) from error
+
+    def _room(self, error: Exception) -> str:
+        """Say how much a checkpoint takes and the disk has, where that is too little.
+
+        The files that were begun have been removed, so the space is that before them.
+        """
+        free = self._place.free_bytes() if lacks_space(error) else None
+        if free is None:
+            return ""
+        return f"; its arrays take {self._bytes:,} bytes, and {free:,} are free"
 
     def _untouched(self) -> str:
         """Return a sentence about the checkpoints that are still on disk."""

@@ -9,13 +9,14 @@ Groups are flat arrays and JSON rows.  Their arrays must have the types that
 each group reads back exactly as it was.
 """
 
+import asyncio
 import dataclasses
 import io
 import itertools
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from scalerl_jax.types import Group, Prompt, PyTree, Rollout
 
 STATE, HOST = "state", "host.json"  # the arrays' folder, the host's state
 _FILES = ("groups.npz", "groups.json")
+_OTHERS_S = 60.0  # for the other arrays, once one of them cannot be written
 _ROLLOUT_ARRAYS = {
     "completion_tokens": np.dtype(np.int32),
     "completion_mask": np.dtype(np.bool_),
@@ -49,6 +51,7 @@ class ArrayFiles:
         """Open orbax's handler; its threads run until `close`."""
         for library in ("absl", "asyncio"):  # used by orbax
             logging.getLogger(library).addFilter(_is_no_echo)
+        asyncio_utils._run_sync_via_new_loop = _run_to_the_end
         # OCDBT packs the arrays into a few files; weights do not compress.
         self._handler = ocp.PyTreeCheckpointHandler(
             use_ocdbt=True, use_compression=False
@@ -73,6 +76,26 @@ class ArrayFiles:
     def close(self) -> None:
         """Stop the threads that write."""
         self._handler.close()
+
+
+def _run_to_the_end(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run as orbax does, and after a failure wait for what still runs.
+
+    Otherwise each array that fails after the first one finds the loop closed, and its
+    thread writes a traceback to stderr.
+    """
+    loop = asyncio.new_event_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        try:
+            return loop.run_until_complete(work)
+        except Exception:
+            if others := asyncio.all_tasks(loop):
+                loop.run_until_complete(asyncio.wait(others, timeout=_OTHERS_S))
+            raise
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 def _is_no_echo(record: logging.LogRecord) -> bool:

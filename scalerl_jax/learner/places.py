@@ -114,6 +114,13 @@ class Place:
                 found.append((int(match[1]), match[2] is None, path))
         return [(step, path) for step, _, path in sorted(found, reverse=True)]
 
+    def free_bytes(self) -> int | None:
+        """Return how much room there is for a checkpoint; None: nobody knows."""
+        try:
+            return shutil.disk_usage(self.directory).free
+        except OSError:
+            return None
+
     def prune(self, keep: int, damaged: Container[Folder]) -> None:
         """Remove old checkpoints: all but the `keep` newest good ones."""
         good = [path for _, path in self.found() if path not in damaged]

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from scalerl_jax.model.hugging_face import CONFIG_FILE, SCALING, SIZES, find_fam
 from scalerl_jax.model.mixture_files import mixture_values
 from scalerl_jax.model.weights import DTYPES, INDEX, SINGLE, Parameter, parameters
 from scalerl_jax.types import PyTree
+from scalerl_jax.utils.full_disk import why_full
 
 # Files that say how texts become tokens and where they end.
 TOKENIZER_FILES = (
@@ -111,6 +113,34 @@ def config_values(
     }
 
 
+def check_place(directory: str | Path, *, num_bytes: int = 0) -> None:
+    """Refuse a directory that cannot be written, before there is anything to write.
+
+    `num_bytes` is what it will hold, beside an earlier export until that is replaced.
+    Nothing is left behind.
+
+    Raises:
+        ValueError: it is not ours to replace.
+        RuntimeError: nothing may be written there, or there is too little room.
+    """
+    directory = Path(directory).absolute()
+    _check_replaceable(directory)
+    there = next(parent for parent in directory.parents if parent.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".", dir=there):
+            free = shutil.disk_usage(there).free
+    except OSError as error:
+        raise RuntimeError(
+            f"cannot write {directory} ({error.strerror} in {there}); free space or "
+            f"rights there, or name another directory"
+        ) from error
+    if num_bytes > free:
+        raise RuntimeError(
+            f"cannot write {directory} (it takes {num_bytes:,} bytes, and {free:,} are "
+            f"free in {there}); free space there, or name another directory"
+        )
+
+
 @contextlib.contextmanager
 def _whole(directory: Path) -> Iterator[Path]:
     """Give an empty directory to write into, which then replaces `directory`."""
@@ -129,8 +159,8 @@ def _whole(directory: Path) -> Iterator[Path]:
         partial.rename(directory)
     except (OSError, SafetensorError) as error:
         raise RuntimeError(
-            f"cannot write {directory} ({error}); free space or rights there, or name "
-            f"another directory"
+            f"cannot write {directory} ({why_full(error) or error}); free space or "
+            f"rights there, or name another directory"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -139,6 +169,10 @@ def _whole(directory: Path) -> Iterator[Path]:
 
 def _check_replaceable(directory: Path) -> None:
     known = (CONFIG_FILE, INDEX, *COMPANIONS)
+    if directory.is_symlink():
+        raise ValueError(
+            f"{directory} is a link, which would be replaced; name a directory"
+        )
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"{directory} is a file; name a directory")
     for file in directory.iterdir() if directory.exists() else ():

@@ -50,7 +50,7 @@ class BucketChannel:
         Raises:
             ValueError: the bucket cannot be used.
         """
-        self._directory = remote.open_path(directory, setting="params in ")
+        self._directory = remote.open_path(directory, setting="params in ", in_run=True)
         self._owner = owner and checked_name(owner)
         self._patience_s = patience_s
         if owner:

@@ -10,6 +10,7 @@ import importlib
 import os
 import resource
 import sys
+import time
 from multiprocessing import connection as pipes
 from typing import Any
 
@@ -46,7 +47,7 @@ def serve(descriptor: int) -> None:
                 score = scores[work.verifier]
                 verdict = _judge(score, work.task, answer, work.reference)
                 faulthandler.cancel_dump_traceback_later()
-                pipe.send(Judged(place, verdict))
+                pipe.send(Judged(place, verdict, time.process_time()))
 
 
 def _load(pipe: pipes.Connection, setup: Setup, name: str) -> ScoreFunction:
@@ -59,7 +60,7 @@ def _load(pipe: pipes.Connection, setup: Setup, name: str) -> ScoreFunction:
         pipe.send(Loaded(name, f"{type(error).__name__}: {error}"))
         sys.exit(1)
     _limit_memory(setup.memory_mib)
-    pipe.send(Loaded(name))
+    pipe.send(Loaded(name, cpu_s=time.process_time()))
     return functools.partial(score, **verifier.settings)
 
 
@@ -80,7 +81,10 @@ def _judge(
         found = score(task, answer, reference)
     except Exception as error:  # noqa: BLE001  becomes this rollout's status
         reason = f"{type(error).__name__}: {error}"
-        return Verdict("verifier_error", reason[:_MAX_DETAIL])
+        # Memory and stack are this process's own, and the answer's text fills them.
+        full = isinstance(error, MemoryError | RecursionError)
+        status = "too_costly" if full else "verifier_error"
+        return Verdict(status, reason[:_MAX_DETAIL])
     if isinstance(found, Verdict):
         return found._replace(detail=found.detail[:_MAX_DETAIL])
     # Partial credit, anything below 1, is not a pass.

@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import connection as pipes
 from typing import Any, Literal, NamedTuple
 
@@ -33,18 +33,65 @@ Status = Literal[
     "wrong",
     "no_answer",  # the completion holds no answer
     "unparsable",  # the completion's answer cannot be read
+    "too_costly",  # judging the answer takes all of its time or memory
     "verifier_timeout",
     "verifier_error",
 ]
-# Failures of the verifier itself: the answer counts as not judged.
-UNJUDGED: tuple[Status, ...] = ("verifier_timeout", "verifier_error")
+_FAILURES: tuple[Status, ...] = ("verifier_timeout", "verifier_error")
+_COMPUTING = 0.1  # of an answer's time; ordinary answers take a thousandth
 
 
 class Verdict(NamedTuple):
     """The judgement of one answer."""
 
     status: Status
-    detail: str = ""  # the reason of a verifier_error
+    detail: str = ""  # the reason, if there is no verdict
+
+
+def count_as_judged(
+    statuses: Sequence[str], *, max_too_costly_share: float
+) -> list[bool]:
+    """Return for each of a prompt's answers whether it counts as judged.
+
+    Answers that a verifier failed on do not.  Answers that are too costly to judge do
+    not while they are at most `max_too_costly_share` of the prompt's; more of them are
+    wrong answers, all of them, so that no policy gains by preferring them.
+    """
+    costly = statuses.count("too_costly")
+    excused = costly <= max_too_costly_share * len(statuses)
+    return [
+        status not in _FAILURES and not (status == "too_costly" and excused)
+        for status in statuses
+    ]
+
+
+def lacks_verdict(status: str, *, judged: bool) -> bool:
+    """Return whether an answer has no verdict, though it may count as a wrong one.
+
+    An answer that is too costly, and therefore judged to be wrong, has one.
+    """
+    return status in _FAILURES or (status == "too_costly" and not judged)
+
+
+def late(*, computed_s: float, timeout_s: float) -> Verdict:
+    """Return the verdict on an answer that was not judged within `timeout_s`.
+
+    It is too costly if its process computed meanwhile.  A process that was stopped, or
+    had next to nothing of a busy machine, says nothing about the answer.
+    """
+    if computed_s >= _COMPUTING * timeout_s:
+        reason = f"still computing after reward.timeout_s = {timeout_s}"
+        return Verdict("too_costly", reason)
+    reason = f"no verdict within reward.timeout_s = {timeout_s}"
+    return Verdict("verifier_timeout", reason)
+
+
+def ended(exit_code: int | None) -> Verdict:
+    """Return the verdict on an answer whose process ended while it judged it."""
+    reason = f"the verifier process ended with exit code {exit_code}"
+    # The stack is full: of calls, which the answer's text nests.
+    full = exit_code == -signal.SIGSEGV
+    return Verdict("too_costly" if full else "verifier_error", reason)
 
 
 # (task, answer, reference) -> a verdict, or a score: 1 or more is correct
@@ -81,6 +128,7 @@ class Loaded(NamedTuple):
 
     verifier: str
     failure: str = ""
+    cpu_s: float = 0.0  # of the process so far
 
 
 class Judged(NamedTuple):
@@ -88,6 +136,7 @@ class Judged(NamedTuple):
 
     place: int
     verdict: Verdict
+    cpu_s: float  # of the process so far
 
 
 # The pool's side.
@@ -152,6 +201,7 @@ class VerifierProcess:
         self.loading: str | None = setup.preload
         self.share: Share | None = None
         self.deadline = time.monotonic() + MAX_START_S
+        self.begun_cpu_s = 0.0  # of the process, before the answer that it judges
 
     @property
     def free(self) -> bool:
@@ -179,6 +229,14 @@ class VerifierProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.pipe.close()
+
+    def computed_s(self) -> float:
+        """Return the CPU time that the process has spent on the answer it judges."""
+        try:
+            times = psutil.Process(self.process.pid).cpu_times()
+        except psutil.Error:  # it has ended
+            return 0.0
+        return times.user + times.system - self.begun_cpu_s
 
     def exit_code(self) -> int | None:
         """Return the exit code of a process that closed its pipe or was killed."""

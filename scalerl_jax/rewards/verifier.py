@@ -23,10 +23,11 @@ from scalerl_jax.rewards.verdict import (
     Setup,
     Share,
     Status,
-    Verdict,
     Verifier,
     VerifierProcess,
     adopt,
+    ended,
+    late,
     reap,
 )
 
@@ -63,7 +64,7 @@ class Verdicts(NamedTuple):
 
     key: Any  # as submitted
     statuses: list[Status]
-    detail: str  # why there are timeouts and errors; empty without
+    detail: str  # why some have no verdict; empty if all have one
 
 
 class VerifierPool:
@@ -82,7 +83,7 @@ class VerifierPool:
         timeout_s: limit for one answer.
         num_workers: processes; the answers of a group are dealt out among them.
         memory_mib: limit of a process's memory beside its imports; an answer whose
-            judging needs more is a verifier error.
+            judging needs more is too costly.
     """
 
     def __init__(
@@ -252,9 +253,9 @@ class VerifierPool:
         for worker in list(self._workers):
             # A verdict that came in time counts, even if the deadline has passed since.
             if not self._read(worker):
-                self._replace(worker, late=False)
+                self._replace(worker, is_late=False)
             elif not worker.free and time.monotonic() > worker.deadline:
-                self._replace(worker, late=True)
+                self._replace(worker, is_late=True)
 
     def _dispatch(self) -> None:
         for worker in list(self._workers):
@@ -265,7 +266,7 @@ class VerifierPool:
                 worker.give(share, timeout_s=self._setup.timeout_s)
             except OSError:  # it died or was stopped with nothing to do
                 self._waiting.appendleft(share)
-                self._replace(worker, late=False)
+                self._replace(worker, is_late=False)
 
     def _read(self, worker: VerifierProcess) -> bool:
         """Take in a worker's messages; False if its process has ended."""
@@ -277,6 +278,7 @@ class VerifierPool:
         return True
 
     def _receive(self, worker: VerifierProcess, message: Loaded | Judged) -> None:
+        worker.begun_cpu_s = message.cpu_s
         worker.deadline = time.monotonic() + self._setup.timeout_s  # of the next answer
         if isinstance(message, Loaded):
             if not message.failure:
@@ -302,22 +304,22 @@ class VerifierPool:
             detail = "; ".join(dict.fromkeys(job.details))
             self._judged.put(Verdicts(job.key, statuses, detail))
 
-    def _replace(self, worker: VerifierProcess, *, late: bool) -> None:
-        """Replace a process that is late or has ended; fail the answer it was judging.
+    def _replace(self, worker: VerifierProcess, *, is_late: bool) -> None:
+        """Replace a process that is late or has ended; its answer has no verdict.
 
         Its other answers are given to other processes.
         """
+        computed_s = worker.computed_s() if is_late else 0.0
         worker.kill()
         self._workers.remove(worker)
         self._killed.append(worker)
-        if late:
-            reason = f"no verdict within reward.timeout_s = {self._setup.timeout_s}"
-            verdict = Verdict("verifier_timeout", reason)
+        if is_late:
+            verdict = late(computed_s=computed_s, timeout_s=self._setup.timeout_s)
             how = f"it took more than {MAX_START_S} s to import"
         else:
-            ended = f"ended with exit code {worker.exit_code()}"
-            verdict = Verdict("verifier_error", f"the verifier process {ended}")
-            how = f"it {ended} while it imported"
+            exit_code = worker.exit_code()
+            verdict = ended(exit_code)
+            how = f"it ended with exit code {exit_code} while it imported"
         if worker.share is not None:
             job, places = worker.share
             places = job.unjudged(places)

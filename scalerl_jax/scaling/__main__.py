@@ -41,6 +41,7 @@ from scalerl_jax.scaling.records import (
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.tables import EVALS_NAME, is_step
 from scalerl_jax.utils.ending import Parser, answer
+from scalerl_jax.utils.full_disk import naming
 from scalerl_jax.utils.printing import shown, to_stderr, to_stdout
 from scalerl_jax.utils.remote import files_of_run, send_back
 from scalerl_jax.utils.writing import replace_file
@@ -393,7 +394,9 @@ def _check_out(path: Path | None, endings: tuple[str, ...] = PICTURES) -> None:
 
 def _save(figure: "Figure", path: Path) -> Path:
     to_bytes = plots.to_png if path.suffix == ".png" else plots.to_svg
-    replace_file(path, to_bytes(figure))
+    data = to_bytes(figure)
+    with naming(path):
+        replace_file(path, data)
     return path
 
 
@@ -434,7 +437,8 @@ def fit(flags: Flags) -> Answer:
         said, record = _with_extras(result, flags)
         if (path / EVALS_NAME).is_file():
             numbers, picture = path / "fit.json", path / "fit.png"
-            replace_file(numbers, to_json(record).encode())
+            with naming(numbers):
+                replace_file(numbers, to_json(record).encode())
             _save(plots.draw_fits([result], [curve.name], title=curve.name), picture)
             written += [send_back(numbers), send_back(picture)]
         texts.append(said)
@@ -673,7 +677,8 @@ def report(flags: Flags) -> Answer:
     fits = {fit.curve.name: fit for _, fit in fitted}
     paths = {fit.curve.name: path for path, fit in fitted}
     page = make_report(fits, title=flags.title, paths=paths)
-    replace_file(flags.out, page.encode())
+    with naming(flags.out):
+        replace_file(flags.out, page.encode())
     verdicts = {
         name: f"A {text.parameter_text(fit, fit.parameters['A'])}"
         if "A" in fit.parameters

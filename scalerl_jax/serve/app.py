@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from scalerl_jax.data.chat_process import TIMEOUT_S
 from scalerl_jax.serve.access import Connections, guarded
 from scalerl_jax.serve.answers import Answer, ChatAnswer
 from scalerl_jax.serve.fields import ApiError
@@ -25,6 +26,13 @@ from scalerl_jax.serve.orders import Order, Reader
 from scalerl_jax.serve.service import Service
 
 _HELD_BODIES = 64  # of the largest size, that are held together
+_CHAT_WAIT_S = TIMEOUT_S  # for the chat template; as long as it may take for one chat
+_BUSY = ApiError(
+    f"the chat template has been busy with other chats for {_CHAT_WAIT_S:g} s: try "
+    f"again later",
+    status=503,
+    code="chat_template_busy",
+)
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 T = TypeVar("T")
@@ -41,7 +49,7 @@ def make_app(
     reader = Reader(service.served)
     api, metrics = Api(service, reader, connections), Metrics(service, connections)
     completions = Completions(api, reader.completion, Answer)
-    chats = Completions(api, reader.chat, ChatAnswer)
+    chats = Completions(api, reader.chat, ChatAnswer, is_chat=True)
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chats, methods=["POST"]),
@@ -92,6 +100,8 @@ class Api:
         self._timeout_s = connections.body_s
         self._held = 0  # bytes of all bodies that are not orders yet
         self._parsing = asyncio.Semaphore(4)  # JSON takes 30 times its size
+        # A template takes seconds if it likes to: nobody but other chats waits for it.
+        self._chats = asyncio.Semaphore(1)
         self._card = {
             "id": service.served.name,
             "object": "model",
@@ -127,20 +137,48 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """Return the ids of a text or of a conversation."""
-        tokens = await self.read(request, self._reader.tokens)
+        reader = self._reader
+        async with self._body(request) as body:
+            is_chat = await self._made(reader.is_chat, body, is_chat=False)
+            tokens = await self._made(reader.tokens, body, is_chat=is_chat)
         served = self.service.served
         most = served.max_prompt_tokens + served.max_completion_tokens
         return JSONResponse(
             {"count": len(tokens), "max_model_len": most, "tokens": tokens}
         )
 
-    async def read(self, request: Request, parse: Callable[[bytes], T]) -> T:
-        """Return what `parse` makes of the body.
+    async def read(
+        self, request: Request, parse: Callable[[bytes], T], *, is_chat: bool
+    ) -> T:
+        """Return what `parse` makes of the body, for which a chat needs the template.
 
         Raises:
-            ApiError: it is not JSON, too large or too slow, or the server is stopping.
+            ApiError: it is not JSON, too large or too slow, other chats keep the
+                template busy, or the server is stopping.
             ClientDisconnect: the client left.
         """
+        async with self._body(request) as body:
+            return await self._made(parse, body, is_chat=is_chat)
+
+    async def _made(
+        self, parse: Callable[[bytes], T], body: bytes, *, is_chat: bool
+    ) -> T:
+        """Return what `parse` makes of a body, in a thread; chats wait in line."""
+        gate = self._chats if is_chat else self._parsing
+        try:
+            async with asyncio.timeout(_CHAT_WAIT_S if is_chat else None):
+                await gate.acquire()
+        except TimeoutError:
+            raise _BUSY from None
+        try:
+            # Other requests go on while long texts are made into tokens.
+            return await asyncio.to_thread(parse, body)
+        finally:
+            gate.release()
+
+    @contextlib.asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """Receive the body, and count it as held until it is left."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(
@@ -155,9 +193,7 @@ class Api:
                 self.service.stopping.wait(),
                 self.service.stopped(),
             )
-            async with self._parsing:
-                # Other requests go on while long texts are made into tokens.
-                return await asyncio.to_thread(parse, bytes(body))
+            yield bytes(body)
         finally:
             self._held -= len(body)
 
@@ -194,6 +230,7 @@ class Completions:
     api: Api
     read: Callable[[bytes], Order]
     form: type[Answer]
+    is_chat: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that leaves takes its samples with it."""
@@ -201,7 +238,8 @@ class Completions:
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        order = await self.api.read(Request(scope, receive), self.read)
+        request = Request(scope, receive)
+        order = await self.api.read(request, self.read, is_chat=self.is_chat)
         service, gone = self.api.service, ClientDisconnect()
         with service.answering():
             async with service.placed(order) as placed:

@@ -111,6 +111,10 @@ class Reader:
             logprobs=fields.top_logprobs if fields.logprobs else None,
         )
 
+    def is_chat(self, body: bytes) -> bool:
+        """Return whether the ids that are asked for are those of a conversation."""
+        return bool(self._fields(TokenizeFields, body).messages)
+
     def tokens(self, body: bytes) -> list[int]:
         """Return the ids of a text or a conversation, as completions would take them.
 

@@ -30,6 +30,7 @@ from scalerl_jax.simulate.rates import Rates, closed_rates, read_rates
 from scalerl_jax.simulate.run import Simulation
 from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
 from scalerl_jax.utils.ending import answer
+from scalerl_jax.utils.full_disk import naming
 from scalerl_jax.utils.printing import to_stdout
 from scalerl_jax.wiring.learning import make_architecture
 
@@ -341,7 +342,8 @@ def _draw(outcome: Outcome, name: str) -> None:
     path = Path(name)
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"--picture={name} must end in .png, .pdf or .svg")
-    draw(outcome, path)
+    with naming(path):
+        draw(outcome, path)
 
 
 def _text(outcome: Outcome, figures: dict[str, float], *, price: float) -> str:

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from scalerl_jax.utils import full_disk
 from scalerl_jax.utils.printing import guard_terminal, shown, to_stderr
 
 _MISTAKE, _FAILURE, _INTERRUPTED = 2, 1, 130  # exit statuses
@@ -52,11 +53,15 @@ def tell(error: Exception) -> int:
     """Write an explained error to stderr as one line; return the exit status.
 
     2 for a mistake in what was asked for, 1 for a failure on the way.  An error of the
-    system's that names a file is a mistake.
+    system's that names a file is a mistake, but for a disk that is full.
 
     Raises:
         Exception: `error` itself, if it is a fault.
     """
+    if full_disk.why_full(error) and not isinstance(error, RuntimeError):
+        to_stderr(f"error: {full_disk.sentence(error)}\n")
+        _drop_output()
+        return _FAILURE
     if not isinstance(error, OSError) and not is_explained(error):
         raise error
     to_stderr(f"error: {' '.join(str(error).split())}\n")
@@ -68,12 +73,30 @@ def answer(command: Callable[[], int | None]) -> int:
     """Return the exit status of a command; explained failures are one line each."""
     guard_terminal()
     try:
-        return command() or 0
+        status = command() or 0
+        sys.stdout.flush()
+        return status
     except BrokenPipeError:  # whoever reads, `head` perhaps, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_no_more()
         return 0
     except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
         return tell(error)
+    except Exception as error:
+        if full_disk.why_full(error):  # as a library says it
+            return tell(error)
+        raise
     except KeyboardInterrupt:
         to_stderr("interrupted; nothing half-made was left\n")
         return _INTERRUPTED
+
+
+def _drop_output() -> None:
+    """Print what is left, if that can be done: Python would try it later, and tell."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _print_no_more()
+
+
+def _print_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,13 +10,16 @@ hub's other tools.
 """
 
 import concurrent.futures
+import contextlib
 import datetime
 import functools
 import importlib
+import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,18 +31,22 @@ if TYPE_CHECKING:
 
 _SCHEME = "gs://"
 _ANSWER_S = 120.0  # for one request, retries apart
-ACCESS_S = 180.0  # for the first answer of a bucket
+_FIRST_S = 10.0  # for the first answer of a bucket to a command, retries included
+ACCESS_S = 180.0  # for the first answer to a process of a run that has begun
 # Files by which a run is looked at; their sizes do not grow with the model's.
 _FILES_OF_RUN = ("config.json", "data.json", "ledger.json", "status.json")
 _FILES_OF_RUN += ("metrics.jsonl", "evals.jsonl", "trainer_state.json")
 
 
-def open_path(url: str, *, setting: str) -> "epath.Path":
+def open_path(url: str, *, setting: str, in_run: bool = False) -> "epath.Path":
     """Return a path in a bucket that answers.
+
+    A command that finds no network says so after a few seconds.  A run that has begun
+    (`in_run`) waits longer, as does a command that the bucket has answered before.
 
     Raises:
         ValueError: it is in no bucket, the extra is not installed, the bucket does not
-            exist, or it lets us see nothing.
+            exist or does not answer, or it lets us see nothing.
     """
     bucket = _bucket_of(url, setting=setting)
     # Its look at a bucket's kind asks for a right that writers of objects lack.
@@ -53,13 +60,22 @@ def open_path(url: str, *, setting: str) -> "epath.Path":
     from etils import epath
 
     path = epath.Path(url.rstrip("/"))
-    pool = concurrent.futures.ThreadPoolExecutor(1)
+    within_s = ACCESS_S if in_run or bucket in _answered else _FIRST_S
+    retry = _Retry()
     try:
-        pool.submit(entries, path / "config.json").result(ACCESS_S)
+        with _heard(retry):
+            _in_time(lambda: entries(path / "config.json"), within_s)
     except FileNotFoundError as error:
         raise ValueError(
             f"{setting}{url}: there is no bucket {bucket!r}, or it is hidden from your "
             f"account; gcloud storage buckets create gs://{bucket} makes one"
+        ) from error
+    except TimeoutError as error:
+        why = retry.reason or "it does not answer"
+        raise ValueError(
+            f"{setting}{url}: the bucket {bucket!r} has not been reached within "
+            f"{within_s:g} s ({why}); see to the network, and to credentials: gcloud "
+            f"auth application-default login gives them"
         ) from error
     except Exception as error:
         raise ValueError(
@@ -67,8 +83,7 @@ def open_path(url: str, *, setting: str) -> "epath.Path":
             f"gcloud auth application-default login gives credentials, which need "
             f"roles/storage.objectUser there"
         ) from error
-    finally:
-        pool.shutdown(wait=False)
+    _answered.add(bucket)
     return path
 
 
@@ -87,6 +102,62 @@ def _bucket_of(url: str, *, setting: str) -> str:
     return bucket
 
 
+_answered: set[str] = set()  # buckets that have, in this process
+
+
+def _in_time(work: Callable[[], object], timeout_s: float) -> None:
+    """Do `work` in a thread, which an end of this process does not wait for.
+
+    Raises:
+        TimeoutError: it has not ended within `timeout_s`.
+        Exception: whatever it raised.
+    """
+    done: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  raised by `result`
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="bucket", daemon=True).start()
+    done.result(timeout_s)
+
+
+class _Quiet(logging.Filter):
+    """Drops what gcsfs logs of errors, with traceback: it raises them as well."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.exc_info
+
+
+class _Retry(logging.Filter):
+    """Keeps why gcsfs has tried again, which it says at its lowest level only."""
+
+    reason = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        _, retried, cause = record.getMessage().partition("retrying after exception: ")
+        self.reason = cause.splitlines()[0] if retried and cause else self.reason
+        return record.levelno > logging.DEBUG
+
+
+@contextlib.contextmanager
+def _heard(retry: _Retry) -> Iterator[None]:
+    log = logging.getLogger("gcsfs")
+    level = log.level
+    log.addFilter(retry)
+    log.setLevel(logging.DEBUG)
+    logging.getLogger("gcsfs.credentials").setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeFilter(retry)
+
+
 def reason(error: BaseException) -> str:
     """Return the last line of an error, which has its cause; or its name."""
     lines = str(error).strip().splitlines()
@@ -102,6 +173,7 @@ def file_system() -> Any:
     # tensorstore writes past its cache of listings.
     ours = {"use_listings_cache": False, "requests_timeout": _ANSWER_S}
     conf["gcs"] = {**conf.get("gcs", {}), **ours}
+    logging.getLogger("gcsfs").addFilter(_Quiet())
     return fsspec.filesystem("gcs", finalize_on_close=True)
 
 
@@ -167,21 +239,38 @@ def fetch(
     Of a directory only files that end with one of the `suffixes` are copied.
 
     Raises:
-        ValueError: as `open_path`; or there is nothing there.
+        ValueError: as `open_path`; or there is nothing there, or the bucket does not
+            give it, or it cannot be written here.
     """
     path = open_path(url, setting=setting)
-    wanted = {
-        name: each
-        for name, each in entries(path).items()
-        if suffixes is None or not name or name.endswith(tuple(suffixes))
-    }
+    with _fetching(f"{setting}{url}", target):
+        wanted = {
+            name: each
+            for name, each in entries(path).items()
+            if suffixes is None or not name or name.endswith(tuple(suffixes))
+        }
     if not wanted:
         raise ValueError(f"{setting}{url}: there is nothing of this name")
     files = places(path, wanted, target)
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        list(
-            pool.map(lambda name: _fetch(path, name, files[name], wanted[name]), files)
-        )
+    with _fetching(f"{setting}{url}", target):
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            list(
+                pool.map(
+                    lambda name: _fetch(path, name, files[name], wanted[name]), files
+                )
+            )
+
+
+@contextlib.contextmanager
+def _fetching(what: str, target: Path) -> Iterator[None]:
+    """Say of a failure what was to be fetched, and where to."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"{what} cannot be fetched to {target} ({reason(error)}); see to the "
+            f"network, the bucket, and free space and rights here"
+        ) from error
 
 
 def places(path: "epath.Path", names: Iterable[str], target: Path) -> dict[str, Path]:

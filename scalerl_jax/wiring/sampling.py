@@ -187,6 +187,7 @@ def make_judging(config: Config, tokenizer: Tokenizer) -> Judging:
         wrong=config.reward.wrong,
         cut_off_is_wrong=config.objective.cut_off_completions == "wrong",
         unjudged_is_wrong=config.reward.unjudged == "wrong",
+        max_too_costly_share=config.reward.max_too_costly_share,
     )
 
 
@@ -299,5 +300,6 @@ def make_thread(
         flops=lambda stats: stats.flops(engine.settings.arch),
         pool=pool,
         group_timeout_s=config.queue.group_timeout_s,
+        batch_timeout_s=config.queue.batch_timeout_s,
     )
     return generators, lambda: sum(pool.restarts for pool in verifiers)

@@ -6,6 +6,7 @@ completion per call, and makes a call when it is let.
 
 import contextlib
 import dataclasses
+import re
 import textwrap
 import threading
 import time
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from shared_parts import finish
 from small_model import small_architecture
+from test_assembly import make_group
 
 from scalerl_jax import warmstart
 from scalerl_jax.batching.assembly import group_metrics
@@ -330,7 +332,8 @@ def test_a_cut_off_completion_may_count_as_wrong_whatever_it_says(
         wrong=-0.5,
         cut_off_is_wrong=is_wrong,
     )
-    rollout = judging.rollout(dataclasses.replace(whole, cut_off=cut_off), "correct")
+    completion = dataclasses.replace(whole, cut_off=cut_off)
+    (rollout,) = judging.rollouts([completion], ["correct"])
     assert (rollout.passed, rollout.reward) == (passed, 2.0 if passed else -0.5)
     assert rollout.status == "correct"
 
@@ -355,9 +358,43 @@ def test_a_failure_of_the_verifier_is_no_wrong_answer(status, settings, judged, 
         **settings,
     )
     whole = WrittenScheduler({})._completion((0, 0), [(EOS, 0)])
-    rollout = judging.rollout(dataclasses.replace(whole, cut_off=True), status)
-    assert (rollout.judged, rollout.passed) == (judged, False)
-    assert (rollout.reward, rollout.status) == (reward, status)
+    completion = dataclasses.replace(whole, cut_off=True)
+    # Nine that fail are as little at fault as one.
+    for rollout in judging.rollouts([completion] * 9, [status] * 9):
+        assert (rollout.judged, rollout.passed) == (judged, False)
+        assert (rollout.reward, rollout.status) == (reward, status)
+
+
+@pytest.mark.parametrize(
+    "share, costly, judged",
+    [
+        pytest.param(0.25, 1, False, id="a quarter of four is excused"),
+        pytest.param(0.25, 2, True, id="half of four is not"),
+        pytest.param(0.5, 2, False, id="but where half is allowed"),
+        pytest.param(0.0, 1, True, id="none is allowed"),
+    ],
+)
+def test_completions_that_are_too_costly_to_judge_are_soon_wrong(share, costly, judged):
+    """A failure of the machine in the same group stays unjudged, and is not counted."""
+    judging = Judging(
+        tokenizer=TOKENIZER,
+        answer_after="</think>",
+        wrong=-0.5,
+        max_too_costly_share=share,
+    )
+    whole = WrittenScheduler({})._completion((0, 0), [(EOS, 0)])
+    statuses = ["too_costly"] * costly + ["verifier_error"] + ["correct"] * (3 - costly)
+    rollouts = judging.rollouts([whole] * 4, statuses)
+    for rollout in rollouts[:costly]:
+        assert (rollout.judged, rollout.passed) == (judged, False)
+        assert rollout.reward == (-0.5 if judged else 0.0)
+    assert not rollouts[costly].judged
+    assert all(rollout.judged for rollout in rollouts[costly + 1 :])
+    group = make_group(*rollouts)
+    metrics = group_metrics([group], learner_version=0)
+    assert metrics["verifier/too_costly_share"] == costly / 4
+    assert metrics["verifier/error_share"] == 1 / 4
+    assert metrics["verifier/unjudged_share"] == (1 + costly * (not judged)) / 4
 
 
 def test_new_params_take_over_in_the_midst_of_a_completion(place):
@@ -641,10 +678,36 @@ def test_a_job_says_when_a_step_does_not_end(place, monkeypatch):
     monkeypatch.setattr("scalerl_jax.generation.local._STEP_TIMEOUT_S", 0.1)
     at = place(WrittenScheduler({}, steps=0))
     until(lambda: at.scheduler.calls)
-    with pytest.raises(TimeoutError, match=r"did not finish its step in 0\.1 s"):
+    where = r"'rollout' has been in one step since \d\d:\d\d:\d\d.*_turn"
+    with pytest.raises(TimeoutError, match=where):
         at.generators.between_steps(lambda: pytest.fail("the step was not over"))
     at.scheduler.allow(1000)
     assert len(at.queue.take(0, LONG)) == 2
+
+
+def test_a_job_that_hangs_is_said_with_the_place_where_it_does(place):
+    at = place(WrittenScheduler({}))
+    at.generators._batch_timeout_s = 0.2
+    go_on = threading.Event()
+    where = r"thread 'rollout' .*_do_jobs.*batch_timeout_s = 0\.2 is the most"
+    with pytest.raises(TimeoutError, match=where):
+        at.generators.between_steps(lambda: go_on.wait(LONG))
+    go_on.set()
+    at.generators._batch_timeout_s = LONG
+    assert len(at.queue.take(0, LONG)) == 2
+    assert at.generators.hang() == ""
+
+
+def test_a_thread_that_hangs_is_not_waited_for(place):
+    at = place(WrittenScheduler({}, steps=0))
+    at.generators._batch_timeout_s = 0.2
+    until(lambda: at.scheduler.calls)
+    at.stop(LONG)
+    assert not at.stopped()
+    assert re.search(r"in LocalGenerators\._turn \(scaler", at.generators.hang())
+    at.scheduler.allow(1000)
+    until(at.stopped)
+    assert at.generators.hang() == ""
 
 
 def test_jobs_need_no_thread(place):

@@ -1,5 +1,8 @@
+import contextlib
 import gc
+import resource
 import shutil
+import subprocess
 import threading
 import time
 
@@ -155,20 +158,62 @@ def test_a_run_goes_on_over_a_damaged_checkpoint(two, checkpointer):
     assert_restored(checkpointer.restore(abstract(make_state())), 20, make_state(20))
 
 
+@contextlib.contextmanager
+def file_limit(disk):
+    """No file may be longer than this, as with `ulimit -f`."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def read_only(disk):
+    """As a file system becomes one when its disk fails."""
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    yield
+
+
+@pytest.mark.parametrize(
+    "size, fault, words",
+    [
+        (
+            "400k",
+            contextlib.nullcontext,
+            r"No space left on device; its arrays take 3,600,000 bytes, and \d",
+        ),
+        ("8m", read_only, r"\(Read-only file system\)"),
+        ("8m", file_limit, r"\(File too large\)"),
+    ],
+    ids=["full", "read-only", "long files"],
+)
+@pytest.mark.parametrize("background", [False, True], ids=["at once", "beside"])
 # What orbax leaves unfinished when one of its arrays cannot be written.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_full_disk_is_one_error_and_no_log(tmp_path, caplog):
-    with small_run.mounted(tmp_path / "disk", "size=400k") as disk:
-        checkpointer = Checkpointer(disk / "checkpoints", every=1, keep=2)
+def test_a_full_disk_is_one_error_and_no_log(
+    tmp_path, caplog, capfd, size, fault, words, background
+):
+    with small_run.mounted(tmp_path / "disk", f"size={size}") as disk:
+        checkpointer = Checkpointer(
+            disk / "checkpoints", every=1, keep=2, background=background
+        )
         save(checkpointer, 1)
+        checkpointer.wait()
         big = {f"w{place}": jnp.full(10**5, place) for place in range(9)}
-        with pytest.raises(RuntimeError, match=r"step 2 .*No space.*\[1\] are untou"):
+        with (
+            fault(disk),
+            pytest.raises(RuntimeError, match=f"step 2 .*{words}.*\\[1\\] are untou"),
+        ):
             checkpointer.save(2, state=big, host={}, groups=())
+            checkpointer.wait()
         restored = checkpointer.restore(abstract(make_state()))
         assert_restored(restored, 1, make_state(1))
         checkpointer.close()
         gc.collect()  # asyncio logs what nobody has asked for when it is collected
     assert not caplog.records
+    assert not capfd.readouterr().err  # where threads of orbax write tracebacks
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,15 @@ HOSTILE = """
             raise ArithmeticError("no such number")
         if answer == "exit":
             os._exit(3)
+        if answer == "compute for a while":
+            end = time.process_time() + 0.4
+            while time.process_time() < end:
+                pass
+            return 1.0
+        if answer == "nest":
+            return score(task, answer, reference)
+        if answer == "overflow":
+            os.kill(os.getpid(), signal.SIGSEGV)
         if answer == "hoard":
             bytearray(2**31)
         if answer == "jax":
@@ -134,8 +143,16 @@ def test_a_group_without_answers_needs_no_process(make_pool, hostile):
     assert pool.pending == 0
 
 
-@pytest.mark.parametrize("bad", ["sleep", "hold on"])
-def test_a_hanging_verifier_is_killed_and_the_pool_goes_on(make_pool, hostile, bad):
+@pytest.mark.parametrize(
+    "bad, status, detail",
+    [
+        ("sleep", "verifier_timeout", "no verdict within reward.timeout_s = 1.0"),
+        ("hold on", "too_costly", "still computing after reward.timeout_s = 1.0"),
+    ],
+)
+def test_a_hanging_verifier_is_killed_and_the_pool_goes_on(
+    make_pool, hostile, bad, status, detail
+):
     pool = make_pool(hostile, timeout_s=1.0)
     pool.submit("hangs", "any", ["1", "0", None, bad, "1", None], {})
     pool.submit("next", "any", ["1", "0.99"], {})
@@ -145,11 +162,11 @@ def test_a_hanging_verifier_is_killed_and_the_pool_goes_on(make_pool, hostile, b
         "correct",
         "wrong",
         "no_answer",
-        "verifier_timeout",
+        status,
         "correct",
         "no_answer",
     ]
-    assert hangs.detail == "no verdict within reward.timeout_s = 1.0"
+    assert hangs.detail == detail
     assert verdicts["next"].statuses == ["correct", "wrong"]
 
 
@@ -175,8 +192,30 @@ def test_memory_is_limited_and_its_lack_the_error_of_one_answer(hostile):
     pool.submit(0, "any", ["1", "hoard", "1"], {})
     verdict = collect(pool)[0]
     pool.close()
-    assert verdict.statuses == ["correct", "verifier_error", "correct"]
+    assert verdict.statuses == ["correct", "too_costly", "correct"]
     assert verdict.detail.startswith("MemoryError")
+
+
+@pytest.mark.parametrize(
+    "answer, detail",
+    [("nest", "RecursionError: "), ("overflow", "ended with exit code -11")],
+)
+def test_an_answer_that_fills_the_stack_is_too_costly(
+    make_pool, hostile, answer, detail
+):
+    pool = make_pool(hostile)
+    pool.submit(0, "any", ["1", answer, "1"], {})
+    verdict = collect(pool)[0]
+    assert verdict.statuses == ["correct", "too_costly", "correct"]
+    assert detail in verdict.detail
+
+
+def test_an_answer_does_not_answer_for_those_before_it(make_pool, hostile):
+    """Its process has computed for long, and then sleeps over one answer."""
+    pool = make_pool(hostile, timeout_s=2.0)
+    pool.submit(0, "any", ["compute for a while", "sleep", "1"], {})
+    statuses = collect(pool)[0].statuses
+    assert statuses == ["correct", "verifier_timeout", "correct"]
 
 
 def test_named_verifiers_are_imported_when_they_are_asked_for(hostile):

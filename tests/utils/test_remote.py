@@ -1,3 +1,7 @@
+import os
+import re
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -108,14 +112,80 @@ def test_a_bucket_that_does_not_exist_is_named(bucket):
         opened("gs://other/run")
 
 
-def test_a_bucket_that_lets_us_see_nothing_is_told_with_what_to_do(bucket):
-    bucket.denied = True
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_bucket_that_lets_us_see_nothing_is_told_with_what_to_do(
+    bucket, status, caplog
+):
+    bucket.denied = status
     with pytest.raises(ValueError) as refusal:
         opened("gs://bucket/run")
     message = str(refusal.value)
-    assert "(the caller does not have storage.objects.list access)" in message
+    assert "the caller does not have storage.objects.list access" in message
     assert "gcloud auth application-default login" in message
     assert "\n" not in message
+    assert not caplog.records
+
+
+@pytest.fixture
+def silent():
+    """The address of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+IMPATIENT = """
+import sys
+from scalerl_jax import __main__
+from scalerl_jax.utils import remote
+
+remote._FIRST_S = 3.0  # of 10
+__main__.main()
+"""
+
+
+def test_without_a_network_a_command_ends_soon_with_one_line(silent, tmp_path):
+    """A name that nobody knows, a port where nobody listens, a server that hangs."""
+    commands = {
+        "status gs://bucket/run": "http://nobody.invalid",
+        "data prepare --dataset=jsonl:gs://bucket/rows.jsonl": "http://127.0.0.1:1",
+        "fit gs://bucket/run": silent,
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", IMPATIENT, *command.split()],
+            env=os.environ | {"STORAGE_EMULATOR_HOST": host, "HOME": str(tmp_path)},
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+        )
+        for command, host in commands.items()
+    ]
+    for process in started:
+        said = process.communicate(timeout=100.0)[1]
+        assert (process.returncode, said.count("\n")) == (2, 1), said
+        assert re.search("gs://bucket/r.*: the bucket 'bucket' has not been re", said)
+        assert "within 3 s" in said and "see to the network" in said
+
+
+def test_a_bucket_that_has_answered_and_a_run_that_goes_on_wait_longer(
+    bucket, monkeypatch
+):
+    opened("gs://bucket/run")
+    monkeypatch.setattr(remote, "_FIRST_S", 0.0)
+    opened("gs://bucket/run")
+    monkeypatch.setattr(remote, "_answered", set())  # as in a process that is new
+    with pytest.raises(ValueError, match="not been reached within 0 s"):
+        opened("gs://bucket/run")
+    remote.open_path("gs://bucket/run", setting="params in ", in_run=True)
+
+
+def test_a_bucket_that_is_lost_on_the_way_is_one_line(bucket, monkeypatch, tmp_path):
+    bucket.write("run/config.json", b"{}")
+    path = opened("gs://bucket/run")
+    monkeypatch.setattr(remote, "open_path", lambda *_, **__: path)
+    bucket.denied = 403
+    with pytest.raises(ValueError, match="--workdir=gs://bucket/run cannot be fetched"):
+        remote.fetch("gs://bucket/run", tmp_path / "copy", setting="--workdir=")
 
 
 def test_without_the_extra_it_is_named(monkeypatch):

@@ -1,0 +1,52 @@
+"""A disk that takes no more: how the system and libraries say it, and in which file."""
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator
+
+# No space, no quota, a file system that nobody may write to, a limit of file sizes.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+# tensorstore's os_error_code='28', and Rust's (os error 28).
+_CODE = re.compile(r"os[ _]error(?:_code='| )(\d+)")
+
+
+def why_full(error: BaseException) -> str:
+    """Return in the system's words why a disk takes no more; "" for another error."""
+    if isinstance(error, OSError) and error.errno is not None:
+        number = error.errno
+    else:
+        found = _CODE.search(str(error))
+        number = int(found[1]) if found else 0
+    return os.strerror(number) if number in _FULL else ""
+
+
+def lacks_space(error: BaseException) -> bool:
+    """Return whether it is full, rather than closed to this process."""
+    full = map(os.strerror, (errno.ENOSPC, errno.EDQUOT))
+    return why_full(error) in full
+
+
+def sentence(error: BaseException, *, path: object = None) -> str:
+    """Return what cannot be written, why, and what helps."""
+    name = path or getattr(error, "filename", None) or "a file or the output"
+    return (
+        f"cannot write {name} ({why_full(error)}); free space there, or name another "
+        f"place"
+    )
+
+
+@contextlib.contextmanager
+def naming(path: object) -> Iterator[None]:
+    """Name what is written in the error of a full disk, which the system does not.
+
+    Raises:
+        RuntimeError: the disk takes no more.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not why_full(error):
+            raise
+        raise RuntimeError(sentence(error, path=path)) from error

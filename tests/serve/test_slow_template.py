@@ -1,0 +1,144 @@
+"""A chat template that takes its time, and who waits for it: other chats alone."""
+
+import asyncio
+import contextlib
+import threading
+
+import httpx
+import numpy as np
+import pytest
+from small_server import BASE
+
+from scalerl_jax.data.tokenizer import load_tokenizer
+from scalerl_jax.sampler.requests import Completion, SchedulerStats
+from scalerl_jax.serve import app
+from scalerl_jax.serve.access import Connections
+from scalerl_jax.serve.orders import Served
+from scalerl_jax.serve.service import SamplingThread, Service
+
+TOKENIZER = load_tokenizer(BASE)
+CHAT = {"messages": [{"role": "user", "content": "word"}]}
+PLAIN = {"prompt": "word"}
+LONG = 60.0  # the test has failed by then
+
+
+class HeldTemplate:
+    """A template that writes nothing before it may, and says that it has begun."""
+
+    def __init__(self):
+        self.begun, self.may_write = threading.Event(), threading.Event()
+
+    def render(self, messages, *, options, tools=None):
+        self.begun.set()
+        assert self.may_write.wait(LONG)
+        return messages[0]["content"]
+
+
+class OneToken:
+    """A scheduler all of whose completions are the end of the text."""
+
+    def __init__(self):
+        self.stats, self._open = SchedulerStats(), []
+
+    @property
+    def busy(self):
+        return bool(self._open)
+
+    def submit(self, request):
+        self._open.append(request.request_id)
+
+    def step(self, params, *, version):
+        ended, self._open = self._open, []
+        zeros, nothing = np.zeros(1, np.float32), np.zeros((1, 0))
+        return [
+            Completion(
+                request_id=request_id,
+                sample=0,
+                tokens=np.array([TOKENIZER.eos_ids[0]], np.int32),
+                mask=np.array([True]),
+                logprobs=zeros,
+                full_logprobs=zeros,
+                top_tokens=nothing.astype(np.int32),
+                top_logprobs=nothing,
+                versions=np.zeros(1, np.int32),
+                cut_off=False,
+                interrupted=False,
+            )
+            for request_id in ended
+        ]
+
+
+@contextlib.asynccontextmanager
+async def client_of(template):
+    """A client of a server with this template, in this process."""
+    served = Served(
+        name="m",
+        policy_version=0,
+        tokenizer=TOKENIZER,
+        template=template,
+        enable_thinking=True,
+        vocab_size=72,
+        max_prompt_tokens=32,
+        max_completion_tokens=64,
+        max_samples=4,
+        max_body_bytes=1000,
+        slots=4,
+        max_waiting=9,
+    )
+    sampler = SamplingThread(OneToken(), None, version=0, on_death=lambda: None)
+    connections = Connections(max_connections=9, header_s=LONG, body_s=LONG)
+    made = app.make_app(Service(served, [sampler]), connections, key="", hosts=None)
+    sampler.start()
+    transport = httpx.ASGITransport(made)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://m") as ask:
+            yield ask
+    finally:
+        template.may_write.set()
+        sampler.stop()
+
+
+async def blocked_by_chats(ask, template, path):
+    """Eight chats, of which one holds the template."""
+    chats = [asyncio.create_task(ask.post(path, json=CHAT)) for _ in range(8)]
+    assert await asyncio.to_thread(template.begun.wait, LONG)
+    return chats
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_what_needs_no_template_is_answered_while_chats_wait_for_it(path):
+    async def run():
+        template = HeldTemplate()
+        async with client_of(template) as ask, asyncio.timeout(LONG):
+            chats = await blocked_by_chats(ask, template, path)
+            for other in ("/v1/completions", "/tokenize"):
+                for _ in range(8):
+                    assert (await ask.post(other, json=PLAIN)).status_code == 200
+            assert not any(chat.done() for chat in chats)
+            template.may_write.set()
+            answers = await asyncio.gather(*chats)
+            assert [each.status_code for each in answers] == [200] * 8
+
+    asyncio.run(run())
+
+
+def test_a_chat_that_waits_too_long_for_others_is_refused(monkeypatch):
+    monkeypatch.setattr(app, "_CHAT_WAIT_S", 0.01)
+
+    async def run():
+        template = HeldTemplate()
+        async with client_of(template) as ask, asyncio.timeout(LONG):
+            first, *others = await blocked_by_chats(
+                ask, template, "/v1/chat/completions"
+            )
+            answers = await asyncio.gather(*others)
+            assert {each.status_code for each in answers} == {503}
+            for each in answers:
+                error = each.json()["error"]
+                assert error["code"] == "chat_template_busy"
+                assert "\n" not in error["message"]
+                assert "try again later" in error["message"]
+            template.may_write.set()
+            assert (await first).status_code == 200
+
+    asyncio.run(run())

@@ -32,14 +32,13 @@ from scalerl_jax.scaling.run_details import (
     settings_sheet,
 )
 from scalerl_jax.scaling.tables import EVALS_NAME
+from scalerl_jax.utils.printing import shown
 
 TEMPLATE = Path(__file__).parents[1] / "assets" / "scaling" / "report.html"
 # Runs up to which each gets the extrapolation test with its picture and the table of
 # cut-offs: ten more fits each, which for 100 runs would take minutes.
 MOST_IN_DETAIL = 12
 MOST_PAIRS = 6  # of recipes that are compared, half a second each
-# Letters that turn what follows them around, numbers beside a run's name too.
-TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 LONGEST_LINE = 40  # letters of a cell; longer ones wrap
 
 
@@ -94,8 +93,7 @@ def make_report(
         # Without "<" no text can end the element or begin a comment in it.
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
     )
-    made = made.translate(dict.fromkeys(map(ord, TURNING), "\ufffd"))
-    return made.encode("utf-8", "replace").decode()  # half a character is none
+    return shown(made)  # no letter turns the text after it, a number of ours, around
 
 
 def _read_runs(paths: Mapping[str, Path], x_name: str) -> dict[str, RunDetails]:

@@ -97,6 +97,7 @@ class Watch:
         # Message classes are made at import, where a type checker cannot see them.
         summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
         assert self.logdir is not None, "`look` asks"
+        self.logdir.mkdir(parents=True, exist_ok=True)
         self.board = self.board or EventFile(self.logdir)
         values: list[Any] = [
             summary.Value(tag=f"scaling/{name}", simple_value=value)

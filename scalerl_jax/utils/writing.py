@@ -25,10 +25,17 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Give a file that replaces `path` at the end: a reader sees the old or the new.
 
     The file is on the disk then.  After an error it is gone, and `path` as it was.
+
+    Raises:
+        OSError: names `path`, which cannot be written.
     """
     # Nobody can foresee the name and put a link there.
-    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.tmp")
-    with os.fdopen(os.open(partial, _NEW | os.O_WRONLY, 0o666), "wb") as file:
+    partial = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
+    try:
+        descriptor = os.open(partial, _NEW | os.O_WRONLY, 0o666)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    with os.fdopen(descriptor, "wb") as file:
         try:
             yield file
             file.flush()

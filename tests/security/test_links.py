@@ -71,6 +71,8 @@ def test_what_fails_half_way_leaves_the_file_as_it_was(run):
         raise KeyboardInterrupt
     assert [each.name for each in run.iterdir()] == ["file"]
     assert (run / "file").read_bytes() == b"old"
+    with pytest.raises(NotADirectoryError, match=r"file/below'$"):
+        replace_file(run / "file" / "below", b"")
 
 
 def test_a_file_that_is_added_to_is_not_opened_through_a_link(run, victim):
@@ -173,6 +175,7 @@ PLAIN = {
     "parallel/channels.py": "a new file of a random name",
     "rewards/harness.py": "a sandbox",
     "rewards/process.py": "/dev/null",
+    "utils/writing.py": "the one place",
 }
 WRITES = re.compile(
     r"\.write_text\(|\.write_bytes\(|\.savefig\(\w*path|\.touch\("

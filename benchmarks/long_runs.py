@@ -3,11 +3,11 @@
     python benchmarks/long_runs.py                       # everything, two minutes
     python benchmarks/long_runs.py --only=fitter --evaluations=10000
     python benchmarks/long_runs.py --only=resume --rows=100000
-    python benchmarks/long_runs.py --only=pooling --curves=100
+    python benchmarks/long_runs.py --only=binning --curves=100
 
 Makes run directories with rows like those of a real run (300 prompts, 80 metrics of a
-step), and prints Markdown with the machine's name.  `pooling` fits simulated curves
-whole and as the fitter pools them.
+step), and prints Markdown with the machine's name.  `binning` fits simulated curves
+whole and as the fitter bins them.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import numpy as np  # noqa: E402
 from scipy.signal import lfilter  # noqa: E402
 
 from scalerl_jax.scaling import Settings, make_curve, sigmoid  # noqa: E402
-from scalerl_jax.scaling import pooling as pooling_of  # noqa: E402
+from scalerl_jax.scaling import bins as bins_of  # noqa: E402
 from scalerl_jax.scaling.fit import fit_alone  # noqa: E402
 from scalerl_jax.utils.metrics import MetricsWriter  # noqa: E402
 
@@ -170,25 +170,25 @@ def resume(options, folder):
     table("metrics.jsonl and evals.jsonl of a run that goes on", *rows)
 
 
-def pooling(options, _):
+def binning(options, _):
     """Fits of the means of neighbours beside fits of every evaluation."""
     rows = [
         (
             "evaluations",
             "reach",
             "noise (AR(1))",
-            "A, B, C_mid in 90 % intervals: all, pooled",
-            "identified: all, pooled",
+            "A, B, C_mid in 90 % intervals: all, binned",
+            "identified: all, binned",
             "largest difference of A, B, C_mid in half-widths",
             "of the half-widths themselves",
         )
     ]
     for design in DESIGNS:
-        rows.append(_pooling_row(*design, options.curves))
-    table(f"Pooled fits, {options.curves} curves each", *rows)
+        rows.append(_binning_row(*design, options.curves))
+    table(f"Fits of means of bins, {options.curves} curves each", *rows)
 
 
-def _pooling_row(count, spacing, reach, noise, correlation, num_curves):
+def _binning_row(count, spacing, reach, noise, correlation, num_curves):
     """One design."""
     generator = np.random.default_rng([count, round(10 * reach), round(1e4 * noise)])
     x = np.geomspace(reach / count, reach, count)
@@ -196,23 +196,23 @@ def _pooling_row(count, spacing, reach, noise, correlation, num_curves):
     x = np.append(0.0, x)
     covered, identified = np.zeros((2, 3), int), np.zeros(2, int)
     moved, wider = np.zeros(3), np.zeros(3)
-    most = pooling_of.MOST_POINTS
+    most = bins_of.MOST_POINTS
     for _ in range(num_curves):
         shocks = generator.normal(0, noise * (1 - correlation**2) ** 0.5, x.size)
         errors = lfilter([1.0], [1.0, -correlation], shocks)
         curve = make_curve(x, np.clip(sigmoid(x, **TRUTH) + errors, 0.0, 1.0))
         fits = []
         for place, limit in enumerate((count + 2, most)):
-            pooling_of.MOST_POINTS = limit
+            bins_of.MOST_POINTS = limit
             fits.append(fit_alone(curve, Settings()))
             covered[place] += [_holds(fits[-1], name) for name in NAMES]
             identified[place] += fits[-1].identified
-        whole, pooled = (
+        whole, binned = (
             np.array([_widths(fit, name) for name in NAMES]) for fit in fits
         )
         half = whole[:, 1:].mean(axis=1)
-        moved = np.fmax(moved, np.abs(pooled[:, 0] - whole[:, 0]) / half)
-        wider = np.fmax(wider, np.abs(pooled[:, 1:].mean(axis=1) / half - 1.0))
+        moved = np.fmax(moved, np.abs(binned[:, 0] - whole[:, 0]) / half)
+        wider = np.fmax(wider, np.abs(binned[:, 1:].mean(axis=1) / half - 1.0))
     shares = ["/".join(f"{100 * c / num_curves:.0f}" for c in each) for each in covered]
     return (
         f"{count}, {spacing} x",
@@ -239,7 +239,7 @@ def _widths(fit, name):
     return value, low, np.nan if interval.high is None else interval.high - value
 
 
-PARTS = {part.__name__: part for part in (fitter, status, resume, pooling)}
+PARTS = {part.__name__: part for part in (fitter, status, resume, binning)}
 
 
 def main():

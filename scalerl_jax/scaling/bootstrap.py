@@ -11,9 +11,9 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scalerl_jax.scaling.bins import bin_rates
 from scalerl_jax.scaling.fit import fit_curve
 from scalerl_jax.scaling.identifiability import significant_correlation
-from scalerl_jax.scaling.pooling import pool_rates
 from scalerl_jax.scaling.records import (
     Array,
     Bools,
@@ -104,7 +104,7 @@ def draw_residual_curves(
     starts = generator.integers(0, n - length + 1, (num_resamples, -(-n // length)))
     places = (starts[:, :, None] + np.arange(length)).reshape(num_resamples, -1)[:, :n]
     drawn = predicted + z[places] / np.sqrt(problem.weights)
-    return pool_rates(fit.problem, drawn)
+    return bin_rates(fit.problem, drawn)
 
 
 def default_block_length(autocorrelation: float, num_points: int) -> int:
@@ -160,7 +160,7 @@ def bootstrap_prompts(
         y[place] = drawn.mean(axis=(0, 2))
     method = "seeds, prompts" if len(outcomes) > 1 else "prompts"
     method += ", samples" if num_samples else ""
-    y = pool_rates(result.problem, y)
+    y = bin_rates(result.problem, y)
     return summarise(result, refit(result, y), method, seed=seed)
 
 

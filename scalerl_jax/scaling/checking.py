@@ -15,7 +15,15 @@ from scalerl_jax.scaling.fit import fit_curve
 from scalerl_jax.scaling.identifiability import find_collapse
 from scalerl_jax.scaling.records import OPEN, Curve, CurveError, Interval, amount
 from scalerl_jax.scaling.result import Fit
-from scalerl_jax.scaling.text import AMOUNT, number, percent, show, table, warned
+from scalerl_jax.scaling.text import (
+    AMOUNT,
+    means_text,
+    number,
+    percent,
+    show,
+    table,
+    warned,
+)
 
 DEFAULT_PATIENCE = 3
 # All points are held against one curve, so one that lies off puts many outside: the
@@ -170,11 +178,12 @@ def to_text(status: Status) -> str:
     curve = status.curve
     said = (
         f"{curve.name}: {curve.x.size} evaluations, the last at {curve.x_name} = "
-        f"{amount(curve.x[-1])} with {curve.y_name} {curve.y[-1]:.4f}\n"
+        f"{amount(curve.x[-1])} with {curve.y_name} {curve.y[-1]:.4f}"
     )
     result = status.fit
     if result is None:
-        return f"{said}  no fit yet: {status.waiting}\n"
+        return f"{said}\n  no fit yet: {status.waiting}\n"
+    said += f"{means_text(result)}\n"
     if result.identified:
         said += (
             f"  A {result.asymptote:.4f} {show(result.asymptote_interval, '.4f')}, "

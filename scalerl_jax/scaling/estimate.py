@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl_jax.scaling.bins import bin_points
 from scalerl_jax.scaling.identifiability import (
     Verdict,
     climb_p_value,
@@ -16,7 +17,6 @@ from scalerl_jax.scaling.identifiability import (
     significant_correlation,
 )
 from scalerl_jax.scaling.laws import LAWS, Law
-from scalerl_jax.scaling.pooling import pool
 from scalerl_jax.scaling.records import (
     OPEN,
     Array,
@@ -132,10 +132,10 @@ def search_problem(
     """Find the best fit; with `robust`, of Huber's loss at a scale taken from the fit.
 
     Returns:
-        The problem with its loss, pooled if it is long, theta [4], the objective, and
+        The problem with its loss, binned if it is long, theta [4], the objective, and
         whether it converged.
     """
-    problem = problem if robust else pool(problem)
+    problem = problem if robust else bin_points(problem)
     grid = Grid(problem)
     theta, cost, ended = minimise(problem, grid)
     if problem.whole is not None:

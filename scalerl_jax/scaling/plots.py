@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from scalerl_jax.scaling.bins import MOST_POINTS, bin_starts
 from scalerl_jax.scaling.checking import Status
 from scalerl_jax.scaling.compare import RunRow, RunTable
 from scalerl_jax.scaling.forecasts import Extrapolation, Prediction
-from scalerl_jax.scaling.pooling import MOST_POINTS, bin_starts
 from scalerl_jax.scaling.records import Array, Bools, Curve, CurveError, amount
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.text import AMOUNT, number, show

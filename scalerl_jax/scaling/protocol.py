@@ -18,10 +18,10 @@ import dataclasses
 
 import numpy as np
 
+from scalerl_jax.scaling.bins import bin_points
 from scalerl_jax.scaling.estimate import autocorrelation, name_parameters, noise_of
 from scalerl_jax.scaling.identifiability import Verdict, durbin_watson
 from scalerl_jax.scaling.laws import SIGMOID, sigmoid
-from scalerl_jax.scaling.pooling import pool
 from scalerl_jax.scaling.records import Array, Curve, CurveError, Interval, r_squared
 from scalerl_jax.scaling.result import Fit, Forecast, Settings
 from scalerl_jax.scaling.search import R0, SHAPE_U, SHAPE_V, A, Problem, descend
@@ -96,7 +96,7 @@ def search_grids(curve: Curve, initial_reward: float) -> GridSearch:
         weights=np.ones(curve.x.size),
         held={R0: initial_reward},
     )
-    problem = pool(problem)
+    problem = bin_points(problem)
     x = curve.x if problem.whole is None else np.exp(problem.t) * curve.x[-1]
     costs, log_exponents, bends = _profile(x, problem, initial_reward)
     best = np.argsort(costs, axis=None)[:NUM_REFINED]

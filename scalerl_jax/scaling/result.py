@@ -126,7 +126,7 @@ class Fit(Record):
 
     @property
     def num_means(self) -> int:
-        """How many means are fitted: of bins (`pooling.py`), or of one point each."""
+        """How many means are fitted: of bins (`bins.py`), or of one point each."""
         return self.problem.t.size - self.problem.observes_zero
 
     @property
@@ -249,7 +249,7 @@ class Fit(Record):
 
         Besides `parameters`, every parameter stands at the top level as NAME,
         NAME_low and NAME_high; limits that the data do not set are None.  `n_means` is
-        there for a curve whose points are pooled.
+        there for a curve whose points are binned.
         """
         record = super().to_record()
         record["n_points"] = record.pop("num_points")

@@ -34,13 +34,13 @@ class Problem:
 
     The objective of a row is sum_i loss(z_i), z_i = sqrt(weight_i) (y_i - R(x_i)),
     with loss(z) = z^2, or Huber's 2 huber |z| - huber^2 where |z| > huber; and what is
-    lost `within` the bins of a problem that is pooled (`pooling.py`).
+    lost `within` the bins of a problem that is binned (`bins.py`).
     """
 
     law: Law
     t: Array  # [n] log(x / x_last); LOG_ZERO first where step 0 is an observation
     y: Array  # [1, n], or [K, n] with one row for each row of theta
-    weights: Array  # [n], of mean 1 unless pooled, or standard errors are known
+    weights: Array  # [n], of mean 1 unless binned, or standard errors are known
     # Levels that are not fitted, by column: R0, A or both.
     held: dict[int, float] = dataclasses.field(default_factory=dict)
     huber: float | None = None  # in units of z

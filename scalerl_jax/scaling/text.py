@@ -9,6 +9,7 @@ One file above 400 lines: every kind of result has its lines here.
 from collections.abc import Sequence
 from typing import Any
 
+from scalerl_jax.scaling.bins import widest_bin
 from scalerl_jax.scaling.bootstrap import Bootstrap
 from scalerl_jax.scaling.compare import Comparison, Pooled, RunTable
 from scalerl_jax.scaling.differences import Difference
@@ -16,7 +17,6 @@ from scalerl_jax.scaling.fit import Cutoff
 from scalerl_jax.scaling.forecasts import Estimate, Extrapolation, Plan
 from scalerl_jax.scaling.isocompute import Allocation, IsoCompute
 from scalerl_jax.scaling.laws_over_sizes import SurfaceFit, TanExtrapolation
-from scalerl_jax.scaling.pooling import widest_bin
 from scalerl_jax.scaling.records import Interval, Parameter, amount
 from scalerl_jax.scaling.result import Fit
 
@@ -128,7 +128,7 @@ def fit_text(result: Fit, name: str) -> str:
         (
             "points",
             f"{result.num_points}{left_out}, {result.x_name} {amount(curve.x[0])} to "
-            f"{amount(result.x_last)}{_pooled_text(result)}",
+            f"{amount(result.x_last)}{means_text(result)}",
         ),
         ("rates", f"{curve.y[0]:.4f} first, {curve.y[-1]:.4f} last"),
         *((p.name, parameter_text(result, p)) for p in result.parameters.values()),
@@ -152,7 +152,7 @@ def fit_text(result: Fit, name: str) -> str:
     )
 
 
-def _pooled_text(result: Fit) -> str:
+def means_text(result: Fit) -> str:
     """Say how the points of a very long curve are fitted."""
     if result.problem.whole is None:
         return ""

@@ -5,10 +5,11 @@ import pytest
 from scipy.optimize import curve_fit
 
 from scalerl_jax.scaling import bootstrap, fit, make_curve, sigmoid
+from scalerl_jax.scaling.bins import MOST_POINTS, NUM_CELLS, bin_points, bin_starts
+from scalerl_jax.scaling.checking import Status, to_text
 from scalerl_jax.scaling.fit import fit_curve
 from scalerl_jax.scaling.laws import SIGMOID
 from scalerl_jax.scaling.plots import draw_fits, to_svg
-from scalerl_jax.scaling.pooling import MOST_POINTS, NUM_CELLS, bin_starts, pool
 from scalerl_jax.scaling.search import LOG_ZERO, Problem
 from scalerl_jax.scaling.text import fit_text
 
@@ -48,27 +49,27 @@ def test_bins_are_narrow_and_hold_few(scale):
     assert (log_x[ends - 1] - log_x[starts]).max() <= np.ptp(log_x) / NUM_CELLS
 
 
-def test_a_pooled_problem_has_the_weighted_means_of_its_points():
+def test_a_binned_problem_has_the_weighted_means_of_its_points():
     """Two kinds of points: fours of one x, whose means lose nothing, and step 0."""
     generator = np.random.default_rng(1)
     t = np.repeat(np.linspace(-3.0, 0.0, 500), 4) + np.tile([0, 1e-9, 2e-9, 3e-9], 500)
     t = np.append(LOG_ZERO, t)
     y, weights = generator.uniform(size=(1, t.size)), generator.uniform(1, 3, t.size)
     whole = Problem(law=SIGMOID, t=t, y=y, weights=weights)
-    pooled = pool(whole)
-    assert pooled.observes_zero and pooled.t.size == 501
-    assert (pooled.y[0, 0], pooled.weights[0]) == (y[0, 0], weights[0])
+    binned = bin_points(whole)
+    assert binned.observes_zero and binned.t.size == 501
+    assert (binned.y[0, 0], binned.weights[0]) == (y[0, 0], weights[0])
     fours = weights[1:].reshape(-1, 4)
-    np.testing.assert_allclose(pooled.weights[1:], fours.sum(axis=1))
+    np.testing.assert_allclose(binned.weights[1:], fours.sum(axis=1))
     means = (fours * y[0, 1:].reshape(-1, 4)).sum(axis=1) / fours.sum(axis=1)
-    np.testing.assert_allclose(pooled.y[0, 1:], means)
+    np.testing.assert_allclose(binned.y[0, 1:], means)
     # The objective of any two curves differs by as much as that of all points.
     theta = np.array([[0.2, 0.7, 0.5, -1.0], [0.1, 0.9, 0.2, 0.3]])
-    lost = np.diff(whole.cost(theta)), np.diff(pooled.cost(theta))
+    lost = np.diff(whole.cost(theta)), np.diff(binned.cost(theta))
     np.testing.assert_allclose(*lost, rtol=1e-6)
 
 
-def test_usual_curves_are_not_pooled(wandering):
+def test_usual_curves_are_not_binned(wandering):
     x, y = (values[:MOST_POINTS] for values in wandering)
     found = fit(x, y)
     assert found.problem.whole is None and found.num_points == found.num_means
@@ -121,10 +122,12 @@ def test_blocks_of_the_bootstrap_are_of_evaluations(fitted):
         assert 0.75 < ratio < 1.3
 
 
-def test_what_is_pooled_is_told(fitted):
+def test_what_is_binned_is_told(fitted):
     assert fitted.to_record()["n_means"] == fitted.num_means <= MOST_POINTS
     assert fitted.to_record()["n_points"] == COUNT
-    assert f"means of {fitted.num_means} bins of neighbours" in fit_text(fitted, "run")
+    told = f"means of {fitted.num_means} bins of neighbours"
+    status = Status(curve=fitted.curve, fit=fitted, level=0.9, alarm_level=0.99)
+    assert told in fit_text(fitted, "run") and told in to_text(status)
 
 
 @pytest.mark.parametrize("runs", [1, 2])

@@ -5,7 +5,7 @@
 for bins b of points with the same R, whose weights w add up to W_b; `within` is the
 same for all curves R.  A fit looks at every point some hundreds of times, and with more
 than MOST_POINTS at the mean of each bin instead: its points are so close to each other
-that no curve here tells them apart (`benchmarks/long_runs.py --only=pooling`).
+that no curve here tells them apart (`benchmarks/long_runs.py --only=binning`).
 
 What asks for single evaluations or for their order sees them all (`Problem.points`):
 the noise, the correlation of neighbours, the tests for a climb and for a fall, and the
@@ -19,9 +19,9 @@ import numpy as np
 from scalerl_jax.scaling.records import Array, Places
 from scalerl_jax.scaling.search import Problem
 
-MOST_POINTS = 1000  # of a curve that is not pooled; and of bins
+MOST_POINTS = 1000  # of a curve that is not binned; and of bins
 NUM_CELLS = MOST_POINTS // 2  # of equal width in log x, and of as many points each
-ROWS_AT_ONCE = 64  # resampled curves that are pooled together: memory
+ROWS_AT_ONCE = 64  # resampled curves that are binned together: memory
 
 
 def bin_starts(log_x: Array) -> Places:
@@ -37,7 +37,7 @@ def bin_starts(log_x: Array) -> Places:
     return np.append(0, np.flatnonzero(ends) + 1)
 
 
-def pool(problem: Problem) -> Problem:
+def bin_points(problem: Problem) -> Problem:
     """Return a problem of bins; the problem itself if its points are few enough."""
     if problem.t.size <= MOST_POINTS:
         return problem
@@ -52,7 +52,7 @@ def pool(problem: Problem) -> Problem:
     )
 
 
-def pool_rates(problem: Problem, rates: Array) -> Array:
+def bin_rates(problem: Problem, rates: Array) -> Array:
     """Return pass rates [K, n] at a problem's points as those that it fits [K, m]."""
     if problem.whole is None:
         return rates
@@ -64,8 +64,8 @@ def pool_rates(problem: Problem, rates: Array) -> Array:
 
 
 def widest_bin(problem: Problem) -> float:
-    """Return by which share x grows at most within a bin of a pooled problem."""
-    assert problem.whole is not None, "it is pooled"
+    """Return by which share x grows at most within a bin of a binned problem."""
+    assert problem.whole is not None, "it is binned"
     starts, t = _starts(problem.whole), problem.whole.t
     return float(np.expm1((t[np.append(starts[1:], t.size) - 1] - t[starts]).max()))
 

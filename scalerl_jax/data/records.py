@@ -64,11 +64,7 @@ class Report:
     def lines(self) -> list[str]:
         """Return it as a table."""
         counts = [("rows", self.rows, ""), ("kept", self.kept, "")]
-        for kind, tally in (
-            ("dropped", self.dropped),
-            ("bad", self.bad),
-            ("kept, doubtful", self.doubtful),
-        ):
+        for kind, tally in self._tallies():
             for reason, each in tally.items():
                 first = f"first: {each['first']}"
                 counts.append((f"{kind}: {reason}", each["count"], first))
@@ -99,7 +95,20 @@ class Report:
 
     def summary(self) -> str:
         """Return the counts as one line."""
-        return "; ".join(" ".join(line.split()) for line in self.lines()[1:])
+        said = [f"{self.rows:,} rows, {self.kept:,} kept"]
+        for kind, tally in self._tallies():
+            said += [
+                f"{kind} {each['count']:,}: {reason} (first: {each['first']})"
+                for reason, each in tally.items()
+            ]
+        return "; ".join(said)
+
+    def _tallies(self) -> tuple[tuple[str, Tally], ...]:
+        return (
+            ("dropped", self.dropped),
+            ("bad", self.bad),
+            ("kept, doubtful", self.doubtful),
+        )
 
     def refuse_over(self, limit: int) -> None:
         """Refuse more bad rows than the limit.

@@ -17,7 +17,7 @@ from scalerl_jax.data.catalog import VERSION, DataSet
 from scalerl_jax.data.questions import LazySequence, Question
 from scalerl_jax.utils import remote
 from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.reading import read_json
+from scalerl_jax.utils.reading import parse_json, read_json
 
 _SHARD = 2**17  # records in a file
 _CHUNK = 64  # questions written together
@@ -133,7 +133,7 @@ def read_report(prepared: Path) -> Report:
         ValueError: it is not one.
     """
     try:
-        values: dict[str, Any] = json.loads((prepared / REPORT).read_bytes())
+        values: dict[str, Any] = read_json(prepared / REPORT)
         for kind in ("dropped", "bad", "doubtful"):
             values[kind] = Tally(values.get(kind, {}))  # older ones lack some
         return Report(**values)
@@ -231,7 +231,7 @@ class QuestionSource(LazySequence[Question]):
             record[name].decode() for name in ("text", "system", "reference")
         )
         return Question(
-            task=self.name, text=text, reference=json.loads(reference), system=system
+            task=self.name, text=text, reference=parse_json(reference), system=system
         )
 
 

@@ -107,6 +107,7 @@ _FUNCTIONS = {
     *("np.fromfile", "np.memmap", "pickle.load", "pickle.loads", "gzip.open"),
     *("tomllib.load", "tomllib.loads", "yaml.safe_load", "open", "os.open"),
 }
+_LAST = {name.rpartition(".")[2] for name in _FUNCTIONS} | _METHODS | {"read"}
 
 
 def unbounded_reads(source):
@@ -114,11 +115,15 @@ def unbounded_reads(source):
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
+        if not isinstance(node.func, ast.Name | ast.Attribute):
+            continue
+        last = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+        if last not in _LAST:
+            continue
         name = ast.unparse(node.func)
         given = [*node.args, *(each.value for each in node.keywords)]
         texts = [each.value for each in given if isinstance(each, ast.Constant)]
         writes = any(re.fullmatch("[rb]*[wax+][bt+]*", str(each)) for each in texts)
-        last = name.rpartition(".")[2]
         if name in _FUNCTIONS and not (last == "open" and writes):
             yield name
         elif (

@@ -7,6 +7,7 @@ FILE.tsv.  Texts may be gzipped.  Rows come one by one; only an array is read wh
 import csv
 import gzip
 import hashlib
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -37,6 +38,9 @@ class Found(NamedTuple):
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal; it is never held whole."""
     with open_regular(path) as file:
+        # Files of the kernel have no size, and may have no end.
+        if not os.fstat(file.fileno()).st_size and file.peek(1):
+            raise ValueError(f"{path} is no file of a disk; write its content into one")
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

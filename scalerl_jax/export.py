@@ -16,7 +16,12 @@ from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.model.saving import TOKENIZER_FILES, check_place, save_params
 from scalerl_jax.utils.ending import Parser, answer
 from scalerl_jax.utils.printing import to_stdout
-from scalerl_jax.utils.reading import local_directory, local_path
+from scalerl_jax.utils.reading import (
+    MOST_WHOLE,
+    local_directory,
+    local_path,
+    read_bytes,
+)
 from scalerl_jax.wiring.loading import load_model, run_settings
 
 
@@ -49,12 +54,12 @@ def tokenizer_files(source: str | Path, tokenizer: Tokenizer) -> dict[str, bytes
     """Return the files of a tokenizer as transformers reads it, by name."""
     path, directory = local_path(source), local_directory(source)
     files = {
-        name: file.read_bytes()
+        name: read_bytes(file, most=MOST_WHOLE)
         for name in TOKENIZER_FILES
         if (file := directory / name).is_file()
     }
     if isinstance(path, Path) and path.is_file():
-        files["tokenizer.json"] = path.read_bytes()
+        files["tokenizer.json"] = read_bytes(path, most=MOST_WHOLE)
     # Without a class transformers takes that of the model's family, which rebuilds
     # the tokenizer by rules of its own.
     made: dict[str, dict[str, Any]] = {

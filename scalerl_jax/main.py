@@ -8,7 +8,6 @@ Starts a run in the directory, or goes on with the one that is there, for which
 """
 
 import itertools
-import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils.ending import tell
 from scalerl_jax.utils.printing import Stderr, guard_terminal, to_stderr, to_stdout
 from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.reading import is_remote
+from scalerl_jax.utils.reading import is_remote, last_lines, parse_json, read_lines
 from scalerl_jax.utils.resuming import find_settings
 from scalerl_jax.utils.run_directory import (
     EVALS_FILE,
@@ -167,10 +166,10 @@ def _say(outcome: Outcome, workdir: str) -> None:
     if outcome.stop_reason is not None:
         where = f"stopped early (scaling.stop: {outcome.stop_reason})"
     here = local_directory(workdir)
-    rows = (here / EVALS_FILE).read_text().splitlines()
-    first, last = json.loads(rows[0]), json.loads(rows[-1])
+    first = parse_json(next(read_lines(here / EVALS_FILE)))
+    last = parse_json(*last_lines(here / EVALS_FILE))
     measured = f"{first['pass_rate']:.3f} before"
-    if len(rows) > 1:
+    if last["step"] > first["step"]:
         measured += (
             f", {last['pass_rate']:.3f} at step {last['step']}, after "
             f"{last['compute_chip_hours']:.4f} chip-hours"

@@ -4,6 +4,7 @@ Reads the files of the run's directory, from any machine that sees it or its buc
 while the run goes on or after its end.
 """
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 
 from scalerl_jax.utils.ending import Parser, answer
 from scalerl_jax.utils.printing import to_stdout
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.reading import last_lines, parse_json, read_json
 from scalerl_jax.utils.remote import files_of_run
+from scalerl_jax.utils.resuming import sound
 from scalerl_jax.utils.run_directory import EVALS_FILE, METRICS_FILE, STATUS_FILE
 
 _LATE_S = 30.0  # without a word from a controller that writes every second
+_CELL = 100  # characters of a cell that are shown
 _COLUMNS = ("role", "where", "version", "groups", "tokens/s", "idle", "lost")
 
 
@@ -31,47 +34,57 @@ def describe(directory: Path) -> str:
     """Return the status as text.
 
     Raises:
-        ValueError: it is no run's directory, or in a bucket that cannot be used.
+        ValueError: it is no run's directory, or in a bucket that cannot be used, or
+            names the file in it that is broken.
     """
     directory = files_of_run(directory)
-    if not (directory / "config.json").is_file():
+    file = directory / "config.json"
+    if not file.exists():
         raise ValueError(
             f"{directory} is not the directory of a run: it has no config.json; give "
             f"the --workdir of one"
         )
-    config = parse_json((directory / "config.json").read_bytes())
-    step, evaluation = _last(directory / METRICS_FILE), _last(directory / EVALS_FILE)
-    lines = [_headline(config, step, evaluation), *_measures(step)]
-    file = directory / STATUS_FILE
-    if file.is_file():
-        lines += _roles(parse_json(file.read_bytes()))
-    else:
-        lines.append("one process: learner and sampler are its threads")
+    with _sound(file):
+        num_steps = int(read_json(file)["config"]["train"]["num_steps"])
+    with _sound(directory / METRICS_FILE):
+        step = _last(directory / METRICS_FILE)
+        lines = [f"step {int(step.get('step', 0))} of {num_steps}", *_measures(step)]
+    with _sound(directory / EVALS_FILE):
+        if evaluation := _last(directory / EVALS_FILE):
+            lines[0] += _evaluation(evaluation)
+    with _sound(directory / STATUS_FILE):
+        if (directory / STATUS_FILE).exists():
+            lines += _roles(read_json(directory / STATUS_FILE))
+        else:
+            lines.append("one process: learner and sampler are its threads")
     return "\n".join(lines) + "\n"
+
+
+def _sound(file: Path) -> contextlib.AbstractContextManager[None]:
+    return sound(
+        file,
+        else_unknown="how the run stands",
+        way_out="put the file right, or move it away",
+    )
 
 
 def _last(path: Path) -> dict[str, Any]:
     """Return the last whole row of a file of rows; empty without one."""
-    if not path.is_file():
+    if not path.exists():
         return {}
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(file.tell() - 2**18, 0))
-        rows = [line for line in file.read().splitlines(True) if line.endswith(b"\n")]
-    return parse_json(rows[-1]) if rows else {}
+    for line in last_lines(path):
+        row = parse_json(line)
+        if not isinstance(row, dict):
+            raise TypeError("its last line is no JSON object")
+        return row
+    return {}
 
 
-def _headline(
-    config: dict[str, Any], step: dict[str, Any], evaluation: dict[str, Any]
-) -> str:
-    steps = config["config"]["train"]["num_steps"]
-    said = f"step {step.get('step', 0)} of {steps}"
-    if evaluation:
-        said += (
-            f", pass rate {evaluation['pass_rate']:.3f} at step {evaluation['step']} "
-            f"after {evaluation['compute_chip_hours']:.4f} chip-hours"
-        )
-    return said
+def _evaluation(row: dict[str, Any]) -> str:
+    return (
+        f", pass rate {_shown(row, 'pass_rate', '.3f')} at step {int(row['step'])} "
+        f"after {_shown(row, 'compute_chip_hours', '.4f')} chip-hours"
+    )
 
 
 def _measures(step: dict[str, Any]) -> list[str]:
@@ -79,18 +92,21 @@ def _measures(step: dict[str, Any]) -> list[str]:
     if not step:
         return ["no step is done"]
     idle = ", ".join(
-        f"{name.removeprefix('idle/').removesuffix('_share')} {share:.0%}"
-        for name, share in step.items()
+        name.removeprefix("idle/").removesuffix("_share")
+        + f" {_shown(step, name, '.0%')}"
+        for name in step
         if name.startswith("idle/")
     )
     said = [
-        f"staleness {step['staleness/mean']:.1f} (in flight "
-        f"{step['staleness/in_flight_mean']:.1f}, queued "
-        f"{step['staleness/queued_mean']:.1f}, max {step['staleness/max']})",
-        f"{step['throughput/generated_tokens_per_s']:.0f} tokens/s generated, "
-        f"{step['throughput/trained_tokens_per_s']:.0f} trained; idle: {idle}",
-        f"groups dropped {step['queue/dropped']}, verifiers restarted "
-        f"{step['verifier/restarts']}",
+        f"staleness {_shown(step, 'staleness/mean', '.1f')} (in flight "
+        f"{_shown(step, 'staleness/in_flight_mean', '.1f')}, queued "
+        f"{_shown(step, 'staleness/queued_mean', '.1f')}, max "
+        f"{_shown(step, 'staleness/max')})",
+        f"{_shown(step, 'throughput/generated_tokens_per_s', '.0f')} tokens/s "
+        f"generated, {_shown(step, 'throughput/trained_tokens_per_s', '.0f')} trained; "
+        f"idle: {idle}",
+        f"groups dropped {_shown(step, 'queue/dropped')}, verifiers restarted "
+        f"{_shown(step, 'verifier/restarts')}",
     ]
     failures = {
         "replicas lost": "replicas/lost",
@@ -100,18 +116,28 @@ def _measures(step: dict[str, Any]) -> list[str]:
         "publications refused": "replicas/refused",
         "learner restarted": "learner/restarts",
     }
-    told = [f"{text} {step[name]}" for text, name in failures.items() if name in step]
+    told = [
+        f"{text} {_shown(step, name)}"
+        for text, name in failures.items()
+        if name in step
+    ]
     return said + ([", ".join(told)] if told else [])
+
+
+def _shown(row: dict[str, Any], name: str, form: str = "g") -> str:
+    """Return a number of a row; one that was not finite is null there."""
+    value = row[name]
+    return "unknown" if value is None else format(value, form)
 
 
 def _roles(status: dict[str, Any]) -> list[str]:
     """Return a line for every process."""
     age = time.time() - status["at"]
-    state = status["state"]
+    state = str(status["state"])[:_CELL]
     if state == "running" and age > _LATE_S:
         state = f"its controller has not been heard of for {age:.0f} s"
     rows = [dict.fromkeys(_COLUMNS, "") | row for row in status["roles"]]
-    cells = [list(_COLUMNS), *([str(row[c]) for c in _COLUMNS] for row in rows)]
+    cells = [list(_COLUMNS), *([str(row[c])[:_CELL] for c in _COLUMNS] for row in rows)]
     widths = [max(len(line[at]) for line in cells) for at in range(len(_COLUMNS))]
     return [state] + [
         "  ".join(

@@ -17,7 +17,7 @@ import numpy as np
 import small_run
 from absl import flags, logging
 
-from scalerl_jax import export, main, warmstart
+from scalerl_jax import export, main, status, warmstart
 from scalerl_jax.data import __main__ as data
 from scalerl_jax.data import chat_process, judging
 from scalerl_jax.evaluate import __main__ as evaluate
@@ -25,6 +25,7 @@ from scalerl_jax.preflight import command as preflight
 from scalerl_jax.scaling import __main__ as scaling
 from scalerl_jax.serve import __main__ as serve
 from scalerl_jax.simulate import __main__ as simulate
+from scalerl_jax.utils.ending import answer
 
 TIMEOUT_S = 60
 BASE = small_run.make_config().model.checkpoint
@@ -55,6 +56,7 @@ COMMANDS = {
     "scaling": lambda *arguments: scaling.main(arguments),
     "preflight": lambda *arguments: preflight.run(["preflight", *arguments]),
     "simulate": lambda *arguments: simulate.run(["simulate", *arguments]),
+    "status": lambda *arguments: answer(lambda: status.main([*arguments])),
     "export": lambda *arguments: export.main(list(arguments)),
     "rewards": lambda *arguments: judging.main(arguments),
     "warmstart": lambda *arguments: warmstart.run(["warmstart", *arguments]),
@@ -208,6 +210,11 @@ TEXTS = {
     "verl_number.jsonl": '{"prompt": [], "reward_model": 5}\n',
     "half.jsonl": '{"question": "\\ud800", "answer": "2"}\n',
     "array.jsonl": "[" + "[" * 99_999,
+    "blanks.jsonl": json.dumps({"question": "1+1", "answer": " " * 100_000}) + "\n",
+    "test_nests.jsonl": json.dumps(
+        {"question": "f", "test": "def test_f():\n    assert " + "(" * 100_000}
+    )
+    + "\n",
     "bad_json.jsonl": '{"question": \n' * 20,
     "good.jsonl": '{"question": "1+1", "answer": "2"}\n{"question": "2+2", '
     '"answer": "4"}\n',

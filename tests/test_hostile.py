@@ -1,7 +1,7 @@
 """What nobody should type, and files that nobody should have: a line, and no work.
 
 `hostile.tsv` has a row for each: exit status, command line, and what the one line on
-stderr holds.  The files are made by `small_commands`.
+stderr holds.  The files are made by `small_commands` and `small_odd`.
 """
 
 import os
@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import small_commands
+import small_odd
 import small_run
 
 ROWS = [
@@ -36,11 +37,12 @@ def files(tmp_path_factory):
         patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
         patch.chdir(tmp_path_factory.mktemp("hostile"))
         small_commands.make_files()
+        small_odd.make_odd()
         yield os.getcwd()
 
 
 def test_the_table_is_whole():
-    assert len(ROWS) >= 250
+    assert len(ROWS) >= 700
     assert len({line for _, line, _ in ROWS}) == len(ROWS)
     assert {line.split()[0] for _, line, _ in ROWS} == set(small_commands.COMMANDS)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import math
 import statistics
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from scalerl_jax.batching.packing import first_fit
 from scalerl_jax.config import Config
+from scalerl_jax.utils.reading import parse_json, read_lines
 from scalerl_jax.utils.run_directory import METRICS_FILE, ROLLOUTS_FILE
 
 # The assumption: lognormal completions, whose mean is this share of the limit, and
@@ -121,7 +121,7 @@ def read_lengths(path: str, config: Config) -> Lengths:
 
 
 def _lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return [parse_json(line) for line in read_lines(path) if line.strip()]
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_collections
@@ -56,6 +57,7 @@ def resolve(config: ml_collections.ConfigDict) -> Config:
     return resolved
 
 
+_MOST_BYTES = 2**24  # of a config file
 _MORE_HELP = "--config.NAME=VALUE changes any setting; scalerl train --help lists them."
 
 
@@ -91,6 +93,8 @@ def read_flags(
             f"--{changed[0]} changes a setting, and --config, which it is a setting "
             f"of, is missing: --config=configs/tiny.py"
         )
+    if "config" in names[:-1]:
+        _check_file(names[names.index("config") + 1])
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # a warning beside the error says it twice
     try:
@@ -101,6 +105,24 @@ def read_flags(
         raise ValueError(reason) from error
     finally:
         logging.set_verbosity(verbosity)
+
+
+def _check_file(name: str) -> None:
+    """Refuse a config file that may never end when it is read.
+
+    What follows a colon is its argument; a missing file is told when it is read.
+    """
+    path = Path(name.partition(":")[0])
+    if path.exists() and not path.is_dir():
+        if not path.is_file():
+            raise ValueError(
+                f"--config={path} is no regular file; write its content into one"
+            )
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise ValueError(
+                f"--config={path} has {size:,} bytes, and {_MOST_BYTES:,} are read at "
+                f"most; name a Python file"
+            )
 
 
 def check(config: object) -> None:

@@ -13,7 +13,7 @@ from scalerl_jax.config import DataConfig
 from scalerl_jax.data.chat_process import TemplateProcess
 from scalerl_jax.data.questions import CHAT, PLACE, Question, Renderer, check_place
 from scalerl_jax.data.tokenizer import read_json, read_special_tokens
-from scalerl_jax.utils.reading import local_directory
+from scalerl_jax.utils.reading import local_directory, read_text
 
 _FILE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _PROCESS = TemplateProcess()  # that all templates run in
@@ -123,10 +123,7 @@ def read_chat_template(path: str | Path) -> ChatTemplate:
     file, config_file = directory / _FILE, directory / _CONFIG
     origin = f"the chat template {file}"
     if file.is_file():
-        try:
-            source = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{origin} is not UTF-8") from error
+        source = read_text(file)
     else:
         source = read_json(directory, _CONFIG).get("chat_template")
         origin = f"the chat template in {config_file}"

@@ -14,7 +14,7 @@ import numpy as np
 from scalerl_jax.config import DataConfig, naming
 from scalerl_jax.data.prompts import NEVER, PromptStream
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.reading import check_regular, parse_json
+from scalerl_jax.utils.reading import parse_json, read_lines
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,12 +170,7 @@ def read_pass_rates(path: Path, prompts: Sequence[Prompt]) -> np.ndarray:
     """
     by_text = {text_digest(prompt.text): place for place, prompt in enumerate(prompts)}
     rates = np.full(len(prompts), np.nan)
-    check_regular(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         try:
@@ -197,7 +192,7 @@ def read_pass_rates(path: Path, prompts: Sequence[Prompt]) -> np.ndarray:
 
 
 def _read_line(
-    line: str, by_text: dict[str, int], *, num_prompts: int
+    line: bytes, by_text: dict[str, int], *, num_prompts: int
 ) -> tuple[int | None, float]:
     """Place and pass rate; no place if the text is that of no prompt."""
     row = parse_json(line)

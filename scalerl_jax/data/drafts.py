@@ -106,10 +106,13 @@ def maths(text: str, answer: Any, **more: str) -> Draft:
 
 def _check_answer(answer: str) -> None:
     """Refuse what stands in the place of an answer and is none."""
-    if _EMPTY.fullmatch(answer[:_LONGEST_WORD]):
+    answer = answer.strip()
+    if len(answer) > _LONGEST_WORD:
+        return
+    if _EMPTY.fullmatch(answer):
         raise Unusable("the answer is empty")
-    word = _SETTING.sub(" ", answer[:_LONGEST_WORD]).strip().lower()
-    if len(answer) < _LONGEST_WORD and word in _NO_ANSWERS:
+    word = _SETTING.sub(" ", answer).strip().lower()
+    if word in _NO_ANSWERS:
         raise Unusable(_NO_ANSWER.format(word))
 
 

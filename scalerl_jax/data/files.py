@@ -7,12 +7,13 @@ FILE.tsv.  Texts may be gzipped.  Rows come one by one; only an array is read wh
 import csv
 import gzip
 import hashlib
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from scalerl_jax.utils.reading import check_regular, parse_json
+from scalerl_jax.utils.reading import lines_of, open_regular, parse_json
 
 Row = dict[str, Any]
 
@@ -36,8 +37,10 @@ class Found(NamedTuple):
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal; it is never held whole."""
-    check_regular(path)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        # Files of the kernel have no size, and may have no end.
+        if not os.fstat(file.fileno()).st_size and file.peek(1):
+            raise ValueError(f"{path} is no file of a disk; write its content into one")
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -47,10 +50,9 @@ def read_rows(path: Path) -> Iterator[Found]:
     Raises:
         ValueError: the file as a whole cannot be read.
     """
-    check_regular(path)
     try:
-        with path.open("rb") as file:
-            start = file.read(4)
+        with open_regular(path) as file:
+            start = file.read(4) or b""
         if start == _PARQUET:
             yield from _read_parquet(path)
         elif start in (_ARROW_FILE, _ARROW_STREAM):
@@ -58,7 +60,9 @@ def read_rows(path: Path) -> Iterator[Found]:
         else:
             kind = path.with_suffix("") if path.suffix == ".gz" else path
             delimiter = _DELIMITERS.get(kind.suffix.lower())
-            with gzip.open(path) if start[:2] == _GZIP else path.open("rb") as opened:
+            plain = open_regular(path)
+            packed = start[:2] == _GZIP
+            with plain, gzip.GzipFile(fileobj=plain) if packed else plain as opened:
                 if delimiter:
                     yield from _read_csv(path, opened, delimiter)
                 else:
@@ -69,7 +73,7 @@ def read_rows(path: Path) -> Iterator[Found]:
 
 def _read_json(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[Found]:
     before = True  # any row
-    for number, line in enumerate(iter(lambda: _line(path, file), b""), start=1):
+    for number, line in enumerate(lines_of(file, path, most=_ROW), start=1):
         if number == 1:
             line = line.removeprefix(_BYTE_ORDER_MARK)
         if not line.strip():
@@ -80,14 +84,6 @@ def _read_json(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[Found]:
             return
         before = False
         yield _parse(f"{path.name}, line {number}", line)
-
-
-def _line(path: Path, file: IO[bytes] | gzip.GzipFile) -> bytes:
-    """The next line; a file without line ends is not held whole."""
-    line = file.readline(_ROW + 1)
-    if len(line) > _ROW:
-        raise ValueError(f"{path} has a line of more than {_ROW >> 20} MiB")
-    return line
 
 
 def _parse(place: str, line: bytes) -> Found:
@@ -126,7 +122,7 @@ def _read_csv(
 ) -> Iterator[Found]:
     """The rows below a head of names; an empty cell is a field that is missing."""
     csv.field_size_limit(_CELL)
-    lines = (line.decode("utf-8-sig") for line in iter(lambda: _line(path, file), b""))
+    lines = (line.decode("utf-8-sig") for line in lines_of(file, path, most=_ROW))
     rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
     try:
         for row in rows:

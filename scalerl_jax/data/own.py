@@ -54,7 +54,7 @@ _LONGEST_ANSWER = 200  # characters of a worked solution that is all answer
 _SINGLE_BACKSLASH = re.compile(r"(?<!\\)(?:\\\\)*\\(?!\\)")
 _SOURCE = re.compile(
     r"^(?:```|#include\b|def \w+\(|class \w+[^\n]*:\s*$|import \w+\s*$"
-    r"|from [\w.]+ import |SELECT\b[^\n]*\n?[^\n]*\bFROM\b)",
+    r"|from [\w.]+ import |SELECT\b[^\n]*\bFROM\b)",
     re.MULTILINE,
 )
 # The columns that hold one part of a question, as --column names the part.

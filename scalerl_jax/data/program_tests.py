@@ -9,7 +9,7 @@ from scalerl_jax.data.drafts import Malformed, Unusable, from_json
 
 TESTS = ("tests", "test_cases", "input_output")  # columns of them
 _KINDS = ("stdin", "calls", "asserts")
-_IS_TEST = re.compile(r"^\s*(?:def test|assert\b)", re.MULTILINE)
+_IS_TEST = re.compile(r"^[ \t]*(?:def test|assert\b)", re.MULTILINE)
 
 
 def are_tests(value: Any) -> bool:
@@ -71,7 +71,10 @@ def read_pytest(text: str) -> tuple[dict[str, Any], list[str]]:
     module.body = kept
     if "*" in names:
         raise Unusable("the tests need pytest or the module 'solution'")
-    tests = "\n".join([ast.unparse(module), *called])
+    try:
+        tests = "\n".join([ast.unparse(module), *called])
+    except RecursionError as error:
+        raise Unusable("the code or its tests are not Python 3") from error
     return {"kind": "asserts", "tests": tests}, names
 
 

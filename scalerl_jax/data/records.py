@@ -17,7 +17,7 @@ from scalerl_jax.data.catalog import VERSION, DataSet
 from scalerl_jax.data.questions import LazySequence, Question
 from scalerl_jax.utils import remote
 from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.reading import read_json
+from scalerl_jax.utils.reading import parse_json, read_json
 
 _SHARD = 2**17  # records in a file
 _CHUNK = 64  # questions written together
@@ -64,11 +64,7 @@ class Report:
     def lines(self) -> list[str]:
         """Return it as a table."""
         counts = [("rows", self.rows, ""), ("kept", self.kept, "")]
-        for kind, tally in (
-            ("dropped", self.dropped),
-            ("bad", self.bad),
-            ("kept, doubtful", self.doubtful),
-        ):
+        for kind, tally in self._tallies():
             for reason, each in tally.items():
                 first = f"first: {each['first']}"
                 counts.append((f"{kind}: {reason}", each["count"], first))
@@ -99,7 +95,20 @@ class Report:
 
     def summary(self) -> str:
         """Return the counts as one line."""
-        return "; ".join(" ".join(line.split()) for line in self.lines()[1:])
+        said = [f"{self.rows:,} rows, {self.kept:,} kept"]
+        for kind, tally in self._tallies():
+            said += [
+                f"{kind} {each['count']:,}: {reason} (first: {each['first']})"
+                for reason, each in tally.items()
+            ]
+        return "; ".join(said)
+
+    def _tallies(self) -> tuple[tuple[str, Tally], ...]:
+        return (
+            ("dropped", self.dropped),
+            ("bad", self.bad),
+            ("kept, doubtful", self.doubtful),
+        )
 
     def refuse_over(self, limit: int) -> None:
         """Refuse more bad rows than the limit.
@@ -124,7 +133,7 @@ def read_report(prepared: Path) -> Report:
         ValueError: it is not one.
     """
     try:
-        values: dict[str, Any] = json.loads((prepared / REPORT).read_bytes())
+        values: dict[str, Any] = read_json(prepared / REPORT)
         for kind in ("dropped", "bad", "doubtful"):
             values[kind] = Tally(values.get(kind, {}))  # older ones lack some
         return Report(**values)
@@ -222,7 +231,7 @@ class QuestionSource(LazySequence[Question]):
             record[name].decode() for name in ("text", "system", "reference")
         )
         return Question(
-            task=self.name, text=text, reference=json.loads(reference), system=system
+            task=self.name, text=text, reference=parse_json(reference), system=system
         )
 
 

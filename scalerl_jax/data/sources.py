@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from scalerl_jax.data.files import sha256_of
 from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.reading import read_json
+from scalerl_jax.utils.reading import MOST_WHOLE, read_json
 from scalerl_jax.utils.remote import fetch_repository
 
 OWN_FORMS = ("jsonl", "parquet", "csv", "arrow")  # the kinds of FILE in "jsonl:FILE"
@@ -143,11 +143,13 @@ class Web:
         )
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
-                content = response.read()
+                content = response.read(MOST_WHOLE + 1)
         except (OSError, HTTPException) as error:
             raise OSError(
                 f"{self.url} cannot be fetched: {error!r}; {_ELSEWHERE}"
             ) from error
+        if len(content) > MOST_WHOLE:
+            raise OSError(f"{self.url} has more than {MOST_WHOLE:,} bytes")
         path = inside(folder, Path(urllib.parse.urlparse(self.url).path).name)
         path.write_bytes(content)
         return [describe_file(path, self.url, self.sha256)]

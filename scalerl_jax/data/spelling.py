@@ -9,7 +9,6 @@ token.  Merges join the end of a marker with what follows it (Llama 3 has a toke
 
 import codecs
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,6 +17,8 @@ import numpy as np
 from jaxtyping import UInt
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
+
+from scalerl_jax.utils.reading import parse_json
 
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # a token of `ByteFallback`
 
@@ -109,7 +110,7 @@ def read_decoder(backend: Backend) -> list[dict[str, Any]]:
     if backend.decoder is None:
         return []
     holder.decoder = backend.decoder
-    step = json.loads(holder.to_str())["decoder"]
+    step = parse_json(holder.to_str())["decoder"]
     steps = step["decoders"] if step["type"] == "Sequence" else [step]
     _speller(steps)
     return steps

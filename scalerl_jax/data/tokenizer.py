@@ -21,6 +21,7 @@ _USUAL_ENDS = (
     "</s>",
     "<eos>",
 )
+_MOST_IDS = 1000  # that stand for no token, of a small vocabulary
 _TAGS = frozenset(tag for tags in THINKING_TAGS for tag in tags)
 
 
@@ -123,12 +124,17 @@ def load_tokenizer(path: str | Path, *, must_end: bool = True) -> Tokenizer:
             f"data.tokenizer: no file {file}; name a tokenizer.json, or a Hugging Face "
             f"directory that holds one"
         )
+    content = reading.read_bytes(file, most=reading.MOST_WHOLE)
     try:
-        backend = _Tokenizer.from_buffer(file.read_bytes())
+        backend = _Tokenizer.from_buffer(content)
+        backend.no_padding()  # to a length that the file chooses
+        backend.no_truncation()
+        backend.encode("a", add_special_tokens=False)  # some lack their unknown token
     except Exception as error:  # the library raises bare Exception
         raise ValueError(
             f"data.tokenizer: {file} is not a `tokenizers` file: {error}"
         ) from error
+    _check_ids(backend, file)
     read_decoder(backend)
     eos_ids = _read_eos_ids(directory, backend)
     if must_end and not eos_ids:
@@ -139,6 +145,16 @@ def load_tokenizer(path: str | Path, *, must_end: bool = True) -> Tokenizer:
             f"completion could never end: write one of these files"
         )
     return Tokenizer(backend=backend, eos_ids=eos_ids)
+
+
+def _check_ids(backend: _Tokenizer, file: object) -> None:
+    """Refuse ids far beyond the number of tokens: tables have a row for each id."""
+    ids = backend.get_vocab(with_added_tokens=True).values()
+    if (last := max(ids, default=0)) > _MOST_IDS + 10 * len(ids):
+        raise ValueError(
+            f"data.tokenizer: {file} has the token id {last} and {len(ids)} tokens; "
+            f"ids must follow each other: put the file right"
+        )
 
 
 def read_special_tokens(directory: Directory) -> dict[str, str]:
@@ -199,14 +215,15 @@ def _configured_eos_ids(directory: Directory, backend: _Tokenizer) -> list[int |
         ids: list[Any] = value if isinstance(value, list) else [value]
         if any(type(each) is not int for each in ids):
             raise ValueError(
-                f"data.tokenizer: eos_token_id = {value!r} in {directory / name} must "
-                f"be a token id or a list of them"
+                f"data.tokenizer: eos_token_id = {repr(value)[:100]} in "
+                f"{directory / name} must be a token id or a list of them"
             )
         known = backend.get_vocab(with_added_tokens=True).values()
         if outside := set(ids) - set(known):
             raise ValueError(
-                f"data.tokenizer: eos_token_id = {value!r} in {directory / name}: the "
-                f"tokenizer has no token {min(outside)}; put the file right"
+                f"data.tokenizer: eos_token_id = {repr(value)[:100]} in "
+                f"{directory / name}: the tokenizer has no token {min(outside)}; put "
+                f"the file right"
             )
         return ids
     return []

@@ -31,7 +31,7 @@ from scalerl_jax.evaluate.policy import (
 )
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.printing import to_stdout
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.reading import parse_json, read_lines
 from scalerl_jax.utils.writing import open_to_append
 from scalerl_jax.wiring.prompts import check_verifiers, load_prompts
 
@@ -118,12 +118,12 @@ def _read(out: Path, conditions: dict[str, Any]) -> tuple[dict[str, float], set[
         ValueError: they were measured in another way, or it is another file.
     """
     try:
-        lines = out.read_bytes().splitlines(keepends=True) if out.exists() else []
+        lines = list(read_lines(out)) if out.exists() else []
         if lines and not lines[-1].endswith(b"\n"):
             with open_to_append(out) as file:
                 file.truncate(sum(map(len, lines[:-1])))
             lines.pop()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"--out={out} cannot be read: {error}") from error
     rates, versions = {}, set()
     for number, line in enumerate(lines, start=1):
@@ -172,7 +172,7 @@ def _append(
                 row = {"sha256": name, "pass_rate": rates[name], **conditions}
                 row |= {"task": group.prompt.task, "version": policy.policy_version}
                 file.write(json.dumps(row).encode() + b"\n")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"--out={out} cannot be written: {error}") from error
     except KeyboardInterrupt:
         return False

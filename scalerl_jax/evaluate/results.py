@@ -21,7 +21,7 @@ from scalerl_jax.evaluate.policy import Described
 from scalerl_jax.generation.evaluation import Judged
 from scalerl_jax.rewards.code import find_solution
 from scalerl_jax.utils.full_disk import naming
-from scalerl_jax.utils.reading import check_regular, parse_json
+from scalerl_jax.utils.reading import parse_json, read_lines
 from scalerl_jax.utils.writing import replace_file, replacing
 
 SUMMARY_FILE, SAMPLES_FILE, PAGE_FILE = "summary.json", "samples.jsonl", "viewer.html"
@@ -187,18 +187,17 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: the file cannot be read, or a line of it is neither.
     """
-    check_regular(path)
+    lines = read_lines(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            rows = (parse_json(line) for line in file if line.strip())
-            first = next(rows, None)
-            if first is None:
-                raise ValueError("it is empty")
-            if "samples" in first:
-                yield first
-                yield from rows
-            else:
-                yield from _by_prompt([first, *rows])
+        rows = (parse_json(line) for line in lines if line.strip())
+        first = next(rows, None)
+        if first is None:
+            raise ValueError("it is empty")
+        if "samples" in first:
+            yield first
+            yield from rows
+        else:
+            yield from _by_prompt([first, *rows])
     except (OSError, ValueError, KeyError, TypeError) as error:
         said = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} holds no rollouts: {said}") from error

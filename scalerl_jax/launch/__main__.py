@@ -29,6 +29,7 @@ from scalerl_jax.launch.ray_place import RayPlace
 from scalerl_jax.launch.tpu import TpuPlace
 from scalerl_jax.utils.ending import Parser, answer
 from scalerl_jax.utils.printing import to_stderr, to_stdout
+from scalerl_jax.utils.reading import read_lines
 from scalerl_jax.utils.run_directory import METRICS_FILE
 
 _FAILURE, _MISTAKE, _ALARM = 1, 2, 3
@@ -182,7 +183,7 @@ class _Preempting:
         self._file, self._place = _files(job) / METRICS_FILE, place
 
     def __call__(self, machines: Machines, outcome: Outcome | None) -> None:
-        steps = self._file.read_bytes().count(b"\n") if self._file.is_file() else 0
+        steps = sum(1 for _ in read_lines(self._file)) if self._file.is_file() else 0
         if machines.state == "up" and self._at and steps >= self._at[0]:
             self._at.pop(0)
             say(f"after step {steps} the machine is taken away")

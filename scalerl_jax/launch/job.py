@@ -15,7 +15,7 @@ from typing import Any
 
 from scalerl_jax.launch.outcome import FILE
 from scalerl_jax.pod.slices import Slice, parse_slice
-from scalerl_jax.utils.reading import is_remote, parse_json
+from scalerl_jax.utils.reading import is_remote, parse_json, read_bytes
 
 PLACES = {
     "local": "processes of this machine, and a directory in the bucket's place",
@@ -187,14 +187,12 @@ def read_job(flags: argparse.Namespace) -> Job:
 def _read_file(name: str) -> dict[str, Any]:
     path = Path(name)
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
         if path.suffix == ".json":
             values = parse_json(data)
         else:
             values = tomllib.loads(data.decode())
-    except OSError as error:
-        raise ValueError(f"--job={name} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"--job={name} is neither TOML nor JSON: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"--job={name} must hold names and values")

@@ -19,7 +19,7 @@ import psutil
 from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.outcome import Outcome, read_outcome
 from scalerl_jax.launch.place import Machines
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.reading import last_lines, read_json
 from scalerl_jax.utils.run_directory import METRICS_FILE
 from scalerl_jax.utils.writing import open_to_append, write_json
 
@@ -115,8 +115,8 @@ class LocalPlace:
         log = self._folder / _LOG
         if not log.is_file():
             return ""
-        text = log.read_text(errors="replace").splitlines()[-lines:]
-        return "".join(f"{self._job.name}: {line}\n" for line in text)
+        text = [line.decode(errors="replace") for line in last_lines(log, lines)]
+        return "".join(f"{self._job.name}: {line}" for line in text)
 
     def fetch(self, target: str) -> None:
         """Do nothing: the files are here."""
@@ -153,7 +153,7 @@ class LocalPlace:
 
     def _read(self) -> dict | None:
         file = self._folder / _FILE
-        return parse_json(file.read_bytes()) if file.is_file() else None
+        return read_json(file) if file.is_file() else None
 
     def _write(self, values: dict) -> None:
         write_json(self._folder / _FILE, values)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from scalerl_jax.utils import remote
-from scalerl_jax.utils.reading import is_remote, parse_json
+from scalerl_jax.utils.reading import is_remote, parse_json, read_bytes
 from scalerl_jax.utils.writing import replace_file
 
 FILE = "launch.json"
@@ -54,7 +54,7 @@ def read_outcome(workdir: str) -> Outcome | None:
     """
     if not is_remote(workdir):
         file = Path(workdir).expanduser() / FILE
-        return parse_outcome(file.read_bytes() if file.is_file() else None)
+        return parse_outcome(read_bytes(file) if file.is_file() else None)
 
     path = remote.open_path(workdir, setting="--workdir=")
     return parse_outcome(remote.read(path / FILE))

@@ -6,7 +6,7 @@ from typing import Any
 
 from scalerl_jax.launch.outcome import Outcome
 from scalerl_jax.launch.place import Machines
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.reading import last_lines, parse_json
 from scalerl_jax.utils.run_directory import METRICS_FILE
 
 # Without a step: hosts install, load and compile before the first one; an evaluation,
@@ -60,9 +60,8 @@ def find_alarm(
 
 def last_rows(file: Path, count: int) -> list[dict[str, Any]]:
     """Return the last whole rows of a run's file; none if it is not there."""
-    lines = file.read_bytes().splitlines(True) if file.is_file() else []
-    whole = [line for line in lines if line.endswith(b"\n")]
-    return [parse_json(line) for line in whole[-count:]]
+    lines = last_lines(file, count) if file.is_file() else []
+    return [parse_json(line) for line in lines]
 
 
 def forecast(files: Path) -> tuple[list[str], str]:

@@ -29,6 +29,7 @@ from scalerl_jax.batching.replay import join_experts, split_experts
 from scalerl_jax.learner.places import Folder
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, Prompt, PyTree, Rollout
+from scalerl_jax.utils.reading import MOST_WHOLE, read_value
 
 STATE, HOST = "state", "host.json"  # the arrays' folder, the host's state
 _FILES = ("groups.npz", "groups.json")
@@ -234,7 +235,7 @@ def read_groups(folder: Folder) -> tuple[Group, ...]:
     content = io.BytesIO((folder / _FILES[0]).read_bytes())
     with np.load(content, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    return unflatten(arrays, json.loads((folder / _FILES[1]).read_bytes()))
+    return unflatten(arrays, read_value(folder / _FILES[1], most=MOST_WHOLE))
 
 
 def check_json(value: Json, *, name: str) -> None:

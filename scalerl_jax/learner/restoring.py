@@ -9,7 +9,6 @@ no other uses.
 """
 
 import concurrent.futures
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +33,7 @@ from scalerl_jax.learner.places import (
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.paths import inside
+from scalerl_jax.utils.reading import MOST_WHOLE, read_json
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Reader:
                 lambda: Restored(
                     step=step,
                     state=_load(path / contents.STATE, abstract_state),
-                    host=json.loads((path / contents.HOST).read_bytes()),
+                    host=read_json(path / contents.HOST, most=MOST_WHOLE),
                     groups=contents.read_groups(path),
                 )
             )
@@ -198,12 +198,12 @@ def _read_manifest(path: Folder, *, step: int) -> dict[str, Any]:
 
 def _unsealed(path: Folder) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        if not path.exists():
+            raise DamagedError(f"{MANIFEST} is missing")
+        found = read_json(path)
         if found["sha256"] == seal(found["manifest"]):
             return found["manifest"]
-    except FileNotFoundError:
-        raise DamagedError(f"{MANIFEST} is missing") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{MANIFEST} is broken: {error!r}") from error
     raise DamagedError(f"{MANIFEST} is broken: its checksum differs")
 

@@ -7,6 +7,7 @@ tensors: the host holds one shard, and of the files `_CHUNK_BYTES` at a time.
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,20 @@ from scalerl_jax.model.mixture_files import check_experts
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
 from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.reading import local_path, parse_json, read_json
+from scalerl_jax.utils.reading import (
+    MOST_JSON,
+    local_path,
+    open_regular,
+    parse_json,
+    read_json,
+)
 
 # Read of a tensor at one time, as float32.  Few rows are also turned from [out, in] to
 # [in, out] within a processor's cache.
 _CHUNK_BYTES = 2**20
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_DIMENSIONS, _LONGEST_NAME = 8, 500  # of a tensor, at most
 _OTHERS = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf")  # of weights
 # safetensors' names of number formats.
 DTYPES = {
@@ -330,7 +338,15 @@ def read_tensors(directory: Path) -> dict[str, SafeTensor]:
             f"weight formats must be converted to safetensors first, with "
             f"save_pretrained of transformers, say; a .gguf file is named itself"
         )
-    weight_map = read_json(directory / INDEX).get("weight_map") or {}
+    weight_map = read_json(directory / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(file, str) and len(file) + len(name) <= _LONGEST_NAME
+        for name, file in weight_map.items()
+    ):
+        raise ValueError(
+            f"{directory / INDEX}: weight_map must name a file for each tensor; copy "
+            f"it again"
+        )
     stored: dict[str, SafeTensor] = {}
     for file in sorted(set(weight_map.values())):
         # The hub's cache has links to its blobs.
@@ -353,20 +369,26 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
     Parsed here because safetensors' own reader does not say which tensor of a file
     was cut short.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        data_start = 8 + int.from_bytes(file.read(8), "little")
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        data_start = 8 + int.from_bytes(file.read(8) or b"", "little")
         if size < 8 or data_start > size:
             raise ValueError(f"{path} is cut short within its header ({size} bytes)")
+        if data_start > MOST_JSON:
+            raise ValueError(
+                f"{path} has a header of {data_start - 8:,} bytes; {MOST_JSON:,} at "
+                f"most; copy it again"
+            )
         try:
             header = parse_json(file.read(data_start - 8))
+            if not isinstance(header, dict):
+                raise TypeError("it is no JSON object")
             tensors = {
-                name: (each["dtype"], tuple(each["shape"]), begin, end)
+                name: _entry(name, each)
                 for name, each in header.items()
                 if name != "__metadata__"
-                for begin, end in [each["data_offsets"]]
             }
-        except (ValueError, KeyError, TypeError, AttributeError) as failure:
+        except (ValueError, KeyError, TypeError) as failure:
             raise ValueError(f"{path} has a corrupt header: {failure}") from failure
     stored = {}
     for name, (dtype, shape, begin, end) in tensors.items():
@@ -386,3 +408,20 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
             )
         stored[name] = SafeTensor(path, name, DTYPES[dtype], shape, data_start + begin)
     return stored
+
+
+def _entry(name: str, each: Any) -> tuple[str, tuple[int, ...], int, int]:
+    """Return dtype, shape, begin and end of a tensor, as a header has it."""
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"a tensor's name has {len(name)} letters")
+    if not isinstance(each, dict):
+        raise TypeError(f"{str(each)[:50]!r} is no entry of a tensor")
+    dtype, shape, place = each["dtype"], each["shape"], each["data_offsets"]
+    for numbers in (shape, place):
+        if not isinstance(numbers, list) or not all(
+            type(number) is int and number >= 0 for number in numbers
+        ):
+            raise TypeError(f"{str(numbers)[:50]!r} must be a list of counts")
+    if not isinstance(dtype, str) or len(shape) > _DIMENSIONS or len(place) != 2:
+        raise TypeError(f"{str(each)[:90]!r} is no entry of a tensor")
+    return dtype, tuple(shape), *place

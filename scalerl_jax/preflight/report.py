@@ -6,7 +6,6 @@ checks the shipped configs on the TPUs that they are for, and prints Markdown.
 """
 
 import dataclasses
-import json
 import subprocess
 import sys
 from typing import Any
@@ -25,6 +24,7 @@ from scalerl_jax.preflight.hlo import Traffic
 from scalerl_jax.preflight.notes import advice, notes
 from scalerl_jax.preflight.whole_step import step_json, step_lines
 from scalerl_jax.utils.printing import to_stdout
+from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.wiring.devices import is_shared
 
 _OTHERS = ("prefill", "decode", "publish")  # what a train step does not run
@@ -310,7 +310,7 @@ def main() -> int:
             check=False,
         )
         if done.stdout:
-            to_stdout(row(config, json.loads(done.stdout)))
+            to_stdout(row(config, parse_json(done.stdout)))
             sys.stdout.flush()
         status = max(status, done.returncode)
     return status

@@ -1,16 +1,17 @@
 """Scalars of TensorBoard's event files, in the order in which they were written.
 
-The tensorboard package reads the records; TensorFlow is not needed.  It stops at a
-record that is damaged, without a word, and so does what is read here, with one.
+The tensorboard package knows what a record means; TensorFlow is not needed.  Reading
+ends at a record that is damaged, or that says it is longer than its file, with a word.
 """
 
 import dataclasses
-import struct
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from scalerl_jax.scaling.resumed import Settled, settle
+from scalerl_jax.utils.reading import MOST_WHOLE, open_regular
 
 PATTERN = "events.out.tfevents.*"
 _FRAME = 16  # bytes of a record around its data: its length and two checksums
@@ -108,14 +109,11 @@ def _events(file: Path, notes: list[str]) -> Iterator[Any]:
     A run that is killed, or still under way, leaves a last record that is not whole.
     """
     from google.protobuf.message import DecodeError
-    from tensorboard.backend.event_processing.event_file_loader import (
-        RawEventFileLoader,
-    )
     from tensorboard.compat.proto import event_pb2
 
     make = event_pb2.Event.FromString  # pyright: ignore[reportAttributeAccessIssue]
     place, last = 0, None
-    for record in RawEventFileLoader(str(file)).Load():
+    for record in _records(file):
         try:
             event = make(record)
         except DecodeError:
@@ -132,16 +130,37 @@ def _events(file: Path, notes: list[str]) -> Iterator[Any]:
         notes.append(f"{file.name} {fault} (byte {place:,} of {size:,}): {until}")
 
 
+def _records(file: Path) -> Iterator[bytes]:
+    """Return the data of records up to the first that is not whole."""
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    with open_regular(file) as stream:
+        while True:
+            head, checksum = stream.read(8), stream.read(4)
+            if len(checksum) < 4 or _number(checksum) != masked_crc32c(head):
+                return
+            length = _number(head)
+            left = os.fstat(stream.fileno()).st_size - stream.tell() - 4
+            if length > min(left, MOST_WHOLE):
+                return
+            data, checksum = stream.read(length), stream.read(4)
+            if _number(checksum) != masked_crc32c(data):
+                return
+            yield data
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "little")
+
+
 def _is_cut(file: Path, place: int) -> bool:
     """Return whether the file ends before the record that begins there does."""
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         stream.seek(place)
         length, checksum = stream.read(8), stream.read(4)
     if len(checksum) < 4:
         return True
-    whole = struct.unpack("<I", checksum)[0] == masked_crc32c(length)
-    return (
-        whole and place + _FRAME + struct.unpack("<Q", length)[0] > file.stat().st_size
-    )
+    whole = _number(checksum) == masked_crc32c(length)
+    return whole and place + _FRAME + _number(length) > file.stat().st_size

@@ -41,6 +41,7 @@ from scalerl_jax.scaling.tables import (
     to_number,
 )
 from scalerl_jax.utils.printing import shown
+from scalerl_jax.utils.reading import read_json
 
 ERRORS_ENDING = "_se"  # of the column of y's standard errors
 PROMPTS_COLUMN = "prompt_pass_rates"  # of evals.jsonl: a list
@@ -50,7 +51,6 @@ SEED_NAMES = frozenset(["seed", "trial", "replicate"])
 RUN_NAMES = SEED_NAMES | {"run", "run_id", "run_name"}
 # Settings of a run that are no part of its recipe.
 _NOT_RECIPE = ("seed", "tracking", "compile_cache", "checkpoint", "scaling", "debug")
-LEDGER_FILE = "ledger.json"
 _PLAIN_NAMES = ("evals", "trainer_state", "tensorboard")  # their folder's says more
 WALL_TIME = (
     "chip-hours of a CPU are its wall time, which moves with whatever else it does: "
@@ -396,16 +396,7 @@ def _usual_x(table: Table) -> str | None:
 
 def _on_a_cpu(table: Table, x: str) -> bool:
     """Return whether x is chip-hours of a run on a CPU, as its directory says."""
-    if not x.endswith(DEFAULT_X):
-        return False
-    folders = [table.path, *table.path.parents][:4]  # of event files, those above
-    for folder in folders:
-        try:
-            ledger = json.loads((folder / LEDGER_FILE).read_bytes())
-        except (OSError, ValueError):
-            continue
-        return isinstance(ledger, dict) and ledger.get("chip") == "cpu"
-    return False
+    return x.endswith(DEFAULT_X) and table.chip == "cpu"
 
 
 def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> str:
@@ -424,9 +415,9 @@ def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> str:
     if group or table.path.name != EVALS_NAME:
         return ""  # settings that lie beside other files are not those of each run
     try:
-        settings = json.loads((table.path.parent / "config.json").read_bytes())
+        settings = read_json(table.path.parent / "config.json")
         config = {k: v for k, v in settings["config"].items() if k not in _NOT_RECIPE}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return ""
     return json.dumps(config, sort_keys=True)
 
@@ -659,12 +650,12 @@ def when_enough(folder: Path, missing: int) -> str:
     """Say when a run will have so many more evaluations, as far as its files say."""
     try:
         rows = [row for _, row in read_table(folder / "metrics.jsonl").rows]
-        settings = json.loads((folder / "config.json").read_bytes())["config"]
+        settings = read_json(folder / "config.json")["config"]
         every, last = settings["eval"]["every"], settings["train"]["num_steps"]
         done, seconds = rows[-1]["step"], np.mean([row["time/step_s"] for row in rows])
         enough = (done // every + missing) * every
         minutes = (enough - done) * seconds / 60.0
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (ArithmeticError, LookupError, OSError, TypeError, ValueError):
         return ""  # no files of a run, or not of this version
     more = "" if enough <= last else f": go on with --config.train.num_steps={enough}"
     return (

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.scaling.load import LEDGER_FILE
 from scalerl_jax.scaling.records import DEFAULT_X, Array
-from scalerl_jax.scaling.tables import STEP_COLUMN, is_step
+from scalerl_jax.scaling.tables import LEDGER_NAME, STEP_COLUMN, is_step
 from scalerl_jax.scaling.text import Cells, Sheet, cut
-from scalerl_jax.utils.reading import check_regular, parse_json, read_json
+from scalerl_jax.utils.reading import check_regular, open_regular, parse_json, read_json
 from scalerl_jax.utils.record import flatten
 
 CONFIG_FILE, METRICS_FILE = "config.json", "metrics.jsonl"
@@ -84,7 +83,7 @@ def read_details(folder: Path, *, x_name: str) -> RunDetails:
     """
     notes: list[str] = []
     record = _read_object(folder / CONFIG_FILE, notes)
-    ledger = _read_object(folder / LEDGER_FILE, notes)
+    ledger = _read_object(folder / LEDGER_NAME, notes)
     config = record.get("config")
     settings = flatten(config) if isinstance(config, dict) else {}
     settings.pop("seed", None)
@@ -219,7 +218,7 @@ def _spread_lines(path: Path) -> Iterator[bytes]:
     """
     size = path.stat().st_size
     stride = size // MOST_ROWS
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while line := file.readline(MOST_BYTES):
             yield line
             begin = file.tell() - len(line)
@@ -249,8 +248,7 @@ def _read_rollouts(path: Path, notes: list[str]) -> tuple[Rollout, ...]:
     try:
         if not path.exists():
             return ()
-        check_regular(path)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             first = file.read(MOST_BYTES).splitlines()
             size = path.stat().st_size
             if size > MOST_BYTES:

@@ -10,9 +10,11 @@ One file above 400 lines: every kind of file ends in the same table and cells.
 """
 
 import collections
+import contextlib
 import csv
 import dataclasses
 import functools
+import io
 import itertools
 import math
 import re
@@ -22,7 +24,14 @@ from typing import Any, Literal
 
 from scalerl_jax.scaling.event_files import PATTERN, read_series
 from scalerl_jax.scaling.records import DEFAULT_X, DEFAULT_Y, CurveError
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.reading import (
+    MOST_WHOLE,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_lines,
+    read_value,
+)
 from scalerl_jax.utils.remote import files_of_run
 
 Mark = Literal[".", ","]
@@ -44,6 +53,7 @@ STEP_COLUMN = "step"
 STEP_NAMES = (STEP_COLUMN, "global_step", "_step")
 RUN_COLUMN = "run"
 EVALS_NAME = "evals.jsonl"
+LEDGER_NAME = "ledger.json"
 TRAINER_STATE_NAME = "trainer_state.json"
 DELIMITERS = (",", ";", "\t")
 SNIFFED_LINES = 40
@@ -56,6 +66,7 @@ LONGEST_NAME = 500  # letters of a column
 # "(TaskRunner pid=1) step:5 - critic/score/mean:0.1 - ...", as verl prints it.
 _CONSOLE_LINE = re.compile(r"(?:^|\s)step:(\d{1,18}) - (.*)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_MOST_CONSOLE_LINE = 2**22  # bytes
 _NUMPY_NUMBER = re.compile(r"^np\.\w+\((.*)\)$")
 _SHOWN = 50  # columns that a message lists
 _KNOWN = (
@@ -165,6 +176,15 @@ class Table:
     def columns(self) -> list[str]:
         """Columns that occur, in order of appearance."""
         return list(dict.fromkeys(name for _, row in self.rows for name in row))
+
+    @functools.cached_property
+    def chip(self) -> str | None:
+        """The kind of chip that the ledger of its directory counts, if one does."""
+        for folder in [self.path, *self.path.parents][:4]:  # of event files, above them
+            with contextlib.suppress(ValueError):
+                chip = read_json(folder / LEDGER_NAME).get("chip")
+                return chip if isinstance(chip, str) else None
+        return None
 
     @property
     def step(self) -> str | None:
@@ -284,11 +304,15 @@ def read_table(path: str | Path) -> Table:
         raise CurveError(f"{file}: unknown kind {file.suffix!r}; {_KNOWN}")
     try:
         return _READERS[file.suffix](file)
+    except CurveError:
+        raise
     except UnicodeDecodeError as failure:
         raise CurveError(
             f"{file}: not UTF-8 text ({failure.reason}); save it as UTF-8, which "
             "spreadsheets call CSV UTF-8"
         ) from failure
+    except ValueError as failure:  # of `utils.reading`
+        raise CurveError(str(failure)) from failure
 
 
 def _find_in(folder: Path) -> Path:
@@ -310,8 +334,8 @@ def _find_in(folder: Path) -> Path:
 
 def _read_delimited(file: Path) -> Table:
     """Text with a header, separated by commas, semicolons or tabs; cells stay text."""
-    with file.open(encoding="utf-8-sig", newline="") as stream:
-        lines = list(stream)
+    text = read_bytes(file, most=MOST_WHOLE).decode("utf-8-sig")
+    lines = list(io.StringIO(text, newline=""))
     hint = re.fullmatch("sep=(.)", lines[0].rstrip("\r\n")) if lines else None
     skipped = int(hint is not None)  # the line by which spreadsheets name it
     delimiter = hint[1] if hint else _delimiter(lines[:SNIFFED_LINES])
@@ -403,13 +427,15 @@ def _wandb_table(file: Path, header: list[str], rows: list[Row]) -> Table:
 def _read_jsonl(file: Path) -> Table:
     """The objects of a JSONL file; blank lines are skipped."""
     rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_lines(file), 1):
         if not line.strip():
             continue
         place = f"{file}:{number}"
         try:
             row = parse_json(line)
         except ValueError as failure:
+            if isinstance(failure.__cause__, UnicodeDecodeError):
+                raise failure.__cause__ from None
             raise CurveError(
                 f"{place}: not valid JSON ({failure}); remove the line "
                 "if a killed run left it half written"
@@ -465,10 +491,7 @@ def _flat(rows: list[Row]) -> tuple[list[Row], bool]:
 
 def _read_json(file: Path) -> Table:
     """An array of objects, or the log of a Hugging Face trainer: `log_history`."""
-    try:
-        found = parse_json(file.read_bytes())
-    except ValueError as failure:
-        raise CurveError(f"{file}: not valid JSON ({failure})") from failure
+    found = read_value(file)
     if isinstance(found, list):
         for i, row in enumerate(found):
             if not isinstance(row, dict):
@@ -491,9 +514,9 @@ def _read_json(file: Path) -> Table:
 def _read_console(file: Path) -> Table:
     """The lines that verl prints, "step:5 - name:0.5 - ..."; all others are no rows."""
     rows: list[Row] = []
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        found = _CONSOLE_LINE.search(_COLOURS.sub("", line))
+    for number, line in enumerate(read_lines(file, most=_MOST_CONSOLE_LINE), 1):
+        text = line.decode(errors="replace")
+        found = _CONSOLE_LINE.search(_COLOURS.sub("", text))
         if found is None:
             continue
         row: dict[str, Any] = {STEP_COLUMN: found[1]}

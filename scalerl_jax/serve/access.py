@@ -20,6 +20,7 @@ import re
 import resource
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import h11
@@ -29,6 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from scalerl_jax.serve.fields import ApiError
+from scalerl_jax.utils.reading import read_text
 
 KEY_VARIABLE = "SCALERL_API_KEY"
 _OPEN_TO_ALL = "/health"  # of a load balancer, which knows no key
@@ -178,12 +180,10 @@ def find_key(given: str | None, file: str | None, variables: Mapping[str, str]) 
     found = {"--api_key": given, KEY_VARIABLE: variables.get(KEY_VARIABLE)}
     if file is not None:
         try:
-            with open(file, encoding="utf-8") as opened:
-                found[f"--api_key_file={file}"] = opened.read(5000)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not a text"
+            found[f"--api_key_file={file}"] = read_text(Path(file), most=5000)
+        except ValueError as error:
             raise ValueError(
-                f"--api_key_file={file} cannot be read: {reason}"
+                f"--api_key_file={file} cannot be read: {error}"
             ) from None  # the error of a text would show it
     keys = {name: key.strip() for name, key in found.items() if key is not None}
     if len(keys) > 1:

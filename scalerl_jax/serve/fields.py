@@ -22,6 +22,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
+from scalerl_jax.utils.reading import parse_json
+
 MAX_LOGPROBS = 5  # likeliest tokens of a place: OpenAI's limit for completions
 _MAX_STOPS, _MAX_STOP_LENGTH = 4, 128  # OpenAI's limit; characters
 _SEEDS = 2**32
@@ -218,8 +220,8 @@ def _read_arguments(call: Any) -> None:
             arguments = function.get("arguments")
             if isinstance(arguments, str):
                 try:
-                    arguments = json.loads(arguments.strip() or "null")
-                except (ValueError, RecursionError):
+                    arguments = parse_json(arguments.strip() or "null")
+                except ValueError:
                     pass  # as a model wrote it
             function["arguments"] = {} if arguments is None else arguments
         case _:
@@ -274,8 +276,8 @@ def read_fields(kind: type[F], body: bytes, limits: Any) -> F:
         ApiError: it is not JSON, or a field is unknown, of a wrong type or value.
     """
     try:
-        values = json.loads(body)
-    except (ValueError, RecursionError) as error:  # broken, no text, or too deep
+        values = parse_json(body)
+    except ValueError as error:  # broken, no text, or too deep
         raise ApiError(f"the body is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ApiError("the body is JSON, but not an object")

@@ -5,13 +5,14 @@ two settings are compared on the same groups.
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
+
+from scalerl_jax.utils.reading import parse_json, read_lines
 
 _BLOCK = 64  # groups drawn together
 _P99 = NormalDist().inv_cdf(0.99)
@@ -141,16 +142,12 @@ def read_lengths(path: str) -> tuple[tuple[int, ...], ...]:
         OSError: it cannot be read.
     """
     rows = []
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--lengths={path} is no text in UTF-8") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(Path(path)), 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line)
+        except ValueError:
             row = None
         if not isinstance(row, list) or not row or not all(map(_is_length, row)):
             raise ValueError(

@@ -5,7 +5,6 @@ measurements of a run.  Nothing here knows who does what when.
 """
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from scalerl_jax.balance.rates import (
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.simulate.scenario import Scenario
+from scalerl_jax.utils.reading import read_json
 
 # What closed forms do not have: seconds of programs and hosts, as runs have shown.
 HOSTS_S = {
@@ -103,11 +103,9 @@ def read_rates(path: str) -> Rates:
         OSError: it cannot be read.
     """
     try:
-        found = json.loads(Path(path).read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"--rates={path} is no JSON file: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"--rates={path} must hold one JSON object")
+        found = read_json(Path(path))
+    except ValueError as error:
+        raise ValueError(f"--rates={path}: {error}") from error
     known = [field.name for field in dataclasses.fields(Rates)]
     for name in found:
         if name not in known:

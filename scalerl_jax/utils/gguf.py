@@ -1,10 +1,9 @@
 """GGUF files as the Hugging Face directories that they were made from.
 
 `GGUFModel` makes the files of such a directory when they are asked for, and names the
-tensors as one does: no reader of checkpoints or tokenizers knows the format.  Parsed by
-the `gguf` package, https://github.com/ggml-org/llama.cpp (gguf-py), an extra of this
-one: pip install "scalerl_jax[gguf]".  The format:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+tensors as one does: no reader of checkpoints or tokenizers knows the format.  Blocks of
+numbers are read by the `gguf` package, https://github.com/ggml-org/llama.cpp (gguf-py),
+an extra of this one: pip install "scalerl_jax[gguf]".
 It is above 400 lines with the tokenizer that the metadata describe.
 """
 
@@ -26,6 +25,8 @@ from tokenizers import (
     normalizers,
     pre_tokenizers,
 )
+
+from scalerl_jax.utils.gguf_head import check_extent, read_head
 
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, a factor per frequency
 
@@ -196,13 +197,15 @@ class GGUFModel:
             "attention.sliding_window": 0,
             "expert_count": 0,
         }.items():
-            if fields.get(name, allowed) != allowed:
+            if name in fields and fields[name] != allowed:
                 raise ValueError(
                     f"{self}: {family}.{name} = {fields[name]!r} is not supported; "
                     f"only {allowed!r} is"
                 )
         if "token_embd.weight" not in tensors:
             raise ValueError(f"{self} lacks tensor token_embd.weight")
+        if len(tensors["token_embd.weight"].shape) != 2:
+            raise ValueError(f"{self}: tensor token_embd.weight is no matrix")
         return values | {
             "model_type": family,
             "vocab_size": tensors["token_embd.weight"].shape[0],
@@ -225,11 +228,12 @@ class GGUFModel:
     def tokenizer_config(self) -> dict[str, Any]:
         """The values of tokenizer_config.json, the chat template apart."""
         metadata, _ = self._file
-        tokens, special = metadata.get("tokenizer.ggml.tokens", []), {}
+        tokens = _texts(metadata.get("tokenizer.ggml.tokens", []), self, "tokens")
+        special: dict[str, str] = {}
         for name, theirs in _SPECIAL.items():
             field = f"tokenizer.ggml.{theirs}_token_id"
             place = metadata.get(field)
-            if place in range(len(tokens)):
+            if type(place) is int and 0 <= place < len(tokens):
                 special[f"{name}_token"] = tokens[place]
             elif place is not None:
                 raise ValueError(f"{self}: {field} = {place!r} is no token's place")
@@ -244,11 +248,16 @@ class GGUFModel:
         metadata, _ = self._file
         names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
         found = [metadata[name] for name in names if name in metadata]
+        if any(isinstance(each, list) for each in found):
+            raise ValueError(f"{self}: {' or '.join(names)} is a list, and no token id")
         return {"eos_token_id": list(dict.fromkeys(found))} if found else None
 
     def chat_template(self) -> str | None:
         """The text of chat_template.jinja; None if there is no template."""
-        return self._file[0].get("tokenizer.chat_template")
+        found = self._file[0].get("tokenizer.chat_template")
+        if found is not None and not isinstance(found, str):
+            raise ValueError(f"{self}: tokenizer.chat_template is no text")
+        return found
 
 
 # File of the directory -> its text or values; None: there is no such file.
@@ -307,44 +316,31 @@ def _open(
         raise ValueError(
             f'{path} needs the gguf package to be read: pip install "scalerl_jax[gguf]"'
         ) from error
-    try:
-        reader = gguf.GGUFReader(path)
-        metadata = {name: _plain(field) for name, field in reader.fields.items()}
-    # The parser's errors about bytes that are missing or wrong.
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+    metadata, stored = read_head(path)
+    parts = metadata.get("split.count", 1)
+    if parts != 1 and parts != 0:
         raise ValueError(
-            f"{path} ({size} bytes) is no GGUF file, or is cut short: {error}; copy it "
-            f"again"
-        ) from error
-    if reader.byte_order != "I":
-        raise ValueError(
-            f"{path} has the byte order of other machines; convert it with "
-            f"gguf-convert-endian"
+            f"{path} is one of split.count = {parts!r} parts; join them with "
+            f"llama-gguf-split --merge"
         )
-    if metadata.get("split.count", 1) > 1:
-        raise ValueError(
-            f"{path} is one of split.count = {metadata['split.count']} parts; join "
-            f"them with llama-gguf-split --merge"
-        )
-    tensors = {
-        tensor.name: GGUFTensor(
+    tensors: dict[str, GGUFTensor] = {}
+    kinds = {int(kind): kind for kind in gguf.GGMLQuantizationType}
+    for each in stored:
+        if each.kind not in kinds or each.name in tensors:
+            raise ValueError(
+                f"{path}: tensor {each.name} is there twice, or of a kind that the "
+                f"gguf package does not know ({each.kind})"
+            )
+        kind = kinds[each.kind]
+        check_extent(path, each, gguf.GGML_QUANT_SIZES[kind])
+        tensors[each.name] = GGUFTensor(
             file=path,
-            name=tensor.name,
-            kind=tensor.tensor_type.name,
-            shape=tuple(map(int, reversed(tensor.shape))),
-            start=int(tensor.data_offset),
+            name=each.name,
+            kind=kind.name,
+            shape=each.shape,
+            start=each.start,
         )
-        for tensor in reader.tensors
-    }
     return metadata, tensors
-
-
-def _plain(field: Any) -> Any:
-    """Return a field's value; float32 as its shortest decimal: 1e-05."""
-    value = field.contents()
-    if field.types and field.types[0].name == "FLOAT32":
-        return float(str(np.float32(value)))
-    return value
 
 
 def _check_kinds(tensors: dict[str, GGUFTensor]) -> None:
@@ -385,8 +381,10 @@ def _llama3_scaling(
     # Else whoever reads the config refuses the two.
     if stored is None or type(head_dim) is not int or type(theta) is not float:
         return None
-    if stored.shape == (head_dim // 2,):
+    factors = np.zeros(0)
+    if head_dim > 1 and stored.shape == (head_dim // 2,):
         factors = stored.read(((0, head_dim // 2),))
+    if factors.size and np.isfinite(factors).all() and factors.max() >= 1.0:
         factor = float(factors.max())
         frequencies = theta ** (-2.0 * np.arange(head_dim // 2) / head_dim)
         turns = 8192 * frequencies / (2.0 * np.pi)
@@ -421,7 +419,7 @@ def _make_tokenizer(values: Mapping[str, Any], *, path: Path) -> Tokenizer:
             f"{path}: tokenizer.ggml.model = {values.get('model')!r} is not supported, "
             f"only 'gpt2', byte-level BPE; name a tokenizer.json as data.tokenizer"
         )
-    if values.get("pre") not in _PRE_TOKENIZERS:
+    if values.get("pre") not in list(_PRE_TOKENIZERS):
         raise ValueError(
             f"{path}: tokenizer.ggml.pre = {values.get('pre')!r} is not supported; "
             f"choose from {sorted(_PRE_TOKENIZERS)}, or name a tokenizer.json as "
@@ -430,15 +428,26 @@ def _make_tokenizer(values: Mapping[str, Any], *, path: Path) -> Tokenizer:
     for name in ("tokens", "token_type", "merges"):
         if name not in values:
             raise ValueError(f"{path} lacks tokenizer.ggml.{name}")
-    tokens: list[str] = values["tokens"]
-    merges = [tuple(merge.split(" ", 1)) for merge in values["merges"]]
-    backend = Tokenizer(
-        models.BPE(
-            vocab={token: place for place, token in enumerate(tokens)},
-            merges=merges,
-            ignore_merges=values["pre"] == "llama-bpe",
+    tokens = _texts(values["tokens"], path, "tokens")
+    kinds = values["token_type"]
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        raise ValueError(
+            f"{path}: tokenizer.ggml.token_type is no list with an entry for each of "
+            f"{len(tokens)} tokens"
         )
-    )
+    merges = [m.split(" ", 1) for m in _texts(values["merges"], path, "merges")]
+    try:
+        backend = Tokenizer(
+            models.BPE(
+                vocab={token: place for place, token in enumerate(tokens)},
+                merges=[(first, second) for first, second in merges],
+                ignore_merges=values["pre"] == "llama-bpe",
+            )
+        )
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(
+            f"{path}: tokenizer.ggml.merges are not of two tokens each: {error}"
+        ) from error
     if values["pre"] == "qwen2":
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _PRE_TOKENIZERS[values["pre"]]()
@@ -446,11 +455,18 @@ def _make_tokenizer(values: Mapping[str, Any], *, path: Path) -> Tokenizer:
     backend.add_tokens(
         [
             AddedToken(token, special=kind == _CONTROL, normalized=False)
-            for token, kind in zip(tokens, values["token_type"], strict=True)
+            for token, kind in zip(tokens, kinds, strict=True)
             if kind in (_CONTROL, _USER_DEFINED)
         ]
     )
     return backend
+
+
+def _texts(found: Any, file: object, name: str) -> list[str]:
+    """Return a list of texts of the file's tokenizer; another value is refused."""
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{file}: tokenizer.ggml.{name} is no list of texts")
+    return found
 
 
 def _cut(first: Any, *, use_regex: bool) -> Any:

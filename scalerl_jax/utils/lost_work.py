@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_jax.utils.ledger import CATEGORIES, LEDGER_FILE, Ledger
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.utils.reading import read_value
 from scalerl_jax.utils.resuming import sound
 
 _NOT_UNDONE = ("startup", "eval", "checkpoint")  # by a kill
@@ -72,7 +72,7 @@ def read_ledger(directory: Path) -> dict[str, Any] | None:
         return None
     unknown = "what the run has cost since its last checkpoint"
     with sound(path, else_unknown=unknown, way_out="remove it to go on without that"):
-        state = parse_json(path.read_bytes())
+        state = read_value(path)
         if state.keys() != {"chip", "chip_s", "counts"}:
             raise KeyError(f"it holds {sorted(state)}")
     return state

@@ -22,6 +22,7 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 
 from scalerl_jax.utils.events import Appender, EventFile, unwritable
+from scalerl_jax.utils.reading import read_lines
 from scalerl_jax.utils.resuming import rows_until
 from scalerl_jax.utils.run_directory import (
     EVALS_FILE,
@@ -196,7 +197,7 @@ def _drop_after(path: Path, step: int) -> list[int]:
         steps, pieces = rows_until(step, path)
         last = pieces[-1][1] if pieces else 0
         if len(pieces) > 1 or (pieces and pieces[0][0] > 0):
-            data = path.read_bytes()
+            data = b"".join(read_lines(path))
             replace_file(path, b"".join(data[start:end] for start, end in pieces))
         elif last < path.stat().st_size:
             with open_to_append(path) as file:

@@ -6,7 +6,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from scalerl_jax.utils.reading import is_remote, local_file, parse_json
+from scalerl_jax.utils.reading import (
+    is_remote,
+    local_file,
+    parse_json,
+    read_lines,
+    read_value,
+)
 from scalerl_jax.utils.record import flatten
 from scalerl_jax.utils.remote import entries, open_path
 
@@ -22,7 +28,7 @@ def sound(file: Path, *, else_unknown: str, way_out: str) -> Iterator[None]:
     """Name a file of the run that does not hold what a run writes there."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(
             f"{file} is broken ({error!r}), so {else_unknown} is unknown; {way_out}"
         ) from error
@@ -59,7 +65,7 @@ def check_record(
     """
     unknown = "whether this run may be resumed"
     with sound(config_file, else_unknown=unknown, way_out=_MEND):
-        record = parse_json(config_file.read_bytes())
+        record = read_value(config_file)
         if not isinstance(record["config"], dict):
             raise TypeError("'config' is not a section")
     was, now = flatten(record["config"]), flatten(new["config"])
@@ -101,7 +107,7 @@ def check_report(file: Path, report: dict[str, dict[str, Any]]) -> None:
     """
     unknown = "whether this run's prompts are still the same"
     with sound(file, else_unknown=unknown, way_out=_MEND):
-        before = parse_json(file.read_bytes())
+        before = read_value(file)
         changed = [
             name
             for kind, sets in report.items()
@@ -129,28 +135,27 @@ def rows_until(step: int, path: Path) -> tuple[list[int], list[tuple[int, int]]]
     steps: list[int] = []
     pieces: list[tuple[int, int]] = []
     end, broken = 0, None
-    with path.open("rb") as file:
-        for number, line in enumerate(file):
-            start, end = end, end + len(line)
-            if not line.endswith(b"\n"):
-                break  # a kill came in the middle of it
-            if broken is not None:  # and it is not the last line, which a kill leaves
-                raise ValueError(
-                    f"line {number} of {path} is not a row of a run ({broken!r}); "
-                    f"remove it, or move the file away to lose its rows"
-                ) from broken
-            try:
-                found = _step_of(line)
-                goes = found > step
-            except (ValueError, LookupError, TypeError) as error:
-                broken = error
-                continue
-            if goes:
-                continue
-            steps.append(found)
-            if pieces and pieces[-1][1] == start:
-                start, _ = pieces.pop()
-            pieces.append((start, end))
+    for number, line in enumerate(read_lines(path)):
+        start, end = end, end + len(line)
+        if not line.endswith(b"\n"):
+            break  # a kill came in the middle of it
+        if broken is not None:  # and it is not the last line, which a kill leaves
+            raise ValueError(
+                f"line {number} of {path} is not a row of a run ({broken!r}); "
+                f"remove it, or move the file away to lose its rows"
+            ) from broken
+        try:
+            found = _step_of(line)
+            goes = found > step
+        except (ValueError, LookupError, TypeError) as error:
+            broken = error
+            continue
+        if goes:
+            continue
+        steps.append(found)
+        if pieces and pieces[-1][1] == start:
+            start, _ = pieces.pop()
+        pieces.append((start, end))
     return steps, pieces
 
 

@@ -1,10 +1,11 @@
 """Places to look at a run that `tracking` switches on: W&B, and a profiler's trace."""
 
 import importlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from scalerl_jax.utils.reading import read_json
 
 
 class Wandb:
@@ -18,7 +19,7 @@ class Wandb:
     ) -> None:
         """Begin the run there, or go on with it; `settings` are by dotted name."""
         wandb = importlib.import_module("wandb")  # of an extra
-        begun = json.loads((directory / "config.json").read_bytes())["started"]
+        begun = read_json(directory / "config.json")["started"]
         self._run = wandb.init(
             project=project,
             dir=directory,

@@ -86,6 +86,15 @@ def test_what_needs_pytest_itself_is_unusable(test):
 
 
 @pytest.mark.parametrize(
+    "expression", ["(" * 5000, "+".join("1" * 900), "+".join("1" * 90_000), "1\0"]
+)
+def test_tests_that_nest_without_end_are_unusable(expression):
+    row = {"question": "Write f.", "test": f"def test_f():\n    assert {expression}"}
+    with pytest.raises(Unusable, match="not Python 3"):
+        own.read_own(row)
+
+
+@pytest.mark.parametrize(
     "answer",
     [
         pytest.param(1, id="an index from 0"),
@@ -207,6 +216,7 @@ def test_a_missing_number_of_a_table_is_no_answer():
         pytest.param("[[1, 2], [3, 4]]", id="a matrix that is JSON"),
         pytest.param("{1, 2}", id="a set that is Python"),
         pytest.param("proof by cases", id="a longer text"),
+        pytest.param("x" + " " * 90 + "= 1", id="an answer with much space"),
         pytest.param("import 3 tons from 4 towns", id="prose with words of programs"),
     ],
 )

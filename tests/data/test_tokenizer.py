@@ -42,6 +42,14 @@ def test_special_tokens_are_shown_only_when_asked_for(directory):
     assert "<stop>" in tokenizer.decode_all([2, 1])
 
 
+def test_a_text_is_neither_padded_nor_cut_as_the_file_says(directory):
+    backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    backend.enable_padding(length=10**9, pad_token="<pad>")
+    backend.enable_truncation(max_length=1)
+    backend.save(str(directory / "tokenizer.json"))
+    assert load_tokenizer(directory).encode("badc") == [3, 2, 5, 4]
+
+
 def test_encoding_adds_no_special_token(directory):
     tokenizer = load_tokenizer(directory)
     text = "abcd"

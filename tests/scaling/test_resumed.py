@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as property_settings
 from hypothesis import strategies as st
 from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from scalerl_jax.scaling import CurveError, load_curve, load_curves
@@ -148,6 +149,12 @@ def record_at(data, number):
     return place
 
 
+def length_of(size):
+    """The length of a record, with its right checksum."""
+    length = struct.pack("<Q", size)
+    return length + struct.pack("<I", masked_crc32c(length))
+
+
 @pytest.mark.parametrize(
     "harm, said",
     [
@@ -170,6 +177,11 @@ def record_at(data, number):
             lambda data, at: data[: at + 3],
             "ends within a record, .* read up to step 40",
             id="cut within a length",
+        ),
+        pytest.param(
+            lambda data, at: data[:at] + length_of(2**62) + bytes(50),
+            "ends within a record, .* read up to step 40",
+            id="a record of 2^62 bytes",
         ),
     ],
 )

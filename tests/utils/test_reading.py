@@ -1,10 +1,24 @@
 """One reader of JSON from outside: a value, or a short reason."""
 
+import ast
+import collections
 import json
+import os
+import re
+from pathlib import Path
 
 import pytest
 
-from scalerl_jax.utils.reading import MAX_DEPTH, check_regular, parse_json, read_json
+import scalerl_jax
+from scalerl_jax.utils.reading import (
+    MAX_DEPTH,
+    check_regular,
+    last_lines,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_lines,
+)
 
 
 def nested(depth):
@@ -46,3 +60,169 @@ def test_only_regular_files_are_read(tmp_path):
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(ValueError, match=r"list\.json must hold a JSON object"):
         read_json(tmp_path / "list.json")
+
+
+def test_what_is_too_large_or_has_no_end_is_refused(tmp_path):
+    sparse, pipe, zero = (tmp_path / name for name in ("sparse", "pipe", "zero"))
+    with open(sparse, "wb") as file:
+        file.truncate(1 << 40)
+    os.mkfifo(pipe)
+    zero.symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ValueError, match="sparse has 1,099,511,627,776 bytes, and 9 "):
+        read_bytes(sparse, most=9)
+    with pytest.raises(ValueError, match="a line of more than 1 MiB, line 1"):
+        list(read_lines(sparse, most=2**20))
+    with pytest.raises(ValueError, match="a last line of more than 1 MiB"):
+        last_lines(sparse, most=2**20)
+    for path in (pipe, zero, tmp_path):
+        for read in (read_bytes, read_json, last_lines, lambda p: list(read_lines(p))):
+            with pytest.raises(ValueError, match="is no regular file"):
+                read(path)
+    with pytest.raises(ValueError, match="loop: there is no such file"):
+        read_bytes(tmp_path / "loop")
+    # A file of the kernel's says that it has no bytes, and has more.
+    with pytest.raises(ValueError, match="has 5 bytes, and 4 are read"):
+        read_bytes(Path("/proc/self/cmdline"), most=4)
+    (tmp_path / "nine").write_bytes(b"9" * 9)
+    assert read_bytes(tmp_path / "nine", most=9) == b"9" * 9
+
+
+@pytest.mark.parametrize("longest", [1, 100, 70_000, 300_000])
+def test_last_lines_are_those_that_are_whole(tmp_path, longest):
+    lines = [b"%d:" % number + b"x" * longest + b"\n" for number in range(5)]
+    file = tmp_path / "rows.jsonl"
+    for torn in (b"", b"torn"):
+        file.write_bytes(b"".join(lines) + torn)
+        for count in (1, 3, 9):
+            assert last_lines(file, count) == lines[-count:]
+    file.write_bytes(b"torn")
+    assert last_lines(file) == []
+
+
+# What reads a whole file, or a text whose depth nobody has looked at.
+_METHODS = {"read_text", "read_bytes", "readlines"}
+_FUNCTIONS = {
+    *("json.load", "json.loads", "np.load", "np.loadtxt", "np.genfromtxt"),
+    *("np.fromfile", "np.memmap", "pickle.load", "pickle.loads", "gzip.open"),
+    *("tomllib.load", "tomllib.loads", "yaml.safe_load", "open", "os.open"),
+}
+_LAST = {name.rpartition(".")[2] for name in _FUNCTIONS} | _METHODS | {"read"}
+
+
+def unbounded_reads(source):
+    """The calls of a module that read without a bound, as it writes them."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        if not isinstance(node.func, ast.Name | ast.Attribute):
+            continue
+        last = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+        if last not in _LAST:
+            continue
+        name = ast.unparse(node.func)
+        given = [*node.args, *(each.value for each in node.keywords)]
+        texts = [each.value for each in given if isinstance(each, ast.Constant)]
+        writes = any(re.fullmatch("[rb]*[wax+][bt+]*", str(each)) for each in texts)
+        if name in _FUNCTIONS and not (last == "open" and writes):
+            yield name
+        elif (
+            isinstance(node.func, ast.Attribute)
+            and not name.startswith("reading.")
+            and (
+                last in _METHODS
+                or (
+                    last == "open"
+                    and not writes
+                    and (not node.args or texts[:1] == ["rb"])
+                )
+                or (last == "read" and not given)
+            )
+        ):
+            yield f".{last}"
+
+
+_OWN = "a file of this package"
+_CHECKPOINT = "of a checkpoint, whose size and checksum its manifest has"
+_KERNEL = "a small file of the kernel's"
+_SANDBOX = "a message of bounded length, or a file within the sandbox"
+_WRITTEN = "JSON that this package has just written itself"
+_UPLOADED = "a file that this package wrote, on its way to a bucket"
+# Module and call -> how often it may stand there, and why it needs no bound.
+UNBOUNDED = {
+    ("utils/reading.py", ".read_bytes"): (1, "made from a file of a bounded head"),
+    ("utils/reading.py", "json.loads"): (1, "the one reader, which looks at the depth"),
+    ("utils/reading.py", "os.open"): (1, "the one that opens"),
+    ("cluster/session.py", ".read_bytes"): (1, _OWN),
+    ("cluster/slice_hosts.py", ".read"): (1, "a file of a host's last words"),
+    ("config/__init__.py", "json.loads"): (1, _WRITTEN),
+    ("config/bases.py", ".read_text"): (1, _OWN),
+    ("data/chat_process.py", "json.loads"): (2, "between a process and its parent"),
+    ("data/records.py", ".read_bytes"): (2, _UPLOADED),
+    ("data/tasks.py", "json.loads"): (1, _WRITTEN),
+    ("evaluate/results.py", ".read_text"): (1, _OWN),
+    ("launch/job.py", "tomllib.loads"): (1, "a text within bounds"),
+    ("learner/checkpoint.py", "json.loads"): (1, _WRITTEN),
+    ("learner/contents.py", ".read_bytes"): (1, _CHECKPOINT),
+    ("learner/contents.py", "np.load"): (1, _CHECKPOINT),
+    ("learner/places.py", "json.loads"): (1, _WRITTEN),
+    ("learner/places.py", "open"): (1, "for a checksum, in parts"),
+    ("learner/places.py", "os.open"): (1, "to wait for the disk"),
+    ("model/weights.py", "np.memmap"): (1, "mapped, within the size that was checked"),
+    ("parallel/channels.py", ".open"): (1, "buffers of the size that is expected"),
+    ("rewards/harness.py", "json.loads"): (2, _SANDBOX),
+    ("rewards/harness.py", "open"): (2, _SANDBOX),
+    ("rewards/harness.py", "os.open"): (3, _SANDBOX),
+    ("rewards/harness.py", ".read"): (1, _SANDBOX),
+    ("rewards/process.py", "open"): (1, _KERNEL),
+    ("rewards/process.py", ".read"): (1, _KERNEL),
+    ("rewards/sandbox.py", "json.loads"): (2, _SANDBOX),
+    ("rewards/sandbox.py", ".read"): (1, _SANDBOX),
+    ("rewards/values.py", ".read"): (1, "no file: a reader of notation"),
+    ("scaling/report.py", ".read_text"): (1, _OWN),
+    ("utils/ending.py", "os.open"): (1, "/dev/null"),
+    ("utils/gguf.py", "np.memmap"): (1, "mapped, within the size that was checked"),
+    ("utils/gguf.py", ".read_bytes"): (1, "made from a bounded head"),
+    ("utils/gguf_head.py", ".read"): (1, "the reader of a head itself"),
+    ("utils/platforms.py", ".read_text"): (1, _KERNEL),
+    ("utils/remote.py", ".read_bytes"): (1, _UPLOADED),
+    ("utils/run_directory.py", "json.loads"): (1, _WRITTEN),
+    ("utils/run_files.py", ".read_bytes"): (1, _UPLOADED),
+    ("utils/run_files.py", ".read_text"): (1, _KERNEL),
+    ("utils/writing.py", "os.open"): (2, "to write"),
+    ("utils/xla.py", ".read_bytes"): (1, "an entry of JAX's cache, which it reads so"),
+    ("utils/xla.py", ".read_text"): (1, _KERNEL),
+    ("wiring/paper_table.py", ".read_text"): (1, _OWN),
+}
+
+
+def test_files_are_read_by_the_functions_that_have_bounds():
+    package = Path(scalerl_jax.__file__).parent
+    found = collections.Counter(
+        (file.relative_to(package).as_posix(), call)
+        for file in package.rglob("*.py")
+        for call in unbounded_reads(file.read_text())
+    )
+    assert found == {place: count for place, (count, _) in UNBOUNDED.items()}
+
+
+@pytest.mark.parametrize(
+    "source, calls",
+    [
+        ("Path(x).read_text()", [".read_text"]),
+        ("json.load(file)", ["json.load"]),
+        ("open(x)", ["open"]),
+        ("open(x, encoding='utf-8')", ["open"]),
+        ("open(x, 'rb')", ["open"]),
+        ("path.open('rb')", [".open"]),
+        ("file.read()", [".read"]),
+        ("file.readlines()", [".readlines"]),
+        ("np.load(x)", ["np.load"]),
+        ("open(x, 'w')", []),
+        ("path.open('ab')", []),
+        ("file.read(9)", []),
+        ("reading.read_text(path)", []),
+    ],
+)
+def test_a_read_without_bounds_is_found(source, calls):
+    assert list(unbounded_reads(source)) == calls

@@ -8,7 +8,6 @@ An evaluation beside the sampling instead alternates with it step by step, in sl
 its own and with its own params.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,10 +31,10 @@ from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Group, Prompt, PyTree
 from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.utils.step_watch import StepWatch
 
 _IDLE_WAIT_S = 0.05  # between two looks, when there is nothing to sample
 _STEP_TIMEOUT_S = 600.0  # for the step that is under way
-_OWN = "scalerl_jax."  # modules of this package
 _AGAIN: Any = object()  # returned by a job that is to be called after the next step
 _Result = TypeVar("_Result")
 
@@ -75,7 +74,6 @@ class LocalGenerators:
         self._pool = pool
         self._group_timeout_s = group_timeout_s
         self._batch_timeout_s = batch_timeout_s
-        self._alive = time.monotonic()  # when the thread last ended a step
         self.metrics: dict[str, int] = {}  # the sampler's, as of the last step
         # Guards the published params, the jobs, and whether the thread runs.
         self._changed = threading.Condition()
@@ -84,6 +82,7 @@ class LocalGenerators:
         self._jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._running = False
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
+        self._watch = StepWatch(self._thread)
 
     def publish(self, publication: Published, *, policy_version: int) -> None:
         """Hand over params for the next step; the one under way keeps its own.
@@ -110,24 +109,14 @@ class LocalGenerators:
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self._thread.is_alive():
-            if self._hang(self._batch_timeout_s):
+            if self._watch.hang(self._batch_timeout_s):
                 break
             self._thread.join(_IDLE_WAIT_S)
         self._end()
 
     def hang(self) -> str:
         """Return where the thread is, if a step has lasted for half the time limit."""
-        return self._hang(self._batch_timeout_s / 2)
-
-    def _hang(self, after_s: float) -> str:
-        silent_s = time.monotonic() - self._alive
-        if silent_s < after_s or not self._thread.is_alive():
-            return ""
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
-        return (
-            f"the sampling thread {self._thread.name!r} has been in one step since "
-            f"{since}, for {silent_s:.0f} s, {_place_of(self._thread)}"
-        )
+        return self._watch.hang(self._batch_timeout_s / 2)
 
     def in_flight(self) -> dict[int, int]:
         """Return the tickets under way, and how many tokens each has so far."""
@@ -150,7 +139,7 @@ class LocalGenerators:
             Abandoned: `stopped` said so, or the run is over.
         """
         evaluator, params = self.evaluator, publication.params
-        stopped = self._noticed(stopped)
+        stopped = self._watch.noting(stopped)
 
         def job() -> tuple[Evaluation, list[Probed]]:
             evaluation = evaluator(
@@ -185,7 +174,7 @@ class LocalGenerators:
             publication.params,
             policy_version=policy_version,
             places=places,
-            stopped=self._noticed(stopped),
+            stopped=self._watch.noting(stopped),
             wait_s=_IDLE_WAIT_S,
         )
         found: list[Judged] = []
@@ -202,19 +191,10 @@ class LocalGenerators:
 
     def sample(self, publication: Published) -> list[Probed]:
         """Return (prompt, completion) pairs of the probe, always the same prompts."""
-        stopped = self._noticed(never)
+        stopped = self._watch.noting(never)
         return self.between_steps(
             lambda: self.probe(publication.params, stopped=stopped)
         )
-
-    def _noticed(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
-        """Return `stopped`, which is asked after each step, and note that one ended."""
-
-        def asked() -> bool:
-            self._alive = time.monotonic()
-            return stopped()
-
-        return asked
 
     def between_steps(self, job: Callable[[], _Result]) -> _Result:
         """Run `job` between two steps, at once if there are none; return its result.
@@ -244,7 +224,9 @@ class LocalGenerators:
                 if future.done():
                     return future.result()
                 begun = future.running()
-                if hang := self._hang(self._batch_timeout_s if begun else before_s):
+                if hang := self._watch.hang(
+                    self._batch_timeout_s if begun else before_s
+                ):
                     future.cancel()
                     raise TimeoutError(
                         f"{hang}; queue.batch_timeout_s = {self._batch_timeout_s:g} is "
@@ -273,9 +255,9 @@ class LocalGenerators:
 
     def _turn(self) -> None:
         """Begin groups, make a step with the newest params, hand in judged groups."""
-        self._alive = time.monotonic()
+        self._watch.ended()
         self._do_jobs()
-        self._alive = time.monotonic()
+        self._watch.ended()
         params, version = self._newest()
         self._begin_groups(version)
         self._drop_late()
@@ -399,14 +381,3 @@ class LocalGenerators:
             }
         )
         self._counted = amounts
-
-
-def _place_of(thread: threading.Thread) -> str:
-    """Return where a thread is in this package's code, for a line of text."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.startswith(_OWN):
-            return f"in {frame.f_code.co_qualname} ({name}, line {frame.f_lineno})"
-        frame = frame.f_back
-    return "in no code of this package"

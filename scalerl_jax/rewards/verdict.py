@@ -38,7 +38,9 @@ Status = Literal[
     "verifier_error",
 ]
 _FAILURES: tuple[Status, ...] = ("verifier_timeout", "verifier_error")
-_COMPUTING = 0.1  # of an answer's time; ordinary answers take a thousandth
+# Share of an answer's time: ordinary answers take a thousandth of it, the first one of
+# a process a tenth at most.
+_COMPUTING = 0.25
 
 
 class Verdict(NamedTuple):

@@ -18,11 +18,11 @@ import logging
 import os
 import re
 import tempfile
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from scalerl_jax.utils.bucket_contact import Quiet, Retry, heard, in_time
 from scalerl_jax.utils.ending import first_line
 from scalerl_jax.utils.paths import inside
 
@@ -61,10 +61,10 @@ def open_path(url: str, *, setting: str, in_run: bool = False) -> "epath.Path":
 
     path = epath.Path(url.rstrip("/"))
     within_s = ACCESS_S if in_run or bucket in _answered else _FIRST_S
-    retry = _Retry()
+    retry = Retry()
     try:
-        with _heard(retry):
-            _in_time(lambda: entries(path / "config.json"), within_s)
+        with heard(retry):
+            in_time(lambda: entries(path / "config.json"), within_s)
     except FileNotFoundError as error:
         raise ValueError(
             f"{setting}{url}: there is no bucket {bucket!r}, or it is hidden from your "
@@ -105,59 +105,6 @@ def _bucket_of(url: str, *, setting: str) -> str:
 _answered: set[str] = set()  # buckets that have, in this process
 
 
-def _in_time(work: Callable[[], object], timeout_s: float) -> None:
-    """Do `work` in a thread, which an end of this process does not wait for.
-
-    Raises:
-        TimeoutError: it has not ended within `timeout_s`.
-        Exception: whatever it raised.
-    """
-    done: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001  raised by `result`
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-
-    threading.Thread(target=run, name="bucket", daemon=True).start()
-    done.result(timeout_s)
-
-
-class _Quiet(logging.Filter):
-    """Drops what gcsfs logs of errors, with traceback: it raises them as well."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.exc_info
-
-
-class _Retry(logging.Filter):
-    """Keeps why gcsfs has tried again, which it says at its lowest level only."""
-
-    reason = ""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        _, retried, cause = record.getMessage().partition("retrying after exception: ")
-        self.reason = cause.splitlines()[0] if retried and cause else self.reason
-        return record.levelno > logging.DEBUG
-
-
-@contextlib.contextmanager
-def _heard(retry: _Retry) -> Iterator[None]:
-    log = logging.getLogger("gcsfs")
-    level = log.level
-    log.addFilter(retry)
-    log.setLevel(logging.DEBUG)
-    logging.getLogger("gcsfs.credentials").setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-        log.removeFilter(retry)
-
-
 def reason(error: BaseException) -> str:
     """Return the last line of an error, which has its cause; or its name."""
     lines = str(error).strip().splitlines()
@@ -173,7 +120,7 @@ def file_system() -> Any:
     # tensorstore writes past its cache of listings.
     ours = {"use_listings_cache": False, "requests_timeout": _ANSWER_S}
     conf["gcs"] = {**conf.get("gcs", {}), **ours}
-    logging.getLogger("gcsfs").addFilter(_Quiet())
+    logging.getLogger("gcsfs").addFilter(Quiet())
     return fsspec.filesystem("gcs", finalize_on_close=True)
 
 

@@ -29,6 +29,7 @@ class StepsByHand:
         self.begun = False
         self.evaluated = []
         self.lacks = []
+        self.hangs = ""
         self.came = threading.Semaphore(0)
         self.used = threading.Event()
         self.used.set()
@@ -71,7 +72,7 @@ class StepsByHand:
         return list(places)
 
     def hang(self):
-        return ""
+        return self.hangs
 
     def in_flight(self):
         return {}
@@ -147,6 +148,12 @@ def test_versions_come_in_order_and_none_before_the_last_is_in_use(world):
         world.generators.came.release()
         assert world.generators.step() == version
     assert world.generators.begun
+
+
+def test_a_report_says_where_the_sampling_thread_hangs(world):
+    assert world.replica.exchange(Instructions(), 0.0).hang == ""
+    world.generators.hangs = "in one step"
+    assert world.replica.exchange(Instructions(), 0.0).hang == "in one step"
 
 
 def lose_the_second(world, monkeypatch):

@@ -186,7 +186,9 @@ def pool():
     made.close()
 
 
-def test_harmful_answers_take_bounded_time_and_spoil_no_other(pool):
+def test_harmful_answers_take_bounded_time_and_spoil_no_other(pool, monkeypatch):
+    # A busy machine may give them little time to compute.
+    monkeypatch.setattr("scalerl_jax.rewards.verdict._COMPUTING", 0.001)
     answers = [r"\boxed{7}", *QUICK.values(), *ENDLESS.values(), r"\boxed{7.0}", None]
     pool.submit(0, "any", answers, {"verifier": "math", "answer": "7"})
     found = []

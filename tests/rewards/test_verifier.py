@@ -11,7 +11,7 @@ import pytest
 
 from scalerl_jax.data import tasks
 from scalerl_jax.rewards import verifier
-from scalerl_jax.rewards.verdict import Verifier
+from scalerl_jax.rewards.verdict import Verifier, late
 from scalerl_jax.rewards.verifier import VerifierPool
 
 # What a verifier may do to its process; `answer` says what.
@@ -39,7 +39,7 @@ HOSTILE = """
         if answer == "exit":
             os._exit(3)
         if answer == "compute for a while":
-            end = time.process_time() + 0.4
+            end = time.process_time() + 0.05
             while time.process_time() < end:
                 pass
             return 1.0
@@ -151,8 +151,10 @@ def test_a_group_without_answers_needs_no_process(make_pool, hostile):
     ],
 )
 def test_a_hanging_verifier_is_killed_and_the_pool_goes_on(
-    make_pool, hostile, bad, status, detail
+    make_pool, hostile, bad, status, detail, monkeypatch
 ):
+    if bad == "hold on":  # a busy machine may give it little time to compute
+        monkeypatch.setattr("scalerl_jax.rewards.verdict._COMPUTING", 0.001)
     pool = make_pool(hostile, timeout_s=1.0)
     pool.submit("hangs", "any", ["1", "0", None, bad, "1", None], {})
     pool.submit("next", "any", ["1", "0.99"], {})
@@ -210,8 +212,17 @@ def test_an_answer_that_fills_the_stack_is_too_costly(
     assert detail in verdict.detail
 
 
-def test_an_answer_does_not_answer_for_those_before_it(make_pool, hostile):
+@pytest.mark.parametrize(
+    "computed_s, status",
+    [(0.0, "verifier_timeout"), (2.49, "verifier_timeout"), (2.5, "too_costly")],
+)
+def test_a_late_answer_is_too_costly_from_a_quarter_of_its_time_on(computed_s, status):
+    assert late(computed_s=computed_s, timeout_s=10.0).status == status
+
+
+def test_an_answer_does_not_answer_for_those_before_it(make_pool, hostile, monkeypatch):
     """Its process has computed for long, and then sleeps over one answer."""
+    monkeypatch.setattr("scalerl_jax.rewards.verdict._COMPUTING", 0.01)
     pool = make_pool(hostile, timeout_s=2.0)
     pool.submit(0, "any", ["compute for a while", "sleep", "1"], {})
     statuses = collect(pool)[0].statuses

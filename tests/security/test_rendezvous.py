@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scalerl_jax.parallel import rendezvous, signed_lines
+from scalerl_jax.parallel import meeting, rendezvous, signed_lines
 from scalerl_jax.parallel.coordinator import (
     Coordinator,
     HeldPort,
@@ -106,7 +106,7 @@ class Start:
 
         def run():
             try:
-                self.outcomes[process] = rendezvous.meet(
+                self.outcomes[process] = meeting.meet(
                     place,
                     secret=secret,
                     at=None if process else self._at,
@@ -237,7 +237,7 @@ def test_a_gigabyte_without_a_newline_is_not_taken():
 
 
 def test_more_connections_than_are_listened_to_keep_no_process_out(monkeypatch):
-    monkeypatch.setattr(rendezvous, "_MAX_GREETED", 2)
+    monkeypatch.setattr(meeting, "_MAX_GREETED", 2)
     start = Start(2)
     start.begin(0)
     with contextlib.ExitStack() as opened:
@@ -325,7 +325,7 @@ def saying(start, says):
 
 
 def test_nobody_else_speaks_for_process_0(monkeypatch):
-    monkeypatch.setattr(rendezvous, "_GRACE_S", 0.5)
+    monkeypatch.setattr(meeting, "GRACE_S", 0.5)
     starts = {name: Start(2, timeout_s=2.0) for name in IMPOSTORS}
     with contextlib.ExitStack() as opened:
         for name, start in starts.items():

@@ -7,11 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import small_run
 from flax import struct
 
+from scalerl_jax import config as config_lib
+from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.contents import ArrayFiles
 from scalerl_jax.learner.places import measure, sealed
+from scalerl_jax.learner.step import init_state
 from scalerl_jax.types import Group, Prompt, Rollout
+from scalerl_jax.wiring.learning import make_adamw
 
 HOST = {"cursor": 3, "epoch": 0, "history": [[1, 0.1], [2, 1e-310]], "ledger": None}
 
@@ -119,3 +124,16 @@ def rewrite_state(checkpoint, state):
         if file.is_file()
     }
     path.write_text(sealed(manifest))
+
+
+def save_run(directory, *params):
+    """A run's settings, and a checkpoint of each params from step 1 on."""
+    settings = small_run.make_config()
+    optimizer = make_adamw(settings)
+    checkpointer = Checkpointer(directory / "checkpoints", every=1, keep=len(params))
+    for step, each in enumerate(params, start=1):
+        state = init_state(each, optimizer)
+        checkpointer.save(step, state=state, host={}, groups=())
+    checkpointer.close()
+    record = {"config": config_lib.to_json(settings)}
+    (directory / "config.json").write_text(json.dumps(record))

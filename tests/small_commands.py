@@ -16,16 +16,21 @@ from pathlib import Path
 import numpy as np
 import small_run
 from absl import flags, logging
+from small_checkpoints import rewrite_state, save_run
 
 from scalerl_jax import export, main, status, warmstart
 from scalerl_jax.data import __main__ as data
 from scalerl_jax.data import chat_process, judging
 from scalerl_jax.evaluate import __main__ as evaluate
+from scalerl_jax.learner.step import init_state
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.weights import load_params
 from scalerl_jax.preflight import command as preflight
 from scalerl_jax.scaling import __main__ as scaling
 from scalerl_jax.serve import __main__ as serve
 from scalerl_jax.simulate import __main__ as simulate
 from scalerl_jax.utils.ending import answer
+from scalerl_jax.wiring.learning import make_adamw
 
 TIMEOUT_S = 60
 BASE = small_run.make_config().model.checkpoint
@@ -330,6 +335,7 @@ def _make_checkpoints():
         "exits": "{{ cycler.__init__.__globals__.os._exit(0) }}",
     }.items():
         _checkpoint(f"template_{name}", template=template)
+    _run_of_nan()
     _safetensors("weights_nan", value=np.nan)
     _safetensors("weights_infinite", value=-np.inf)
     for name, size in (("cut", 500), ("header", 4), ("none", 0)):
@@ -360,3 +366,13 @@ def _make_names():
         os.mkdir(f"saved_{name}")
         state = json.dumps({"_data_files": [{"filename": file}]})
         Path(f"saved_{name}", "state.json").write_text(state)
+
+
+def _run_of_nan():
+    """A run whose only checkpoint is as it was written, with a param that is NaN."""
+    params = load_params(BASE, read_architecture(BASE), dtype=np.float32)
+    save_run(Path("run_nan"), params)
+    params["final_norm"] = params["final_norm"] * np.float32("nan")
+    state = init_state(params, make_adamw(small_run.make_config()))
+    (checkpoint,) = small_run.checkpoints(Path("run_nan"))
+    rewrite_state(checkpoint.absolute(), state)

@@ -1,18 +1,15 @@
 """What can be served: a Hugging Face directory, a run, a checkpoint of a run."""
 
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_run
-from small_checkpoints import rewrite_state
+from small_checkpoints import rewrite_state, save_run
 from small_server import BASE
 
-from scalerl_jax import config as config_lib
-from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.saving import save_params
@@ -29,19 +26,6 @@ def base_params():
 def params_of(step):
     """Of a checkpoint after so many steps: they must not be those of another."""
     return jax.tree.map(lambda leaf: leaf + step, base_params())
-
-
-def save_run(directory, *params):
-    """A run's settings, and a checkpoint of each params from step 1 on."""
-    settings = small_run.make_config()
-    optimizer = make_adamw(settings)
-    checkpointer = Checkpointer(directory / "checkpoints", every=1, keep=len(params))
-    for step, each in enumerate(params, start=1):
-        state = init_state(each, optimizer)
-        checkpointer.save(step, state=state, host={}, groups=())
-    checkpointer.close()
-    record = {"config": config_lib.to_json(settings)}
-    (directory / "config.json").write_text(json.dumps(record))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer as _Tokenizer
 from scalerl_jax.data.questions import THINKING_TAGS, find_answer
 from scalerl_jax.data.spelling import Spelling, read_decoder, read_spelling
 from scalerl_jax.utils import reading
-from scalerl_jax.utils.reading import Directory, local_path
+from scalerl_jax.utils.model_files import local_path
+from scalerl_jax.utils.reading import Directory
 
 # Tokens that end a text where a model's files name none: Llama 2, 3 and chat models.
 _USUAL_ENDS = (

@@ -23,14 +23,9 @@ from scalerl_jax.model.hugging_face import IGNORED, IMAGES, TEXT, find_family
 from scalerl_jax.model.mixture_files import check_experts
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
+from scalerl_jax.utils.model_files import local_path
 from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.reading import (
-    MOST_JSON,
-    local_path,
-    open_regular,
-    parse_json,
-    read_json,
-)
+from scalerl_jax.utils.reading import MOST_JSON, open_regular, parse_json, read_json
 
 # Read of a tensor at one time, as float32.  Few rows are also turned from [out, in] to
 # [in, out] within a processor's cache.

@@ -13,12 +13,9 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, Any, Protocol
 
-from scalerl_jax.utils.remote import fetch_copy, fetch_repository
-
-if TYPE_CHECKING:
-    from scalerl_jax.utils.gguf import GGUFModel
+from scalerl_jax.utils.remote import fetch_copy
 
 MAX_DEPTH = 100  # objects and lists inside of each other
 # Bytes of a file that is read whole, at most.  JSON takes 20 times as much memory.
@@ -27,7 +24,6 @@ MOST_WHOLE = 2**28  # of tokenizers, which another library parses, and of tables
 MOST_LINE = 2**26  # of a line, where a file is read line by line
 _TAIL = 2**16  # read first of the end of a file
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
-_DESCRIPTION = ("*.json", "*.jinja", "merges.txt")  # of a model, its weights apart
 
 
 def is_remote(path: object) -> bool:
@@ -45,44 +41,12 @@ def local_file(name: str, *, suffixes: tuple[str, ...] | None = None) -> Path:
     """
     if not is_remote(name):
         return Path(name).expanduser()
-
     return fetch_copy(name, suffixes=suffixes)
 
 
 def is_hub_id(name: str | Path) -> bool:
     """Return whether a name is "OWNER/NAME[@REVISION]", and no file here."""
     return bool(_ID.fullmatch(str(name))) and not Path(name).exists()
-
-
-def local_path(name: str | Path, *, weights: bool = False) -> "Path | GGUFModel":
-    """Return the path of a checkpoint or a tokenizer, here or in a cache.
-
-    A GGUF file is read as the directory that it was made from.  From the hub and from
-    buckets, weights are fetched only when they are asked for.
-
-    Raises:
-        ValueError: the hub or the bucket does not have it, or cannot be reached.
-    """
-    if is_remote(name):
-        suffixes = tuple(pattern.lstrip("*") for pattern in _DESCRIPTION)
-        kinds = (*suffixes, ".gguf", ".safetensors") if weights else suffixes
-        name = local_file(str(name), suffixes=kinds)
-    if not is_hub_id(name):
-        path = Path(name).expanduser()
-        if path.suffix.lower() != ".gguf":
-            return path
-        from scalerl_jax.utils.gguf import GGUFModel  # its parser is optional
-
-        return GGUFModel(path)
-    patterns = (*_DESCRIPTION, "*.safetensors") if weights else _DESCRIPTION
-
-    return fetch_repository(str(name), patterns, kind="model")
-
-
-def local_directory(name: str | Path) -> "Path | GGUFModel":
-    """The directory of `local_path`, which may name its tokenizer.json instead."""
-    path = local_path(name)
-    return path.parent if isinstance(path, Path) and not path.is_dir() else path
 
 
 class _File(Protocol):

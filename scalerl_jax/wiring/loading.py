@@ -20,13 +20,8 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.reading import (
-    Directory,
-    is_remote,
-    local_file,
-    local_path,
-    read_json,
-)
+from scalerl_jax.utils.model_files import local_path
+from scalerl_jax.utils.reading import Directory, is_remote, local_file, read_json
 from scalerl_jax.utils.remote import origin_of
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.sampling import make_tokenizer

@@ -123,7 +123,8 @@ def _of_children():
 
 def fitter(options, folder):
     """Commands over one run."""
-    path = str(make_run(folder / "long", options.evaluations))
+    count = options.evaluations
+    path = str(make_run(folder / "long", count, metrics=count))
     rows = [("command", "seconds", "of CPU", "largest file, kB")]
     for name in options.commands.split(","):
         extra = ["--once"] if name == "watch" else []

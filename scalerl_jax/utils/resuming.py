@@ -1,4 +1,4 @@
-"""Checks of the files that a run finds when it goes on; a new run does not load it."""
+"""Checks of the files that a run finds when it goes on."""
 
 import contextlib
 import re

@@ -37,21 +37,33 @@ def open_to_others(sockets):
     return {(name, address) for name, address in sockets if not is_own(address)}
 
 
-def as_another_user(code, *arguments, environment=None, user=NOBODY):
-    """Run Python as a user who has nothing to do with ours; skips where none may be."""
+# The interpreter may lie where the other user cannot go, so it starts as ours.
+_CHANGE = """
+import importlib, os, sys
+for name in sys.argv.pop(1).split(","):
+    importlib.import_module(name)
+user = int(sys.argv.pop(1))
+os.setgroups([])
+os.setresgid(user, user, user)
+os.setresuid(user, user, user)
+"""
+
+
+def as_another_user(code, *arguments, modules="os", environment=None, user=NOBODY):
+    """Run Python as a user who has nothing to do with ours; skips where none may be.
+
+    These modules are imported before, with what they import.
+    """
     if os.geteuid() != 0:
         pytest.skip("this process may not become another user")
     kept = {
         name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ
     }
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        [sys.executable, "-c", _CHANGE + code, modules, str(user), *arguments],
         env=kept | {"HOME": "/nonexistent"} | (environment or {}),
         capture_output=True,
         text=True,
-        user=user,
-        group=user,
-        extra_groups=[],
         cwd="/",
         timeout=120,
     )

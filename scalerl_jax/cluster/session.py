@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from scalerl_jax.cluster import slice_hosts
 from scalerl_jax.cluster.placement import HostNode, Seats, hosts_of
+from scalerl_jax.utils import ray_access
 from scalerl_jax.utils.ending import first_line
 
 try:
@@ -176,14 +177,9 @@ def _asks_for_token(error: BaseException | None) -> bool:
 
 def _check_answers(address: str) -> None:
     """Refuse an address at which nobody listens, before Ray tries for minutes."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdecimal():
-        raise ValueError(
-            f"--ray={address} must be local, auto, slice or HOST:PORT, which `ray "
-            f"start --head` prints"
-        )
     try:
-        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+        where = ray_access.parse_address(address)
+        socket.create_connection(where, _CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise ValueError(
             f"--ray={address} does not answer within {_CONNECT_TIMEOUT_S:g} s "

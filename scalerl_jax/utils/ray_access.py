@@ -51,8 +51,10 @@ def prepared(
         without_token: the cluster asks nobody for one.
 
     Raises:
-        ValueError: there is no token, or others can read it.
+        ValueError: there is no token, or others can read it; or no such address.
     """
+    if address not in ("local", "auto", "slice"):
+        parse_address(address)
     before = dict(environment)
     with contextlib.ExitStack() as opened:
         opened.callback(_put_back, environment, before)
@@ -71,6 +73,21 @@ def prepared(
             _check_token(address, environment)
             environment[_MODE] = "token"
         yield
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Return host and port of a cluster.
+
+    Raises:
+        ValueError: it is not HOST:PORT.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(
+            f"--ray={address} must be local, auto, slice or HOST:PORT, which `ray "
+            f"start --head` prints"
+        )
+    return host, int(port)
 
 
 def _put_back(environment: MutableMapping[str, str], before: dict[str, str]) -> None:

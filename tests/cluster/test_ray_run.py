@@ -153,11 +153,17 @@ def test_its_checkpoint_goes_on_in_one_process(killed):
         pytest.param(
             ["--ray=somewhere"], "must be local, auto, slice or HOST:PORT", id="word"
         ),
+        pytest.param(
+            ["--ray=local", "--ray_without_token"],
+            "--ray_without_token is for --ray=auto, slice or HOST:PORT",
+            id="no token on this machine",
+        ),
     ],
 )
 def test_a_cluster_that_is_not_there_is_one_line(tmp_path, arguments, words):
     process = small_run.start(
-        "-m", "scalerl_jax.main", *arguments, *small_run.arguments(tmp_path / "x")
+        *("-m", "scalerl_jax.main", *arguments, *small_run.arguments(tmp_path / "x")),
+        environment={"RAY_AUTH_TOKEN": "0" * 64},
     )
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2

@@ -130,6 +130,28 @@ def test_each_role_runs_on_its_host_with_its_environment(pod):
 
 
 @pytest.mark.slow
+def test_a_role_that_the_memory_monitor_kills_is_lost(pod):
+    """The node's threshold is 1 %, so that its monitor kills whatever runs there."""
+    from scalerl_jax.cluster.calls import RoleLost, calling
+
+    class Role:
+        def wait(self):
+            time.sleep(_LIMIT_S)
+
+    told = {"RAY_memory_usage_threshold": "0.01"}
+    told |= {"RAY_memory_monitor_refresh_ms": "100"}
+    cluster, *_ = pod
+    node = cluster.add_node(
+        wait=False, num_cpus=1, resources={"starved": 1}, env_vars=told
+    )
+    role = ray.remote(Role).options(resources={"starved": 1}).remote()
+    with pytest.raises(RoleLost, match="replica 1: OutOfMemoryError"):
+        with calling("replica 1"):
+            ray.get(role.wait.remote(), timeout=_LIMIT_S)
+    cluster.remove_node(node)
+
+
+@pytest.mark.slow
 def test_a_rank_that_has_just_started_again_is_waited_for_by_who_wants_params(pod):
     """It is asked beside its start, and has nothing to offer yet."""
     from scalerl_jax.cluster.actors import LearnerRank

@@ -7,11 +7,11 @@ Starts the tiny policy on Ray (two learner ranks, two replicas), and does someth
 it again and again: SIGKILL to a replica, a rank or the controller at a random moment,
 ten seconds of silence of a replica, SIGTERM to a replica, a replica ten times slower, a
 publication that is damaged on its way.  After each it waits until the run is whole and
-has made another step.  Then it goes on over two nodes of Ray.  The one with a replica has no
-memory, as far as Ray's monitor can tell, which kills the replica; the next one is lost
-by SIGKILL.  Then it goes on over two hosts, a network namespace each, one of which has
-a replica, and the network between them is cut for ten seconds (where this
-process may make namespaces).  At the end it reads from the checkpoint and from what the
+has made another step.  Then it goes on over two nodes of Ray.  The one with a replica
+has no memory, as far as Ray's monitor can tell, which kills it; the next one is lost by
+SIGKILL.  Then it goes on over two hosts, a network namespace each, one of which has a
+replica, and the network between them is cut for ten seconds (where this process may
+make namespaces).  At the end it reads from the checkpoint and from what the
 queue handed out whether every ticket was trained on once, and the ledger.  Ends with
 status 1 if a prompt was lost or doubled, or the run did not get through it.
 """

@@ -1,14 +1,17 @@
 """Kills of every role of a run over processes, and what is lost by them: nothing.
 
-    python benchmarks/chaos.py [--kills=20] [--no-cut] [--seed=0] [--workdir=runs/chaos]
+    python benchmarks/chaos.py [--kills=20] [--no-cut] [--no-hosts] [--seed=0]
+        [--workdir=runs/chaos]
 
 Starts the tiny policy on Ray (two learner ranks, two replicas), and does something to
 it again and again: SIGKILL to a replica, a rank or the controller at a random moment,
 ten seconds of silence of a replica, SIGTERM to a replica, a replica ten times slower, a
 publication that is damaged on its way.  After each it waits until the run is whole and
-has made another step.  Then it goes on over two hosts, a network namespace each, one of
-which has a replica, and the network between them is cut for ten seconds (where this
-process may make namespaces).  At the end it reads from the checkpoint and from what the
+has made another step.  Then it goes on over two nodes of Ray.  The one with a replica
+has no memory, as far as Ray's monitor can tell, which kills it; the next one is lost by
+SIGKILL.  Then it goes on over two hosts, a network namespace each, one of which has a
+replica, and the network between them is cut for ten seconds (where this process may
+make namespaces).  At the end it reads from the checkpoint and from what the
 queue handed out whether every ticket was trained on once, and the ledger.  Ends with
 status 1 if a prompt was lost or doubled, or the run did not get through it.
 """
@@ -20,15 +23,18 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from scalerl_jax.utils.preemption import PREEMPTED
+from scalerl_jax.utils.ray_access import make_token
 from scalerl_jax.utils.reading import parse_json
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -67,8 +73,14 @@ app.run(main.main, flags_parser=main.parse_flags)
 """
 
 
-# As on a network that is closed to others; 15 is Ray's choice.
-UNGUARDED = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
+# Of every node and of the controller; 15 is Ray's choice of niceness.
+TOLD = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": make_token(),
+    "RAY_worker_niceness": "0",
+}
+# Ray's monitor then kills whatever runs on the node, however much memory there is.
+STARVED = {"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "250"}
 _NAMESPACE, _HEAD, _NODE = "scalerl-chaos", "10.217.0.1", "10.217.0.2"
 _PORT = 6397
 
@@ -115,7 +127,7 @@ class Run:
             ],
             stderr=self.log,
             stdout=self.log,
-            env=os.environ | UNGUARDED,
+            env=os.environ | TOLD,
         )
 
     def steps(self) -> int:
@@ -249,9 +261,7 @@ def damage(run: Run) -> float:
 
 def sh(*command: str, quiet: bool = False) -> None:
     """Run a command; it fails if the command does, unless `quiet`."""
-    subprocess.run(
-        command, check=not quiet, capture_output=True, env=os.environ | UNGUARDED
-    )
+    subprocess.run(command, check=not quiet, capture_output=True, env=os.environ | TOLD)
 
 
 @contextlib.contextmanager
@@ -276,17 +286,21 @@ def two_networks() -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def ray_node(*arguments: str, inside: tuple[str, ...] = ()) -> Iterator[None]:
+def ray_node(
+    *arguments: str,
+    inside: tuple[str, ...] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[subprocess.Popen[bytes]]:
     """Have a node of Ray while the block runs; `inside` is what runs its command."""
     ray = str(Path(sys.executable).with_name("ray"))
     process = subprocess.Popen(
         [*inside, ray, "start", "--block", "--disable-usage-stats", *arguments],
-        env=os.environ | UNGUARDED,
+        env=os.environ | TOLD | dict(environment),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        yield
+        yield process
     finally:
         process.terminate()  # it ends what it has started
         process.wait(_PATIENCE_S)
@@ -312,6 +326,48 @@ def cut(run: Run, seconds: float = 10.0) -> float:
         return run.wait(
             lambda: run.whole(set()) and run.steps() > made, "step after a cut"
         )
+
+
+def starve(run: Run, *node: str) -> float:
+    """Put a replica on a node without memory; return the seconds until it is killed."""
+    said = run.directory.with_suffix(".log")
+    before = said.read_text().count("OutOfMemoryError")
+    with ray_node(*node, environment=STARVED):
+        return run.wait(
+            lambda: said.read_text().count("OutOfMemoryError") > before,
+            "replica that is killed for its memory",
+        )
+
+
+def remove_node(run: Run, *node: str) -> float:
+    """Lose the node of a replica; return the seconds until another has it."""
+    with ray_node(*node) as process:
+        run.wait(lambda: run.whole(set()), "the replica of the second node")
+        gone = {run.processes()["replica 1"], run.processes()["replica 0"]}
+        sh("pkill", "-KILL", "-P", str(process.pid), "raylet")
+        run.wait(lambda: len(run.processes()) == 3, "the loss of the second node")
+    with ray_node(*node):
+        gone -= set(run.processes().values())  # the other replica's
+        back = run.wait(lambda: run.whole(gone), "the replica on another node")
+        run.wait_for_step("step after a lost node")
+        return back
+
+
+def over_two_nodes(run: Run) -> Iterator[str]:
+    """Go on over two nodes of this machine, and lose the second in two ways."""
+    with socket.socket(type=socket.SOCK_DGRAM) as chosen:
+        chosen.connect(("192.0.2.1", 9))  # nothing is sent; not this machine's loopback
+        own = chosen.getsockname()[0]
+    address = f"{own}:{_PORT}"
+    head = ("--head", f"--node-ip-address={own}", f"--port={_PORT}", "--num-cpus=3")
+    node = (f"--address={address}", f"--node-ip-address={own}", "--num-cpus=1")
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(ray_node(*head, "--include-dashboard=false"))
+        run.start(address)
+        opened.callback(run.stop)
+        run.wait(lambda: len(run.processes()) == 3, "all that the first node holds")
+        for act in (starve, remove_node):
+            yield f"{act.__name__:9} {'replica 1':12} after {act(run, *node):5.1f} s"
 
 
 def over_two_hosts(run: Run) -> str:
@@ -377,6 +433,7 @@ def main() -> int:
     parser.add_argument("--kills", default=20, type=int)
     parser.add_argument("--seed", default=0, type=int)
     parser.add_argument("--no-cut", dest="cut", action="store_false")
+    parser.add_argument("--no-hosts", dest="hosts", action="store_false")
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
     arguments.workdir.parent.mkdir(parents=True, exist_ok=True)
@@ -391,6 +448,10 @@ def main() -> int:
             kills += act is kill
             say(f"{act.__name__:9} {role:12} whole again after {seconds:5.1f} s")
         status = run.stop()
+        if arguments.hosts:
+            run.resumed()
+            for line in over_two_nodes(run):
+                say(line)
         if arguments.cut:
             say(over_two_hosts(run))
         # The same run, to an end: the newest checkpoint, and a few steps more.

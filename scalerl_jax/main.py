@@ -29,6 +29,7 @@ from scalerl_jax.config.listing import list_settings
 from scalerl_jax.config.resumption import free_settings
 from scalerl_jax.parallel import rendezvous
 from scalerl_jax.train import Outcome, train
+from scalerl_jax.utils import ray_access
 from scalerl_jax.utils.ending import tell
 from scalerl_jax.utils.printing import Stderr, guard_terminal, to_stderr, to_stdout
 from scalerl_jax.utils.progress import Progress
@@ -75,6 +76,13 @@ _RAY = flags.DEFINE_string(
     "this machine, auto takes the one that runs here, HOST:PORT another; slice, on "
     "every host of a TPU slice, makes one of them; extra [ray].",
 )
+_RAY_WITHOUT_TOKEN = flags.DEFINE_bool(
+    "ray_without_token",
+    False,
+    "Ask nobody for the cluster's token: whoever reaches its ports can run programs as "
+    "its user.  Without this flag, auto, HOST:PORT and slice need a token in "
+    "RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, with mode 0600.",
+)
 
 
 def _opened(config: config_lib.Config, workdir: str) -> RunDirectory:
@@ -109,6 +117,21 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
             run_state.close()
 
 
+def _run_on_ray(
+    config: config_lib.Config, workdir: str, address: str
+) -> Outcome | None:
+    """Train over the processes of a cluster."""
+    with ray_access.prepared(address, without_token=_RAY_WITHOUT_TOKEN.value):
+        from scalerl_jax.cluster.run import run_on_ray  # of an extra
+
+        return run_on_ray(
+            config,
+            address,
+            timeout_s=_START_TIMEOUT_S.value,
+            open_directory=lambda fitted: _opened(fitted, workdir),
+        )
+
+
 def main(argv: Sequence[str]) -> None:
     """Resolve the settings and run; print an expected failure as one line."""
     if len(argv) > 1:
@@ -137,14 +160,7 @@ def main(argv: Sequence[str]) -> None:
         if _RAY.value is None:
             outcome = run(config, workdir)
         else:
-            from scalerl_jax.cluster.run import run_on_ray  # of an extra
-
-            outcome = run_on_ray(
-                config,
-                _RAY.value,
-                timeout_s=_START_TIMEOUT_S.value,
-                open_directory=lambda fitted: _opened(fitted, workdir),
-            )
+            outcome = _run_on_ray(config, workdir, _RAY.value)
     except (ValueError, RuntimeError, OSError, FloatingPointError) as error:
         sys.exit(tell(error))
     if outcome is not None:
@@ -184,6 +200,8 @@ def _say(outcome: Outcome, workdir: str) -> None:
 
 def _join() -> None:
     """Meet the other processes; end this one if they cannot form a run."""
+    if _RAY_WITHOUT_TOKEN.value and _RAY.value in (None, "local"):
+        _end("--ray_without_token is for --ray=auto, slice or HOST:PORT; leave it out")
     if not _DISTRIBUTED.value:
         for flag in (_COORDINATOR, _NUM_PROCESSES, _PROCESS_ID):
             if flag.value is not None:

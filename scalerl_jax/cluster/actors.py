@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
+from scalerl_jax.cluster.calls import calling, why_lost
 from scalerl_jax.cluster.object_store import ObjectStoreChannel
 from scalerl_jax.cluster.placement import forget_others
 from scalerl_jax.cluster.session import versions
@@ -191,6 +192,7 @@ class LearnerRank(Process):
         super().__init__(config, directory)
         self._rank = rank
         self._sending = threading.Lock()
+        self._offered = threading.Event()  # any version
         self._num_ranks = num_ranks
 
     def start(self, meeting: Meeting | None, timeout_s: float) -> Place:
@@ -261,10 +263,15 @@ class LearnerRank(Process):
             offer = self._sender.send(
                 shards, policy_version=policy_version, pinned=pinned
             )
+            self._offered.set()
             return self._parcel(offer), self._sender.report
 
     def publish_again(self) -> Parcel:
-        """Offer the last version in full, for who has no other; beside a step."""
+        """Offer the last version in full, for who has no other; beside a step.
+
+        A rank that has just been started again has none before it gets there.
+        """
+        self._offered.wait()
         with self._sending:
             return self._parcel(self._sender.send_again())
 
@@ -336,10 +343,8 @@ class RayFollowers:
         ]
 
         def wait() -> None:
-            try:
+            with calling("one of its processes"):
                 ray.get(answers, timeout=_PARAMS_TIMEOUT_S)
-            except RayTaskError as error:
-                raise error.cause from None
 
         return wait
 
@@ -360,8 +365,7 @@ class RayFollowers:
         try:
             ray.get(actor.watch.options(concurrency_group="watch").remote())
         except RayError as error:
-            cause = error.cause if isinstance(error, RayTaskError) else error
-            self._lost = FollowerLost(f"its process {number}: {first_line(cause)}")
+            self._lost = FollowerLost(f"its process {number}: {why_lost(error)}")
         else:
             self._leave()
 

@@ -18,14 +18,10 @@ from typing import Any
 import numpy as np
 import ray
 from jaxtyping import Float
-from ray.exceptions import (
-    GetTimeoutError,
-    RayActorError,
-    RayTaskError,
-    WorkerCrashedError,
-)
+from ray.exceptions import RayError
 
 from scalerl_jax.cluster.actors import LearnerRank, Place, arrange
+from scalerl_jax.cluster.calls import RoleLost, calling, end_all, why_lost
 from scalerl_jax.cluster.session import Cluster, check_process
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Restored
@@ -37,12 +33,7 @@ from scalerl_jax.utils.ending import first_line
 from scalerl_jax.utils.xla import is_broken_off
 
 _log = logging.getLogger(__name__)
-_LOST = (RayActorError, WorkerCrashedError)
 _SILENCE_S = 1800.0  # compiling is part of it
-
-
-class GangLost(Exception):  # noqa: N818  what happened to it, in one line
-    """A rank is gone, or does not answer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,6 +117,7 @@ class LearnerGang:
         self._placed = placed
         self._lock = threading.RLock()  # calls come one after the other
         self._ranks: list[Any] = []
+        self._up = False  # they have started, and are where they were
         self.places: list[Place] = []
         # Batches since the last complete checkpoint, by how many were before them.
         self._kept: dict[int, PackedBatch] = {}
@@ -144,9 +136,10 @@ class LearnerGang:
         self.checkpointer = RemoteCheckpoints(files, self)
         try:
             self._start()
-        except (GangLost, *_LOST) as loss:
+        except RoleLost as loss:
             text = f"the learner cannot start: {first_line(loss)}"
             raise RuntimeError(text) from loss
+        self._up = True
 
     # The methods of `LocalLearner`.
 
@@ -218,17 +211,19 @@ class LearnerGang:
 
     def _ask_again(self) -> None:
         """Have the ranks offer their last version in full, beside what they do."""
-        calls = [
-            rank.publish_again.options(concurrency_group="weights").remote()
-            for rank in self._ranks
-        ]
+        ranks = self._ranks
         try:
+            calls = [
+                rank.publish_again.options(concurrency_group="weights").remote()
+                for rank in ranks
+            ]
             parcel, _ = merged(ray.get(calls, timeout=_SILENCE_S))
-        except (*_LOST, RayTaskError, GetTimeoutError, ValueError) as error:
-            _log.info("no params in full for a newcomer as yet: %s", first_line(error))
+        except (RayError, ValueError) as error:
+            _log.info("no params in full for a newcomer as yet: %s", why_lost(error))
             time.sleep(1.0)
             return
-        self._whole = {Publication.from_json(parcel.text).policy_version: parcel}
+        if ranks is self._ranks:  # else what they offered is lost with them
+            self._whole = {Publication.from_json(parcel.text).policy_version: parcel}
 
     def save(
         self, step: int, state: int, *, host: dict[str, Any], groups: Sequence[Group]
@@ -291,16 +286,20 @@ class LearnerGang:
             Exception: what the method raised in a rank.
         """
         with self._lock:
-            cause, limit = GangLost(), self._config.generators.losses
-            # A run that ends needs no other ranks.
-            renew = self._renew and method not in ("await_save", "check_save")
+            cause, limit = RoleLost(), self._config.generators.losses
+            # A run that ends needs no other ranks; of those that are gone none writes.
+            ends = method in ("await_save", "check_save")
+            if ends and not self._up:
+                return []
+            renew = self._renew and not ends
             self.restarts += renew
             for attempt in range(limit + 1):
                 try:
-                    if attempt or renew:
+                    if attempt or renew or not self._up:
                         self._replace()
                     return self._ask(method, *arguments, each=each)
-                except GangLost as loss:
+                except RoleLost as loss:
+                    self._up = False
                     self.restarts += 1
                     self._note(
                         f"warning: the learner is lost ({loss}); all its "
@@ -314,8 +313,8 @@ class LearnerGang:
 
     def close(self) -> None:
         """End all ranks."""
-        for rank in self._ranks:
-            ray.kill(rank)
+        self._up = False
+        end_all(self._ranks)
         self._ranks = []
 
     def _ask(
@@ -324,55 +323,58 @@ class LearnerGang:
         """Return every rank's answer.
 
         Raises:
-            GangLost: a rank is gone.
+            RoleLost: a rank is gone, or none answers.
+            Exception: what the method raised in a rank.
         """
-        shared = tuple(ray.put(argument) for argument in arguments)
-        calls = {}
-        for number, rank in enumerate(self._ranks):
-            given = shared if each is None else each[number]
-            calls[getattr(rank, method).remote(*given)] = number
-        waiting = list(calls)
-        # The first to end tells: behind a rank that is lost the others may hang.
-        while waiting:
-            done, waiting = ray.wait(waiting, timeout=_SILENCE_S)
-            if not done:
-                raise GangLost(f"no rank has answered {method} for {_SILENCE_S:g} s")
-            for call in done:
-                self._raise_if_lost(call, calls[call])
-        return ray.get(list(calls))
+        with calling("all ranks"):
+            shared = tuple(ray.put(argument) for argument in arguments)
+            calls = {}
+            for number, rank in enumerate(self._ranks):
+                given = shared if each is None else each[number]
+                calls[getattr(rank, method).remote(*given)] = number
+            waiting = list(calls)
+            # The first to end tells: behind a rank that is lost the others may hang.
+            while waiting:
+                done, waiting = ray.wait(waiting, timeout=_SILENCE_S)
+                if not done:
+                    raise RoleLost(f"no answer to {method} for {_SILENCE_S:g} s")
+                for call in done:
+                    self._raise_if_lost(call, calls[call])
+            return ray.get(list(calls))
 
     def _raise_if_lost(self, call: Any, number: int) -> None:
+        name = f"rank {number} on {self._where(number)}"
         try:
-            ray.get(call)
-        except _LOST as error:
-            raise GangLost(
-                f"rank {number} on {self._where(number)}: {first_line(error)}"
-            ) from error
-        except RayTaskError as error:
-            cause = error.cause
+            with calling(name):
+                ray.get(call)
+        except Exception as error:
             # A collective, whose other end is gone.
-            if is_broken_off(cause) and len(self._ranks) > 1:
-                raise GangLost(
-                    f"rank {number} on {self._where(number)}: {first_line(cause)}"
-                ) from error
-            raise cause from None
+            if is_broken_off(error) and len(self._ranks) > 1:
+                raise RoleLost(f"{name}: {first_line(error)}") from error
+            raise
 
     def _where(self, number: int) -> str:
         return str(self.places[number]) if number < len(self.places) else "its host"
 
     def _start(self) -> None:
-        """Start every rank, and have them meet."""
+        """Start every rank, and have them meet.
+
+        Raises:
+            RoleLost: one is gone again.
+            TimeoutError: one found no place.
+        """
         count = self._config.mesh.processes
         devices = self._config.mesh.num_devices // count
         timeout_s = self._config.generators.start_timeout_s
         make: Any = ray.remote
         actor = make(concurrency_groups={"weights": 1})(LearnerRank)
-        self._ranks = [
-            actor.options(
-                **self._cluster.options(devices, role="learner", number=rank)
-            ).remote(self._config, self._directory, rank=rank, num_ranks=count)
-            for rank in range(count)
-        ]
+        with calling("all ranks"):
+            self._ranks = [
+                actor.options(
+                    **self._cluster.options(devices, role="learner", number=rank)
+                ).remote(self._config, self._directory, rank=rank, num_ranks=count)
+                for rank in range(count)
+            ]
         for number, rank in enumerate(self._ranks):
             check_process(
                 rank,
@@ -382,7 +384,9 @@ class LearnerGang:
                 setting="mesh.processes",
             )
         self._placed()
-        self.places = self._ask("start", arrange(self._ranks), timeout_s)
+        with calling("rank 0"):
+            meeting = arrange(self._ranks)
+        self.places = self._ask("start", meeting, timeout_s)
 
     def _replace(self) -> None:
         """Start all ranks again, and bring them to where they were."""
@@ -393,7 +397,7 @@ class LearnerGang:
         try:
             self._start()
         except TimeoutError as error:  # a host is not back yet
-            raise GangLost(str(error)) from error
+            raise RoleLost(str(error)) from error
         found = self._ask("restore")[0]
         step = 0 if found is None else found[0]
         if step not in self._saved:
@@ -410,6 +414,7 @@ class LearnerGang:
             if not fault:
                 version += 1
                 self._offer_again(version)
+        self._up = True
         self._note(
             f"the learner is back after {time.monotonic() - began:.0f} s, from step "
             f"{step} and {len(again)} batches that were kept"

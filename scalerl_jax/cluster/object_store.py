@@ -17,6 +17,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
+from scalerl_jax.cluster.calls import why_lost
 from scalerl_jax.parallel.channels import (
     Buffer,
     Channel,
@@ -67,7 +68,16 @@ class ObjectStoreChannel:
                 )
             return self._directory.put(name, buffers)
         reference = f"{name}-{uuid.uuid4().hex[:12]}"
-        self.handles[reference] = ray.put([np.ascontiguousarray(b) for b in buffers])
+        try:
+            handle = ray.put([np.ascontiguousarray(b) for b in buffers])
+        except RayError as error:  # others have filled it, or its disk
+            _log.warning(
+                "the object store of this machine does not take %d bytes of params "
+                "(%s): they go by way of the directory",
+                *(size, why_lost(error)),
+            )
+            return self._directory.put(name, buffers)
+        self.handles[reference] = handle
         self._sizes[reference] = size
         return reference
 

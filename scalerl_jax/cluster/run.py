@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError
 
 from scalerl_jax import wiring
 from scalerl_jax.cluster.actors import (
@@ -26,6 +26,7 @@ from scalerl_jax.cluster.actors import (
     ReplicaFollower,
     arrange,
 )
+from scalerl_jax.cluster.calls import calling, cause_of, end_all, why_lost
 from scalerl_jax.cluster.fit_slices import fit_slices
 from scalerl_jax.cluster.gang import LearnerGang
 from scalerl_jax.cluster.placement import slices_of
@@ -68,16 +69,19 @@ def run_on_ray(
     """
     jax.config.update("jax_platforms", "cpu")
     arch = wiring.make_architecture(config)
-    with connected(address, timeout_s=timeout_s) as cluster:
-        if cluster is None:
-            return None
-        config, cluster = fit_cluster(config, arch, cluster)
-        with open_directory(config) as directory, Progress() as progress:
-            run_state = make_cluster_run(config, directory, cluster, progress=progress)
-            try:
-                return train(config, run_state, directory.path)
-            finally:
-                run_state.close()
+    try:
+        with connected(address, timeout_s=timeout_s) as cluster:
+            if cluster is None:
+                return None
+            config, cluster = fit_cluster(config, arch, cluster)
+            with open_directory(config) as directory, Progress() as progress:
+                parts = make_cluster_run(config, directory, cluster, progress=progress)
+                try:
+                    return train(config, parts, directory.path)
+                finally:
+                    parts.close()
+    except RayError as error:  # of no role's call: the cluster itself does not answer
+        raise RuntimeError(f"--ray={address} is lost: {why_lost(error)}") from error
 
 
 def fit_cluster(
@@ -156,17 +160,19 @@ class RayLink:
             if error is None:
                 answer.set_result(given.result())
             else:  # what the replica has raised, without Ray's words around it
-                own = error.cause if isinstance(error, RayTaskError) else error
-                answer.set_exception(own)
+                answer.set_exception(cause_of(error))
 
-        call = self._actor.exchange.remote(instructions, wait_s)
-        call.future().add_done_callback(end)
+        try:
+            call = self._actor.exchange.remote(instructions, wait_s)
+        except RayError as error:  # it cannot even be called
+            answer.set_exception(error)
+        else:
+            call.future().add_done_callback(end)
         return answer
 
     def close(self) -> None:
         """End the processes at once."""
-        for actor in (self._actor, *self._others):
-            ray.kill(actor)
+        end_all((self._actor, *self._others))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -204,32 +210,38 @@ class Replicas:
         return future
 
     def _start(self, number: int) -> RayLink:
-        limit_s = self.config.generators.start_timeout_s
-        actors = self._actors(number)
+        """Return a replica that has started.
+
+        Raises:
+            RoleLost: one of its processes is gone again.
+            TimeoutError: one found no place, or does not come up.
+        """
+        limit_s, actors = self.config.generators.start_timeout_s, []
         try:
-            for actor in actors:
-                check_process(
-                    actor,
-                    f"replica {number}",
-                    self.directory,
-                    limit_s=limit_s,
-                    setting="generators.count",
-                )
-            first, *others = actors
-            meeting = arrange(actors)
-            coming = [
-                first.start.remote(self.held_out, meeting, others, limit_s),
-                *(
-                    actor.start.options(concurrency_group="params").remote(
-                        meeting, rank, limit_s
+            with calling(f"replica {number}"):
+                actors = self._actors(number)
+                for actor in actors:
+                    check_process(
+                        actor,
+                        f"replica {number}",
+                        self.directory,
+                        limit_s=limit_s,
+                        setting="generators.count",
                     )
-                    for rank, actor in enumerate(others, 1)
-                ),
-            ]
-            return RayLink(actors, _all(coming, limit_s))
+                first, *others = actors
+                meeting = arrange(actors)
+                coming = [
+                    first.start.remote(self.held_out, meeting, others, limit_s),
+                    *(
+                        actor.start.options(concurrency_group="params").remote(
+                            meeting, rank, limit_s
+                        )
+                        for rank, actor in enumerate(others, 1)
+                    ),
+                ]
+                return RayLink(actors, _all(coming, limit_s))
         except BaseException:
-            for actor in actors:
-                ray.kill(actor)
+            end_all(actors)
             raise
 
     def _actors(self, number: int) -> list[Any]:
@@ -255,7 +267,9 @@ def _all(calls: list[Any], limit_s: float) -> list[Any]:
     while waiting:
         left = max(deadline - time.monotonic(), 0.0)
         done, waiting = ray.wait(waiting, timeout=left)
-        ray.get(done or waiting, timeout=0)  # raises what one has raised
+        if not done:
+            raise TimeoutError(f"not ready in generators.start_timeout_s = {limit_s:g}")
+        ray.get(done)  # raises what one has raised
     return ray.get(calls)
 
 

@@ -18,11 +18,14 @@ from typing import Any, Literal
 import scalerl_jax
 from scalerl_jax.cluster import slice_hosts
 from scalerl_jax.cluster.placement import HostNode, Seats, hosts_of
+from scalerl_jax.utils import ray_access
 from scalerl_jax.utils.ending import first_line
 
 try:
     import ray
-    from ray.exceptions import GetTimeoutError, RayTaskError
+    from ray.exceptions import GetTimeoutError, RayError
+
+    from scalerl_jax.cluster.calls import calling
 except ImportError as error:
     raise ValueError(
         "--ray needs the package ray, which is not installed here: "
@@ -31,6 +34,7 @@ except ImportError as error:
 
 _CONNECT_TIMEOUT_S = 10.0
 _SEEN_FILE = "config.json"  # of a run, written before any process starts
+_LOOPBACK = "127.0.0.1"
 _LOCAL_CPUS = 64  # of a cluster that is this machine alone: places, not cores
 Kind = Literal["cpu", "gpu", "tpu"]
 Role = Literal["learner", "replica"]
@@ -117,10 +121,12 @@ def connected(
 def connect(address: str) -> Cluster:
     """Join the cluster at HOST:PORT, the one of this machine ("auto"), or start one.
 
-    "local" starts one that is this machine alone and ends with this process.
+    "local" starts one that is this machine alone and ends with this process; where it
+    listens, and who may join, is set by `ray_access.prepared` before Ray is imported.
 
     Raises:
         ValueError: there is none, or it is of another version.
+        RuntimeError: the one of this machine could be reached from others.
     """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address == "local":
@@ -131,18 +137,26 @@ def connect(address: str) -> Cluster:
         _check_answers(address)
     try:
         ray.init(address=address, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         if _asks_for_token(error):
             raise ValueError(
-                f"--ray={address} asks for a token, as a head of Ray does where its "
-                f"machine has ~/.ray/auth_token: set RAY_AUTH_MODE=token here with the "
-                f"same file, or start the head with RAY_AUTH_MODE=disabled"
+                f"--ray={address} asks for another token than this process has, or "
+                f"was told by --ray_without_token not to show: bring the file of the "
+                f"head's machine here, with chmod 600, and name it in "
+                f"RAY_AUTH_TOKEN_PATH"
             ) from error
         raise ValueError(
             f"--ray={address}: no cluster of Ray {metadata.version('ray')} can be "
             f"joined: {first_line(error)}; start one with `ray start --head`, or take "
             f"--ray=local"
         ) from error
+    if address == "local" and (own := ray.util.get_node_ip_address()) != _LOOPBACK:
+        disconnect()
+        raise RuntimeError(
+            f"--ray=local: Ray {metadata.version('ray')} listens at {own}, where other "
+            f"machines may reach it, and not at {_LOOPBACK}; install the version of "
+            f"constraints.txt"
+        )
     resources = ray.cluster_resources()
     kind: Kind = "tpu" if "TPU" in resources else "gpu" if "GPU" in resources else "cpu"
     return Cluster(address, kind)
@@ -164,14 +178,9 @@ def _asks_for_token(error: BaseException | None) -> bool:
 
 def _check_answers(address: str) -> None:
     """Refuse an address at which nobody listens, before Ray tries for minutes."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdecimal():
-        raise ValueError(
-            f"--ray={address} must be local, auto, slice or HOST:PORT, which `ray "
-            f"start --head` prints"
-        )
     try:
-        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+        where = ray_access.parse_address(address)
+        socket.create_connection(where, _CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise ValueError(
             f"--ray={address} does not answer within {_CONNECT_TIMEOUT_S:g} s "
@@ -186,20 +195,24 @@ def check_process(
 
     Raises:
         ValueError: names the process and what is wrong.
+        RoleLost: it is gone.
         TimeoutError: it found no place; `setting` says how many are asked for.
     """
-    try:
-        theirs: Any = ray.get(actor.versions.remote(), timeout=limit_s)
-    except GetTimeoutError as error:
-        raise TimeoutError(
-            f"{name} found no place in the cluster within generators.start_timeout_s = "
-            f"{limit_s:g}: add machines, or lower {setting}"
-        ) from error
+    with calling(name):
+        try:
+            theirs: Any = ray.get(actor.versions.remote(), timeout=limit_s)
+        except GetTimeoutError as error:
+            raise TimeoutError(
+                f"{name} found no place in the cluster within "
+                f"generators.start_timeout_s = {limit_s:g}: add machines, or lower "
+                f"{setting}"
+            ) from error
     check_versions(theirs, where=name)
     try:
-        seen = ray.get(actor.sees.remote(_SEEN_FILE), timeout=limit_s)
-    except RayTaskError as error:
-        raise ValueError(f"{name}: {first_line(error.cause)}") from error
+        with calling(name):
+            seen = ray.get(actor.sees.remote(_SEEN_FILE), timeout=limit_s)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{name}: {first_line(error)}") from error
     if not seen:
         raise ValueError(
             f"{name} does not see {directory}/{_SEEN_FILE}: --workdir = {directory} "

@@ -62,18 +62,12 @@ class SliceHost:
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of that command, from which Ray makes its labels."""
         slice = self.found.slice
-        # A token that lies on worker 0 alone, from another cluster, would have the head
-        # ask it of hosts that have none.  Who has put one on all of them says so.
-        return (
-            {"RAY_AUTH_MODE": "disabled"}
-            | dict(inherited)
-            | {
-                "TPU_NAME": self.found.name or f"slice-{slice.type}",
-                "TPU_WORKER_ID": str(self.found.worker),
-                "TPU_ACCELERATOR_TYPE": slice.type,
-                "TPU_TOPOLOGY": slice.kind.written(slice.topology),
-            }
-        )
+        return dict(inherited) | {
+            "TPU_NAME": self.found.name or f"slice-{slice.type}",
+            "TPU_WORKER_ID": str(self.found.worker),
+            "TPU_ACCELERATOR_TYPE": slice.type,
+            "TPU_TOPOLOGY": slice.kind.written(slice.topology),
+        }
 
 
 @contextlib.contextmanager

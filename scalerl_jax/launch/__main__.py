@@ -78,6 +78,9 @@ def make_parser() -> argparse.ArgumentParser:
     supervise.add_argument(
         "--follow", action="store_true", help="it serves a head on another machine"
     )
+    supervise.add_argument(
+        "--ray-token", default="", help="gs://BUCKET/OBJECT with that of the cluster"
+    )
     supervise.add_argument("--pause-s", type=float, default=10.0, help="the first one")
     return parser
 
@@ -94,8 +97,13 @@ def main(argv: list[str] | None = None) -> int:
         if not more:
             raise ValueError("supervise: the command to run is missing after --")
         rules = supervisor.Rules(failures=flags.failures, pause_s=flags.pause_s)
-        follow = flags.follow
-        return supervisor.supervise(more, flags.workdir, rules=rules, follow=follow)
+        return supervisor.supervise(
+            more,
+            flags.workdir,
+            rules=rules,
+            follow=flags.follow,
+            token=flags.ray_token,
+        )
     job = read_job(flags)
     if flags.command in ("run", "create", "start") and not job.config:
         raise ValueError("--config is missing: --config=configs/tiny.py")

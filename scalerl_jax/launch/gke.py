@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from scalerl_jax.launch import hosts
+from scalerl_jax.launch import hosts, ray_token
 from scalerl_jax.launch.cloud import CloudPlace
 from scalerl_jax.launch.job import Job, region_of
 from scalerl_jax.launch.outcome import FINAL
@@ -161,6 +161,8 @@ class GkePlace(CloudPlace):
 
     def create(self) -> None:
         """Ask for the workload."""
+        if self.job.ray:
+            ray_token.upload(self.job.ray_token, self.client)
         self.client.run(create(self.job, self.more))
 
     def replace(self) -> list[str]:

@@ -141,7 +141,6 @@ if [ -e {role}.pid ] && kill -0 "$(cat {role}.pid)" 2> /dev/null; then
 fi
 {_mount(job) if job.is_shared else ""}{_install(job, digest, extras)}
 cd code
-export RAY_AUTH_MODE="${{RAY_AUTH_MODE:-disabled}}"
 nohup setsid {shlex.join(supervised)} \\
   >> ../{role}.log 2>&1 < /dev/null &
 echo $! > ../{role}.pid

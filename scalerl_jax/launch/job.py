@@ -127,9 +127,15 @@ class Job:
         return [
             *(python, "-m", "scalerl_jax.launch", "supervise"),
             *(f"--workdir={self.workdir}", f"--failures={self.failures}"),
+            *([f"--ray-token={self.ray_token}"] if self.ray else []),
             *(["--follow"] if follow else []),
             *("--", *command),
         ]
+
+    @property
+    def ray_token(self) -> str:
+        """The object with the token of the hosts' Ray cluster, if they make one."""
+        return f"{self.bucket}/tokens/{self.name}"
 
     @property
     def ray(self) -> str:

@@ -6,7 +6,7 @@ node each.  A slice that goes is made again alone, and the run goes on meanwhile
 
 from collections.abc import Sequence
 
-from scalerl_jax.launch import gcloud, hosts
+from scalerl_jax.launch import gcloud, hosts, ray_token
 from scalerl_jax.launch.client import Client
 from scalerl_jax.launch.cloud import CloudPlace
 from scalerl_jax.launch.job import Job
@@ -27,10 +27,12 @@ _INSTANCE: dict[str, State] = {
     "SUSPENDED": "broken",
     "TERMINATED": "broken",
 }
-_COUNT = (
-    "from scalerl_jax.cluster.session import connect; "
-    "c = connect('127.0.0.1:{port}'); print('chips', c.devices() or 0)"
-)
+_COUNT = """
+from scalerl_jax.launch.ray_token import fetched
+with fetched({token!r}):
+    from scalerl_jax.cluster.session import connect
+    print('chips', connect('127.0.0.1:{port}').devices() or 0)
+"""
 
 
 def _together(states: Sequence[State]) -> State:
@@ -100,6 +102,7 @@ class RayPlace(CloudPlace):
             Refused: they are not.
         """
         job, digest = self.job, self._slices[0].upload()
+        ray_token.upload(job.ray_token, self.client)
         node = ["ray", "start", "--block", "--disable-usage-stats"]
         first = [*node, "--head", f"--port={PORT}", "--include-dashboard=false"]
         self._on_head(self._follower(first, digest, extras="gcs,ray"))
@@ -107,7 +110,8 @@ class RayPlace(CloudPlace):
         script = self._follower(joined, digest, extras="tpu,gcs,ray")
         for each in self._slices:
             each.on_hosts(script)
-        said = self._on_head(hosts.python_script(job, _COUNT.format(port=PORT)))
+        count = _COUNT.format(token=job.ray_token, port=PORT)
+        said = self._on_head(hosts.python_script(job, count))
         chips = int(said.split()[-1]) if said.split() else 0
         if chips < job.chips and not self.client.dry_run:
             raise Refused(f"{chips} of {job.chips} chips have joined Ray")

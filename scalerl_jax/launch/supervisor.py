@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from scalerl_jax.launch import ray_token
 from scalerl_jax.launch.outcome import (
     FINAL,
     Outcome,
@@ -265,12 +266,26 @@ def _times_in_bucket(workdir: str) -> dict[str, float]:
 
 
 def supervise(
-    command: Sequence[str], workdir: str, *, rules: Rules, follow: bool = False
+    command: Sequence[str],
+    workdir: str,
+    *,
+    rules: Rules,
+    follow: bool = False,
+    token: str = "",
 ) -> int:
     """Run a command to its end in this process, whose SIGTERM it hands on.
 
-    It follows a head elsewhere if it is told to, or is no worker 0 of `--ray=slice`.
+    Args:
+        command: of the run, or of a node of its cluster.
+        workdir: of the run.
+        rules: when it is started again.
+        follow: it follows a head elsewhere; so it does on other hosts of `--ray=slice`
+            than worker 0.
+        token: the object with that of the cluster; empty: there is none.
     """
+    if token:
+        with ray_token.fetched(token):
+            return supervise(command, workdir, rules=rules, follow=follow)
     follower = follow
     if "--ray=slice" in command:
         with contextlib.suppress(NotOnTpu, ValueError):  # the command itself tells it

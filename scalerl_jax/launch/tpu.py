@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scalerl_jax.launch import gcloud, hosts
+from scalerl_jax.launch import gcloud, hosts, ray_token
 from scalerl_jax.launch.client import Client
 from scalerl_jax.launch.cloud import CloudPlace
 from scalerl_jax.launch.job import Job
@@ -125,6 +125,8 @@ class TpuPlace(CloudPlace):
     def start(self) -> str:
         """Start the supervisor on every host where none runs."""
         command = self.job.command(self.more)
+        if self.job.ray:
+            ray_token.upload(self.job.ray_token, self.client)
         extras = "tpu,gcs,ray" if self.job.ray else "tpu,gcs"
         script = hosts.start_script(self.job, self.upload(), command, extras=extras)
         said = self.on_hosts(script)

@@ -4,6 +4,7 @@ import os
 import time
 
 import pytest
+import small_run
 from small_slices import config_of
 
 from scalerl_jax.model.sizes import ARCHITECTURES
@@ -126,6 +127,46 @@ def test_each_role_runs_on_its_host_with_its_environment(pod):
     assert labels["ray.io/node-id"] == host.node_id
     assert labels["ray.io/tpu-worker-id"] == "3"
     assert environment["TPU_VISIBLE_CHIPS"] == "0,1"
+
+
+@pytest.mark.slow
+def test_a_role_that_the_memory_monitor_kills_is_lost(pod):
+    """The node's threshold is 1 %, so that its monitor kills whatever runs there."""
+    from scalerl_jax.cluster.calls import RoleLost, calling
+
+    class Role:
+        def wait(self):
+            time.sleep(_LIMIT_S)
+
+    told = {"RAY_memory_usage_threshold": "0.01"}
+    told |= {"RAY_memory_monitor_refresh_ms": "100"}
+    cluster, *_ = pod
+    node = cluster.add_node(
+        wait=False, num_cpus=1, resources={"starved": 1}, env_vars=told
+    )
+    role = ray.remote(Role).options(resources={"starved": 1}).remote()
+    with pytest.raises(RoleLost, match="replica 1: OutOfMemoryError"):
+        with calling("replica 1"):
+            ray.get(role.wait.remote(), timeout=_LIMIT_S)
+    cluster.remove_node(node)
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_just_started_again_is_waited_for_by_who_wants_params(pod):
+    """It is asked beside its start, and has nothing to offer yet."""
+    from scalerl_jax.cluster.actors import LearnerRank
+
+    rank = ray.remote(concurrency_groups={"weights": 1})(LearnerRank)
+    rank = rank.options(num_cpus=1).remote(
+        small_run.make_config(), "nowhere", rank=0, num_ranks=1
+    )
+    ray.get(rank.versions.remote(), timeout=_LIMIT_S)
+    call = rank.publish_again.options(concurrency_group="weights").remote()
+    # It had ended at once, with an AttributeError.
+    assert ray.wait([call], timeout=2) == ([], [call])
+    ray.kill(rank)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(call, timeout=_LIMIT_S)
 
 
 def loss_of(call):

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import small_run
+from small_intruder import listening, open_to_others
 
 from scalerl_jax.utils.reading import parse_json
 
@@ -74,18 +75,21 @@ def killed(tmp_path_factory):
     beside |= {"generators.processes": 2, "train.num_steps": STEPS}
     process = start_on_ray(directory, GANG | beside)
     wait_for_step(process, directory, 3)
+    sockets = listening(process.pid)
     os.kill(process_of(directory, "learner 1"), signal.SIGKILL)
     wait_for_step(process, directory, 5)
     os.kill(process_of(directory, "replica 0", follower=True), signal.SIGKILL)
     wait_for_step(process, directory, 6)
     os.kill(process_of(directory, "replica 1"), signal.SIGTERM)
     os.kill(process_of(directory, "learner 0"), signal.SIGTERM)
-    return directory, finish(process)
+    return directory, finish(process), sockets
 
 
 @pytest.mark.slow
 def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_path):
-    directory, said = killed
+    directory, said, _ = killed
+    # Ranks that start again are not asked for params that they do not have yet.
+    assert "AttributeError" not in said and "Traceback" not in said
     assert "warning: the learner is lost (rank 1 on" in said
     assert "batches that were kept" in said
     assert "warning: replica 0 on" in said
@@ -116,8 +120,15 @@ def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_p
 
 
 @pytest.mark.slow
+def test_all_of_it_listens_at_this_machines_own_addresses_only(killed):
+    *_, sockets = killed
+    assert len({name for name, _ in sockets} & {"raylet", "gcs_server"}) == 2
+    assert open_to_others(sockets) == set()
+
+
+@pytest.mark.slow
 def test_status_says_how_it_stood(killed):
-    directory, _ = killed
+    directory, *_ = killed
     done = subprocess.run(
         [sys.executable, "-m", "scalerl_jax", "status", str(directory)],
         capture_output=True,
@@ -132,7 +143,7 @@ def test_status_says_how_it_stood(killed):
 
 @pytest.mark.slow
 def test_its_checkpoint_goes_on_in_one_process(killed):
-    directory, _ = killed
+    directory, *_ = killed
     changes = GANG | {"train.num_steps": STEPS + 1, "generators.count": 1}
     process = small_run.start(
         "-m",
@@ -153,11 +164,17 @@ def test_its_checkpoint_goes_on_in_one_process(killed):
         pytest.param(
             ["--ray=somewhere"], "must be local, auto, slice or HOST:PORT", id="word"
         ),
+        pytest.param(
+            ["--ray=local", "--ray_without_token"],
+            "--ray_without_token is for --ray=auto, slice or HOST:PORT",
+            id="no token on this machine",
+        ),
     ],
 )
 def test_a_cluster_that_is_not_there_is_one_line(tmp_path, arguments, words):
     process = small_run.start(
-        "-m", "scalerl_jax.main", *arguments, *small_run.arguments(tmp_path / "x")
+        *("-m", "scalerl_jax.main", *arguments, *small_run.arguments(tmp_path / "x")),
+        environment={"RAY_AUTH_TOKEN": "0" * 64},
     )
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2

@@ -30,13 +30,18 @@ def test_a_head_that_asks_for_a_token_is_told_as_such(tmp_path):
         while not answers(f"localhost:{port}"):
             assert head.poll() is None and time.monotonic() < deadline
             time.sleep(0.5)
-        process = small_run.start(
-            *("-m", "scalerl_jax.main", f"--ray=localhost:{port}"),
-            *small_run.arguments(tmp_path / "x"),
-            environment={"HOME": str(tmp_path)},  # without a token
-        )
-        _, errors = process.communicate(timeout=_LIMIT_S)
-    assert process.returncode == 2
-    *_, last = errors.splitlines()  # Ray's own come before
-    assert last.startswith(f"error: --ray=localhost:{port} asks for a token"), errors
-    assert not (tmp_path / "x").exists()
+        for told, flags, words in (
+            ({}, [], "needs the token of the cluster, the same on all its machines"),
+            ({}, ["--ray_without_token"], "asks for another token than this process"),
+            ({"RAY_AUTH_TOKEN": "1" * 64}, [], "asks for another token than this"),
+        ):
+            process = small_run.start(
+                *("-m", "scalerl_jax.main", f"--ray=localhost:{port}", *flags),
+                *small_run.arguments(tmp_path / "x"),
+                environment={"HOME": str(tmp_path)} | told,
+            )
+            _, errors = process.communicate(timeout=_LIMIT_S)
+            assert process.returncode == 2
+            *_, last = errors.splitlines()  # Ray's own come before
+            assert last.startswith(f"error: --ray=localhost:{port} {words}"), errors
+            assert not (tmp_path / "x").exists()

@@ -54,7 +54,6 @@ def test_ray_is_told_of_the_slice_in_its_own_words():
     environment = host_of(1).environment(inherited)
     assert environment == {
         "PATH": "/bin",
-        "RAY_AUTH_MODE": "disabled",
         "TPU_NAME": "pod",
         "TPU_WORKER_ID": "1",
         "TPU_ACCELERATOR_TYPE": "v5p-16",
@@ -107,7 +106,7 @@ def test_a_machine_without_tpu_says_so_in_one_line(tmp_path):
     process = small_run.start(
         *("-m", "scalerl_jax.main", "--ray=slice"),
         *small_run.arguments(tmp_path / "x"),
-        environment={"TPU_SKIP_MDS_QUERY": "1"},
+        environment={"TPU_SKIP_MDS_QUERY": "1", "RAY_AUTH_TOKEN": "0" * 64},
     )
     _, errors = process.communicate(timeout=_LIMIT_S)
     assert process.returncode == 1

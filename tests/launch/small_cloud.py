@@ -30,7 +30,12 @@ if [ "$2" = scalerl_jax.main ] && [ -n "$FAKE_RUN" ]; then
 fi
 exec {python} "$@"
 END
-  printf '#!/bin/bash\nexec sleep 1000\n' > venv/bin/ray
+  cat > venv/bin/ray <<'END'
+#!/bin/bash
+file="$RAY_AUTH_TOKEN_PATH"
+echo "$RAY_AUTH_MODE $(stat -c %a "$file") $(cat "$file")" >> "$FAKE_CLOUD/tokens.txt"
+exec sleep 1000
+END
   chmod +x venv/bin/python venv/bin/ray
 else
   echo "$@" >> "$FAKE_CLOUD/installed.txt"

@@ -90,6 +90,12 @@ def test_a_slice_of_two_is_made_again_alone_and_the_head_stays(cloud):
     created = [line.split()[4] for line in cloud.calls("queued-resources create")]
     assert created == ["run-1-0", "run-1-1", "run-1-1", *gone]
     assert not cloud.state()
+    # Head and slices, also one that is made again, have one token, from the bucket.
+    (row,) = set((cloud.folder / "tokens.txt").read_text().splitlines())
+    mode, rights, token = row.split()
+    assert (mode, rights) == ("token", "600") and len(bytes.fromhex(token)) == 32
+    assert token not in (cloud.folder / "calls.txt").read_text() + done.stderr
+    assert sum(line.endswith("tokens/run-1") for line in cloud.calls("storage cp")) == 1
 
 
 @pytest.mark.slow

@@ -1,0 +1,72 @@
+"""What a call of another process ends with: its answer, its own error, or its loss."""
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from scalerl_jax.utils.ending import first_line
+
+_log = logging.getLogger(__name__)
+
+
+class RoleLost(Exception):  # noqa: N818  what happened to it, in one line
+    """A process is gone, or its answer is."""
+
+
+def own_error(error: BaseException) -> BaseException | None:
+    """Return what the code of the process has raised; None: Ray has lost it.
+
+    Whatever else Ray raises is a loss: a process or a host that is gone, an object that
+    was there, a memory or a disk that is full.
+    """
+    if not isinstance(error, RayError):
+        return error
+    if not isinstance(error, RayTaskError):
+        return None
+    cause = cause_of(error)
+    if type(cause) is RayError:  # instead of an exception that cannot be pickled
+        return RuntimeError(first_line(cause))
+    # Any other one is Ray's: an argument of the call was lost, for example.
+    return None if isinstance(cause, RayError) else cause
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return what was raised in another process, without Ray's words around it."""
+    return error.cause if isinstance(error, RayTaskError) else error
+
+
+def why_lost(error: BaseException) -> str:
+    """Return in one line why there is no answer."""
+    cause = cause_of(error)
+    said, kind = first_line(cause), type(cause).__name__
+    return said if said.startswith(kind) else f"{kind}: {said}"
+
+
+@contextlib.contextmanager
+def calling(name: str) -> Iterator[None]:
+    """Tell apart what a process raised and that it is lost, in calls of the block.
+
+    Raises:
+        RoleLost: begins with the name, and says what has happened.
+        Exception: what the process itself raised, without Ray's words around it.
+    """
+    try:
+        yield
+    except RayError as error:
+        own = own_error(error)
+        if own is None:
+            raise RoleLost(f"{name}: {why_lost(error)}") from error
+        raise own from None
+
+
+def end_all(actors: Iterable[Any]) -> None:
+    """End processes at once; those that are out of reach are told of in the log."""
+    for actor in actors:
+        try:
+            ray.kill(actor)
+        except RayError as error:
+            _log.info("a process cannot be told to end: %s", why_lost(error))

@@ -1,0 +1,166 @@
+"""Who may join a cluster of Ray: whoever has its token.  Nothing here imports Ray.
+
+Ray reads its environment when it is imported, so this is set before.  A token is
+never an argument of a command; a file holds it, which its owner alone can read.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+_MODE, _TOKEN, _FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_PLACE = "RAY_TMPDIR"  # of Ray's sockets, logs and files
+# Ray adds up to 70 characters to it for a socket, whose path may have 107.
+_LONGEST_PLACE = 36
+_MOST_BYTES = 4096  # of a token's file
+# Ray's own switch for systems whose firewall asks about each port: all that it starts
+# then is at 127.0.0.1.  It would move another address that it is given to the one by
+# which other machines reach this one.
+_LOOPBACK = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_enable_metrics_collection": "0",
+}
+
+
+def make_token() -> str:
+    """Return a new token, of 256 bits."""
+    return secrets.token_hex(32)
+
+
+@contextlib.contextmanager
+def prepared(
+    address: str,
+    *,
+    without_token: bool = False,
+    environment: MutableMapping[str, str] = os.environ,
+) -> Iterator[None]:
+    """Set the environment for a cluster while the block runs, in which Ray is imported.
+
+    "local" gets a token, a directory and addresses that no other user reaches.  Any
+    other cluster needs the token that the environment or Ray's own file has.
+
+    Args:
+        address: as --ray takes it.
+        without_token: the cluster asks nobody for one.
+
+    Raises:
+        ValueError: there is no token, or others can read it; or no such address.
+    """
+    if address not in ("local", "auto", "slice"):
+        parse_address(address)
+    before = dict(environment)
+    with contextlib.ExitStack() as opened:
+        opened.callback(_put_back, environment, before)
+        if address == "local":
+            place = opened.enter_context(own_directory())
+            environment.update(_LOOPBACK | {_PLACE: str(place)})
+            use_token(environment, write_token(place, make_token()))
+        elif without_token:
+            _log.warning(
+                "warning: --ray_without_token: whoever reaches the ports of the "
+                "cluster at --ray=%s can run programs as its user",
+                address,
+            )
+            environment[_MODE] = "disabled"
+        else:
+            _check_token(address, environment)
+            environment[_MODE] = "token"
+        yield
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Return host and port of a cluster.
+
+    Raises:
+        ValueError: it is not HOST:PORT.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(
+            f"--ray={address} must be local, auto, slice or HOST:PORT, which `ray "
+            f"start --head` prints"
+        )
+    return host, int(port)
+
+
+def _put_back(environment: MutableMapping[str, str], before: dict[str, str]) -> None:
+    environment.clear()
+    environment.update(before)
+
+
+@contextlib.contextmanager
+def own_directory() -> Iterator[Path]:
+    """Have a new directory that this user alone can enter, with room for sockets."""
+    given = os.environ.get(_PLACE) or tempfile.gettempdir()
+    fits = len(given) + len("/ray-12345678") <= _LONGEST_PLACE
+    place = tempfile.mkdtemp(prefix="ray-", dir=given if fits else "/tmp")  # noqa: S108
+    try:
+        yield Path(place)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def write_token(directory: Path, token: str) -> Path:
+    """Write a token to a new file that this user alone can read."""
+    path = directory / "token"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with os.fdopen(os.open(path, flags, mode=0o600), "w") as file:
+        file.write(token)
+    return path
+
+
+def use_token(environment: MutableMapping[str, str], path: Path) -> None:
+    """Have Ray ask everybody for the token of a file, and show it everybody."""
+    environment.pop(_TOKEN, None)  # it would win
+    environment.update({_MODE: "token", _FILE: str(path)})
+
+
+def read_token(path: Path) -> str:
+    """Return the token of a file, whoever can read it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        if not path.is_file():
+            raise ValueError(f"there is no token in {path}: it is no file")
+        with path.open("rb") as file:
+            token = file.read(_MOST_BYTES + 1).decode(errors="replace").strip()
+    except OSError as error:
+        raise ValueError(f"there is no token in {path}: {error.strerror}") from error
+    if not token.isascii() or not 1 <= len(token) <= _MOST_BYTES or token.split()[1:]:
+        raise ValueError(
+            f"{path} holds no token: one word, as `openssl rand -hex 32` makes it"
+        )
+    return token
+
+
+def _check_token(address: str, environment: MutableMapping[str, str]) -> None:
+    """Refuse a cluster without a token of ours, in the places where Ray looks."""
+    if environment.get(_TOKEN):
+        return
+    given = environment.get(_FILE)
+    path = Path(given) if given else Path.home() / ".ray" / "auth_token"
+    try:
+        read_token(path)
+    except ValueError as error:
+        raise ValueError(
+            f"--ray={address} needs the token of the cluster, the same on all its "
+            f"machines, and {error}; write one with `openssl rand -hex 32` to that "
+            f"file, with chmod 600, or name a file in {_FILE}, or add "
+            f"--ray_without_token where nobody else reaches the cluster"
+        ) from error
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ValueError(
+            f"--ray={address}: the token in {path} has mode {mode:04o}, so that other "
+            f"users can read it and join the cluster; chmod 600 {path}, after a new "
+            f"token if anybody else has been on this machine"
+        )

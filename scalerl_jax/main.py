@@ -30,10 +30,11 @@ from scalerl_jax.config.resumption import free_settings
 from scalerl_jax.parallel import rendezvous
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.utils import ray_access
+from scalerl_jax.utils.bounded import last_lines, read_lines
 from scalerl_jax.utils.ending import tell
 from scalerl_jax.utils.printing import Stderr, guard_terminal, to_stderr, to_stdout
 from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.reading import is_remote, last_lines, parse_json, read_lines
+from scalerl_jax.utils.reading import is_remote, parse_json
 from scalerl_jax.utils.resuming import find_settings
 from scalerl_jax.utils.run_directory import (
     EVALS_FILE,

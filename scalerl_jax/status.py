@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from scalerl_jax.utils.bounded import last_lines
 from scalerl_jax.utils.ending import Parser, answer
 from scalerl_jax.utils.printing import to_stdout
-from scalerl_jax.utils.reading import last_lines, parse_json, read_json
+from scalerl_jax.utils.reading import parse_json, read_json
 from scalerl_jax.utils.remote import files_of_run
 from scalerl_jax.utils.resuming import sound
 from scalerl_jax.utils.run_directory import EVALS_FILE, METRICS_FILE, STATUS_FILE

@@ -9,7 +9,8 @@ from typing import Any
 
 from scalerl_jax.batching.packing import first_fit
 from scalerl_jax.config import Config
-from scalerl_jax.utils.reading import parse_json, read_lines
+from scalerl_jax.utils.bounded import read_lines
+from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.run_directory import METRICS_FILE, ROLLOUTS_FILE
 
 # The assumption: lognormal completions, whose mean is this share of the limit, and

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from scalerl_jax.data.files import sha256_of
+from scalerl_jax.utils.bounded import MOST_WHOLE
 from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.reading import MOST_WHOLE, read_json
+from scalerl_jax.utils.reading import read_json
 from scalerl_jax.utils.remote import fetch_repository
 
 OWN_FORMS = ("jsonl", "parquet", "csv", "arrow")  # the kinds of FILE in "jsonl:FILE"

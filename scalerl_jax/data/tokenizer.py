@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as _Tokenizer
 
 from scalerl_jax.data.questions import THINKING_TAGS, find_answer
 from scalerl_jax.data.spelling import Spelling, read_decoder, read_spelling
-from scalerl_jax.utils import reading
+from scalerl_jax.utils import bounded, reading
 from scalerl_jax.utils.model_files import local_path
 from scalerl_jax.utils.reading import Directory
 
@@ -125,7 +125,7 @@ def load_tokenizer(path: str | Path, *, must_end: bool = True) -> Tokenizer:
             f"data.tokenizer: no file {file}; name a tokenizer.json, or a Hugging Face "
             f"directory that holds one"
         )
-    content = reading.read_bytes(file, most=reading.MOST_WHOLE)
+    content = bounded.read_bytes(file, most=bounded.MOST_WHOLE)
     try:
         backend = _Tokenizer.from_buffer(content)
         backend.no_padding()  # to a length that the file chooses

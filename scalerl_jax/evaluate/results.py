@@ -20,8 +20,9 @@ from scalerl_jax.config import MathAnswer
 from scalerl_jax.evaluate.policy import Described
 from scalerl_jax.generation.evaluation import Judged
 from scalerl_jax.rewards.code import find_solution
+from scalerl_jax.utils.bounded import read_lines
 from scalerl_jax.utils.full_disk import naming
-from scalerl_jax.utils.reading import parse_json, read_lines
+from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.writing import replace_file, replacing
 
 SUMMARY_FILE, SAMPLES_FILE, PAGE_FILE = "summary.json", "samples.jsonl", "viewer.html"

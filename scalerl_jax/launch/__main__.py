@@ -27,9 +27,9 @@ from scalerl_jax.launch.outcome import Outcome
 from scalerl_jax.launch.place import Machines, Patience, Place, Refused, keep, say
 from scalerl_jax.launch.ray_place import RayPlace
 from scalerl_jax.launch.tpu import TpuPlace
+from scalerl_jax.utils.bounded import read_lines
 from scalerl_jax.utils.ending import Parser, answer
 from scalerl_jax.utils.printing import to_stderr, to_stdout
-from scalerl_jax.utils.reading import read_lines
 from scalerl_jax.utils.run_directory import METRICS_FILE
 
 _FAILURE, _MISTAKE, _ALARM = 1, 2, 3

@@ -15,7 +15,8 @@ from typing import Any
 
 from scalerl_jax.launch.outcome import FILE
 from scalerl_jax.pod.slices import Slice, parse_slice
-from scalerl_jax.utils.reading import is_remote, parse_json, read_bytes
+from scalerl_jax.utils.bounded import read_bytes
+from scalerl_jax.utils.reading import is_remote, parse_json
 
 PLACES = {
     "local": "processes of this machine, and a directory in the bucket's place",

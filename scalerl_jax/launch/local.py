@@ -19,7 +19,8 @@ import psutil
 from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.outcome import Outcome, read_outcome
 from scalerl_jax.launch.place import Machines
-from scalerl_jax.utils.reading import last_lines, read_json
+from scalerl_jax.utils.bounded import last_lines
+from scalerl_jax.utils.reading import read_json
 from scalerl_jax.utils.run_directory import METRICS_FILE
 from scalerl_jax.utils.writing import open_to_append, write_json
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from scalerl_jax.utils import remote
-from scalerl_jax.utils.reading import is_remote, parse_json, read_bytes
+from scalerl_jax.utils.bounded import read_bytes
+from scalerl_jax.utils.reading import is_remote, parse_json
 from scalerl_jax.utils.writing import replace_file
 
 FILE = "launch.json"

@@ -6,7 +6,8 @@ from typing import Any
 
 from scalerl_jax.launch.outcome import Outcome
 from scalerl_jax.launch.place import Machines
-from scalerl_jax.utils.reading import last_lines, parse_json
+from scalerl_jax.utils.bounded import last_lines
+from scalerl_jax.utils.reading import parse_json
 from scalerl_jax.utils.run_directory import METRICS_FILE
 
 # Without a step: hosts install, load and compile before the first one; an evaluation,

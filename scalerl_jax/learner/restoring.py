@@ -32,8 +32,9 @@ from scalerl_jax.learner.places import (
 )
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import PyTree
+from scalerl_jax.utils.bounded import MOST_WHOLE
 from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.reading import MOST_WHOLE, read_json
+from scalerl_jax.utils.reading import read_json
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 A device's shard of a parameter is filled part by part with what it needs of the
 tensors: the host holds one shard, and of the files `_CHUNK_BYTES` at a time.
+It is above 400 lines with the heads of safetensors, which nobody else reads.
 """
 
 import dataclasses
@@ -23,9 +24,10 @@ from scalerl_jax.model.hugging_face import IGNORED, IMAGES, TEXT, find_family
 from scalerl_jax.model.mixture_files import check_experts
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
+from scalerl_jax.utils.bounded import MOST_JSON, open_regular
 from scalerl_jax.utils.model_files import local_path
 from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.reading import MOST_JSON, open_regular, parse_json, read_json
+from scalerl_jax.utils.reading import parse_json, read_json
 
 # Read of a tensor at one time, as float32.  Few rows are also turned from [out, in] to
 # [in, out] within a processor's cache.

@@ -24,14 +24,8 @@ from typing import Any, Literal
 
 from scalerl_jax.scaling.event_files import PATTERN, read_series
 from scalerl_jax.scaling.records import DEFAULT_X, DEFAULT_Y, CurveError
-from scalerl_jax.utils.reading import (
-    MOST_WHOLE,
-    parse_json,
-    read_bytes,
-    read_json,
-    read_lines,
-    read_value,
-)
+from scalerl_jax.utils.bounded import MOST_WHOLE, read_bytes, read_lines
+from scalerl_jax.utils.reading import parse_json, read_json, read_value
 from scalerl_jax.utils.remote import files_of_run
 
 Mark = Literal[".", ","]

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from scalerl_jax.utils.reading import open_regular
+from scalerl_jax.utils.bounded import open_regular
 
 MOST_KEYS = 10_000  # the largest files have about 50
 MOST_TENSORS = 200_000

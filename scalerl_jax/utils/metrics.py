@@ -21,8 +21,8 @@ from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 
+from scalerl_jax.utils.bounded import read_lines
 from scalerl_jax.utils.events import Appender, EventFile, unwritable
-from scalerl_jax.utils.reading import read_lines
 from scalerl_jax.utils.resuming import rows_until
 from scalerl_jax.utils.run_directory import (
     EVALS_FILE,

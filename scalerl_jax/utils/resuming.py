@@ -6,13 +6,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from scalerl_jax.utils.reading import (
-    is_remote,
-    local_file,
-    parse_json,
-    read_lines,
-    read_value,
-)
+from scalerl_jax.utils.bounded import read_lines
+from scalerl_jax.utils.reading import is_remote, local_file, parse_json, read_value
 from scalerl_jax.utils.record import flatten
 from scalerl_jax.utils.remote import entries, open_path
 

@@ -10,15 +10,8 @@ from pathlib import Path
 import pytest
 
 import scalerl_jax
-from scalerl_jax.utils.reading import (
-    MAX_DEPTH,
-    check_regular,
-    last_lines,
-    parse_json,
-    read_bytes,
-    read_json,
-    read_lines,
-)
+from scalerl_jax.utils.bounded import check_regular, last_lines, read_bytes, read_lines
+from scalerl_jax.utils.reading import MAX_DEPTH, parse_json, read_json
 
 
 def nested(depth):
@@ -128,7 +121,7 @@ def unbounded_reads(source):
             yield name
         elif (
             isinstance(node.func, ast.Attribute)
-            and not name.startswith("reading.")
+            and not name.startswith("bounded.")
             and (
                 last in _METHODS
                 or (
@@ -150,9 +143,9 @@ _WRITTEN = "JSON that this package has just written itself"
 _UPLOADED = "a file that this package wrote, on its way to a bucket"
 # Module and call -> how often it may stand there, and why it needs no bound.
 UNBOUNDED = {
-    ("utils/reading.py", ".read_bytes"): (1, "made from a file of a bounded head"),
+    ("utils/bounded.py", ".read_bytes"): (1, "made from a file of a bounded head"),
     ("utils/reading.py", "json.loads"): (1, "the one reader, which looks at the depth"),
-    ("utils/reading.py", "os.open"): (1, "the one that opens"),
+    ("utils/bounded.py", "os.open"): (1, "the one that opens"),
     ("cluster/session.py", ".read_bytes"): (1, _OWN),
     ("cluster/slice_hosts.py", ".read"): (1, "a file of a host's last words"),
     ("config/__init__.py", "json.loads"): (1, _WRITTEN),
@@ -221,7 +214,7 @@ def test_files_are_read_by_the_functions_that_have_bounds():
         ("open(x, 'w')", []),
         ("path.open('ab')", []),
         ("file.read(9)", []),
-        ("reading.read_text(path)", []),
+        ("bounded.read_text(path)", []),
     ],
 )
 def test_a_read_without_bounds_is_found(source, calls):

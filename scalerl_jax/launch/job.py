@@ -195,6 +195,9 @@ def _read_file(name: str) -> dict[str, Any]:
     path = Path(name)
     try:
         data = read_bytes(path)
+    except ValueError as error:
+        raise ValueError(f"--job={name} cannot be read: {error}") from error
+    try:
         if path.suffix == ".json":
             values = parse_json(data)
         else:

@@ -121,7 +121,7 @@ def test_a_wrong_file_is_named(tmp_path, text, words):
 
 
 def test_a_file_that_is_not_there():
-    with pytest.raises(ValueError, match="cannot be read: No such file"):
+    with pytest.raises(ValueError, match="there is no such file"):
         read("--job=no_such.toml")
 
 

@@ -178,6 +178,8 @@ UNBOUNDED = {
     ("utils/gguf.py", ".read_bytes"): (1, "made from a bounded head"),
     ("utils/gguf_head.py", ".read"): (1, "the reader of a head itself"),
     ("utils/platforms.py", ".read_text"): (1, _KERNEL),
+    ("utils/ray_access.py", ".open"): (1, "a regular file, of which a token is read"),
+    ("utils/ray_access.py", "os.open"): (1, "to write"),
     ("utils/remote.py", ".read_bytes"): (1, _UPLOADED),
     ("utils/run_directory.py", "json.loads"): (1, _WRITTEN),
     ("utils/run_files.py", ".read_bytes"): (1, _UPLOADED),

@@ -130,10 +130,11 @@ def test_the_status_of_a_run_is_shown(files, capsys):
 def test_what_a_launched_run_says_is_shown(files, capsys):
     run = files / "bucket" / "run-1"
     run.mkdir(parents=True)
+    line = EVIL.replace("\r", "") + "\n"  # a carriage return ends a line
     outcome = {"state": "failed", "command": [], "at": EVIL, "said": f"error: {EVIL}"}
     run.joinpath("launch.json").write_text(json.dumps(outcome))
     run.with_name("run-1.machine").mkdir()
-    run.with_name("run-1.machine").joinpath("log.txt").write_text(f"{EVIL}\n")
+    run.with_name("run-1.machine").joinpath("log.txt").write_text(line)
     job = ["--place=local", "--name=run-1", "--bucket=bucket", "--config=tiny.py"]
     for command in ("status", "logs"):
         ending.answer(lambda command=command: launch.main([command, *job]))

@@ -61,6 +61,7 @@ class Sleeper:
                     cut_off=False,
                     interrupted=False,
                     reward=time.time(),
+                    status="wrong",
                 )
                 for _ in range(ROLLOUTS)
             )
@@ -97,6 +98,7 @@ def fleet_of(replicas: int) -> tuple[Fleet, RolloutQueue]:
         pool_names(replicas),
         connect,
         prompt_tokens=1000,
+        group_shape=(ROLLOUTS, TOKENS),
         num_prompts=NUM_PROMPTS,
         max_staleness=8,
     )

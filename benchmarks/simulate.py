@@ -265,6 +265,7 @@ class Sleeper:
                 cut_off=False,
                 interrupted=False,
                 reward=0.0,
+                status="wrong",
             )
             group = Group(
                 ticket=order.ticket,
@@ -310,7 +311,8 @@ def fleet_of(replicas: list[Sleeper], make: Callable[[], Sleeper], **how: Any) -
         threading.Timer(START_S, lambda: _come(future, replicas, number, make)).start()
         return future
 
-    return make_fleet(pool_names(len(replicas)), connect, prompt_tokens=1, **how)
+    pools = pool_names(len(replicas))
+    return make_fleet(pools, connect, prompt_tokens=1, group_shape=(1, 2), **how)
 
 
 START_S, TRAIN_S, CALL_S = 4.0, 0.8, 0.2

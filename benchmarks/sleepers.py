@@ -8,10 +8,12 @@ import numpy as np
 
 from scalerl_jax.coordination.desk import OrderDesk
 from scalerl_jax.coordination.fleet import Fleet
+from scalerl_jax.coordination.group_check import GroupCheck
 from scalerl_jax.coordination.members import Limits
 from scalerl_jax.coordination.queue import RolloutQueue
 from scalerl_jax.coordination.roster import Roster
 from scalerl_jax.data.prompts import PromptStream
+from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.types import Prompt
 from scalerl_jax.utils.progress import Progress
 from scalerl_jax.utils.work_log import RemoteLedger
@@ -27,6 +29,7 @@ def make_fleet(
     connect: Callable[[int], Future[Any]],
     *,
     prompt_tokens: int,
+    group_shape: tuple[int, int],
     **queue_settings: Any,
 ) -> tuple[Fleet, RolloutQueue]:
     """Return a fleet with the links that `connect` makes, and its queue.
@@ -35,6 +38,7 @@ def make_fleet(
         pools: of the ledger, one for each replica.
         connect: returns the link to the replica of a number, once it is up.
         prompt_tokens: of the one prompt.
+        group_shape: rollouts of a group, and tokens of each at most.
         queue_settings: of the queue, but for its mode.
     """
     prompt = Prompt(
@@ -48,7 +52,14 @@ def make_fleet(
     queue = RolloutQueue(mode="pipeline", **queue_settings)
     ledger = RemoteLedger(pools=dict.fromkeys(pools, 1), chip="none", remote=pools)
     ledger.start()
-    desk = OrderDesk(queue, PromptStream([prompt], seed=0, max_pass_rate=None))
+    group_size, max_tokens = group_shape
+    check = GroupCheck(
+        arch=ARCHITECTURES["qwen3-8b"],
+        group_size=group_size,
+        length_limit=lambda version: max_tokens,
+    )
+    stream = PromptStream([prompt], seed=0, max_pass_rate=None)
+    desk = OrderDesk(queue, stream, check=check)
     fleet = Fleet(
         make_roster=lambda wake: Roster(
             desk=desk,

@@ -5,7 +5,7 @@ import fnmatch
 import re
 import urllib.parse
 import urllib.request
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -145,6 +145,8 @@ class Web:
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
                 content = response.read(MOST_WHOLE + 1)
+                if response.length and len(content) <= MOST_WHOLE:
+                    raise IncompleteRead(content, response.length)  # it does not itself
         except (OSError, HTTPException) as error:
             raise OSError(
                 f"{self.url} cannot be fetched: {error!r}; {_ELSEWHERE}"

@@ -18,6 +18,7 @@ state can be restored by any number of processes.
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ from scalerl_jax.utils.background import Background
 from scalerl_jax.utils.full_disk import lacks_space, why_full
 from scalerl_jax.utils.reading import is_remote
 
+_OF_PROCESS = re.compile(r"process \d+: ")  # as `multihost` tells an error
 _Result = TypeVar("_Result")
 
 
@@ -186,7 +188,10 @@ class Checkpointer:
         try:
             yield
         except Exception as error:
-            said = why_full(error) or " ".join(str(error).split())
+            said = " ".join(str(error).split())
+            if full := why_full(error):  # in the system's words, not a library's
+                where = _OF_PROCESS.match(said)
+                said = f"{where[0] if where else ''}{full}"
             raise UnsavedError(
                 f"cannot write the checkpoint of step {step} to "
                 f"{self._place.target(step)} ({said}{self._room(error)}); "

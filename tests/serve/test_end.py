@@ -136,7 +136,7 @@ FLAGS = [
     pytest.param(("--api_key=",), ("--api_key holds no key",), id="an empty key"),
     pytest.param(
         ("--api_key_file=/nowhere",),
-        ("--api_key_file=/nowhere cannot be read: No such file",),
+        ("--api_key_file=/nowhere cannot be read: /nowhere: there is no such file",),
         id="no file of a key",
     ),
     pytest.param(

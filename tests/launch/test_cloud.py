@@ -45,7 +45,7 @@ GKE = {
     ],
 )
 def test_a_run_gets_to_its_end_whatever_the_cloud_does(cloud, script, real):
-    # A real run goes on while the cloud is looked at: its machine goes at its first row.
+    # A real run goes on while the cloud is looked at: it loses its machine early.
     preempt = [1, 2] if real else [4, 8]
     cloud.script(create=["stock-out", "quota"], ssh=2, preempt=preempt)
     flags = [*real, "--config.train.num_steps=12"]

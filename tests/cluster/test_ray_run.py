@@ -3,10 +3,13 @@
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 import small_run
 from small_intruder import listening, open_to_others
@@ -63,6 +66,27 @@ def wait_for_step(process, directory, step):
         time.sleep(0.1)
 
 
+def secret_of(process):
+    """The token of the cluster that a run has started, and who shows it or has it."""
+    below = psutil.Process(process.pid).children(recursive=True)
+    commands, told, token = [], {}, None
+    for each in below:
+        try:
+            command, environment = each.cmdline(), each.environ()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue  # it has ended meanwhile
+        commands.append(" ".join(command))
+        told[" ".join(command)] = environment
+        if each.name() == "gcs_server":
+            file = Path(environment["RAY_AUTH_TOKEN_PATH"])
+            token, mode = file.read_text(), stat.S_IMODE(file.stat().st_mode)
+            assert mode == 0o600
+            assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+            assert "RAY_AUTH_TOKEN" not in environment
+    assert token is not None, commands
+    return token, commands, told
+
+
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
     """A run in which a rank and a replica are killed, then others get a SIGTERM.
@@ -75,19 +99,20 @@ def killed(tmp_path_factory):
     beside |= {"generators.processes": 2, "train.num_steps": STEPS}
     process = start_on_ray(directory, GANG | beside)
     wait_for_step(process, directory, 3)
-    sockets = listening(process.pid)
+    sockets, secret = listening(process.pid), secret_of(process)
     os.kill(process_of(directory, "learner 1"), signal.SIGKILL)
     wait_for_step(process, directory, 5)
     os.kill(process_of(directory, "replica 0", follower=True), signal.SIGKILL)
     wait_for_step(process, directory, 6)
+    sockets |= listening(process.pid)  # those of ranks that have started again, too
     os.kill(process_of(directory, "replica 1"), signal.SIGTERM)
     os.kill(process_of(directory, "learner 0"), signal.SIGTERM)
-    return directory, finish(process), sockets
+    return directory, finish(process), sockets, secret
 
 
 @pytest.mark.slow
 def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_path):
-    directory, said, _ = killed
+    directory, said, *_ = killed
     # Ranks that start again are not asked for params that they do not have yet.
     assert "AttributeError" not in said and "Traceback" not in said
     assert "warning: the learner is lost (rank 1 on" in said
@@ -121,9 +146,23 @@ def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_p
 
 @pytest.mark.slow
 def test_all_of_it_listens_at_this_machines_own_addresses_only(killed):
-    *_, sockets = killed
+    _, _, sockets, _ = killed
     assert len({name for name, _ in sockets} & {"raylet", "gcs_server"}) == 2
     assert open_to_others(sockets) == set()
+
+
+@pytest.mark.slow
+def test_its_token_is_in_no_command_line_and_in_no_file_of_the_run(killed):
+    directory, said, _, (token, commands, told) = killed
+    assert len(bytes.fromhex(token)) == 32
+    assert len(commands) > 10 and not [each for each in commands if token in each]
+    assert token not in said
+    files = [file for file in directory.rglob("*") if file.is_file()]
+    assert directory / "config.json" in files
+    assert not [file for file in files if token.encode() in file.read_bytes()]
+    judges = [each for name, each in told.items() if "rewards.process" in name]
+    assert judges, "the verifiers of a replica"
+    assert not [each for each in judges if any("RAY_AUTH" in name for name in each)]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@
 
 An 8B policy with ScaleRL's batch (48 prompts x 16) on v5p:4x4x4, 64 chips: replicas of
 4 chips with 128 slots and room for a million tokens, the other chips learn.  Rates are
-the closed forms of `balance.rates`, expected ones; nothing here was run on a TPU.
+the closed forms of `planning.rates`, expected ones; nothing here was run on a TPU.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 import matplotlib
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.balance.chips import CHIPS
+from scalerl_jax.machines.chips import CHIPS
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.simulate.lengths import Lengths
 from scalerl_jax.simulate.rates import closed_rates

@@ -33,9 +33,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from scalerl_jax.utils.preemption import PREEMPTED
-from scalerl_jax.utils.ray_access import make_token
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.formats.reading import parse_json
+from scalerl_jax.machines.ray_access import make_token
+from scalerl_jax.process.preemption import PREEMPTED
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PATIENCE_S = 600.0  # for the run to be whole again
@@ -57,7 +57,7 @@ SETTINGS = {
 CONTROLLER = """
 import json, sys
 from scalerl_jax import main
-from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.controller.queue import RolloutQueue
 from absl import app
 
 take, record = RolloutQueue.take, open(sys.argv.pop(1), "a", buffering=1)

@@ -10,7 +10,7 @@ and collectives have no estimate; how many of the latter are asynchronous is cou
 
 With `--decode` they are of a decode step with so many slots, in the replicas that the
 config gets: attention's kernel is taken to read keys and values at the HBM's peak, a
-collective to wait as long as `balance.rates` expects.
+collective to wait as long as `planning.rates` expects.
 """
 
 import argparse
@@ -30,10 +30,10 @@ from scalerl_jax.preflight.__main__ import ENVIRONMENT
 os.environ.update(ENVIRONMENT)
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.balance import work
-from scalerl_jax.balance.lengths import assumed_lengths
-from scalerl_jax.balance.rates import EXPECTED
 from scalerl_jax.parallel import compiling
+from scalerl_jax.planning import work
+from scalerl_jax.planning.lengths import assumed_lengths
+from scalerl_jax.planning.rates import EXPECTED
 from scalerl_jax.preflight.hlo import Instruction, Program, compile_program
 from scalerl_jax.preflight.products import product_flops
 from scalerl_jax.preflight.programs import make_parts
@@ -60,7 +60,7 @@ VARIANTS: dict[str, Mapping[str, bool | int]] = {
         "xla_tpu_data_parallel_opt_different_sized_ops": True,
     },
 }
-# Cycles a second, with which the peaks of `balance.chips` are whole matrix units.
+# Cycles a second, with which the peaks of `machines.chips` are whole matrix units.
 CLOCK = {"v5p": 1.75e9, "v5e": 1.5e9, "v6e": 1.75e9}
 PRODUCTS = ("dot", "convolution")
 _EXACT = "operand_precision={highest,highest}"

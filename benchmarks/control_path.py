@@ -23,8 +23,8 @@ from sleepers import make_fleet, pool_names
 from scalerl_jax.cluster.actors import Place
 from scalerl_jax.cluster.run import RayLink
 from scalerl_jax.contract import Instructions, QueueClosed, Report
-from scalerl_jax.coordination.fleet import Fleet
-from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.controller.fleet import Fleet
+from scalerl_jax.controller.queue import RolloutQueue
 from scalerl_jax.generation.replica_desk import ReplicaDesk
 from scalerl_jax.types import Group, Rollout
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from scalerl_jax.data.spelling import Spelling, make_marker, read_spelling
+from scalerl_jax.data.detokenizer import Spelling, make_marker, read_spelling
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params

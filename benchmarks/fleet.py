@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.formats.reading import parse_json
 
 _ROOT = Path(__file__).resolve().parents[1]
 _LIMIT_S = 3600.0

@@ -26,9 +26,9 @@ from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.logprobs import token_logprobs
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import REMAT, head_logits
+from scalerl_jax.parallel.xla import keep_freed_memory
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import Group, PackedBatch, Prompt, Rollout
-from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.xla import keep_freed_memory
 from scalerl_jax.wiring import devices, learning
 from scalerl_jax.wiring.objective import make_assembler
 

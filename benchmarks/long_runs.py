@@ -27,10 +27,10 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 import numpy as np  # noqa: E402
 from scipy.signal import lfilter  # noqa: E402
 
+from scalerl_jax.run.metrics import MetricsWriter  # noqa: E402
 from scalerl_jax.scaling import Settings, make_curve, sigmoid  # noqa: E402
 from scalerl_jax.scaling import bins as bins_of  # noqa: E402
 from scalerl_jax.scaling.fit import fit_alone  # noqa: E402
-from scalerl_jax.utils.metrics import MetricsWriter  # noqa: E402
 
 TRUTH = {"initial_reward": 0.25, "asymptote": 0.61, "exponent": 1.92, "midpoint": 1.0}
 REACH = 6.3  # C_mid

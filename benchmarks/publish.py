@@ -101,11 +101,11 @@ def compare(*, model: str, rate: float, steps: int) -> Iterator[Line]:
     from scalerl_jax import config as config_lib
     from scalerl_jax import wiring
     from scalerl_jax.learner.step import LocalLearner
-    from scalerl_jax.model.handover import make_snapshot
-    from scalerl_jax.parallel.deltas import delta
-    from scalerl_jax.parallel.shards import own_shards
+    from scalerl_jax.model.weights_out import make_snapshot
+    from scalerl_jax.run.progress import Progress
     from scalerl_jax.train import train
-    from scalerl_jax.utils.progress import Progress
+    from scalerl_jax.weights.deltas import delta
+    from scalerl_jax.weights.shards import own_shards
 
     path, settings = CONFIGS[model]
     config = runpy.run_path(str(ROOT / path))["get_config"]()
@@ -225,7 +225,7 @@ def several(group: list[Line], name: str) -> str:
 
 def control(directory: Path, versions: int, processes: list[Any]) -> None:
     """Merge the offers of each version, and tell the replicas."""
-    from scalerl_jax.parallel.offers import Offer, merge
+    from scalerl_jax.weights.manifest import Offer, merge
 
     for version in range(versions):
         offers = [
@@ -253,13 +253,13 @@ def learn(
     import jax.numpy as jnp
 
     from scalerl_jax.model.architecture import param_shardings
-    from scalerl_jax.model.handover import make_snapshot
     from scalerl_jax.model.transformer import abstract_params
+    from scalerl_jax.model.weights_out import make_snapshot
     from scalerl_jax.parallel import multihost, rendezvous
-    from scalerl_jax.parallel.channels import DirectoryChannel
     from scalerl_jax.parallel.mesh import make_mesh
-    from scalerl_jax.parallel.sending import Sender
-    from scalerl_jax.parallel.shards import own_shards
+    from scalerl_jax.weights.channels import DirectoryChannel
+    from scalerl_jax.weights.sending import Sender
+    from scalerl_jax.weights.shards import own_shards
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     rendezvous.initialize(
@@ -311,11 +311,11 @@ def replicate(
     import jax
     import jax.numpy as jnp
 
-    from scalerl_jax.model.handover import sampler_layout
-    from scalerl_jax.parallel.channels import DirectoryChannel
+    from scalerl_jax.model.weights_out import sampler_layout
     from scalerl_jax.parallel.mesh import make_mesh
-    from scalerl_jax.parallel.offers import Publication
-    from scalerl_jax.parallel.receiving import Receiver
+    from scalerl_jax.weights.channels import DirectoryChannel
+    from scalerl_jax.weights.manifest import Publication
+    from scalerl_jax.weights.receiving import Receiver
 
     path, mesh = Path(directory), make_mesh(jax.devices(), tensor=DEVICES)
     layout = sampler_layout(

@@ -27,16 +27,19 @@ from perturbing import PERTURBATIONS
 from rewriting import REWRITINGS, Rule, number_of
 
 from scalerl_jax.data import catalog, drafts, files, own, preparing, records, rows
-from scalerl_jax.rewards import comparing, maths, sandbox
-from scalerl_jax.rewards.verdict import Verifier
-from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.environments import sandbox
+from scalerl_jax.environments.judges import comparing, maths
+from scalerl_jax.environments.pool import VerifierPool
+from scalerl_jax.environments.verdict import Verifier
 
 THIRD_PARTY = Path(__file__).resolve().parent.parent / "third_party"
 _TIMEOUT_S = 60.0
 _CODE = {"cpu_s": 40, "wall_s": 45.0, "memory_mib": 1024}
 _NAMED = {
-    "code": Verifier("scalerl_jax.rewards.code:judge", _CODE),
-    "math": Verifier("scalerl_jax.rewards.maths:judge", {"answer_from": "boxed"}),
+    "code": Verifier("scalerl_jax.environments.judges.code:judge", _CODE),
+    "math": Verifier(
+        "scalerl_jax.environments.judges.maths:judge", {"answer_from": "boxed"}
+    ),
 }
 
 

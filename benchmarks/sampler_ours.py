@@ -31,6 +31,7 @@ from scalerl_jax.model.architecture import Architecture  # noqa: E402
 from scalerl_jax.model.transformer import init_params  # noqa: E402
 from scalerl_jax.model.weights import load_params  # noqa: E402
 from scalerl_jax.parallel.mesh import make_mesh  # noqa: E402
+from scalerl_jax.parallel.xla import keep_freed_memory  # noqa: E402
 from scalerl_jax.sampler.decoding import (
     NEVER,  # noqa: E402
     EngineSettings,  # noqa: E402
@@ -42,7 +43,6 @@ from scalerl_jax.sampler.sampling import sample_keys  # noqa: E402
 from scalerl_jax.sampler.scheduler import Scheduler  # noqa: E402
 from scalerl_jax.sampler.warming import warm_up  # noqa: E402
 from scalerl_jax.types import PyTree  # noqa: E402
-from scalerl_jax.utils.xla import keep_freed_memory  # noqa: E402
 
 HEAD_NEW_TOKENS = 64  # of each sequence in `head`; four engines take their turns
 HEAD_WORKLOAD = "W2"  # the larger vocabulary: the head is a third of the matmuls

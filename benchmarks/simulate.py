@@ -41,6 +41,7 @@ from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
 from scalerl_jax.contract import Instructions, QueueClosed, Report
 from scalerl_jax.generation.replica_desk import ReplicaDesk
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.simulate.lengths import Drawn, Lengths
 from scalerl_jax.simulate.outcome import Outcome
 from scalerl_jax.simulate.rates import Rates
@@ -49,7 +50,6 @@ from scalerl_jax.simulate.run import Simulation
 from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
 from scalerl_jax.train import train
 from scalerl_jax.types import Group, Rollout
-from scalerl_jax.utils.progress import Progress
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.coordination.desk import OrderDesk
-from scalerl_jax.coordination.fleet import Fleet
-from scalerl_jax.coordination.group_check import GroupCheck
-from scalerl_jax.coordination.members import Limits
-from scalerl_jax.coordination.queue import RolloutQueue
-from scalerl_jax.coordination.roster import Roster
+from scalerl_jax.controller.dispatch import Roster
+from scalerl_jax.controller.fleet import Fleet
+from scalerl_jax.controller.group_check import GroupCheck
+from scalerl_jax.controller.orders import OrderDesk
+from scalerl_jax.controller.queue import RolloutQueue
+from scalerl_jax.controller.replicas import Limits
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.model.sizes import ARCHITECTURES
+from scalerl_jax.run.progress import Progress
+from scalerl_jax.run.work_log import RemoteLedger
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.work_log import RemoteLedger
 
 
 def pool_names(replicas: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 import os
 
-from scalerl_jax.utils.platforms import PLATFORMS, platforms
+from scalerl_jax.machines.platforms import PLATFORMS, platforms
 
 __version__ = "0.1.0"
 

@@ -11,8 +11,8 @@ import runpy
 import sys
 
 from scalerl_jax import __version__
-from scalerl_jax.utils.preemption import INTERRUPTED, end_at_signals
-from scalerl_jax.utils.printing import to_stderr, to_stdout
+from scalerl_jax.process.preemption import INTERRUPTED, end_at_signals
+from scalerl_jax.process.printing import to_stderr, to_stdout
 
 _SCALING = "scalerl_jax.scaling"
 # Command -> its module, and what it does.  Modules of several commands get its name.
@@ -26,7 +26,7 @@ COMMANDS = {
     "preflight": ("scalerl_jax.preflight", "does a config fit a TPU topology"),
     "simulate": ("scalerl_jax.simulate", "what a run would cost, and who would wait"),
     "data": ("scalerl_jax.data", "prepare, inspect and list prompts; their difficulty"),
-    "judge": ("scalerl_jax.rewards", "verdicts on completions in a file"),
+    "judge": ("scalerl_jax.environments", "verdicts on completions in a file"),
     "warmstart": ("scalerl_jax.warmstart", "the small base policy, by supervision"),
     "fit": (_SCALING, "fit a curve, with intervals and a picture"),
     "compare": (_SCALING, "recipes beside each other, and which is better"),
@@ -35,7 +35,7 @@ COMMANDS = {
     "watch": (_SCALING, "follow a run: its fit, its forecast, an alarm"),
     "report": (_SCALING, "one HTML page of runs and their fits"),
 }
-_SEVERAL = (_SCALING, "scalerl_jax.rewards")
+_SEVERAL = (_SCALING, "scalerl_jax.environments")
 _MISTAKE = 2  # exit status
 _USAGE = """usage: scalerl COMMAND [flags]
        scalerl help COMMAND, scalerl COMMAND --help

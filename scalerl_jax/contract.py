@@ -3,9 +3,9 @@
 The controller runs the loop and has the books: queue, prompts, ledger, files.  The
 learner holds the arrays of the train state, generators hold engines and verifiers.
 They exchange the plain records defined here and in `types`.  The learner is a
-`learner.step.LocalLearner` or a `cluster.gang.LearnerGang`; generators are a thread
-(`generation.local`) or replicas (`coordination.fleet`), each of which is told things by
-one call over its `Link`:
+`learner.step.LocalLearner` or a `cluster.learner_processes.LearnerGang`; generators are
+a thread (`generation.driver`) or replicas (`controller.fleet`), each of which is told
+things by one call over its `Link`:
 
     report = replica.exchange(instructions, wait_s)
 
@@ -31,7 +31,7 @@ class QueueClosed(Exception):  # noqa: N818  an end, not an error
 
 # The learner's train state: the loop hands it back, and never looks inside.
 State = Any
-# Params of one version, ready for generators; `parallel.publication.Published`.
+# Params of one version, ready for generators; `weights.publication.Published`.
 Publication = Any
 
 

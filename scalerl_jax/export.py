@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.formats.bounded import MOST_WHOLE, read_bytes
+from scalerl_jax.formats.model_files import local_directory, local_path
 from scalerl_jax.model.saving import TOKENIZER_FILES, check_place, save_params
-from scalerl_jax.utils.bounded import MOST_WHOLE, read_bytes
-from scalerl_jax.utils.ending import Parser, answer
-from scalerl_jax.utils.model_files import local_directory, local_path
-from scalerl_jax.utils.printing import to_stdout
+from scalerl_jax.process.ending import Parser, answer
+from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.wiring.loading import load_model, run_settings
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from scalerl_jax.utils.preemption import INTERRUPTED, PREEMPTED, end_at_signals
+from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, end_at_signals
 
 if __name__ == "__main__":
     end_at_signals()  # before the imports below, which take seconds
@@ -27,23 +27,23 @@ from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
 from scalerl_jax.config.listing import list_settings
 from scalerl_jax.config.resumption import free_settings
+from scalerl_jax.formats.bounded import last_lines, read_lines
+from scalerl_jax.formats.reading import is_remote, parse_json
+from scalerl_jax.machines import ray_access
 from scalerl_jax.parallel import rendezvous
-from scalerl_jax.train import Outcome, train
-from scalerl_jax.utils import ray_access
-from scalerl_jax.utils.bounded import last_lines, read_lines
-from scalerl_jax.utils.ending import tell
-from scalerl_jax.utils.printing import Stderr, guard_terminal, to_stderr, to_stdout
-from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.reading import is_remote, parse_json
-from scalerl_jax.utils.resuming import find_settings
-from scalerl_jax.utils.run_directory import (
+from scalerl_jax.parallel.xla import keep_programs
+from scalerl_jax.process.ending import tell
+from scalerl_jax.process.printing import Stderr, guard_terminal, to_stderr, to_stdout
+from scalerl_jax.run.directory import (
     EVALS_FILE,
     STATUS_FILE,
     RunDirectory,
     local_directory,
     open_run_directory,
 )
-from scalerl_jax.utils.xla import keep_programs
+from scalerl_jax.run.progress import Progress
+from scalerl_jax.run.resume import find_settings
+from scalerl_jax.train import Outcome, train
 from scalerl_jax.wiring import loading
 from scalerl_jax.wiring.describe import describe
 

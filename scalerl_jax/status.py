@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scalerl_jax.utils.bounded import last_lines
-from scalerl_jax.utils.ending import Parser, answer
-from scalerl_jax.utils.printing import to_stdout
-from scalerl_jax.utils.reading import parse_json, read_json
-from scalerl_jax.utils.remote import files_of_run
-from scalerl_jax.utils.resuming import sound
-from scalerl_jax.utils.run_directory import EVALS_FILE, METRICS_FILE, STATUS_FILE
+from scalerl_jax.formats.bounded import last_lines
+from scalerl_jax.formats.reading import parse_json, read_json
+from scalerl_jax.formats.remote import files_of_run
+from scalerl_jax.process.ending import Parser, answer
+from scalerl_jax.process.printing import to_stdout
+from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE, STATUS_FILE
+from scalerl_jax.run.resume import sound
 
 _LATE_S = 30.0  # without a word from a controller that writes every second
 _CELL = 100  # characters of a cell that are shown

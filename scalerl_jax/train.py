@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl_jax.concurrent_evaluation import ConcurrentMonitor
 from scalerl_jax.config import Config, to_json
 from scalerl_jax.contract import State
+from scalerl_jax.controller.evaluations import ConcurrentMonitor
+from scalerl_jax.controller.monitor import RunMonitor
+from scalerl_jax.controller.run_state import RunState
 from scalerl_jax.learner.checkpoint import UnsavedError
-from scalerl_jax.monitor import RunMonitor
-from scalerl_jax.run_state import RunState
-from scalerl_jax.utils import lost_work
-from scalerl_jax.utils.ending import is_explained
-from scalerl_jax.utils.ledger import LEDGER_FILE, kept_on_disk
-from scalerl_jax.utils.metrics import MetricsWriter
-from scalerl_jax.utils.preemption import Preemption
-from scalerl_jax.utils.record import flatten
-from scalerl_jax.utils.xla import explained
+from scalerl_jax.parallel.xla import explained
+from scalerl_jax.process.ending import is_explained
+from scalerl_jax.process.preemption import Preemption
+from scalerl_jax.run import lost_work
+from scalerl_jax.run.ledger import LEDGER_FILE, kept_on_disk
+from scalerl_jax.run.metrics import MetricsWriter
+from scalerl_jax.run.record import flatten
 
 if TYPE_CHECKING:
     from scalerl_jax.scaling.live import LiveFit
@@ -45,7 +45,7 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
     """Run to `train.num_steps` optimizer steps, or to a SIGTERM or Ctrl-C.
 
     The run resumes from the newest good checkpoint of `directory`; compute spent after
-    that checkpoint is charged (utils/lost_work.py).  Checkpoints are written beside the
+    that checkpoint is charged (run/lost_work.py).  Checkpoints are written beside the
     loop.  The whole state is saved before `train` returns, and before it fails by an
     error that is not the learner's own.
 

@@ -52,8 +52,8 @@ from scalerl_jax.model.transformer import init_params
 from scalerl_jax.model.upcycling import upcycle
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.process.ending import answer
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.ending import answer
 
 EOS, PAD, UNKNOWN, THINK = "<eos>", "<pad>", "<unk>", "<think>"
 END_OF_THINKING = "</think>"

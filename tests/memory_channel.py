@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from scalerl_jax.parallel.channels import (
+from scalerl_jax.weights.channels import (
     Buffer,
     FullChannelError,
     LostObjectError,

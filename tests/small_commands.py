@@ -26,10 +26,10 @@ from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.preflight import command as preflight
+from scalerl_jax.process.ending import answer
 from scalerl_jax.scaling import __main__ as scaling
 from scalerl_jax.serve import __main__ as serve
 from scalerl_jax.simulate import __main__ as simulate
-from scalerl_jax.utils.ending import answer
 from scalerl_jax.wiring.learning import make_adamw
 
 TIMEOUT_S = 60

@@ -25,10 +25,10 @@ from small_step import ADAMW, bench, make_sequences
 
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.parallel import multihost, rendezvous
-from scalerl_jax.parallel.channels import DirectoryChannel
-from scalerl_jax.parallel.sending import Sender
+from scalerl_jax.process.preemption import Preemption
 from scalerl_jax.types import Group, Prompt, Rollout
-from scalerl_jax.utils.preemption import Preemption
+from scalerl_jax.weights.channels import DirectoryChannel
+from scalerl_jax.weights.sending import Sender
 
 DEVICES = 2  # of each process
 HEARTBEAT_S = 10

@@ -1,6 +1,6 @@
 """A ledger whose clock moves only when told to."""
 
-from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.run.ledger import Ledger
 
 
 class Clock:

@@ -17,7 +17,7 @@ import pytest
 import scalerl_jax
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
-from scalerl_jax.utils.progress import Progress
+from scalerl_jax.run.progress import Progress
 
 ROOT = Path(scalerl_jax.__file__).resolve().parents[1]
 SETTINGS = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scalerl_jax.rewards import sandbox
-from scalerl_jax.rewards.sandbox import SandboxError
+from scalerl_jax.environments import sandbox
+from scalerl_jax.environments.sandbox import SandboxError
 
 
 def _why_not():

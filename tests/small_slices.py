@@ -4,7 +4,7 @@ import dataclasses
 
 import small_run
 
-from scalerl_jax.pod.slices import parse_slice
+from scalerl_jax.machines.slices import parse_slice
 
 
 def nodes_of(text, name, *, chips=4, subnet=0):

@@ -1,6 +1,6 @@
 """What the tokens of small policies spell."""
 
-from scalerl_jax.data.spelling import Spelling, make_marker
+from scalerl_jax.data.detokenizer import Spelling, make_marker
 
 # Of 13 tokens, two of which end a completion: many pairs spell "</t>" or a part of it.
 PIECES = ("<", "</", "t", "", ">", ">x", "/t", "a", "</t", "t>", "b<", "", "t>\n")

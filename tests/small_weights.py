@@ -11,13 +11,13 @@ from small_model import small_architecture
 
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.model.architecture import param_shardings
-from scalerl_jax.model.handover import make_snapshot, sampler_layout
 from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.model.weights_out import make_snapshot, sampler_layout
 from scalerl_jax.parallel import multihost
 from scalerl_jax.parallel.mesh import make_mesh
-from scalerl_jax.parallel.offers import Offer, Publication, merge
-from scalerl_jax.parallel.publication import receive
-from scalerl_jax.parallel.shards import own_shards
+from scalerl_jax.weights.manifest import Offer, Publication, merge
+from scalerl_jax.weights.publication import receive
+from scalerl_jax.weights.shards import own_shards
 
 # Four heads of each kind: they can be cut over four devices.
 ARCH = small_architecture(family="qwen2", num_heads=4, num_kv_heads=4)

@@ -13,7 +13,7 @@ import pytest
 
 import scalerl_jax
 from scalerl_jax import config as config_lib
-from scalerl_jax.utils.record import flatten
+from scalerl_jax.run.record import flatten
 
 PACKAGE = Path(scalerl_jax.__file__).parent
 ROOT = PACKAGE.parent

@@ -23,7 +23,7 @@ from scalerl_jax.config import (
     to_json,
 )
 from scalerl_jax.model.sizes import ARCHITECTURES
-from scalerl_jax.utils.record import flatten
+from scalerl_jax.run.record import flatten
 from scalerl_jax.wiring import fit_devices
 
 PACKAGE = Path(scalerl_jax.__file__).parent

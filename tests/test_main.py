@@ -10,8 +10,8 @@ import small_run
 from absl import flags
 
 from scalerl_jax import main
-from scalerl_jax.utils.record import flatten
-from scalerl_jax.utils.run_directory import open_run_directory
+from scalerl_jax.run.directory import open_run_directory
+from scalerl_jax.run.record import flatten
 
 # ml_collections loads config files in a way that Python means to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")

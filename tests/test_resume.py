@@ -195,7 +195,7 @@ import json, sys
 import small_run
 from pathlib import Path
 from scalerl_jax.train import train
-from scalerl_jax.utils import ledger
+from scalerl_jax.run import ledger
 
 ledger.WRITE_EVERY_S = 0.02
 directory = Path(sys.argv[1])

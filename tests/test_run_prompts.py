@@ -11,7 +11,7 @@ import task_splits
 from scalerl_jax.data.mixture import MixtureStream
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.data.tokenizer import load_tokenizer
-from scalerl_jax.utils.run_directory import keep_data_report
+from scalerl_jax.run.directory import keep_data_report
 from scalerl_jax.wiring.prompts import evaluation_set, load_prompts, make_stream
 
 CONFIG = small_run.make_config()

@@ -44,7 +44,7 @@ def test_modules_of_several_commands_have_all_of_theirs():
         if module == "scalerl_jax.scaling"
     }
     assert theirs == set(cli.COMMANDS)
-    assert judging.make_parser().prog == "python -m scalerl_jax.rewards"
+    assert judging.make_parser().prog == "python -m scalerl_jax.environments"
 
 
 def test_the_installed_script_is_this_command():

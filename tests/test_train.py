@@ -18,13 +18,13 @@ from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scalerl_jax import main, warmstart
+from scalerl_jax.environments import pool as verifier
 from scalerl_jax.learner.checkpoint import UnsavedError
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.transformer import init_params, unstack_layers
-from scalerl_jax.rewards import verifier
+from scalerl_jax.process.ending import is_explained
+from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.train import rescued, train
-from scalerl_jax.utils.ending import is_explained
-from scalerl_jax.utils.ledger import Ledger
 
 # whole runs
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_parts")]

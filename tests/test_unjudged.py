@@ -3,7 +3,7 @@
 import pytest
 from test_assembly import make_group, make_rollout
 
-from scalerl_jax.monitor import UnjudgedWatch
+from scalerl_jax.controller.monitor import UnjudgedWatch
 
 
 def group(failed, *, detail="late"):

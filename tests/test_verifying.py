@@ -11,9 +11,9 @@ from small_sandbox import WHY_NOT
 
 from scalerl_jax.config import Config, MathAnswer, RewardConfig
 from scalerl_jax.data import tasks
-from scalerl_jax.rewards import maths
-from scalerl_jax.rewards.sandbox import SandboxError
-from scalerl_jax.rewards.verifier import num_processes
+from scalerl_jax.environments.judges import maths
+from scalerl_jax.environments.pool import num_processes
+from scalerl_jax.environments.sandbox import SandboxError
 from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.prompts import check_verifiers, make_verifier
 
@@ -53,7 +53,7 @@ def test_a_prompt_is_judged_by_the_verifier_that_it_names():
         ),
     }
     if WHY_NOT:
-        del groups["code"]  # refused, as tests/rewards/test_code.py shows
+        del groups["code"]  # refused, as tests/environments/test_code.py shows
     found = {}
     with contextlib.ExitStack() as opened:
         pool = make_verifier(CONFIG, opened)

@@ -28,16 +28,16 @@ from scalerl_jax.cluster.placement import forget_others
 from scalerl_jax.cluster.session import versions
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Instructions, Report
-from scalerl_jax.parallel.bucket_channel import make_channel
-from scalerl_jax.parallel.channels import Parcel
+from scalerl_jax.formats.reading import is_remote
 from scalerl_jax.parallel.coordinator import HeldPort
-from scalerl_jax.parallel.offers import Offer
 from scalerl_jax.parallel.signed_lines import new_secret
+from scalerl_jax.parallel.xla import is_broken_off
+from scalerl_jax.process.ending import first_line
 from scalerl_jax.sampler.lockstep import Call
 from scalerl_jax.types import Group, PackedBatch, Prompt
-from scalerl_jax.utils.ending import first_line
-from scalerl_jax.utils.reading import is_remote
-from scalerl_jax.utils.xla import is_broken_off
+from scalerl_jax.weights.bucket_channel import make_channel
+from scalerl_jax.weights.channels import Parcel
+from scalerl_jax.weights.manifest import Offer
 
 # What a follower does beside the calls of its engine, which it makes one by one.
 FOLLOWER_GROUPS = {"params": 1, "watch": 1}
@@ -125,7 +125,7 @@ class Process:
         import jax
 
         from scalerl_jax.parallel import rendezvous
-        from scalerl_jax.utils.xla import keep_programs
+        from scalerl_jax.parallel.xla import keep_programs
 
         keep_programs(self._config.compile_cache)
         # JAX would take SIGTERM for itself; the controller is told of it instead.
@@ -176,7 +176,7 @@ class Process:
         """
         if not is_remote(self._directory):
             return Path(self._directory, file).exists()
-        from scalerl_jax.utils import remote  # for buckets only
+        from scalerl_jax.formats import remote  # for buckets only
 
         path = remote.open_path(self._directory, setting="--workdir=", in_run=True)
         return remote.read(path / file) is not None
@@ -200,10 +200,10 @@ class LearnerRank(Process):
         import jax
 
         from scalerl_jax import wiring
-        from scalerl_jax.model.handover import make_snapshot
+        from scalerl_jax.model.weights_out import make_snapshot
         from scalerl_jax.parallel.mesh import AXES, make_mesh
-        from scalerl_jax.parallel.sending import Sender
-        from scalerl_jax.utils.progress import Progress
+        from scalerl_jax.run.progress import Progress
+        from scalerl_jax.weights.sending import Sender
 
         config = self._config
         self._meet(meeting, self._rank, self._num_ranks, timeout_s)
@@ -255,7 +255,7 @@ class LearnerRank(Process):
 
     def publish(self, policy_version: int, pinned: bool) -> tuple[Parcel, Any]:
         """Offer this rank's shards of the params; return the offer, and a report."""
-        from scalerl_jax.parallel.shards import own_shards
+        from scalerl_jax.weights.shards import own_shards
 
         assert int(self._state.policy_version) == policy_version, policy_version
         shards = own_shards(self._snapshot(self._state.params))
@@ -314,7 +314,7 @@ class FollowerLost(Exception):  # noqa: N818  what happened to it, in one line
 
 
 class RayFollowers:
-    """The `generation.weights.Followers` of a replica's first process."""
+    """The `weights.arrivals.Followers` of a replica's first process."""
 
     def __init__(self, actors: Sequence[Any], leave: Callable[[], None]) -> None:
         """Watch these; `leave` is called when one is to end soon."""

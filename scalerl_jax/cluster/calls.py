@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from scalerl_jax.utils.ending import first_line
+from scalerl_jax.process.ending import first_line
 
 _log = logging.getLogger(__name__)
 

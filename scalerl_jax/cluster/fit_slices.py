@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from scalerl_jax import wiring
-from scalerl_jax.balance.chips import CHIPS
-from scalerl_jax.balance.chooser import Slices, choose, is_open
 from scalerl_jax.cluster.placement import Reached, Seats, place
 from scalerl_jax.config import Config
+from scalerl_jax.machines.chips import CHIPS
+from scalerl_jax.machines.partition import box_sizes
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.pod.partition import box_sizes
+from scalerl_jax.planning.chooser import Slices, choose, is_open
 
 
 def fit_slices(
@@ -19,7 +19,7 @@ def fit_slices(
 
     A role has a process on each host of its box; mesh.processes and
     generators.processes = 1, the default, become their number.  What
-    `balance.chooser` can decide it does; with nothing but mesh.fsdp = 0 the learner
+    `planning.chooser` can decide it does; with nothing but mesh.fsdp = 0 the learner
     has what replicas leave.
 
     Args:

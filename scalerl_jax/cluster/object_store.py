@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import RayError
 
 from scalerl_jax.cluster.calls import why_lost
-from scalerl_jax.parallel.channels import (
+from scalerl_jax.weights.channels import (
     Buffer,
     Channel,
     LostObjectError,

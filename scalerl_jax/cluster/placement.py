@@ -15,9 +15,9 @@ import itertools
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from scalerl_jax.pod.partition import Box, box_sizes, boxes, split_slice
-from scalerl_jax.pod.processes import STALE_PREFIX, Process, processes
-from scalerl_jax.pod.slices import Slice, make_slice, parse_sides, parse_type
+from scalerl_jax.machines.partition import Box, box_sizes, boxes, split_slice
+from scalerl_jax.machines.processes import STALE_PREFIX, Process, processes
+from scalerl_jax.machines.slices import Slice, make_slice, parse_sides, parse_type
 
 _NAME, _WORKER = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
 _TOPOLOGY, _TYPE = "ray.io/tpu-topology", "ray.io/tpu-pod-type"

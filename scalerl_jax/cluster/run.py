@@ -28,20 +28,20 @@ from scalerl_jax.cluster.actors import (
 )
 from scalerl_jax.cluster.calls import calling, cause_of, end_all, why_lost
 from scalerl_jax.cluster.fit_slices import fit_slices
-from scalerl_jax.cluster.gang import LearnerGang
+from scalerl_jax.cluster.learner_processes import LearnerGang
 from scalerl_jax.cluster.placement import slices_of
 from scalerl_jax.cluster.session import Cluster, check_process, connected
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Instructions, Link, Report
+from scalerl_jax.controller.run_state import RunState
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.run_state import RunState
+from scalerl_jax.process.background import repeated
+from scalerl_jax.run.directory import STATUS_FILE, RunDirectory
+from scalerl_jax.run.progress import Progress
+from scalerl_jax.run.work_log import RemoteLedger
+from scalerl_jax.run.writing import write_json
 from scalerl_jax.train import Outcome, train
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.background import repeated
-from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.run_directory import STATUS_FILE, RunDirectory
-from scalerl_jax.utils.work_log import RemoteLedger
-from scalerl_jax.utils.writing import write_json
 from scalerl_jax.wiring.devices import generator_pools, ledger_pools
 from scalerl_jax.wiring.replicas import make_fleet
 

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import scalerl_jax
 from scalerl_jax.cluster import slice_hosts
 from scalerl_jax.cluster.placement import HostNode, Seats, hosts_of
-from scalerl_jax.utils import ray_access
-from scalerl_jax.utils.ending import first_line
+from scalerl_jax.machines import ray_access
+from scalerl_jax.process.ending import first_line
 
 try:
     import ray

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
 
+from scalerl_jax.cluster.parent_watch import tethered
 from scalerl_jax.cluster.placement import HostNode
-from scalerl_jax.cluster.tether import tethered
-from scalerl_jax.pod.discovery import Found, discover
+from scalerl_jax.machines.discovery import Found, discover
 
 _log = logging.getLogger(__name__)
 PORT = 6379  # of Ray's head on worker 0; Ray's own default

@@ -221,7 +221,7 @@ class SamplerConfig:
     slots: CountOr0 = setting(
         256,
         "sequences decoded together; 0: on TPUs as many as are best, and a cache for "
-        "them; balance/chooser.py",
+        "them; planning/chooser.py",
     )
     max_prompt_tokens: Tokens = setting(2048, "of a sequence", "ScaleRL")
     max_completion_tokens: Tokens = setting(
@@ -287,7 +287,7 @@ class QueueConfig:
         1,
         "batches of N finished groups: while so many wait, for verdicts or learner, "
         "no group starts; 0: as many wait as max_staleness allows; "
-        "coordination/queue.py",
+        "controller/queue.py",
     )
     batch_timeout_s: Seconds = setting(
         3600.0, "the learner's wait for a batch, and for a sampling thread that hangs"
@@ -646,7 +646,7 @@ class GeneratorsConfig:
     count: CountOr0 = setting(
         1,
         "replicas; 0: as many as the devices allow, on TPUs in the split with the "
-        "shortest step; balance/chooser.py",
+        "shortest step; planning/chooser.py",
     )
     devices: DevicesOr0 = setting(
         0,
@@ -700,7 +700,7 @@ class DebugConfig:
     trace_prompt: PromptOrNone = setting(
         -1,
         "number of a training prompt, from 0: its first rollout is printed at each of "
-        "its stops, whenever it is trained on; coordination/tracing.py; -1: none is",
+        "its stops, whenever it is trained on; controller/tracing.py; -1: none is",
     )
 
 

@@ -37,10 +37,10 @@ from scalerl_jax.data.preparing import (
 from scalerl_jax.data.questions import CHAT, Question, plain_renderer
 from scalerl_jax.data.records import is_prepared, read_report, upload, upload_file
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
-from scalerl_jax.utils import remote
-from scalerl_jax.utils.ending import Parser, answer
-from scalerl_jax.utils.printing import to_stdout
-from scalerl_jax.utils.reading import is_remote, local_file
+from scalerl_jax.formats import remote
+from scalerl_jax.formats.reading import is_remote, local_file
+from scalerl_jax.process.ending import Parser, answer
+from scalerl_jax.process.printing import to_stdout
 
 # Its part stands above this package, and is imported when it is asked for.
 _DIFFICULTY = "scalerl_jax.evaluate.difficulty"

@@ -22,7 +22,7 @@ from scalerl_jax.data.sources import (
     Web,
     saved_splits,
 )
-from scalerl_jax.utils.reading import is_hub_id, local_file
+from scalerl_jax.formats.reading import is_hub_id, local_file
 
 VERSION = "1.1.0"  # of the prepared form and of what is dropped; part of its path
 

@@ -13,8 +13,8 @@ from scalerl_jax.config import DataConfig
 from scalerl_jax.data.chat_process import TemplateProcess
 from scalerl_jax.data.questions import CHAT, PLACE, Question, Renderer, check_place
 from scalerl_jax.data.tokenizer import read_json, read_special_tokens
-from scalerl_jax.utils.bounded import read_text
-from scalerl_jax.utils.model_files import local_directory
+from scalerl_jax.formats.bounded import read_text
+from scalerl_jax.formats.model_files import local_directory
 
 _FILE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _PROCESS = TemplateProcess()  # that all templates run in

@@ -28,7 +28,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from scalerl_jax.utils.child_environment import child_environment
+from scalerl_jax.process.child_environment import child_environment
 
 TIMEOUT_S = 10.0  # of one text
 MEMORY_MIB = 1024

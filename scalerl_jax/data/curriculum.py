@@ -13,9 +13,9 @@ import numpy as np
 
 from scalerl_jax.config import DataConfig, naming
 from scalerl_jax.data.prompts import NEVER, PromptStream
+from scalerl_jax.formats.bounded import read_lines
+from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.bounded import read_lines
-from scalerl_jax.utils.reading import parse_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from scalerl_jax.data.files import Row
-from scalerl_jax.rewards.finding import last_boxed
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.environments.judges.finding import last_boxed
+from scalerl_jax.formats.reading import parse_json
 
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 # "$$" and "\boxed{}" are empty; "\{\}" is a set.

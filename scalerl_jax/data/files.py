@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from scalerl_jax.utils.bounded import lines_of, open_regular
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.formats.bounded import lines_of, open_regular
+from scalerl_jax.formats.reading import parse_json
 
 Row = dict[str, Any]
 

@@ -18,11 +18,12 @@ from scalerl_jax.data.drafts import Malformed, maths
 from scalerl_jax.data.files import read_rows
 from scalerl_jax.data.own import read_reference
 from scalerl_jax.data.questions import extract_answer
-from scalerl_jax.rewards import code, sandbox
-from scalerl_jax.rewards.verdict import Status
-from scalerl_jax.rewards.verifier import make_pool
-from scalerl_jax.utils.ending import Parser, answer
-from scalerl_jax.utils.printing import to_stderr, to_stdout
+from scalerl_jax.environments import sandbox
+from scalerl_jax.environments.judges import code
+from scalerl_jax.environments.pool import make_pool
+from scalerl_jax.environments.verdict import Status
+from scalerl_jax.process.ending import Parser, answer
+from scalerl_jax.process.printing import to_stderr, to_stdout
 
 _AHEAD = 64  # rows submitted and not judged, for each process
 
@@ -46,7 +47,7 @@ class _Judged(NamedTuple):
 def make_parser() -> Parser:
     """Make the flags; those of the settings have their names and defaults."""
     parser = Parser(
-        prog="python -m scalerl_jax.rewards",
+        prog="python -m scalerl_jax.environments",
         description="Judge completions. Status 2: the input cannot be used; the "
         "message says why.",
     )

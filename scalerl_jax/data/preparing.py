@@ -35,10 +35,10 @@ from scalerl_jax.data.records import (
 )
 from scalerl_jax.data.screening import Screen, doubts
 from scalerl_jax.data.sources import Local, saved_splits
-from scalerl_jax.utils.full_disk import naming
-from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.printing import shown
-from scalerl_jax.utils.reading import is_remote, local_file
+from scalerl_jax.formats.paths import inside
+from scalerl_jax.formats.reading import is_remote, local_file
+from scalerl_jax.process.full_disk import naming
+from scalerl_jax.process.printing import shown
 
 DEFAULT_DIRECTORY = Path("~/.cache/scalerl_jax/data")
 _MOST_NAMES, _LONGEST_NAME = 30, 60  # of columns in a message

@@ -79,7 +79,7 @@ def read_pytest(text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def read_tests(given: Any, *, starter: str = "", function: str = "") -> dict[str, Any]:
-    """Read tests of several published forms, as `rewards.code` wants them.
+    """Read tests of several published forms, as `environments.judges.code` wants them.
 
     Its own (with "kind"); ["assert ...", ...]; {"functional": Python}, rllm's LeetCode;
     {"inputs": [...], "outputs": [...], "fn_name"?}, that of APPS and TACO;

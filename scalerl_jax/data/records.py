@@ -15,9 +15,9 @@ from typing import Any
 
 from scalerl_jax.data.catalog import VERSION, DataSet
 from scalerl_jax.data.questions import LazySequence, Question
-from scalerl_jax.utils import remote
-from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.reading import parse_json, read_json
+from scalerl_jax.formats import remote
+from scalerl_jax.formats.paths import inside
+from scalerl_jax.formats.reading import parse_json, read_json
 
 _SHARD = 2**17  # records in a file
 _CHUNK = 64  # questions written together

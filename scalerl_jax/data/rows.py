@@ -15,7 +15,7 @@ from scalerl_jax.data.drafts import (
 )
 from scalerl_jax.data.files import Row
 from scalerl_jax.data.program_tests import read_tests
-from scalerl_jax.rewards.finding import last_boxed
+from scalerl_jax.environments.judges.finding import last_boxed
 
 
 def read_gsm8k(row: Row) -> Draft:

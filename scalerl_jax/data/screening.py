@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from scalerl_jax.data.drafts import Draft
-from scalerl_jax.rewards import code, sandbox
-from scalerl_jax.rewards.sandbox import SandboxError
-from scalerl_jax.rewards.verdict import Verifier
-from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.environments import sandbox
+from scalerl_jax.environments.judges import code
+from scalerl_jax.environments.pool import VerifierPool
+from scalerl_jax.environments.sandbox import SandboxError
+from scalerl_jax.environments.verdict import Verifier
 
-_CHECK = "scalerl_jax.rewards.maths:check"
+_CHECK = "scalerl_jax.environments.judges.maths:check"
 _TIMEOUT_S = 10.0  # to read one answer: a grammar may take without end
 _VACUOUS = "the tests pass without a solution"
 _NO_ANSWER = "the answer cannot be read"
@@ -34,7 +35,7 @@ _CHUNK = 64  # drafts looked at together
 _NAMED = {
     "math": Verifier(_CHECK),
     "code": Verifier(
-        "scalerl_jax.rewards.code:judge",
+        "scalerl_jax.environments.judges.code:judge",
         {"cpu_s": 5, "wall_s": 0.5 * _TIMEOUT_S, "memory_mib": 1024},
     ),
 }

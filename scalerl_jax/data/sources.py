@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from scalerl_jax.data.files import sha256_of
-from scalerl_jax.utils.bounded import MOST_WHOLE
-from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.reading import read_json
-from scalerl_jax.utils.remote import fetch_repository
+from scalerl_jax.formats.bounded import MOST_WHOLE
+from scalerl_jax.formats.paths import inside
+from scalerl_jax.formats.reading import read_json
+from scalerl_jax.formats.remote import fetch_repository
 
 OWN_FORMS = ("jsonl", "parquet", "csv", "arrow")  # the kinds of FILE in "jsonl:FILE"
 OWN_FILES = ", ".join(f"{kind}:FILE" for kind in OWN_FORMS)  # as messages name them

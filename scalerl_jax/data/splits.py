@@ -20,8 +20,8 @@ import numpy as np
 
 from scalerl_jax.data.prompts import Encode, Render, make_prompt
 from scalerl_jax.data.questions import LazySequence, Question, take
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.progress import Progress
 
 HELD_OUT, TRAIN = 3, 4  # purposes of the draws, beside those of `tasks` and `prompts`
 _CHUNK = 1024  # questions that are read and tokenised together

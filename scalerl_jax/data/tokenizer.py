@@ -7,11 +7,11 @@ from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
 
+from scalerl_jax.data.detokenizer import Spelling, read_decoder, read_spelling
 from scalerl_jax.data.questions import THINKING_TAGS, find_answer
-from scalerl_jax.data.spelling import Spelling, read_decoder, read_spelling
-from scalerl_jax.utils import bounded, reading
-from scalerl_jax.utils.model_files import local_path
-from scalerl_jax.utils.reading import Directory
+from scalerl_jax.formats import bounded, reading
+from scalerl_jax.formats.model_files import local_path
+from scalerl_jax.formats.reading import Directory
 
 # Tokens that end a text where a model's files name none: Llama 2, 3 and chat models.
 _USUAL_ENDS = (

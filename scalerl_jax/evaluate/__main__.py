@@ -41,10 +41,10 @@ from scalerl_jax.evaluate.results import (
     row_of,
     write_page,
 )
+from scalerl_jax.formats.paths import inside
+from scalerl_jax.process.printing import log_to_stderr, to_stdout
+from scalerl_jax.run.record import git_revision, versions
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.printing import log_to_stderr, to_stdout
-from scalerl_jax.utils.record import git_revision, versions
 from scalerl_jax.wiring.prompts import check_verifiers, evaluation_set
 from scalerl_jax.wiring.thinking import why_no_answers
 

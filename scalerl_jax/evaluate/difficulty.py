@@ -29,11 +29,11 @@ from scalerl_jax.evaluate.policy import (
     run_command,
     spread,
 )
+from scalerl_jax.formats.bounded import read_lines
+from scalerl_jax.formats.reading import parse_json
+from scalerl_jax.process.printing import to_stdout
+from scalerl_jax.run.writing import open_to_append
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.bounded import read_lines
-from scalerl_jax.utils.printing import to_stdout
-from scalerl_jax.utils.reading import parse_json
-from scalerl_jax.utils.writing import open_to_append
 from scalerl_jax.wiring.prompts import check_verifiers, load_prompts
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 from jaxtyping import Float, Int
 
+from scalerl_jax.environments.verdict import Status
 from scalerl_jax.generation.evaluation import Judged, standard_error
-from scalerl_jax.rewards.verdict import Status
 
 T = TypeVar("T")
 _QUANTILES = (0.1, 0.5, 0.9, 0.99)

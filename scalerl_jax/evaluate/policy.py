@@ -22,12 +22,12 @@ from scalerl_jax.evaluate.metrics import MAX_SAMPLES
 from scalerl_jax.generation.evaluation import Evaluator, Judged
 from scalerl_jax.model.architecture import Architecture, sampler_mesh, sampler_shardings
 from scalerl_jax.model.transformer import unstack_layers
-from scalerl_jax.parallel.publication import checksums
+from scalerl_jax.parallel.xla import explained, keep_programs
+from scalerl_jax.process.ending import answer
+from scalerl_jax.run.progress import Progress
+from scalerl_jax.run.record import flatten
 from scalerl_jax.types import Prompt, PyTree
-from scalerl_jax.utils.ending import answer
-from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.record import flatten
-from scalerl_jax.utils.xla import explained, keep_programs
+from scalerl_jax.weights.publication import checksums
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.loading import load_model, run_settings
 from scalerl_jax.wiring.prompts import make_verifier

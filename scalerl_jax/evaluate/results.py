@@ -17,13 +17,13 @@ from typing import Any, TextIO
 
 import scalerl_jax
 from scalerl_jax.config import MathAnswer
+from scalerl_jax.environments.judges.code import find_solution
 from scalerl_jax.evaluate.policy import Described
+from scalerl_jax.formats.bounded import read_lines
+from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.generation.evaluation import Judged
-from scalerl_jax.rewards.code import find_solution
-from scalerl_jax.utils.bounded import read_lines
-from scalerl_jax.utils.full_disk import naming
-from scalerl_jax.utils.reading import parse_json
-from scalerl_jax.utils.writing import replace_file, replacing
+from scalerl_jax.process.full_disk import naming
+from scalerl_jax.run.writing import replace_file, replacing
 
 SUMMARY_FILE, SAMPLES_FILE, PAGE_FILE = "summary.json", "samples.jsonl", "viewer.html"
 _PARTIAL = ".partial"  # what a killed evaluation leaves behind ends so
@@ -122,7 +122,7 @@ def final_answer(
     if verifier != "math":
         return given, " ".join(given.split()) or None
     # Here and not above: math-verify takes a second to import.
-    from scalerl_jax.rewards import maths
+    from scalerl_jax.environments.judges import maths
 
     found = maths.find_answer(given, math_answer)
     return found, maths.normalized(found) or None if found else None

@@ -8,8 +8,8 @@ import numpy as np
 
 from scalerl_jax.data.questions import extract_answer
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.rewards.verdict import Status, count_as_judged
-from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.environments.pool import VerifierPool
+from scalerl_jax.environments.verdict import Status, count_as_judged
 from scalerl_jax.sampler.requests import Completion
 from scalerl_jax.types import Prompt, Rollout
 

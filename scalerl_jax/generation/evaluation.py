@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from scalerl_jax.environments.pool import VerifierPool
+from scalerl_jax.environments.verdict import Status, lacks_verdict
 from scalerl_jax.generation.episodes import Episode, Episodes, Judging
-from scalerl_jax.rewards.verdict import Status, lacks_verdict
-from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.requests import Completion, Listener, Request, Samples
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Prompt, PyTree
-from scalerl_jax.utils.progress import Progress
 
 _POLL_S = 1.0  # between two checks of `stopped`
 

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import jax
 
 from scalerl_jax.contract import Instructions, Job, JobResult, Report
-from scalerl_jax.generation.local import LocalGenerators
+from scalerl_jax.generation.driver import LocalGenerators
 from scalerl_jax.generation.replica_desk import ReplicaDesk
-from scalerl_jax.parallel.publication import Published
-from scalerl_jax.parallel.receiving import NeedsFullError
-from scalerl_jax.utils.work_log import WorkLog
+from scalerl_jax.run.work_log import WorkLog
+from scalerl_jax.weights.publication import Published
+from scalerl_jax.weights.receiving import NeedsFullError
 
 _log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalerl_jax import status as run_status
+from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.launch import estimate, supervisor, watching
 from scalerl_jax.launch.client import Client
 from scalerl_jax.launch.gke import GkePlace
@@ -27,10 +28,9 @@ from scalerl_jax.launch.outcome import Outcome
 from scalerl_jax.launch.place import Machines, Patience, Place, Refused, keep, say
 from scalerl_jax.launch.ray_place import RayPlace
 from scalerl_jax.launch.tpu import TpuPlace
-from scalerl_jax.utils.bounded import read_lines
-from scalerl_jax.utils.ending import Parser, answer
-from scalerl_jax.utils.printing import to_stderr, to_stdout
-from scalerl_jax.utils.run_directory import METRICS_FILE
+from scalerl_jax.process.ending import Parser, answer
+from scalerl_jax.process.printing import to_stderr, to_stdout
+from scalerl_jax.run.directory import METRICS_FILE
 
 _FAILURE, _MISTAKE, _ALARM = 1, 2, 3
 _WATCH_S = 600.0  # between two looks for an alarm: each fetches the run's files

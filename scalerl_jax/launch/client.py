@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.launch.place import Refused
-from scalerl_jax.utils.printing import to_stdout
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.process.printing import to_stdout
 
 _LIMIT_S = 1800.0  # of one command; a host's installation takes minutes
 _SSH_TRIES = 5

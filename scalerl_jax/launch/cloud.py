@@ -7,13 +7,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from scalerl_jax.formats.paths import inside
 from scalerl_jax.launch import gcloud, hosts
 from scalerl_jax.launch.client import Client, NotFound
 from scalerl_jax.launch.job import Job, region_of
 from scalerl_jax.launch.outcome import Outcome, parse_outcome
 from scalerl_jax.launch.place import Refused
-from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.run_directory import METRICS_FILE
+from scalerl_jax.run.directory import METRICS_FILE
 
 # Multi-regions of buckets -> how the regions of zones in them begin.
 _MULTI = {"US": "us-", "EU": "europe-", "ASIA": "asia-"}

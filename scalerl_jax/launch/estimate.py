@@ -16,11 +16,11 @@ from absl import flags
 from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
+from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.place import Machines
 from scalerl_jax.launch.watching import last_rows
-from scalerl_jax.utils.reading import parse_json
-from scalerl_jax.utils.run_directory import EVALS_FILE
+from scalerl_jax.run.directory import EVALS_FILE
 
 _LIMIT_S = 3600.0  # for the compiler; a large config takes minutes
 _FITS, _TOO_LARGE = 0, 1

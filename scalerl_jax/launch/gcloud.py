@@ -5,7 +5,7 @@ Queued resources and TPU VMs have the generally available commands, not alpha's.
 
 from scalerl_jax.launch.job import Job, runtime_of
 from scalerl_jax.launch.place import State
-from scalerl_jax.pod.slices import parse_type
+from scalerl_jax.machines.slices import parse_type
 
 # docs.cloud.google.com/tpu/docs/queued-resources; ACCEPTED is the older name of the
 # second.  A spot slice that was SUSPENDED never comes back.

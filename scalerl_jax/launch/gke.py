@@ -16,7 +16,7 @@ from scalerl_jax.launch.cloud import CloudPlace
 from scalerl_jax.launch.job import Job, region_of
 from scalerl_jax.launch.outcome import FINAL
 from scalerl_jax.launch.place import Machines, Refused, State
-from scalerl_jax.utils.preemption import PREEMPTED
+from scalerl_jax.process.preemption import PREEMPTED
 
 # What the machine types of node pools begin with, as xpk 1.16 has them.
 _MACHINES = {"v4": "ct4p-", "v5e": "ct5lp-", "v5p": "ct5p-", "v6e": "ct6e-"}

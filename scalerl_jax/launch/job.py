@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scalerl_jax.formats.bounded import read_bytes
+from scalerl_jax.formats.reading import is_remote, parse_json
 from scalerl_jax.launch.outcome import FILE
-from scalerl_jax.pod.slices import Slice, parse_slice
-from scalerl_jax.utils.bounded import read_bytes
-from scalerl_jax.utils.reading import is_remote, parse_json
+from scalerl_jax.machines.slices import Slice, parse_slice
 
 PLACES = {
     "local": "processes of this machine, and a directory in the bucket's place",

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import psutil
 
+from scalerl_jax.formats.bounded import last_lines
+from scalerl_jax.formats.reading import read_json
 from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.outcome import Outcome, read_outcome
 from scalerl_jax.launch.place import Machines
-from scalerl_jax.utils.bounded import last_lines
-from scalerl_jax.utils.reading import read_json
-from scalerl_jax.utils.run_directory import METRICS_FILE
-from scalerl_jax.utils.writing import open_to_append, write_json
+from scalerl_jax.run.directory import METRICS_FILE
+from scalerl_jax.run.writing import open_to_append, write_json
 
 GRACE_S = 30.0  # as a spot machine has it
 _FILE, _LOG = "machine.json", "log.txt"

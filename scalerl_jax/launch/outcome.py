@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from scalerl_jax.utils import remote
-from scalerl_jax.utils.bounded import read_bytes
-from scalerl_jax.utils.reading import is_remote, parse_json
-from scalerl_jax.utils.writing import replace_file
+from scalerl_jax.formats import remote
+from scalerl_jax.formats.bounded import read_bytes
+from scalerl_jax.formats.reading import is_remote, parse_json
+from scalerl_jax.run.writing import replace_file
 
 FILE = "launch.json"
 State = Literal["running", "done", "preempted", "mistake", "failed"]

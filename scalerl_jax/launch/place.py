@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from scalerl_jax.launch.outcome import FINAL, Outcome
-from scalerl_jax.utils.printing import to_stderr
+from scalerl_jax.process.printing import to_stderr
 
 # absent: there is nothing.  partial: some machines are there, and others must be asked
 # for.  coming: it was asked for.  up: it can run something.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scalerl_jax.launch import gcloud
 from scalerl_jax.launch.client import Client, NotFound
-from scalerl_jax.utils import ray_access
+from scalerl_jax.machines import ray_access
 
 
 def upload(url: str, client: Client) -> None:
@@ -37,7 +37,7 @@ def fetched(url: str) -> Iterator[None]:
     Raises:
         ValueError: there is none, or the bucket does not answer.
     """
-    from scalerl_jax.utils import remote  # for buckets only
+    from scalerl_jax.formats import remote  # for buckets only
 
     data = remote.read(remote.open_path(url, setting="--ray-token="))
     if data is None:

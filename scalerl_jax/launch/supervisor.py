@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from scalerl_jax.formats import remote
+from scalerl_jax.formats.reading import is_remote
 from scalerl_jax.launch import ray_token
 from scalerl_jax.launch.outcome import (
     FINAL,
@@ -28,11 +30,9 @@ from scalerl_jax.launch.outcome import (
     read_outcome,
     write_outcome,
 )
-from scalerl_jax.pod.discovery import NotOnTpu, discover
-from scalerl_jax.utils import remote
-from scalerl_jax.utils.preemption import PREEMPTED
-from scalerl_jax.utils.printing import to_stderr
-from scalerl_jax.utils.reading import is_remote
+from scalerl_jax.machines.discovery import NotOnTpu, discover
+from scalerl_jax.process.preemption import PREEMPTED
+from scalerl_jax.process.printing import to_stderr
 
 DONE, FAILURE, MISTAKE = 0, 1, 2
 _LONGEST_PAUSE_S = 600.0

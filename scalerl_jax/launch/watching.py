@@ -4,11 +4,11 @@ import datetime
 from pathlib import Path
 from typing import Any
 
+from scalerl_jax.formats.bounded import last_lines
+from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.launch.outcome import Outcome
 from scalerl_jax.launch.place import Machines
-from scalerl_jax.utils.bounded import last_lines
-from scalerl_jax.utils.reading import parse_json
-from scalerl_jax.utils.run_directory import METRICS_FILE
+from scalerl_jax.run.directory import METRICS_FILE
 
 # Without a step: hosts install, load and compile before the first one; an evaluation,
 # a checkpoint or a program of another length lies between two of them.

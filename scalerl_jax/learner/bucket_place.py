@@ -11,9 +11,9 @@ from typing import Any
 
 from etils import epath
 
+from scalerl_jax.formats import remote
 from scalerl_jax.learner.places import MANIFEST, Files, Place, sealed
 from scalerl_jax.parallel import multihost
-from scalerl_jax.utils import remote
 
 _NAME = re.compile(r"step_(\d{8,})")
 

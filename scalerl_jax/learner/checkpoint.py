@@ -26,15 +26,15 @@ from typing import Any, TypeVar
 import jax
 
 from scalerl_jax.contract import Restored
+from scalerl_jax.formats.reading import is_remote
 from scalerl_jax.learner import contents, fitness
 from scalerl_jax.learner.bucket_place import BucketPlace
 from scalerl_jax.learner.places import FORMAT, Folder, Place
 from scalerl_jax.learner.restoring import Reader
 from scalerl_jax.parallel import multihost
+from scalerl_jax.process.background import Background
+from scalerl_jax.process.full_disk import lacks_space, why_full
 from scalerl_jax.types import Group, PyTree
-from scalerl_jax.utils.background import Background
-from scalerl_jax.utils.full_disk import lacks_space, why_full
-from scalerl_jax.utils.reading import is_remote
 
 _OF_PROCESS = re.compile(r"process \d+: ")  # as `multihost` tells an error
 _Result = TypeVar("_Result")

@@ -26,11 +26,11 @@ from etils import epath
 from orbax.checkpoint._src import asyncio_utils
 
 from scalerl_jax.batching.replay import join_experts, split_experts
+from scalerl_jax.formats.bounded import MOST_WHOLE
+from scalerl_jax.formats.reading import read_value
 from scalerl_jax.learner.places import Folder
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, Prompt, PyTree, Rollout
-from scalerl_jax.utils.bounded import MOST_WHOLE
-from scalerl_jax.utils.reading import read_value
 
 STATE, HOST = "state", "host.json"  # the arrays' folder, the host's state
 _FILES = ("groups.npz", "groups.json")

@@ -1,7 +1,7 @@
 """Params from the learner to the sampler: cast, laid out anew, moved, and checked.
 
 The sampler is in the learner's own process; for samplers of others see
-`model.handover`.
+`model.weights_out`.
 
 One program on the learner's mesh casts the params, cuts them into the sampler's own
 shards and sums them up; the shards then go from device to device.  The sampler sums
@@ -27,9 +27,9 @@ from scalerl_jax.model.architecture import (
 )
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import AXES
-from scalerl_jax.parallel.publication import Published, checksums
+from scalerl_jax.parallel.xla import is_full
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.xla import is_full
+from scalerl_jax.weights.publication import Published, checksums
 
 _log = logging.getLogger(__name__)
 # Axes that carry the cut over heads, in this order: the learner's own comes first.

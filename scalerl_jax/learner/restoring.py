@@ -19,6 +19,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from scalerl_jax.contract import Restored
+from scalerl_jax.formats.bounded import MOST_WHOLE
+from scalerl_jax.formats.paths import inside
+from scalerl_jax.formats.reading import read_json
 from scalerl_jax.learner import contents, fitness
 from scalerl_jax.learner.places import (
     DISK_THREADS,
@@ -32,9 +35,6 @@ from scalerl_jax.learner.places import (
 )
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.bounded import MOST_WHOLE
-from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.reading import read_json
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

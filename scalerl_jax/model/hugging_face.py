@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from scalerl_jax.formats.model_files import local_path
+from scalerl_jax.formats.reading import Fields, read_json
 from scalerl_jax.model.architecture import Architecture, FamilyName, RopeScaling
 from scalerl_jax.model.mixture_files import MIXTURES, read_mixture, text_fields
-from scalerl_jax.utils.model_files import local_path
-from scalerl_jax.utils.reading import Fields, read_json
 
 CONFIG_FILE = "config.json"
 # Ends of the names of tensors that hold no parameter.

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from scalerl_jax.formats.reading import Fields
 from scalerl_jax.model.architecture import Architecture, Experts, LocalLayers
-from scalerl_jax.utils.reading import Fields
 
 # No family has a bias of its own: DeepSeek-V3's names stand for it, and transformers
 # leaves it out.

@@ -23,8 +23,8 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.hugging_face import CONFIG_FILE, SCALING, SIZES, find_family
 from scalerl_jax.model.mixture_files import mixture_values
 from scalerl_jax.model.weights import DTYPES, INDEX, SINGLE, Parameter, parameters
+from scalerl_jax.process.full_disk import why_full
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.full_disk import why_full
 
 # Files that say how texts become tokens and where they end.
 TOKENIZER_FILES = (

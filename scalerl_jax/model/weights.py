@@ -19,15 +19,15 @@ import numpy as np
 from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
+from scalerl_jax.formats.bounded import MOST_JSON, open_regular
+from scalerl_jax.formats.model_files import local_path
+from scalerl_jax.formats.paths import inside
+from scalerl_jax.formats.reading import parse_json, read_json
 from scalerl_jax.model.architecture import Architecture, ParamSpec, parameter_table
 from scalerl_jax.model.hugging_face import IGNORED, IMAGES, TEXT, find_family
 from scalerl_jax.model.mixture_files import check_experts
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.bounded import MOST_JSON, open_regular
-from scalerl_jax.utils.model_files import local_path
-from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.reading import parse_json, read_json
 
 # Read of a tensor at one time, as float32.  Few rows are also turned from [out, in] to
 # [in, out] within a processor's cache.
@@ -44,7 +44,7 @@ DTYPES = {
 }
 
 Region = tuple[tuple[int, int], ...]  # per dimension, from where to where
-Stored = Any  # `SafeTensor`, or `utils.gguf.GGUFTensor`, its twin
+Stored = Any  # `SafeTensor`, or `formats.gguf.GGUFTensor`, its twin
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.formats.reading import parse_json
 
 MAX_BYTES = 16_384  # of a line
 MAX_INTEGER = 2**31 - 1

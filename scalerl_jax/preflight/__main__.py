@@ -10,7 +10,7 @@ import os
 import sys
 
 from scalerl_jax.config import wants_help
-from scalerl_jax.utils.printing import to_stderr
+from scalerl_jax.process.printing import to_stderr
 
 # The compiler is asked for a machine by name, and must look for none of its own.  On a
 # TPU VM these would hide the machine from JAX: they are of this process alone, and

@@ -11,19 +11,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalerl_jax.balance import work
-from scalerl_jax.balance.lengths import Lengths
-from scalerl_jax.balance.memory import (
+from scalerl_jax.config import Config
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.layers import ROUTER
+from scalerl_jax.parallel.mesh import largest_divisor
+from scalerl_jax.planning import work
+from scalerl_jax.planning.lengths import Lengths
+from scalerl_jax.planning.memory import (
     logits_tile,
     sampler_versions,
     saved_activations,
     value_bytes,
 )
-from scalerl_jax.balance.work import Work
-from scalerl_jax.config import Config
-from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.layers import ROUTER
-from scalerl_jax.parallel.mesh import largest_divisor
+from scalerl_jax.planning.work import Work
 from scalerl_jax.preflight.hlo import (
     Compiled,
     HeadMatmuls,

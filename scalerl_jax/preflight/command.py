@@ -8,14 +8,14 @@ from absl import flags
 from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.balance.lengths import read_lengths
+from scalerl_jax.planning.lengths import read_lengths
 from scalerl_jax.preflight.check import Result, check, estimate_largest, program_memory
 from scalerl_jax.preflight.hlo import compile_program
 from scalerl_jax.preflight.programs import make_parts
 from scalerl_jax.preflight.report import to_json, to_text
 from scalerl_jax.preflight.topologies import Topology, parse_topology
-from scalerl_jax.utils.ending import answer
-from scalerl_jax.utils.printing import to_stderr, to_stdout
+from scalerl_jax.process.ending import answer
+from scalerl_jax.process.printing import to_stderr, to_stdout
 
 _FITS, _TOO_LARGE = 0, 1
 

@@ -7,12 +7,12 @@ compiled all the same, and is said not to start.
 
 import dataclasses
 
-from scalerl_jax.balance.chooser import OneProcess, Room, Slices, choose, is_open
 from scalerl_jax.cluster.fit_slices import fit_slices
 from scalerl_jax.cluster.placement import HostNode, Reached, Seats
 from scalerl_jax.config import Config
+from scalerl_jax.machines.slices import GENERATIONS, Bounds, Slice, make_slice
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.pod.slices import GENERATIONS, Bounds, Slice, make_slice
+from scalerl_jax.planning.chooser import OneProcess, Room, Slices, choose, is_open
 from scalerl_jax.preflight.topologies import Topology
 from scalerl_jax.wiring.devices import fit_devices, why_not_one_process
 
@@ -85,7 +85,7 @@ def fit_topology(config: Config, arch: Architecture, topology: Topology) -> Fitt
 def slices_of(topology: Topology) -> tuple[Reached, ...]:
     """Return the slices of a topology with hosts at addresses of their own.
 
-    None where all is of one host, or of a kind whose slices `pod` does not know.
+    None where all is of one host, or of a kind whose slices `machines` does not know.
 
     Raises:
         ValueError: there is no such slice.

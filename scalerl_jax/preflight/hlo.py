@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from scalerl_jax.utils.printing import to_stderr
-from scalerl_jax.utils.xla import is_full
+from scalerl_jax.parallel.xla import is_full
+from scalerl_jax.process.printing import to_stderr
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _DIGITS = re.compile(r"\d+")

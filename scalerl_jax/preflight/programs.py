@@ -9,18 +9,18 @@ from jax.sharding import Mesh
 
 from scalerl_jax.cluster.placement import Seats
 from scalerl_jax.config import Config
-from scalerl_jax.data.spelling import Spelling
+from scalerl_jax.data.detokenizer import Spelling
+from scalerl_jax.formats.reading import is_hub_id
 from scalerl_jax.learner.step import TrainState
+from scalerl_jax.machines.partition import Box
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import SegmentAttention
 from scalerl_jax.model.attention_kernels import why_not
 from scalerl_jax.parallel.mesh import split_devices
-from scalerl_jax.pod.partition import Box
 from scalerl_jax.preflight.fitting import Fitted, fit_topology
 from scalerl_jax.preflight.topologies import Topology, part_of
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.kernels import why_not_pallas
-from scalerl_jax.utils.reading import is_hub_id
 from scalerl_jax.wiring.devices import is_shared, make_meshes
 from scalerl_jax.wiring.learning import (
     abstract_state,

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from scalerl_jax import config as config_lib
+from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.preflight.check import (
     Checked,
     Result,
@@ -23,8 +24,7 @@ from scalerl_jax.preflight.figures import amount, duration, gib
 from scalerl_jax.preflight.hlo import Traffic
 from scalerl_jax.preflight.notes import advice, notes
 from scalerl_jax.preflight.whole_step import step_json, step_lines
-from scalerl_jax.utils.printing import to_stdout
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.wiring.devices import is_shared
 
 _OTHERS = ("prefill", "decode", "publish")  # what a train step does not run

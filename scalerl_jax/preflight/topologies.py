@@ -9,9 +9,9 @@ import math
 import re
 from typing import Any
 
-from scalerl_jax.balance.chips import CHIPS, Chip
-from scalerl_jax.balance.work import Work
-from scalerl_jax.pod.slices import parse_type
+from scalerl_jax.machines.chips import CHIPS, Chip
+from scalerl_jax.machines.slices import parse_type
+from scalerl_jax.planning.work import Work
 from scalerl_jax.preflight.hlo import Traffic
 
 _MOST_SLICES = 1024  # Google's largest jobs are of a few hundred

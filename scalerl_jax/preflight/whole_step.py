@@ -3,12 +3,12 @@
 import dataclasses
 from typing import Any
 
-from scalerl_jax.balance.chooser import Choice, choose, opened, read
-from scalerl_jax.balance.forecast import Forecast, forecast
-from scalerl_jax.balance.lengths import Lengths, assumed_lengths
-from scalerl_jax.balance.rates import BOUND, EXPECTED
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.planning.chooser import Choice, choose, opened, read
+from scalerl_jax.planning.forecast import Forecast, forecast
+from scalerl_jax.planning.lengths import Lengths, assumed_lengths
+from scalerl_jax.planning.rates import BOUND, EXPECTED
 from scalerl_jax.preflight.figures import amount, duration
 from scalerl_jax.preflight.fitting import Fitted
 from scalerl_jax.preflight.topologies import Topology

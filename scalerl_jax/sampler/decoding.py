@@ -15,7 +15,7 @@ from flax import struct
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
-from scalerl_jax.data.spelling import Marker
+from scalerl_jax.data.detokenizer import Marker
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.ffn_moe import to_ids
 from scalerl_jax.model.transformer import (

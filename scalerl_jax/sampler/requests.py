@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.data.spelling import Spelling, TextStream
+from scalerl_jax.data.detokenizer import Spelling, TextStream
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.sampler.attention import Chunk
 from scalerl_jax.sampler.sampling import Sampling

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from scalerl_jax.data.spelling import Spelling
+from scalerl_jax.data.detokenizer import Spelling
 from scalerl_jax.sampler.attention import Chunk
 from scalerl_jax.sampler.decoding import (
     EngineSettings,

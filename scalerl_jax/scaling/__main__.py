@@ -22,6 +22,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from scalerl_jax import scaling
+from scalerl_jax.formats.remote import files_of_run, send_back
+from scalerl_jax.process.ending import Parser, answer
+from scalerl_jax.process.full_disk import naming
+from scalerl_jax.process.printing import shown, to_stderr, to_stdout
+from scalerl_jax.run.writing import replace_file
 from scalerl_jax.scaling import LAWS, Curve, CurveError, Fit, Settings, plots, text
 from scalerl_jax.scaling.bootstrap import fitted_rates
 from scalerl_jax.scaling.checking import DEFAULT_ALARM_LEVEL, DEFAULT_PATIENCE
@@ -40,11 +45,6 @@ from scalerl_jax.scaling.records import (
 )
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.tables import EVALS_NAME, is_step
-from scalerl_jax.utils.ending import Parser, answer
-from scalerl_jax.utils.full_disk import naming
-from scalerl_jax.utils.printing import shown, to_stderr, to_stdout
-from scalerl_jax.utils.remote import files_of_run, send_back
-from scalerl_jax.utils.writing import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scalerl_jax.formats.bounded import MOST_WHOLE, open_regular
 from scalerl_jax.scaling.resumed import Settled, settle
-from scalerl_jax.utils.bounded import MOST_WHOLE, open_regular
 
 PATTERN = "events.out.tfevents.*"
 _FRAME = 16  # bytes of a record around its data: its length and two checksums

@@ -15,6 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from scalerl_jax.formats.reading import read_json
+from scalerl_jax.formats.remote import files_of_run
+from scalerl_jax.process.printing import clear_terminal, to_stdout
 from scalerl_jax.scaling.checking import (
     DEFAULT_ALARM_LEVEL,
     DEFAULT_PATIENCE,
@@ -27,13 +30,10 @@ from scalerl_jax.scaling.load import Selection, load_curve
 from scalerl_jax.scaling.plots import draw_status, to_png
 from scalerl_jax.scaling.records import CurveError, amount
 from scalerl_jax.scaling.text import show
-from scalerl_jax.utils.printing import clear_terminal, to_stdout
-from scalerl_jax.utils.reading import read_json
-from scalerl_jax.utils.remote import files_of_run
 
 if TYPE_CHECKING:
     from scalerl_jax.config import ScalingConfig
-    from scalerl_jax.utils.events import EventFile
+    from scalerl_jax.run.events import EventFile
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Watch:
         """Write numbers and a picture to TensorBoard; they are on disk on return."""
         from tensorboard.compat.proto import summary_pb2
 
-        from scalerl_jax.utils.events import EventFile  # and its packages
+        from scalerl_jax.run.events import EventFile  # and its packages
 
         # Message classes are made at import, where a type checker cannot see them.
         summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from scalerl_jax.formats.reading import read_json
+from scalerl_jax.process.printing import shown
 from scalerl_jax.scaling.records import (
     DEFAULT_X,
     DEFAULT_Y,
@@ -40,8 +42,6 @@ from scalerl_jax.scaling.tables import (
     starts_at_zero,
     to_number,
 )
-from scalerl_jax.utils.printing import shown
-from scalerl_jax.utils.reading import read_json
 
 ERRORS_ENDING = "_se"  # of the column of y's standard errors
 PROMPTS_COLUMN = "prompt_pass_rates"  # of evals.jsonl: a list

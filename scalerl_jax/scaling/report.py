@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scalerl_jax.process.printing import shown
 from scalerl_jax.scaling import text
 from scalerl_jax.scaling.fit import sensitivity
 from scalerl_jax.scaling.forecasts import extrapolate_curve, plan
@@ -32,7 +33,6 @@ from scalerl_jax.scaling.run_details import (
     settings_sheet,
 )
 from scalerl_jax.scaling.tables import EVALS_NAME
-from scalerl_jax.utils.printing import shown
 
 TEMPLATE = Path(__file__).parents[1] / "assets" / "scaling" / "report.html"
 # Runs up to which each gets the extrapolation test with its picture and the table of

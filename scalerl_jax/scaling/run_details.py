@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from scalerl_jax.formats.bounded import check_regular, open_regular
+from scalerl_jax.formats.reading import parse_json, read_json
+from scalerl_jax.run.record import flatten
 from scalerl_jax.scaling.records import DEFAULT_X, Array
 from scalerl_jax.scaling.tables import LEDGER_NAME, STEP_COLUMN, is_step
 from scalerl_jax.scaling.text import Cells, Sheet, cut
-from scalerl_jax.utils.bounded import check_regular, open_regular
-from scalerl_jax.utils.reading import parse_json, read_json
-from scalerl_jax.utils.record import flatten
 
 CONFIG_FILE, METRICS_FILE = "config.json", "metrics.jsonl"
 ROLLOUTS_FILE = "rollouts.jsonl"

@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from scalerl_jax.formats.bounded import MOST_WHOLE, read_bytes, read_lines
+from scalerl_jax.formats.reading import parse_json, read_json, read_value
+from scalerl_jax.formats.remote import files_of_run
 from scalerl_jax.scaling.event_files import PATTERN, read_series
 from scalerl_jax.scaling.records import DEFAULT_X, DEFAULT_Y, CurveError
-from scalerl_jax.utils.bounded import MOST_WHOLE, read_bytes, read_lines
-from scalerl_jax.utils.reading import parse_json, read_json, read_value
-from scalerl_jax.utils.remote import files_of_run
 
 Mark = Literal[".", ","]
 MARKS: tuple[Mark, ...] = (".", ",")
@@ -305,7 +305,7 @@ def read_table(path: str | Path) -> Table:
             f"{file}: not UTF-8 text ({failure.reason}); save it as UTF-8, which "
             "spreadsheets call CSV UTF-8"
         ) from failure
-    except ValueError as failure:  # of `utils.reading`
+    except ValueError as failure:  # of `formats.reading`
         raise CurveError(str(failure)) from failure
 
 

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from scalerl_jax.config import Config
-from scalerl_jax.utils.ending import Parser, answer
-from scalerl_jax.utils.printing import log_to_stderr
+from scalerl_jax.process.ending import Parser, answer
+from scalerl_jax.process.printing import log_to_stderr
 
 _EXTRA = ("uvicorn", "starlette", "pydantic", "prometheus_client")
 

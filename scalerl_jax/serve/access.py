@@ -29,8 +29,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from scalerl_jax.formats.bounded import read_text
 from scalerl_jax.serve.fields import ApiError
-from scalerl_jax.utils.bounded import read_text
 
 KEY_VARIABLE = "SCALERL_API_KEY"
 _OPEN_TO_ALL = "/health"  # of a load balancer, which knows no key

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from scalerl_jax.data.spelling import TextStream
+from scalerl_jax.data.detokenizer import TextStream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.sampler.requests import Completion
 from scalerl_jax.serve.fields import ApiError

@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.formats.reading import parse_json
 
 MAX_LOGPROBS = 5  # likeliest tokens of a place: OpenAI's limit for completions
 _MAX_STOPS, _MAX_STOP_LENGTH = 4, 128  # OpenAI's limit; characters

@@ -21,7 +21,7 @@ import uvicorn
 from jax.sharding import Mesh
 
 from scalerl_jax.data.chat import ChatTemplate, NoTemplate, read_chat_template
-from scalerl_jax.data.spelling import Spelling
+from scalerl_jax.data.detokenizer import Spelling
 from scalerl_jax.model.architecture import (
     Architecture,
     param_shardings,
@@ -29,6 +29,8 @@ from scalerl_jax.model.architecture import (
 )
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import Device, make_mesh
+from scalerl_jax.parallel.xla import keep_programs
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.scheduler import Scheduler
@@ -46,8 +48,6 @@ from scalerl_jax.serve.fields import MAX_LOGPROBS
 from scalerl_jax.serve.orders import Served
 from scalerl_jax.serve.service import SamplingThread, Service
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.xla import keep_programs
 from scalerl_jax.wiring.loading import Model, load_model
 
 _LONGEST = 2048  # tokens; of prompts and of completions, unless flags say otherwise

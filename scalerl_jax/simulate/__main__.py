@@ -20,18 +20,18 @@ from absl import flags
 from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.balance.lengths import read_lengths as read_run
+from scalerl_jax.planning.lengths import read_lengths as read_run
 from scalerl_jax.preflight.fitting import fit_topology
 from scalerl_jax.preflight.topologies import Topology, parse_topology
+from scalerl_jax.process.ending import answer
+from scalerl_jax.process.full_disk import naming
+from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.simulate.basis import basis_of
 from scalerl_jax.simulate.lengths import Lengths, law_of, read_lengths
 from scalerl_jax.simulate.outcome import Outcome, draw
 from scalerl_jax.simulate.rates import Rates, closed_rates, read_rates
 from scalerl_jax.simulate.run import Simulation
 from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
-from scalerl_jax.utils.ending import answer
-from scalerl_jax.utils.full_disk import naming
-from scalerl_jax.utils.printing import to_stdout
 from scalerl_jax.wiring.learning import make_architecture
 
 _MOST_WORK = 5_000_000  # rollouts of a simulation: a minute

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scalerl_jax.balance.rates import EXPECTED
+from scalerl_jax.planning.rates import EXPECTED
 from scalerl_jax.simulate.lengths import Lengths
 from scalerl_jax.simulate.rates import HOSTS_S, Rates
 

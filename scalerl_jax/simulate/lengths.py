@@ -12,8 +12,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from scalerl_jax.utils.bounded import read_lines
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.formats.bounded import read_lines
+from scalerl_jax.formats.reading import parse_json
 
 _BLOCK = 64  # groups drawn together
 _P99 = NormalDist().inv_cdf(0.99)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from scalerl_jax.run.writing import replacing
 from scalerl_jax.simulate.replica import SimulatedGroup, SimulatedReplica
 from scalerl_jax.simulate.scenario import Scenario
-from scalerl_jax.utils.writing import replacing
 
 _S_PER_HOUR = 3600.0
 # Columns of the record, a row per optimizer step; seconds and tokens are sums so far.

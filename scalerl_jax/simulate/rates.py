@@ -1,7 +1,7 @@
 """Seconds that the parts of a run take: of the machine, and not of the schedule.
 
-`Rates` come from closed forms of a TPU topology (`balance.rates`), from a file, or from
-measurements of a run.  Nothing here knows who does what when.
+`Rates` come from closed forms of a TPU topology (`planning.rates`), from a file, or
+from measurements of a run.  Nothing here knows who does what when.
 """
 
 import dataclasses
@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.balance.chips import Chip
-from scalerl_jax.balance.forecast import pause_seconds
-from scalerl_jax.balance.memory import value_bytes
-from scalerl_jax.balance.rates import (
+from scalerl_jax.config import Config
+from scalerl_jax.formats.reading import read_json
+from scalerl_jax.machines.chips import Chip
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.planning.forecast import pause_seconds
+from scalerl_jax.planning.memory import value_bytes
+from scalerl_jax.planning.rates import (
     EXPECTED,
     Reached,
     decode_seconds,
@@ -22,10 +25,7 @@ from scalerl_jax.balance.rates import (
     publish_seconds,
     train_seconds,
 )
-from scalerl_jax.config import Config
-from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.simulate.scenario import Scenario
-from scalerl_jax.utils.reading import read_json
 
 # What closed forms do not have: seconds of programs and hosts, as runs have shown.
 HOSTS_S = {

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.coordination.members import freest
-from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.controller.queue import RolloutQueue
+from scalerl_jax.controller.replicas import freest
 from scalerl_jax.simulate.lengths import Drawn, Lengths
 from scalerl_jax.simulate.outcome import Outcome, Record
 from scalerl_jax.simulate.rates import Rates

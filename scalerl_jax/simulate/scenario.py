@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scalerl_jax.config import Config, Mode
-from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.controller.queue import RolloutQueue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,12 @@ from jaxtyping import Array
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config
-from scalerl_jax.coordination.agreement import AgreementCheck
-from scalerl_jax.coordination.desk import OrderDesk
-from scalerl_jax.coordination.group_check import GroupCheck
-from scalerl_jax.coordination.queue import RolloutQueue
-from scalerl_jax.coordination.tracing import Tracer
+from scalerl_jax.controller.group_check import GroupCheck
+from scalerl_jax.controller.mismatch import AgreementCheck
+from scalerl_jax.controller.orders import OrderDesk
+from scalerl_jax.controller.queue import RolloutQueue
+from scalerl_jax.controller.run_state import RunState
+from scalerl_jax.controller.tracing import Tracer
 from scalerl_jax.data.mixture import Stream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.checkpoint import Checkpointer
@@ -26,13 +27,12 @@ from scalerl_jax.learner.freezing import frozen_params
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.learner.step import LocalLearner, TrainState
 from scalerl_jax.model.architecture import Architecture, parameter_table
-from scalerl_jax.run_state import RunState
+from scalerl_jax.parallel.xla import explained, keep_freed_memory
+from scalerl_jax.run.directory import keep_data_report
+from scalerl_jax.run.files import RunFiles
+from scalerl_jax.run.ledger import Ledger
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.ledger import Ledger
-from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.run_directory import keep_data_report
-from scalerl_jax.utils.run_files import RunFiles
-from scalerl_jax.utils.xla import explained, keep_freed_memory
 from scalerl_jax.wiring.devices import fit_devices as fit_devices
 from scalerl_jax.wiring.devices import learner_pool, make_meshes
 from scalerl_jax.wiring.devices import make_ledger as make_ledger

@@ -26,9 +26,9 @@ from scalerl_jax.data.splits import (
     draw_order,
 )
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.formats.reading import is_remote
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.reading import is_remote
 
 _log = logging.getLogger(__name__)
 

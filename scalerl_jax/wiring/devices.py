@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import Mesh
 
-from scalerl_jax.balance.chooser import balanced
-from scalerl_jax.balance.shards import most_shards
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import (
     Architecture,
@@ -17,7 +15,9 @@ from scalerl_jax.model.architecture import (
     sampler_mesh,
 )
 from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
-from scalerl_jax.utils.ledger import Ledger
+from scalerl_jax.planning.chooser import balanced
+from scalerl_jax.planning.shards import most_shards
+from scalerl_jax.run.ledger import Ledger
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def fit_devices(
         arch: of the policy.
         num_devices: that this process has.
         kind: of the devices, as JAX names it.  What is left to a TPU is chosen by
-            `balance.chooser`, which knows its memory and its speed.
+            `planning.chooser`, which knows its memory and its speed.
 
     Raises:
         ValueError: the devices do not suffice.

@@ -36,8 +36,8 @@ from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import abstract_params, init_params
 from scalerl_jax.model.weights import load_params
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import PackedBatch, PyTree
-from scalerl_jax.utils.progress import Progress
 from scalerl_jax.wiring.annotation import (
     abstract_critic,
     as_critic,

@@ -12,6 +12,9 @@ import ml_collections
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config, ModelConfig
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.formats.model_files import local_path
+from scalerl_jax.formats.reading import Directory, is_remote, local_file, read_json
+from scalerl_jax.formats.remote import origin_of
 from scalerl_jax.learner import fitness
 from scalerl_jax.learner.bucket_place import BucketPlace
 from scalerl_jax.learner.places import Place
@@ -20,9 +23,6 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.types import PyTree
-from scalerl_jax.utils.model_files import local_path
-from scalerl_jax.utils.reading import Directory, is_remote, local_file, read_json
-from scalerl_jax.utils.remote import origin_of
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.sampling import make_tokenizer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import scalerl_jax
-from scalerl_jax.utils.printing import to_stdout
+from scalerl_jax.process.printing import to_stdout
 
 RECIPES = Path(scalerl_jax.__file__).parents[1] / "configs" / "recipes"
 

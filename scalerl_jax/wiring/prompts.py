@@ -20,15 +20,15 @@ from scalerl_jax.data.questions import (
     plain_renderer,
 )
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.rewards import sandbox
-from scalerl_jax.rewards.verifier import (
+from scalerl_jax.environments import sandbox
+from scalerl_jax.environments.pool import (
     VerifierPool,
     make_pool,
     named_verifiers,
     verifier_of,
 )
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.progress import Progress
 from scalerl_jax.wiring.data_sets import DataSets
 
 AUTO = "auto"  # of data.answer_after

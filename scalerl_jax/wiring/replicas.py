@@ -12,32 +12,32 @@ from jaxtyping import Array
 
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Link
-from scalerl_jax.coordination.desk import OrderDesk
-from scalerl_jax.coordination.fleet import Fleet
-from scalerl_jax.coordination.members import Limits
-from scalerl_jax.coordination.roster import Roster
+from scalerl_jax.controller.dispatch import Roster
+from scalerl_jax.controller.fleet import Fleet
+from scalerl_jax.controller.orders import OrderDesk
+from scalerl_jax.controller.replicas import Limits
 from scalerl_jax.generation.evaluation import summarize
 from scalerl_jax.generation.replica import Replica, ReplicaThread, ThreadLink
 from scalerl_jax.generation.replica_desk import ReplicaDesk
-from scalerl_jax.generation.weights import (
+from scalerl_jax.learner.publish import make_publish
+from scalerl_jax.model.architecture import Architecture, sampler_mesh
+from scalerl_jax.model.weights_out import sampler_layout
+from scalerl_jax.parallel.mesh import Device
+from scalerl_jax.run.ledger import Ledger
+from scalerl_jax.run.progress import Progress
+from scalerl_jax.run.work_log import WorkLog
+from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.lockstep import Followed, LeadingEngine
+from scalerl_jax.types import Prompt, PyTree
+from scalerl_jax.weights.arrivals import (
     Follower,
     Followers,
     PublishedFrom,
     PublishedToAll,
     Reaching,
 )
-from scalerl_jax.learner.publish import make_publish
-from scalerl_jax.model.architecture import Architecture, sampler_mesh
-from scalerl_jax.model.handover import sampler_layout
-from scalerl_jax.parallel.channels import Channel
-from scalerl_jax.parallel.mesh import Device
-from scalerl_jax.parallel.publication import Published
-from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.lockstep import Followed, LeadingEngine
-from scalerl_jax.types import Prompt, PyTree
-from scalerl_jax.utils.ledger import Ledger
-from scalerl_jax.utils.progress import Progress
-from scalerl_jax.utils.work_log import WorkLog
+from scalerl_jax.weights.channels import Channel
+from scalerl_jax.weights.publication import Published
 from scalerl_jax.wiring.devices import generator_pools
 from scalerl_jax.wiring.sampling import (
     GeneratorParts,

@@ -14,14 +14,16 @@ from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Desk
-from scalerl_jax.coordination.desk import OrderDesk
-from scalerl_jax.data.spelling import Marker, make_marker
+from scalerl_jax.controller.orders import OrderDesk
+from scalerl_jax.data.detokenizer import Marker, make_marker
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
+from scalerl_jax.environments.pool import VerifierPool, num_processes
+from scalerl_jax.generation.driver import LocalGenerators
 from scalerl_jax.generation.episodes import Episodes, Judging
 from scalerl_jax.generation.evaluation import Evaluator, Probe
-from scalerl_jax.generation.local import LocalGenerators
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.rewards.verifier import VerifierPool, num_processes
+from scalerl_jax.run.ledger import Ledger
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.decoding import NEVER, EngineSettings
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.requests import LengthBudget, Samples
@@ -33,8 +35,6 @@ from scalerl_jax.sampler.sampling import (
 )
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Prompt
-from scalerl_jax.utils.ledger import Ledger
-from scalerl_jax.utils.progress import Progress
 from scalerl_jax.wiring.devices import generator_pools
 from scalerl_jax.wiring.prompts import answer_after, make_render, make_verifier
 from scalerl_jax.wiring.thinking import check_phrase, check_thinking

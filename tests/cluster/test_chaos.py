@@ -6,7 +6,7 @@ import sys
 import pytest
 import small_run
 
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.formats.reading import parse_json
 
 pytest.importorskip("ray")
 

@@ -11,7 +11,7 @@ SCRIPT = """
 import sys, time
 import numpy as np, ray
 from scalerl_jax.cluster.object_store import ObjectStoreChannel
-from scalerl_jax.parallel.channels import DirectoryChannel, LostObjectError
+from scalerl_jax.weights.channels import DirectoryChannel, LostObjectError
 
 MB = 1 << 20
 ray.init("local", num_cpus=4, object_store_memory=80 * MB, include_dashboard=False,

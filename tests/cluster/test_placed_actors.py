@@ -7,8 +7,8 @@ import pytest
 import small_run
 from small_slices import config_of
 
+from scalerl_jax.machines.slices import parse_slice
 from scalerl_jax.model.sizes import ARCHITECTURES
-from scalerl_jax.pod.slices import parse_slice
 
 ray = pytest.importorskip("ray")
 SLICE = parse_slice("v6e:4x4")

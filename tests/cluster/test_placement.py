@@ -16,10 +16,10 @@ from scalerl_jax.cluster.placement import (
     place,
     slices_of,
 )
+from scalerl_jax.machines.partition import split_slice
+from scalerl_jax.machines.processes import deal
+from scalerl_jax.machines.slices import GENERATIONS, make_slice, parse_slice
 from scalerl_jax.model.sizes import ARCHITECTURES
-from scalerl_jax.pod.partition import split_slice
-from scalerl_jax.pod.processes import deal
-from scalerl_jax.pod.slices import GENERATIONS, make_slice, parse_slice
 
 HEAD = {
     "NodeID": "head",

@@ -14,7 +14,7 @@ import pytest
 import small_run
 from small_intruder import listening, open_to_others
 
-from scalerl_jax.utils.reading import parse_json
+from scalerl_jax.formats.reading import parse_json
 
 pytest.importorskip("ray")
 GANG = {

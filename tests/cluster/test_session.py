@@ -9,8 +9,8 @@ import pytest
 import small_run
 from small_gang import free_port
 
+from scalerl_jax.cluster.parent_watch import tethered
 from scalerl_jax.cluster.slice_hosts import answers
-from scalerl_jax.cluster.tether import tethered
 
 _LIMIT_S = 120
 

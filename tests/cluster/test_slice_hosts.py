@@ -15,7 +15,7 @@ from small_gang import free_port
 from scalerl_jax.cluster import slice_hosts
 from scalerl_jax.cluster.placement import HostNode
 from scalerl_jax.cluster.slice_hosts import SliceHost, await_hosts, slice_cluster
-from scalerl_jax.pod.discovery import discover
+from scalerl_jax.machines.discovery import discover
 
 _LIMIT_S = 120
 
@@ -116,7 +116,7 @@ def test_a_machine_without_tpu_says_so_in_one_line(tmp_path):
 
 STARTER = """
 import os, sys, time
-from scalerl_jax.cluster.tether import tethered
+from scalerl_jax.cluster.parent_watch import tethered
 command = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); "
            "time.sleep(600)"]
 with tethered(command, environment=os.environ, output=sys.stdout) as process:

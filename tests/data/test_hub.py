@@ -14,9 +14,9 @@ import small_run
 
 from scalerl_jax.data.__main__ import main
 from scalerl_jax.data.preparing import open_dataset, prepare
-from scalerl_jax.utils.model_files import local_path
-from scalerl_jax.utils.reading import is_hub_id
-from scalerl_jax.utils.remote import fetch_repository
+from scalerl_jax.formats.model_files import local_path
+from scalerl_jax.formats.reading import is_hub_id
+from scalerl_jax.formats.remote import fetch_repository
 from scalerl_jax.wiring.loading import load_model
 
 BASE = small_run.make_config().model.checkpoint

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from small_spelling import marker_of
 from small_tokenizers import BACKENDS, tokenizer_of
 
-from scalerl_jax.data.spelling import make_marker
+from scalerl_jax.data.detokenizer import make_marker
 
 END = "</think>"
 # What stands around it in completions, and what begins it once more.

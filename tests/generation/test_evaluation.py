@@ -10,7 +10,7 @@ import pytest
 import small_run
 
 from scalerl_jax.data import tasks
-from scalerl_jax.rewards.verifier import VerifierPool
+from scalerl_jax.environments.pool import VerifierPool
 from scalerl_jax.sampler.engine import Engine
 
 

@@ -11,11 +11,11 @@ from small_weights import assert_is_version, layout, mesh
 from scalerl_jax.contract import Assignment, Instructions, Job, Order
 from scalerl_jax.generation.replica import Replica
 from scalerl_jax.generation.replica_desk import ReplicaDesk
-from scalerl_jax.generation.weights import PublishedFrom
-from scalerl_jax.parallel.channels import Parcel
-from scalerl_jax.parallel.publication import receive
-from scalerl_jax.parallel.sending import Sender
-from scalerl_jax.utils.work_log import WorkLog
+from scalerl_jax.run.work_log import WorkLog
+from scalerl_jax.weights.arrivals import PublishedFrom
+from scalerl_jax.weights.channels import Parcel
+from scalerl_jax.weights.publication import receive
+from scalerl_jax.weights.sending import Sender
 
 WAIT_S = 60.0
 

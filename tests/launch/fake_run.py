@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from scalerl_jax.utils import remote
+from scalerl_jax.formats import remote
 
 CLOUD = Path(os.environ["FAKE_CLOUD"])
 UP = {"ACTIVE", "READY", "RUNNING"}

@@ -20,7 +20,7 @@ import yaml
 from scalerl_jax.launch import gke
 from scalerl_jax.launch.job import make_job
 from scalerl_jax.launch.supervisor import PREEMPTED
-from scalerl_jax.pod.slices import generation_of, parse_slice
+from scalerl_jax.machines.slices import generation_of, parse_slice
 
 LAUNCH = small_run.ROOT / "launch"
 GKE = make_job(

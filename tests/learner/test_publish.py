@@ -18,7 +18,7 @@ from scalerl_jax.model.architecture import (
 )
 from scalerl_jax.model.transformer import abstract_params, unstack_layers
 from scalerl_jax.parallel.mesh import make_mesh
-from scalerl_jax.parallel.publication import checksums, receive
+from scalerl_jax.weights.publication import checksums, receive
 
 # Eight heads of each kind: they can be cut over all eight devices.
 ARCH = small_architecture(family="qwen2", num_heads=8, num_kv_heads=8, head_dim=4)

@@ -22,7 +22,7 @@ from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.batching.packing import TrainSequence, pack
 from scalerl_jax.batching.replay import expert_load, replayed_experts
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
-from scalerl_jax.coordination.agreement import AgreementCheck
+from scalerl_jax.controller.mismatch import AgreementCheck
 from scalerl_jax.learner import contents
 from scalerl_jax.learner.forward import Forward, plain_scorer, read_forward
 from scalerl_jax.learner.head import Head
@@ -42,9 +42,9 @@ from scalerl_jax.model.transformer import (
     hidden_states,
 )
 from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.requests import Completion
 from scalerl_jax.types import Group, Prompt, Rollout
-from scalerl_jax.utils.progress import Progress
 
 ARCH = small_architecture(
     family="qwen3_moe", experts=Experts(count=5, top_k=2, gate="normalized")

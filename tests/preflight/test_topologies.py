@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from scalerl_jax.balance.chips import CHIPS
-from scalerl_jax.balance.work import Work
+from scalerl_jax.machines.chips import CHIPS
+from scalerl_jax.planning.work import Work
 from scalerl_jax.preflight.hlo import Traffic
 from scalerl_jax.preflight.topologies import (
     link_share,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_spelling import LETTERS, spelling_of
 
-from scalerl_jax.data.spelling import Spelling
+from scalerl_jax.data.detokenizer import Spelling
 from scalerl_jax.sampler.requests import StopWatch
 
 # Token u is byte u of these characters, of 3, 2, 4 and 1 bytes; the rest are spaces.

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import small_bucket
 
+from scalerl_jax.formats.remote import send_back
 from scalerl_jax.scaling import extrapolate_curve, fit_curve, load_curve, sigmoid
 from scalerl_jax.scaling.__main__ import main
 from scalerl_jax.scaling.plots import draw_extrapolation, draw_fits
-from scalerl_jax.utils.remote import send_back
 
 
 @pytest.fixture

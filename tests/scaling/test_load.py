@@ -6,9 +6,9 @@ import warnings
 import numpy as np
 import pytest
 
+from scalerl_jax.run.metrics import MetricsWriter
 from scalerl_jax.scaling import CurveError, load_curve, load_curves
 from scalerl_jax.scaling.__main__ import main
-from scalerl_jax.utils.metrics import MetricsWriter
 
 RATES = [0.2, 0.35, 0.5, 0.55]
 

@@ -14,9 +14,9 @@ from small_sandbox import sandboxed
 
 import scalerl_jax
 from scalerl_jax.data.chat_process import TemplateProcess
-from scalerl_jax.rewards.sandbox import Limits, Sandbox
-from scalerl_jax.rewards.verdict import Setup, Verifier, VerifierProcess
-from scalerl_jax.utils.child_environment import HANDED_ON, child_environment
+from scalerl_jax.environments.sandbox import Limits, Sandbox
+from scalerl_jax.environments.verdict import Setup, Verifier, VerifierProcess
+from scalerl_jax.process.child_environment import HANDED_ON, child_environment
 
 PACKAGE = Path(scalerl_jax.__file__).parent
 TOKENS = {
@@ -39,14 +39,17 @@ MAYBE = re.compile("|".join([*STARTS - {"run", "call"}, "subprocess", "multiproc
 MODULES = {"subprocess", "os", "asyncio", "concurrent", "futures", "multiprocessing"}
 # Children that have all variables, with the number of places where they are started.
 INHERITING = {
-    "cluster/tether.py": (2, "Ray's node, whose processes are the run's own roles"),
+    "cluster/parent_watch.py": (
+        2,
+        "Ray's node, whose processes are the run's own roles",
+    ),
     "launch/__main__.py": (1, "the fit of the run, a command of this package"),
     "launch/client.py": (1, "gcloud, kubectl and others, which log in as the user"),
     "launch/estimate.py": (1, "the preflight, which may read settings from a bucket"),
     "launch/local.py": (1, "the supervisor of the run"),
     "launch/supervisor.py": (1, "the run"),
     "preflight/report.py": (1, "the preflight of one config after the other"),
-    "rewards/harness.py": (1, "a fork inside of the sandbox, which has no token"),
+    "environments/harness.py": (1, "a fork inside of the sandbox, which has no token"),
 }
 
 
@@ -117,7 +120,9 @@ def test_a_start_is_found(source, named):
 @contextlib.contextmanager
 def verifier():
     process = VerifierProcess(
-        Setup({"": Verifier("scalerl_jax.rewards.maths:judge")}, "", 60.0, 512)
+        Setup(
+            {"": Verifier("scalerl_jax.environments.judges.maths:judge")}, "", 60.0, 512
+        )
     )
     try:
         assert process.pipe.poll(120.0)

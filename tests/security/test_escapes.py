@@ -15,9 +15,9 @@ import small_run
 
 from scalerl_jax import status
 from scalerl_jax.launch import __main__ as launch
-from scalerl_jax.utils import ending
-from scalerl_jax.utils.printing import Stderr, guard_terminal, shown
-from scalerl_jax.utils.progress import Progress
+from scalerl_jax.process import ending
+from scalerl_jax.process.printing import Stderr, guard_terminal, shown
+from scalerl_jax.run.progress import Progress
 
 # Clears the screen; renames the window; the same with C1; turns a text around; BEL.
 EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\u2066\r\x7f"
@@ -164,7 +164,7 @@ def test_logs_bars_and_notes_are_shown(capsys):
 def test_a_traceback_and_a_warning_are_shown():
     code = (
         "import warnings\n"
-        "from scalerl_jax.utils.ending import answer\n"
+        "from scalerl_jax.process.ending import answer\n"
         "def fault():\n"
         f"    warnings.warn({EVIL!r})\n"
         f"    raise KeyError({EVIL!r})\n"
@@ -183,7 +183,7 @@ PRINTS = re.compile(
 # machine; and a supervisor its run's output, which has gone through this once.
 OTHERS = {
     *("config/__init__.py", "config/listing.py"),
-    *("launch/ray_place.py", "launch/supervisor.py", "utils/printing.py"),
+    *("launch/ray_place.py", "launch/supervisor.py", "process/printing.py"),
 }
 
 

@@ -10,11 +10,11 @@ import small_commands
 import small_run
 
 from scalerl_jax.launch.outcome import Outcome, write_outcome
-from scalerl_jax.utils.events import EventFile
-from scalerl_jax.utils.ledger import Ledger, kept_on_disk
-from scalerl_jax.utils.metrics import MetricsWriter
-from scalerl_jax.utils.run_directory import keep_data_report, open_run_directory
-from scalerl_jax.utils.writing import open_to_append, replace_file, replacing
+from scalerl_jax.run.directory import keep_data_report, open_run_directory
+from scalerl_jax.run.events import EventFile
+from scalerl_jax.run.ledger import Ledger, kept_on_disk
+from scalerl_jax.run.metrics import MetricsWriter
+from scalerl_jax.run.writing import open_to_append, replace_file, replacing
 
 MINE = '{"step": -1}\n'  # a whole row, so that a run would go on with it
 ROLLOUT = {
@@ -172,10 +172,10 @@ PLAIN = {
     "learner/contents.py": "a directory made under a name that is new each time",
     "learner/places.py": "a directory made under a name that is new each time",
     "model/saving.py": "a directory made by mkdir, which no link can be",
-    "parallel/channels.py": "a new file of a random name",
-    "rewards/harness.py": "a sandbox",
-    "rewards/process.py": "/dev/null",
-    "utils/writing.py": "the one place",
+    "weights/channels.py": "a new file of a random name",
+    "environments/harness.py": "a sandbox",
+    "environments/process.py": "/dev/null",
+    "run/writing.py": "the one place",
 }
 WRITES = re.compile(
     r"\.write_text\(|\.write_bytes\(|\.savefig\(\w*path|\.touch\("

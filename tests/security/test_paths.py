@@ -13,12 +13,12 @@ from scalerl_jax import status
 from scalerl_jax.config.bases import based_on
 from scalerl_jax.data import sources
 from scalerl_jax.data.preparing import open_dataset, prepare
+from scalerl_jax.formats.paths import inside
+from scalerl_jax.formats.remote import copies, copy_of, files_of_run
 from scalerl_jax.learner.bucket_place import BucketPlace
 from scalerl_jax.model.weights import read_tensors
-from scalerl_jax.utils import ending
-from scalerl_jax.utils.paths import inside
-from scalerl_jax.utils.remote import copies, copy_of, files_of_run
-from scalerl_jax.utils.run_files import RunFiles
+from scalerl_jax.process import ending
+from scalerl_jax.run.files import RunFiles
 
 CONFIG = small_run.ROOT / "configs" / "tiny.py"
 # From the copy of gs://bucket/runs/x to the home directory, and to the root.

@@ -12,7 +12,7 @@ from small_intruder import NOBODY, as_another_user, listening, open_to_others
 pytest.importorskip("ray")
 CLUSTER = """
 import os, sys
-from scalerl_jax.utils import ray_access
+from scalerl_jax.machines import ray_access
 with ray_access.prepared("local"):
     import ray
     from scalerl_jax.cluster.session import connected

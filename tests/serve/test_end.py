@@ -82,7 +82,7 @@ import jax
 
 from scalerl_jax.serve import server
 from scalerl_jax.serve.__main__ import main
-from scalerl_jax.utils.printing import log_to_stderr
+from scalerl_jax.process.printing import log_to_stderr
 
 make_replicas = server.make_replicas
 

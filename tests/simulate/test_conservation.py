@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.coordination.queue import RolloutQueue
+from scalerl_jax.controller.queue import RolloutQueue
 from scalerl_jax.simulate.lengths import Lengths
 from scalerl_jax.simulate.rates import Rates
 from scalerl_jax.simulate.run import Simulation

@@ -12,9 +12,9 @@ import sys
 import pytest
 from tpu_compiler import NEEDS_COMPILER, ROOT
 
-from scalerl_jax.pod.partition import split_slice
-from scalerl_jax.pod.processes import deal
-from scalerl_jax.pod.slices import parse_slice
+from scalerl_jax.machines.partition import split_slice
+from scalerl_jax.machines.processes import deal
+from scalerl_jax.machines.slices import parse_slice
 from scalerl_jax.preflight.__main__ import ENVIRONMENT
 
 pytestmark = NEEDS_COMPILER

@@ -1,0 +1,429 @@
+"""The learner as several processes: one call to all of them, and their replacement.
+
+A rank that is lost takes the others with it, for their next collective has no end.  All
+are started again; the state comes from the last complete checkpoint, and the batches
+since then, which are kept, are trained on again: the same version comes back, bit for
+bit, and nothing that was generated is thrown away.
+
+One file above 400 lines: every call may find the gang lost, and replaces it.
+"""
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from jaxtyping import Float
+from ray.exceptions import RayError
+
+from scalerl_jax.cluster.actors import LearnerRank, Place, arrange
+from scalerl_jax.cluster.calls import RoleLost, calling, end_all, why_lost
+from scalerl_jax.cluster.session import Cluster, check_process
+from scalerl_jax.config import Config
+from scalerl_jax.contract import Restored
+from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.parallel.xla import is_broken_off
+from scalerl_jax.process.ending import first_line
+from scalerl_jax.types import Group, PackedBatch
+from scalerl_jax.weights.channels import Parcel
+from scalerl_jax.weights.manifest import Offer, Publication, PublishReport, merge
+
+_log = logging.getLogger(__name__)
+_SILENCE_S = 1800.0  # compiling is part of it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightsOf:
+    """A publication, as it goes to replicas: texts that say where the bytes are."""
+
+    policy_version: int
+    base_version: int | None  # what a replica must hold; None: nothing
+    parcel: Callable[[], Parcel]
+    # The same version by itself, for who holds no base; None: it comes.
+    whole: Callable[[], Parcel | None]
+
+    def to_replica(self, held_version: int) -> Parcel | None:
+        """Return what a replica can use that was given that version before."""
+        if held_version in (self.policy_version, self.base_version):
+            return self.parcel()
+        return self.parcel() if self.base_version is None else self.whole()
+
+
+def merged(parts: Sequence[Parcel]) -> tuple[Parcel, int | None]:
+    """Return what all ranks offer, and the version that its deltas are against."""
+    publication = merge([Offer.from_json(part.text) for part in parts])
+    handles = {name: handle for part in parts for name, handle in part.handles.items()}
+    parcel = Parcel(text=publication.to_json(), handles=handles)
+    return parcel, publication.base_version
+
+
+class RemoteCheckpoints:
+    """The checkpoints that ranks write, as the loop asks for them."""
+
+    def __init__(self, files: Checkpointer, gang: "LearnerGang") -> None:
+        """Read the names in the directory; ask the ranks how far they are."""
+        self._files = files
+        self._gang = gang
+
+    def due(self, step: int, *, since: int) -> bool:
+        """Return whether one is due after any of the steps `since` + 1 to `step`.
+
+        It is once a rank has got a SIGTERM, before its machine is taken away.
+        """
+        return self._gang.leaving or self._files.due(step, since=since)
+
+    def steps(self) -> list[int]:
+        """Return the steps of the checkpoints on disk, oldest first."""
+        self.wait()
+        return self._files.steps()
+
+    def complete(self) -> list[int]:
+        """Return those that are complete by now."""
+        return self._files.steps()
+
+    def check(self) -> None:
+        """Raise the error of a save that has failed."""
+        self._gang.call("check_save")
+
+    def wait(self) -> None:
+        """Return when every checkpoint is on disk."""
+        self._gang.call("await_save")
+
+
+class LearnerGang:
+    """The learner over ranks; the loop's state is the version that they have."""
+
+    def __init__(
+        self,
+        config: Config,
+        directory: str,
+        *,
+        cluster: Cluster,
+        files: Checkpointer,
+        note: Callable[[str], None],
+        before_save: Callable[[], None],
+        placed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start the ranks, which load and compile once all are `placed`, as is told."""
+        self._config = config
+        self._directory = directory
+        self._cluster = cluster
+        self._note = note
+        self._before_save = before_save
+        self._placed = placed
+        self._lock = threading.RLock()  # calls come one after the other
+        self._ranks: list[Any] = []
+        self._up = False  # they have started, and are where they were
+        self.places: list[Place] = []
+        # Batches since the last complete checkpoint, by how many were before them.
+        self._kept: dict[int, PackedBatch] = {}
+        self._number = 0  # batches trained on
+        self._saved: dict[int, int] = {0: 0}  # step of a checkpoint -> batches before
+        self._whole: dict[int, Parcel] = {}
+        # Of the newest version, and of the one that is pinned, as they are offered now.
+        self._parcels: dict[int, Parcel] = {}
+        self._published = self._pinned = -1  # versions
+        self._asking: threading.Thread | None = None
+        self.version = 0  # of the state, for people
+        self.restarts = 0
+        self.leaving = False  # a rank has got a SIGTERM, and nothing is saved since
+        self._renew = False  # that is saved: all ranks are to start again
+        self.reports: list[PublishReport] = []
+        self.checkpointer = RemoteCheckpoints(files, self)
+        try:
+            self._start()
+        except RoleLost as loss:
+            text = f"the learner cannot start: {first_line(loss)}"
+            raise RuntimeError(text) from loss
+        self._up = True
+
+    # The methods of `LocalLearner`.
+
+    def step(self, state: int, batch: PackedBatch) -> tuple[int, dict[str, float], str]:
+        """Make an optimizer step on every rank."""
+        answers = self.call("step", batch)
+        metrics, fault, _ = answers[0]
+        self._kept[self._number] = batch
+        self._number += 1
+        self.version = state + (not fault)
+        told = [number for number, (*_, leaving) in enumerate(answers) if leaving]
+        if told and not self.leaving:
+            self.leaving = True
+            self._note(
+                f"warning: rank {told[0]} on {self._where(told[0])} of the learner got "
+                f"a SIGTERM; the state is saved, and all ranks start again"
+            )
+        return self.version, metrics, fault
+
+    def annotate(self, state: int, batches: list[PackedBatch]) -> list[PackedBatch]:
+        """Return a window's batches with the scores that the objective reads."""
+        return self.call("annotate", batches)[0]
+
+    def score(self, state: int, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
+        """Return the log-probability of every target of a batch, in nats."""
+        return self.call("score", batch)[0]
+
+    def examine(self, state: int, batch: PackedBatch) -> dict[str, float]:
+        """Return a batch's metrics and the norm of its gradient; no step is made."""
+        return self.call("examine", batch)[0]
+
+    def publish(self, state: int, *, pinned: bool = False) -> WeightsOf:
+        """Have every rank offer its shards; return what replicas are told.
+
+        A gang that starts again offers it again, and what is `pinned`, as it comes by
+        there: no checkpoint is begun after that before nobody needs it any more.
+        """
+        parts = self.call("publish", state, pinned)
+        parcel, base_version = merged([part for part, _ in parts])
+        self.reports = [report for _, report in parts]
+        self._pinned = state if pinned else self._pinned
+        self._published = state
+        self._parcels[state] = parcel
+        for version in self._parcels.keys() - {self._published, self._pinned}:
+            del self._parcels[version]
+        return WeightsOf(
+            policy_version=state,
+            base_version=base_version,
+            parcel=lambda: self._parcels.get(state, parcel),
+            whole=lambda: self._publish_again(state),
+        )
+
+    def _offer_again(self, version: int) -> None:
+        """Offer what ranks that were lost had offered, where others come by there."""
+        if version in self._parcels:
+            parts = self._ask("publish", version, version == self._pinned)
+            self._parcels[version], _ = merged([part for part, _ in parts])
+
+    def _publish_again(self, version: int) -> Parcel | None:
+        """Return a version in full, once the ranks have offered it so."""
+        if version in self._whole:
+            return self._whole[version]
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(
+                target=self._ask_again, name="whole weights", daemon=True
+            )
+            self._asking.start()
+        return None
+
+    def _ask_again(self) -> None:
+        """Have the ranks offer their last version in full, beside what they do."""
+        ranks = self._ranks
+        try:
+            calls = [
+                rank.publish_again.options(concurrency_group="weights").remote()
+                for rank in ranks
+            ]
+            parcel, _ = merged(ray.get(calls, timeout=_SILENCE_S))
+        except (RayError, ValueError) as error:
+            _log.info("no params in full for a newcomer as yet: %s", why_lost(error))
+            time.sleep(1.0)
+            return
+        if ranks is self._ranks:  # else what they offered is lost with them
+            self._whole = {Publication.from_json(parcel.text).policy_version: parcel}
+
+    def save(
+        self, step: int, state: int, *, host: dict[str, Any], groups: Sequence[Group]
+    ) -> None:
+        """Have every rank copy its shards, and write them beside the run."""
+        self._before_save()
+        self._saved[step] = self._number
+        self._forget()
+        parts = [(step, host, groups)] + [(step, {}, ())] * (len(self._ranks) - 1)
+        self.call("save", each=parts)
+        if self.leaving:
+            self.call("await_save")
+            self.leaving, self._renew = False, True
+
+    def restore(self) -> Restored | None:
+        """Have every rank go on from the newest good checkpoint, if there is any."""
+        found = self.call("restore")[0]
+        if found is None:
+            return None
+        step, host, groups = found
+        self._saved[step] = self._number
+        self.version = step
+        return Restored(step=step, state=step, host=host, groups=groups)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return restarts so far, and what the last publication cost."""
+        found: dict[str, float] = {"learner/restarts": self.restarts}
+        if reports := self.reports:
+            shares = [report.changed_share or 0.0 for report in reports]
+            sizes = [report.full_bytes for report in reports]
+            found |= {
+                "publish/bytes": sum(report.num_bytes for report in reports),
+                "publish/seconds": max(report.seconds for report in reports),
+                "publish/changed_share": float(np.average(shares, weights=sizes)),
+            }
+        return found
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row for each rank: where it is and what it has."""
+        return [
+            {
+                "role": f"learner {number}",
+                "where": str(place),
+                "version": self.version,
+                "lost": self.restarts,
+            }
+            for number, place in enumerate(list(self.places))
+        ]
+
+    # The ranks.
+
+    def call(
+        self, method: str, *arguments: Any, each: Sequence[tuple] | None = None
+    ) -> list[Any]:
+        """Return every rank's answer; a lost gang is replaced, and asked again.
+
+        Raises:
+            RuntimeError: it is lost again and again.
+            Exception: what the method raised in a rank.
+        """
+        with self._lock:
+            cause, limit = RoleLost(), self._config.generators.losses
+            # A run that ends needs no other ranks; of those that are gone none writes.
+            ends = method in ("await_save", "check_save")
+            if ends and not self._up:
+                return []
+            renew = self._renew and not ends
+            self.restarts += renew
+            for attempt in range(limit + 1):
+                try:
+                    if attempt or renew or not self._up:
+                        self._replace()
+                    return self._ask(method, *arguments, each=each)
+                except RoleLost as loss:
+                    self._up = False
+                    self.restarts += 1
+                    self._note(
+                        f"warning: the learner is lost ({loss}); all its "
+                        f"{len(self._ranks)} processes start again"
+                    )
+                    cause = loss
+            raise RuntimeError(
+                f"the learner was lost {limit + 1} times in a row (generators.losses = "
+                f"{limit}); the last time: {cause}"
+            )
+
+    def close(self) -> None:
+        """End all ranks."""
+        self._up = False
+        end_all(self._ranks)
+        self._ranks = []
+
+    def _ask(
+        self, method: str, *arguments: Any, each: Sequence[tuple] | None = None
+    ) -> list[Any]:
+        """Return every rank's answer.
+
+        Raises:
+            RoleLost: a rank is gone, or none answers.
+            Exception: what the method raised in a rank.
+        """
+        with calling("all ranks"):
+            shared = tuple(ray.put(argument) for argument in arguments)
+            calls = {}
+            for number, rank in enumerate(self._ranks):
+                given = shared if each is None else each[number]
+                calls[getattr(rank, method).remote(*given)] = number
+            waiting = list(calls)
+            # The first to end tells: behind a rank that is lost the others may hang.
+            while waiting:
+                done, waiting = ray.wait(waiting, timeout=_SILENCE_S)
+                if not done:
+                    raise RoleLost(f"no answer to {method} for {_SILENCE_S:g} s")
+                for call in done:
+                    self._raise_if_lost(call, calls[call])
+            return ray.get(list(calls))
+
+    def _raise_if_lost(self, call: Any, number: int) -> None:
+        name = f"rank {number} on {self._where(number)}"
+        try:
+            with calling(name):
+                ray.get(call)
+        except Exception as error:
+            # A collective, whose other end is gone.
+            if is_broken_off(error) and len(self._ranks) > 1:
+                raise RoleLost(f"{name}: {first_line(error)}") from error
+            raise
+
+    def _where(self, number: int) -> str:
+        return str(self.places[number]) if number < len(self.places) else "its host"
+
+    def _start(self) -> None:
+        """Start every rank, and have them meet.
+
+        Raises:
+            RoleLost: one is gone again.
+            TimeoutError: one found no place.
+        """
+        count = self._config.mesh.processes
+        devices = self._config.mesh.num_devices // count
+        timeout_s = self._config.generators.start_timeout_s
+        make: Any = ray.remote
+        actor = make(concurrency_groups={"weights": 1})(LearnerRank)
+        with calling("all ranks"):
+            self._ranks = [
+                actor.options(
+                    **self._cluster.options(devices, role="learner", number=rank)
+                ).remote(self._config, self._directory, rank=rank, num_ranks=count)
+                for rank in range(count)
+            ]
+        for number, rank in enumerate(self._ranks):
+            check_process(
+                rank,
+                f"rank {number} of the learner",
+                self._directory,
+                limit_s=timeout_s,
+                setting="mesh.processes",
+            )
+        self._placed()
+        with calling("rank 0"):
+            meeting = arrange(self._ranks)
+        self.places = self._ask("start", meeting, timeout_s)
+
+    def _replace(self) -> None:
+        """Start all ranks again, and bring them to where they were."""
+        began = time.monotonic()
+        self.close()
+        self._whole = {}
+        self.leaving = self._renew = False
+        try:
+            self._start()
+        except TimeoutError as error:  # a host is not back yet
+            raise RoleLost(str(error)) from error
+        found = self._ask("restore")[0]
+        step = 0 if found is None else found[0]
+        if step not in self._saved:
+            raise RuntimeError(
+                f"the checkpoint of step {step} is older than the batches that were "
+                f"kept; start again with the same --workdir"
+            )
+        since = self._saved[step]
+        again = [batch for number, batch in self._kept.items() if number >= since]
+        self._offer_again(step)
+        version = step
+        for batch in again:
+            _, fault, _ = self._ask("step", batch)[0]
+            if not fault:
+                version += 1
+                self._offer_again(version)
+        self._up = True
+        self._note(
+            f"the learner is back after {time.monotonic() - began:.0f} s, from step "
+            f"{step} and {len(again)} batches that were kept"
+        )
+
+    def _forget(self) -> None:
+        """Forget the batches that a complete checkpoint has behind it."""
+        complete = self.checkpointer.complete()
+        before = max((self._saved.get(step, 0) for step in complete), default=0)
+        self._kept = {
+            number: batch for number, batch in self._kept.items() if number >= before
+        }

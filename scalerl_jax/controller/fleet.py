@@ -1,0 +1,222 @@
+"""The loop's side of several generator replicas."""
+
+import concurrent.futures
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from scalerl_jax.contract import Desk, Job, Publication, QueueClosed
+from scalerl_jax.controller.dispatch import Roster
+from scalerl_jax.generation.evaluation import Abandoned, Probed, never
+from scalerl_jax.run.progress import Progress
+
+_TICK_S = 0.5  # between two turns of `Roster.turn` in which nothing happens
+_POLL_S = 0.2  # between two checks whether an evaluation must stop
+_END_S = 10.0  # for replicas to say that they have ended
+
+
+class Fleet:
+    """The `contract.Generators` of several replicas; a thread calls `Roster.turn`."""
+
+    def __init__(
+        self,
+        *,
+        make_roster: Callable[[Callable[[], None]], Roster],
+        desk: Desk,
+        summarize: Callable[..., Any],
+        num_held_out: int,
+        job_timeout_s: float,
+        progress: Progress,
+    ) -> None:
+        """Make the roster; `make_roster` gets a function that asks for a turn.
+
+        `summarize` turns judged prompts into an `Evaluation`.
+        """
+        self._due = threading.Event()
+        self.roster = make_roster(self._due.set)
+        self._desk = desk
+        self._summarize = summarize
+        self._num_held_out = num_held_out
+        self._job_timeout_s = job_timeout_s
+        self._progress = progress
+        self._numbers = itertools.count()
+        self._version = -1  # the last published one
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
+        self._thread.start()
+
+    def start(self) -> None:
+        """Begin to hand out orders."""
+        self.roster.order()
+        self._due.set()
+
+    def stop(self, timeout_s: float) -> None:
+        """End every replica; one that does not answer is left behind."""
+        self._over = True
+        self._due.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def publish(self, publication: Publication, *, policy_version: int) -> None:
+        """Hand over params for all that is sampled from now on."""
+        self._version = policy_version
+        self.roster.publish(publication, policy_version)
+        self._due.set()
+
+    def sample(self, publication: Publication) -> list[Probed]:
+        """Return every replica's completions of the same prompts, in turn."""
+        numbers = range(len(self.roster.members))
+        jobs = [self._job("probe", publication, self._version) for _ in numbers]
+        parts = self._done(list(zip(jobs, numbers, strict=True)))
+        return [each for part in parts for each in part]
+
+    def evaluate(
+        self,
+        publication: Publication,
+        *,
+        policy_version: int,
+        stopped: Callable[[], bool],
+        beside: bool = False,
+    ) -> tuple[Any, list[Probed]]:
+        """Return the pass rate at a version, and completions to compare with.
+
+        With `beside` the sampling goes on, with newer params, and no completions are
+        returned.
+
+        Raises:
+            Abandoned: `stopped` said so.
+        """
+        jobs = self._parts(publication, policy_version, beside=beside)
+        if beside:
+            judged = self._done([(job, None) for job in jobs], stopped=stopped)
+            return self._summary(judged, policy_version), []
+        jobs.append(self._job("probe", publication, policy_version))
+        text = f"evaluation at step {policy_version}: part"
+        with self._progress.bar(text, total=len(jobs)) as bar:
+            *judged, probed = self._done(
+                [(job, None) for job in jobs],
+                stopped=stopped,
+                ended=lambda _: self._progress.advance(bar),
+            )
+        return self._summary(judged, policy_version), probed
+
+    def _parts(
+        self, publication: Publication, policy_version: int, *, beside: bool
+    ) -> list[Job]:
+        """Return the jobs into which an evaluation is cut."""
+        parts = 2 * len(self.roster.members)  # so that a slow replica may do less
+        return [
+            self._job(
+                "evaluate",
+                publication,
+                policy_version,
+                places=tuple(range(first, self._num_held_out, parts)),
+                beside=beside,
+            )
+            for first in range(min(parts, self._num_held_out))
+        ]
+
+    def _summary(self, judged: Sequence[Sequence[Any]], policy_version: int) -> Any:
+        everything = [each for part in judged for each in part]
+        return self._summarize(everything, policy_version=policy_version)
+
+    def hang(self) -> str:
+        """Return what hangs in the replicas, as they have reported it."""
+        return "; ".join(
+            f"in replica {member.number} ({member.where}) {member.hang}"
+            for member in list(self.roster.members)
+            if member.hang
+        )
+
+    def in_flight(self) -> dict[int, int]:
+        """Return the tickets under way, and how many tokens each has so far."""
+        return self.roster.in_flight()
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        """Return the samplers' figures, summed over replicas, and replica counts."""
+        total: Counter[str] = Counter()
+        members = list(self.roster.members)
+        for member in members:
+            total.update(member.metrics)
+        versions = [member.used_version for member in members if member.up]
+        replicas = {
+            "up": len(versions),
+            "oldest_version": min(versions, default=-1),
+        } | self.roster.events
+        return dict(total) | {f"replicas/{name}": n for name, n in replicas.items()}
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row for each replica: its host and its state."""
+        return [
+            {
+                "role": f"replica {member.number}",
+                "where": member.where,
+                "version": member.used_version,
+                "groups": len(member.assignments),
+                "lost": member.losses,
+            }
+            for member in list(self.roster.members)
+        ]
+
+    @property
+    def verifier_restarts(self) -> int:
+        """Count the verifier processes that have been replaced."""
+        return sum(member.verifier_restarts for member in list(self.roster.members))
+
+    def _job(self, kind: Any, publication: Any, version: int, **more: Any) -> Job:
+        return Job(
+            number=next(self._numbers),
+            kind=kind,
+            publication=publication,
+            policy_version=version,
+            **more,
+        )
+
+    def _done(
+        self,
+        jobs: Sequence[tuple[Job, int | None]],
+        *,
+        stopped: Callable[[], bool] = never,
+        ended: Callable[[Any], None] = lambda future: None,
+    ) -> list[Any]:
+        """Return the jobs' results; each job is for a numbered replica or for any."""
+        futures = [self.roster.submit(job, number) for job, number in jobs]
+        for future in futures:
+            future.add_done_callback(ended)
+        self._due.set()
+        left, since = len(futures), time.monotonic()
+        try:
+            while waiting := concurrent.futures.wait(futures, _POLL_S).not_done:
+                if stopped():
+                    raise Abandoned
+                self._desk.raise_if_over()
+                if len(waiting) < left:
+                    left, since = len(waiting), time.monotonic()
+                if time.monotonic() - since > self._job_timeout_s:
+                    hang = self.hang()
+                    raise TimeoutError(
+                        f"replicas ended no part of an evaluation in "
+                        f"queue.batch_timeout_s = {self._job_timeout_s:g}"
+                        f"{f': {hang}' if hang else ''}"
+                    )
+            return [future.result() for future in futures]
+        finally:
+            self.roster.withdraw(job for job, _ in jobs)
+            self._due.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                self._due.wait(_TICK_S)
+                self._due.clear()
+                self.roster.turn()
+        except QueueClosed:
+            pass
+        except BaseException as failure:  # noqa: BLE001  raised again in the loop
+            self._desk.fail(failure)
+        finally:
+            self.roster.end(_END_S)

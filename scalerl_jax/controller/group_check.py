@@ -1,0 +1,190 @@
+"""The check of finished groups where they enter a run's books.
+
+A generator may be another machine, with a fault of its own.  What it hands in is held
+against the order that it was given and the limits of the run, before anything uses it.
+"""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from scalerl_jax.contract import Order
+from scalerl_jax.environments.verdict import Status
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.types import Group, Prompt, Rollout
+
+MOST_BAD = 3  # bad groups of one replica; then it is replaced
+
+_STATUSES = frozenset(typing.get_args(Status))
+_MOST_LOGPROB = 1e-3  # nats; what rounding may leave above 0
+_ARRAYS = {
+    "completion_tokens": np.dtype(np.int32),
+    "completion_mask": np.dtype(np.bool_),
+    "behavior_logprobs": np.dtype(np.float32),
+    "policy_versions": np.dtype(np.int32),
+}
+_FLAGS = ("cut_off", "interrupted", "passed", "judged")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupCheck:
+    """Limits that every group of a run keeps."""
+
+    arch: Architecture
+    group_size: int
+    length_limit: Callable[[int], int]  # version at which it began -> tokens
+    with_experts: bool = False  # of a mixture whose routing is replayed
+
+    def fault(self, group: Any, order: Order, *, oldest: int, newest: int) -> str:
+        """Return what is wrong with the group of an order; "": nothing.
+
+        Its tokens may be of the policy versions `oldest` to `newest`.
+        """
+        try:
+            return next(self._faults(group, order, oldest, newest), "")
+        except Exception as error:  # noqa: BLE001  foreign objects may raise anything
+            return f"it cannot be checked: {type(error).__name__}: {error}"
+
+    def _faults(
+        self, group: Any, order: Order, oldest: int, newest: int
+    ) -> Iterator[str]:
+        """Yield faults; each is looked for only if there was none before."""
+        yield from _faults_of_prompt(group.prompt, order.prompt)
+        rollouts = group.rollouts
+        if type(rollouts) is not tuple or len(rollouts) != self.group_size:
+            yield f"its rollouts are no tuple of batch.group_size = {self.group_size}"
+        limit = self.length_limit(order.begun_version)
+        for number, rollout in enumerate(rollouts):
+            for fault in self._faults_of_shape(
+                rollout, len(order.prompt.tokens), limit
+            ):
+                yield f"rollout {number}: {fault}"
+        yield from self._faults_of_numbers(rollouts, oldest, newest)
+        for number, rollout in enumerate(rollouts):
+            for fault in _faults_of_verdict(rollout):
+                yield f"rollout {number}: {fault}"
+        last = max(int(each.policy_versions[-1]) for each in rollouts)
+        finished = group.finished_version
+        if type(finished) is not int or not last <= finished <= newest:
+            yield f"finished_version = {finished!r} is not from {last} to {newest}"
+        if type(group.detail) is not str:
+            yield f"detail is a {type(group.detail).__name__} and no text"
+
+    def _faults_of_shape(
+        self, rollout: Any, prompt_length: int, limit: int
+    ) -> Iterator[str]:
+        if type(rollout) is not Rollout:
+            yield f"it is a {type(rollout).__name__}"
+        for name, dtype in _ARRAYS.items():
+            array = getattr(rollout, name)
+            if type(array) is not np.ndarray or array.ndim != 1:
+                yield f"{name} is no array [T]"
+            if array.dtype != dtype:
+                yield f"{name} is {array.dtype} and not {dtype}"
+            if len(array) != len(rollout.completion_tokens):
+                yield (
+                    f"{name} has {len(array)} values for "
+                    f"{len(rollout.completion_tokens)} tokens"
+                )
+        length = len(rollout.completion_tokens)
+        if not 0 < length <= limit:
+            yield f"{length} tokens; 1 to {limit} can be sampled"
+        yield from self._faults_of_experts(rollout.experts, prompt_length - 1 + length)
+
+    def _faults_of_experts(self, experts: Any, length: int) -> Iterator[str]:
+        if not self.with_experts:
+            if experts is not None:
+                yield "it has experts, and no routing is replayed"
+            return
+        mixture = self.arch.experts
+        if mixture is None:
+            raise ValueError("routing is replayed for a mixture alone")
+        shape, dtype = (length, self.arch.num_layers, mixture.top_k), mixture.id_dtype
+        if type(experts) is not np.ndarray:
+            yield f"its experts are a {type(experts).__name__} and no array"
+        if (experts.shape, experts.dtype) != (shape, dtype):
+            yield (
+                f"its experts are {experts.dtype}{list(experts.shape)} and not "
+                f"{dtype}{list(shape)}"
+            )
+        if ((experts >= mixture.count) & (experts != np.iinfo(dtype).max)).any():
+            yield f"an expert is not among the {mixture.count} of a layer"
+
+    def _faults_of_numbers(
+        self, rollouts: tuple[Rollout, ...], oldest: int, newest: int
+    ) -> Iterator[str]:
+        """Look at the arrays of all rollouts end to end: a few passes for a group."""
+        tokens, _, logprobs, versions = (
+            np.concatenate([getattr(each, name) for each in rollouts])
+            for name in _ARRAYS
+        )
+        vocabulary = self.arch.vocab_size
+        if tokens.min() < 0 or tokens.max() >= vocabulary:
+            yield (
+                f"token ids from {tokens.min()} to {tokens.max()}; the vocabulary has "
+                f"0 to {vocabulary - 1}"
+            )
+        # Written so that a NaN is refused too.
+        if not (logprobs.min() > -np.inf and logprobs.max() <= _MOST_LOGPROB):
+            yield (
+                f"log-probabilities from {logprobs.min():.3g} to {logprobs.max():.3g}; "
+                f"they must be finite and 0 at most"
+            )
+        if versions.min() < oldest or versions.max() > newest:
+            yield (
+                f"policy versions from {versions.min()} to {versions.max()}; it was "
+                f"given {oldest} to {newest}"
+            )
+        falls = np.diff(versions) < 0
+        ends = np.cumsum([len(each.policy_versions) for each in rollouts])[:-1] - 1
+        falls[ends] = False
+        if falls.any():
+            yield "the policy versions of a rollout fall along its tokens"
+
+
+def _faults_of_prompt(given: Any, prompt: Prompt) -> Iterator[str]:
+    if type(given) is not Prompt:
+        yield f"its prompt is a {type(given).__name__}"
+    for name in ("prompt_id", "epoch", "task", "text", "reference"):
+        own = getattr(prompt, name)
+        if type(getattr(given, name)) is not type(own) or getattr(given, name) != own:
+            yield f"its prompt differs in {name} from prompt {prompt.prompt_id}"
+    tokens = given.tokens
+    if type(tokens) is not np.ndarray or tokens.dtype != prompt.tokens.dtype:
+        yield f"its prompt's tokens are no array of {prompt.tokens.dtype}"
+    if not np.array_equal(tokens, prompt.tokens):
+        yield f"its prompt differs in tokens from prompt {prompt.prompt_id}"
+
+
+def _faults_of_verdict(rollout: Rollout) -> Iterator[str]:
+    for name in _FLAGS:
+        if not isinstance(getattr(rollout, name), bool | np.bool_):
+            yield f"{name} is {getattr(rollout, name)!r} and no bool"
+    reward: Any = rollout.reward
+    number = isinstance(reward, float | int | np.floating) and reward is not bool(
+        reward
+    )
+    if not number or not math.isfinite(reward):
+        yield f"reward = {reward!r} is no finite number"
+    if type(rollout.status) is not str or rollout.status not in _STATUSES:
+        yield f"status = {rollout.status!r} is not among {sorted(_STATUSES)}"
+    if rollout.passed and not rollout.judged:
+        yield "it passed without a verdict"
+
+
+def ticket_of(group: Any) -> int | None:
+    """Return the ticket of what a replica handed in; None if it is no group."""
+    good = type(group) is Group and type(group.ticket) is int
+    return group.ticket if good else None
+
+
+def count_tokens(group: Group) -> int:
+    """Return how many tokens a group has that is not used, and may be bad."""
+    rollouts = group.rollouts if type(group.rollouts) is tuple else ()
+    return sum(
+        np.size(each.completion_tokens) for each in rollouts if type(each) is Rollout
+    )

@@ -1,0 +1,453 @@
+"""The loop's bookkeeping (`RunMonitor`) of the parts of a run (`RunState`).
+
+The file is above 400 lines: it holds all counts, waits, warnings and display lines of
+a step, the watch over failing verifiers, and evaluations.
+"""
+
+import collections
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from scalerl_jax.batching.assembly import (
+    Batch,
+    Pass,
+    Window,
+    group_histograms,
+    group_metrics,
+    open_window,
+)
+from scalerl_jax.config import Config
+from scalerl_jax.contract import Publication, State
+from scalerl_jax.controller.run_state import RunState
+from scalerl_jax.environments.pool import NoVerifierError
+from scalerl_jax.environments.verdict import lacks_verdict
+from scalerl_jax.generation.evaluation import Abandoned, Evaluation
+from scalerl_jax.parallel.xla import explained
+from scalerl_jax.process.preemption import Preemption
+from scalerl_jax.run.metrics import MetricsWriter
+from scalerl_jax.run.tracking import StepProfile
+from scalerl_jax.types import Group
+
+_BATCHES = 10  # batches over which the share of unjudged rollouts is taken
+_POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
+
+
+class UnjudgedWatch:
+    """Counts rollouts without a verdict; `reason` says why the run cannot go on.
+
+    Leaving out a few is harmless; many mean a broken verifier, and whatever breaks it
+    then selects the rollouts that training still sees.
+    """
+
+    def __init__(self, *, max_share: float, num_prompts: int, group_size: int) -> None:
+        """Begin empty; a batch has `num_prompts` groups of `group_size` rollouts."""
+        self._max_share = max_share
+        self._recent: collections.deque[tuple[int, str]] = collections.deque(
+            maxlen=_BATCHES * num_prompts
+        )
+        self._most = max_share * _BATCHES * num_prompts * group_size  # rollouts
+        self.reason: str | None = None  # None: it may go on
+
+    def add(self, groups: Sequence[Group]) -> None:
+        """Count training groups as they are taken from the queue."""
+        for group in groups:
+            failed = sum(
+                lacks_verdict(rollout.status, judged=rollout.judged)
+                for rollout in group.rollouts
+            )
+            self._recent.append((failed, group.detail))
+        failed = sum(count for count, _ in self._recent)
+        if failed > self._most:
+            self._stop(
+                f"verifiers failed on {failed} rollouts of the last {_BATCHES} batches",
+                (detail for count, detail in self._recent if count),
+            )
+
+    def evaluated(
+        self, share: float, details: Iterable[str], *, no_figure: bool
+    ) -> None:
+        """Note the share of an evaluation's samples that are unjudged, and why.
+
+        `no_figure`: there is no verdict at all, and so no pass rate.
+        """
+        if share > self._max_share or no_figure:
+            self._stop(
+                f"verifiers failed on {share:.0%} of the samples of an evaluation",
+                details,
+            )
+
+    def _stop(self, what: str, details: Iterable[str]) -> None:
+        often = collections.Counter(filter(None, details)).most_common(1)
+        why = f", most often with: {often[0][0]}" if often else ""
+        self.reason = (
+            f"{what}, more than reward.max_unjudged_share = {self._max_share}{why}. "
+            f"Mend that, or raise the limit, and start again with the same --workdir"
+        )
+
+
+class RunMonitor:
+    """The loop's bookkeeping: waits, counts, warnings, files and the display."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunState,
+        writer: MetricsWriter,
+        preemption: Preemption,
+        evaluated: Callable[[], None],
+    ) -> None:
+        """Begin when a run starts or resumes.
+
+        `evaluated` is called after an evaluation has been written to evals.jsonl.
+        """
+        self._config = config
+        self._run = run
+        self._writer = writer
+        self._progress = run.progress
+        self._profile = None
+        if steps := config.tracking.profile_steps:
+            self._profile = StepProfile(steps, writer.tensorboard)
+        self._skipped = 0  # steps in all
+        self._dead = 0  # dead experts at the last step
+        self._answered = True  # until it is said once that nothing is
+        self._skipped_in_row = 0
+        self._pass_rate = float("nan")
+        self._last_s = time.monotonic()
+        report = run.ledger.report()  # not 0 in a resumed run
+        self._last_tokens = report["compute/generated_tokens"]
+        self._times: dict[str, float] = {}
+        self._mismatch: dict[str, float] = {}  # as last measured
+        self._stopped = lambda: preemption.requested
+        self._evaluated = evaluated
+        self._unjudged = UnjudgedWatch(
+            max_share=config.reward.max_unjudged_share,
+            num_prompts=config.batch.num_prompts,
+            group_size=config.batch.group_size,
+        )
+
+    @property
+    def must_stop(self) -> bool:
+        """Return whether verifiers fail too often for the run to go on."""
+        return self._unjudged.reason is not None
+
+    def close(self) -> None:
+        """End a profiler trace whose last step the run has not reached."""
+        if self._profile:
+            self._profile.close()
+
+    def require_verdicts(self) -> None:
+        """Save the state and end the run if verifiers fail too often.
+
+        Raises:
+            RuntimeError: verifiers fail too often; the message says how.
+        """
+        if self._unjudged.reason is not None:
+            raise RuntimeError(self._unjudged.reason)
+
+    def require_agreement(self, state: State, publication: Publication) -> None:
+        """Refuse to train on a sampler that is not the policy; compiles the engine."""
+        run = self._run
+        with run.activity("startup"), self._progress.bar("compiling the sampler"):
+            sampled = run.generators.sample(publication)
+            agreement = run.agreement.require(state, sampled)
+        self._mismatch = agreement.metrics()
+        self._progress.note(str(agreement))
+
+    def publish(
+        self,
+        state: State,
+        version: int,
+        *,
+        activity: str = "publish",
+        pinned: bool = False,
+    ) -> Publication:
+        """Send a copy of the params; if that fails, generators keep the older ones."""
+        run = self._run
+        with run.activity(activity), explained("publishing params", self._config):
+            publication = run.learner.publish(state, pinned=pinned)
+            run.generators.publish(publication, policy_version=version)
+        return publication
+
+    def take(self, version: int) -> list[Group] | None:
+        """Return the next window's groups; None if SIGTERM came during the wait."""
+        if self._profile:
+            self._profile.reached(version)
+        started = time.monotonic()
+        limit = self._config.queue.batch_timeout_s
+        while not self._stopped():
+            left = limit - (time.monotonic() - started)
+            try:
+                groups = self._run.queue.take(version, min(_POLL_S, max(left, 0.0)))
+            except TimeoutError as timeout:
+                if left > _POLL_S:
+                    continue
+                hang = self._run.generators.hang()
+                raise TimeoutError(
+                    f"no batch within queue.batch_timeout_s = {limit}: "
+                    f"{f'{hang}; ' if hang else ''}{timeout}"
+                ) from timeout
+            self._times["time/wait_s"] = time.monotonic() - started
+            # Counted here, so that the moment at which a verdict comes does not matter.
+            for group in groups:
+                passed = sum(rollout.passed for rollout in group.rollouts)
+                self._run.stream.record(
+                    group.prompt.prompt_id, passed=passed, total=group.num_judged
+                )
+            self._unjudged.add(groups)
+            return groups
+        return None
+
+    def open(self, groups: list[Group], state: State, version: int) -> Window:
+        """Return the batches of the groups, assembled and scored for their steps."""
+        run, batch = self._run, self._config.batch
+        window = open_window(
+            groups,
+            num_prompts=batch.num_prompts,
+            num_batches=run.queue.taken // batch.num_prompts,
+            version=version,
+            assemble=run.assemble,
+        )
+        useful = sum(group.has_reward_variance for group in groups)
+        if batch.dynamic_sampling and useful < run.queue.taken:
+            self._progress.note(
+                f"warning: {useful} of {run.queue.taken} groups have reward "
+                f"variance, after {len(groups)} were generated (batch.max_refills = "
+                f"{batch.max_refills}); the step goes with those"
+            )
+        started = time.monotonic()
+        with run.activity("train"), explained("the train step", self._config):
+            window = window.annotated(run.learner.annotate(state, window.packed()))
+            if run.trace:
+                for text in run.trace(window, state):
+                    self._progress.note(text)
+        self._times["time/annotate_s"] = time.monotonic() - started
+        for each in window.batches:
+            flops = run.flops.annotation(each.row_tokens, each.mean_context)
+            run.ledger.count(train_flops=flops)
+        return window
+
+    def step(
+        self, state: State, each: Pass, assembled: Batch
+    ) -> tuple[State, dict[str, float] | None]:
+        """Make one optimizer step; metrics are None if no step was made."""
+        run = self._run
+        if each.epoch == 0:
+            run.ledger.count(wasted_tokens=each.batch.wasted_tokens)
+        if assembled.packed is None:
+            self._skip(_without_gradient(each.batch.groups))
+            return state, None
+        started = time.monotonic()
+        with run.activity("train"), explained("the train step", self._config):
+            state, metrics, fault = run.learner.step(state, assembled.packed)
+        self._times["time/train_s"] = time.monotonic() - started
+        run.ledger.count(
+            train_tokens=assembled.train_tokens,
+            train_flops=run.flops.step(assembled.row_tokens, assembled.mean_context),
+        )
+        if fault:
+            self._skip(fault)
+            return state, None
+        self._skipped_in_row = 0
+        return state, metrics
+
+    def _skip(self, reason: str) -> None:
+        self._skipped += 1
+        self._skipped_in_row += 1
+        limit = self._config.train.max_skipped_steps
+        self._progress.note(f"warning: optimizer step skipped: {reason}")
+        if self._skipped_in_row >= limit:
+            raise RuntimeError(
+                f"{self._skipped_in_row} optimizer steps in a row were skipped, the "
+                f"limit train.max_skipped_steps = {limit}; the last because {reason}. "
+                f"Prompts that are all too easy or too hard want another data.tasks; "
+                f"numbers that are not finite want a lower optimizer.learning_rate"
+            )
+
+    def log(
+        self,
+        step: int,
+        each: Pass,
+        assembled: Batch,
+        metrics: dict[str, float],
+    ) -> None:
+        """Write one row of metrics.jsonl, and the display's line."""
+        run, now = self._run, time.monotonic()
+        elapsed_s, self._last_s = now - self._last_s, now
+        report = run.ledger.report()
+        made = report["compute/generated_tokens"] - self._last_tokens
+        self._last_tokens = report["compute/generated_tokens"]
+        groups = [*each.batch.groups, *each.batch.refilled]
+        row: dict[str, Any] = metrics | group_metrics(groups, learner_version=step - 1)
+        row |= assembled.expert_load
+        if not metrics["mismatch/tokens"] or self._config.sampler.filters:
+            # The mismatch of the last evaluation: this batch has no token of the
+            # learner's own version, or ratios that the sampler's filters lower.
+            row |= self._mismatch
+        row |= {
+            "train/tokens": assembled.train_tokens,
+            "train/epoch": each.epoch,
+            "train/learning_rate": float(run.learning_rates(step - 1)),
+            "group/generated": len(groups),
+            "group/with_variance": each.batch.num_useful,
+            # The limit of the newest completions in the batch.
+            "completion/limit_tokens": run.length_limit(
+                max(group.oldest_version for group in groups)
+            ),
+            "train/skipped_steps": self._skipped,
+            "data/retired_prompts": run.stream.num_retired,
+            "queue/buffered": run.queue.buffered,
+            "queue/running": run.queue.running,
+            "queue/dropped": sum(run.queue.dropped.values()),
+            "queue/bad_groups": run.desk.refused,
+            "verifier/restarts": run.verifier_restarts(),
+            "time/step_s": elapsed_s,
+            "throughput/generated_tokens_per_s": made / max(elapsed_s, 1e-9),
+            "throughput/trained_tokens_per_s": assembled.row_tokens
+            / max(self._times["time/train_s"], 1e-9),
+        }
+        row |= {
+            **self._times,
+            **report,
+            **run.generators.metrics,
+            **run.learner.metrics,
+        }
+        shares = run.ledger.idle_shares()
+        row |= {f"idle/{pool}_share": share for pool, share in shares.items()}
+        if self._profile:
+            self._profile.reached(step)
+        histograms = group_histograms(groups, learner_version=step - 1)
+        self._writer.write_step(step, row, histograms)
+        self._warn(row)
+        self._show(step, row)
+
+    def _show(self, step: int, row: dict[str, Any]) -> None:
+        """Show the step's line; a narrow display cuts off its last figures first."""
+        # The pass rate is unknown between a resumption and the next evaluation.
+        rate = "-" if math.isnan(self._pass_rate) else f"{self._pass_rate:.3f}"
+        speed = row["throughput/generated_tokens_per_s"]
+        facts = {
+            "reward": f"{row['reward/mean']:.2f}",
+            "pass rate": rate,
+            "length": f"{row['completion/mean_tokens']:.0f}",
+            "staleness": f"{row['staleness/mean']:.1f}",
+        }
+        # A sampler without a new token in the whole step had nothing to do.
+        facts |= (
+            {"tokens/s": f"{speed:.0f}"}
+            if speed
+            else {"sampler": "waiting for the learner"}
+        )
+        facts |= {
+            "train pass rate": f"{row['pass_rate/mean']:.3f}",
+            "staleness in flight": f"{row['staleness/in_flight_mean']:.1f}",
+            "queued": f"{row['staleness/queued_mean']:.1f}",
+            "max": f"{row['staleness/max']}",
+        }
+        self._progress.show(facts, done=step)
+
+    def _warn(self, row: dict[str, Any]) -> None:
+        limit = self._config.train.cut_off_warning_share
+        if row["completion/cut_off_share"] > limit:
+            self._progress.note(
+                f"warning: {row['completion/cut_off_share']:.0%} of the completions "
+                f"were cut off at the length limit (train.cut_off_warning_share = "
+                f"{limit:.0%}); in ScaleRL's runs this came before a collapse"
+            )
+        self._warn_of_no_answers(row["verifier/no_answer_share"], "the batch")
+        dead = row.get("experts/dead", 0)
+        if dead and dead != self._dead:
+            self._progress.note(
+                f"warning: {dead:.0f} experts, of all layers, took no token of this "
+                f"batch (experts/dead in metrics.jsonl); objective.expert_bias_rate or "
+                f"objective.expert_balance would bring them back"
+            )
+        self._dead = dead
+
+    def _warn_of_no_answers(self, share: float, where: str) -> None:
+        """Say once what to change if not a single completion holds an answer."""
+        if self._answered and share == 1.0:
+            self._answered = False
+            self._progress.note(
+                f"warning: no completion of {where} holds an answer: "
+                f"{self._run.why_no_answers()}"
+            )
+
+    def lacks_evaluation(self, version: int) -> bool:
+        """Return whether an evaluation is due at this version and not yet on file."""
+        last = version == self._config.train.num_steps
+        due = last or version % self._config.eval.every == 0
+        return due and not self._writer.has_eval(version)
+
+    def evaluate(self, state: State, publication: Publication, version: int) -> None:
+        """Write and show the pass rate and the mismatch at this version."""
+        run = self._run
+        report = run.ledger.report()
+        with self._given_up(version):
+            with run.activity("eval"):
+                result, sampled = run.generators.evaluate(
+                    publication, policy_version=version, stopped=self._stopped
+                )
+                self._mismatch = run.agreement(state, sampled).metrics()
+            self._write_evaluation(version, report, result)
+
+    def await_evaluation(self, *, before: int | None = None) -> None:
+        """Do nothing: `evaluate` has already waited."""
+
+    @contextlib.contextmanager
+    def _given_up(self, version: int) -> Iterator[None]:
+        """Say why there is no evaluation at a version."""
+        try:
+            yield
+        except Abandoned:
+            why = " for SIGTERM" if self._stopped() else ""
+            self._progress.note(f"the evaluation at step {version} is given up{why}")
+        except NoVerifierError as failure:
+            self._unjudged.reason = f"an evaluation had no verdicts: {failure}"
+
+    def _write_evaluation(
+        self, version: int, report: dict[str, float], result: Evaluation
+    ) -> None:
+        no_figure = math.isnan(result.pass_rate)
+        self._unjudged.evaluated(
+            result.unjudged_share, result.details, no_figure=no_figure
+        )
+        row = {
+            "step": version,
+            "policy_version": version,
+            "compute_chip_hours": report["compute/charged_chip_hours"],
+        }
+        row |= {
+            name: report[f"compute/{name}"]
+            for name in ("train_tokens", "generated_tokens", "train_flops")
+        }
+        row |= result.figures() | self._mismatch
+        if not no_figure:
+            self._writer.write_eval(row)
+            self._evaluated()
+        self._writer.write_rollouts(
+            {"step": version, **each} for each in result.rollouts
+        )
+        self._pass_rate = result.pass_rate
+        self._progress.note(
+            f"evaluation at step {version}: pass rate {result.pass_rate:.3f} "
+            f"+- {result.pass_rate_se:.3f} after "
+            f"{row['compute_chip_hours']:.4f} chip-hours"
+            + (f", {result.unjudged_share:.1%} unjudged" if result.details else "")
+        )
+        self._warn_of_no_answers(result.no_answer_share, "the evaluation")
+
+
+def _without_gradient(groups: Sequence[Group]) -> str:
+    """Say why no rollout of a batch is trained on."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    equal = sum(not group.has_reward_variance for group in groups)
+    cut_off = sum(rollout.cut_off for rollout in rollouts)
+    unjudged = sum(not rollout.judged for rollout in rollouts)
+    return (
+        f"no rollout of the batch is trained on: {equal} of {len(groups)} groups have "
+        f"zero variance (fewer do with a larger batch.group_size or other data.tasks), "
+        f"{cut_off} of {len(rollouts)} rollouts are cut off and {unjudged} unjudged"
+    )

@@ -1,0 +1,1 @@
+"""Verdicts: the processes that give them, and the sandbox of programs."""

@@ -1,0 +1,400 @@
+"""A pool of processes that judge completions, and can be killed when they hang.
+
+The pool never blocks its caller: `submit` and `poll` are called between two calls
+of the sampler, and a thread gives each process work as soon as it is free.
+"""
+
+import collections
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from multiprocessing import connection as pipes
+from typing import Any, NamedTuple
+
+from scalerl_jax.config import RewardConfig
+from scalerl_jax.environments.verdict import (
+    MAX_START_S,
+    Job,
+    Judged,
+    Loaded,
+    Setup,
+    Share,
+    Status,
+    Verifier,
+    VerifierProcess,
+    adopt,
+    ended,
+    late,
+    reap,
+)
+
+_MAX_STARTS = 8  # failed starts in a row, per process: over half a minute
+_BACKOFF_S = 0.25  # before a second start; doubled for each that follows
+_IDLE_S = 60.0  # between two looks when nothing happens
+_END_S = 5.0  # wait for the children of killed processes
+_MAX_PROCESSES = 32  # per machine; SymPy takes 100 MB in each
+_SOLUTION_SHARE = 0.8  # of reward.timeout_s; the rest is for setting up sandboxes
+_UNNAMED = ""  # the verifier of prompts that name none
+
+
+def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
+    """Return the verifier that a reference asks for; "" where it names none.
+
+    Raises:
+        ValueError: the verifier is not among the `known`.
+    """
+    name = reference.get("verifier", _UNNAMED)
+    if name and name not in known:
+        raise ValueError(
+            f"a prompt's reference names the verifier {name!r}; choose from "
+            f"{sorted(set(known) - {_UNNAMED})}, or name none for its task's own"
+        )
+    return name
+
+
+class NoVerifierError(RuntimeError):
+    """Nothing can be judged: no verifier process can be started."""
+
+
+class Verdicts(NamedTuple):
+    """The judgements of one group's answers, in their order."""
+
+    key: Any  # as submitted
+    statuses: list[Status]
+    detail: str  # why some have no verdict; empty if all have one
+
+
+class VerifierPool:
+    """Judges the answers of groups in other processes, each within a time limit.
+
+    A process that ends is replaced.  A failed start is tried again after a growing
+    pause; `poll` and `wait` raise NoVerifierError only after `_MAX_STARTS` failures in
+    a row, or if the first import of a verifier fails.
+
+    Args:
+        score: (task, answer, reference) -> verdict, or score, where 1 or more is
+            correct, for prompts whose reference names no "verifier"; the name of a
+            function, as "module:function".
+        named: the verifiers that a reference may name.  Each is imported by a
+            process that is given its first answer to judge.
+        timeout_s: limit for one answer.
+        num_workers: processes; the answers of a group are dealt out among them.
+        memory_mib: limit of a process's memory beside its imports; an answer whose
+            judging needs more is too costly.
+    """
+
+    def __init__(
+        self,
+        *,
+        score: str,
+        timeout_s: float,
+        named: Mapping[str, Verifier] | None = None,
+        num_workers: int = 1,
+        memory_mib: int = 4096,
+    ) -> None:
+        """Start the processes, and do not wait for them."""
+        assert num_workers >= 1 and timeout_s > 0, (num_workers, timeout_s)
+        self._setup = Setup(
+            verifiers={_UNNAMED: Verifier(score), **(named or {})},
+            preload=_UNNAMED,
+            timeout_s=timeout_s,
+            memory_mib=memory_mib,
+        )
+        adopt()
+        self._num_workers = num_workers
+        self.pending = 0  # groups submitted whose verdicts `poll` has not returned
+        self.restarts = 0  # of processes
+        self._arrived: list[Verdicts] = []
+        self._failure: Exception | None = None
+        self._closed = False
+        # Passed between the two threads: one appends, the other takes from the left.
+        self._waiting: collections.deque[Share] = collections.deque()
+        self._judged: queue.SimpleQueue[Verdicts | Exception] = queue.SimpleQueue()
+        self._woken, self._wake = pipes.Pipe(duplex=False)
+        # Used by the thread alone.
+        self._workers: list[VerifierProcess] = []
+        self._starts = [0.0] * num_workers  # when; time.monotonic()
+        self._loaded: set[str] = set()  # verifiers that a process has imported
+        self._failed: collections.Counter[str] = collections.Counter()  # in a row
+        self._killed: list[VerifierProcess] = []  # not reaped yet
+        self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        key: Any,
+        task: str,
+        answers: list[str | None],
+        reference: dict[str, Any],
+    ) -> None:
+        """Have the answers of a group judged; None stands for a missing answer.
+
+        Raises:
+            ValueError: the reference names a verifier that the pool does not have.
+        """
+        assert not self._closed, "the pool is closed"
+        job = Job(
+            key=key,
+            verifier=verifier_of(reference, self._setup.verifiers),
+            task=task,
+            answers=answers,
+            reference=reference,
+            statuses=["no_answer" if answer is None else None for answer in answers],
+            details=[],
+        )
+        self.pending += 1
+        places = job.unjudged(range(len(answers)))
+        if not places:
+            self._finish_if_judged(job)
+            return
+        count = self._num_workers
+        shares = [Share(job, places[first::count]) for first in range(count)]
+        self._waiting.extend(share for share in shares if share.places)
+        self._wake.send_bytes(b"work")
+
+    def poll(self) -> list[Verdicts]:
+        """Return the verdicts that have arrived since the last call.
+
+        Raises:
+            NoVerifierError: no verifier process can be started.
+        """
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._arrive(timeout_s=0.0)
+        arrived, self._arrived = self._arrived, []
+        self.pending -= len(arrived)
+        return arrived
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until `poll` has verdicts, none is pending, or `timeout_s` has passed.
+
+        Raises:
+            NoVerifierError: no verifier process can be started.
+        """
+        if self.pending and not self._arrived:
+            with contextlib.suppress(queue.Empty):
+                self._arrive(timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Kill the processes; pending groups get no verdicts."""
+        if self._closed:
+            return
+        self._closed = True
+        self._wake.send_bytes(b"end")
+        self._thread.join()
+        for worker in self._workers:
+            worker.kill()
+        for worker in (*self._workers, *self._killed):
+            worker.process.wait()
+        reap(wait_s=_END_S)
+        self._wake.close()
+        self._woken.close()
+
+    def _arrive(self, *, timeout_s: float) -> None:
+        """Take the next verdicts from the thread.
+
+        Raises:
+            Empty: none came within `timeout_s`.
+        """
+        assert not self._closed, "the pool is closed"
+        if self._failure is None:
+            next_one = self._judged.get(timeout=timeout_s)
+            if isinstance(next_one, Verdicts):
+                self._arrived.append(next_one)
+                return
+            self._failure = next_one
+        raise self._failure
+
+    # Methods of the thread.
+
+    def _run(self) -> None:
+        """Keep processes at work until the pool is closed."""
+        try:
+            while not self._closed:
+                self._start_due()
+                self._advance()
+                self._dispatch()
+                self._sleep()
+        except Exception as failure:  # noqa: BLE001  raised again by poll() and wait()
+            self._judged.put(failure)
+
+    def _sleep(self) -> None:
+        """Wait for a message, a deadline or work."""
+        moments = [worker.deadline for worker in self._workers if not worker.free]
+        moments += self._starts
+        pause = min([_IDLE_S, *(moment - time.monotonic() for moment in moments)])
+        pipes.wait(
+            [self._woken, *(worker.pipe for worker in self._workers)],
+            timeout=max(0.0, pause),
+        )
+        while self._woken.poll():
+            self._woken.recv_bytes()
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        num_due = sum(start <= now for start in self._starts)
+        self._starts = [start for start in self._starts if start > now]
+        for _ in range(num_due):
+            try:
+                self._workers.append(VerifierProcess(self._setup))
+            except OSError as error:  # no memory, or too many processes
+                self._start_later(_UNNAMED, f"the system refuses one ({error}) for")
+
+    def _advance(self) -> None:
+        """Read messages of the processes; kill the processes that are late."""
+        if self._killed:
+            reap()
+        self._killed = [
+            worker for worker in self._killed if worker.process.poll() is None
+        ]
+        for worker in list(self._workers):
+            # A verdict that came in time counts, even if the deadline has passed since.
+            if not self._read(worker):
+                self._replace(worker, is_late=False)
+            elif not worker.free and time.monotonic() > worker.deadline:
+                self._replace(worker, is_late=True)
+
+    def _dispatch(self) -> None:
+        for worker in list(self._workers):
+            if not (self._waiting and worker.free):
+                continue
+            share = self._waiting.popleft()
+            try:
+                worker.give(share, timeout_s=self._setup.timeout_s)
+            except OSError:  # it died or was stopped with nothing to do
+                self._waiting.appendleft(share)
+                self._replace(worker, is_late=False)
+
+    def _read(self, worker: VerifierProcess) -> bool:
+        """Take in a worker's messages; False if its process has ended."""
+        try:
+            while worker.pipe.poll():
+                self._receive(worker, worker.pipe.recv())
+        except (EOFError, OSError):
+            return False
+        return True
+
+    def _receive(self, worker: VerifierProcess, message: Loaded | Judged) -> None:
+        worker.begun_cpu_s = message.cpu_s
+        worker.deadline = time.monotonic() + self._setup.timeout_s  # of the next answer
+        if isinstance(message, Loaded):
+            if not message.failure:
+                worker.loaded.add(message.verifier)
+                worker.loading = None
+                self._loaded.add(message.verifier)
+                self._failed[message.verifier] = 0
+            elif message.verifier not in self._loaded:
+                raise NoVerifierError(
+                    f"no verifier process can start: {message.failure}"
+                )
+            return  # else the process ends, and is replaced like one killed in imports
+        assert worker.share is not None, "a verdict without work"
+        job, places = worker.share
+        job.settle(message.place, message.verdict)
+        if not job.unjudged(places):
+            worker.share = None
+        self._finish_if_judged(job)
+
+    def _finish_if_judged(self, job: Job) -> None:
+        statuses: list[Status] = [status for status in job.statuses if status]
+        if len(statuses) == len(job.statuses):
+            detail = "; ".join(dict.fromkeys(job.details))
+            self._judged.put(Verdicts(job.key, statuses, detail))
+
+    def _replace(self, worker: VerifierProcess, *, is_late: bool) -> None:
+        """Replace a process that is late or has ended; its answer has no verdict.
+
+        Its other answers are given to other processes.
+        """
+        computed_s = worker.computed_s() if is_late else 0.0
+        worker.kill()
+        self._workers.remove(worker)
+        self._killed.append(worker)
+        if is_late:
+            verdict = late(computed_s=computed_s, timeout_s=self._setup.timeout_s)
+            how = f"it took more than {MAX_START_S} s to import"
+        else:
+            exit_code = worker.exit_code()
+            verdict = ended(exit_code)
+            how = f"it ended with exit code {exit_code} while it imported"
+        if worker.share is not None:
+            job, places = worker.share
+            places = job.unjudged(places)
+            if worker.loading is None:
+                job.settle(places.pop(0), verdict)
+            if places:
+                self._waiting.appendleft(Share(job, places))
+            self._finish_if_judged(job)
+        self.restarts += 1
+        if worker.loading is None:
+            self._starts.append(0.0)
+        else:
+            self._start_later(worker.loading, how)
+
+    def _start_later(self, name: str, how: str) -> None:
+        """Start a process after a pause, as the last failed to import verifier `name`.
+
+        Raises:
+            NoVerifierError: too many starts have failed in a row; `how` says why.
+        """
+        failed = self._failed[name] = self._failed[name] + 1
+        if failed >= _MAX_STARTS * self._num_workers:
+            function = self._setup.verifiers[name].function
+            raise NoVerifierError(
+                f"no verifier process can start: {how} {function!r}, the last of "
+                f"{failed} starts in a row that failed; its stderr says more"
+            )
+        pause_s = _BACKOFF_S * 2 ** ((failed - 1) // self._num_workers)
+        self._starts.append(time.monotonic() + pause_s)
+
+
+# Functions that make a run's verifiers and pool from its settings.
+
+
+def named_verifiers(reward: RewardConfig) -> dict[str, Verifier]:
+    """Return the verifiers by the name under which a prompt's reference asks for them.
+
+    A process imports a verifier's module only when it first has to use it.
+    """
+    return {
+        "code": Verifier(
+            "scalerl_jax.environments.judges.code:judge",
+            {
+                "cpu_s": reward.code_cpu_s,
+                "wall_s": _SOLUTION_SHARE * reward.timeout_s,
+                "memory_mib": reward.code_memory_mib,
+                "packages": reward.code_packages,
+                "float_tolerance": reward.code_float_tolerance,
+            },
+        ),
+        "math": Verifier(
+            "scalerl_jax.environments.judges.maths:judge",
+            {"answer_from": reward.math_answer},
+        ),
+        "reasoning_gym": Verifier("scalerl_jax.data.tasks:score"),
+    }
+
+
+def num_processes(num_workers: int) -> int:
+    """Return the number of verifier processes: `num_workers`, or for 0 by the cores.
+
+    Two of the machine's cores are then left to the run itself.
+    """
+    # Not all systems say which cores this process may use.
+    own = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    return num_workers or min(max(1, len(own) - 2), _MAX_PROCESSES)
+
+
+def make_pool(reward: RewardConfig, *, unnamed: str) -> VerifierPool:
+    """Make the verifier pool of a run; `unnamed` is for references that name none."""
+    named = named_verifiers(reward)
+    return VerifierPool(
+        score=named[unnamed].function,
+        named=named,
+        timeout_s=reward.timeout_s,
+        num_workers=num_processes(reward.num_workers),
+        memory_mib=reward.memory_mib,
+    )

@@ -1,0 +1,95 @@
+"""A verifier process: it imports verifiers, and judges what comes through its pipe.
+
+Run by `VerifierProcess`, as `python -m scalerl_jax.environments.process DESCRIPTOR`.
+"""
+
+import contextlib
+import faulthandler
+import functools
+import importlib
+import os
+import resource
+import sys
+import time
+from multiprocessing import connection as pipes
+from typing import Any
+
+from scalerl_jax.environments.verdict import (
+    Judged,
+    Loaded,
+    ScoreFunction,
+    Setup,
+    Verdict,
+    Work,
+)
+
+_MAX_DETAIL = 500  # characters
+
+
+def serve(descriptor: int) -> None:
+    """Judge the answers that come through the pipe `descriptor`, until it closes."""
+    pipe = pipes.Connection(descriptor)
+    with (
+        contextlib.suppress(EOFError, ConnectionError),
+        open(os.devnull, "w") as nowhere,
+    ):
+        setup: Setup = pipe.recv()
+        # The pool kills a late process; this alarm ends a hanging call if the pool is
+        # dead.
+        limit_s = 2 * setup.timeout_s + 10
+        scores = {setup.preload: _load(pipe, setup, setup.preload)}
+        while True:
+            work: Work = pipe.recv()
+            if work.verifier not in scores:
+                scores[work.verifier] = _load(pipe, setup, work.verifier)
+            for place, answer in work.answers:
+                faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
+                score = scores[work.verifier]
+                verdict = _judge(score, work.task, answer, work.reference)
+                faulthandler.cancel_dump_traceback_later()
+                pipe.send(Judged(place, verdict, time.process_time()))
+
+
+def _load(pipe: pipes.Connection, setup: Setup, name: str) -> ScoreFunction:
+    """Import a verifier and tell the pool; if that fails, tell why and exit."""
+    try:
+        verifier = setup.verifiers[name]
+        module, _, function = verifier.function.partition(":")
+        score = getattr(importlib.import_module(module), function)
+    except Exception as error:  # noqa: BLE001  raised again by poll() and wait()
+        pipe.send(Loaded(name, f"{type(error).__name__}: {error}"))
+        sys.exit(1)
+    _limit_memory(setup.memory_mib)
+    pipe.send(Loaded(name, cpu_s=time.process_time()))
+    return functools.partial(score, **verifier.settings)
+
+
+def _limit_memory(memory_mib: int) -> None:
+    """Limit this process's memory, so that allocating more is a MemoryError here."""
+    if sys.platform != "linux":  # no other system counts or limits it so
+        return
+    with open("/proc/self/statm") as file:
+        held = int(file.read().split()[0]) * resource.getpagesize()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (held + memory_mib * 2**20, hard))
+
+
+def _judge(
+    score: ScoreFunction, task: str, answer: str, reference: dict[str, Any]
+) -> Verdict:
+    try:
+        found = score(task, answer, reference)
+    except Exception as error:  # noqa: BLE001  becomes this rollout's status
+        reason = f"{type(error).__name__}: {error}"
+        # Memory and stack are this process's own, and the answer's text fills them.
+        full = isinstance(error, MemoryError | RecursionError)
+        status = "too_costly" if full else "verifier_error"
+        return Verdict(status, reason[:_MAX_DETAIL])
+    if isinstance(found, Verdict):
+        return found._replace(detail=found.detail[:_MAX_DETAIL])
+    # Partial credit, anything below 1, is not a pass.
+    return Verdict("correct" if found >= 1.0 else "wrong")
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

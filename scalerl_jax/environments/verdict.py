@@ -1,0 +1,266 @@
+"""A verifier's verdict on one answer, and the pool's side of the process that judges.
+
+`generation.episodes.Judging` turns verdicts into rewards.  `environments.process` is
+the other side.  It is started by name, not through multiprocessing, whose spawned
+children import the main module again, and with it JAX.  It reads its messages with the
+classes below: no JAX here, nor in a score function's module.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing import connection as pipes
+from typing import Any, Literal, NamedTuple
+
+import psutil
+
+from scalerl_jax.process.child_environment import child_environment
+
+MAX_START_S = 120.0  # imports included; not part of a verdict's timeout
+_MAX_SEND_S = 10.0  # a free process that does not read for so long has stopped
+_SET_CHILD_SUBREAPER = 36  # of prctl, in linux/prctl.h
+
+Status = Literal[
+    "correct",
+    "wrong",
+    "no_answer",  # the completion holds no answer
+    "unparsable",  # the completion's answer cannot be read
+    "too_costly",  # judging the answer takes all of its time or memory
+    "verifier_timeout",
+    "verifier_error",
+]
+_FAILURES: tuple[Status, ...] = ("verifier_timeout", "verifier_error")
+# Share of an answer's time: ordinary answers take a thousandth of it, the first one of
+# a process a tenth at most.
+_COMPUTING = 0.25
+
+
+class Verdict(NamedTuple):
+    """The judgement of one answer."""
+
+    status: Status
+    detail: str = ""  # the reason, if there is no verdict
+
+
+def count_as_judged(
+    statuses: Sequence[str], *, max_too_costly_share: float
+) -> list[bool]:
+    """Return for each of a prompt's answers whether it counts as judged.
+
+    Answers that a verifier failed on do not.  Answers that are too costly to judge do
+    not while they are at most `max_too_costly_share` of the prompt's; more of them are
+    wrong answers, all of them, so that no policy gains by preferring them.
+    """
+    costly = statuses.count("too_costly")
+    excused = costly <= max_too_costly_share * len(statuses)
+    return [
+        status not in _FAILURES and not (status == "too_costly" and excused)
+        for status in statuses
+    ]
+
+
+def lacks_verdict(status: str, *, judged: bool) -> bool:
+    """Return whether an answer has no verdict, though it may count as a wrong one.
+
+    An answer that is too costly, and therefore judged to be wrong, has one.
+    """
+    return status in _FAILURES or (status == "too_costly" and not judged)
+
+
+def late(*, computed_s: float, timeout_s: float) -> Verdict:
+    """Return the verdict on an answer that was not judged within `timeout_s`.
+
+    It is too costly if its process computed meanwhile.  A process that was stopped, or
+    had next to nothing of a busy machine, says nothing about the answer.
+    """
+    if computed_s >= _COMPUTING * timeout_s:
+        reason = f"still computing after reward.timeout_s = {timeout_s}"
+        return Verdict("too_costly", reason)
+    reason = f"no verdict within reward.timeout_s = {timeout_s}"
+    return Verdict("verifier_timeout", reason)
+
+
+def ended(exit_code: int | None) -> Verdict:
+    """Return the verdict on an answer whose process ended while it judged it."""
+    reason = f"the verifier process ended with exit code {exit_code}"
+    # The stack is full: of calls, which the answer's text nests.
+    full = exit_code == -signal.SIGSEGV
+    return Verdict("too_costly" if full else "verifier_error", reason)
+
+
+# (task, answer, reference) -> a verdict, or a score: 1 or more is correct
+ScoreFunction = Callable[[str, str, dict[str, Any]], float | Verdict]
+
+
+class Verifier(NamedTuple):
+    """A score function by name, and the settings that it takes as keywords."""
+
+    function: str  # "module:function"
+    settings: Mapping[str, Any] = {}
+
+
+class Setup(NamedTuple):
+    """The first message to a process."""
+
+    verifiers: Mapping[str, Verifier]
+    preload: str  # the name of the verifier to import at once
+    timeout_s: float  # of one answer
+    memory_mib: int  # limit, beside the memory of the imports
+
+
+class Work(NamedTuple):
+    """Answers of one group, with their places in it."""
+
+    verifier: str
+    task: str
+    answers: list[tuple[int, str]]
+    reference: dict[str, Any]
+
+
+class Loaded(NamedTuple):
+    """A message that a verifier has been imported, or why it could not be."""
+
+    verifier: str
+    failure: str = ""
+    cpu_s: float = 0.0  # of the process so far
+
+
+class Judged(NamedTuple):
+    """The verdict on the answer in one place."""
+
+    place: int
+    verdict: Verdict
+    cpu_s: float  # of the process so far
+
+
+# The pool's side.
+
+
+@dataclasses.dataclass(kw_only=True)
+class Job:
+    """A submitted group, and the verdicts on it so far."""
+
+    key: Any
+    verifier: str
+    task: str
+    answers: list[str | None]
+    reference: dict[str, Any]
+    statuses: list[Status | None]  # None: not judged yet
+    details: list[str]
+
+    def settle(self, place: int, verdict: Verdict) -> None:
+        """Write down the verdict on one answer."""
+        self.statuses[place] = verdict.status
+        if verdict.detail:
+            self.details.append(verdict.detail)
+
+    def unjudged(self, places: Iterable[int]) -> list[int]:
+        """Return the members of `places` that have no verdict, in order."""
+        return [place for place in places if self.statuses[place] is None]
+
+
+class Share(NamedTuple):
+    """The answers of a group that one process is given."""
+
+    job: Job
+    places: list[int]
+
+
+class VerifierProcess:
+    """A verifier process with the pipe to it, its work and its deadline."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Start the process, and do not wait for it.
+
+        Raises:
+            OSError: the system cannot start a process.
+        """
+        self.pipe, child_end = pipes.Pipe()
+        with socket.socket(fileno=os.dup(self.pipe.fileno())) as end:
+            limit = struct.pack("ll", int(_MAX_SEND_S), 0)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        number = child_end.fileno()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "scalerl_jax.environments.process", str(number)],
+            pass_fds=[number],
+            stdin=subprocess.DEVNULL,
+            env=child_environment(),
+            # Its own group: Ctrl-C does not reach it, and what it starts dies with it.
+            start_new_session=True,
+        )
+        child_end.close()
+        with contextlib.suppress(BrokenPipeError):  # the next read finds it again
+            self.pipe.send(setup)
+        self.loaded: set[str] = set()
+        self.loading: str | None = setup.preload
+        self.share: Share | None = None
+        self.deadline = time.monotonic() + MAX_START_S
+        self.begun_cpu_s = 0.0  # of the process, before the answer that it judges
+
+    @property
+    def free(self) -> bool:
+        """Return whether it waits for work."""
+        return self.share is None and self.loading is None
+
+    def give(self, share: Share, *, timeout_s: float) -> None:
+        """Send the process answers to judge.
+
+        Raises:
+            OSError: the process has ended, or is stopped and does not read.
+        """
+        job, places = share
+        answers = [(place, job.answers[place] or "") for place in places]
+        self.pipe.send(Work(job.verifier, job.task, answers, job.reference))
+        self.share = share
+        if job.verifier not in self.loaded:
+            self.loading, timeout_s = job.verifier, MAX_START_S
+        self.deadline = time.monotonic() + timeout_s
+
+    def kill(self) -> None:
+        """End the process and all that it started; nothing can ignore this."""
+        if self.pipe.closed:
+            return  # already killed; its id may belong to another process by now
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.pipe.close()
+
+    def computed_s(self) -> float:
+        """Return the CPU time that the process has spent on the answer it judges."""
+        try:
+            times = psutil.Process(self.process.pid).cpu_times()
+        except psutil.Error:  # it has ended
+            return 0.0
+        return times.user + times.system - self.begun_cpu_s
+
+    def exit_code(self) -> int | None:
+        """Return the exit code of a process that closed its pipe or was killed."""
+        try:
+            return self.process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+# Reaping of sandboxes whose verifier process has ended: nobody else waits for them.
+
+
+def adopt() -> None:
+    """Make this process the new parent of its descendants whose own parent ends.
+
+    Otherwise the machine's first process becomes their parent and may never reap them.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap(*, wait_s: float = 0.0) -> None:
+    """Reap adopted sandboxes that have ended; wait up to `wait_s` for the others."""
+    orphans = [each for each in psutil.Process().children() if each.name() == "bwrap"]
+    psutil.wait_procs(orphans, timeout=wait_s)

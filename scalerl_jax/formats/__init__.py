@@ -1,0 +1,1 @@
+"""Files that others bring, read within bounds: JSON, buckets, GGUF, hubs."""

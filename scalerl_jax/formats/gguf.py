@@ -1,0 +1,490 @@
+"""GGUF files as the Hugging Face directories that they were made from.
+
+`GGUFModel` makes the files of such a directory when they are asked for, and names the
+tensors as one does: no reader of checkpoints or tokenizers knows the format.  Blocks of
+numbers are read by the `gguf` package, https://github.com/ggml-org/llama.cpp (gguf-py),
+an extra of this one: pip install "scalerl_jax[gguf]".
+It is above 400 lines with the tokenizer that the metadata describe.
+"""
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
+
+from scalerl_jax.formats.gguf_head import check_extent, read_head
+
+_ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, a factor per frequency
+
+# Field of config.json -> field of the metadata, after the family's name.
+_CONFIG = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rope_theta": "rope.freq_base",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length",
+}
+# Tensor here -> tensor of Hugging Face, without the layer and ".weight" or ".bias".
+_TENSORS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+# Special token of tokenizer_config.json -> its name here, as it spells.
+_SPECIAL = {name: name for name in ("bos", "eos", "cls", "mask")} | {
+    "unk": "unknown",
+    "sep": "seperator",
+    "pad": "padding",
+}
+
+_CONTROL, _USER_DEFINED = 3, 4  # kinds in tokenizer.ggml.token_type
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?"
+    r"[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GGUFTensor:
+    """A tensor of blocks of numbers, each block within a row."""
+
+    file: Path
+    name: str  # in the file
+    kind: str  # name in `gguf.GGMLQuantizationType`
+    shape: tuple[int, ...]  # rows first
+    start: int  # bytes from the beginning of the file
+    interleaved: int = 0  # dimensions of each head whose rows lie in pairs; 0: none do
+
+    def read(self, region: tuple[tuple[int, int], ...]) -> np.ndarray:
+        """A part (from, to per dimension) in float32; of a row, whole blocks are read.
+
+        The rows come in the order of Hugging Face.
+        """
+        import gguf
+
+        kind = gguf.GGMLQuantizationType[self.kind]
+        length, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+        *outer, columns = self.shape
+        blocks = np.memmap(
+            self.file,
+            np.uint8,
+            mode="r",
+            offset=self.start,
+            shape=(*outer, columns // length * num_bytes),
+        )
+        first, end = region[-1]
+        start, stop = first // length, -(-end // length)
+        part = blocks[..., start * num_bytes : stop * num_bytes]
+        if outer:
+            part = part[self._rows(*region[0])]
+        values = gguf.dequantize(np.ascontiguousarray(part), kind)
+        return values[..., first - start * length : end - start * length]
+
+    def _rows(self, start: int, stop: int) -> np.ndarray | slice:
+        """Places of these rows of Hugging Face's.
+
+        llama.cpp turns neighbouring pairs of a head's dimensions, Hugging Face halves:
+        row j * dim / 2 + i of a head there is row 2 i + j here, for Llama's queries
+        and keys.
+        """
+        if not self.interleaved:
+            return slice(start, stop)
+        head, row = np.divmod(np.arange(start, stop), self.interleaved)
+        half, pair = np.divmod(row, self.interleaved // 2)
+        return head * self.interleaved + 2 * pair + half
+
+
+@dataclasses.dataclass(frozen=True)
+class GGUFModel:
+    """A GGUF file, which stands where the `Path` of a directory may stand."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        """The file's own path."""
+        return str(self.path)
+
+    def absolute(self) -> "GGUFModel":
+        """This file by its absolute path."""
+        return GGUFModel(self.path.absolute())
+
+    def __truediv__(self, name: str) -> "_Part":
+        """A file of the directory; it is made when it is read."""
+        return _Part(self, name)
+
+    @property
+    def _file(self) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
+        """The metadata and the tensors.
+
+        Raises:
+            ValueError: there is no such file, it is no GGUF, cut short or part of a
+                larger one, or the `gguf` package is not installed.
+        """
+        if not self.path.is_file():
+            raise ValueError(f"{self.path} does not exist; name a GGUF file")
+        state = self.path.stat()
+        return _open(self.path, state.st_mtime_ns, state.st_size)
+
+    def tensors(self) -> dict[str, GGUFTensor]:
+        """Return every tensor by its name in Hugging Face's files, if it has one there.
+
+        Raises:
+            ValueError: a tensor has a kind of blocks that cannot be dequantised.
+        """
+        values, (_, tensors) = self.config(), self._file
+        _check_kinds(tensors)
+        dim = values.get("head_dim", 0) if values["model_type"] == "llama" else 0
+        in_pairs = ("attn_q.weight", "attn_k.weight")
+        return {
+            _hugging_face_name(name): dataclasses.replace(
+                tensor, interleaved=dim if name.endswith(in_pairs) else 0
+            )
+            for name, tensor in tensors.items()
+            if name != _ROPE_FACTORS
+        }
+
+    def config(self) -> dict[str, Any]:
+        """The values of config.json; whoever reads them checks them.
+
+        Raises:
+            ValueError: names the field that config.json has no word for.
+        """
+        metadata, tensors = self._file
+        family = metadata.get("general.architecture")
+        fields = {
+            name.removeprefix(f"{family}."): value for name, value in metadata.items()
+        }
+        values = {
+            name: fields[theirs] for name, theirs in _CONFIG.items() if theirs in fields
+        }
+        width, heads = values.get("hidden_size"), values.get("num_attention_heads")
+        if type(width) is int and type(heads) is int and heads > 0:
+            values.setdefault("head_dim", width // heads)
+        for name, allowed in {
+            "attention.value_length": values.get("head_dim"),
+            "rope.dimension_count": values.get("head_dim"),
+            "rope.scaling.type": "none",
+            "attention.sliding_window": 0,
+            "expert_count": 0,
+        }.items():
+            if name in fields and fields[name] != allowed:
+                raise ValueError(
+                    f"{self}: {family}.{name} = {fields[name]!r} is not supported; "
+                    f"only {allowed!r} is"
+                )
+        if "token_embd.weight" not in tensors:
+            raise ValueError(f"{self} lacks tensor token_embd.weight")
+        if len(tensors["token_embd.weight"].shape) != 2:
+            raise ValueError(f"{self}: tensor token_embd.weight is no matrix")
+        return values | {
+            "model_type": family,
+            "vocab_size": tensors["token_embd.weight"].shape[0],
+            "tie_word_embeddings": "output.weight" not in tensors,
+            "rope_scaling": _llama3_scaling(values, tensors.get(_ROPE_FACTORS)),
+        }
+
+    def tokenizer(self) -> str:
+        """The text of tokenizer.json.
+
+        Raises:
+            ValueError: it has none, or one of another kind; names the field.
+        """
+        values = {
+            name.removeprefix("tokenizer.ggml."): value
+            for name, value in self._file[0].items()
+        }
+        return _make_tokenizer(values, path=self.path).to_str(pretty=True)
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        """The values of tokenizer_config.json, the chat template apart."""
+        metadata, _ = self._file
+        tokens = _texts(metadata.get("tokenizer.ggml.tokens", []), self, "tokens")
+        special: dict[str, str] = {}
+        for name, theirs in _SPECIAL.items():
+            field = f"tokenizer.ggml.{theirs}_token_id"
+            place = metadata.get(field)
+            if type(place) is int and 0 <= place < len(tokens):
+                special[f"{name}_token"] = tokens[place]
+            elif place is not None:
+                raise ValueError(f"{self}: {field} = {place!r} is no token's place")
+        return {
+            # Without a class transformers takes that of the model's family.
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        } | special
+
+    def generation_config(self) -> dict[str, Any] | None:
+        """The values of generation_config.json; None if nothing ends a text."""
+        metadata, _ = self._file
+        names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+        found = [metadata[name] for name in names if name in metadata]
+        if any(isinstance(each, list) for each in found):
+            raise ValueError(f"{self}: {' or '.join(names)} is a list, and no token id")
+        return {"eos_token_id": list(dict.fromkeys(found))} if found else None
+
+    def chat_template(self) -> str | None:
+        """The text of chat_template.jinja; None if there is no template."""
+        found = self._file[0].get("tokenizer.chat_template")
+        if found is not None and not isinstance(found, str):
+            raise ValueError(f"{self}: tokenizer.chat_template is no text")
+        return found
+
+
+# File of the directory -> its text or values; None: there is no such file.
+_FILES: dict[str, Callable[[GGUFModel], Any]] = {
+    "config.json": GGUFModel.config,
+    "tokenizer.json": GGUFModel.tokenizer,
+    "tokenizer_config.json": GGUFModel.tokenizer_config,
+    "generation_config.json": GGUFModel.generation_config,
+    "chat_template.jinja": GGUFModel.chat_template,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A file of the directory; a `Path` to its readers."""
+
+    model: GGUFModel
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.model}"
+
+    @functools.cached_property
+    def _content(self) -> bytes | None:
+        make = _FILES.get(self.name)
+        content = make(self.model) if make else None
+        if isinstance(content, dict):
+            content = json.dumps(content, indent=2) + "\n"
+        return None if content is None else content.encode()
+
+    def is_file(self) -> bool:
+        return self._content is not None
+
+    exists = is_file
+
+    def read_bytes(self) -> bytes:
+        if self._content is None:
+            raise FileNotFoundError(f"{self.model} makes no {self.name}")
+        return self._content
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+
+@functools.lru_cache(maxsize=1)
+def _open(
+    path: Path, modified: int, size: int
+) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
+    """Metadata (numbers, booleans, strings, lists of them) and tensors of a file.
+
+    The last file is remembered; `modified` and `size` tell it from a later one.
+    """
+    try:
+        import gguf
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f'{path} needs the gguf package to be read: pip install "scalerl_jax[gguf]"'
+        ) from error
+    metadata, stored = read_head(path)
+    parts = metadata.get("split.count", 1)
+    if parts != 1 and parts != 0:
+        raise ValueError(
+            f"{path} is one of split.count = {parts!r} parts; join them with "
+            f"llama-gguf-split --merge"
+        )
+    tensors: dict[str, GGUFTensor] = {}
+    kinds = {int(kind): kind for kind in gguf.GGMLQuantizationType}
+    for each in stored:
+        if each.kind not in kinds or each.name in tensors:
+            raise ValueError(
+                f"{path}: tensor {each.name} is there twice, or of a kind that the "
+                f"gguf package does not know ({each.kind})"
+            )
+        kind = kinds[each.kind]
+        check_extent(path, each, gguf.GGML_QUANT_SIZES[kind])
+        tensors[each.name] = GGUFTensor(
+            file=path,
+            name=each.name,
+            kind=kind.name,
+            shape=each.shape,
+            start=each.start,
+        )
+    return metadata, tensors
+
+
+def _check_kinds(tensors: dict[str, GGUFTensor]) -> None:
+    """Refuse blocks that the gguf package cannot turn into numbers."""
+    import gguf
+
+    for tensor in {each.kind: each for each in reversed(tensors.values())}.values():
+        kind = gguf.GGMLQuantizationType[tensor.kind]
+        try:
+            gguf.dequantize(
+                np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind
+            )
+        except NotImplementedError as error:
+            raise ValueError(
+                f"{tensor.file}: tensor {tensor.name} is of kind {tensor.kind}, which "
+                f"the gguf package cannot dequantise; take a file in another "
+                f"quantisation, Q8_0 say"
+            ) from error
+
+
+def _hugging_face_name(name: str) -> str:
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(\w+)", name)
+    if not found or found[2] not in _TENSORS:
+        return name
+    layer = f"model.layers.{found[1]}." if found[1] else ""
+    return f"{layer}{_TENSORS[found[2]]}.{found[3]}"
+
+
+def _llama3_scaling(
+    values: dict[str, Any], stored: GGUFTensor | None
+) -> dict[str, Any] | None:
+    """Llama 3's scaling from its factors: the largest one is that of the scaling.
+
+    The other three numbers are those of every Llama 3; what does not give the factors
+    of the file is refused.
+    """
+    head_dim, theta = values.get("head_dim"), values.get("rope_theta")
+    # Else whoever reads the config refuses the two.
+    if stored is None or type(head_dim) is not int or type(theta) is not float:
+        return None
+    factors = np.zeros(0)
+    if head_dim > 1 and stored.shape == (head_dim // 2,):
+        factors = stored.read(((0, head_dim // 2),))
+    if factors.size and np.isfinite(factors).all() and factors.max() >= 1.0:
+        factor = float(factors.max())
+        frequencies = theta ** (-2.0 * np.arange(head_dim // 2) / head_dim)
+        turns = 8192 * frequencies / (2.0 * np.pi)
+        kept = np.clip((turns - 1.0) / (4.0 - 1.0), 0.0, 1.0)
+        if np.allclose(1.0 / (kept + (1.0 - kept) / factor), factors, rtol=1e-3):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            }
+    raise ValueError(
+        f"{stored.file}: tensor {_ROPE_FACTORS} of shape {stored.shape} is not Llama "
+        f"3's scaling of {head_dim // 2} rotary frequencies; no other is supported"
+    )
+
+
+# The tokenizer: byte-level BPE, GGUF's "gpt2".  The metadata name the rule by which a
+# text is cut before the merges (`tokenizer.ggml.pre`).  llama.cpp has these rules in
+# its code; here they are as the models' own tokenizer.json files state them.
+
+
+def _make_tokenizer(values: Mapping[str, Any], *, path: Path) -> Tokenizer:
+    """The library's tokenizer from the fields of tokenizer.ggml, of the file `path`.
+
+    Raises:
+        ValueError: one is missing, or asks for another kind; names it.
+    """
+    if values.get("model") != "gpt2":
+        raise ValueError(
+            f"{path}: tokenizer.ggml.model = {values.get('model')!r} is not supported, "
+            f"only 'gpt2', byte-level BPE; name a tokenizer.json as data.tokenizer"
+        )
+    if values.get("pre") not in list(_PRE_TOKENIZERS):
+        raise ValueError(
+            f"{path}: tokenizer.ggml.pre = {values.get('pre')!r} is not supported; "
+            f"choose from {sorted(_PRE_TOKENIZERS)}, or name a tokenizer.json as "
+            f"data.tokenizer"
+        )
+    for name in ("tokens", "token_type", "merges"):
+        if name not in values:
+            raise ValueError(f"{path} lacks tokenizer.ggml.{name}")
+    tokens = _texts(values["tokens"], path, "tokens")
+    kinds = values["token_type"]
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        raise ValueError(
+            f"{path}: tokenizer.ggml.token_type is no list with an entry for each of "
+            f"{len(tokens)} tokens"
+        )
+    merges = [m.split(" ", 1) for m in _texts(values["merges"], path, "merges")]
+    try:
+        backend = Tokenizer(
+            models.BPE(
+                vocab={token: place for place, token in enumerate(tokens)},
+                merges=[(first, second) for first, second in merges],
+                ignore_merges=values["pre"] == "llama-bpe",
+            )
+        )
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(
+            f"{path}: tokenizer.ggml.merges are not of two tokens each: {error}"
+        ) from error
+    if values["pre"] == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _PRE_TOKENIZERS[values["pre"]]()
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens(
+        [
+            AddedToken(token, special=kind == _CONTROL, normalized=False)
+            for token, kind in zip(tokens, kinds, strict=True)
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+    )
+    return backend
+
+
+def _texts(found: Any, file: object, name: str) -> list[str]:
+    """Return a list of texts of the file's tokenizer; another value is refused."""
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{file}: tokenizer.ggml.{name} is no list of texts")
+    return found
+
+
+def _cut(first: Any, *, use_regex: bool) -> Any:
+    """Cuts a text by a rule, then into bytes, with GPT-2's words in between or not."""
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    return pre_tokenizers.Sequence([first, last])
+
+
+def _words(digits: str) -> Any:
+    """Llama 3's and Qwen's words, numbers of as many `digits` (a quantifier)."""
+    words = pre_tokenizers.Split(Regex(_WORDS % digits), behavior="isolated")
+    return _cut(words, use_regex=False)
+
+
+_PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
+    "smollm": lambda: _cut(
+        pre_tokenizers.Digits(individual_digits=True), use_regex=True
+    ),
+    "llama-bpe": lambda: _words("{1,3}"),
+    "qwen2": lambda: _words(""),
+}

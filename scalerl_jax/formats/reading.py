@@ -1,0 +1,157 @@
+"""Files from outside: their places by the names that users give, and JSON in them.
+
+Whatever is wrong with it is a ValueError with a short reason.
+"""
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from scalerl_jax.formats.bounded import MOST_JSON, File, read_bytes
+from scalerl_jax.formats.remote import fetch_copy
+
+MAX_DEPTH = 100  # objects and lists inside of each other
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+
+
+def is_remote(path: object) -> bool:
+    """Return whether a path is in a bucket, or looks like it."""
+    return "://" in str(path)
+
+
+def local_file(name: str, *, suffixes: tuple[str, ...] | None = None) -> Path:
+    """Return a local path, or of one in a bucket its copy, which is fetched.
+
+    From a directory in a bucket, files that end with one of `suffixes` are fetched.
+
+    Raises:
+        ValueError: the bucket does not have it, or cannot be used.
+    """
+    if not is_remote(name):
+        return Path(name).expanduser()
+    return fetch_copy(name, suffixes=suffixes)
+
+
+def is_hub_id(name: str | Path) -> bool:
+    """Return whether a name is "OWNER/NAME[@REVISION]", and no file here."""
+    return bool(_ID.fullmatch(str(name))) and not Path(name).exists()
+
+
+class Directory(Protocol):
+    """A `Path` to its readers; `formats.gguf` makes the files on demand."""
+
+    def __truediv__(self, name: str, /) -> File:
+        """A file in it, which may be missing."""
+        ...
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is no UTF-8 or no JSON, nests too deep, or has a number that is
+            too long.
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8-sig")
+        value = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(str(error)) from error
+    except RecursionError as error:
+        raise ValueError(f"it nests deeper than {MAX_DEPTH}") from error
+    except ValueError as error:  # Python's limit
+        raise ValueError("a number in it has thousands of digits") from error
+    # A text with few brackets cannot be deep: most are not looked through.
+    brackets = text.count("[") + text.count("{")
+    if brackets > MAX_DEPTH and isinstance(value, dict | list) and _is_deep(value):
+        raise ValueError(f"it nests deeper than {MAX_DEPTH}")
+    return value
+
+
+def read_json(path: File, *, most: int = MOST_JSON) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        ValueError: names the file, which is missing or holds something else.
+    """
+    value = read_value(path, most=most)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return value
+
+
+def read_value(path: File, *, most: int = MOST_JSON) -> Any:
+    """The JSON value in a file.
+
+    Raises:
+        ValueError: names the file, which is missing or holds something else.
+    """
+    content = read_bytes(path, most=most)
+    try:
+        return parse_json(content)
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """Fields of a JSON object; errors name its file, the field and the value."""
+
+    file: object  # as errors name it
+    values: dict[str, Any]
+    prefix: str = ""
+
+    def refuse(self, name: str, supported: str) -> ValueError:
+        """Return the error for a field; `supported` says what would do."""
+        value = self.values.get(name)
+        shown = "is missing" if value is None else f"= {value!r} is not supported"
+        return ValueError(f"{self.file}: {self.prefix}{name} {shown}; {supported}")
+
+    def integer(
+        self, name: str, default: int | None = None, *, most: int = 2**28
+    ) -> int:
+        """Return an integer from 1 to `most`; a file that says more is broken."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if type(value) is not int or not 1 <= value <= most:
+            raise self.refuse(name, f"it must be an integer from 1 to {most}")
+        return value
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
+        """Return the fields, and defaults of those that are absent or null."""
+        given = {name: each for name, each in self.values.items() if each is not None}
+        return dataclasses.replace(self, values=dict(defaults) | given)
+
+    def number(self, name: str) -> float:
+        """Return a finite number above 0."""
+        value: Any = self.values.get(name)
+        if type(value) not in (int, float) or not 0 < value < sys.float_info.max:
+            raise self.refuse(name, "it must be a number above 0")
+        return float(value)
+
+    def only(self, name: str, allowed: Sequence[Any]) -> None:
+        """Refuse a value that is there and not allowed."""
+        if self.values.get(name) is not None and self.values[name] not in allowed:
+            choice = f"only {list(allowed)} is" if allowed else "remove it, no value is"
+            raise self.refuse(name, choice)
+
+
+def _is_deep(value: dict[str, Any] | list[Any]) -> bool:
+    """Return whether containers nest deeper than the limit, level by level."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [
+            child
+            for children in inner
+            for child in children
+            if isinstance(child, dict | list)
+        ]
+    return bool(level)

@@ -1,0 +1,383 @@
+"""Generators that are one thread of this process, with one engine.
+
+The thread begins as many groups as the desk admits, makes one step after the other with
+the newest published params (the KV cache is kept), and never waits for a verifier while
+there is something to sample.  Jobs from other threads, such as an evaluation, run
+between two steps: nothing else samples then, and all their tokens are of one version.
+An evaluation beside the sampling instead alternates with it step by step, in slots of
+its own and with its own params.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from scalerl_jax.contract import Desk, QueueClosed
+from scalerl_jax.generation.episodes import Episode, Episodes, Judging
+from scalerl_jax.generation.evaluation import (
+    Abandoned,
+    Evaluation,
+    Evaluator,
+    Judged,
+    Probe,
+    Probed,
+    never,
+)
+from scalerl_jax.process.step_watch import StepWatch
+from scalerl_jax.run.ledger import Ledger
+from scalerl_jax.sampler.requests import Request, Samples, SchedulerStats
+from scalerl_jax.sampler.sampling import Sampling
+from scalerl_jax.sampler.scheduler import Scheduler
+from scalerl_jax.types import Group, Prompt, PyTree
+from scalerl_jax.weights.publication import Published, receive
+
+_IDLE_WAIT_S = 0.05  # between two looks, when there is nothing to sample
+_STEP_TIMEOUT_S = 600.0  # for the step that is under way
+_AGAIN: Any = object()  # returned by a job that is to be called after the next step
+_Result = TypeVar("_Result")
+
+
+class LocalGenerators:
+    """The `contract.Generators` of one process; the thread's methods are below."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        desk: Desk,
+        episodes: Episodes,
+        judging: Judging,
+        sampling: Sampling,
+        make_samples: Callable[[Prompt, int], Samples],
+        evaluator: Evaluator,
+        probe: Probe,
+        ledger: Ledger,
+        flops: Callable[[SchedulerStats], float],
+        pool: str,
+        group_timeout_s: float,
+        batch_timeout_s: float = 3600.0,
+    ) -> None:
+        """Make the thread, which has no params: `publish` must come before `start`."""
+        self._scheduler = scheduler
+        self._desk = desk
+        self._episodes = episodes
+        self._judging = judging
+        self._sampling = sampling
+        self._make_samples = make_samples  # (prompt, version) -> its samples
+        self.evaluator = evaluator
+        self.probe = probe
+        self._ledger = ledger
+        self._flops = flops  # scheduler's counts -> model FLOPs
+        self._counted: dict[str, float] = {}  # counts already in the ledger
+        self._pool = pool
+        self._group_timeout_s = group_timeout_s
+        self._batch_timeout_s = batch_timeout_s
+        self.metrics: dict[str, int] = {}  # the sampler's, as of the last step
+        # Guards the published params, the jobs, and whether the thread runs.
+        self._changed = threading.Condition()
+        self._published: tuple[PyTree, int] | None = None
+        self._in_use = False  # the thread uses the newest params, and no older ones
+        self._jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
+        self._running = False
+        self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
+        self._watch = StepWatch(self._thread)
+
+    def publish(self, publication: Published, *, policy_version: int) -> None:
+        """Hand over params for the next step; the one under way keeps its own.
+
+        Raises:
+            RuntimeError: they differ from what was sent; the older ones stay in use.
+        """
+        params = receive(publication, policy_version=policy_version)
+        with self._changed:
+            self._published, self._in_use = (params, policy_version), False
+        self._desk.wake()
+
+    def start(self) -> None:
+        """Begin to sample what the desk orders."""
+        assert self._published is not None, "publish params first"
+        self._running = True
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait for the thread, once the desk's run is over.
+
+        A step that takes longer than `timeout_s` may end later without any effect.  A
+        thread that hangs is not waited for.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and self._thread.is_alive():
+            if self._watch.hang(self._batch_timeout_s):
+                break
+            self._thread.join(_IDLE_WAIT_S)
+        self._end()
+
+    def hang(self) -> str:
+        """Return where the thread is, if a step has lasted for half the time limit."""
+        return self._watch.hang(self._batch_timeout_s / 2)
+
+    def in_flight(self) -> dict[int, int]:
+        """Return the tickets under way, and how many tokens each has so far."""
+        return {key: each.tokens for key, each in list(self._episodes.open.items())}
+
+    def evaluate(
+        self,
+        publication: Published,
+        *,
+        policy_version: int,
+        stopped: Callable[[], bool],
+        beside: bool = False,
+    ) -> tuple[Evaluation, list[Probed]]:
+        """Return the pass rate at a version, and completions to compare with.
+
+        With `beside` the sampling goes on, with newer params, and no completions are
+        returned.
+
+        Raises:
+            Abandoned: `stopped` said so, or the run is over.
+        """
+        evaluator, params = self.evaluator, publication.params
+        stopped = self._watch.noting(stopped)
+
+        def job() -> tuple[Evaluation, list[Probed]]:
+            evaluation = evaluator(
+                params, policy_version=policy_version, stopped=stopped
+            )
+            return evaluation, self.probe(params, stopped=stopped)
+
+        if not beside:
+            return self.between_steps(job)
+        groups = self.judge(
+            publication, policy_version=policy_version, stopped=stopped, beside=True
+        )
+        return evaluator.summary(groups, policy_version=policy_version), []
+
+    def judge(
+        self,
+        publication: Published,
+        *,
+        policy_version: int,
+        places: Sequence[int] | None = None,
+        stopped: Callable[[], bool],
+        beside: bool = False,
+    ) -> list[Judged]:
+        """Return held-out prompts of these places, completed and judged at a version.
+
+        With `beside` the sampling goes on meanwhile.
+
+        Raises:
+            Abandoned: `stopped` said so, or the run is over.
+        """
+        steps = self.evaluator.steps(
+            publication.params,
+            policy_version=policy_version,
+            places=places,
+            stopped=self._watch.noting(stopped),
+            wait_s=_IDLE_WAIT_S,
+        )
+        found: list[Judged] = []
+
+        def job() -> list[Judged]:
+            with self._ledger.activity("eval", pool=self._pool):
+                for each in steps:
+                    found.extend(each)
+                    if beside:
+                        return _AGAIN
+            return found
+
+        return self.between_steps(job)
+
+    def sample(self, publication: Published) -> list[Probed]:
+        """Return (prompt, completion) pairs of the probe, always the same prompts."""
+        stopped = self._watch.noting(never)
+        return self.between_steps(
+            lambda: self.probe(publication.params, stopped=stopped)
+        )
+
+    def between_steps(self, job: Callable[[], _Result]) -> _Result:
+        """Run `job` between two steps, at once if there are none; return its result.
+
+        A job that returns `_AGAIN` is called again after the next step.
+
+        Raises:
+            Abandoned: the run has ended before that step.
+            TimeoutError: the thread hangs, before the job or in it.
+        """
+        future: Future[_Result] = Future()
+        with self._changed:
+            running = self._running
+            if running:
+                self._jobs.append((job, future))
+        if not running:
+            while (result := job()) is _AGAIN:
+                pass
+            return result
+        self._desk.wake()
+        before_s = min(_STEP_TIMEOUT_S, self._batch_timeout_s)
+        while True:
+            try:
+                # Signal handlers run only when this thread goes on: wait in pieces.
+                return future.result(_IDLE_WAIT_S)
+            except TimeoutError:
+                if future.done():
+                    return future.result()
+                begun = future.running()
+                if hang := self._watch.hang(
+                    self._batch_timeout_s if begun else before_s
+                ):
+                    future.cancel()
+                    raise TimeoutError(
+                        f"{hang}; queue.batch_timeout_s = {self._batch_timeout_s:g} is "
+                        f"the most that a step may take"
+                    ) from None
+
+    # -- in the thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Sample until the run is over; hand a failure to the loop."""
+        try:
+            while True:
+                self._turn()
+        except QueueClosed:
+            pass
+        except BaseException as failure:  # noqa: BLE001  raised again in the loop
+            self._desk.fail(failure)
+        finally:
+            self._end()
+            # No step follows, and after a failure none could: begun jobs are given up.
+            begun = [each for each in self._jobs if each[1].running()]
+            self._jobs = [each for each in self._jobs if each not in begun]
+            self._do_jobs()
+            for _, future in (*begun, *self._jobs):
+                future.set_exception(Abandoned())
+
+    def _turn(self) -> None:
+        """Begin groups, make a step with the newest params, hand in judged groups."""
+        self._watch.ended()
+        self._do_jobs()
+        self._watch.ended()
+        params, version = self._newest()
+        self._begin_groups(version)
+        self._drop_late()
+        busy = self._scheduler.busy
+        if busy:
+            with self._ledger.activity("generate", pool=self._pool):
+                completions = self._scheduler.step(params, version=version)
+            self._count_work()
+            self._desk.raise_if_over()  # before the books of a stopped run change
+            for completion in completions:
+                if self._episodes.add(completion, version):
+                    self._desk.sampled(completion.request_id)
+        for episode in self._episodes.judged():
+            if not self._desk.put(self._group(episode)):
+                self._ledger.count(wasted_tokens=episode.tokens)
+            busy = True
+        if busy or self._jobs:
+            return
+        if self._episodes.waiting:
+            with self._ledger.activity("verify", pool=self._pool):
+                self._episodes.wait(_IDLE_WAIT_S)
+        else:
+            self._desk.wait(_IDLE_WAIT_S)
+
+    def _end(self) -> None:
+        with self._changed:
+            self._running = False
+            self._changed.notify_all()
+
+    def _newest(self) -> tuple[PyTree, int]:
+        """Return the params of the next step and their version."""
+        with self._changed:
+            if self._published is None:
+                raise RuntimeError(
+                    "params were lost as others were to take their place"
+                )
+            self._in_use = True
+            self._changed.notify_all()
+            return self._published
+
+    def _do_jobs(self) -> None:
+        """Run the jobs of other threads, and hand them the results or errors."""
+        with self._changed:
+            jobs, self._jobs = self._jobs, []
+        for job, future in jobs:
+            if not (future.running() or future.set_running_or_notify_cancel()):
+                continue
+            try:
+                result = job()
+            except BaseException as error:  # noqa: BLE001  raised in who asked
+                future.set_exception(error)
+            else:
+                if result is _AGAIN:
+                    with self._changed:
+                        self._jobs.append((job, future))
+                else:
+                    future.set_result(result)
+
+    def _begin_groups(self, version: int) -> None:
+        """Begin as many groups as the desk admits and the slots can begin."""
+        while self._scheduler.free_slots > 0:
+            order = self._desk.admit(version)
+            if order is None:
+                return
+            samples = self._make_samples(order.prompt, order.begun_version)
+            episode = self._episodes.begin(
+                order.ticket, order.prompt, len(samples.keys)
+            )
+            self._scheduler.submit(
+                Request(
+                    request_id=order.ticket,
+                    tokens=order.prompt.tokens,
+                    samples=samples,
+                    sampling=self._sampling,
+                    listener=episode.listen,
+                )
+            )
+
+    def _group(self, episode: Episode) -> Group:
+        """Return a judged episode as the group that is queued."""
+        return Group(
+            ticket=episode.key,
+            prompt=episode.prompt,
+            rollouts=self._judging.rollouts(episode.in_order, episode.statuses),
+            finished_version=episode.ended_version,
+            detail=episode.detail,
+        )
+
+    def _drop_late(self) -> None:
+        """Give up groups that are withdrawn, or sampled for longer than the limit."""
+        limit = time.monotonic() - self._group_timeout_s
+        withdrawn = self._desk.withdrawn()
+        late = [
+            episode
+            for episode in self._episodes.open.values()
+            if (episode.begun_s < limit or episode.key in withdrawn)
+            and episode.ended_version < 0
+        ]
+        for episode in late:
+            lost = self._scheduler.cancel(episode.key)
+            self._count_work()
+            # The scheduler returns the number of tokens that no completion has.
+            self._ledger.count(wasted_tokens=episode.tokens - lost)
+            reason = "withdrawn" if episode.key in withdrawn else "timeout"
+            self._desk.drop(episode.key, reason)
+            del self._episodes.open[episode.key]
+
+    def _count_work(self) -> None:
+        """Enter in the ledger the sampler's work since the last call."""
+        stats = self._scheduler.stats
+        self.metrics = stats.metrics()
+        amounts = {
+            "generated_tokens": stats.generated_tokens,
+            "wasted_tokens": stats.wasted_tokens,
+            "generate_flops": self._flops(stats),
+        }
+        self._ledger.count(
+            **{
+                name: amount - self._counted.get(name, 0)
+                for name, amount in amounts.items()
+            }
+        )
+        self._counted = amounts

@@ -1,0 +1,1 @@
+"""What a TPU slice is: its chips, hosts and processes; no JAX."""

@@ -1,0 +1,275 @@
+"""The slice that this machine is a part of, as the machine itself knows it.
+
+In Kubernetes the environment says it, on a TPU VM the metadata server.
+"""
+
+import dataclasses
+import functools
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+
+from scalerl_jax.machines.slices import (
+    Slice,
+    generation_of,
+    make_slice,
+    parse_sides,
+    parse_type,
+)
+from scalerl_jax.process.background import Background
+
+Fetch = Callable[[str], str | None]  # attribute -> its text, None if there is none
+_KUBERNETES = "the environment"
+_MACHINE = "the machine's metadata"
+# The address of metadata.google.internal: a name's resolution cannot be limited, and
+# where there is no such server it can take long.
+ADDRESS = "169.254.169.254"
+FLAVOR = {"Metadata-Flavor": "Google"}
+MOST_BYTES = 2**20
+TRIES, PAUSE_S = 3, 0.5  # the server says 503 while the machine is moved
+
+
+class NotOnTpu(RuntimeError):
+    """This machine has no TPU, or cannot say which."""
+
+
+class Unanswered(RuntimeError):
+    """There is no metadata server of Google, or it does not answer."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """A slice, and which of its hosts this is."""
+
+    slice: Slice
+    worker: int  # this host
+    addresses: tuple[str, ...]  # of all hosts, by worker
+    name: str = ""  # of the TPU, where it is known
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Said:
+    """Words of a source, as it says them; empty where it is silent."""
+
+    source: str
+    type: str  # v5p-128, or tpu-v5p-slice
+    topology: str  # 4x4x4
+    host: str  # chips of a host: 2,2,1
+    worker: str
+    addresses: tuple[str, ...]
+    name: str
+
+
+def discover(environment: Mapping[str, str], *, timeout_s: float = 5.0) -> Found:
+    """Return the slice around this machine.
+
+    Args:
+        environment: as the machine has it, before a part of the slice was given to
+            this process.
+        timeout_s: for each answer of the metadata server.
+
+    Raises:
+        NotOnTpu: neither environment nor server knows of a TPU.
+        ValueError: what they say does not fit together.
+    """
+    if environment.get("TPU_WORKER_HOSTNAMES"):
+        return _found(_of_environment(environment))
+    if "TPU_SKIP_MDS_QUERY" in environment:
+        raise NotOnTpu(_nowhere("TPU_SKIP_MDS_QUERY forbids to ask the server"))
+    # JAX and Google's libraries read the same names.
+    given = environment.get("GCE_METADATA_IP") or environment.get("GCE_METADATA_HOST")
+    fetch = functools.partial(
+        _fetch_attribute, server=given or ADDRESS, timeout_s=timeout_s
+    )
+    try:
+        return _found(_of_metadata(fetch))
+    except Unanswered as error:
+        raise NotOnTpu(_nowhere(str(error))) from error
+
+
+def _of_environment(environment: Mapping[str, str]) -> _Said:
+    """Return what Kubernetes says, by Google's device plugin and webhook."""
+    return _Said(
+        source=_KUBERNETES,
+        type=environment.get("TPU_ACCELERATOR_TYPE", ""),
+        topology=environment.get("TPU_TOPOLOGY", ""),
+        host=environment.get("TPU_CHIPS_PER_HOST_BOUNDS", ""),
+        worker=environment.get("TPU_WORKER_ID", ""),
+        addresses=_split(environment["TPU_WORKER_HOSTNAMES"]),
+        name=environment.get("TPU_NAME", ""),
+    )
+
+
+def _of_metadata(fetch: Fetch) -> _Said:
+    """Return what a TPU VM says.
+
+    Raises:
+        NotOnTpu: it is a machine without a TPU.
+    """
+    known = _read_lines(fetch("tpu-env") or "")
+    type = fetch("accelerator-type") or known.get("ACCELERATOR_TYPE", "")
+    type = type or known.get("TPU_ACCELERATOR_TYPE", "")
+    if not type:
+        raise NotOnTpu(_nowhere("this virtual machine has no accelerator type"))
+    worker = fetch("agent-worker-number") or known.get("WORKER_ID", "")
+    return _Said(
+        source=_MACHINE,
+        type=type,
+        topology=_product(known) or known.get("TOPOLOGY", ""),
+        host=known.get("CHIPS_PER_HOST_BOUNDS", ""),
+        worker=worker or known.get("TPU_WORKER_ID", ""),
+        addresses=tuple(
+            _endpoint(each) for each in _split(fetch("worker-network-endpoints") or "")
+        ),
+        name=known.get("NODE_ID", ""),
+    )
+
+
+def _found(said: _Said) -> Found:
+    """Return what was said, once it fits together."""
+    slice = _slice(said)
+    if len(said.addresses) != slice.num_hosts:
+        raise ValueError(
+            f"{said.source} names {len(said.addresses)} hosts "
+            f"({', '.join(said.addresses[:4]) or 'none'}), but {slice.name} has "
+            f"{slice.num_hosts} with {slice.chips_per_host} chips each; start this "
+            f"outside of a process that was given a part of the slice"
+        )
+    # The machine of a slice of one host need not say which it is.
+    worker = said.worker or "0" * (slice.num_hosts == 1)
+    if not worker.isdecimal() or int(worker) >= slice.num_hosts:
+        raise ValueError(
+            f"{said.source} says that this is worker {worker!r} of {slice.name}, whose "
+            f"workers are 0 to {slice.num_hosts - 1}"
+        )
+    return Found(
+        slice=slice, worker=int(worker), addresses=said.addresses, name=said.name
+    )
+
+
+def _slice(said: _Said) -> Slice:
+    """Return the slice of a type, of the given topology if there is one."""
+    setting = f"the accelerator type of {said.source}"
+    kind = generation_of(said.type) or generation_of(said.type.rpartition("-")[0])
+    if said.topology and kind:
+        shape = parse_sides(said.topology, setting=f"the topology of {said.source}")
+        generation = kind.name
+    else:
+        generation, shape = parse_type(said.type, setting=setting)
+    host = None
+    if said.host:
+        host = parse_sides(said.host, setting=f"the chips per host of {said.source}")
+        # A topology does not say how the eight chips of one host lie; this does.
+        shape = host if sorted(host) == sorted(shape) else shape
+    elif shape == (2, 4, 1) and len(said.addresses) == 2:
+        host = (2, 2, 1)
+    return make_slice(
+        generation, shape, host=host, setting=f"the topology of {said.source}"
+    )
+
+
+def _read_lines(text: str) -> dict[str, str]:
+    """Return what tpu-env says: a line is NAME: 'value'."""
+    pairs = [line.split(":", 1) for line in text.splitlines() if ":" in line]
+    return {name.strip(): value.strip().strip("'\"") for name, value in pairs}
+
+
+def _product(known: Mapping[str, str]) -> str:
+    """Return the chips along each side that hosts and their chips make.
+
+    libtpu goes by these bounds; TOPOLOGY does not say along which side x is.
+    """
+    names = ("HOST_BOUNDS", "CHIPS_PER_HOST_BOUNDS")
+    if not all(known.get(name) for name in names):
+        return ""
+    hosts, chips = (parse_sides(known[name], setting=name) for name in names)
+    return ",".join(str(n * k) for n, k in zip(hosts, chips, strict=True))
+
+
+def _endpoint(text: str) -> str:
+    """Return the address of a worker, written as such or as NAME:ID:ADDRESS.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    parts = text.split(":")
+    if len(parts) not in (1, 3):
+        raise ValueError(
+            f"worker-network-endpoints has {text!r}; only ADDRESS and NAME:ID:ADDRESS "
+            f"are known"
+        )
+    return parts[-1]
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _nowhere(why: str) -> str:
+    return (
+        f"no TPU here: TPU_WORKER_HOSTNAMES is not set, and {why}; start this on each "
+        f"machine of a TPU VM, or in pods that ask for google.com/tpu"
+    )
+
+
+# -- questions to the metadata server of Google's virtual machines, with limits --------
+
+
+def _fetch_attribute(key: str, *, server: str, timeout_s: float) -> str | None:
+    """Return an attribute of this machine, or None if it has none of this name.
+
+    Raises:
+        Unanswered: no answer in time, or not from such a server.
+    """
+    url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
+    for tried in range(1, TRIES + 1):
+        try:
+            return _get(url, timeout_s=timeout_s)
+        except urllib.error.HTTPError as error:
+            if error.code == 404 and error.headers["Metadata-Flavor"] == "Google":
+                return None
+            if error.code < 500 or tried == TRIES:
+                raise Unanswered(f"{url} answered {error.code}") from error
+        except OSError as error:  # URLError and TimeoutError among them
+            said = getattr(error, "reason", error)
+            raise Unanswered(
+                f"{url} did not answer within {timeout_s} s ({said})"
+            ) from error
+        time.sleep(PAUSE_S)
+    raise AssertionError("the last try returns or raises")
+
+
+def _get(url: str, *, timeout_s: float) -> str:
+    """Return a text of the server, whole within the limit or not at all.
+
+    The socket's own limit starts anew with each byte, of headers too.
+    """
+    found: list[str] = []
+    asking = Background("the answer")
+    asking.start(
+        lambda: found.append(_read(url, timeout_s=timeout_s)), timeout_s=timeout_s
+    )
+    asking.wait(timeout_s)
+    return found[0]
+
+
+def _read(url: str, *, timeout_s: float) -> str:
+    """Return a text of the server, never by way of a proxy."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, headers=FLAVOR)
+    end = time.monotonic() + timeout_s
+    try:
+        response = opener.open(request, timeout=timeout_s)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise
+    with response:
+        if response.headers["Metadata-Flavor"] != "Google":
+            raise OSError("it is not Google's metadata server")
+        found = b""
+        while part := response.read1(2**16):
+            found += part
+            if time.monotonic() > end or len(found) > MOST_BYTES:
+                raise TimeoutError(f"{len(found)} bytes and no end")
+    return found.decode()

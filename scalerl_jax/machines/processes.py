@@ -1,0 +1,233 @@
+"""Processes of a job on a box of chips, the environment of each, and who is where.
+
+libtpu takes the whole slice unless the environment names the chips of this process,
+the other processes of its job and their order.  It has to be set before JAX is
+imported.  The names are those of JAX's own tests with several processes,
+jax._src.test_multiprocess; vLLM writes the bounds under older names too.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from scalerl_jax.machines.partition import Box, Split
+from scalerl_jax.machines.slices import Bounds, Slice
+
+# A process listens at the port of its first chip, so that the roles of a host never
+# meet: 8471 to 8478, below 8482, where JAX's coordinator listens unless it is told.
+TPU_PORT = 8471
+COORDINATOR_PORT = 8490
+# They say what another job, or several slices, are.
+STALE = (
+    # To libtpu, chips by their paths outweigh those by their numbers.
+    *("TPU_VISIBLE_DEVICE_PATHS", "TPU_VISIBLE_DEVICES"),
+    *("TPU_MESH_CONTROLLER_ADDRESS", "TPU_MESH_CONTROLLER_PORT"),
+    "TPU_PROCESS_ADDRESSES_PATH",
+    *("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+)
+STALE_PREFIX = "MEGASCALE_"
+Extent = Literal["part of a host", "whole hosts", "whole slice"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process of a job: its host, its chips there, and the job around it."""
+
+    worker: int  # of the slice, whose host it runs on
+    rank: int  # in the job
+    processes: Bounds  # of the job, along each side
+    chips: Bounds  # of this process, along each side
+    visible: tuple[int, ...]  # chips, as the host numbers them
+    addresses: tuple[str, ...]  # of the job's hosts, by rank
+    extent: Extent  # of the job's box
+
+    @property
+    def port(self) -> int:
+        """The port of libtpu; all processes of a job have the same."""
+        return TPU_PORT + self.visible[0]
+
+    @property
+    def coordinator(self) -> str:
+        """HOST:PORT for `rendezvous.initialize`, the same in all processes of a job."""
+        return _at(self.addresses[0], COORDINATOR_PORT + self.visible[0])
+
+    def own_environment(self) -> dict[str, str]:
+        """Return the variables that say which part of the slice is this process's."""
+        processes, chips = _comma(self.processes), _comma(self.chips)
+        own = {
+            "TPU_PROCESS_BOUNDS": processes,
+            "TPU_HOST_BOUNDS": processes,
+            "TPU_CHIPS_PER_PROCESS_BOUNDS": chips,
+            "TPU_CHIPS_PER_HOST_BOUNDS": chips,
+            "TPU_VISIBLE_CHIPS": _comma(self.visible),
+            "TPU_PROCESS_ADDRESSES": _comma(
+                _at(address, self.port) for address in self.addresses
+            ),
+            "TPU_PROCESS_PORT": str(self.port),
+            "CLOUD_TPU_TASK_ID": str(self.rank),
+            # Kubernetes sets them for the whole slice, and JAX and libtpu read them.
+            "TPU_WORKER_ID": str(self.rank),
+            "TPU_WORKER_HOSTNAMES": _comma(self.addresses),
+        }
+        if self.extent == "part of a host":
+            # Else the second process of the host finds libtpu's lock file taken.
+            own["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+        if self.extent != "whole slice":
+            # A part of a torus has no way around its edges, and is not twisted; on a
+            # TPU VM libtpu asks the metadata server for what is not set.
+            own["TPU_TOPOLOGY_WRAP"] = "false,false,false"
+            own["TPU_TOPOLOGY_ALT"] = "false"
+        return own
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment to start the process with.
+
+        What describes another job, or a slice of which this has a part, is not
+        handed on.
+        """
+        kept = {
+            name: value
+            for name, value in inherited.items()
+            if name not in self.dropped and not name.startswith(STALE_PREFIX)
+        }
+        return kept | self.own_environment()
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Names that are not handed on, beside those that begin with STALE_PREFIX."""
+        return STALE + ("TPU_TOPOLOGY",) * (self.extent != "whole slice")
+
+
+def processes(
+    slice: Slice, box: Box, *, addresses: Sequence[str]
+) -> tuple[Process, ...]:
+    """Return the processes of the job that has a box, by rank.
+
+    A host has one process, for all of its chips that are in the box.
+
+    Args:
+        slice: what the box is a part of.
+        box: of `split_slice`.
+        addresses: of the slice's hosts, by worker.
+
+    Raises:
+        ValueError: there is not one address for each host.
+    """
+    if len(addresses) != slice.num_hosts:
+        raise ValueError(
+            f"{len(addresses)} addresses for the {slice.num_hosts} hosts of "
+            f"{slice.name}; give one for each, in the order of the workers"
+        )
+    at = {corner: worker for worker, corner in enumerate(slice.corners)}
+    chips: dict[int, list[int]] = {}  # by worker: its chips that are in the box
+    for chip in box.chips:  # along x first, as libtpu counts
+        worker = at[_corner(slice, chip)]
+        chips.setdefault(worker, []).append(number_on_host(slice, chip))
+    extent: Extent = "whole hosts"
+    if box.num_chips < slice.chips_per_host:
+        extent = "part of a host"
+    elif box.num_chips == slice.num_chips:
+        extent = "whole slice"
+    return tuple(
+        Process(
+            worker=worker,
+            rank=rank,
+            processes=_hosts(box.shape, slice.host),
+            chips=box.shape if extent == "part of a host" else slice.host,
+            visible=tuple(sorted(chips[worker])),
+            addresses=tuple(addresses[each] for each in chips),
+            extent=extent,
+        )
+        for rank, worker in enumerate(chips)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Role:
+    """A process with chips: a rank of the learner, or one of a replica."""
+
+    name: str  # learner or replica
+    number: int  # of the replica, from 0; 0 of the learner
+    process: Process
+
+    @property
+    def rank(self) -> int:
+        """Its place in its job, from 0."""
+        return self.process.rank
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Host:
+    """A host and what runs on it."""
+
+    worker: int
+    address: str
+    roles: tuple[Role, ...]  # empty: its chips are idle
+
+    @property
+    def head(self) -> bool:
+        """Return whether the controller, and Ray's head, run here too."""
+        return self.worker == 0
+
+
+def deal(slice: Slice, split: Split, *, addresses: Sequence[str]) -> tuple[Host, ...]:
+    """Return the hosts of a slice with their roles, by worker.
+
+    Args:
+        slice: all of the run's hosts.
+        split: of `split_slice`.
+        addresses: of the hosts, by worker.
+
+    Raises:
+        ValueError: there is not one address for each host.
+    """
+
+    def roles(name: str, number: int, box: Box) -> list[Role]:
+        return [
+            Role(name=name, number=number, process=process)
+            for process in processes(slice, box, addresses=addresses)
+        ]
+
+    found = roles("learner", 0, split.learner)
+    for number, box in enumerate(split.replicas):
+        found += roles("replica", number, box)
+    return tuple(
+        Host(
+            worker=worker,
+            address=address,
+            roles=tuple(role for role in found if role.process.worker == worker),
+        )
+        for worker, address in enumerate(addresses)
+    )
+
+
+def number_on_host(slice: Slice, chip: Bounds) -> int:
+    """Return the number that a chip's host has for it, from 0.
+
+    Chips are numbered by squares of 2x2, and in a square along y first: JAX's tests
+    give a process of two chips 0,1 or 2,3 with the bounds 1,2,1, and one of four of
+    a host's eight 0 to 3 or 4 to 7 with 2,2,1.
+    """
+    x, y, _ = (at % side for at, side in zip(chip, slice.host, strict=True))
+    squares = max(slice.host[0] // 2, 1)
+    return 4 * (x // 2 + squares * (y // 2)) + 2 * (x % 2) + y % 2
+
+
+def _corner(slice: Slice, chip: Bounds) -> Bounds:
+    """Return the first chip of a chip's host."""
+    x, y, z = (at - at % side for at, side in zip(chip, slice.host, strict=True))
+    return x, y, z
+
+
+def _hosts(shape: Bounds, host: Bounds) -> Bounds:
+    """Return how many hosts a box has along each side."""
+    x, y, z = (max(side // part, 1) for side, part in zip(shape, host, strict=True))
+    return x, y, z
+
+
+def _comma(values: Iterable[object]) -> str:
+    return ",".join(map(str, values))
+
+
+def _at(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,0 +1,366 @@
+"""The best split of devices into learner and generators, for what a config leaves open.
+
+Open are mesh.data = 0, mesh.fsdp = 0, mesh.tensor = 0, generators.count = 0 and with it
+generators.devices = 0, generators.versions = 0, sampler.slots = 0 with its cache,
+model.remat = "auto" and batch.rows_per_microbatch = 0.  Every split that can be formed
+and whose programs fit is forecast, and the one with the shortest step is taken; of
+equal ones, the one with more devices at work, then with fewer slots, whose tokens are
+younger.  Runs and the preflight ask here alike.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from scalerl_jax.config import Config
+from scalerl_jax.machines.chips import Chip, chip_of
+from scalerl_jax.machines.partition import box_sizes, boxes, split_slice
+from scalerl_jax.machines.slices import Slice
+from scalerl_jax.model.architecture import Architecture, is_divisible
+from scalerl_jax.planning import memory
+from scalerl_jax.planning.forecast import Forecast, forecast, slots_that_fit
+from scalerl_jax.planning.lengths import Lengths, assumed_lengths
+
+# The fastest first; "none" multiplies as much as "dots" does and keeps more.
+_REMAT = ("dots", "attention", "full")
+_SLOTS = (*range(1, 16), *range(16, 64, 4), *range(64, 128, 8), *range(128, 513, 16))
+# Settings that a choice may fill in, by section.
+_CHOSEN = (
+    *("mesh.data", "mesh.fsdp", "mesh.tensor", "batch.rows_per_microbatch"),
+    *("generators.count", "generators.devices", "generators.placement"),
+    *("generators.processes", "generators.versions"),
+    *("sampler.slots", "sampler.cache_tokens", "model.remat"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slices:
+    """Slices whose hosts are processes: roles have boxes of chips."""
+
+    slices: tuple[Slice, ...]
+
+    @property
+    def num_devices(self) -> int:
+        """Chips of all slices, which are paid for."""
+        return sum(each.num_chips for each in self.slices)
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return the chips of each box of a slice: a role is on one."""
+        found = {size for each in self.slices for size in box_sizes(each)}
+        return tuple(sorted(found))
+
+    def hosts(self, each: int) -> int:
+        """Return the hosts of a box, a process on each; 0: the slices differ."""
+        found = {
+            max(each // one.chips_per_host, 1)
+            for one in self.slices
+            if each in box_sizes(one)
+        }
+        return found.pop() if len(found) == 1 else 0
+
+    def replicas(self, learner: int, each: int) -> int:
+        """Return how many boxes are left beside the learner's."""
+        if len(self.slices) == 1:
+            try:
+                split = split_slice(
+                    self.slices[0], learner_chips=learner, generator_chips=each
+                )
+            except ValueError:
+                return 0
+            return len(split.replicas)
+        homes = [one for one in self.slices if learner in box_sizes(one)]
+        if not homes:
+            return 0
+        home = min(homes, key=lambda one: one.num_chips)
+        at = self.slices.index(home)
+        return sum(
+            len(boxes(one, each, beside=boxes(home, learner)[0] if n == at else None))
+            for n, one in enumerate(self.slices)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class OneProcess:
+    """Devices of one process, which roles share out one by one."""
+
+    num_devices: int
+
+    def sizes(self) -> range:
+        """Return any number."""
+        return range(1, self.num_devices + 1)
+
+    def hosts(self, each: int) -> int:
+        """Return 1, whatever a replica has."""
+        return 1
+
+    def replicas(self, learner: int, each: int) -> int:
+        """Return how many find devices of their own."""
+        return (self.num_devices - learner) // each
+
+
+Room = Slices | OneProcess  # devices, and the parts of them that roles can have
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A config with numbers for all that it left open, and its forecast."""
+
+    config: Config
+    forecast: Forecast
+    tried: int  # splits that fit
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings to write, by dotted name."""
+        return {name: read(self.config, name) for name in _CHOSEN}
+
+
+def is_open(config: Config) -> bool:
+    """Return whether a config leaves anything to `choose`."""
+    mesh = config.mesh
+    return (
+        0 in (mesh.data, mesh.tensor, config.generators.count, config.sampler.slots)
+        or config.model.remat == "auto"
+        or not config.generators.versions
+    )
+
+
+def balanced(config: Config, arch: Architecture, num_devices: int, kind: str) -> Config:
+    """Return the config with the best split of one process's devices, if it is open.
+
+    `kind` is JAX's name of the devices; those that are not known are left alone.
+    """
+    chip = chip_of(kind)
+    if chip is None or not is_open(config):
+        return config
+    return choose(config, arch, chip, OneProcess(num_devices)).config
+
+
+def opened(config: Config) -> Config:
+    """Return the config with all that `choose` fills in left open."""
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, remat="auto"),
+        mesh=dataclasses.replace(config.mesh, data=0, fsdp=0),
+        batch=dataclasses.replace(config.batch, rows_per_microbatch=0),
+        sampler=dataclasses.replace(config.sampler, slots=0, cache_tokens=0),
+        generators=dataclasses.replace(
+            config.generators,
+            count=0,
+            devices=0,
+            processes=1,
+            placement="auto",
+            versions=0,
+        ),
+    )
+
+
+def choose(
+    config: Config,
+    arch: Architecture,
+    chip: Chip,
+    room: Room,
+    lengths: Lengths | None = None,
+) -> Choice:
+    """Return the split with the shortest step of all that fit.
+
+    Args:
+        config: with something left open.
+        room: which devices there are.
+        lengths: of rollouts; None: what the config's limits let expect.
+
+    Raises:
+        ValueError: no split fits.
+    """
+    lengths = lengths or assumed_lengths(config)
+    best, tried = None, 0
+    for candidate in candidates(config, arch, chip, room, lengths):
+        found = forecast(candidate, arch, chip, lengths, devices=room.num_devices)
+        tried += 1
+        if best is None or _rank(candidate, found) < _rank(*best):
+            best = candidate, found
+    if best is None:
+        raise ValueError(
+            f"no split of {room.num_devices} {chip.name} devices into learner and "
+            f"generators fits model.architecture = {config.model.architecture!r}: of "
+            f"{chip.hbm_bytes / 2**30:.0f} GiB each device may hold "
+            f"{memory.usable_bytes(chip) / 2**30:.1f}; take more devices, or set "
+            f"mesh.*, generators.*, sampler.slots and sampler.cache_tokens to numbers"
+        )
+    return Choice(config=best[0], forecast=best[1], tried=tried)
+
+
+def _rank(config: Config, found: Forecast) -> tuple[float, ...]:
+    """Return what is lower for a better split."""
+    return (
+        found.step_seconds,
+        -found.devices_at_work,
+        found.shared,
+        config.sampler.slots,
+        config.generators.count,
+    )
+
+
+def candidates(
+    config: Config, arch: Architecture, chip: Chip, room: Room, lengths: Lengths
+) -> Iterator[Config]:
+    """Yield the config with numbers, for each split that fits the devices' memory."""
+    placements = [config.generators.placement]
+    if placements == ["auto"]:
+        both = isinstance(room, OneProcess)
+        placements = ["apart", "shared"] if both else ["apart"]
+    usable = memory.usable_bytes(chip)
+    for size in room.sizes():
+        learner = _with_learner(config, arch, size, usable)
+        if learner is None:
+            continue
+        for placement in placements:
+            for split in _with_replicas(learner, arch, room, size, placement):
+                for one in _with_versions(split, room):
+                    yield from _that_fit(one, arch, chip, lengths)
+
+
+def _with_learner(
+    config: Config, arch: Architecture, size: int, usable: float
+) -> Config | None:
+    """Return the config with a learner of so many devices, if they fall evenly.
+
+    An open mesh.tensor is the least with which the learner fits: whatever the forward
+    pass sums up over it is left out of the forecast.
+    """
+    if config.mesh.tensor:
+        return _with_shards(config, arch, size)
+    leanest: Any = _REMAT[-1] if config.model.remat == "auto" else config.model.remat
+    for tensor in range(1, arch.num_kv_heads + 1):
+        if arch.num_kv_heads % tensor:
+            continue
+        mesh = dataclasses.replace(config.mesh, tensor=tensor)
+        found = _with_shards(dataclasses.replace(config, mesh=mesh), arch, size)
+        if found is not None:
+            model = dataclasses.replace(config.model, remat=leanest)
+            tried = dataclasses.replace(found, model=model)
+            if memory.learner_bytes(tried, arch) <= usable:
+                return found
+    return None
+
+
+def _with_shards(config: Config, arch: Architecture, size: int) -> Config | None:
+    """Return the config with data and fsdp of so many devices, if they fall evenly.
+
+    The state is cut into as many shards as divide the width of the model; what is
+    left are replicas of it.
+    """
+    mesh, rows = config.mesh, config.batch.rows_per_microbatch
+    others = mesh.context * mesh.tensor
+    if size % others:
+        return None
+    both = size // others  # data * fsdp
+    for data in range(1, both + 1):
+        if both % data or mesh.data not in (0, data):
+            continue
+        fsdp = both // data
+        uneven = arch.hidden_size % fsdp or rows % both or fsdp % mesh.expert
+        if mesh.fsdp not in (0, fsdp) or uneven:
+            continue
+        return dataclasses.replace(
+            config,
+            mesh=dataclasses.replace(mesh, data=data, fsdp=fsdp),
+            batch=dataclasses.replace(
+                config.batch, rows_per_microbatch=rows or data * fsdp
+            ),
+        )
+    return None
+
+
+def _with_replicas(
+    config: Config, arch: Architecture, room: Room, learner: int, placement: Any
+) -> Iterator[Config]:
+    """Yield the config with as many replicas of each size as fit."""
+    asked = config.generators
+    shared = placement == "shared"
+    for each in room.sizes():
+        if asked.devices not in (0, each) or not is_divisible(arch, each):
+            continue
+        fit = learner // each if shared else room.replicas(learner, each)
+        count = asked.count or fit
+        if not count or (count > fit and not shared) or not fit:
+            continue
+        hosts = room.hosts(each)
+        if not hosts or asked.processes not in (1, hosts):
+            continue
+        yield dataclasses.replace(
+            config,
+            generators=dataclasses.replace(
+                asked,
+                count=count,
+                devices=each,
+                processes=hosts,
+                placement=placement,
+            ),
+        )
+
+
+def _with_versions(config: Config, room: Room) -> Iterator[Config]:
+    """Yield the config with each number of versions that its replicas can hold.
+
+    One is for replicas of processes of their own, which have the next on the host.
+    """
+    asked = config.generators.versions
+    one = isinstance(room, Slices) and not config.eval.concurrent
+    for versions in (asked,) if asked else (2, 1)[: 1 + one]:
+        generators: Any = dataclasses.replace(config.generators, versions=versions)
+        yield dataclasses.replace(config, generators=generators)
+
+
+def _that_fit(
+    config: Config, arch: Architecture, chip: Chip, lengths: Lengths
+) -> Iterator[Config]:
+    """Yield the config with slots, a cache and a remat policy that fit together."""
+    usable = memory.usable_bytes(chip)
+    shared = config.generators.placement == "shared"
+    for remat in _REMAT if config.model.remat == "auto" else (config.model.remat,):
+        model: Any = dataclasses.replace(config.model, remat=remat)
+        found = dataclasses.replace(config, model=model)
+        learner = memory.learner_bytes(found, arch)
+        if learner > usable:
+            continue
+        yield from _with_slots(found, arch, lengths, usable - learner * shared)
+        if not shared:
+            return  # a slower policy leaves the replicas no more
+
+
+def _with_slots(
+    config: Config, arch: Architecture, lengths: Lengths, usable: float
+) -> Iterator[Config]:
+    """Yield the config with each number of slots that the memory of a replica holds."""
+    asked = config.sampler
+    if asked.slots:
+        if memory.sampler_bytes(config, arch) <= usable:
+            yield config
+        return
+    most = memory.largest_cache(
+        config, arch, chips=config.generators.devices, usable=usable
+    )
+    cache = asked.cache_tokens or most
+    longest = asked.max_prompt_tokens + asked.max_completion_tokens
+    if cache > most or cache < longest + asked.page_size:
+        return
+    limit = min(slots_that_fit(cache, lengths), memory.slots_limit(config))
+    for slots in _SLOTS:
+        if slots > limit:
+            return
+        # No more than all slots at their limit, and a page for a prompt's copy.
+        held = min(cache, slots * longest + asked.page_size)
+        page = asked.page_size
+        yield dataclasses.replace(
+            config,
+            sampler=dataclasses.replace(
+                asked, slots=slots, cache_tokens=held // page * page
+            ),
+        )
+
+
+def read(config: Config, name: str) -> Any:
+    """Return a setting by its dotted name."""
+    section, field = name.split(".")
+    return getattr(getattr(config, section), field)

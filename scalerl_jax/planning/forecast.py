@@ -1,0 +1,276 @@
+"""Seconds of a whole optimizer step, from prompts to published params, and its cost.
+
+Learner and generators work at the same time unless the config has them take turns, or
+gives them the same devices.  Then the longer of the two is the step; what the other
+waits is idle.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from scalerl_jax.config import Config
+from scalerl_jax.machines.chips import Chip
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.planning import rates
+from scalerl_jax.planning.lengths import Lengths, count_rows
+from scalerl_jax.planning.memory import cache_tokens, value_bytes
+from scalerl_jax.planning.rates import EXPECTED, Reached
+
+# Of a cache that holds all slots at their mean length: they vary, and a sequence that
+# finds no page is suspended and cached again later.
+_FILLED = 0.85
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Seconds of a step by role; devices are as JAX counts them, chips as they cost."""
+
+    generate_seconds: float  # all replicas at work on the rollouts of a step
+    train_seconds: float
+    # Until all replicas have a version, for which nobody waits; of shared devices, of a
+    # copy within their memory.
+    publish_seconds: float
+    step_seconds: float
+    evaluation_seconds: float  # of one, with all replicas and no training rollouts
+    devices: int  # that are paid for
+    chips: float
+    learner_devices: int
+    generator_devices: int
+    shared: bool
+
+    @property
+    def busy_share(self) -> float:
+        """Device-seconds at work over all, in (0, 1]."""
+        learner = self.train_seconds * self.learner_devices
+        generators = self.generate_seconds * self.generator_devices
+        return (learner + generators) / (self.step_seconds * self.devices)
+
+    @property
+    def learner_idle(self) -> float:
+        """Share of a step that the learner's devices wait, in [0, 1)."""
+        busy = self.train_seconds + self.generate_seconds * self.shared
+        return 1 - busy / self.step_seconds
+
+    @property
+    def generator_idle(self) -> float:
+        """Share of a step that the generators' devices wait, in [0, 1)."""
+        busy = self.generate_seconds + self.train_seconds * self.shared
+        return 1 - busy / self.step_seconds
+
+    @property
+    def devices_at_work(self) -> int:
+        """Devices that have a role."""
+        return self.learner_devices + self.generator_devices * (not self.shared)
+
+    @property
+    def chip_hours_per_step(self) -> float:
+        """Chip-hours that a step costs, whether chips work or wait."""
+        return self.step_seconds * self.chips / 3600
+
+    def evaluation_hours(self, config: Config) -> float:
+        """Return the hours that all evaluations of a run take."""
+        count = config.train.num_steps // config.eval.every + 1  # one before any step
+        return count * self.evaluation_seconds / 3600
+
+    def chip_hours(self, config: Config) -> float:
+        """Return the chip-hours of train.num_steps steps and their evaluations.
+
+        The learner waits while an evaluation runs: its batches come from the replicas.
+        """
+        steps = config.train.num_steps * self.chip_hours_per_step
+        return steps + self.evaluation_hours(config) * self.chips
+
+
+def _publish_seconds(config: Config, arch: Architecture, chip: Chip) -> float:
+    """Return the seconds until all generators have a version."""
+    mesh, generators = config.mesh, config.generators
+    learner = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
+    written = value_bytes(config.model.sampler_dtype)
+    if generators.placement == "shared":
+        read = value_bytes(config.model.param_dtype)
+        return rates.copy_seconds(arch, chip, learner, read, written)
+    return rates.publish_seconds(
+        arch,
+        chip,
+        learner_chips=learner,
+        replicas=generators.count,
+        replica_chips=generators.devices,
+        itemsize=written,
+    )
+
+
+def forecast(
+    config: Config,
+    arch: Architecture,
+    chip: Chip,
+    lengths: Lengths,
+    *,
+    devices: int,
+    reached: Reached = EXPECTED,
+) -> Forecast:
+    """Return the seconds of a step.
+
+    Args:
+        config: with numbers for all that concerns the devices.
+        devices: that are paid for, at work or not.
+        reached: `EXPECTED`, or `BOUND` for a bound from below.
+    """
+    mesh, generators = config.mesh, config.generators
+    shared = generators.placement == "shared"
+    learner = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
+    replicas, each = generators.count, generators.devices
+    decoding = _Decoding.of(config, arch, chip, lengths, reached=reached)
+    batch = config.batch
+    rollouts = batch.num_prompts * batch.group_size
+    in_turn = shared or takes_turns(config)
+    generate = decoding.seconds(rollouts, prompts=batch.num_prompts, tail=in_turn)
+    # Replicas that share their devices take turns.
+    turns = max(1.0, replicas * each / learner) if shared else 1.0
+    generate = generate * turns + pause_seconds(config, arch, replica_chips=each)
+    train = batch.epochs * _train_seconds(config, arch, chip, lengths, reached)
+    publish = _publish_seconds(config, arch, chip)
+    if in_turn:
+        # A batch's generation and its publication serve all of its epochs.
+        step = generate + train + publish
+    else:
+        # The longest rollout must be done before max_staleness steps have passed.
+        longest = decoding.longest / max(config.queue.max_staleness, 1)
+        step = max(generate, train, publish, longest)
+    return Forecast(
+        generate_seconds=generate / batch.epochs,
+        train_seconds=train / batch.epochs,
+        publish_seconds=publish,
+        step_seconds=step / batch.epochs,
+        evaluation_seconds=turns * decoding.evaluation_seconds(config),
+        devices=devices,
+        chips=devices / chip.devices_per_chip,
+        learner_devices=learner,
+        generator_devices=min(replicas * each, learner) if shared else replicas * each,
+        shared=shared,
+    )
+
+
+def takes_turns(config: Config) -> bool:
+    """Return whether learner and generators never work at the same time."""
+    queue = config.queue
+    return queue.mode == "batched" or queue.max_staleness < config.batch.epochs
+
+
+def slots_that_fit(cache: int, lengths: Lengths) -> int:
+    """Return how many sequences a cache of so many tokens holds, on average."""
+    return int(_FILLED * cache / lengths.mean_context)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Decoding:
+    """All replicas at work."""
+
+    tokens_per_second: float  # of all
+    longest: float  # seconds of the longest rollout
+    prompt_seconds: float  # of one prompt, on one replica
+    replicas: int
+    mean: float  # tokens of a completion
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        arch: Architecture,
+        chip: Chip,
+        lengths: Lengths,
+        *,
+        reached: Reached,
+    ) -> "_Decoding":
+        """Return how fast a config's replicas decode."""
+        generators, model = config.generators, config.model
+        sampler, batch = config.sampler, config.batch
+        # Staleness bounds what may be under way; the queue has a batch of it.
+        under_way = max(config.queue.max_staleness, 1) * batch.num_prompts
+        if takes_turns(config):
+            under_way = batch.num_prompts * config.steps_per_window
+        most = math.ceil(under_way * batch.group_size / generators.count)
+        held = slots_that_fit(cache_tokens(config), lengths)
+        slots = max(1, min(sampler.slots, most, held))
+        common: Any = dict(
+            chips=generators.devices,
+            itemsize=value_bytes(model.sampler_dtype),
+            reached=reached,
+        )
+        step = rates.decode_seconds(
+            *(arch, chip),
+            slots=slots,
+            mean_context=lengths.mean_context,
+            float32_head=model.float32_head,
+            **common,
+        )
+        chunk = max(1.0, min(lengths.prompt, sampler.prefill_tokens))
+        prompt = math.ceil(lengths.prompt / chunk) * rates.prefill_seconds(
+            arch, chip, tokens=chunk, context=lengths.prompt, **common
+        )
+        return cls(
+            tokens_per_second=generators.count * slots / step,
+            longest=lengths.longest * step,
+            prompt_seconds=prompt,
+            replicas=generators.count,
+            mean=lengths.mean,
+        )
+
+    def seconds(self, rollouts: int, *, prompts: int, tail: bool) -> float:
+        """Return the seconds of so many rollouts; with a tail, until the last is done.
+
+        Without one, others are under way while the longest end.
+        """
+        prefill = prompts / self.replicas * self.prompt_seconds
+        decode = rollouts * self.mean / self.tokens_per_second
+        return prefill + (max(decode, self.longest) if tail else decode)
+
+    def evaluation_seconds(self, config: Config) -> float:
+        """Return the seconds of an evaluation, with nothing else under way."""
+        asked = config.eval
+        rollouts = asked.num_prompts * asked.samples_per_prompt
+        return self.seconds(rollouts, prompts=asked.num_prompts, tail=True)
+
+
+def _train_seconds(
+    config: Config,
+    arch: Architecture,
+    chip: Chip,
+    lengths: Lengths,
+    reached: Reached,
+) -> float:
+    """Return the seconds of one optimizer step on the learner's devices."""
+    batch, mesh, model = config.batch, config.mesh, config.model
+    rows = count_rows(
+        lengths,
+        rollouts=batch.num_prompts * batch.group_size,
+        row_tokens=batch.row_tokens,
+        packing=batch.packing,
+    )
+    seconds = rates.train_seconds(
+        arch,
+        chip,
+        microbatches=math.ceil(rows / batch.rows_per_microbatch),
+        rows=batch.rows_per_microbatch,
+        row_tokens=batch.row_tokens,
+        chips=mesh.data * mesh.fsdp * mesh.context * mesh.tensor,
+        tensor=mesh.tensor,
+        remat=model.remat,
+        float32_head=model.float32_head,
+        param_bytes=value_bytes(model.param_dtype),
+        compute_bytes=value_bytes(model.compute_dtype),
+        reached=reached,
+    )
+    return seconds * (2 if config.objective.advantage == "critic" else 1)
+
+
+def pause_seconds(config: Config, arch: Architecture, *, replica_chips: int) -> float:
+    """Return the seconds in which nothing is sampled, for the params are replaced."""
+    if config.generators.versions != 1:
+        return 0.0
+    return rates.placing_seconds(
+        arch,
+        replica_chips=replica_chips,
+        hosts=config.generators.processes,
+        itemsize=value_bytes(config.model.sampler_dtype),
+    )

@@ -1,0 +1,1 @@
+"""This process: signals, threads, environment, what it prints and how it ends."""

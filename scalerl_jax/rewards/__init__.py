@@ -1,1 +1,0 @@
-"""Verifiers: what decides that a completion is right."""

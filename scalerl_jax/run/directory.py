@@ -1,0 +1,175 @@
+"""The directory of one run: its settings, its lock, and whether it may go on.
+
+`config.json` says what was asked for, by which code and with which versions.  A
+resume with other settings is refused, because its curves would be of two recipes;
+the few settings that do not change the method are named by the caller.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import io
+import json
+import os
+import platform
+import weakref
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from scalerl_jax.formats.reading import is_remote
+from scalerl_jax.formats.remote import copy_of
+from scalerl_jax.run.files import RunFiles, called
+from scalerl_jax.run.record import new_record
+from scalerl_jax.run.resume import check_record, check_report
+from scalerl_jax.run.writing import open_to_append, write_json
+
+METRICS_FILE = "metrics.jsonl"
+EVALS_FILE = "evals.jsonl"
+ROLLOUTS_FILE = "rollouts.jsonl"
+# Files that a run leaves behind: with one of these and no config.json, nobody can tell
+# which recipe they belong to.
+RUN_FILES = (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE, "ledger.json", "checkpoints")
+STATUS_FILE = "status.json"  # how the processes of a run stand
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
+    """An open and locked run directory; `close` or a dead process unlocks it."""
+
+    path: Path  # of one in a bucket, its local copy
+    lock: io.FileIO | RunFiles
+    bucket: RunFiles | None = None  # keeps the copy and the bucket alike
+
+    @property
+    def url(self) -> str:
+        """Return what processes of other machines know it by."""
+        return str(self.bucket.remote) if self.bucket else str(self.path)
+
+    def close(self) -> None:
+        """Let another process have the directory."""
+        self.lock.close()
+
+    def __exit__(self, *_: object) -> None:
+        """Unlock."""
+        self.close()
+
+
+def open_run_directory(
+    workdir: str | os.PathLike[str],
+    *,
+    settings: dict[str, Any],
+    free_settings: Collection[str],
+) -> RunDirectory:
+    """Make or reopen, lock and check the directory of a run.
+
+    `settings` are JSON values by section; those named in `free_settings`
+    ("train.num_steps") may differ from what a reopened directory holds, and all of
+    them if there is nothing of a run in it yet.
+
+    Raises:
+        ValueError: the directory is not for this run: other settings, files of an
+            unknown run, a broken config.json, not a directory.
+        RuntimeError: it cannot be written, or another process is using it.
+    """
+    with contextlib.ExitStack() as held:
+        bucket = None
+        if is_remote(workdir):
+            lock = bucket = held.enter_context(RunFiles(str(workdir)))
+            path = bucket.path
+            held.enter_context(called(path, str(workdir)))
+        else:
+            path = local_directory(workdir)
+            lock = held.enter_context(_lock(path))
+        config_file = path / "config.json"
+        with _usable(config_file):
+            record = new_record(json.loads(json.dumps(settings)))
+            if config_file.exists():
+                record = check_record(
+                    config_file, record, free_settings, begun=bool(_run_files(path))
+                )
+            elif found := _run_files(path):
+                raise ValueError(
+                    f"--workdir={path} holds {', '.join(found)} of a run but no "
+                    f"config.json that says which; choose another --workdir, or move "
+                    f"these files away"
+                )
+            if record is not None:
+                write_json(config_file, record)
+        held.pop_all()
+    return RunDirectory(path=path, lock=lock, bucket=bucket)
+
+
+@contextlib.contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    """Name a path that the system does not let us use."""
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(
+            f"cannot use {path} ({error.strerror or error}); free space or rights "
+            f"there, or choose another --workdir"
+        ) from error
+
+
+def local_directory(workdir: str | os.PathLike[str]) -> Path:
+    """Return where the files of a run lie on this machine, while it runs and after."""
+    if is_remote(workdir):
+        return copy_of(str(workdir))
+    return Path(workdir).expanduser().absolute()
+
+
+def _lock(path: Path) -> io.FileIO:
+    """Make the directory and take its lock; the kernel gives it back when we die."""
+    with _usable(path):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ValueError(
+                f"--workdir={path} is or lies under a file; name a directory"
+            ) from error
+    with _usable(path / ".lock"), contextlib.ExitStack() as held:
+        lock = held.enter_context(open_to_append(path / ".lock"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            holder = lock.read(200).decode(errors="replace") or "unknown"
+            raise RuntimeError(
+                f"another process ({holder}) is using "
+                f"--workdir={path}; stop it first or choose another --workdir"
+            ) from error
+        # A forked child (a verifier, say) shares the lock and may outlive us.
+        child_copy: weakref.ref[io.FileIO] = weakref.ref(lock)
+        os.register_at_fork(after_in_child=lambda: _close_if_alive(child_copy))
+        lock.truncate(0)
+        lock.write(f"{os.getpid()} on {platform.node()}".encode())
+        held.pop_all()
+    return lock
+
+
+def _close_if_alive(reference: "weakref.ref[io.FileIO]") -> None:
+    lock = reference()
+    if lock is not None:
+        lock.close()
+
+
+def _run_files(path: Path) -> list[str]:
+    return [name for name in RUN_FILES if (path / name).exists()]
+
+
+def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None:
+    """Write what a run trains and is judged on, `data.json`; once, for the whole run.
+
+    `report` has an entry per data set under "training" and "evaluation".
+
+    Raises:
+        ValueError: the run in the directory was begun with other prompts.
+        RuntimeError: it cannot be written.
+    """
+    file = directory / "data.json"
+    with _usable(file):
+        if file.exists() and _run_files(directory):
+            check_report(file, report)
+        else:
+            write_json(file, report)

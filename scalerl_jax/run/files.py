@@ -1,0 +1,322 @@
+"""The files of a run whose directory is in a bucket, beside its checkpoints.
+
+A bucket cannot append to an object.  So the run writes its files to a local directory,
+as any run does, and a thread uploads those that have changed, whole, every `UPLOAD_S`;
+a file whose upload takes long, less often.  A checkpoint becomes one only after they
+are uploaded: what is lost with the machine is then written again by the resumption, but
+for what `ledger.json` says of the last `UPLOAD_S`.
+
+The lock of the directory is an object that only one process can create.  It holds who
+has it and when that process last spoke.  Nobody gives it back for a dead process, as a
+kernel does: a lock that was silent for `STALE_S`, or whose process is gone from this
+very machine, is taken over.  Clocks must agree within a minute.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from scalerl_jax.formats import remote
+from scalerl_jax.formats.reading import parse_json
+from scalerl_jax.run.writing import replace_file
+
+if TYPE_CHECKING:
+    from etils import epath
+
+UPLOAD_S = 30.0
+_PACE = 20.0  # times what its last upload took, a file waits for the next
+_LAST_S = 600.0  # for the upload that is under way at the end
+_CHECKPOINTS = "checkpoints"  # are written past the local directory
+LOCK_FILE = ".lock"
+SPEAK_EVERY_S = 60.0
+STALE_S = 300.0
+_TRIES = 5  # against others who take over at the same moment
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux; another after each start
+
+_log = logging.getLogger(__name__)
+
+
+class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
+    """A locked run directory in a bucket and its local copy, kept alike."""
+
+    def __init__(self, workdir: str) -> None:
+        """Lock the directory and fetch its files; the local copy begins anew.
+
+        Raises:
+            ValueError: the bucket cannot be used.
+            RuntimeError: another process has the directory.
+        """
+        self.remote: epath.Path = remote.open_path(workdir, setting="--workdir=")
+        self.path = remote.copy_of(str(self.remote))
+        self.lock = BucketLock(self.remote)
+        self._uploaded: dict[Path, tuple[int, int]] = {}  # size and time of change
+        self._next: dict[Path, float] = {}  # monotonic; an upload before it is too soon
+        self._uploading = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="upload", daemon=True)
+        with _explained(self.remote):
+            self.lock.take()
+        with contextlib.ExitStack() as opened, _explained(self.remote):
+            opened.callback(self.lock.close)
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.path.mkdir(parents=True)
+            self._fetch()
+            opened.pop_all()
+        self._thread.start()
+
+    @property
+    def checkpoints(self) -> "epath.Path":
+        """The directory of the checkpoints."""
+        return self.remote / _CHECKPOINTS
+
+    def flush(self) -> None:
+        """Upload every file that has changed.
+
+        Raises:
+            RuntimeError: one cannot be, or another process has the directory.
+        """
+        self._upload(at_once=True)
+
+    def close(self) -> None:
+        """Upload what has changed, and give the directory back.
+
+        Raises:
+            RuntimeError: a file cannot be uploaded.
+        """
+        self._ended.set()
+        self._thread.join(_LAST_S)
+        try:
+            self.flush()
+        finally:
+            with _explained(self.remote):
+                self.lock.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Upload and unlock."""
+        self.close()
+
+    def _fetch(self) -> None:
+        names = [
+            name
+            for name in remote.entries(self.remote)
+            if name and not name.startswith(f"{_CHECKPOINTS}/") and name != LOCK_FILE
+        ]
+        for name, file in remote.places(self.remote, names, self.path).items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(file, remote.read(self.remote / name) or b"")
+            self._uploaded[file] = _version(file)
+
+    def _keep(self) -> None:
+        told = False
+        while not self._ended.wait(UPLOAD_S):
+            try:
+                self._upload(at_once=False)
+                told = False
+            except RuntimeError as error:  # `flush` raises it, when it lasts
+                if not told:
+                    _log.warning("%s", error)
+                told = True
+
+    def _upload(self, *, at_once: bool) -> None:
+        with self._uploading:
+            self.lock.require()
+            for file in self._changed():
+                if not at_once and time.monotonic() < self._next.get(file, 0.0):
+                    continue
+                begun, version = time.monotonic(), _version(file)
+                with _explained(self.remote):
+                    name = file.relative_to(self.path).as_posix()
+                    remote.write(self.remote / name, file.read_bytes())
+                self._uploaded[file] = version
+                ended = time.monotonic()
+                self._next[file] = ended + _PACE * (ended - begun)
+
+    def _changed(self) -> list[Path]:
+        """Return the files that differ from what was uploaded.
+
+        Hidden ones are not uploaded, nor what a link leads to: it may be anything.
+        """
+        return [
+            file
+            for file in sorted(self.path.rglob("*"))
+            if file.is_file()
+            and not file.is_symlink()
+            and not file.name.startswith(".")
+            and self._uploaded.get(file) != _version(file)
+        ]
+
+
+def _version(file: Path) -> tuple[int, int]:
+    known = file.stat()
+    return known.st_size, known.st_mtime_ns
+
+
+@contextlib.contextmanager
+def _explained(path: "epath.Path") -> Iterator[None]:
+    """Name the directory whose bucket does not do what is asked."""
+    try:
+        yield
+    except (ValueError, RuntimeError):
+        raise
+    except Exception as error:
+        raise RuntimeError(
+            f"cannot use {path} ({remote.reason(error)}); see to the bucket and to the "
+            f"rights there (roles/storage.objectUser), and start again with the same "
+            f"--workdir to resume"
+        ) from error
+
+
+class BucketLock:
+    """The lock of a directory, held from `take` to `close`; a thread speaks for it."""
+
+    def __init__(self, directory: "epath.Path") -> None:
+        """Take nothing yet."""
+        self._directory = directory
+        self._path = directory / LOCK_FILE
+        self._me = {
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "boot": _boot(),
+            "token": uuid.uuid4().hex,
+        }
+        self._lost = ""
+        self._spoken = 0.0  # monotonic
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._speak, name="lock", daemon=True)
+
+    def take(self) -> None:
+        """Take the lock.
+
+        Raises:
+            RuntimeError: another process has it; says which.
+        """
+        for _ in range(_TRIES):
+            try:
+                remote.write(self._path, self._text(), only_new=True)
+            except FileExistsError:
+                self._remove_stale()
+                continue
+            self._spoken = time.monotonic()
+            self._thread.start()
+            return
+        raise RuntimeError(
+            f"the lock {self._path} changes hands all the time; start one process only"
+        )
+
+    def require(self) -> None:
+        """Raise if another process has the directory by now.
+
+        Raises:
+            RuntimeError: with what has happened.
+        """
+        silent_s = time.monotonic() - self._spoken
+        if not self._lost and silent_s > STALE_S:
+            self._lost = f"the bucket has not been reached for {silent_s:.0f} s"
+        if self._lost:
+            raise RuntimeError(
+                f"{self._directory} may be another process's now: {self._lost}; start "
+                f"again with the same --workdir to resume"
+            )
+
+    def close(self) -> None:
+        """Give the lock back, if it is still ours."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(remote.ACCESS_S)
+        if not self._lost and self._is_mine():
+            remote.remove(self._path)
+
+    def _speak(self) -> None:
+        told = False
+        while not self._ended.wait(SPEAK_EVERY_S) and not self._lost:
+            try:
+                if self._is_mine():
+                    remote.write(self._path, self._text())
+                    self._spoken, told = time.monotonic(), False
+                else:
+                    self._lost = (
+                        f"{_who(_parsed(remote.read(self._path)))} has its lock"
+                    )
+            except Exception as error:  # noqa: BLE001  `require` tells, when it lasts
+                if not told:
+                    _log.warning(
+                        "cannot renew %s (%s)", self._path, remote.reason(error)
+                    )
+                told = True
+
+    def _is_mine(self) -> bool:
+        return _parsed(remote.read(self._path)).get("token") == self._me["token"]
+
+    def _text(self) -> bytes:
+        return json.dumps({**self._me, "time": time.time()}).encode()
+
+    def _remove_stale(self) -> None:
+        """Remove a lock whose process is gone.
+
+        Raises:
+            RuntimeError: it is not gone.
+        """
+        entry = remote.entries(self._path).get("")
+        if entry is None:  # given back just now
+            return
+        holder = _parsed(remote.read(self._path))
+        spoke = holder.get("time", 0.0)
+        silent_s = time.time() - (spoke if isinstance(spoke, float) else 0.0)
+        if silent_s < STALE_S and not _is_gone(holder):
+            raise RuntimeError(
+                f"{_who(holder)} is using --workdir={self._directory}, and was heard "
+                f"of {max(silent_s, 0.0):.0f} s ago; stop it first, or choose another "
+                f"--workdir (a lock that is silent for {STALE_S:.0f} s is taken over)"
+            )
+        _log.warning("taking over the lock of %s", _who(holder))
+        remote.remove_generation(self._path, entry["generation"])
+
+
+def _parsed(text: bytes | None) -> dict[str, Any]:
+    """Return what a lock says; of a broken one, nothing."""
+    try:
+        value = parse_json(text or b"")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _who(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another process"
+    return f"process {holder.get('pid')} on {holder.get('host')}"
+
+
+def _boot() -> str:
+    return _BOOT.read_text().strip() if _BOOT.exists() else ""
+
+
+def _is_gone(holder: dict[str, Any]) -> bool:
+    """Return whether it is a process of this machine, and runs no more."""
+    mine = (platform.node(), _boot())
+    if not mine[1] or (holder.get("host"), holder.get("boot")) != mine:
+        return False
+    pid = holder.get("pid")
+    return isinstance(pid, int) and not Path(f"/proc/{pid}").exists()
+
+
+@contextlib.contextmanager
+def called(path: Path, name: str) -> Iterator[None]:
+    """Call a local copy in errors what its user calls it."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise type(error)(str(error).replace(str(path), name)) from error

@@ -1,0 +1,227 @@
+"""The compute ledger: where the chip-seconds of a run went.
+
+Every chip belongs to one pool and is accounted for at every instant, so the
+categories sum to chips x wall clock.  What is charged to a run is everything but
+loading and compiling (`startup`) and evaluation (`eval`), which are measured and
+left out of the training axis.  Nothing here knows JAX; FLOPs are counted by callers.
+`run.lost_work` says what a run that goes on has lost.
+"""
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from scalerl_jax.process.background import repeated
+from scalerl_jax.run.writing import write_json
+
+LEDGER_FILE = "ledger.json"
+WRITE_EVERY_S = 5.0  # so much before a kill, at most, is in no ledger
+_LAST_WRITE_S = 60.0  # for a slow disk, at the end of a run
+
+# Work that a chip can do.  `verify` is a pool's wait for verdicts, not CPU seconds.
+ACTIVITIES = ("startup", "generate", "train", "publish", "verify", "eval", "checkpoint")
+NOT_CHARGED = ("startup", "eval")
+COUNTS = (
+    "generated_tokens",
+    "wasted_tokens",  # generated, and led to no gradient
+    "train_tokens",
+    "train_flops",
+    "generate_flops",
+    "lost_tokens",
+    "lost_flops",
+)
+CATEGORIES = (*ACTIVITIES, "idle", "lost")
+_SECONDS_PER_HOUR = 3600.0
+
+
+class Ledger:
+    """Chip-seconds by category, and the tokens and FLOPs they bought.
+
+    At every instant a pool's chips are split evenly among the kinds of activity on
+    it (however many threads are in one); a pool without any is idle.  A pool that is
+    idle while another one evaluates or starts up waits for it, and its chips are
+    counted there: a pause for an evaluation costs the training axis nothing.
+
+    `start` begins the clock.  All methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        pools: dict[str, int],
+        chip: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A ledger of `pools` (name to number of chips) of one kind of chip."""
+        if not pools or min(pools.values()) < 1:
+            raise ValueError(f"pools = {pools} must each have at least one chip")
+        self.chip = chip
+        self._pools = dict(pools)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last: float | None = None  # when the books were last brought up to date
+        self._active: dict[str, Counter[str]] = {pool: Counter() for pool in pools}
+        self._chip_s: dict[str, float] = dict.fromkeys(CATEGORIES, 0.0)
+        self._counts: dict[str, float] = dict.fromkeys(COUNTS, 0)
+        # Since `idle_shares` was last asked: chip-seconds, and seconds in all.
+        self._pool_idle_s: dict[str, float] = dict.fromkeys(pools, 0.0)
+        self._total_s = 0.0
+        self._restored = False
+
+    def start(self, *, startup_s: float = 0.0) -> None:
+        """Begin to count; what happens before costs nothing, but the start-up told."""
+        with self._lock:
+            assert self._last is None, "the ledger was started twice"
+            self._last, self._total_s = self._clock(), startup_s
+            self._chip_s["startup"] += sum(self._pools.values()) * startup_s
+
+    @contextlib.contextmanager
+    def activity(self, name: str, *, pool: str) -> Iterator[None]:
+        """Count the time inside the block as `name` on the chips of `pool`.
+
+        Blocks may nest and overlap, in one thread or in many.
+        """
+        if name not in ACTIVITIES:
+            raise ValueError(f"activity {name!r}; choose from {sorted(ACTIVITIES)}")
+        if pool not in self._pools:
+            raise ValueError(f"pool {pool!r}; choose from {sorted(self._pools)}")
+        with self._lock:
+            self._advance()
+            self._active[pool][name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._advance()
+                self._active[pool][name] -= 1
+
+    def count(self, **amounts: float) -> None:
+        """Add to the counters named in `COUNTS`."""
+        for name, amount in amounts.items():
+            if name not in COUNTS:
+                raise ValueError(f"counter {name!r}; choose from {sorted(COUNTS)}")
+            if amount < 0:
+                raise ValueError(f"counter {name!r} cannot fall (by {amount})")
+        with self._lock:
+            for name, amount in amounts.items():
+                self._counts[name] += amount
+
+    def report(self) -> dict[str, float]:
+        """Return chip-seconds by category, charged chip-hours and counters, up to now.
+
+            wasted = generate * wasted_tokens / generated_tokens
+
+        and is taken out of `generate`, so the `_chip_s` entries still sum to
+        chips x wall clock.
+        """
+        with self._lock:
+            self._advance()
+            chip_s = dict(self._chip_s)
+            generated = self._counts["generated_tokens"]
+            share = self._counts["wasted_tokens"] / generated if generated else 0.0
+            chip_s["wasted"] = chip_s["generate"] * min(share, 1.0)
+            chip_s["generate"] -= chip_s["wasted"]
+            return {
+                **{f"compute/{name}_chip_s": value for name, value in chip_s.items()},
+                "compute/charged_chip_hours": self._charged_chip_hours(),
+                **{f"compute/{name}": value for name, value in self._counts.items()},
+            }
+
+    def idle_shares(self) -> dict[str, float]:
+        """Return each pool's idle share of the time since the last call, in [0, 1]."""
+        with self._lock:
+            self._advance()
+            total_s = self._total_s or 1.0  # 0 s hold no idle ones
+            shares = {
+                pool: max(self._pool_idle_s[pool] / (chips * total_s), 0.0)
+                for pool, chips in self._pools.items()
+            }
+            self._pool_idle_s = dict.fromkeys(self._pools, 0.0)
+            self._total_s = 0.0
+            return shares
+
+    def state(self) -> dict[str, Any]:
+        """Return all that was counted, as JSON values."""
+        with self._lock:
+            self._advance()
+            return {
+                "chip": self.chip,
+                "chip_s": dict(self._chip_s),
+                "counts": dict(self._counts),
+            }
+
+    def add_past(self, amounts: Mapping[str, float]) -> None:
+        """Add chip-seconds by category, and counts, of the run's earlier processes.
+
+        What this process has counted since `start` stays on top, so that a resumed run
+        shows every one of its start-ups.
+        """
+        assert not self._restored, "a second time would count the past twice"
+        with self._lock:
+            self._advance()
+            for total in (self._chip_s, self._counts):
+                for name in total:
+                    total[name] += amounts.get(name, 0)
+            self._restored = True
+
+    def _charged_chip_hours(self) -> float:
+        charged = [name for name in CATEGORIES if name not in NOT_CHARGED]
+        return sum(self._chip_s[name] for name in charged) / _SECONDS_PER_HOUR
+
+    def _advance(self) -> None:
+        """Book the time since the last call; the caller holds the lock."""
+        if self._last is None:
+            return
+        now = self._clock()
+        elapsed_s, self._last = now - self._last, now
+        self._total_s += elapsed_s
+        active = {pool: _running(names) for pool, names in self._active.items()}
+        waited_for = [
+            name for name in NOT_CHARGED if any(name in on for on in active.values())
+        ]
+        for pool, chips in self._pools.items():
+            chip_s = chips * elapsed_s
+            booked = active[pool] or waited_for or ["idle"]
+            for name in booked:
+                self._enter(pool, name, chip_s / len(booked))
+
+    def _enter(self, pool: str, category: str, chip_s: float) -> None:
+        """Add chip-seconds of a pool; the caller holds the lock."""
+        self._chip_s[category] += chip_s
+        if category == "idle":
+            self._pool_idle_s[pool] += chip_s
+
+
+def _running(active: Counter[str]) -> list[str]:
+    """Return the kinds of activity that chips are split among, evenly.
+
+    `verify` is a wait for verdicts: it counts only while nothing else runs.
+    """
+    names = [name for name, number in active.items() if number]
+    return [name for name in names if name != "verify"] or names
+
+
+@contextlib.contextmanager
+def kept_on_disk(ledger: Ledger, directory: Path) -> Iterator[None]:
+    """Write the ledger's state while the block runs, and once more at its end.
+
+    The file is replaced in one go.  One that cannot be written is told in the log; the
+    run goes on.
+    """
+    path = directory / LEDGER_FILE
+
+    def write(last: bool) -> None:
+        try:
+            write_json(path, ledger.state())
+        except OSError as error:
+            raise RuntimeError(
+                f"cannot write {path} ({error.strerror or error}): what is lost if "
+                f"this process is killed will be in no ledger"
+            ) from error
+
+    with repeated(write, name="ledger", every_s=WRITE_EVERY_S, last_s=_LAST_WRITE_S):
+        yield

@@ -1,0 +1,76 @@
+"""The record of a run, `config.json`: its settings, its code and its packages."""
+
+import datetime
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import scalerl_jax
+from scalerl_jax.process.child_environment import child_environment
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+_PACKAGES += ("reasoning_gym",)  # of an extra
+
+
+def new_record(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of a run that begins now; `settings` are by section."""
+    return {
+        "config": settings,
+        "versions": versions(),
+        "seed": settings.get("seed"),
+        "git_revision": git_revision(),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def flatten(settings: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    """Return settings by dotted name: {"train": {"seed": 3}} as {"train.seed": 3}."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, prefix=f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def versions() -> dict[str, str | None]:
+    """Return versions of Python, of this package and of what it computes with."""
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "scalerl_jax": scalerl_jax.__version__,
+    }
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def git_revision() -> str | None:
+    """Return the source tree's commit, "+dirty" with changes; None: no checkout."""
+    root = Path(scalerl_jax.__file__).resolve().parent.parent
+    if not (root / ".git").exists():  # an install, perhaps inside somebody's checkout
+        return None
+    revision = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain")
+    if revision is None or changes is None:
+        return None
+    return f"{revision}+dirty" if changes else revision
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20.0,
+            env=child_environment(GIT_OPTIONAL_LOCKS="0"),
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

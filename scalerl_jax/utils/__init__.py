@@ -1,1 +1,0 @@
-"""Clocks, files and signals: what any part may use and no part of the method."""

@@ -1,0 +1,1 @@
+"""The way of params from the learner to the generators."""

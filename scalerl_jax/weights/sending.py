@@ -1,0 +1,250 @@
+"""One process's part of publishing: its shards, coded and offered over a channel.
+
+An anchor is a version sent in full: the first, every `base_every`-th, and each one that
+is requested so.  The others are deltas against the version before: an optimizer step
+changes a few hundredths of 16-bit values.
+"""
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalerl_jax.weights.channels import Buffer, Channel, Reference
+from scalerl_jax.weights.deltas import delta
+from scalerl_jax.weights.manifest import (
+    WIDTHS,
+    Offer,
+    OfferedObject,
+    OfferedShard,
+    PublishReport,
+)
+from scalerl_jax.weights.shards import Box, Shard, checksum
+
+_KEPT = 2  # publications, and the anchor: one in use and one on its way
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Coded:
+    """A shard as it is offered, in no object yet, and its bytes."""
+
+    shard: OfferedShard
+    buffer: Buffer
+    changed: int  # values that differ from the base
+
+
+class Sender:
+    """Offers one rank's shards; what it has published last is the base of the next.
+
+    Every rank must be asked for the same versions in the same order, so that all have
+    one base; `merge` refuses anything else.  After an error on one of them all are
+    asked for a full version.
+    """
+
+    report: PublishReport | None = None  # of the last version
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        num_ranks: int,
+        channel: Channel,
+        base_every: int = 20,
+        object_bytes: int = 64 << 20,
+        threads: int = 4,
+    ) -> None:
+        """A sender that has published nothing yet.
+
+        Args:
+            rank: of this process among the `num_ranks` that offer.
+            num_ranks: how many offers make a publication.
+            channel: where the bytes go.
+            base_every: versions from one anchor to the next; 1: no deltas.
+            object_bytes: an object of the channel is closed when it has so many.
+            threads: that compare and sum up.
+        """
+        self._place = {"rank": rank, "num_ranks": num_ranks}
+        self._channel = channel
+        self._base_every = base_every
+        self._object_bytes = object_bytes
+        self._threads = threads
+        self._last: Offer | None = None
+        self._again: Offer | None = None
+        self._shards: tuple[Shard, ...] = ()  # of it, as the base of the next
+        self._since_anchor = 0
+        self._anchor: list[Reference] = []
+        self._pinned: list[Reference] = []
+        self._recent: list[list[Reference]] = []
+        self._stored: set[Reference] = set()  # all that the channel holds
+
+    def send(
+        self,
+        shards: Sequence[Shard],
+        *,
+        policy_version: int,
+        full: bool = False,
+        pinned: bool = False,
+    ) -> Offer:
+        """Offer the shards of a version.
+
+        Their values are kept as the base of the next version: nobody may change them.
+        Objects of the version before the last are discarded, unless it is the anchor,
+        or the last one that was `pinned`, which is offered in full.
+
+        Raises:
+            ValueError: the version is not after the last one.
+            FullChannelError: the channel has no place; nothing was offered.
+        """
+        last, began = self._last, time.perf_counter()
+        if last is not None and policy_version <= last.policy_version:
+            raise ValueError(
+                f"policy_version = {policy_version} does not follow "
+                f"{last.policy_version}, which is offered already; a sender that "
+                f"starts anew is a new one"
+            )
+        if pinned:
+            self._pinned = []  # no two at a time
+        full = (
+            full or pinned or last is None or self._since_anchor + 1 >= self._base_every
+        )
+        coded = self._code(shards, {} if full else self._base)
+        self._discard(keep=_KEPT - 1)
+        offer = self._offer(coded, policy_version, None if full else last)
+        references = [each.reference for each in offer.objects]
+        self._since_anchor = 0 if full else self._since_anchor + 1
+        self._anchor = references if full else self._anchor
+        self._pinned = references if pinned else self._pinned
+        self._recent.append(references)
+        self._discard(keep=_KEPT)
+        if self._base_every > 1:
+            self._shards = tuple(shards)
+        self._last = offer
+        values = sum(each.full_bytes // WIDTHS[each.dtype] for each in offer.shards)
+        changed = sum(each.changed for each in coded)
+        compared = offer.base_version is not None and values > 0
+        self.report = PublishReport.of(
+            offer,
+            offer.shards,
+            seconds=time.perf_counter() - began,
+            changed_share=changed / values if compared else None,
+        )
+        return offer
+
+    def send_again(self) -> Offer:
+        """Offer the last version once more and in full, for who holds no base.
+
+        Nothing changes for those who received it.  All ranks must be asked.  It is kept
+        in the place of the anchor.
+        """
+        last = self._last
+        assert last is not None, "no version was sent"
+        if last.base_version is None:
+            return last
+        if self._again is None or self._again.policy_version != last.policy_version:
+            coded = self._code(self._shards, {})
+            self._again = self._offer(coded, last.policy_version, None)
+            self._anchor = [each.reference for each in self._again.objects]
+            self._discard(keep=_KEPT)
+        return self._again
+
+    @property
+    def _base(self) -> dict[Box, NDArray]:
+        return {each.box: each.values for each in self._shards}
+
+    def _code(self, shards: Sequence[Shard], base: dict[Box, NDArray]) -> list[_Coded]:
+        with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
+            return list(pool.map(lambda shard: _code(shard, base), shards))
+
+    def _offer(
+        self, coded: list[_Coded], policy_version: int, base: Offer | None
+    ) -> Offer:
+        """Put what is coded, and describe it."""
+        objects, listed = self._put(coded, policy_version)
+        self._stored |= {each.reference for each in objects}
+        return Offer(
+            **self._place,
+            policy_version=policy_version,
+            base_version=None if base is None else base.policy_version,
+            objects=tuple(objects),
+            shards=tuple(listed),
+        )
+
+    def _put(
+        self, coded: list[_Coded], policy_version: int
+    ) -> tuple[list[OfferedObject], list[OfferedShard]]:
+        """Put objects, and say where each shard is; all of them or none."""
+        objects: list[OfferedObject] = []
+        listed: list[OfferedShard] = []
+        try:
+            for group in _groups(coded, self._object_bytes):
+                buffers = [each.buffer for each in group]
+                name = f"v{policy_version:08d}-{len(objects)}"
+                listed += [
+                    dataclasses.replace(each.shard, object=len(objects), buffer=place)
+                    for place, each in enumerate(group)
+                ]
+                objects.append(
+                    OfferedObject(
+                        reference=self._channel.put(name, buffers),
+                        num_bytes=sum(buffer.nbytes for buffer in buffers),
+                        num_buffers=len(buffers),
+                    )
+                )
+        except BaseException:
+            for each in objects:
+                self._channel.discard(each.reference)
+            raise
+        return objects, listed
+
+    def _discard(self, *, keep: int) -> None:
+        """Discard all but the last publications, the anchor and what is pinned."""
+        self._recent = self._recent[-keep:]
+        kept = {*self._anchor, *self._pinned}.union(*self._recent)
+        for reference in self._stored - kept:
+            self._channel.discard(reference)
+        self._stored &= kept
+
+
+def _code(shard: Shard, base: dict[Box, NDArray]) -> _Coded:
+    """A shard as a delta, where it has a base and that is shorter."""
+    values = np.ascontiguousarray(shard.values)
+    dtype = values.dtype.name
+    if dtype not in WIDTHS:
+        raise ValueError(
+            f"shard {shard.box} is {dtype}; a sampler's params are of {sorted(WIDTHS)}"
+        )
+    before = base.get(shard.box)
+    buffer, changed, coded = values.reshape(-1).view(np.uint8), 0, None
+    if before is not None and before.dtype == values.dtype:
+        compared = delta(before, values)
+        changed, coded = compared.changed, compared.coded
+    buffer = buffer if coded is None else coded
+    offered = OfferedShard(
+        leaf=shard.box.leaf,
+        shape=shard.shape,
+        dtype=dtype,
+        start=shard.box.start,
+        stop=shard.box.stop,
+        crc32=checksum(values),
+        form="full" if coded is None else "delta",
+        object=0,
+        buffer=0,
+        num_bytes=buffer.nbytes,
+    )
+    return _Coded(shard=offered, buffer=buffer, changed=changed)
+
+
+def _groups(coded: list[_Coded], least_bytes: int) -> Iterator[list[_Coded]]:
+    """Shards of one object each, which has `least_bytes` where so much is left."""
+    group, size = [], 0
+    for each in coded:
+        group.append(each)
+        size += each.buffer.nbytes
+        if size >= least_bytes:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

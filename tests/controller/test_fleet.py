@@ -1,0 +1,403 @@
+"""Replicas under every schedule: deaths, late answers, joins, orders begun again.
+
+SCHEDULES=10000 pytest tests/controller/test_fleet.py   # more
+"""
+
+import os
+from random import Random
+
+import pytest
+from fleet_world import FleetWorld
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalerl_jax.contract import Job, JobResult
+
+NAMES = dict(
+    turn=(5, 20),
+    arrive=(5, 20),
+    answer=(5, 20),
+    swap=(1, 10),
+    begin=(5, 20),
+    token=(0, 10),
+    sample=(5, 20),
+    judge=(5, 20),
+    step=(5, 20),
+    come=(2, 10),
+    die=(0, 3),
+    leave=(0, 2),
+    drop=(0, 2),
+    late=(0, 2),
+    evaluate=(0, 5),
+    work=(0, 10),
+)
+
+
+@st.composite
+def worlds(draw):
+    staleness = draw(st.integers(0, 4))
+    return dict(
+        replicas=draw(st.integers(1, 4)),
+        capacity=draw(st.integers(1, 4)),
+        by_ticket=staleness == 0,
+        reissue_after_s=draw(st.sampled_from([0.0, 0.0, 15.0, 60.0])),
+        num_prompts=draw(st.integers(1, 4)),
+        max_staleness=staleness,
+        mode="pipeline",
+        max_waiting=draw(st.sampled_from([0, 1, 1, 2])),
+        max_refills=draw(st.sampled_from([0, 0, 1])),
+    )
+
+
+@st.composite
+def schedules(draw):
+    weights = [draw(st.integers(*limits)) for limits in NAMES.values()]
+    random = Random(draw(st.integers(0, 2**32)))
+    events = random.choices(list(NAMES), weights, k=draw(st.sampled_from([600, 100])))
+    return [(name, random.randrange(1000)) for name in events]
+
+
+@given(worlds(), schedules())
+@settings(max_examples=int(os.environ.get("SCHEDULES", "150")), deadline=None)
+def test_no_schedule_loses_or_doubles_a_prompt_or_stops_the_learner(kind, events):
+    world = FleetWorld(**kind)
+    for name, choice in events:
+        world.act(name, choice)
+    world.now += 1000.0  # whoever is silent has been noticed
+    for link in world.links.values():
+        link.arrive()
+        link.answer()
+    for _ in range(3):
+        world.calm()
+    for _ in range(2 * kind["max_staleness"] + 4):
+        if world.window:
+            world.step()
+        for _ in range(3 + kind["num_prompts"] // kind["replicas"]):
+            world.calm()
+        assert world.step(), world.queue.snapshot()
+        world.step()
+    if world.evaluation is None:
+        world.evaluate()
+    version, *_ = world.evaluation
+    for _ in range(2 * kind["replicas"] + 2):
+        world.calm()
+    world.evaluate()
+    assert world.evaluations[-1] == version
+    assert world.evaluations == sorted(world.evaluations)
+    totals = world.ledger.report()
+    seconds = sum(amount for name, amount in totals.items() if name.endswith("_chip_s"))
+    chips = 1 + 2 * kind["replicas"]
+    assert seconds == pytest.approx(chips * world.now)
+
+
+def calm_world(**changes):
+    kind = dict(
+        replicas=2,
+        capacity=2,
+        by_ticket=False,
+        reissue_after_s=0.0,
+        num_prompts=4,
+        max_staleness=1,
+        mode="pipeline",
+    )
+    world = FleetWorld(**kind | changes)
+    world.roster.turn()  # calls for them
+    world.come(0)
+    world.come(1)
+    return world
+
+
+def deliver(world):
+    """Every replica hears what is new, answers, and is heard."""
+    world.roster.turn()
+    for link in world.links.values():
+        while link.calls:
+            link.arrive()
+        link.swap()
+        link.replica.begin()
+        while link.arrived:
+            link.answer()
+    world.roster.turn()
+
+
+def open_tickets(world):
+    return {number: sorted(link.replica.open) for number, link in world.links.items()}
+
+
+def test_groups_of_a_lost_replica_are_sampled_by_another_and_charged():
+    world = calm_world()
+    for _ in range(3):
+        deliver(world)
+    begun = open_tickets(world)
+    assert {len(tickets) for tickets in begun.values()} == {2}
+    world.links.pop(0).die()
+    world.roster.turn()
+    assert world.roster.events["lost"] == 1
+    assert world.roster.events["reissued"] == 2
+    assert (
+        "replica 0 on host 0 is lost (ConnectionError: the machine is gone)"
+        in (world.notes[-1])
+    )
+    # Three tokens of each of its two groups, as it had reported.
+    assert world.ledger.report()["compute/wasted_tokens"] == 6
+    for ticket in begun[1]:
+        world.links[1].replica.sample(ticket)
+    for _ in range(3):
+        deliver(world)
+    assert open_tickets(world)[1] == begun[0]
+
+
+def test_a_replica_that_gets_a_sigterm_is_replaced_at_once_and_is_no_loss():
+    world = calm_world()
+    world.roster._limits = world.roster._limits.__class__(losses=0)
+    for _ in range(3):
+        deliver(world)
+    begun, leaving = open_tickets(world), world.links.pop(0)
+    leaving.replica.desk.leave()
+    hear(world, leaving)
+    world.roster.turn()
+    assert leaving.closed and 0 in world.coming
+    assert world.notes[-1] == (
+        "warning: replica 0 on host 0 leaves (SIGTERM); 2 groups are sampled again"
+    )
+    events = world.roster.events
+    assert (events["lost"], events["left"], events["reissued"]) == (0, 1, 2)
+    for ticket in begun[1]:
+        world.links[1].replica.sample(ticket)
+    for _ in range(3):
+        deliver(world)
+    assert open_tickets(world)[1] == begun[0]
+
+
+def test_without_staleness_a_group_belongs_to_the_replica_of_its_ticket():
+    world = calm_world(by_ticket=True, max_staleness=0, capacity=1)
+    for _ in range(3):
+        deliver(world)
+    for number, link in world.links.items():
+        waiting = [each.order.ticket for each in link.replica.desk._inbox]
+        assert sorted([*link.replica.open, *waiting]) == [number, number + 2]
+
+
+def test_a_late_group_is_refused_and_its_tokens_are_waste():
+    world = calm_world(reissue_after_s=30.0, capacity=4, max_staleness=0)
+    for _ in range(3):
+        deliver(world)
+    begun = open_tickets(world)
+    slow = max(begun, key=lambda number: len(begun[number]))
+    other = 1 - slow
+    for ticket in begun[other]:
+        world.links[other].replica.sample(ticket)
+    deliver(world)
+    world.now += 31.0
+    world.roster.turn()
+    assert world.roster.events["reissued"] == len(begun[slow])
+    # It finishes one before it hears that nobody wants it any more.
+    late = begun[slow][0]
+    world.links[slow].replica.sample(late)
+    world.links[slow].replica.judge(late)
+    wasted = world.ledger.report()["compute/wasted_tokens"]
+    deliver(world)
+    assert world.roster.events["late"] == 1
+    assert world.ledger.report()["compute/wasted_tokens"] == wasted + 3
+    assert late in open_tickets(world)[other]
+    assert open_tickets(world)[slow] == []
+
+
+def test_jobs_of_a_lost_replica_are_done_by_another():
+    world = calm_world()
+    deliver(world)
+    job = Job(number=5, kind="probe", publication="params", policy_version=0)
+    result = world.roster.submit(job)
+    world.roster.turn()
+    (holder,) = [member for member in world.roster.members if member.jobs]
+    world.links.pop(holder.number).die()
+    world.roster.turn()
+    (other,) = world.links.values()
+    world.roster.turn()
+    other.arrive()
+    other.replica.desk.finish(JobResult(number=5, value="done"))
+    other.arrive()
+    while other.arrived:
+        other.answer()
+    world.roster.turn()
+    assert result.result(0) == "done"
+
+
+def test_a_job_whose_params_do_not_arrive_is_done_again_with_whole_ones():
+    world = calm_world()
+    deliver(world)
+    result = world.roster.submit(
+        Job(number=5, kind="probe", publication="params", policy_version=0)
+    )
+    world.roster.turn()
+    (holder,) = [member for member in world.roster.members if member.jobs]
+    link = world.links[holder.number]
+    link.replica.desk.finish(JobResult(number=5, without_params="a torn object"))
+    hear(world, link)
+    assert "version 0: a torn object" in world.notes[-1] and not result.done()
+    for _ in range(2):
+        for other in world.links.values():
+            hear(world, other)
+    (holder,) = [member for member in world.roster.members if member.jobs]
+    world.links[holder.number].replica.desk.finish(JobResult(number=5, value="done"))
+    hear(world, world.links[holder.number])
+    assert result.result(0) == "done"
+
+
+def test_replicas_that_are_lost_again_and_again_end_the_run():
+    world = calm_world()
+    world.roster._limits = world.roster._limits.__class__(losses=2)
+    for _ in range(2):
+        deliver(world)
+        world.links.pop(0).die()
+        world.roster.turn()
+        world.roster.turn()
+        world.come(0)
+    deliver(world)
+    world.links.pop(0).die()
+    with pytest.raises(RuntimeError, match="generators.losses = 2; the last was repl"):
+        world.roster.turn()
+
+
+def test_a_silent_replica_is_replaced():
+    world = calm_world()
+    deliver(world)
+    world.roster.turn()
+    world.now += 301.0
+    world.links[1].arrive()
+    world.links[1].answer()
+    silent = world.links[0]
+    world.roster.turn()
+    assert silent.closed and "no answer for 301 s" in world.notes[-1]
+    world.roster.turn()
+    assert 0 in world.coming
+
+
+def hear(world, link):
+    """The controller hears what the replica has to say."""
+    world.roster.turn()
+    while link.calls:
+        link.arrive()
+    while link.arrived:
+        link.answer()
+    world.roster.turn()
+
+
+def test_params_that_are_refused_are_sent_again():
+    world = calm_world()
+    for _ in range(4):
+        world.calm()
+    assert world.step() and world.step()  # version 1
+    link = world.links[0]
+    hear(world, link)
+    assert link.publications.pop() == 1
+    for _ in range(2):
+        link.replica.desk.refuse("a leaf has another checksum")
+        hear(world, link)
+        assert "goes on with the params of version 0: a leaf has" in world.notes[-1]
+        hear(world, link)
+        assert link.publications.pop() == 1
+    link.replica.desk.refuse("a leaf has another checksum")
+    hear(world, link)
+    assert "is lost (3 publications in a row refused)" in world.notes[-1]
+
+
+def test_a_failure_of_a_replica_in_this_process_is_the_runs():
+    world = calm_world()
+    deliver(world)
+    world.links[0].replaceable = False
+    world.links[0].replica.desk.fail(FloatingPointError("logits"))
+    with pytest.raises(FloatingPointError, match="logits"):
+        hear(world, world.links[0])
+
+
+class OneReplica:
+    """A world of one replica, which hands in a group after the other."""
+
+    def __init__(self):
+        self.world = FleetWorld(
+            replicas=1,
+            capacity=1,
+            by_ticket=False,
+            reissue_after_s=0.0,
+            num_prompts=2,
+            max_staleness=1,
+            mode="pipeline",
+        )
+
+    def exchange(self):
+        """Have the replica come up if it is not, and do a round of calls."""
+        self.world.roster.turn()
+        self.world.come(0)
+        self.world.roster.turn()
+        link = self.world.links[0]
+        while link.calls:
+            link.arrive()
+        while link.publications:
+            link.swap()
+        link.replica.begin()
+        while link.arrived:
+            link.answer()
+        return link.replica
+
+    def hand_in(self, **fault):
+        """Sample the next group, with wrong fields; return its ticket."""
+        replica = self.exchange()
+        while not replica.open:
+            replica = self.exchange()
+        (ticket,) = replica.open
+        replica.sample(ticket)
+        replica.judge(ticket, **fault)
+        self.exchange()
+        self.world.roster.turn()
+        return ticket
+
+
+def test_bad_groups_are_sampled_again_and_the_third_costs_a_replica_its_place():
+    of = OneReplica()
+    world = of.world
+    assert [of.hand_in(finished_version=99) for _ in range(2)] == [0, 0]
+    assert world.desk.refused == 2 and world.queue.buffered == 0
+    assert world.notes[-1] == (
+        "warning: a group of replica 0 on host 0 is refused and sampled again: ticket "
+        "0: finished_version = 99 is not from 0 to 0"
+    )
+    link = world.links[0]
+    assert not link.closed and world.roster.events["reissued"] == 2
+    assert of.hand_in(detail=3) == 0
+    assert link.closed
+    assert (
+        "replica 0 on host 0 is lost (3 bad groups, the last: ticket 0: detail is a"
+        in ("\n".join(world.notes))
+    )
+    # Three tokens each were made for nothing; another replica samples the prompt.
+    assert world.ledger.report()["compute/wasted_tokens"] >= 9
+    world.check()
+    assert of.hand_in() == 0
+    assert world.queue.buffered == 1 and world.desk.refused == 3
+
+
+def test_a_group_that_nobody_asked_for_costs_a_replica_its_place_at_once():
+    of = OneReplica()
+    assert of.hand_in(ticket=55) == 0
+    assert of.world.roster.events["lost"] == 1
+    assert of.world.desk.refused == 1
+    assert any(
+        "is lost (1 bad groups, the last: it is of ticket 55, which it was not given)"
+        in note
+        for note in of.world.notes
+    )
+    of.world.check()
+    assert of.hand_in() == 0
+    assert of.world.queue.buffered == 1
+
+
+def test_bad_groups_of_a_replica_in_this_process_end_the_run():
+    of = OneReplica()
+    for _ in range(2):
+        of.hand_in(finished_version=99)
+    of.world.links[0].replaceable = False
+    with pytest.raises(
+        RuntimeError, match="replica 0 on host 0 made 3 bad groups, the"
+    ):
+        of.hand_in(finished_version=99)

@@ -1,0 +1,207 @@
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scalerl_jax.run import directory as run_directory
+from scalerl_jax.run.directory import open_run_directory
+from scalerl_jax.run.record import versions
+
+SETTINGS = {
+    "seed": 7,
+    "data": {"tasks": ("chain_sum",)},
+    "train": {"num_steps": 10, "max_skipped_steps": 3},
+    "objective": {"loss": "cispo"},
+}
+FREE = ("train.num_steps", "checkpoint.every")
+
+
+def changed(**sections):
+    return {**SETTINGS, **sections}
+
+
+def open_it(path, settings=SETTINGS):
+    return open_run_directory(path, settings=settings, free_settings=FREE)
+
+
+def test_a_new_run_says_what_it_is(tmp_path):
+    with open_it(tmp_path / "runs" / "first") as run:
+        record = json.loads((run.path / "config.json").read_text())
+    assert record["config"] == json.loads(json.dumps(SETTINGS))
+    assert record["seed"] == 7
+    assert record["versions"]["python"] == sys.version.split()[0]
+    assert record["versions"].keys() >= {
+        *("scalerl_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint"),
+        *("numpy", "reasoning_gym"),
+    }
+    assert record["git_revision"] is None or len(record["git_revision"]) >= 40
+    assert record["started"].endswith("+00:00")
+
+
+def test_an_unchanged_resume_leaves_the_record_alone(tmp_path):
+    open_it(tmp_path).close()
+    before = (tmp_path / "config.json").read_bytes()
+    open_it(tmp_path).close()
+    assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_free_settings_may_change_and_are_recorded(tmp_path):
+    open_it(tmp_path).close()
+    longer = {"num_steps": 20, "max_skipped_steps": 3}
+    open_it(tmp_path, changed(train=longer, checkpoint={"every": 5})).close()
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["config"]["train"]["num_steps"] == 20
+    assert record["resumes"][0]["changed"] == {
+        "train.num_steps": [10, 20],
+        "checkpoint.every": ["absent", 5],
+    }
+
+
+def test_other_settings_are_refused_with_both_values(tmp_path):
+    open_it(tmp_path).close()
+    (tmp_path / "metrics.jsonl").touch()
+    other = changed(seed=8, objective={"loss": "gspo", "eps": 0.1})
+    with pytest.raises(ValueError) as refusal:
+        open_it(tmp_path, other)
+    message = str(refusal.value)
+    assert "objective.loss was 'cispo' and is now 'gspo'" in message
+    assert "objective.eps was 'absent' and is now 0.1" in message
+    assert "seed was 7 and is now 8" in message
+    assert "another --workdir" in message
+    open_it(tmp_path).close()  # the refusal let go of the lock and changed nothing
+
+
+def test_other_settings_are_taken_where_no_run_has_begun(tmp_path):
+    open_it(tmp_path).close()
+    other = changed(seed=8)
+    open_it(tmp_path, other).close()
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["seed"] == record["config"]["seed"] == 8
+    assert "resumes" not in record
+    open_it(tmp_path, other).close()
+
+
+def test_a_resume_with_other_code_is_recorded(tmp_path):
+    open_it(tmp_path).close()
+    record = json.loads((tmp_path / "config.json").read_text())
+    record["versions"]["jax"] = "0.0.1"
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    for _ in range(2):  # the second resume has nothing to add
+        open_it(tmp_path).close()
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["versions"]["jax"] == "0.0.1"
+    assert [resume["changed"] for resume in record["resumes"]] == [{}]
+    assert record["resumes"][0]["versions"] == versions()
+
+
+@pytest.mark.parametrize("text", ["", '{"config": ', "[]", '{"config": 3}', "\0\0"])
+def test_a_broken_record_is_named(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config.json is broken.*--workdir"):
+        open_it(tmp_path)
+
+
+@pytest.mark.parametrize("name", run_directory.RUN_FILES)
+def test_files_of_an_unknown_run_are_refused(tmp_path, name):
+    (tmp_path / "notes.txt").write_text("not of a run")
+    open_it(tmp_path).close()
+    (tmp_path / "config.json").unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=f"holds {name} of a run but no config.json"):
+        open_it(tmp_path)
+
+
+def test_a_workdir_that_cannot_be_one_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ValueError, match="name a directory"):
+            open_it(path)
+    with pytest.raises(ValueError, match="write gs://BUCKET/PATH"):
+        open_it("s3://bucket/run")
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """A directory that may not be written, even if the tests run as root."""
+    directory = tmp_path / "read_only"
+    directory.mkdir()
+    parents = [path for path in directory.parents if path.stat().st_uid == os.geteuid()]
+    modes = {path: path.stat().st_mode for path in parents}
+    root = os.geteuid() == 0
+    if root:
+        for path in modes:
+            path.chmod(modes[path] | 0o755)
+        os.seteuid(65534)
+    else:
+        directory.chmod(0o500)
+    yield directory
+    if root:
+        os.seteuid(0)
+        for path, mode in modes.items():
+            path.chmod(mode)
+    else:
+        directory.chmod(0o700)
+
+
+def test_a_read_only_place_is_named(read_only):
+    for path in (read_only, read_only / "below"):
+        with pytest.raises(RuntimeError, match=r"read_only.*Permission.*--workdir"):
+            open_it(path)
+
+
+def test_a_full_disk_is_named_and_leaves_no_half_record(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))  # room for the lock
+    try:
+        with pytest.raises(RuntimeError, match=r"config.json \(File too large"):
+            open_it(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+HOLDER = """
+import os, sys, time
+from scalerl_jax.run.directory import open_run_directory
+run = open_run_directory(sys.argv[1], settings={}, free_settings=())
+reader, writer = os.pipe()
+if os.fork() == 0:  # a child that outlives its parent must not keep the lock
+    os.write(writer, b"!")
+    time.sleep(60)
+os.read(reader, 1)  # the child runs: it has closed what it inherited
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_one_process_at_a_time_and_death_unlocks(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(run_directory.__file__).parents[2],
+        start_new_session=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == f"{holder.pid}\n"
+        with pytest.raises(RuntimeError, match=rf"\({holder.pid} on .*another --workd"):
+            open_run_directory(tmp_path, settings={}, free_settings=())
+        holder.kill()
+        holder.wait(timeout=10)
+        open_run_directory(tmp_path, settings={}, free_settings=()).close()
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)  # the child
+        holder.stdout.close()
+        holder.wait(timeout=10)
+
+
+def test_a_lock_holds_within_a_process_too(tmp_path):
+    with open_it(tmp_path), pytest.raises(RuntimeError, match="another process"):
+        open_it(tmp_path)
+    open_it(tmp_path).close()

@@ -22,7 +22,7 @@ import matplotlib
 from scalerl_jax import config as config_lib
 from scalerl_jax.machines.chips import CHIPS
 from scalerl_jax.model.sizes import ARCHITECTURES
-from scalerl_jax.simulate.lengths import Lengths
+from scalerl_jax.simulate.lengths import SimulatedLengths
 from scalerl_jax.simulate.rates import closed_rates
 from scalerl_jax.simulate.run import Simulation
 from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
@@ -74,7 +74,7 @@ def simulate(
     base["failures"] = fields.get("failures", Failures())
     scenario = Scenario(**base)
     rates = closed_rates(config, ARCHITECTURES[ARCH], CHIPS["v5p"], scenario)
-    lengths = Lengths(mean_tokens=mean, tail=tail, limit=limit)
+    lengths = SimulatedLengths(mean_tokens=mean, tail=tail, limit=limit)
     figures = Simulation(scenario, rates, lengths).run().figures()
     return figures | {
         "chip_hours": CHIPS_IN_ALL * figures["step_s"] / HOUR_S,

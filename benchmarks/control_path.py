@@ -3,10 +3,10 @@
     python benchmarks/control_path.py [--seconds=20] [--replicas 1 2 4 8]
 
 Each replica is a process on Ray that "samples" two groups at a time, each for a second,
-and hands in 16 rollouts of 8,000 tokens: 1.7 MB.  Queue, desk, roster and links are the
-real ones; the learner takes batches at once.  Prints groups/s against what the replicas
-could do, the controller's CPU time per group, and how long after the last group of a
-batch was made the loop has the batch.
+and hands in 16 rollouts of 8,000 tokens: 1.7 MB.  Queue, order book,
+dispatcher and links are the real ones; the learner takes batches at once.  Prints
+groups/s against what the replicas could do, the controller's CPU time per group, and
+how long after the last group of a batch was made the loop has the batch.
 """
 
 import argparse
@@ -20,12 +20,12 @@ import numpy as np
 import ray
 from sleepers import make_fleet, pool_names
 
-from scalerl_jax.cluster.actors import Place
+from scalerl_jax.cluster.actors import RoleProcessInfo
 from scalerl_jax.cluster.run import RayLink
-from scalerl_jax.contract import Instructions, QueueClosed, Report
+from scalerl_jax.contract import Instructions, QueueClosed, ReplicaReport
 from scalerl_jax.controller.fleet import Fleet
 from scalerl_jax.controller.queue import RolloutQueue
-from scalerl_jax.generation.replica_desk import ReplicaDesk
+from scalerl_jax.generation.replica_orders import ReplicaOrders
 from scalerl_jax.types import Group, Rollout
 
 CAPACITY, GROUP_S, ROLLOUTS, TOKENS = 2, 1.0, 16, 8_000
@@ -37,16 +37,16 @@ class Sleeper:
 
     def __init__(self) -> None:
         """Begin to wait for orders."""
-        self._desk, self._version = ReplicaDesk(), -1
+        self._orders, self._version = ReplicaOrders(), -1
         for _ in range(CAPACITY):
             threading.Thread(target=self._sample, daemon=True).start()
 
     def _sample(self) -> None:
         while True:
             try:
-                order = self._desk.admit(self._version)
+                order = self._orders.admit(self._version)
                 if order is None:
-                    self._desk.wait(0.05)
+                    self._orders.wait(0.05)
                     continue
             except QueueClosed:
                 return
@@ -71,16 +71,16 @@ class Sleeper:
                 rollouts=rollouts,
                 finished_version=self._version,
             )
-            self._desk.sampled(order.ticket)
-            self._desk.put(group)
+            self._orders.sampled(order.ticket)
+            self._orders.put(group)
 
-    def exchange(self, instructions: Instructions, wait_s: float) -> Report:
+    def exchange(self, instructions: Instructions, wait_s: float) -> ReplicaReport:
         """Take instructions, and report."""
         if instructions.publication is not None:
             self._version = max(self._version, instructions.policy_version)
-        self._desk.deliver(instructions)
-        self._desk.await_news(wait_s)
-        return Report(**self._desk.news(), capacity=CAPACITY)
+        self._orders.deliver(instructions)
+        self._orders.await_news(wait_s)
+        return ReplicaReport(**self._orders.news(), capacity=CAPACITY)
 
 
 def fleet_of(replicas: int) -> tuple[Fleet, RolloutQueue]:
@@ -90,7 +90,7 @@ def fleet_of(replicas: int) -> tuple[Fleet, RolloutQueue]:
     def connect(number: int) -> Future:
         actor = make.options(num_cpus=0, max_concurrency=4).remote()
         future: Future = Future()
-        place = Place(host=f"sleeper {number}", pid=0, chip="none")
+        place = RoleProcessInfo(host=f"sleeper {number}", pid=0, chip="none")
         future.set_result(RayLink([actor], [place]))
         return future
 

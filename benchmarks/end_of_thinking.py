@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from scalerl_jax.data.detokenizer import Spelling, make_marker, read_spelling
+from scalerl_jax.data.detokenizer import Detokenizer, make_marker, read_detokenizer
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params
@@ -50,7 +50,7 @@ def read(path: Path) -> tokenizers.Tokenizer:
 def seen(backend: tokenizers.Tokenizer) -> tuple[int, int]:
     """Contexts whose end is seen: by the text of the tokens, by the marker's ids."""
     marker = make_marker(
-        END, read_spelling(backend), vocabulary=backend.get_vocab_size()
+        END, read_detokenizer(backend), vocabulary=backend.get_vocab_size()
     )
     alone = backend.encode(END, add_special_tokens=False).ids
     by_text = by_ids = 0
@@ -63,12 +63,12 @@ def seen(backend: tokenizers.Tokenizer) -> tuple[int, int]:
 
 
 def table_cost(backend: tokenizers.Tokenizer) -> str:
-    """Seconds to read the spelling and to make the table, and the table's bytes."""
+    """Seconds to read the detokenizer and to make the table, and the table's bytes."""
     start = time.perf_counter()
-    spelling = read_spelling(backend)
+    detokenizer = read_detokenizer(backend)
     read_s = time.perf_counter() - start
     start = time.perf_counter()
-    marker = make_marker(END, spelling, vocabulary=len(spelling.later))
+    marker = make_marker(END, detokenizer, vocabulary=len(detokenizer.later))
     made_s = time.perf_counter() - start
     size = marker.next_states.nbytes / 2**20
     return f"read in {read_s:.2f} s, table in {made_s:.2f} s, {size:.2f} MiB"
@@ -156,7 +156,7 @@ def call_ratio() -> str:
     )
     pieces = [bytes([at % 256]) for at in range(VOCABULARY)]
     marker = make_marker(
-        END, Spelling(later=pieces, first=pieces), vocabulary=VOCABULARY
+        END, Detokenizer(later=pieces, first=pieces), vocabulary=VOCABULARY
     )
     rng = np.random.default_rng(0)
     params = jax.tree.map(

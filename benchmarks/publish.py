@@ -263,7 +263,7 @@ def learn(
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     rendezvous.initialize(
-        rendezvous.Place(
+        rendezvous.ProcessPlace(
             coordinator=f"127.0.0.1:{port}", num_processes=LEARNERS, process_id=rank
         ),
         secret=os.environ[SECRET],

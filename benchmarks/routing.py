@@ -30,7 +30,7 @@ from seeds import processor, rows
 from scalerl_jax import config as config_lib
 from scalerl_jax.batching.packing import pack
 from scalerl_jax.config import Config
-from scalerl_jax.controller.mismatch import AgreementCheck, as_sequence
+from scalerl_jax.controller.mismatch import MismatchCheck, as_sequence
 from scalerl_jax.generation.evaluation import Probe
 from scalerl_jax.learner.forward import Forward, plain_scorer
 from scalerl_jax.model.architecture import param_shardings
@@ -164,7 +164,7 @@ def mismatch(options: argparse.Namespace) -> None:
         )
         batch = bench.config.batch
         score = plain_scorer(bench.forward)
-        check = AgreementCheck(
+        check = MismatchCheck(
             score=lambda state, batch, score=score: score(state, batch),
             row_tokens=batch.row_tokens,
             rows_per_microbatch=batch.rows_per_microbatch,

@@ -12,7 +12,7 @@ import numpy as np
 
 from scalerl_jax import scaling
 from scalerl_jax.scaling.compare import FEWEST_RUNS, choose
-from scalerl_jax.scaling.differences import RUN_SD, Sample, difference
+from scalerl_jax.scaling.differences import RUN_SD, RecipeSample, difference
 from scalerl_jax.scaling.estimate import correlation_growth
 from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
 from scalerl_jax.scaling.laws import SIGMOID
@@ -159,7 +159,7 @@ def decide(fits, counts, *, paired):
         differences = []
         for values, reach in numbers:
             samples = [
-                Sample(values[pair, recipe, :count], reach[pair, recipe, :count])
+                RecipeSample(values[pair, recipe, :count], reach[pair, recipe, :count])
                 for recipe, count in enumerate(counts)
             ]
             differences.append(

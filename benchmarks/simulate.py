@@ -12,8 +12,8 @@ One Markdown table a part: what was simulated, what is known, and their ratio.
   closed forms follow from that.  Such a queue stands in for ours.  Their group size
   is not given: 8 here; lengths are as unlike as their M says, E[longest of a group] /
   E[length].
-- sleepers: a controller's own fleet (roster, desk, queue) in real time, with replicas
-  that sleep instead of sampling, and with kills of them.
+- sleepers: a controller's own fleet (dispatcher, order book, queue) in real time, with
+  replicas that sleep instead of sampling, and with kills of them.
 - tiny: configs/tiny.py over staleness, slots and batches, with seconds and lengths
   measured in the run itself.
 """
@@ -39,11 +39,11 @@ from sleepers import make_fleet, pool_names
 
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
-from scalerl_jax.contract import Instructions, QueueClosed, Report
-from scalerl_jax.generation.replica_desk import ReplicaDesk
+from scalerl_jax.contract import Instructions, QueueClosed, ReplicaReport
+from scalerl_jax.generation.replica_orders import ReplicaOrders
 from scalerl_jax.run.progress import Progress
-from scalerl_jax.simulate.lengths import Drawn, Lengths
-from scalerl_jax.simulate.outcome import Outcome
+from scalerl_jax.simulate.lengths import Drawn, SimulatedLengths
+from scalerl_jax.simulate.outcome import SimulationOutcome
 from scalerl_jax.simulate.rates import Rates
 from scalerl_jax.simulate.replica import LAG_CALLS
 from scalerl_jax.simulate.run import Simulation
@@ -138,9 +138,9 @@ def tail_of(longest: float) -> float:
     return math.sqrt(low * high)
 
 
-def published_lengths(tail: float) -> Lengths:
+def published_lengths(tail: float) -> SimulatedLengths:
     """Their mean length, 1,354 tokens, of prompts as unlike as their completions."""
-    return Lengths(mean_tokens=1354.0, tail=tail, alike=0.5, limit=32_000)
+    return SimulatedLengths(mean_tokens=1354.0, tail=tail, alike=0.5, limit=32_000)
 
 
 def published() -> None:
@@ -201,7 +201,7 @@ def speed() -> None:
     say(1000, 24, 768_000, outcome.counts["events"], used, took)
 
 
-def thousand_steps() -> Outcome:
+def thousand_steps() -> SimulationOutcome:
     """Return 1,000 steps of an 8B run with 24 replicas."""
     rates = Rates(
         decode_s=((1, 0.08), (64, 0.12)),
@@ -224,7 +224,7 @@ def thousand_steps() -> Outcome:
         eval_completions=16_000,
         checkpoint_every=50,
     )
-    lengths = Lengths(mean_tokens=8000.0, limit=14_336)
+    lengths = SimulatedLengths(mean_tokens=8000.0, limit=14_336)
     return Simulation(scenario, rates, lengths).run()
 
 
@@ -236,7 +236,7 @@ class Sleeper:
 
     def __init__(self, capacity: int, seconds: Callable[[int], float]) -> None:
         """Begin to wait for orders; `seconds` is asked by ticket."""
-        self._desk, self._version, self._seconds = ReplicaDesk(), -1, seconds
+        self._orders, self._version, self._seconds = ReplicaOrders(), -1, seconds
         self._capacity = capacity
         self._calls = ThreadPoolExecutor(3)
         self.killed = False
@@ -246,9 +246,9 @@ class Sleeper:
     def _sample(self) -> None:
         while not self.killed:
             try:
-                order = self._desk.admit(self._version)
+                order = self._orders.admit(self._version)
                 if order is None:
-                    self._desk.wait(0.05)
+                    self._orders.wait(0.05)
                     continue
             except QueueClosed:
                 return
@@ -273,22 +273,24 @@ class Sleeper:
                 rollouts=(rollout,),
                 finished_version=ended,
             )
-            self._desk.sampled(order.ticket)
-            self._desk.put(group)
+            self._orders.sampled(order.ticket)
+            self._orders.put(group)
 
-    def exchange(self, instructions: Instructions, wait_s: float) -> Future[Report]:
+    def exchange(
+        self, instructions: Instructions, wait_s: float
+    ) -> Future[ReplicaReport]:
         """Take instructions, and report; never again once it is killed."""
         return self._calls.submit(self._exchange, instructions, wait_s)
 
-    def _exchange(self, instructions: Instructions, wait_s: float) -> Report:
+    def _exchange(self, instructions: Instructions, wait_s: float) -> ReplicaReport:
         if instructions.publication is not None:
             self._version = max(self._version, instructions.policy_version)
-            self._desk.wake()
-        self._desk.deliver(instructions)
-        self._desk.await_news(wait_s)
+            self._orders.wake()
+        self._orders.deliver(instructions)
+        self._orders.await_news(wait_s)
         if self.killed:
             raise ConnectionError("killed")
-        return Report(**self._desk.news(), capacity=self._capacity)
+        return ReplicaReport(**self._orders.news(), capacity=self._capacity)
 
     def close(self) -> None:
         """End it."""
@@ -351,7 +353,7 @@ def sleepers(seconds: float) -> None:
         "simulated",
         rule=True,
     )
-    lengths = Lengths(mean_tokens=10.0, tail=2.5, alike=0.0, limit=40)
+    lengths = SimulatedLengths(mean_tokens=10.0, tail=2.5, alike=0.0, limit=40)
     for count, capacity, size, most, waiting, kills in FLEETS:
         settings = dict(num_prompts=size, max_staleness=most, max_waiting=waiting)
         real = run_fleet(count, capacity, settings, lengths, kills, seconds)
@@ -390,7 +392,7 @@ def run_fleet(
     count: int,
     capacity: int,
     settings: dict[str, int],
-    lengths: Lengths,
+    lengths: SimulatedLengths,
     kills: int,
     seconds: float,
 ) -> dict[str, float]:
@@ -504,9 +506,9 @@ class Watch:
 
             return timed_wait
 
-        desk, episodes = generators._desk, generators._episodes
+        orders, episodes = generators._orders, generators._episodes
         scheduler.step, scheduler.submit = timed, counted
-        desk.wait, episodes.wait = rested(desk.wait), rested(episodes.wait)
+        orders.wait, episodes.wait = rested(orders.wait), rested(episodes.wait)
 
     def _watch_groups(self, scheduler: Any, queue: Any) -> None:
         put, sampled = queue.put, queue.sampled
@@ -661,7 +663,7 @@ def tiny_run(
     alone = dict(eval_every=0, checkpoint_every=0, prompt_tokens=20, prefill_tokens=20)
     scenario = scenario_of(config, **alone)
     measured = tuple(tuple(each) for _, each in sorted(watch.groups.items()))
-    lengths = Lengths(limit=64, measured=measured)
+    lengths = SimulatedLengths(limit=64, measured=measured)
     found = Simulation(scenario, rates, lengths).run().figures(first_step=first)
     return real, found
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.controller.dispatch import Roster
+from scalerl_jax.controller.dispatch import Dispatcher
 from scalerl_jax.controller.fleet import Fleet
 from scalerl_jax.controller.group_check import GroupCheck
-from scalerl_jax.controller.orders import OrderDesk
+from scalerl_jax.controller.orders import OrderBook
 from scalerl_jax.controller.queue import RolloutQueue
-from scalerl_jax.controller.replicas import Limits
+from scalerl_jax.controller.replicas import FleetLimits
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.run.progress import Progress
@@ -59,18 +59,18 @@ def make_fleet(
         length_limit=lambda version: max_tokens,
     )
     stream = PromptStream([prompt], seed=0, max_pass_rate=None)
-    desk = OrderDesk(queue, stream, check=check)
+    orders = OrderBook(queue, stream, check=check)
     fleet = Fleet(
-        make_roster=lambda wake: Roster(
-            desk=desk,
+        make_dispatcher=lambda wake: Dispatcher(
+            orders=orders,
             ledger=ledger,
             connect=connect,
             pools=pools,
-            limits=Limits(),
+            limits=FleetLimits(),
             address=lambda publication, number, held: publication,
             wake=wake,
         ),
-        desk=desk,
+        orders=orders,
         summarize=lambda *_, **__: None,
         num_held_out=0,
         job_timeout_s=60.0,

@@ -1,4 +1,4 @@
-r"""The laptop default over processes: a gang of two learners, and two replicas.
+r"""The laptop default over processes: two learner processes, and two replicas.
 
 scalerl train --config=configs/tiny_fleet.py --workdir=runs/fleet \
     --ray=local

@@ -3,9 +3,9 @@
 The controller runs the loop and has the books: queue, prompts, ledger, files.  The
 learner holds the arrays of the train state, generators hold engines and verifiers.
 They exchange the plain records defined here and in `types`.  The learner is a
-`learner.step.LocalLearner` or a `cluster.learner_processes.LearnerGang`; generators are
-a thread (`generation.driver`) or replicas (`controller.fleet`), each of which is told
-things by one call over its `Link`:
+`learner.step.LocalLearner` or a `cluster.learner_processes.LearnerProcesses`;
+generators are a thread (`generation.driver`) or replicas (`controller.fleet`), each of
+which is told things by one call over its `Link`:
 
     report = replica.exchange(instructions, wait_s)
 
@@ -55,7 +55,7 @@ class Restored:
 
 
 class Learner(Protocol):
-    """The learner, as the loop uses it: one in its process, or a gang of processes."""
+    """The learner, as the loop uses it: one in its process, or several processes."""
 
     @property
     def checkpointer(self) -> Any:
@@ -111,7 +111,7 @@ class Learner(Protocol):
         ...
 
 
-class Desk(Protocol):
+class Orders(Protocol):
     """The part of a run that generators use: it gives orders and takes groups."""
 
     def admit(self, used_version: int) -> Order | None:
@@ -163,7 +163,7 @@ class Generators(Protocol):
         ...
 
     def start(self) -> None:
-        """Begin to sample the desk's orders."""
+        """Begin to sample the orders of the order book."""
         ...
 
     def stop(self, timeout_s: float) -> None:
@@ -211,7 +211,7 @@ class Assignment:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class ReplicaJob:
     """Work at one version, done between two steps of the sampling."""
 
     number: int
@@ -240,13 +240,13 @@ class Instructions:
     policy_version: int = -1  # optimizer steps behind them
     assignments: tuple[Assignment, ...] = ()
     withdrawn: tuple[int, ...] = ()  # tickets whose groups nobody wants any more
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[ReplicaJob, ...] = ()
     abandoned: tuple[int, ...] = ()  # jobs whose results nobody wants any more
     over: bool = False  # sample nothing more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
+class ReplicaReport:
     """The work of a replica since its last report, and its state."""
 
     used_version: int  # of the params that the sampling thread has; -1: none so far
@@ -274,7 +274,9 @@ class Link(Protocol):
         bool  # another one can come in its place; else its failure is the run's
     )
 
-    def exchange(self, instructions: Instructions, wait_s: float) -> Future[Report]:
+    def exchange(
+        self, instructions: Instructions, wait_s: float
+    ) -> Future[ReplicaReport]:
         """Call the replica; the future fails if it is lost."""
         ...
 

@@ -43,7 +43,7 @@ from scalerl_jax.run.directory import (
 )
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.resume import find_settings
-from scalerl_jax.train import Outcome, train
+from scalerl_jax.train import RunOutcome, train
 from scalerl_jax.wiring import loading
 from scalerl_jax.wiring.describe import describe
 
@@ -94,7 +94,7 @@ def _opened(config: config_lib.Config, workdir: str) -> RunDirectory:
     )
 
 
-def run(config: config_lib.Config, workdir: str) -> Outcome:
+def run(config: config_lib.Config, workdir: str) -> RunOutcome:
     """Build the run_state of a run and train."""
     keep_programs(config.compile_cache)
     if why_not := wiring.why_not_one_process(config):
@@ -120,7 +120,7 @@ def run(config: config_lib.Config, workdir: str) -> Outcome:
 
 def _run_on_ray(
     config: config_lib.Config, workdir: str, address: str
-) -> Outcome | None:
+) -> RunOutcome | None:
     """Train over the processes of a cluster."""
     with ray_access.prepared(address, without_token=_RAY_WITHOUT_TOKEN.value):
         from scalerl_jax.cluster.run import run_on_ray  # of an extra
@@ -170,7 +170,7 @@ def main(argv: Sequence[str]) -> None:
             sys.exit(INTERRUPTED if outcome.interrupted else PREEMPTED)
 
 
-def _say(outcome: Outcome, workdir: str) -> None:
+def _say(outcome: RunOutcome, workdir: str) -> None:
     """Print how a run ended, and where its files are."""
     where = "finished"
     if outcome.preempted:

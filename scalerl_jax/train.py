@@ -32,7 +32,7 @@ _STOP_TIMEOUT_S = 600.0  # for the sampler's step that is under way
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """The end of a run."""
 
     policy_version: int
@@ -41,7 +41,7 @@ class Outcome:
     stop_reason: str | None = None  # why scaling.stop ended the run early
 
 
-def train(config: Config, run: RunState, directory: Path) -> Outcome:
+def train(config: Config, run: RunState, directory: Path) -> RunOutcome:
     """Run to `train.num_steps` optimizer steps, or to a SIGTERM or Ctrl-C.
 
     The run resumes from the newest good checkpoint of `directory`; compute spent after
@@ -77,7 +77,7 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
         monitor = kind(config, run, writer, preemption, live.evaluated)
         opened.callback(monitor.close)
         published = monitor.publish(state, version, activity="startup")
-        monitor.require_agreement(state, published)
+        monitor.require_no_mismatch(state, published)
         beside = config.eval.concurrent
         if monitor.lacks_evaluation(version) and not beside:
             monitor.evaluate(state, published, version)
@@ -95,7 +95,7 @@ def train(config: Config, run: RunState, directory: Path) -> Outcome:
         unfinished = version < num_steps or (
             preemption.requested and monitor.lacks_evaluation(version)
         )
-        return Outcome(
+        return RunOutcome(
             policy_version=version,
             preempted=unfinished and live.stop_reason is None,
             interrupted=preemption.interrupted,
@@ -220,7 +220,7 @@ def save(run: RunState, state: State, version: int) -> None:
     `checkpoint`.
     """
     with run.activity("checkpoint"):
-        books, groups = run.desk.snapshot(run.generators.in_flight())
+        books, groups = run.orders.snapshot(run.generators.in_flight())
         books |= {
             "ledger": run.ledger.state(),
             "assembler": run.assemble.state(),
@@ -243,7 +243,7 @@ def _resume(run: RunState, directory: Path) -> int:
         return -1
     run.state, run.version = restored.state, restored.step
     run.assemble.restore(restored.host["assembler"])
-    wasted = run.desk.restore(restored.host, restored.groups, version=restored.step)
+    wasted = run.orders.restore(restored.host, restored.groups, version=restored.step)
     run.ledger.count(wasted_tokens=wasted)
     _log.info("resumed after step %d", restored.step)
     return restored.step

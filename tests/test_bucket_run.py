@@ -24,7 +24,7 @@ SETTINGS = {
     "model.checkpoint": "gs://bucket/base",
 }
 # Two ranks of a learner and a replica, which see nothing of each other's disks.
-GANG = (
+SEVERAL = (
     "--ray=local",
     "--config.mesh.processes=2",
     *("--config.generators.count=1", "--config.generators.placement=auto"),
@@ -84,7 +84,7 @@ def test_a_killed_run_goes_on_from_the_bucket_alone(bucket, tmp_path):
 
     shutil.rmtree(tmp_path / "first")
     # The process of the lock is gone.
-    process = goes_on(tmp_path / "second", *GANG)
+    process = goes_on(tmp_path / "second", *SEVERAL)
     output, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, errors
     assert "taking over the lock of process" in errors

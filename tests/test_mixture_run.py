@@ -17,7 +17,7 @@ def test_replay_brings_a_sampler_in_bfloat16_nearer(tmp_path):
     with small_run.built(config_lib.resolve(settings), tmp_path) as run:
         state = run.state
         sampled = run.generators.probe(run.learner.publish(state).params)
-        found = run.agreement.require(state, sampled)
+        found = run.mismatch.require(state, sampled)
     assert all(completion.experts is not None for _, completion in sampled)
     assert found.unreplayed is not None
     assert found.tokens == found.unreplayed.tokens > 100

@@ -27,7 +27,7 @@ from scalerl_jax.cluster.object_store import ObjectStoreChannel
 from scalerl_jax.cluster.placement import forget_others
 from scalerl_jax.cluster.session import versions
 from scalerl_jax.config import Config
-from scalerl_jax.contract import Instructions, Report
+from scalerl_jax.contract import Instructions, ReplicaReport
 from scalerl_jax.formats.reading import is_remote
 from scalerl_jax.parallel.coordinator import HeldPort
 from scalerl_jax.parallel.signed_lines import new_secret
@@ -46,7 +46,7 @@ WEIGHTS_FOLDER = "weights"  # of a run's directory: what is published
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
+class RoleProcessInfo:
     """A process of the run, as the controller is told of it."""
 
     host: str
@@ -89,7 +89,7 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-class Process:
+class RoleProcess:
     """The first steps of every process of a run, and questions that it answers."""
 
     def __init__(self, config: Config, directory: str) -> None:
@@ -132,7 +132,7 @@ class Process:
         jax.config.update("jax_enable_preemption_service", False)
         if meeting is not None:
             self._strangers = rendezvous.initialize(
-                rendezvous.Place(
+                rendezvous.ProcessPlace(
                     coordinator=meeting.coordinator,
                     num_processes=count,
                     process_id=rank,
@@ -148,10 +148,10 @@ class Process:
 
         return jax.devices()[: self._config.generators.devices]
 
-    def _here(self) -> Place:
+    def _here(self) -> RoleProcessInfo:
         import jax
 
-        return Place(
+        return RoleProcessInfo(
             host=socket.gethostname(),
             pid=os.getpid(),
             chip=jax.devices()[0].device_kind,
@@ -182,7 +182,7 @@ class Process:
         return remote.read(path / file) is not None
 
 
-class LearnerRank(Process):
+class LearnerRank(RoleProcess):
     """One process of the learner, which has its shards of the train state."""
 
     def __init__(
@@ -195,7 +195,7 @@ class LearnerRank(Process):
         self._offered = threading.Event()  # any version
         self._num_ranks = num_ranks
 
-    def start(self, meeting: Meeting | None, timeout_s: float) -> Place:
+    def start(self, meeting: Meeting | None, timeout_s: float) -> RoleProcessInfo:
         """Meet the other ranks, load the state, compile the step."""
         import jax
 
@@ -348,7 +348,7 @@ class RayFollowers:
 
         return wait
 
-    def check(self, report: Report) -> None:
+    def check(self, report: ReplicaReport) -> None:
         """Refuse to go on without one of them, or with a program that lacked one.
 
         Raises:
@@ -370,7 +370,7 @@ class RayFollowers:
             self._leave()
 
 
-class GeneratorReplica(Process):
+class GeneratorReplica(RoleProcess):
     """The process of a replica with its verifiers and its sampling thread.
 
     Of a replica of several it is the first, which leads the others.
@@ -388,7 +388,7 @@ class GeneratorReplica(Process):
         meeting: Meeting | None,
         followers: Sequence[Any],
         timeout_s: float,
-    ) -> Place:
+    ) -> RoleProcessInfo:
         """Meet the followers, make the engine, and begin to wait for params."""
         from scalerl_jax import wiring
         from scalerl_jax.wiring.replicas import make_remote_replica
@@ -410,7 +410,7 @@ class GeneratorReplica(Process):
         self._started.set()
         return self._here()
 
-    def exchange(self, instructions: Instructions, wait_s: float) -> Report:
+    def exchange(self, instructions: Instructions, wait_s: float) -> ReplicaReport:
         """Take instructions, wait for news of the sampling thread, and report."""
         report = self._replica.exchange(instructions, wait_s)
         if self._followers is not None:
@@ -428,7 +428,7 @@ class GeneratorReplica(Process):
         self._replica.leave()
 
 
-class ReplicaFollower(Process):
+class ReplicaFollower(RoleProcess):
     """A process of a replica that makes the calls of the first."""
 
     def __init__(self, config: Config, directory: str) -> None:
@@ -438,7 +438,7 @@ class ReplicaFollower(Process):
         self._ready = threading.Event()
         super().__init__(config, directory)
 
-    def start(self, meeting: Meeting, rank: int, timeout_s: float) -> Place:
+    def start(self, meeting: Meeting, rank: int, timeout_s: float) -> RoleProcessInfo:
         """Meet the others, and make the engine."""
         from scalerl_jax import wiring
         from scalerl_jax.wiring.replicas import make_follower

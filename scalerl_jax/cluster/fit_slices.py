@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from scalerl_jax import wiring
-from scalerl_jax.cluster.placement import Reached, Seats, place
+from scalerl_jax.cluster.placement import JoinedSlice, Seats, place
 from scalerl_jax.config import Config
 from scalerl_jax.machines.chips import CHIPS
 from scalerl_jax.machines.partition import box_sizes
@@ -13,7 +13,7 @@ from scalerl_jax.planning.chooser import Slices, choose, is_open
 
 
 def fit_slices(
-    config: Config, arch: Architecture, slices: Sequence[Reached]
+    config: Config, arch: Architecture, slices: Sequence[JoinedSlice]
 ) -> tuple[Config, Seats]:
     """Return the config with numbers for all that is left open, and who sits where.
 
@@ -94,7 +94,9 @@ def _check_processes(section: str, asked: int, chips: str, hosts: int) -> None:
         )
 
 
-def _balanced(config: Config, arch: Architecture, slices: Sequence[Reached]) -> Config:
+def _balanced(
+    config: Config, arch: Architecture, slices: Sequence[JoinedSlice]
+) -> Config:
     """Return the config with the best split of the slices, which are of one kind."""
     kinds = sorted({each.slice.generation for each in slices})
     if len(kinds) > 1:

@@ -5,7 +5,7 @@ are started again; the state comes from the last complete checkpoint, and the ba
 since then, which are kept, are trained on again: the same version comes back, bit for
 bit, and nothing that was generated is thrown away.
 
-One file above 400 lines: every call may find the gang lost, and replaces it.
+One file above 400 lines: every call may find the processes lost, and replaces it.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ import ray
 from jaxtyping import Float
 from ray.exceptions import RayError
 
-from scalerl_jax.cluster.actors import LearnerRank, Place, arrange
+from scalerl_jax.cluster.actors import LearnerRank, RoleProcessInfo, arrange
 from scalerl_jax.cluster.calls import RoleLost, calling, end_all, why_lost
 from scalerl_jax.cluster.session import Cluster, check_process
 from scalerl_jax.config import Config
@@ -64,17 +64,17 @@ def merged(parts: Sequence[Parcel]) -> tuple[Parcel, int | None]:
 class RemoteCheckpoints:
     """The checkpoints that ranks write, as the loop asks for them."""
 
-    def __init__(self, files: Checkpointer, gang: "LearnerGang") -> None:
+    def __init__(self, files: Checkpointer, learners: "LearnerProcesses") -> None:
         """Read the names in the directory; ask the ranks how far they are."""
         self._files = files
-        self._gang = gang
+        self._learners = learners
 
     def due(self, step: int, *, since: int) -> bool:
         """Return whether one is due after any of the steps `since` + 1 to `step`.
 
         It is once a rank has got a SIGTERM, before its machine is taken away.
         """
-        return self._gang.leaving or self._files.due(step, since=since)
+        return self._learners.leaving or self._files.due(step, since=since)
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints on disk, oldest first."""
@@ -87,14 +87,14 @@ class RemoteCheckpoints:
 
     def check(self) -> None:
         """Raise the error of a save that has failed."""
-        self._gang.call("check_save")
+        self._learners.call("check_save")
 
     def wait(self) -> None:
         """Return when every checkpoint is on disk."""
-        self._gang.call("await_save")
+        self._learners.call("await_save")
 
 
-class LearnerGang:
+class LearnerProcesses:
     """The learner over ranks; the loop's state is the version that they have."""
 
     def __init__(
@@ -118,7 +118,7 @@ class LearnerGang:
         self._lock = threading.RLock()  # calls come one after the other
         self._ranks: list[Any] = []
         self._up = False  # they have started, and are where they were
-        self.places: list[Place] = []
+        self.places: list[RoleProcessInfo] = []
         # Batches since the last complete checkpoint, by how many were before them.
         self._kept: dict[int, PackedBatch] = {}
         self._number = 0  # batches trained on
@@ -174,7 +174,7 @@ class LearnerGang:
     def publish(self, state: int, *, pinned: bool = False) -> WeightsOf:
         """Have every rank offer its shards; return what replicas are told.
 
-        A gang that starts again offers it again, and what is `pinned`, as it comes by
+        Processes that start again offer it again, and what is `pinned`, as it comes by
         there: no checkpoint is begun after that before nobody needs it any more.
         """
         parts = self.call("publish", state, pinned)
@@ -279,7 +279,7 @@ class LearnerGang:
     def call(
         self, method: str, *arguments: Any, each: Sequence[tuple] | None = None
     ) -> list[Any]:
-        """Return every rank's answer; a lost gang is replaced, and asked again.
+        """Return every rank's answer; lost processes are replaced, and asked again.
 
         Raises:
             RuntimeError: it is lost again and again.

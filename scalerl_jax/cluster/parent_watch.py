@@ -2,8 +2,8 @@
 
     python -m scalerl_jax.cluster.parent_watch COMMAND ...
 
-Standard input is the tether: its other end closes when the starter is gone, killed or
-not.  The command then gets SIGTERM, and SIGKILL if it stays.
+Standard input is watched: its other end closes when the starter is gone, killed or not.
+The command then gets SIGTERM, and SIGKILL if it stays.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _END_S = 20.0
 
 
 @contextlib.contextmanager
-def tethered(
+def watching_parent(
     command: Sequence[str], *, environment: Mapping[str, str], output: IO[Any]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command while the block runs; what it says goes to a file.
@@ -62,7 +62,7 @@ def main() -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(command.pid, signal.SIGKILL)
 
-    threading.Thread(target=end, name="tether", daemon=True).start()
+    threading.Thread(target=end, name="parent-watch", daemon=True).start()
     return command.wait()
 
 

@@ -44,7 +44,7 @@ class HostNode:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reached:
+class JoinedSlice:
     """A slice, all of whose hosts are in the cluster."""
 
     name: str
@@ -78,7 +78,7 @@ class Seat:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
+class SlicePart:
     """A box of one of several slices."""
 
     at: int  # of the slices
@@ -89,9 +89,9 @@ class Part:
 class Seats:
     """Chips of the slices by who has them; the rest stays idle."""
 
-    slices: tuple[Reached, ...]
-    learner: Part
-    replicas: tuple[Part, ...]
+    slices: tuple[JoinedSlice, ...]
+    learner: SlicePart
+    replicas: tuple[SlicePart, ...]
 
     def ranks(self) -> tuple[Seat, ...]:
         """Return the learner's seats, by rank."""
@@ -116,7 +116,7 @@ class Seats:
         )
         return dataclasses.replace(self, slices=slices)
 
-    def _of(self, part: Part) -> tuple[Seat, ...]:
+    def _of(self, part: SlicePart) -> tuple[Seat, ...]:
         reached = self.slices[part.at]
         addresses = [host.address for host in reached.hosts]
         return tuple(
@@ -178,7 +178,7 @@ def _host(node: Mapping[str, Any]) -> HostNode:
     )
 
 
-def slices_of(hosts: Iterable[HostNode]) -> tuple[Reached, ...]:
+def slices_of(hosts: Iterable[HostNode]) -> tuple[JoinedSlice, ...]:
     """Return the slices that the hosts make, by name.
 
     Raises:
@@ -190,7 +190,7 @@ def slices_of(hosts: Iterable[HostNode]) -> tuple[Reached, ...]:
     return tuple(_reached(name, by_name[name]) for name in sorted(by_name))
 
 
-def _reached(name: str, hosts: Sequence[HostNode]) -> Reached:
+def _reached(name: str, hosts: Sequence[HostNode]) -> JoinedSlice:
     first, *others = hosts
     for other in others:
         for said in ("type", "topology", "chips"):
@@ -212,7 +212,7 @@ def _reached(name: str, hosts: Sequence[HostNode]) -> Reached:
             f"node that is lost is listed for half a minute)"
         )
     by_worker = sorted(hosts, key=lambda host: host.worker)
-    return Reached(name=name, slice=slice, hosts=tuple(by_worker))
+    return JoinedSlice(name=name, slice=slice, hosts=tuple(by_worker))
 
 
 def _slice(host: HostNode) -> Slice:
@@ -235,7 +235,7 @@ def _some(numbers: Sequence[int]) -> str:
 
 
 def place(
-    slices: Sequence[Reached],
+    slices: Sequence[JoinedSlice],
     *,
     learner_chips: Sequence[int],
     open_learner: bool,
@@ -284,7 +284,7 @@ def place(
 
 
 def _within(
-    reached: Reached,
+    reached: JoinedSlice,
     learner_chips: Sequence[int],
     open_learner: bool,
     generators: int,
@@ -321,14 +321,14 @@ def _within(
         found = split(fitting[0])
     return Seats(
         slices=(reached,),
-        learner=Part(at=0, box=found.learner),
-        replicas=tuple(Part(at=0, box=box) for box in found.replicas),
+        learner=SlicePart(at=0, box=found.learner),
+        replicas=tuple(SlicePart(at=0, box=box) for box in found.replicas),
     )
 
 
 def _across(
-    slices: Sequence[Reached],
-    home: Reached,
+    slices: Sequence[JoinedSlice],
+    home: JoinedSlice,
     learner_chips: int,
     generators: int,
     generator_chips: int,
@@ -340,7 +340,7 @@ def _across(
     learner, at = found[0], slices.index(home)
     order = [each for each in range(len(slices)) if each != at] + [at]
     parts = [
-        Part(at=each, box=box)
+        SlicePart(at=each, box=box)
         for each in order
         for box in boxes(
             slices[each].slice, generator_chips, beside=learner if each == at else None
@@ -350,6 +350,6 @@ def _across(
         return None
     return Seats(
         slices=tuple(slices),
-        learner=Part(at=at, box=learner),
+        learner=SlicePart(at=at, box=learner),
         replicas=tuple(parts[: generators or len(parts)]),
     )

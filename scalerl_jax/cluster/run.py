@@ -22,17 +22,17 @@ from scalerl_jax import wiring
 from scalerl_jax.cluster.actors import (
     FOLLOWER_GROUPS,
     GeneratorReplica,
-    Place,
     ReplicaFollower,
+    RoleProcessInfo,
     arrange,
 )
 from scalerl_jax.cluster.calls import calling, cause_of, end_all, why_lost
 from scalerl_jax.cluster.fit_slices import fit_slices
-from scalerl_jax.cluster.learner_processes import LearnerGang
+from scalerl_jax.cluster.learner_processes import LearnerProcesses
 from scalerl_jax.cluster.placement import slices_of
 from scalerl_jax.cluster.session import Cluster, check_process, connected
 from scalerl_jax.config import Config
-from scalerl_jax.contract import Instructions, Link, Report
+from scalerl_jax.contract import Instructions, Link, ReplicaReport
 from scalerl_jax.controller.run_state import RunState
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.process.background import repeated
@@ -40,7 +40,7 @@ from scalerl_jax.run.directory import STATUS_FILE, RunDirectory
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.work_log import RemoteLedger
 from scalerl_jax.run.writing import write_json
-from scalerl_jax.train import Outcome, train
+from scalerl_jax.train import RunOutcome, train
 from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.devices import generator_pools, ledger_pools
 from scalerl_jax.wiring.replicas import make_fleet
@@ -55,7 +55,7 @@ def run_on_ray(
     *,
     timeout_s: float,
     open_directory: Callable[[Config], RunDirectory],
-) -> Outcome | None:
+) -> RunOutcome | None:
     """Train with this process as the controller of a Ray cluster; it needs no device.
 
     With the address "slice" one host is the controller; on the other hosts the function
@@ -146,16 +146,20 @@ class RayLink:
 
     replaceable = True
 
-    def __init__(self, actors: Sequence[Any], places: Sequence[Place]) -> None:
+    def __init__(
+        self, actors: Sequence[Any], places: Sequence[RoleProcessInfo]
+    ) -> None:
         """Reach the first of these actors, which leads the others."""
         self._actor, *self._others = actors
         self.where = ", ".join(map(str, places))
 
-    def exchange(self, instructions: Instructions, wait_s: float) -> Future[Report]:
+    def exchange(
+        self, instructions: Instructions, wait_s: float
+    ) -> Future[ReplicaReport]:
         """Call the actor; it is not called again if the answer is lost."""
-        answer: Future[Report] = Future()
+        answer: Future[ReplicaReport] = Future()
 
-        def end(given: Future[Report]) -> None:
+        def end(given: Future[ReplicaReport]) -> None:
             error = given.exception()
             if error is None:
                 answer.set_result(given.result())
@@ -321,7 +325,7 @@ def make_cluster_run(
             cluster=cluster,
             held_out=list(books.parts.held_out),
         )
-        gang = LearnerGang(
+        learners = LearnerProcesses(
             config,
             directory.url,
             cluster=cluster,
@@ -330,23 +334,23 @@ def make_cluster_run(
             note=progress.note,
             placed=replicas.begin,  # they load and compile while the learner does
         )
-        opened.callback(gang.close)
-        ledger = make_ledger(config, chip=gang.places[0].chip)
+        opened.callback(learners.close)
+        ledger = make_ledger(config, chip=learners.places[0].chip)
         ledger.start(startup_s=time.monotonic() - began)
 
         fleet = make_fleet(
             books.parts,
-            books.desk,
+            books.orders,
             ledger,
             connect=replicas.connect,
             address=lambda weights, number, held: weights.to_replica(held),
         )
         # Ends first: the others need the run's books no more.
         opened.enter_context(
-            kept_up_to_date(path, lambda: gang.table() + fleet.table())
+            kept_up_to_date(path, lambda: learners.table() + fleet.table())
         )
         run = books.run(
-            learner=gang,
+            learner=learners,
             state=0,
             generators=fleet,
             ledger=ledger,

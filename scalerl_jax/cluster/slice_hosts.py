@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
 
-from scalerl_jax.cluster.parent_watch import tethered
+from scalerl_jax.cluster.parent_watch import watching_parent
 from scalerl_jax.cluster.placement import HostNode
-from scalerl_jax.machines.discovery import Found, discover
+from scalerl_jax.machines.discovery import FoundSlice, discover
 
 _log = logging.getLogger(__name__)
 PORT = 6379  # of Ray's head on worker 0; Ray's own default
@@ -30,7 +30,7 @@ _GONE_S = 15.0  # without an answer of the head, after which a host leaves
 class SliceHost:
     """This host, and how it takes part in the cluster of its slice."""
 
-    found: Found
+    found: FoundSlice
     port: int = PORT
 
     @property
@@ -201,7 +201,7 @@ def _node(
     """Run Ray on this host while the block runs; also return what it says."""
     with (
         tempfile.TemporaryFile() as said,
-        tethered(
+        watching_parent(
             host.command(), environment=host.environment(inherited), output=said
         ) as process,
     ):

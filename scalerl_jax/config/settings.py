@@ -2,9 +2,9 @@
 
     max_prompt_tokens: Tokens = setting(2048, "longest prompt", "ScaleRL")
 
-The annotation has the type, and of a number the `Limits` and unit; `setting` has the
-default, what the setting is and where the default is from.  Checks of single settings,
-`--help` and docs/settings.md come from there.
+The annotation has the type, and of a number the `ValueRange` and unit; `setting` has
+the default, what the setting is and where the default is from.  Checks of single
+settings, `--help` and docs/settings.md come from there.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _ENDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class ValueRange:
     """The unit and the range of a number; an end that is None is open.
 
     Upper ends of counts are more than any run has: past them is a slip of the hand,
@@ -70,7 +70,7 @@ class Setting:
     name: str = ""  # with its section
     kind: Any = None  # the type; a Literal for a choice
     default: Any = None
-    limits: Limits = Limits()
+    limits: ValueRange = ValueRange()
     text: str = ""
     source: str = ""  # of the default, or of what may be set
     needs: With | None = None
@@ -111,7 +111,7 @@ def settings_of(
     hints = typing.get_type_hints(cls, include_extras=True)
     found: dict[str, Setting] = {}
     for field in dataclasses.fields(cls):
-        name, kind, limits = prefix + field.name, hints[field.name], Limits()
+        name, kind, limits = prefix + field.name, hints[field.name], ValueRange()
         if typing.get_origin(kind) is Annotated:
             kind, limits = typing.get_args(kind)
         said: Setting = field.metadata.get("said", Setting())

@@ -23,14 +23,14 @@ from typing import Any
 from scalerl_jax.contract import (
     Assignment,
     Instructions,
-    Job,
     Link,
     Publication,
-    Report,
+    ReplicaJob,
+    ReplicaReport,
 )
 from scalerl_jax.controller.group_check import MOST_BAD, count_tokens, ticket_of
-from scalerl_jax.controller.orders import OrderDesk
-from scalerl_jax.controller.replicas import JobBoard, Limits, Member, freest
+from scalerl_jax.controller.orders import OrderBook
+from scalerl_jax.controller.replicas import FleetLimits, JobBoard, KnownReplica, freest
 from scalerl_jax.process.ending import first_line
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.work_log import RemoteLedger
@@ -46,17 +46,17 @@ class ReplicaLeaves(ReplicaLost):
     """A replica has announced that it will end soon; this is no failure."""
 
 
-class Roster:
+class Dispatcher:
     """The books of the replicas.  One thread calls `turn`, any thread the others."""
 
     def __init__(
         self,
         *,
-        desk: OrderDesk,
+        orders: OrderBook,
         ledger: Ledger,
         connect: Callable[[int], Future[Link]],
         pools: Sequence[str],
-        limits: Limits,
+        limits: FleetLimits,
         address: Callable[[Publication, int, int], Any],
         by_ticket: bool = False,
         note: Callable[[str], None] = lambda text: None,
@@ -70,7 +70,7 @@ class Roster:
         ready yet.  `by_ticket` deals groups out in turn, whichever replica is free.
         `wake` is called when a turn is due.
         """
-        self._desk = desk
+        self._orders = orders
         self._ledger = ledger
         self._connect = connect
         self._limits = limits
@@ -80,7 +80,9 @@ class Roster:
         self._wake = wake
         self._clock = clock
         self._lock = threading.RLock()
-        self.members = [Member(number=at, pool=pool) for at, pool in enumerate(pools)]
+        self.replicas = [
+            KnownReplica(number=at, pool=pool) for at, pool in enumerate(pools)
+        ]
         self._publication: Publication = None
         self._version = -1  # of the publication
         self._ordering = False
@@ -103,23 +105,23 @@ class Roster:
         with self._lock:
             self._publication, self._version = publication, policy_version
 
-    def submit(self, job: Job, number: int | None = None) -> Future[Any]:
+    def submit(self, job: ReplicaJob, number: int | None = None) -> Future[Any]:
         """Have a job done by the replica of this number, or by any (None)."""
         with self._lock:
             return self._jobs.submit(job, number)
 
-    def withdraw(self, jobs: Iterable[Job]) -> None:
+    def withdraw(self, jobs: Iterable[ReplicaJob]) -> None:
         """Cancel these jobs, as far as they are not done yet."""
         with self._lock:
-            self._jobs.withdraw(jobs, self.members)
+            self._jobs.withdraw(jobs, self.replicas)
 
     def in_flight(self) -> dict[int, int]:
         """Return the tickets under way, and how many tokens each has so far."""
         with self._lock:
             return {
-                ticket: member.tokens.get(ticket, 0)
-                for member in self.members
-                for ticket in member.assignments
+                ticket: replica.tokens.get(ticket, 0)
+                for replica in self.replicas
+                for ticket in replica.assignments
             }
 
     # A turn.
@@ -133,26 +135,26 @@ class Roster:
             BaseException: the error that ended the run.
         """
         with self._lock:
-            for member in self.members:
+            for replica in self.replicas:
                 try:
-                    self._hear(member)
+                    self._hear(replica)
                 except ReplicaLeaves as leave:
-                    self._replace(member, f"leaves ({leave})", event="left")
+                    self._replace(replica, f"leaves ({leave})", event="left")
                 except ReplicaLost as loss:
-                    self._lose(member, loss)
-            self._desk.raise_if_over()
+                    self._lose(replica, loss)
+            self._orders.raise_if_over()
             if self._publication is None:
                 return
             if self._ordering:
                 self._deal()
-            self._jobs.hand_out(self.members, self._address)
-            for member in self.members:
-                self._send(member)
+            self._jobs.hand_out(self.replicas, self._address)
+            for replica in self.replicas:
+                self._send(replica)
 
     def end(self, timeout_s: float) -> None:
         """End every replica; one that does not answer is left behind."""
         with self._lock:
-            links = [member.link for member in self.members if member.link]
+            links = [replica.link for replica in self.replicas if replica.link]
             calls = [link.exchange(Instructions(over=True), 0.0) for link in links]
         concurrent.futures.wait(calls, timeout_s)
         for link in links:
@@ -160,27 +162,27 @@ class Roster:
 
     # Under the lock.
 
-    def _hear(self, member: Member) -> None:
+    def _hear(self, replica: KnownReplica) -> None:
         """Read the answer of a replica, or start it if it is not there."""
         now = self._clock()
-        if member.link is None:
-            self._await(member, now)
+        if replica.link is None:
+            self._await(replica, now)
             return
-        for call in [call for call in member.calls if call.done()]:
-            member.calls.remove(call)
+        for call in [call for call in replica.calls if call.done()]:
+            replica.calls.remove(call)
             if error := call.exception():
                 raise ReplicaLost(f"{type(error).__name__}: {first_line(error)}")
-            member.since_s = now
-            self._take(member, call.result())
-        silence = now - member.since_s
-        if member.calls and silence > self._limits.silence_timeout_s:
+            replica.since_s = now
+            self._take(replica, call.result())
+        silence = now - replica.since_s
+        if replica.calls and silence > self._limits.silence_timeout_s:
             raise ReplicaLost(
                 f"no answer for {silence:.0f} s (generators.silence_timeout_s = "
                 f"{self._limits.silence_timeout_s:g})"
             )
-        self._withdraw_late(member, now)
+        self._withdraw_late(replica, now)
 
-    def _withdraw_late(self, member: Member, now: float) -> None:
+    def _withdraw_late(self, replica: KnownReplica, now: float) -> None:
         """Have groups that take too long begun again by a free replica.
 
         A replica that had the ticket before gets it again only once it has reported
@@ -189,163 +191,163 @@ class Roster:
         limit = self._limits.reissue_after_s
         if not limit or self._by_ticket:
             return
-        for ticket, given_s in list(member.given_s.items()):
-            late = now - given_s > limit and ticket not in member.sampled
-            if late and self._free(ticket, but=member):
-                member.withdraw(ticket)
+        for ticket, given_s in list(replica.given_s.items()):
+            late = now - given_s > limit and ticket not in replica.sampled
+            if late and self._free(ticket, but=replica):
+                replica.withdraw(ticket)
                 self._reissue(ticket)
 
-    def _await(self, member: Member, now: float) -> None:
+    def _await(self, replica: KnownReplica, now: float) -> None:
         """Start a replica, or check whether it has come up."""
-        if member.coming is None:
-            member.coming, member.since_s = self._connect(member.number), now
-            member.coming.add_done_callback(lambda _: self._wake())
-        elif member.coming.done():
-            coming, member.coming = member.coming, None
+        if replica.coming is None:
+            replica.coming, replica.since_s = self._connect(replica.number), now
+            replica.coming.add_done_callback(lambda _: self._wake())
+        elif replica.coming.done():
+            coming, replica.coming = replica.coming, None
             if isinstance(error := coming.exception(), ValueError):
                 raise error  # a mistake in the settings: every replica would fail so
             if error:
                 raise ReplicaLost(f"it did not start: {first_line(error)}") from error
-            member.link, member.since_s = coming.result(), now
-        elif now - member.since_s > self._limits.start_timeout_s:
+            replica.link, replica.since_s = coming.result(), now
+        elif now - replica.since_s > self._limits.start_timeout_s:
             raise ReplicaLost(
                 f"it did not start in generators.start_timeout_s = "
                 f"{self._limits.start_timeout_s:g} s"
             )
 
-    def _take(self, member: Member, report: Report) -> None:
+    def _take(self, replica: KnownReplica, report: ReplicaReport) -> None:
         """Enter a report in the books; results of tickets withdrawn are refused."""
         if report.failure is not None:
-            if member.link and not member.link.replaceable:
+            if replica.link and not replica.link.replaceable:
                 raise report.failure
             raise ReplicaLost(
                 f"{type(report.failure).__name__}: {first_line(report.failure)}"
             ) from report.failure
-        member.used_version = max(member.used_version, report.used_version)
-        member.capacity = report.capacity
-        member.metrics = dict(report.metrics)
-        member.hang = report.hang
-        member.verifier_restarts = report.verifier_restarts
+        replica.used_version = max(replica.used_version, report.used_version)
+        replica.capacity = report.capacity
+        replica.metrics = dict(report.metrics)
+        replica.hang = report.hang
+        replica.verifier_restarts = report.verifier_restarts
         if report.seconds:
             assert isinstance(self._ledger, RemoteLedger), "no replica is remote"
-            self._ledger.book(member.pool, report.seconds)
+            self._ledger.book(replica.pool, report.seconds)
         self._ledger.count(**report.counts)
-        self._take_groups(member, report)
+        self._take_groups(replica, report)
         refused = [report.refused] if report.refused else []
         for result in report.results:
-            member.jobs.discard(result.number)
+            replica.jobs.discard(result.number)
             if result.without_params and self._jobs.is_beside(result.number):
                 self._note(
-                    f"warning: replica {member.number} on {member.where} cannot make "
+                    f"warning: replica {replica.number} on {replica.where} cannot make "
                     f"its part of an evaluation: {result.without_params}"
                 )
             elif result.without_params:
                 refused.append(result.without_params)
             self._jobs.end(result)
         if refused:
-            self._refused(member, refused[0])
-        elif member.used_version == self._version:
-            member.refusals = 0
+            self._refused(replica, refused[0])
+        elif replica.used_version == self._version:
+            replica.refusals = 0
         if report.leaving:
             raise ReplicaLeaves("SIGTERM")
 
-    def _take_groups(self, member: Member, report: Report) -> None:
-        own = member.assignments
-        member.tokens |= {
+    def _take_groups(self, replica: KnownReplica, report: ReplicaReport) -> None:
+        own = replica.assignments
+        replica.tokens |= {
             ticket: count for ticket, count in report.tokens.items() if ticket in own
         }
         for ticket in report.sampled:
             if ticket in own:
-                member.sampled.add(ticket)
-                self._desk.sampled(ticket)
+                replica.sampled.add(ticket)
+                self._orders.sampled(ticket)
         for group in report.groups:
             ticket = ticket_of(group)
-            if ticket in member.withdrawn and ticket not in own:
+            if ticket in replica.withdrawn and ticket not in own:
                 self.events["late"] += 1
-                member.withdrawn.discard(ticket)
+                replica.withdrawn.discard(ticket)
                 self._ledger.count(wasted_tokens=count_tokens(group))
                 continue
             fault = f"it is of ticket {ticket}, which it was not given"
             if ticket in own:
-                fault = self._desk.take(group, newest=member.newest_version)
+                fault = self._orders.take(group, newest=replica.newest_version)
             if fault:
-                self._refuse_group(member, group, fault)
+                self._refuse_group(replica, group, fault)
             else:
                 self._in_row = 0
-                member.forget(group.ticket)
+                replica.forget(group.ticket)
         for ticket, reason in report.dropped:
-            member.withdrawn.discard(ticket)
+            replica.withdrawn.discard(ticket)
             if ticket in own:
-                member.forget(ticket)
-                self._desk.drop(ticket, reason)
+                replica.forget(ticket)
+                self._orders.drop(ticket, reason)
 
-    def _refuse_group(self, member: Member, group: Any, fault: str) -> None:
+    def _refuse_group(self, replica: KnownReplica, group: Any, fault: str) -> None:
         """Have a bad group sampled again; replace a replica that made too many.
 
         One that hands in what it was not given is replaced at once: it is not known
         what it does with its orders.
         """
-        self._desk.refused += 1
-        member.bad_groups += 1
+        self._orders.refused += 1
+        replica.bad_groups += 1
         self._note(
-            f"warning: a group of replica {member.number} on {member.where} is "
+            f"warning: a group of replica {replica.number} on {replica.where} is "
             f"refused and sampled again: {fault}"
         )
         ticket = ticket_of(group)
-        if ticket in member.assignments:
+        if ticket in replica.assignments:
             self._ledger.count(wasted_tokens=count_tokens(group))
-            member.forget(ticket)
+            replica.forget(ticket)
             self._reissue(ticket)
-            if member.bad_groups < MOST_BAD:
+            if replica.bad_groups < MOST_BAD:
                 return
-        cause = f"{member.bad_groups} bad groups, the last: {fault}"
-        if member.link and not member.link.replaceable:
+        cause = f"{replica.bad_groups} bad groups, the last: {fault}"
+        if replica.link and not replica.link.replaceable:
             raise RuntimeError(
-                f"replica {member.number} on {member.where} made {cause}; the limit is "
-                f"{MOST_BAD}. Suspect the device, or its driver"
+                f"replica {replica.number} on {replica.where} made {cause}; the limit "
+                f"is {MOST_BAD}. Suspect the device, or its driver"
             )
         raise ReplicaLost(cause)
 
-    def _refused(self, member: Member, reason: str) -> None:
+    def _refused(self, replica: KnownReplica, reason: str) -> None:
         """Send the params again; replace a replica that refuses them too often."""
         self.events["refused"] += 1
-        member.refusals += 1
-        member.sent_version = -1
+        replica.refusals += 1
+        replica.sent_version = -1
         self._note(
-            f"warning: replica {member.number} on {member.where} goes on with the "
-            f"params of version {member.used_version}: {reason}"
+            f"warning: replica {replica.number} on {replica.where} goes on with the "
+            f"params of version {replica.used_version}: {reason}"
         )
-        if member.refusals >= _MOST_REFUSALS:
-            raise ReplicaLost(f"{member.refusals} publications in a row refused")
+        if replica.refusals >= _MOST_REFUSALS:
+            raise ReplicaLost(f"{replica.refusals} publications in a row refused")
 
-    def _lose(self, member: Member, cause: ReplicaLost) -> None:
+    def _lose(self, replica: KnownReplica, cause: ReplicaLost) -> None:
         """Replace a lost replica; end the run after too many losses in a row."""
         self._in_row += 1
-        where = member.where
-        self._replace(member, f"is lost ({cause})", event="lost")
+        where = replica.where
+        self._replace(replica, f"is lost ({cause})", event="lost")
         if self._in_row > self._limits.losses:
             # Logits that are not finite in any replica are the params' fault.
             unfit = isinstance(cause.__cause__, FloatingPointError)
             raise (FloatingPointError if unfit else RuntimeError)(
                 f"{self._in_row} replicas were lost without a finished group between, "
                 f"the limit is generators.losses = {self._limits.losses}; the last was "
-                f"replica {member.number} on {where}: {cause}"
+                f"replica {replica.number} on {where}: {cause}"
             )
 
-    def _replace(self, member: Member, what: str, *, event: str) -> None:
+    def _replace(self, replica: KnownReplica, what: str, *, event: str) -> None:
         """Give a replica's work to others, and start another in its place."""
         self.events[event] += 1
-        tickets = sorted(member.assignments)
+        tickets = sorted(replica.assignments)
         self._note(
-            f"warning: replica {member.number} on {member.where} {what}; "
+            f"warning: replica {replica.number} on {replica.where} {what}; "
             f"{len(tickets)} groups are sampled again"
         )
-        self._ledger.count(wasted_tokens=sum(member.tokens.values()))
-        if member.link is not None:
-            member.link.close()
-        numbers = set(member.jobs)
-        self.members[member.number] = Member(
-            number=member.number, pool=member.pool, losses=member.losses + 1
+        self._ledger.count(wasted_tokens=sum(replica.tokens.values()))
+        if replica.link is not None:
+            replica.link.close()
+        numbers = set(replica.jobs)
+        self.replicas[replica.number] = KnownReplica(
+            number=replica.number, pool=replica.pool, losses=replica.losses + 1
         )
         for ticket in tickets:
             self._reissue(ticket)
@@ -358,64 +360,66 @@ class Roster:
     def _deal(self) -> None:
         """Assign orders, first the ones of lost replicas."""
         for ticket in list(self._again):
-            member = self._free(ticket)
+            replica = self._free(ticket)
             if self._by_ticket:
-                member = self.members[ticket % len(self.members)]
-            if member is not None:
+                replica = self.replicas[ticket % len(self.replicas)]
+            if replica is not None:
                 self._again.remove(ticket)
-                version = self._version if self._by_ticket else member.version
-                order, version = self._desk.reissue(ticket, version)
+                version = self._version if self._by_ticket else replica.version
+                order, version = self._orders.reissue(ticket, version)
                 assignment = Assignment(order=order, version=version)
-                member.give(assignment, self._clock())
-        while (member := self.members[0] if self._by_ticket else self._free()) and (
-            assignment := self._admit(member)
+                replica.give(assignment, self._clock())
+        while (replica := self.replicas[0] if self._by_ticket else self._free()) and (
+            assignment := self._admit(replica)
         ):
             if self._by_ticket:
                 ticket = assignment.order.ticket
-                member = self.members[ticket % len(self.members)]
-            member.give(assignment, self._clock())
+                replica = self.replicas[ticket % len(self.replicas)]
+            replica.give(assignment, self._clock())
 
-    def _free(self, ticket: int = -1, but: Member | None = None) -> Member | None:
+    def _free(
+        self, ticket: int = -1, but: KnownReplica | None = None
+    ) -> KnownReplica | None:
         """Return the replica with the most room for this ticket, or None."""
         return freest(
             each
-            for each in self.members
+            for each in self.replicas
             if each is not but and ticket not in each.withdrawn
         )
 
-    def _admit(self, member: Member) -> Assignment | None:
+    def _admit(self, replica: KnownReplica) -> Assignment | None:
         """Return a new order for a replica, admitted with the version in use there.
 
         If that version is too old, the order is admitted with the newest version, and
         waits at the replica until its params come.  None: no group may start.
         """
         newest = self._version
-        versions = [newest] if self._by_ticket else [member.version, newest]
+        versions = [newest] if self._by_ticket else [replica.version, newest]
         for version in dict.fromkeys(versions):
-            if order := self._desk.admit(version):
+            if order := self._orders.admit(version):
                 return Assignment(order=order, version=version)
         return None
 
-    def _send(self, member: Member) -> None:
+    def _send(self, replica: KnownReplica) -> None:
         """Call a replica if there is something new, or no call is under way."""
-        if member.link is None:
+        if replica.link is None:
             return
-        instructions = self._instructions(member)
-        if instructions == Instructions() and member.calls:
+        instructions = self._instructions(replica)
+        if instructions == Instructions() and replica.calls:
             return
-        if not member.calls:
-            member.since_s = self._clock()
-        call = member.link.exchange(instructions, self._limits.poll_s)
-        member.calls.append(call)
+        if not replica.calls:
+            replica.since_s = self._clock()
+        call = replica.link.exchange(instructions, self._limits.poll_s)
+        replica.calls.append(call)
         call.add_done_callback(lambda _: self._wake())
 
-    def _instructions(self, member: Member) -> Instructions:
+    def _instructions(self, replica: KnownReplica) -> Instructions:
         said: dict[str, Any] = {}
-        if member.sent_version < self._version:
+        if replica.sent_version < self._version:
             said["publication"] = self._address(
-                self._publication, member.number, member.sent_version
+                self._publication, replica.number, replica.sent_version
             )
             if said["publication"] is not None:
-                said["policy_version"] = member.sent_version = self._version
-                member.newest_version = self._version
-        return Instructions(**said, **member.take_new())
+                said["policy_version"] = replica.sent_version = self._version
+                replica.newest_version = self._version
+        return Instructions(**said, **replica.take_new())

@@ -8,36 +8,36 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scalerl_jax.contract import Desk, Job, Publication, QueueClosed
-from scalerl_jax.controller.dispatch import Roster
+from scalerl_jax.contract import Orders, Publication, QueueClosed, ReplicaJob
+from scalerl_jax.controller.dispatch import Dispatcher
 from scalerl_jax.generation.evaluation import Abandoned, Probed, never
 from scalerl_jax.run.progress import Progress
 
-_TICK_S = 0.5  # between two turns of `Roster.turn` in which nothing happens
+_TICK_S = 0.5  # between two turns of `Dispatcher.turn` in which nothing happens
 _POLL_S = 0.2  # between two checks whether an evaluation must stop
 _END_S = 10.0  # for replicas to say that they have ended
 
 
 class Fleet:
-    """The `contract.Generators` of several replicas; a thread calls `Roster.turn`."""
+    """The `contract.Generators` of replicas; a thread calls `Dispatcher.turn`."""
 
     def __init__(
         self,
         *,
-        make_roster: Callable[[Callable[[], None]], Roster],
-        desk: Desk,
+        make_dispatcher: Callable[[Callable[[], None]], Dispatcher],
+        orders: Orders,
         summarize: Callable[..., Any],
         num_held_out: int,
         job_timeout_s: float,
         progress: Progress,
     ) -> None:
-        """Make the roster; `make_roster` gets a function that asks for a turn.
+        """Make the dispatcher; `make_dispatcher` gets a function that asks for a turn.
 
         `summarize` turns judged prompts into an `Evaluation`.
         """
         self._due = threading.Event()
-        self.roster = make_roster(self._due.set)
-        self._desk = desk
+        self.dispatcher = make_dispatcher(self._due.set)
+        self._orders = orders
         self._summarize = summarize
         self._num_held_out = num_held_out
         self._job_timeout_s = job_timeout_s
@@ -50,7 +50,7 @@ class Fleet:
 
     def start(self) -> None:
         """Begin to hand out orders."""
-        self.roster.order()
+        self.dispatcher.order()
         self._due.set()
 
     def stop(self, timeout_s: float) -> None:
@@ -63,12 +63,12 @@ class Fleet:
     def publish(self, publication: Publication, *, policy_version: int) -> None:
         """Hand over params for all that is sampled from now on."""
         self._version = policy_version
-        self.roster.publish(publication, policy_version)
+        self.dispatcher.publish(publication, policy_version)
         self._due.set()
 
     def sample(self, publication: Publication) -> list[Probed]:
         """Return every replica's completions of the same prompts, in turn."""
-        numbers = range(len(self.roster.members))
+        numbers = range(len(self.dispatcher.replicas))
         jobs = [self._job("probe", publication, self._version) for _ in numbers]
         parts = self._done(list(zip(jobs, numbers, strict=True)))
         return [each for part in parts for each in part]
@@ -105,9 +105,9 @@ class Fleet:
 
     def _parts(
         self, publication: Publication, policy_version: int, *, beside: bool
-    ) -> list[Job]:
+    ) -> list[ReplicaJob]:
         """Return the jobs into which an evaluation is cut."""
-        parts = 2 * len(self.roster.members)  # so that a slow replica may do less
+        parts = 2 * len(self.dispatcher.replicas)  # so that a slow replica may do less
         return [
             self._job(
                 "evaluate",
@@ -126,49 +126,53 @@ class Fleet:
     def hang(self) -> str:
         """Return what hangs in the replicas, as they have reported it."""
         return "; ".join(
-            f"in replica {member.number} ({member.where}) {member.hang}"
-            for member in list(self.roster.members)
-            if member.hang
+            f"in replica {replica.number} ({replica.where}) {replica.hang}"
+            for replica in list(self.dispatcher.replicas)
+            if replica.hang
         )
 
     def in_flight(self) -> dict[int, int]:
         """Return the tickets under way, and how many tokens each has so far."""
-        return self.roster.in_flight()
+        return self.dispatcher.in_flight()
 
     @property
     def metrics(self) -> dict[str, int]:
         """Return the samplers' figures, summed over replicas, and replica counts."""
         total: Counter[str] = Counter()
-        members = list(self.roster.members)
-        for member in members:
-            total.update(member.metrics)
-        versions = [member.used_version for member in members if member.up]
+        replicas = list(self.dispatcher.replicas)
+        for replica in replicas:
+            total.update(replica.metrics)
+        versions = [replica.used_version for replica in replicas if replica.up]
         replicas = {
             "up": len(versions),
             "oldest_version": min(versions, default=-1),
-        } | self.roster.events
+        } | self.dispatcher.events
         return dict(total) | {f"replicas/{name}": n for name, n in replicas.items()}
 
     def table(self) -> list[dict[str, Any]]:
         """Return a row for each replica: its host and its state."""
         return [
             {
-                "role": f"replica {member.number}",
-                "where": member.where,
-                "version": member.used_version,
-                "groups": len(member.assignments),
-                "lost": member.losses,
+                "role": f"replica {replica.number}",
+                "where": replica.where,
+                "version": replica.used_version,
+                "groups": len(replica.assignments),
+                "lost": replica.losses,
             }
-            for member in list(self.roster.members)
+            for replica in list(self.dispatcher.replicas)
         ]
 
     @property
     def verifier_restarts(self) -> int:
         """Count the verifier processes that have been replaced."""
-        return sum(member.verifier_restarts for member in list(self.roster.members))
+        return sum(
+            replica.verifier_restarts for replica in list(self.dispatcher.replicas)
+        )
 
-    def _job(self, kind: Any, publication: Any, version: int, **more: Any) -> Job:
-        return Job(
+    def _job(
+        self, kind: Any, publication: Any, version: int, **more: Any
+    ) -> ReplicaJob:
+        return ReplicaJob(
             number=next(self._numbers),
             kind=kind,
             publication=publication,
@@ -178,13 +182,13 @@ class Fleet:
 
     def _done(
         self,
-        jobs: Sequence[tuple[Job, int | None]],
+        jobs: Sequence[tuple[ReplicaJob, int | None]],
         *,
         stopped: Callable[[], bool] = never,
         ended: Callable[[Any], None] = lambda future: None,
     ) -> list[Any]:
         """Return the jobs' results; each job is for a numbered replica or for any."""
-        futures = [self.roster.submit(job, number) for job, number in jobs]
+        futures = [self.dispatcher.submit(job, number) for job, number in jobs]
         for future in futures:
             future.add_done_callback(ended)
         self._due.set()
@@ -193,7 +197,7 @@ class Fleet:
             while waiting := concurrent.futures.wait(futures, _POLL_S).not_done:
                 if stopped():
                     raise Abandoned
-                self._desk.raise_if_over()
+                self._orders.raise_if_over()
                 if len(waiting) < left:
                     left, since = len(waiting), time.monotonic()
                 if time.monotonic() - since > self._job_timeout_s:
@@ -205,7 +209,7 @@ class Fleet:
                     )
             return [future.result() for future in futures]
         finally:
-            self.roster.withdraw(job for job, _ in jobs)
+            self.dispatcher.withdraw(job for job, _ in jobs)
             self._due.set()
 
     def _run(self) -> None:
@@ -213,10 +217,10 @@ class Fleet:
             while not self._over:
                 self._due.wait(_TICK_S)
                 self._due.clear()
-                self.roster.turn()
+                self.dispatcher.turn()
         except QueueClosed:
             pass
         except BaseException as failure:  # noqa: BLE001  raised again in the loop
-            self._desk.fail(failure)
+            self._orders.fail(failure)
         finally:
-            self.roster.end(_END_S)
+            self.dispatcher.end(_END_S)

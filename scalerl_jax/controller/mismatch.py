@@ -18,7 +18,7 @@ from scalerl_jax.types import PackedBatch, Prompt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Agreement:
+class Mismatch:
     """Differences |sampler - learner| of log-probabilities at one version, in nats."""
 
     mean_abs: float
@@ -26,7 +26,7 @@ class Agreement:
     kl: float  # k3 estimator of KL(sampler || learner), of tokens that filters leave
     tokens: int
     # Mean difference without routing replay; None unless replayed and asked for.
-    unreplayed: "Agreement | None" = None
+    unreplayed: "Mismatch | None" = None
 
     def metrics(self) -> dict[str, float]:
         """Return the figures by metric name."""
@@ -49,7 +49,7 @@ class Agreement:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AgreementCheck:
+class MismatchCheck:
     """Compares log-probabilities of sampled tokens with the learner's own."""
 
     score: Callable[[State, PackedBatch], Float[np.ndarray, "M R S"]]
@@ -59,7 +59,7 @@ class AgreementCheck:
 
     def require(
         self, state: State, sampled: Sequence[tuple[Prompt, Completion]]
-    ) -> Agreement:
+    ) -> Mismatch:
         """Return the difference, but refuse a sampler that is not the policy.
 
         If completions carry experts, these are replayed, and the difference without
@@ -68,27 +68,27 @@ class AgreementCheck:
         Raises:
             RuntimeError: the mean difference passes the limit.
         """
-        agreement = self(state, sampled)
+        mismatch = self(state, sampled)
         limit = self.max_mismatch_nats
         # Written so that a NaN is refused too.
-        if not agreement.mean_abs <= limit:
+        if not mismatch.mean_abs <= limit:
             raise RuntimeError(
                 f"the sampler's and the learner's log-probabilities differ by "
-                f"{agreement.mean_abs:.3g} nats on average over {agreement.tokens} "
+                f"{mismatch.mean_abs:.3g} nats on average over {mismatch.tokens} "
                 f"tokens of one version; train.max_mismatch_nats = {limit}. Check the "
                 f"dtypes of model.* and the checkpoint before raising the limit"
             )
         if all(completion.experts is None for _, completion in sampled):
-            return agreement
+            return mismatch
         free = [
             (prompt, dataclasses.replace(completion, experts=None))
             for prompt, completion in sampled
         ]
-        return dataclasses.replace(agreement, unreplayed=self(state, free))
+        return dataclasses.replace(mismatch, unreplayed=self(state, free))
 
     def __call__(
         self, state: State, sampled: Sequence[tuple[Prompt, Completion]]
-    ) -> Agreement:
+    ) -> Mismatch:
         """Return the difference; `sampled` was sampled with the params of `state`."""
         batch = pack(
             [as_sequence(prompt, completion) for prompt, completion in sampled],
@@ -98,7 +98,7 @@ class AgreementCheck:
         mask = np.asarray(batch.mask)
         difference = self.score(state, batch)[mask] - batch.behavior_logprobs[mask]
         difference = difference.astype(np.float64)
-        return Agreement(
+        return Mismatch(
             mean_abs=float(np.abs(difference).mean()),
             max_abs=float(np.abs(difference).max()),
             kl=float((np.expm1(difference) - difference).mean()),

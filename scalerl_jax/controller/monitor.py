@@ -147,14 +147,14 @@ class RunMonitor:
         if self._unjudged.reason is not None:
             raise RuntimeError(self._unjudged.reason)
 
-    def require_agreement(self, state: State, publication: Publication) -> None:
+    def require_no_mismatch(self, state: State, publication: Publication) -> None:
         """Refuse to train on a sampler that is not the policy; compiles the engine."""
         run = self._run
         with run.activity("startup"), self._progress.bar("compiling the sampler"):
             sampled = run.generators.sample(publication)
-            agreement = run.agreement.require(state, sampled)
-        self._mismatch = agreement.metrics()
-        self._progress.note(str(agreement))
+            mismatch = run.mismatch.require(state, sampled)
+        self._mismatch = mismatch.metrics()
+        self._progress.note(str(mismatch))
 
     def publish(
         self,
@@ -301,7 +301,7 @@ class RunMonitor:
             "queue/buffered": run.queue.buffered,
             "queue/running": run.queue.running,
             "queue/dropped": sum(run.queue.dropped.values()),
-            "queue/bad_groups": run.desk.refused,
+            "queue/bad_groups": run.orders.refused,
             "verifier/restarts": run.verifier_restarts(),
             "time/step_s": elapsed_s,
             "throughput/generated_tokens_per_s": made / max(elapsed_s, 1e-9),
@@ -390,7 +390,7 @@ class RunMonitor:
                 result, sampled = run.generators.evaluate(
                     publication, policy_version=version, stopped=self._stopped
                 )
-                self._mismatch = run.agreement(state, sampled).metrics()
+                self._mismatch = run.mismatch(state, sampled).metrics()
             self._write_evaluation(version, report, result)
 
     def await_evaluation(self, *, before: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The desk: where generators get their orders, and hand in groups.
+"""The order book: where generators get their orders, and hand in groups.
 
 Queue, prompts and open orders are kept under one lock, so that a checkpoint needs no
 pause of the generators: in it every ticket is an open order or a finished group, and
@@ -17,8 +17,8 @@ from scalerl_jax.data.mixture import Stream
 from scalerl_jax.types import Group
 
 
-class OrderDesk:
-    """Orders out, groups in; the `contract.Desk` of one run."""
+class OrderBook:
+    """Orders out, groups in; the `contract.Orders` of one run."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class OrderDesk:
             del self._open[ticket]
 
     def withdrawn(self) -> tuple[int, ...]:
-        """Return (): a generator that asks this desk directly keeps all its orders."""
+        """Return (): a generator that asks this book directly keeps all its orders."""
         return ()
 
     def reissue(self, ticket: int, used_version: int) -> tuple[Order, int]:

@@ -258,7 +258,7 @@ class RolloutQueue:
             return None if ticket in self._lost else self._running.get(ticket)
 
     def put(self, group: Group) -> None:
-        """Buffer a finished and judged group, which the desk has checked."""
+        """Buffer a finished and judged group, which the order book has checked."""
         oldest_version = group.oldest_version  # computed before there is a lock
         with self._changed:
             ticket = group.ticket

@@ -1,4 +1,4 @@
-"""The controller's records of replicas (`Member`), and of their jobs (`JobBoard`).
+"""The controller's records of replicas and of their jobs.
 
 A job is a part of an evaluation, or a probe, and is done by one replica.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from scalerl_jax.contract import Assignment, Job, JobResult, Link, Report
+from scalerl_jax.contract import Assignment, JobResult, Link, ReplicaJob, ReplicaReport
 
 
 class Roomy(Protocol):
@@ -41,7 +41,7 @@ def freest(replicas: Iterable[R]) -> R | None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class FleetLimits:
     """Time limits for replicas, and how many may be lost in a row."""
 
     start_timeout_s: float = 600.0  # for a replica to come up; 0 or more
@@ -52,7 +52,7 @@ class Limits:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Member:
+class KnownReplica:
     """The place of one replica, and the work of the replica that now has it."""
 
     number: int
@@ -60,7 +60,7 @@ class Member:
     link: Link | None = None
     coming: Future[Link] | None = None  # a link that is not up yet
     since_s: float = 0.0  # when its start began, or when it answered last
-    calls: list[Future[Report]] = dataclasses.field(default_factory=list)
+    calls: list[Future[ReplicaReport]] = dataclasses.field(default_factory=list)
     losses: int = 0  # replicas lost in this place so far
     used_version: int = -1
     sent_version: int = -1  # of the newest publication it has been given
@@ -78,7 +78,7 @@ class Member:
     verifier_restarts: int = 0
     # Contents of the next call.
     assigned: list[Assignment] = dataclasses.field(default_factory=list)
-    new_jobs: list[Job] = dataclasses.field(default_factory=list)
+    new_jobs: list[ReplicaJob] = dataclasses.field(default_factory=list)
     to_withdraw: list[int] = dataclasses.field(default_factory=list)
     abandoned: list[int] = dataclasses.field(default_factory=list)
     refusals: int = 0  # of publications, in a row
@@ -111,7 +111,7 @@ class Member:
         self.given_s[ticket] = now_s
         self.assigned.append(assignment)
 
-    def give_job(self, job: Job) -> None:
+    def give_job(self, job: ReplicaJob) -> None:
         """Note a job, to be sent with the next call."""
         self.jobs.add(job.number)
         self.new_jobs.append(job)
@@ -145,7 +145,7 @@ class Member:
 class _Wanted:
     """A job to be done by the replica of a given number, or by any."""
 
-    job: Job
+    job: ReplicaJob
     number: int | None
     result: Future[Any]
     taken: bool = False  # a replica has it
@@ -158,29 +158,31 @@ class JobBoard:
         """Begin without jobs."""
         self._wanted: list[_Wanted] = []
 
-    def submit(self, job: Job, number: int | None) -> Future[Any]:
+    def submit(self, job: ReplicaJob, number: int | None) -> Future[Any]:
         """Have a job done by the replica of this number, or by any (None)."""
         wanted = _Wanted(job=job, number=number, result=Future())
         self._wanted.append(wanted)
         return wanted.result
 
-    def withdraw(self, jobs: Iterable[Job], members: Iterable[Member]) -> None:
+    def withdraw(
+        self, jobs: Iterable[ReplicaJob], replicas: Iterable[KnownReplica]
+    ) -> None:
         """Cancel these jobs, as far as they are not done yet."""
         numbers = {job.number for job in jobs}
         self._wanted = [each for each in self._wanted if each.job.number not in numbers]
-        for member in members:
-            gone = member.jobs & numbers
-            member.jobs -= gone
-            member.abandoned += sorted(numbers)  # a member may hold params for them
+        for replica in replicas:
+            gone = replica.jobs & numbers
+            replica.jobs -= gone
+            replica.abandoned += sorted(numbers)  # a replica may hold params for them
 
     def hand_out(
-        self, members: Sequence[Member], address: Callable[[Any, int, int], Any]
+        self, replicas: Sequence[KnownReplica], address: Callable[[Any, int, int], Any]
     ) -> None:
         """Give each job that no replica has to a replica without a job."""
         for wanted in self._wanted:
             able = [
                 each
-                for each in members
+                for each in replicas
                 if each.up
                 and not each.jobs
                 and wanted.number in (None, each.number)

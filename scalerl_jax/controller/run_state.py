@@ -11,8 +11,8 @@ from typing import Any
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.contract import Generators, Learner, State
-from scalerl_jax.controller.mismatch import AgreementCheck
-from scalerl_jax.controller.orders import OrderDesk
+from scalerl_jax.controller.mismatch import MismatchCheck
+from scalerl_jax.controller.orders import OrderBook
 from scalerl_jax.controller.queue import RolloutQueue
 from scalerl_jax.controller.tracing import Tracer
 from scalerl_jax.data.mixture import Stream
@@ -27,11 +27,11 @@ class RunState:
 
     learner: Learner
     generators: Generators
-    desk: OrderDesk
+    orders: OrderBook
     queue: RolloutQueue
     stream: Stream
     assemble: Assembler
-    agreement: AgreementCheck
+    mismatch: MismatchCheck
     trace: Tracer | None  # with debug.trace_prompt
     flops: LearnerFlops
     learning_rates: Callable[[int], Any]  # version -> rate of the step from there

@@ -24,7 +24,7 @@ class NoTemplate(ValueError):
     """A model that brings no chat template."""
 
 
-class Refused(ValueError):
+class TemplateRefused(ValueError):
     """A template that will not write these messages, by its own words."""
 
 
@@ -68,7 +68,7 @@ class ChatTemplate:
             roles = " and ".join(
                 dict.fromkeys(repr(message["role"]) for message in messages)
             )
-            raise Refused(
+            raise TemplateRefused(
                 f"{self.origin} refuses messages of {roles}: {found['refused']}"
             )
         if "syntax" in found:
@@ -101,7 +101,7 @@ def chat_renderer(data: DataConfig, source: str | Path) -> Renderer:
             messages.insert(0, {"role": "system", "content": system})
         try:
             return chat.render(messages, options=options)
-        except Refused as error:
+        except TemplateRefused as error:
             raise ValueError(
                 f"{error}; change data.system_prompt or data.user_template, or the "
                 f"template"

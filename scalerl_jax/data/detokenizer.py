@@ -24,18 +24,18 @@ _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # a token of `ByteFallback`
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Spelling:
+class Detokenizer:
     """The bytes of each id; an id past the last one adds none."""
 
     later: Sequence[bytes]  # after other bytes
     first: Sequence[bytes]  # where a text begins
 
-    def without(self, ids: Iterable[int]) -> "Spelling":
-        """Return the spelling in which these ids add nothing to a text."""
+    def without(self, ids: Iterable[int]) -> "Detokenizer":
+        """Return the detokenizer by which these ids add nothing to a text."""
         later, first = list(self.later), list(self.first)
         for each in ids:
             later[each] = first[each] = b""
-        return Spelling(later=later, first=first)
+        return Detokenizer(later=later, first=first)
 
     def text(self, ids: Iterable[int]) -> str:
         """Return the text of ids."""
@@ -62,10 +62,10 @@ class Spelling:
 class TextStream:
     """The text of tokens as they come, in whole characters."""
 
-    def __init__(self, spelling: Spelling) -> None:
+    def __init__(self, detokenizer: Detokenizer) -> None:
         """Begin a text without tokens."""
-        self._spelling = spelling
-        self._pieces = spelling.first
+        self._detokenizer = detokenizer
+        self._pieces = detokenizer.first
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token: int) -> str:
@@ -74,8 +74,8 @@ class TextStream:
             return ""
         piece = self._pieces[token]
         # A space that is dropped at the beginning has begun the text all the same.
-        if self._spelling.later[token]:
-            self._pieces = self._spelling.later
+        if self._detokenizer.later[token]:
+            self._pieces = self._detokenizer.later
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
@@ -83,7 +83,7 @@ class TextStream:
         return self._decoder.decode(b"", final=True)
 
 
-def read_spelling(backend: Backend) -> Spelling:
+def read_detokenizer(backend: Backend) -> Detokenizer:
     """Read what the decoder of a `tokenizers` tokenizer makes of each id.
 
     Raises:
@@ -97,7 +97,7 @@ def read_spelling(backend: Backend) -> Spelling:
         return [b"" if each is None else spell(each, first) for each in tokens]
 
     later = spelled(first=False)
-    return Spelling(later=later, first=spelled(first=True) if differs else later)
+    return Detokenizer(later=later, first=spelled(first=True) if differs else later)
 
 
 def read_decoder(backend: Backend) -> list[dict[str, Any]]:
@@ -218,11 +218,13 @@ class Marker:
         return state
 
 
-def make_marker(text: str, spelling: Spelling, *, vocabulary: int) -> Marker:
+def make_marker(text: str, detokenizer: Detokenizer, *, vocabulary: int) -> Marker:
     """The marker that is `text`, for ids below `vocabulary`."""
     by_byte = _states_by_byte(text.encode())
     start, ended = 0, len(by_byte) - 1
-    later, first = (each[:vocabulary] for each in (spelling.later, spelling.first))
+    later, first = (
+        each[:vocabulary] for each in (detokenizer.later, detokenizer.first)
+    )
     states = _states_by_token(by_byte, later, vocabulary)
     if first != later:
         start = ended + 1

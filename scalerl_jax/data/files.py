@@ -28,7 +28,7 @@ _BATCH = 64  # rows of Parquet held at a time
 _ROW, _ARRAY = 2**28, 2**32  # bytes of a row, and of an array of them, at most
 
 
-class Found(NamedTuple):
+class FoundRow(NamedTuple):
     """A row, or why there is none in its place."""
 
     place: str  # "train.jsonl, line 12"
@@ -45,7 +45,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_rows(path: Path) -> Iterator[Found]:
+def read_rows(path: Path) -> Iterator[FoundRow]:
     """Yield the rows of a file in their order, broken ones with the reason.
 
     Raises:
@@ -72,7 +72,7 @@ def read_rows(path: Path) -> Iterator[Found]:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
-def _read_json(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[Found]:
+def _read_json(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[FoundRow]:
     before = True  # any row
     for number, line in enumerate(lines_of(file, path, most=_ROW), start=1):
         if number == 1:
@@ -87,22 +87,22 @@ def _read_json(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[Found]:
         yield _parse(f"{path.name}, line {number}", line)
 
 
-def _parse(place: str, line: bytes) -> Found:
+def _parse(place: str, line: bytes) -> FoundRow:
     try:
         return _as_row(place, parse_json(line))
     except ValueError as error:
         if isinstance(error.__cause__, UnicodeDecodeError):
-            return Found(place, None, "invalid UTF-8")
-        return Found(place, None, "broken JSON")
+            return FoundRow(place, None, "invalid UTF-8")
+        return FoundRow(place, None, "broken JSON")
 
 
-def _as_row(place: str, row: Any) -> Found:
+def _as_row(place: str, row: Any) -> FoundRow:
     if isinstance(row, dict):
-        return Found(place, row)
-    return Found(place, None, "not a JSON object")
+        return FoundRow(place, row)
+    return FoundRow(place, None, "not a JSON object")
 
 
-def _read_array(path: Path, content: bytes) -> Iterator[Found]:
+def _read_array(path: Path, content: bytes) -> Iterator[FoundRow]:
     if len(content) > _ARRAY:
         raise ValueError(
             f"{path} is a JSON array of more than {_ARRAY >> 30} GiB, which is read "
@@ -120,7 +120,7 @@ def _read_array(path: Path, content: bytes) -> Iterator[Found]:
 
 def _read_csv(
     path: Path, file: IO[bytes] | gzip.GzipFile, delimiter: str
-) -> Iterator[Found]:
+) -> Iterator[FoundRow]:
     """The rows below a head of names; an empty cell is a field that is missing."""
     csv.field_size_limit(_CELL)
     lines = (line.decode("utf-8-sig") for line in lines_of(file, path, most=_ROW))
@@ -129,16 +129,18 @@ def _read_csv(
         for row in rows:
             place = f"{path.name}, line {rows.line_num}"
             if None in row or None in row.values():
-                yield Found(place, None, "other than as many cells as the head")
+                yield FoundRow(place, None, "other than as many cells as the head")
             else:
-                yield Found(place, {name: each or None for name, each in row.items()})
+                yield FoundRow(
+                    place, {name: each or None for name, each in row.items()}
+                )
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no CSV: it is not UTF-8") from error
     except csv.Error as error:
         raise ValueError(f"{path} is no CSV: {error}") from error
 
 
-def _read_parquet(path: Path) -> Iterator[Found]:
+def _read_parquet(path: Path) -> Iterator[FoundRow]:
     import pyarrow
     import pyarrow.parquet
 
@@ -149,7 +151,7 @@ def _read_parquet(path: Path) -> Iterator[Found]:
         raise ValueError(f"{path} is not a Parquet file: {error}") from error
 
 
-def _read_arrow(path: Path, *, stream: bool) -> Iterator[Found]:
+def _read_arrow(path: Path, *, stream: bool) -> Iterator[FoundRow]:
     """The rows of a file of `datasets`, mapped and hence never held whole."""
     import pyarrow
 
@@ -171,7 +173,7 @@ def _checked(batch: Any) -> Any:
     return batch
 
 
-def _rows_of(path: Path, batches: Iterable[Any]) -> Iterator[Found]:
+def _rows_of(path: Path, batches: Iterable[Any]) -> Iterator[FoundRow]:
     """The rows of record batches of pyarrow."""
     number = 0
     for batch in batches:
@@ -181,6 +183,6 @@ def _rows_of(path: Path, batches: Iterable[Any]) -> Iterator[Found]:
             try:
                 (row,) = batch.slice(place, 1).to_pylist()
             except UnicodeDecodeError:
-                yield Found(where, None, "invalid UTF-8")
+                yield FoundRow(where, None, "invalid UTF-8")
             else:
-                yield Found(where, row)
+                yield FoundRow(where, row)

@@ -27,8 +27,8 @@ from scalerl_jax.data.catalog import (
 from scalerl_jax.data.drafts import Draft, Malformed, Refused, Unusable
 from scalerl_jax.data.questions import Question
 from scalerl_jax.data.records import (
+    PreparationReport,
     QuestionSource,
-    Report,
     bring,
     is_prepared,
     write_records,
@@ -153,7 +153,7 @@ def prepare(
     max_bad_rows: int | None = None,
     overwrite: bool = False,
     try_tests: bool = True,
-) -> Report:
+) -> PreparationReport:
     """Prepare a split of a data set, from its public files where no `paths` are given.
 
     Rows that are broken or not in the data set's form are skipped up to
@@ -178,7 +178,7 @@ def prepare(
             f"--directory={directory}, which is data.directory of a run, cannot be a "
             f"directory ({error.strerror}); name another"
         ) from error
-    report = Report(name=name, split=split)
+    report = PreparationReport(name=name, split=split)
     local = [Local(path.expanduser()) for path in paths]
     sources = local or [data_set.sources[split]]
     with (
@@ -206,8 +206,8 @@ def prepare(
 
 def _drafts(
     data_set: DataSet,
-    rows: Iterable[files.Found],
-    report: Report,
+    rows: Iterable[files.FoundRow],
+    report: PreparationReport,
     max_bad_rows: int | None,
 ) -> Iterator[tuple[str, Draft]]:
     """The drafts of rows with their places; counts rows that give none.
@@ -244,7 +244,7 @@ def _names(row: files.Row) -> list[str]:
 
 
 def _questions(
-    drafts: Iterable[tuple[str, Draft, str]], report: Report
+    drafts: Iterable[tuple[str, Draft, str]], report: PreparationReport
 ) -> Iterator[Question]:
     """The questions that can be judged, each with an id of its own."""
     identities: set[str] = set()

@@ -46,7 +46,7 @@ class Tally(dict[str, dict[str, Any]]):
 
 
 @dataclasses.dataclass(kw_only=True)
-class Report:
+class PreparationReport:
     """Account of what a preparation kept and dropped, and why."""
 
     name: str
@@ -126,7 +126,7 @@ class Report:
         )
 
 
-def read_report(prepared: Path) -> Report:
+def read_report(prepared: Path) -> PreparationReport:
     """Return the report of a prepared data set.
 
     Raises:
@@ -136,7 +136,7 @@ def read_report(prepared: Path) -> Report:
         values: dict[str, Any] = read_json(prepared / REPORT)
         for kind in ("dropped", "bad", "doubtful"):
             values[kind] = Tally(values.get(kind, {}))  # older ones lack some
-        return Report(**values)
+        return PreparationReport(**values)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{prepared} is no prepared data set: {error}") from error
 

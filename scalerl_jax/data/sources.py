@@ -27,7 +27,7 @@ _NO_DATA = ("dataset_infos.json", "dataset_info.json")
 _ELSEWHERE = "fetch the data set's files elsewhere and name them with --path"
 
 
-class File(NamedTuple):
+class SourceFile(NamedTuple):
     """A file of a data set on this machine, where it is from, and its checksum."""
 
     path: Path
@@ -35,7 +35,7 @@ class File(NamedTuple):
     sha256: str
 
 
-def describe_file(path: Path, origin: str, known: str = "") -> File:
+def describe_file(path: Path, origin: str, known: str = "") -> SourceFile:
     """Return a file with its SHA-256, which must be the `known` one if there is one.
 
     Raises:
@@ -48,13 +48,13 @@ def describe_file(path: Path, origin: str, known: str = "") -> File:
             f"been changed since; look at it, and if it is what you want, name your "
             f"copy of it by --path"
         )
-    return File(path, origin, found)
+    return SourceFile(path, origin, found)
 
 
 class Source(Protocol):
     """A place that the files of a split come from."""
 
-    def fetch(self, folder: Path) -> list[File]:
+    def fetch(self, folder: Path) -> list[SourceFile]:
         """Return the files in the order of their rows, perhaps put into `folder`.
 
         Raises:
@@ -70,7 +70,7 @@ class Local:
 
     path: Path
 
-    def fetch(self, folder: Path) -> list[File]:
+    def fetch(self, folder: Path) -> list[SourceFile]:
         """See `Source`."""
         if not self.path.is_file():
             raise ValueError(f"--path={self.path}: there is no such file")
@@ -83,7 +83,7 @@ class Saved:
 
     folder: Path
 
-    def fetch(self, folder: Path) -> list[File]:
+    def fetch(self, folder: Path) -> list[SourceFile]:
         """See `Source`; in the order of their rows.
 
         Raises:
@@ -137,7 +137,7 @@ class Web:
     url: str
     sha256: str = ""
 
-    def fetch(self, folder: Path) -> list[File]:
+    def fetch(self, folder: Path) -> list[SourceFile]:
         """See `Source`."""
         request = urllib.request.Request(
             self.url, headers={"User-Agent": "scalerl_jax"}
@@ -168,7 +168,7 @@ class Hub:
     repository: str
     pattern: str  # as the shell's; * also stands for /
 
-    def fetch(self, folder: Path) -> list[File]:
+    def fetch(self, folder: Path) -> list[SourceFile]:
         """See `Source`; sorted by path."""
         files = [
             file
@@ -192,7 +192,7 @@ class HubSplit:
     name: str
     split: str
 
-    def fetch(self, folder: Path) -> list[File]:
+    def fetch(self, folder: Path) -> list[SourceFile]:
         """See `Source`; sorted by path.
 
         Raises:
@@ -234,7 +234,7 @@ def _files_of(repository: str, patterns: tuple[str, ...]) -> dict[Path, Path]:
     return {file.relative_to(folder): file for file in files}
 
 
-def _of_cache(file: Path, repository: str) -> File:
+def _of_cache(file: Path, repository: str) -> SourceFile:
     """A file of the hub's cache, in which a large one is called by its SHA-256."""
     blob = file.resolve().name
     known = blob if re.fullmatch("[0-9a-f]{64}", blob) else ""

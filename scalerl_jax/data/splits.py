@@ -147,7 +147,7 @@ def _ngrams(key: str, size: int) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Selection:
+class SelectedQuestions:
     """The questions of a data set that were kept, and what became of the others."""
 
     places: np.ndarray  # int64 [kept], ascending
@@ -202,7 +202,7 @@ class Sieve:
         *,
         count: int | None,
         wording: Wording,
-    ) -> Selection:
+    ) -> SelectedQuestions:
         """Select the first `count` along `order` that pass; None: all of them."""
         hashes: dict[int, int] = {}  # of what is kept, by place
         examples: dict[str, int] = {}
@@ -223,7 +223,7 @@ class Sieve:
             examples.setdefault(str(question.reference.get("verifier")), place)
         places = np.array(sorted(hashes), np.int64)
         kept = np.array([hashes[place] for place in places.tolist()], np.uint64)
-        return Selection(
+        return SelectedQuestions(
             places=places,
             looked_at=looked_at,
             dropped=dict(dropped),

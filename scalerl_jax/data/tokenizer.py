@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from scalerl_jax.data.detokenizer import Spelling, read_decoder, read_spelling
+from scalerl_jax.data.detokenizer import Detokenizer, read_decoder, read_detokenizer
 from scalerl_jax.data.questions import THINKING_TAGS, find_answer
 from scalerl_jax.formats import bounded, reading
 from scalerl_jax.formats.model_files import local_path
@@ -86,12 +86,12 @@ class Tokenizer:
         return written - (shown - start)
 
     @functools.cached_property
-    def written(self) -> Spelling:
+    def written(self) -> Detokenizer:
         """Return what ids spell, special tokens written out."""
-        return read_spelling(self.backend)
+        return read_detokenizer(self.backend)
 
     @functools.cached_property
-    def shown(self) -> Spelling:
+    def shown(self) -> Detokenizer:
         """Return what ids spell, as `decode` has it."""
         return self.written.without(
             place

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from scalerl_jax.config import RewardConfig
 from scalerl_jax.environments.verdict import (
     MAX_START_S,
-    Job,
-    Judged,
+    JudgedAnswer,
+    JudgingJob,
     Loaded,
     Setup,
     Share,
@@ -136,7 +136,7 @@ class VerifierPool:
             ValueError: the reference names a verifier that the pool does not have.
         """
         assert not self._closed, "the pool is closed"
-        job = Job(
+        job = JudgingJob(
             key=key,
             verifier=verifier_of(reference, self._setup.verifiers),
             task=task,
@@ -277,7 +277,7 @@ class VerifierPool:
             return False
         return True
 
-    def _receive(self, worker: VerifierProcess, message: Loaded | Judged) -> None:
+    def _receive(self, worker: VerifierProcess, message: Loaded | JudgedAnswer) -> None:
         worker.begun_cpu_s = message.cpu_s
         worker.deadline = time.monotonic() + self._setup.timeout_s  # of the next answer
         if isinstance(message, Loaded):
@@ -298,7 +298,7 @@ class VerifierPool:
             worker.share = None
         self._finish_if_judged(job)
 
-    def _finish_if_judged(self, job: Job) -> None:
+    def _finish_if_judged(self, job: JudgingJob) -> None:
         statuses: list[Status] = [status for status in job.statuses if status]
         if len(statuses) == len(job.statuses):
             detail = "; ".join(dict.fromkeys(job.details))

@@ -15,12 +15,12 @@ from multiprocessing import connection as pipes
 from typing import Any
 
 from scalerl_jax.environments.verdict import (
-    Judged,
+    GroupAnswers,
+    JudgedAnswer,
     Loaded,
     ScoreFunction,
     Setup,
     Verdict,
-    Work,
 )
 
 _MAX_DETAIL = 500  # characters
@@ -39,7 +39,7 @@ def serve(descriptor: int) -> None:
         limit_s = 2 * setup.timeout_s + 10
         scores = {setup.preload: _load(pipe, setup, setup.preload)}
         while True:
-            work: Work = pipe.recv()
+            work: GroupAnswers = pipe.recv()
             if work.verifier not in scores:
                 scores[work.verifier] = _load(pipe, setup, work.verifier)
             for place, answer in work.answers:
@@ -47,7 +47,7 @@ def serve(descriptor: int) -> None:
                 score = scores[work.verifier]
                 verdict = _judge(score, work.task, answer, work.reference)
                 faulthandler.cancel_dump_traceback_later()
-                pipe.send(Judged(place, verdict, time.process_time()))
+                pipe.send(JudgedAnswer(place, verdict, time.process_time()))
 
 
 def _load(pipe: pipes.Connection, setup: Setup, name: str) -> ScoreFunction:

@@ -59,7 +59,7 @@ class OutOfTime(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     """Resources that one side of a sandbox may use."""
 
     cpu_s: int
@@ -81,7 +81,7 @@ class Limits:
         }
 
 
-class Channel:
+class FrameChannel:
     """Frames to and from a sandbox, none waited for beyond a deadline."""
 
     def __init__(self, reading: int, writing: int) -> None:
@@ -163,7 +163,7 @@ class Sandbox:
     """
 
     def __init__(
-        self, side: str, limits: Limits, *, solution: Channel | None = None
+        self, side: str, limits: SandboxLimits, *, solution: FrameChannel | None = None
     ) -> None:
         """Start it and do not wait; `close` it.
 
@@ -183,7 +183,7 @@ class Sandbox:
         }
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        self.channel = Channel(ours_in, ours_out)
+        self.channel = FrameChannel(ours_in, ours_out)
         self._info, theirs_info = os.pipe()
         self._stderr = tempfile.TemporaryFile()
         filtering = _filter()
@@ -259,7 +259,7 @@ def check(packages: str = "") -> None:
             f"reward.code_packages = {packages!r} is no directory; make one with "
             f"`pip install --target=DIRECTORY PACKAGE ...`, or leave it empty"
         )
-    trial = Sandbox("solution", Limits(cpu_s=5))
+    trial = Sandbox("solution", SandboxLimits(cpu_s=5))
     try:
         trial.await_ready()
     finally:
@@ -284,7 +284,7 @@ def _filter() -> int | None:
     return reading
 
 
-def _command(limits: Limits) -> list[str]:
+def _command(limits: SandboxLimits) -> list[str]:
     """Command that makes the sandbox and starts the harness, less its last options.
 
     Raises:

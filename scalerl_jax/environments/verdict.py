@@ -116,7 +116,7 @@ class Setup(NamedTuple):
     memory_mib: int  # limit, beside the memory of the imports
 
 
-class Work(NamedTuple):
+class GroupAnswers(NamedTuple):
     """Answers of one group, with their places in it."""
 
     verifier: str
@@ -133,7 +133,7 @@ class Loaded(NamedTuple):
     cpu_s: float = 0.0  # of the process so far
 
 
-class Judged(NamedTuple):
+class JudgedAnswer(NamedTuple):
     """The verdict on the answer in one place."""
 
     place: int
@@ -145,7 +145,7 @@ class Judged(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True)
-class Job:
+class JudgingJob:
     """A submitted group, and the verdicts on it so far."""
 
     key: Any
@@ -170,7 +170,7 @@ class Job:
 class Share(NamedTuple):
     """The answers of a group that one process is given."""
 
-    job: Job
+    job: JudgingJob
     places: list[int]
 
 
@@ -218,7 +218,7 @@ class VerifierProcess:
         """
         job, places = share
         answers = [(place, job.answers[place] or "") for place in places]
-        self.pipe.send(Work(job.verifier, job.task, answers, job.reference))
+        self.pipe.send(GroupAnswers(job.verifier, job.task, answers, job.reference))
         self.share = share
         if job.verifier not in self.loaded:
             self.loading, timeout_s = job.verifier, MAX_START_S

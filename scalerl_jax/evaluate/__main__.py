@@ -23,7 +23,7 @@ from typing import Any
 from absl import flags
 
 from scalerl_jax.config import to_json
-from scalerl_jax.evaluate.metrics import Outcome, figures, table
+from scalerl_jax.evaluate.metrics import PromptOutcome, figures, table
 from scalerl_jax.evaluate.policy import (
     Described,
     Flag,
@@ -143,9 +143,9 @@ def _evaluate(options: Options) -> int:
 
 def _sample(
     described: Described, policy: Policy, sets: Sets, results: Results
-) -> tuple[dict[str, list[Outcome]], bool]:
+) -> tuple[dict[str, list[PromptOutcome]], bool]:
     """Return the outcomes by set, and whether they are all: Ctrl-C keeps the others."""
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in sets}
+    outcomes: dict[str, list[PromptOutcome]] = {name: [] for name in sets}
     first = 0
     try:
         with policy.metered(sum(map(len, sets.values()))) as meter:
@@ -153,7 +153,7 @@ def _sample(
                 for group in policy.judged(prompts, meter):
                     row, votes = row_of(group, described, name=name)
                     results.add(first + group.place, row)
-                    outcomes[name].append(Outcome.of(group, votes))
+                    outcomes[name].append(PromptOutcome.of(group, votes))
                 first += len(prompts)
     except KeyboardInterrupt:
         _log.warning("interrupted: what is done is kept, marked as incomplete")

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from scalerl_jax.environments.verdict import Status
-from scalerl_jax.generation.evaluation import Judged, standard_error
+from scalerl_jax.generation.evaluation import JudgedPrompt, standard_error
 
 T = TypeVar("T")
 _QUANTILES = (0.1, 0.5, 0.9, 0.99)
@@ -111,7 +111,7 @@ def counts_up_to(num_samples: int) -> list[int]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class PromptOutcome:
     """A judged prompt as the figures need it; each list has a value per sample."""
 
     statuses: Sequence[Status]
@@ -122,7 +122,9 @@ class Outcome:
     interrupted: Sequence[bool]
 
     @classmethod
-    def of(cls, judged: Judged, votes: Sequence[str | None] | None) -> "Outcome":
+    def of(
+        cls, judged: JudgedPrompt, votes: Sequence[str | None] | None
+    ) -> "PromptOutcome":
         """Return what the figures need of a prompt, with the answers' votes."""
         return cls(
             statuses=judged.statuses,
@@ -147,7 +149,7 @@ class Outcome:
         return list(itertools.compress(values, self.judged))
 
 
-def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def figures(outcomes: Sequence[PromptOutcome]) -> dict[str, Any]:
     """Return the figures of a set as JSON values; "se" is null for a single prompt.
 
     Every value is a mean over prompts, and its standard error the one over prompts
@@ -194,7 +196,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _pass_at(outcomes: Sequence[Outcome], k: int) -> np.ndarray:
+def _pass_at(outcomes: Sequence[PromptOutcome], k: int) -> np.ndarray:
     passed = [each.passed for each in outcomes if len(each.passed) >= k]
     return pass_at_k(
         np.array([sum(each) for each in passed], int),
@@ -203,7 +205,7 @@ def _pass_at(outcomes: Sequence[Outcome], k: int) -> np.ndarray:
     )
 
 
-def _majority_at(outcomes: Sequence[Outcome], k: int) -> list[float]:
+def _majority_at(outcomes: Sequence[PromptOutcome], k: int) -> list[float]:
     return [
         majority_at_k(outcome.judged_votes or [], outcome.passed, k=k)
         for outcome in outcomes

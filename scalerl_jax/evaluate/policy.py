@@ -19,7 +19,7 @@ from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config, ModelConfig, read_flags, to_json
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.evaluate.metrics import MAX_SAMPLES
-from scalerl_jax.generation.evaluation import Evaluator, Judged
+from scalerl_jax.generation.evaluation import Evaluator, JudgedPrompt
 from scalerl_jax.model.architecture import Architecture, sampler_mesh, sampler_shardings
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.xla import explained, keep_programs
@@ -221,7 +221,7 @@ class Policy:
         with progress.bar("prompt", total=total, done=done, every_s=_PLAIN_S):
             yield Meter(progress, done)
 
-    def judged(self, prompts: Sequence[Prompt], meter: Meter) -> Iterator[Judged]:
+    def judged(self, prompts: Sequence[Prompt], meter: Meter) -> Iterator[JudgedPrompt]:
         """Yield the prompts, sampled and judged, in the order in which verdicts come.
 
         A prompt is counted once the caller has dealt with it.

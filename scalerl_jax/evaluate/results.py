@@ -21,7 +21,7 @@ from scalerl_jax.environments.judges.code import find_solution
 from scalerl_jax.evaluate.policy import Described
 from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.formats.reading import parse_json
-from scalerl_jax.generation.evaluation import Judged
+from scalerl_jax.generation.evaluation import JudgedPrompt
 from scalerl_jax.process.full_disk import naming
 from scalerl_jax.run.writing import replace_file, replacing
 
@@ -129,7 +129,7 @@ def final_answer(
 
 
 def row_of(
-    group: Judged, described: Described, *, name: str
+    group: JudgedPrompt, described: Described, *, name: str
 ) -> tuple[dict[str, Any], list[str | None] | None]:
     """Return a prompt of the set `name` and its samples as JSON values, and the votes.
 

@@ -37,14 +37,14 @@ class StoredTensor(NamedTuple):
     start: int  # bytes from the beginning of the file
 
 
-class Head(NamedTuple):
+class GGUFHead(NamedTuple):
     """What a file says before its data."""
 
     metadata: dict[str, Any]  # numbers, booleans, texts, lists of them
     tensors: list[StoredTensor]
 
 
-def read_head(path: Path) -> Head:
+def read_head(path: Path) -> GGUFHead:
     """Read the head of a file; it must not be that of a machine of other byte order.
 
     Raises:
@@ -76,7 +76,7 @@ class _Reader:
         self._file, self._size = file, size
         self._at = self._values = 0
 
-    def read(self) -> Head:
+    def read(self) -> GGUFHead:
         if self._take(4) != b"GGUF":
             raise _BadHead("it does not begin with GGUF")
         version = self._number(4)
@@ -99,7 +99,7 @@ class _Reader:
         if type(alignment) is not int or alignment < 1 or alignment & alignment - 1:
             raise _BadHead(f"general.alignment = {alignment!r} is no power of two")
         data = -(-self._at // alignment) * alignment
-        return Head(
+        return GGUFHead(
             metadata, [each._replace(start=data + each.start) for each in stored]
         )
 

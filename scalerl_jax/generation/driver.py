@@ -1,7 +1,7 @@
 """Generators that are one thread of this process, with one engine.
 
-The thread begins as many groups as the desk admits, makes one step after the other with
-the newest published params (the KV cache is kept), and never waits for a verifier while
+The thread begins as many groups as the order book admits, makes one step after the
+other with the newest published params (the KV cache is kept), and never waits for a verifier while
 there is something to sample.  Jobs from other threads, such as an evaluation, run
 between two steps: nothing else samples then, and all their tokens are of one version.
 An evaluation beside the sampling instead alternates with it step by step, in slots of
@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from scalerl_jax.contract import Desk, QueueClosed
+from scalerl_jax.contract import Orders, QueueClosed
 from scalerl_jax.generation.episodes import Episode, Episodes, Judging
 from scalerl_jax.generation.evaluation import (
     Abandoned,
     Evaluation,
     Evaluator,
-    Judged,
+    JudgedPrompt,
     Probe,
     Probed,
     never,
@@ -46,7 +46,7 @@ class LocalGenerators:
         self,
         *,
         scheduler: Scheduler,
-        desk: Desk,
+        orders: Orders,
         episodes: Episodes,
         judging: Judging,
         sampling: Sampling,
@@ -61,7 +61,7 @@ class LocalGenerators:
     ) -> None:
         """Make the thread, which has no params: `publish` must come before `start`."""
         self._scheduler = scheduler
-        self._desk = desk
+        self._orders = orders
         self._episodes = episodes
         self._judging = judging
         self._sampling = sampling
@@ -93,16 +93,16 @@ class LocalGenerators:
         params = receive(publication, policy_version=policy_version)
         with self._changed:
             self._published, self._in_use = (params, policy_version), False
-        self._desk.wake()
+        self._orders.wake()
 
     def start(self) -> None:
-        """Begin to sample what the desk orders."""
+        """Begin to sample what the order book asks for."""
         assert self._published is not None, "publish params first"
         self._running = True
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Wait for the thread, once the desk's run is over.
+        """Wait for the thread, once the order book's run is over.
 
         A step that takes longer than `timeout_s` may end later without any effect.  A
         thread that hangs is not waited for.
@@ -162,7 +162,7 @@ class LocalGenerators:
         places: Sequence[int] | None = None,
         stopped: Callable[[], bool],
         beside: bool = False,
-    ) -> list[Judged]:
+    ) -> list[JudgedPrompt]:
         """Return held-out prompts of these places, completed and judged at a version.
 
         With `beside` the sampling goes on meanwhile.
@@ -177,9 +177,9 @@ class LocalGenerators:
             stopped=self._watch.noting(stopped),
             wait_s=_IDLE_WAIT_S,
         )
-        found: list[Judged] = []
+        found: list[JudgedPrompt] = []
 
-        def job() -> list[Judged]:
+        def job() -> list[JudgedPrompt]:
             with self._ledger.activity("eval", pool=self._pool):
                 for each in steps:
                     found.extend(each)
@@ -214,7 +214,7 @@ class LocalGenerators:
             while (result := job()) is _AGAIN:
                 pass
             return result
-        self._desk.wake()
+        self._orders.wake()
         before_s = min(_STEP_TIMEOUT_S, self._batch_timeout_s)
         while True:
             try:
@@ -243,7 +243,7 @@ class LocalGenerators:
         except QueueClosed:
             pass
         except BaseException as failure:  # noqa: BLE001  raised again in the loop
-            self._desk.fail(failure)
+            self._orders.fail(failure)
         finally:
             self._end()
             # No step follows, and after a failure none could: begun jobs are given up.
@@ -266,12 +266,12 @@ class LocalGenerators:
             with self._ledger.activity("generate", pool=self._pool):
                 completions = self._scheduler.step(params, version=version)
             self._count_work()
-            self._desk.raise_if_over()  # before the books of a stopped run change
+            self._orders.raise_if_over()  # before the books of a stopped run change
             for completion in completions:
                 if self._episodes.add(completion, version):
-                    self._desk.sampled(completion.request_id)
+                    self._orders.sampled(completion.request_id)
         for episode in self._episodes.judged():
-            if not self._desk.put(self._group(episode)):
+            if not self._orders.put(self._group(episode)):
                 self._ledger.count(wasted_tokens=episode.tokens)
             busy = True
         if busy or self._jobs:
@@ -280,7 +280,7 @@ class LocalGenerators:
             with self._ledger.activity("verify", pool=self._pool):
                 self._episodes.wait(_IDLE_WAIT_S)
         else:
-            self._desk.wait(_IDLE_WAIT_S)
+            self._orders.wait(_IDLE_WAIT_S)
 
     def _end(self) -> None:
         with self._changed:
@@ -317,9 +317,9 @@ class LocalGenerators:
                     future.set_result(result)
 
     def _begin_groups(self, version: int) -> None:
-        """Begin as many groups as the desk admits and the slots can begin."""
+        """Begin as many groups as the order book admits and the slots can begin."""
         while self._scheduler.free_slots > 0:
-            order = self._desk.admit(version)
+            order = self._orders.admit(version)
             if order is None:
                 return
             samples = self._make_samples(order.prompt, order.begun_version)
@@ -349,7 +349,7 @@ class LocalGenerators:
     def _drop_late(self) -> None:
         """Give up groups that are withdrawn, or sampled for longer than the limit."""
         limit = time.monotonic() - self._group_timeout_s
-        withdrawn = self._desk.withdrawn()
+        withdrawn = self._orders.withdrawn()
         late = [
             episode
             for episode in self._episodes.open.values()
@@ -362,7 +362,7 @@ class LocalGenerators:
             # The scheduler returns the number of tokens that no completion has.
             self._ledger.count(wasted_tokens=episode.tokens - lost)
             reason = "withdrawn" if episode.key in withdrawn else "timeout"
-            self._desk.drop(episode.key, reason)
+            self._orders.drop(episode.key, reason)
             del self._episodes.open[episode.key]
 
     def _count_work(self) -> None:

@@ -143,7 +143,7 @@ class Evaluation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Judged:
+class JudgedPrompt:
     """A prompt with its completions and their verdicts, sample by sample."""
 
     place: int  # index among the evaluator's prompts
@@ -202,7 +202,7 @@ class Evaluator(Completing):
             Abandoned: `stopped` returned True.
         """
         text, total = f"evaluation at step {policy_version}: prompt", len(self.prompts)
-        groups: list[Judged] = []
+        groups: list[JudgedPrompt] = []
         with self.progress.bar(text, total=total) as bar:
             for judged in self.steps(
                 params, policy_version=policy_version, stopped=stopped
@@ -212,7 +212,9 @@ class Evaluator(Completing):
                     self.progress.advance(bar)
         return self.summary(groups, policy_version=policy_version)
 
-    def summary(self, groups: Iterable[Judged], *, policy_version: int) -> Evaluation:
+    def summary(
+        self, groups: Iterable[JudgedPrompt], *, policy_version: int
+    ) -> Evaluation:
         """Return the figures of judged prompts."""
         return summarize(
             groups,
@@ -231,7 +233,7 @@ class Evaluator(Completing):
         listener: Listener | None = None,
         stopped: Callable[[], bool] = never,
         wait_s: float = _POLL_S,
-    ) -> Iterator[list[Judged]]:
+    ) -> Iterator[list[JudgedPrompt]]:
         """Yield the prompts judged after each sampler step, then after each wait.
 
         Prompts are completed with these params, and judged while the sampler works;
@@ -259,8 +261,8 @@ class Evaluator(Completing):
             episodes.wait(wait_s)
             yield list(map(self._judged, episodes.judged()))
 
-    def _judged(self, episode: Episode) -> Judged:
-        return Judged(
+    def _judged(self, episode: Episode) -> JudgedPrompt:
+        return JudgedPrompt(
             place=episode.key,
             prompt=episode.prompt,
             completions=episode.in_order,
@@ -272,7 +274,7 @@ class Evaluator(Completing):
 
 
 def summarize(
-    groups: Iterable[Judged],
+    groups: Iterable[JudgedPrompt],
     *,
     policy_version: int,
     judging: Judging,
@@ -317,7 +319,7 @@ def summarize(
 
 
 def _readable(
-    groups: Sequence[Judged], policy_version: int, judging: Judging, most: int
+    groups: Sequence[JudgedPrompt], policy_version: int, judging: Judging, most: int
 ) -> list[dict[str, Any]]:
     """Return the first sample of prompts spread evenly over the set."""
     count = min(most, len(groups))

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import jax
 
-from scalerl_jax.contract import Instructions, Job, JobResult, Report
+from scalerl_jax.contract import Instructions, JobResult, ReplicaJob, ReplicaReport
 from scalerl_jax.generation.driver import LocalGenerators
-from scalerl_jax.generation.replica_desk import ReplicaDesk
+from scalerl_jax.generation.replica_orders import ReplicaOrders
 from scalerl_jax.run.work_log import WorkLog
 from scalerl_jax.weights.publication import Published
 from scalerl_jax.weights.receiving import NeedsFullError
@@ -88,7 +88,7 @@ class Replica:
     def __init__(
         self,
         generators: ReplicaThread,
-        desk: ReplicaDesk,
+        orders: ReplicaOrders,
         *,
         slots: int,
         group_size: int,
@@ -105,7 +105,7 @@ class Replica:
         """
         self.where = where
         self._generators = generators
-        self._desk = desk
+        self._orders = orders
         self._slots, self._group_size = slots, group_size
         self._verifier_restarts = verifier_restarts
         self._fetch = fetch
@@ -118,7 +118,7 @@ class Replica:
         # Params are fetched one after the other, while the thread samples on.
         self._fetching = ThreadPoolExecutor(1, thread_name_prefix="params")
 
-    def exchange(self, instructions: Instructions, wait_s: float) -> Report:
+    def exchange(self, instructions: Instructions, wait_s: float) -> ReplicaReport:
         """Take instructions, wait for news of the sampling thread, and report."""
         if instructions.publication is not None:
             self._fetching.submit(
@@ -128,17 +128,17 @@ class Replica:
         if self._fetch and self._pinned_for & self._abandoned:
             self._pinned_for = set()
             self._fetching.submit(self._fetch.release)
-        self._desk.deliver(instructions)
+        self._orders.deliver(instructions)
         for job in instructions.jobs:
             if job.beside:
                 self._pinned_for.add(job.number)
             threading.Thread(
                 target=self._do, args=(job,), name=f"job {job.number}", daemon=True
             ).start()
-        self._desk.await_news(wait_s)
+        self._orders.await_news(wait_s)
         seconds, counts = self._work.take() if self._work else ({}, {})
-        return Report(
-            **self._desk.news(),
+        return ReplicaReport(
+            **self._orders.news(),
             seconds=seconds,
             counts=counts,
             capacity=self._capacity(),
@@ -150,17 +150,17 @@ class Replica:
 
     def _capacity(self) -> int:
         """Return how many groups it can have: the present ones and the free slots'."""
-        lacking, waiting = self._generators.lacking(), self._desk.waiting
+        lacking, waiting = self._generators.lacking(), self._orders.waiting
         free = self._slots - sum(lacking) - waiting * self._group_size
         return len(lacking) + waiting + max(0, -(-free // self._group_size))
 
     def leave(self) -> None:
         """Ask the controller to take this replica's work back and to replace it."""
-        self._desk.leave()
+        self._orders.leave()
 
     def stop(self, timeout_s: float) -> None:
         """End the sampling thread, which may be in the midst of a step."""
-        self._desk.deliver(Instructions(over=True))
+        self._orders.deliver(Instructions(over=True))
         self._fetching.shutdown(wait=False, cancel_futures=True)
         self._generators.stop(timeout_s)
 
@@ -189,7 +189,7 @@ class Replica:
             _log.warning("params of version %d are not used: %s", policy_version, error)
             # Deltas already on their way after a refusal are not reported again.
             if not (self._told and isinstance(error, NeedsFullError)):
-                self._desk.refuse(f"{error}")
+                self._orders.refuse(f"{error}")
             self._told = True
 
     def _params(self, publication: Any, *, pinned: bool = False) -> Published:
@@ -197,7 +197,7 @@ class Replica:
             return publication
         return (self._fetch.pinned if pinned else self._fetch)(publication)
 
-    def _do(self, job: Job) -> None:
+    def _do(self, job: ReplicaJob) -> None:
         """Do a job and report its end."""
         end = functools.partial(JobResult, number=job.number)
         try:
@@ -206,20 +206,20 @@ class Replica:
                 self._params, job.publication, pinned=job.beside
             ).result()
         except Exception as error:  # noqa: BLE001  the controller is told
-            self._desk.finish(end(without_params=f"{error}"))
+            self._orders.finish(end(without_params=f"{error}"))
             return
         try:
             value = self._value(job, received)
         except BaseException as error:  # noqa: BLE001  raised in who asked
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(received.params)):
                 gone = f"version {job.policy_version} has given place to the next"
-                self._desk.finish(end(without_params=gone))
+                self._orders.finish(end(without_params=gone))
             else:
-                self._desk.finish(end(error=error))
+                self._orders.finish(end(error=error))
         else:
-            self._desk.finish(end(value=value))
+            self._orders.finish(end(value=value))
 
-    def _value(self, job: Job, received: Published) -> Any:
+    def _value(self, job: ReplicaJob, received: Published) -> Any:
         if job.kind == "probe":
             return self._generators.sample(received)
         return self._generators.judge(
@@ -242,7 +242,9 @@ class ThreadLink:
         self._replica = replica
         self._calls = ThreadPoolExecutor(3, thread_name_prefix="exchange")
 
-    def exchange(self, instructions: Instructions, wait_s: float) -> Future[Report]:
+    def exchange(
+        self, instructions: Instructions, wait_s: float
+    ) -> Future[ReplicaReport]:
         """Call the replica in a thread."""
         return self._calls.submit(self._replica.exchange, instructions, wait_s)
 

@@ -25,7 +25,14 @@ from scalerl_jax.launch.gke import GkePlace
 from scalerl_jax.launch.job import Job, add_flags, read_job
 from scalerl_jax.launch.local import LocalPlace
 from scalerl_jax.launch.outcome import Outcome
-from scalerl_jax.launch.place import Machines, Patience, Place, Refused, keep, say
+from scalerl_jax.launch.place import (
+    MachinePlace,
+    Machines,
+    Patience,
+    PlaceRefused,
+    keep,
+    say,
+)
 from scalerl_jax.launch.ray_place import RayPlace
 from scalerl_jax.launch.tpu import TpuPlace
 from scalerl_jax.process.ending import Parser, answer
@@ -115,13 +122,15 @@ def main(argv: list[str] | None = None) -> int:
     place = make_place(job, more, client, poll_s=flags.poll_s / 4)
     try:
         return _ACTIONS[flags.command](job, place, flags, more)
-    except Refused as refused:
+    except PlaceRefused as refused:
         raise RuntimeError(f"{refused}; try again, or let `launch run` do so") from (
             refused
         )
 
 
-def make_place(job: Job, more: list[str], client: Client, *, poll_s: float) -> Place:
+def make_place(
+    job: Job, more: list[str], client: Client, *, poll_s: float
+) -> MachinePlace:
     """Return the machines of a job."""
     if job.place == "local":
         return LocalPlace(job, more)
@@ -150,7 +159,9 @@ def _print(job: Job, flags: argparse.Namespace, more: list[str]) -> int:
     return 0
 
 
-def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+def _run(
+    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
+) -> int:
     look: Callable[[Machines, Outcome | None], None] = _Watching(job, place)
     if flags.preemptions:
         if not isinstance(place, LocalPlace):
@@ -201,7 +212,7 @@ class _Preempting:
 class _Watching:
     """Tells from time to time that a run has died or stalled, once for each reason."""
 
-    def __init__(self, job: Job, place: Place) -> None:
+    def __init__(self, job: Job, place: MachinePlace) -> None:
         self._job, self._place = job, place
         self._next, self._told = time.monotonic() + _WATCH_S, ""
 
@@ -217,14 +228,16 @@ class _Watching:
 
 
 def _find_alarm(
-    job: Job, place: Place, there: Machines, outcome: Outcome | None
+    job: Job, place: MachinePlace, there: Machines, outcome: Outcome | None
 ) -> str:
     now = datetime.datetime.now(datetime.UTC)
     last = place.last_step()
     return watching.find_alarm(there, outcome, _files(job), last_step=last, now=now)
 
 
-def _create(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+def _create(
+    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
+) -> int:
     _prepare(job, place, flags, more)
     there = place.machines()
     if there.wrong:
@@ -238,7 +251,7 @@ def _create(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) 
 
 
 def _prepare(
-    job: Job, place: Place, flags: argparse.Namespace, more: list[str]
+    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
 ) -> None:
     """Look at config, price and place, and ask.
 
@@ -257,7 +270,9 @@ def _prepare(
         raise ValueError("nothing was made")
 
 
-def _start(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+def _start(
+    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
+) -> int:
     before, there = place.outcome(), place.machines()
     if there.state != "up":
         raise ValueError(f"machines of {job.name} are {there.said}; nothing can start")
@@ -268,7 +283,9 @@ def _start(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -
     return 0
 
 
-def _status(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+def _status(
+    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
+) -> int:
     there = place.machines()
     since = f" since {there.created}" if there.created else ""
     to_stdout(f"machines: {there.said}{since}\n")
@@ -296,7 +313,9 @@ def _status(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) 
     return _ALARM if alarms else 0
 
 
-def _cost(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+def _cost(
+    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
+) -> int:
     place.fetch(str(_files(job)))
     now = datetime.datetime.now(datetime.UTC)
     for line in estimate.cost_lines(job, place.machines(), _files(job), now):
@@ -304,22 +323,28 @@ def _cost(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) ->
     return 0
 
 
-def _logs(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+def _logs(
+    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
+) -> int:
     to_stdout(place.logs(flags.lines))
     return 0
 
 
-def _fetch(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+def _fetch(
+    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
+) -> int:
     place.fetch(str(_files(job)))
     say(f"the run's files are in {_files(job)}")
     return 0
 
 
-def _stop(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
+def _stop(
+    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
+) -> int:
     return _FAILURE if _stop_all(place) else 0
 
 
-def _stop_all(place: Place) -> list[str]:
+def _stop_all(place: MachinePlace) -> list[str]:
     """Save the run and remove the machines; return and tell what stays."""
     there = place.machines()
     if there.state == "absent":
@@ -361,7 +386,9 @@ _STEPS = {
     "stop": ("machines", "end", "remove"),
     "cost": ("fetch", "machines"),
 }
-_ACTIONS: dict[str, Callable[[Job, Place, argparse.Namespace, list[str]], int]] = {
+_ACTIONS: dict[
+    str, Callable[[Job, MachinePlace, argparse.Namespace, list[str]], int]
+] = {
     "run": _run,
     "create": _create,
     "start": _start,

@@ -27,7 +27,7 @@ _FITS, _TOO_LARGE = 0, 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Estimate:
+class RunEstimate:
     """Steps, time and chips that a run will take, as far as they are known."""
 
     num_steps: int
@@ -128,14 +128,14 @@ def preflight_command(job: Job, more: Sequence[str]) -> list[str]:
     ]
 
 
-def make_estimate(job: Job, more: Sequence[str]) -> Estimate:
+def make_estimate(job: Job, more: Sequence[str]) -> RunEstimate:
     """Return what a run will take.
 
     Raises:
         ValueError: it does not fit, or cannot be started, or that cannot be found out.
     """
     settings = resolve_config(job, more)
-    known = Estimate(
+    known = RunEstimate(
         num_steps=settings.train.num_steps,
         chips=job.chips,
         price=job.price_per_chip_hour,
@@ -154,7 +154,7 @@ def make_estimate(job: Job, more: Sequence[str]) -> Estimate:
     return read_preflight(known, parse_json(done.stdout), job)
 
 
-def read_preflight(known: Estimate, found: dict[str, Any], job: Job) -> Estimate:
+def read_preflight(known: RunEstimate, found: dict[str, Any], job: Job) -> RunEstimate:
     """Return the estimate with what a preflight found.
 
     Raises:

@@ -15,7 +15,7 @@ from scalerl_jax.types import PackedBatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Evening:
+class LoadBalancing:
     """Settings of a mixture's balancing loss and of its experts' biases; static.
 
         loss = coefficient * mean over layers of E * sum_e f[e] * P[e]

@@ -12,13 +12,13 @@ from typing import Any
 from etils import epath
 
 from scalerl_jax.formats import remote
-from scalerl_jax.learner.places import MANIFEST, Files, Place, sealed
+from scalerl_jax.learner.places import MANIFEST, CheckpointPlace, Files, sealed
 from scalerl_jax.parallel import multihost
 
 _NAME = re.compile(r"step_(\d{8,})")
 
 
-class BucketPlace(Place):
+class BucketPlace(CheckpointPlace):
     """A directory in a bucket; `before_seal` runs before a checkpoint becomes one."""
 
     def __init__(

@@ -29,8 +29,8 @@ from scalerl_jax.contract import Restored
 from scalerl_jax.formats.reading import is_remote
 from scalerl_jax.learner import contents, fitness
 from scalerl_jax.learner.bucket_place import BucketPlace
-from scalerl_jax.learner.places import FORMAT, Folder, Place
-from scalerl_jax.learner.restoring import Reader
+from scalerl_jax.learner.places import FORMAT, CheckpointPlace, Folder
+from scalerl_jax.learner.restoring import CheckpointReader
 from scalerl_jax.parallel import multihost
 from scalerl_jax.process.background import Background
 from scalerl_jax.process.full_disk import lacks_space, why_full
@@ -72,7 +72,7 @@ class Checkpointer:
         if is_remote(directory):
             self._place = BucketPlace(os.fspath(directory), before_seal=before_seal)
         else:
-            self._place = Place(Path(directory).absolute())
+            self._place = CheckpointPlace(Path(directory).absolute())
         self._directory = self._place.directory
         self._every = every
         self._keep = keep
@@ -234,7 +234,7 @@ class Checkpointer:
         if not self._place.listed(timeout_s=self._timeout_s):
             return None
 
-        reader = Reader(self._place, timeout_s=self._timeout_s)
+        reader = CheckpointReader(self._place, timeout_s=self._timeout_s)
         try:
             return reader.restore(abstract_state)
         finally:

@@ -33,7 +33,7 @@ _NAME = re.compile(r"step_(\d{8,})(\.replaced)?")
 _T = TypeVar("_T")
 
 
-class Place:
+class CheckpointPlace:
     """A directory of this machine, or one that is mounted here."""
 
     def __init__(self, directory: Folder) -> None:

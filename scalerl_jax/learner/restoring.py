@@ -27,8 +27,8 @@ from scalerl_jax.learner.places import (
     DISK_THREADS,
     FORMAT,
     MANIFEST,
+    CheckpointPlace,
     Folder,
-    Place,
     measure,
     seal,
     share,
@@ -44,10 +44,10 @@ class DamagedError(Exception):
     """A checkpoint is not as it was written; the message says how."""
 
 
-class Reader:
+class CheckpointReader:
     """Reads the newest good checkpoint of a place; `damaged` are those it found bad."""
 
-    def __init__(self, place: Place, *, timeout_s: float = 1800.0) -> None:
+    def __init__(self, place: CheckpointPlace, *, timeout_s: float = 1800.0) -> None:
         """Read nothing yet; processes wait at most `timeout_s` for the slowest."""
         self.damaged: set[Folder] = set()
         self._place = place

@@ -26,7 +26,7 @@ from scalerl_jax.algo import diagnostics
 from scalerl_jax.algo.losses import TokenLoss
 from scalerl_jax.contract import Publication, Restored
 from scalerl_jax.learner import fitness
-from scalerl_jax.learner.balance import Evening
+from scalerl_jax.learner.balance import LoadBalancing
 from scalerl_jax.learner.forward import Forward, abstract, microbatches
 from scalerl_jax.learner.optimizer import round_stochastically
 from scalerl_jax.model.architecture import batch_sharding
@@ -188,7 +188,7 @@ def make_accumulate(
     forward: Forward,
     objective: Objective,
     *,
-    balance: Evening | None = None,
+    balance: LoadBalancing | None = None,
 ) -> Accumulate:
     """Make a function that adds a microbatch [R, S] to the sums of its step.
 
@@ -241,7 +241,7 @@ def make_update(
     stochastic_rounding: bool = False,
     reference_every: int = 0,
     hold_steps: int = 0,
-    balance: Evening | None = None,
+    balance: LoadBalancing | None = None,
     summarize: Callable[[Scalars, Scalars], Scalars] = summarize,
 ) -> Update:
     """Make the optimizer's part: (state, sums) -> (new state, metrics of the step).
@@ -295,7 +295,7 @@ def _make_updated(
     *,
     stochastic_rounding: bool,
     reference_every: int,
-    balance: Evening | None,
+    balance: LoadBalancing | None,
 ) -> Callable[[TrainState, Accumulated], TrainState]:
     """Make a function to the state after a step, whatever its numbers are."""
 
@@ -474,7 +474,9 @@ class LocalLearner:
     to_sampler: Callable[[PyTree, Array], Publication]
     score_batch: Callable[[PyTree, PackedBatch], Float[np.ndarray, "M R S"]]
     checkpointer: Any  # a `learner.checkpoint.Checkpointer`
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # of a gang
+    metrics: dict[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # of several processes
 
     def step(
         self, state: TrainState, batch: PackedBatch

@@ -39,7 +39,7 @@ class Unanswered(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundSlice:
     """A slice, and which of its hosts this is."""
 
     slice: Slice
@@ -61,7 +61,7 @@ class _Said:
     name: str
 
 
-def discover(environment: Mapping[str, str], *, timeout_s: float = 5.0) -> Found:
+def discover(environment: Mapping[str, str], *, timeout_s: float = 5.0) -> FoundSlice:
     """Return the slice around this machine.
 
     Args:
@@ -126,7 +126,7 @@ def _of_metadata(fetch: Fetch) -> _Said:
     )
 
 
-def _found(said: _Said) -> Found:
+def _found(said: _Said) -> FoundSlice:
     """Return what was said, once it fits together."""
     slice = _slice(said)
     if len(said.addresses) != slice.num_hosts:
@@ -143,7 +143,7 @@ def _found(said: _Said) -> Found:
             f"{said.source} says that this is worker {worker!r} of {slice.name}, whose "
             f"workers are 0 to {slice.num_hosts - 1}"
         )
-    return Found(
+    return FoundSlice(
         slice=slice, worker=int(worker), addresses=said.addresses, name=said.name
     )
 

@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.hugging_face import CONFIG_FILE, SCALING, SIZES, find_family
 from scalerl_jax.model.mixture_files import mixture_values
-from scalerl_jax.model.weights import DTYPES, INDEX, SINGLE, Parameter, parameters
+from scalerl_jax.model.weights import DTYPES, INDEX, SINGLE, StoredParameter, parameters
 from scalerl_jax.process.full_disk import why_full
 from scalerl_jax.types import PyTree
 
@@ -183,7 +183,7 @@ def _check_replaceable(directory: Path) -> None:
             )
 
 
-def _check_params(params: PyTree, found: list[Parameter]) -> list[jax.Array]:
+def _check_params(params: PyTree, found: list[StoredParameter]) -> list[jax.Array]:
     """Return the leaves of `params`, in the order of `found`, or refuse them."""
     leaves = {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
@@ -203,7 +203,7 @@ def _check_params(params: PyTree, found: list[Parameter]) -> list[jax.Array]:
 def _write_tensors(
     directory: Path,
     leaves: list[jax.Array],
-    found: list[Parameter],
+    found: list[StoredParameter],
     dtype: np.dtype,
     max_shard_bytes: int,
 ) -> None:
@@ -236,7 +236,7 @@ def _write_tensors(
 
 
 def _tensors(
-    leaves: list[jax.Array], found: list[Parameter], dtype: np.dtype
+    leaves: list[jax.Array], found: list[StoredParameter], dtype: np.dtype
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield every tensor by name, as Hugging Face lays it out."""
     for leaf, parameter in zip(leaves, found, strict=True):

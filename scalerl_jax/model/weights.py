@@ -48,7 +48,7 @@ Stored = Any  # `SafeTensor`, or `formats.gguf.GGUFTensor`, its twin
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class StoredPart:
     """A vector or matrix of a parameter, and where checkpoints keep it.
 
     Most keep a matrix as [out, in]; here they are [in, out].
@@ -63,12 +63,12 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Parameter:
+class StoredParameter:
     """A leaf of the parameter tree and the parts that it is read and written in."""
 
     name: str  # its path in the tree
     spec: ParamSpec
-    parts: tuple[Part, ...]
+    parts: tuple[StoredPart, ...]
 
     @functools.cached_property
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -76,7 +76,7 @@ class Parameter:
         return {part.tensor: part.shape for part in self.parts}
 
 
-def parameters(arch: Architecture) -> list[Parameter]:
+def parameters(arch: Architecture) -> list[StoredParameter]:
     """Every parameter, in the order of `jax.tree.leaves(parameter_table(arch))`."""
     found, tensors = [], find_family(arch.family).tensors
     for path, spec in jax.tree_util.tree_leaves_with_path(parameter_table(arch)):
@@ -84,25 +84,25 @@ def parameters(arch: Architecture) -> list[Parameter]:
         pattern = tensors[name]
         if spec.axes[0] != "layers":
             whole = (None,) * len(spec.shape)
-            parts = [Part(pattern, spec.shape, whole)]
+            parts = [StoredPart(pattern, spec.shape, whole)]
         else:
             parts = [
                 part
                 for layer in range(arch.num_layers)
                 for part in _layer_parts(pattern, layer, spec)
             ]
-        found.append(Parameter(name, spec, tuple(parts)))
+        found.append(StoredParameter(name, spec, tuple(parts)))
     return found
 
 
-def _layer_parts(pattern: str, layer: int, spec: ParamSpec) -> list[Part]:
+def _layer_parts(pattern: str, layer: int, spec: ParamSpec) -> list[StoredPart]:
     """Parts of one layer: a tensor, one per expert, or an expert's of a common one."""
     shape, name = spec.shape[1:], functools.partial(pattern.format, layer=layer)
     if spec.axes[1] != "experts":
         place = (layer, *(None,) * len(shape))
         transposed = len(shape) == 2
         held = shape[::-1] if transposed else shape
-        return [Part(name(), held, place, transposed=transposed)]
+        return [StoredPart(name(), held, place, transposed=transposed)]
     count, rows, columns = shape[0], shape[1], shape[-1]
     sides = ("gate", "up") if "pair" in spec.axes else ("",)
     parts = []
@@ -112,10 +112,14 @@ def _layer_parts(pattern: str, layer: int, spec: ParamSpec) -> list[Part]:
             place = (layer, expert, None, *pair, None)
             if "{expert}" in pattern:
                 tensor = name(expert=expert, side=side)
-                parts.append(Part(tensor, (columns, rows), place, transposed=True))
+                parts.append(
+                    StoredPart(tensor, (columns, rows), place, transposed=True)
+                )
             else:
                 held = (count, rows, len(sides) * columns)
-                parts.append(Part(name(), held, place, (expert,), index * columns))
+                parts.append(
+                    StoredPart(name(), held, place, (expert,), index * columns)
+                )
     return parts
 
 
@@ -161,7 +165,7 @@ def load_params(
 
 
 def _load(
-    parameter: Parameter,
+    parameter: StoredParameter,
     stored: Mapping[str, Stored],
     dtype: np.dtype,
     placement: Sharding | None,
@@ -190,7 +194,7 @@ def _load(
 
 
 def _read(
-    parameter: Parameter,
+    parameter: StoredParameter,
     stored: Mapping[str, Stored],
     region: Region,
     dtype: np.dtype,
@@ -242,7 +246,7 @@ def _all_finite(numbers: np.ndarray) -> bool:
 def _check_tensors(
     checkpoint: object,
     stored: Mapping[str, Stored],
-    found: list[Parameter],
+    found: list[StoredParameter],
     arch: Architecture,
 ) -> None:
     """Refuse what does not fit `arch`, before anything is read."""

@@ -26,7 +26,7 @@ _PORT = re.compile(r"[1-9][0-9]{0,4}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
+class ProcessPlace:
     """A process's place in a run."""
 
     coordinator: str  # HOST:PORT, of process 0
@@ -158,7 +158,7 @@ class Coordinator:
 
 @contextlib.contextmanager
 def opened_coordinator(
-    place: Place, held: HeldPort | None
+    place: ProcessPlace, held: HeldPort | None
 ) -> Iterator[Coordinator | None]:
     """Keep the port of process 0 while the block runs, in which JAX starts.
 
@@ -187,7 +187,7 @@ def opened_coordinator(
         yield Coordinator(held=held, address=address, bind_address=bind_address)
 
 
-def hold_coordinator(place: Place, environment: Mapping[str, str]) -> HeldPort:
+def hold_coordinator(place: ProcessPlace, environment: Mapping[str, str]) -> HeldPort:
     """Take the port of process 0 on its machine, before anybody waits.
 
     Raises:

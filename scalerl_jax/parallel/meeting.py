@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from scalerl_jax.parallel import signed_lines
-from scalerl_jax.parallel.coordinator import Coordinator, Place
+from scalerl_jax.parallel.coordinator import Coordinator, ProcessPlace
 
 # After the time for all to come, for what follows: their answers, and JAX's own start.
 GRACE_S = 30.0
@@ -41,7 +41,7 @@ class Met:
 
 
 def meet(
-    place: Place,
+    place: ProcessPlace,
     *,
     secret: str,
     at: Coordinator | None,
@@ -81,7 +81,7 @@ def meet(
 class Gathering:
     """Process 0's side of a start: who has come, and how many strangers."""
 
-    def __init__(self, place: Place, *, secret: str, at: Coordinator) -> None:
+    def __init__(self, place: ProcessPlace, *, secret: str, at: Coordinator) -> None:
         """Wait for nobody yet; process 0 listens `at` its port."""
         self._place, self._at = place, at
         self._secret = secret
@@ -233,7 +233,7 @@ class _Peer:
 
 
 async def _report(
-    place: Place, secret: str, timeout_s: float, end: float
+    place: ProcessPlace, secret: str, timeout_s: float, end: float
 ) -> dict[str, Any]:
     """Tell process 0, from another one, that this one is there; return its word."""
     reason = "it does not answer"
@@ -262,7 +262,7 @@ async def _report(
     )
 
 
-async def _ask(place: Place, secret: str, end: float) -> dict[str, Any]:
+async def _ask(place: ProcessPlace, secret: str, end: float) -> dict[str, Any]:
     """Return process 0's word on one connection.
 
     Raises:

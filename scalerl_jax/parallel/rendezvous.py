@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax._src import clusters
 
-from scalerl_jax.parallel.coordinator import HeldPort, Place, opened_coordinator
+from scalerl_jax.parallel.coordinator import HeldPort, ProcessPlace, opened_coordinator
 from scalerl_jax.parallel.meeting import GRACE_S, meet
 from scalerl_jax.parallel.multihost import agree
 
@@ -28,7 +28,7 @@ def find_place(
     num_processes: int | None = None,
     process_id: int | None = None,
     timeout_s: float = 300.0,
-) -> Place:
+) -> ProcessPlace:
     """Return this process's place.
 
     Without arguments it is found out (TPU VMs, Kubernetes, Slurm, Open MPI).
@@ -54,7 +54,7 @@ def find_place(
             "--process_id, all three; they are found out on TPU VMs, Kubernetes, "
             "Slurm and Open MPI only"
         )
-    place = Place(
+    place = ProcessPlace(
         coordinator=coordinator,
         num_processes=num_processes,
         process_id=process_id,
@@ -65,7 +65,7 @@ def find_place(
 
 
 def initialize(
-    place: Place,
+    place: ProcessPlace,
     *,
     secret: str = "",
     held: HeldPort | None = None,

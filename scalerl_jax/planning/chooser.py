@@ -18,7 +18,7 @@ from scalerl_jax.machines.partition import box_sizes, boxes, split_slice
 from scalerl_jax.machines.slices import Slice
 from scalerl_jax.model.architecture import Architecture, is_divisible
 from scalerl_jax.planning import memory
-from scalerl_jax.planning.forecast import Forecast, forecast, slots_that_fit
+from scalerl_jax.planning.forecast import StepForecast, forecast, slots_that_fit
 from scalerl_jax.planning.lengths import Lengths, assumed_lengths
 
 # The fastest first; "none" multiplies as much as "dots" does and keeps more.
@@ -106,7 +106,7 @@ class Choice:
     """A config with numbers for all that it left open, and its forecast."""
 
     config: Config
-    forecast: Forecast
+    forecast: StepForecast
     tried: int  # splits that fit
 
     @property
@@ -190,7 +190,7 @@ def choose(
     return Choice(config=best[0], forecast=best[1], tried=tried)
 
 
-def _rank(config: Config, found: Forecast) -> tuple[float, ...]:
+def _rank(config: Config, found: StepForecast) -> tuple[float, ...]:
     """Return what is lower for a better split."""
     return (
         found.step_seconds,

@@ -23,7 +23,7 @@ _FILLED = 0.85
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Forecast:
+class StepForecast:
     """Seconds of a step by role; devices are as JAX counts them, chips as they cost."""
 
     generate_seconds: float  # all replicas at work on the rollouts of a step
@@ -108,7 +108,7 @@ def forecast(
     *,
     devices: int,
     reached: Reached = EXPECTED,
-) -> Forecast:
+) -> StepForecast:
     """Return the seconds of a step.
 
     Args:
@@ -137,7 +137,7 @@ def forecast(
         # The longest rollout must be done before max_staleness steps have passed.
         longest = decoding.longest / max(config.queue.max_staleness, 1)
         step = max(generate, train, publish, longest)
-    return Forecast(
+    return StepForecast(
         generate_seconds=generate / batch.epochs,
         train_seconds=train / batch.epochs,
         publish_seconds=publish,

@@ -8,7 +8,7 @@ compiled all the same, and is said not to start.
 import dataclasses
 
 from scalerl_jax.cluster.fit_slices import fit_slices
-from scalerl_jax.cluster.placement import HostNode, Reached, Seats
+from scalerl_jax.cluster.placement import HostNode, JoinedSlice, Seats
 from scalerl_jax.config import Config
 from scalerl_jax.machines.slices import GENERATIONS, Bounds, Slice, make_slice
 from scalerl_jax.model.architecture import Architecture
@@ -82,7 +82,7 @@ def fit_topology(config: Config, arch: Architecture, topology: Topology) -> Fitt
     )
 
 
-def slices_of(topology: Topology) -> tuple[Reached, ...]:
+def slices_of(topology: Topology) -> tuple[JoinedSlice, ...]:
     """Return the slices of a topology with hosts at addresses of their own.
 
     None where all is of one host, or of a kind whose slices `machines` does not know.
@@ -99,9 +99,9 @@ def slices_of(topology: Topology) -> tuple[Reached, ...]:
     return tuple(_reached(slice, number) for number in range(topology.slices))
 
 
-def _reached(slice: Slice, number: int) -> Reached:
+def _reached(slice: Slice, number: int) -> JoinedSlice:
     name = f"slice {number}"
-    return Reached(
+    return JoinedSlice(
         name=name,
         slice=slice,
         hosts=tuple(

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from scalerl_jax.cluster.placement import Seats
 from scalerl_jax.config import Config
-from scalerl_jax.data.detokenizer import Spelling
+from scalerl_jax.data.detokenizer import Detokenizer
 from scalerl_jax.formats.reading import is_hub_id
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.machines.partition import Box
@@ -116,7 +116,7 @@ class AssumedTokenizer:
 
     characters_per_token = 4  # of English; Llama 3's has 4.4
     eos_ids = (2,)
-    shown = Spelling(later=(), first=())  # of no token: the table has its size
+    shown = Detokenizer(later=(), first=())  # of no token: the table has its size
 
     def encode(self, text: str) -> list[int]:
         """Return as many ids as the text may have."""

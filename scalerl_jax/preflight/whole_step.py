@@ -6,7 +6,7 @@ from typing import Any
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.planning.chooser import Choice, choose, opened, read
-from scalerl_jax.planning.forecast import Forecast, forecast
+from scalerl_jax.planning.forecast import StepForecast, forecast
 from scalerl_jax.planning.lengths import Lengths, assumed_lengths
 from scalerl_jax.planning.rates import BOUND, EXPECTED
 from scalerl_jax.preflight.figures import amount, duration
@@ -20,8 +20,8 @@ class WholeStep:
 
     config: Config
     lengths: Lengths
-    expected: Forecast
-    bound: Forecast  # everything at its peak
+    expected: StepForecast
+    bound: StepForecast  # everything at its peak
     best: Choice | None  # None: no split is known to fit
 
     @property
@@ -49,7 +49,7 @@ def make_whole_step(
     config = fitted.config
     lengths = lengths or assumed_lengths(config)
 
-    def seconds(reached: Any) -> Forecast:
+    def seconds(reached: Any) -> StepForecast:
         return forecast(
             *(config, arch, topology.chip, lengths),
             devices=topology.num_devices,
@@ -92,7 +92,7 @@ def step_json(step: WholeStep, *, price: float | None) -> dict[str, Any]:
 
 
 def _forecast_json(
-    found: Forecast, config: Config, *, price: float | None
+    found: StepForecast, config: Config, *, price: float | None
 ) -> dict[str, Any]:
     chip_hours = found.chip_hours(config)
     return {

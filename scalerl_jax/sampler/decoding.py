@@ -112,7 +112,7 @@ class DecodeState:
 
 
 @struct.dataclass(kw_only=True)
-class ResultTokens:
+class DecodedTokens:
     """The tokens of one `generate` call; rows past a sequence's end are not valid."""
 
     tokens: Int[Array, "steps rows"]
@@ -275,7 +275,7 @@ def generate(
     table: Int[Array, "rows pages"],
     *,
     mesh: Mesh | None = None,
-) -> tuple[DecodeState, ResultTokens]:
+) -> tuple[DecodeState, DecodedTokens]:
     """Decode until the call has all its steps or no row is active.
 
     `next_states` is the transition table of `settings.end_of_thinking`, or None.
@@ -315,8 +315,8 @@ def generate(
 
 
 def _record(
-    results: ResultTokens, step: Array, rows: SlotRows, new: dict[str, Array]
-) -> ResultTokens:
+    results: DecodedTokens, step: Array, rows: SlotRows, new: dict[str, Array]
+) -> DecodedTokens:
     """Return the results with those of one step added; `rows` is the state after it."""
     written = {
         name: getattr(results, name).at[step].set(value)
@@ -332,14 +332,14 @@ def _record(
     )
 
 
-def _no_results(settings: EngineSettings, active: Array) -> ResultTokens:
+def _no_results(settings: EngineSettings, active: Array) -> DecodedTokens:
     shape = (settings.tokens_per_call, *active.shape)
     top = (*shape, settings.top_logprobs)
     experts, arch = None, settings.arch
     if settings.report_experts and arch.experts is not None:
         of_token = (arch.num_layers, arch.experts.top_k)
         experts = jnp.zeros((*shape, *of_token), arch.experts.id_dtype)
-    return ResultTokens(
+    return DecodedTokens(
         tokens=jnp.zeros(shape, jnp.int32),
         logprobs=jnp.zeros(shape, jnp.float32),
         full_logprobs=jnp.zeros(shape, jnp.float32),
@@ -361,7 +361,7 @@ def _next_tokens(
     hidden: Array,
     next_states: Array | None,
 ) -> tuple[SlotRows, dict[str, Array]]:
-    """Draw one token in every active row; return rows and fields of `ResultTokens`."""
+    """Draw one token in every active row; return rows and fields of `DecodedTokens`."""
     logits = head_logits(
         hidden, head_weights(params), float32_head=settings.float32_head
     )

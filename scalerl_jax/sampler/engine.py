@@ -26,9 +26,9 @@ from scalerl_jax.model.transformer import abstract_params, unstack_layers
 from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.sampler.attention import CachedAttention, Chunk, GatheredAttention
 from scalerl_jax.sampler.decoding import (
+    DecodedTokens,
     DecodeState,
     EngineSettings,
-    ResultTokens,
     SlotRows,
     empty_rows,
     generate,
@@ -206,7 +206,7 @@ class Engine:
         *,
         slots: Int[np.ndarray, " rows"],
         table: Int[np.ndarray, "rows pages"],
-    ) -> tuple[DecodeState, ResultTokens]:
+    ) -> tuple[DecodeState, DecodedTokens]:
         """Decode up to `tokens_per_call` tokens in each of `slots`; donates `state`.
 
         `table` holds the pages of each slot, enough for the tokens of the call.

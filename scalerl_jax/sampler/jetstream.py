@@ -351,7 +351,7 @@ def _put(
 
 @jax.jit
 def _report(
-    lengths: Array, results: decoding.ResultTokens
+    lengths: Array, results: decoding.DecodedTokens
 ) -> tuple[Array, Int[Array, "slots 3"], Float[Array, "slots 1"]]:
     """Lengths after a call; token, validity and length of each slot; log-probs."""
     valid = results.valid[0]

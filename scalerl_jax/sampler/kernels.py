@@ -201,7 +201,7 @@ class _WholeRows:
     steps: int = struct.field(pytree_node=False)
 
 
-class CudnnAttention(CachedAttention):
+class CudnnPagedAttention(CachedAttention):
     """A call's pages copied into rows, which `jax.nn.dot_product_attention` takes."""
 
     width_steps = (1.0,)
@@ -340,7 +340,7 @@ def _cudnn(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
         and settings.arch.head_dim % 8 == 0
         and settings.arch.head_dim <= 128
     )
-    return CudnnAttention("cudnn" if taken else "xla")
+    return CudnnPagedAttention("cudnn" if taken else "xla")
 
 
 def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:

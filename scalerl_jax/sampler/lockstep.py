@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from scalerl_jax.sampler.decoding import DecodeState, ResultTokens
+from scalerl_jax.sampler.decoding import DecodedTokens, DecodeState
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.types import PyTree
 
@@ -90,7 +90,7 @@ class LeadingEngine(Engine):
 
     def generate(
         self, params: PyTree, state: DecodeState, **arguments: Any
-    ) -> tuple[DecodeState, ResultTokens]:
+    ) -> tuple[DecodeState, DecodedTokens]:
         """Tell, then make `Engine.generate`."""
         return self._made("generate", self._usable(params), state=state, **arguments)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.data.detokenizer import Spelling, TextStream
+from scalerl_jax.data.detokenizer import Detokenizer, TextStream
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.sampler.attention import Chunk
 from scalerl_jax.sampler.sampling import Sampling
@@ -22,10 +22,10 @@ Listener = Callable[[int, np.ndarray, np.ndarray], None]
 class StopWatch:
     """Looks for stop strings in one completion, as its tokens come."""
 
-    def __init__(self, stops: Sequence[str], spelling: Spelling) -> None:
+    def __init__(self, stops: Sequence[str], detokenizer: Detokenizer) -> None:
         """A watch before the first token."""
         self._stops = stops
-        self._text = TextStream(spelling)
+        self._text = TextStream(detokenizer)
         self._before = ""  # as much as a stop string that is not complete can hold
         self._reach = max(map(len, stops)) - 1
 
@@ -106,7 +106,7 @@ class Request:
         if self.stop and not (spelled and all(self.stop)):
             raise ValueError(
                 f"stop = {list(self.stop)}; a stop string must not be empty, and "
-                f"this sampler must have been made with a tokenizer's spelling"
+                f"this sampler must have been made with a tokenizer's detokenizer"
             )
 
 

@@ -20,11 +20,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from scalerl_jax.data.detokenizer import Spelling
+from scalerl_jax.data.detokenizer import Detokenizer
 from scalerl_jax.sampler.attention import Chunk
 from scalerl_jax.sampler.decoding import (
+    DecodedTokens,
     EngineSettings,
-    ResultTokens,
     empty_rows,
     first_row,
 )
@@ -72,7 +72,7 @@ class _Call:
     """A `generate` call whose results are not read yet."""
 
     samples: list[tuple[int, Sample]]  # slot and sample of each row
-    results: ResultTokens
+    results: DecodedTokens
     version: int
 
 
@@ -84,9 +84,9 @@ class Scheduler:
         engine: Engine,
         *,
         kv_on_update: KvOnUpdate = "keep",
-        spelling: Spelling | None = None,
+        detokenizer: Detokenizer | None = None,
     ) -> None:
-        """Begin with every slot free; requests with stop strings need `spelling`.
+        """Begin with every slot free; requests with stop strings need a `detokenizer`.
 
         `kv_on_update` decides about the keys and values of running samples when another
         version comes: they are kept, or recomputed with the new params.
@@ -94,7 +94,7 @@ class Scheduler:
         self._engine = engine
         self._settings = engine.settings
         self._kv_on_update = kv_on_update
-        self._spelling = spelling
+        self._detokenizer = detokenizer
         self._state = engine.init_decode_state()
         self._pages = PageLedger(engine.settings.num_pages)
         # The lowest slot first: equal histories give equal placements.
@@ -135,7 +135,7 @@ class Scheduler:
             vocabulary=settings.arch.vocab_size,
             longest=settings.max_prompt_tokens,
             most=settings.max_completion_tokens,
-            spelled=self._spelling is not None,
+            spelled=self._detokenizer is not None,
         )
         limits = request.samples.max_tokens
         if limits is None:
@@ -145,9 +145,9 @@ class Scheduler:
             for number, limit in enumerate(limits.tolist())
         )
         if request.stop:
-            assert self._spelling is not None, "`Request.check` asks for it"
+            assert self._detokenizer is not None, "`Request.check` asks for it"
             for sample in samples:
-                sample.stops = StopWatch(request.stop, self._spelling)
+                sample.stops = StopWatch(request.stop, self._detokenizer)
         self._waiting.append(_Waiting(samples=samples, tokens=request.tokens[:-1]))
 
     def cancel(self, request_id: int) -> int:
@@ -425,7 +425,7 @@ class Scheduler:
 
 
 def _piece(
-    results: ResultTokens, column: int, count: int, version: int
+    results: DecodedTokens, column: int, count: int, version: int
 ) -> dict[str, np.ndarray]:
     """Return per-token fields of `Completion` for a column's first `count` tokens."""
     arrays = dict(

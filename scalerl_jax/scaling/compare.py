@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from scalerl_jax.scaling.differences import RUN_SD, Difference, Sample, difference
+from scalerl_jax.scaling.differences import RUN_SD, Difference, RecipeSample, difference
 from scalerl_jax.scaling.estimate import estimate
 from scalerl_jax.scaling.fit import fit_alone
 from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
@@ -395,7 +395,7 @@ def _differ(
                 np.inf if high is None else stretch * max(high - value, 0.0),
             )
             values[place] = value
-        samples.append(Sample(values, reach))
+        samples.append(RecipeSample(values, reach))
     return difference(*samples, level=level, run_sd=run_sd, paired=paired)
 
 

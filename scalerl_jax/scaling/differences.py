@@ -21,7 +21,7 @@ ZERO = Interval(0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
+class RecipeSample:
     """One quantity over the runs of a recipe."""
 
     values: Array  # [S]
@@ -49,7 +49,12 @@ class Difference(Record):
 
 
 def difference(
-    a: Sample, b: Sample, *, level: float, run_sd: float, paired: bool = False
+    a: RecipeSample,
+    b: RecipeSample,
+    *,
+    level: float,
+    run_sd: float,
+    paired: bool = False,
 ) -> Difference:
     """Return mean(a) - mean(b) with its interval.
 
@@ -95,7 +100,7 @@ def difference(
     )
 
 
-def _noise(a: Sample, b: Sample) -> tuple[float, float]:
+def _noise(a: RecipeSample, b: RecipeSample) -> tuple[float, float]:
     """Return how far below and above the difference the evaluations alone allow."""
     of_a, of_b = (
         np.sqrt((each.reach**2).sum(axis=0)) / len(each.values) for each in (a, b)

@@ -10,7 +10,7 @@ import numpy as np
 
 from scalerl_jax.scaling.bins import bin_points
 from scalerl_jax.scaling.identifiability import (
-    Verdict,
+    FitVerdict,
     climb_p_value,
     durbin_watson,
     identify,
@@ -295,7 +295,7 @@ def name_parameters(
     law: Law,
     theta: Array,
     intervals: dict[int, Interval],
-    verdict: Verdict,
+    verdict: FitVerdict,
     r0_source: Source,
 ) -> dict[str, Parameter]:
     """Return the law's parameters; theta is the best row and the accepted ones."""

@@ -57,7 +57,7 @@ LEAST_SLOPE = 1e-9  # of the steepest: the points do not feel the parameter
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class FitVerdict:
     """Findings on a fit."""
 
     climbs: bool
@@ -76,7 +76,7 @@ def identify(
     quantile: float,
     *,
     p_value: float,
-) -> Verdict:
+) -> FitVerdict:
     """Return the verdict on the best row theta [4] with the profiles of its columns.
 
     For A to be identified two things must hold.  Its interval must have an upper limit
@@ -92,13 +92,13 @@ def identify(
     """
     fall = find_collapse(curve)
     if fall is not None:
-        return Verdict(False, False, OPEN, fall)
+        return FitVerdict(False, False, OPEN, fall)
     if p_value > FALSE_CLIMBS or best[A] <= best[R0]:
         reason = (
             "flat: the curve does not climb by more than its noise explains: of "
             f"constant curves {100 * p_value:.0f} % climb as much"
         )
-        return Verdict(False, True, OPEN, reason)
+        return FitVerdict(False, True, OPEN, reason)
     warnings = _at_limits(law, best, curve)
     if A not in profiles.intervals:
         reason = None
@@ -106,14 +106,14 @@ def identify(
             reason = (
                 f"the law has no plateau to identify: it ends at {law.held_asymptote:g}"
             )
-        return Verdict(True, False, OPEN, reason, warnings)
+        return FitVerdict(True, False, OPEN, reason, warnings)
     interval = profiles.intervals[A]
     bounded = profiles.margin > quantile
     if interval.high is not None and bounded:
-        return Verdict(True, False, interval, None, warnings, bounded)
+        return FitVerdict(True, False, interval, None, warnings, bounded)
     reason = open_limit(curve, law, best, profiles, quantile)
     interval = Interval(interval.low, None)
-    return Verdict(True, False, interval, reason, warnings, bounded)
+    return FitVerdict(True, False, interval, reason, warnings, bounded)
 
 
 def open_limit(

@@ -20,7 +20,7 @@ import numpy as np
 
 from scalerl_jax.scaling.bins import bin_points
 from scalerl_jax.scaling.estimate import autocorrelation, name_parameters, noise_of
-from scalerl_jax.scaling.identifiability import Verdict, durbin_watson
+from scalerl_jax.scaling.identifiability import FitVerdict, durbin_watson
 from scalerl_jax.scaling.laws import SIGMOID, sigmoid
 from scalerl_jax.scaling.records import Array, Curve, CurveError, Interval, r_squared
 from scalerl_jax.scaling.result import Fit, Forecast, Settings
@@ -210,7 +210,7 @@ def fit_on_grids(usual: Fit) -> Fit:
     )
 
 
-def _verdict(usual: Fit, on_grid: Interval) -> Verdict:
+def _verdict(usual: Fit, on_grid: Interval) -> FitVerdict:
     """Usual fit's verdict; the grid must have an end of its own for A too."""
     reason, limits = usual.reason, usual.interval("A")
     if usual.climbs and on_grid.high is None:
@@ -221,7 +221,7 @@ def _verdict(usual: Fit, on_grid: Interval) -> Verdict:
     high = None
     if reason is None and on_grid.high is not None and limits.high is not None:
         high = max(on_grid.high, limits.high)
-    return Verdict(usual.climbs, usual.flat, Interval(on_grid.low, high), reason)
+    return FitVerdict(usual.climbs, usual.flat, Interval(on_grid.low, high), reason)
 
 
 def _accepted(

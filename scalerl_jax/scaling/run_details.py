@@ -41,7 +41,7 @@ VERSIONS = ("scalerl_jax", "jax", "jaxlib", "python")  # that are shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rollout:
+class RolloutRow:
     """One rollout of an evaluation."""
 
     step: int
@@ -66,7 +66,7 @@ class RunDetails:
     settings: Mapping[str, Any]  # by dotted name, without the seed
     origin: Mapping[str, str]  # seed, versions, revision, chip, start
     training: Mapping[str, Array]  # [n] each: `TRAINING_CURVES`, `x`, and the step
-    rollouts: tuple[Rollout, ...]  # of the first and of the last evaluation
+    rollouts: tuple[RolloutRow, ...]  # of the first and of the last evaluation
     notes: tuple[str, ...]  # what was left out
 
     @property
@@ -244,7 +244,7 @@ def _number(value: object) -> float:
     return float(value) if abs(value) < LARGEST else math.nan
 
 
-def _read_rollouts(path: Path, notes: list[str]) -> tuple[Rollout, ...]:
+def _read_rollouts(path: Path, notes: list[str]) -> tuple[RolloutRow, ...]:
     """Return right and wrong rollouts of the first and of the last evaluation."""
     try:
         if not path.exists():
@@ -259,7 +259,7 @@ def _read_rollouts(path: Path, notes: list[str]) -> tuple[Rollout, ...]:
     except (OSError, ValueError) as failure:
         notes.append(f"{path.name} is left out: {failure}")
         return ()
-    found: list[Rollout] = []
+    found: list[RolloutRow] = []
     unread = 0
     for lines in (first, last):
         rollouts = [_rollout(_parse(line) or {}) for line in lines]
@@ -274,16 +274,16 @@ def _read_rollouts(path: Path, notes: list[str]) -> tuple[Rollout, ...]:
     return tuple(found)
 
 
-def _some_of(rollouts: Iterable[Rollout]) -> list[Rollout]:
+def _some_of(rollouts: Iterable[RolloutRow]) -> list[RolloutRow]:
     """Return a few right ones and a few others, in order."""
-    kept: list[Rollout] = []
+    kept: list[RolloutRow] = []
     for rollout in rollouts:
         alike = [each for each in kept if each.is_right == rollout.is_right]
         kept += [rollout] if len(alike) < MOST_OF_A_KIND else []
     return kept
 
 
-def _rollout(row: Mapping[str, Any]) -> Rollout | None:
+def _rollout(row: Mapping[str, Any]) -> RolloutRow | None:
     """Return the rollout of a row; None for a row that is none."""
     step, tokens = row.get("step"), row.get("tokens")
     texts = [row.get(name) for name in ("prompt", "completion", "status")]
@@ -291,7 +291,7 @@ def _rollout(row: Mapping[str, Any]) -> Rollout | None:
         return None
     endings = {"cut_off": "cut off", "interrupted": "interrupted"}
     ended = [said for name, said in endings.items() if row.get(name) is True]
-    return Rollout(
+    return RolloutRow(
         step=step,
         task=str(row.get("task", "")),
         prompt=str(texts[0]),

@@ -74,7 +74,7 @@ def text_offsets(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
     return offsets
 
 
-class Answer:
+class PendingAnswer:
     """The answer to one order, to be asked for once, in the form of /v1/completions."""
 
     _PREFIX, _WHOLE, _PART = "cmpl", "text_completion", "text_completion"
@@ -216,7 +216,7 @@ class Answer:
         }
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(PendingAnswer):
     """The answer to one order in the form of /v1/chat/completions."""
 
     _PREFIX, _WHOLE, _PART = "chatcmpl", "chat.completion", "chat.completion.chunk"

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scalerl_jax.data.chat_process import TIMEOUT_S
 from scalerl_jax.serve.access import Connections, guarded
-from scalerl_jax.serve.answers import Answer, ChatAnswer
+from scalerl_jax.serve.answers import ChatAnswer, PendingAnswer
 from scalerl_jax.serve.fields import ApiError
-from scalerl_jax.serve.orders import Order, Reader
+from scalerl_jax.serve.orders import BodyReader, CompletionOrder
 from scalerl_jax.serve.service import Service
 
 _HELD_BODIES = 64  # of the largest size, that are held together
@@ -46,9 +46,9 @@ def make_app(
     hosts: frozenset[str] | None,
 ) -> Starlette:
     """Return the routes of a service, for who sends the key to one of its hosts."""
-    reader = Reader(service.served)
+    reader = BodyReader(service.served)
     api, metrics = Api(service, reader, connections), Metrics(service, connections)
-    completions = Completions(api, reader.completion, Answer)
+    completions = Completions(api, reader.completion, PendingAnswer)
     chats = Completions(api, reader.chat, ChatAnswer, is_chat=True)
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
@@ -92,7 +92,7 @@ class Api:
     """Endpoints but those of completions, and the reading of all bodies."""
 
     def __init__(
-        self, service: Service, reader: Reader, connections: Connections
+        self, service: Service, reader: BodyReader, connections: Connections
     ) -> None:
         """Make the endpoints of a service."""
         self.service = service
@@ -228,8 +228,8 @@ class Completions:
     """The ASGI application behind a path that gives completions."""
 
     api: Api
-    read: Callable[[bytes], Order]
-    form: type[Answer]
+    read: Callable[[bytes], CompletionOrder]
+    form: type[PendingAnswer]
     is_chat: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -63,7 +63,7 @@ class ApiError(Exception):
         return Response(content, self.status, headers, media_type="application/json")
 
 
-class Fields(BaseModel):
+class BodyFields(BaseModel):
     """A JSON object whose names are all known; null is the same as absent."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -87,7 +87,7 @@ class Fields(BaseModel):
         return {name: value for name, value in values.items() if value is not None}
 
 
-class StreamOptions(Fields):
+class StreamOptions(BodyFields):
     """Options of a stream."""
 
     include_usage: bool = False
@@ -103,7 +103,7 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class Sampled(Fields):
+class Sampled(BodyFields):
     """Fields of every request for completions."""
 
     model: str = ""
@@ -231,7 +231,7 @@ def _read_arguments(call: Any) -> None:
 Message = Annotated[dict[str, Any], AfterValidator(_check_message)]
 
 
-class Conversation(Fields):
+class Conversation(BodyFields):
     """Fields that a chat template is given."""
 
     messages: Annotated[list[Message], FailFast()] = []
@@ -239,7 +239,7 @@ class Conversation(Fields):
     chat_template_kwargs: dict[str, Any] = {}  # such as enable_thinking
 
 
-class TextFormat(Fields):
+class TextFormat(BodyFields):
     """Form of a reply: no other than text."""
 
     type: Literal["text"] = "text"

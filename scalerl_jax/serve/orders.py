@@ -47,7 +47,7 @@ class Served:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Order:
+class CompletionOrder:
     """A request for completions that can be met."""
 
     prompts: tuple[np.ndarray, ...]  # int32 [P] each
@@ -62,7 +62,7 @@ class Order:
         return len(self.prompts) * self.fields.n
 
 
-class Reader:
+class BodyReader:
     """Reads bodies for one model; each method raises `ApiError` where it cannot."""
 
     def __init__(self, served: Served) -> None:
@@ -73,7 +73,7 @@ class Reader:
         longest_token = max(map(len, tokens), default=1)
         self._max_prompt_chars = served.max_prompt_tokens * longest_token
 
-    def completion(self, body: bytes) -> Order:
+    def completion(self, body: bytes) -> CompletionOrder:
         """Return the order of a request to /v1/completions."""
         fields = self._fields(CompletionFields, body)
         if fields.best_of not in (None, fields.n):
@@ -93,7 +93,7 @@ class Reader:
             logprobs=fields.logprobs,
         )
 
-    def chat(self, body: bytes) -> Order:
+    def chat(self, body: bytes) -> CompletionOrder:
         """Return the order of a request to /v1/chat/completions."""
         fields = self._fields(ChatFields, body)
         if fields.top_logprobs and not fields.logprobs:
@@ -145,7 +145,7 @@ class Reader:
         *,
         max_tokens: int,
         logprobs: int | None,
-    ) -> Order:
+    ) -> CompletionOrder:
         served = self._served
         if len(prompts) * fields.n > served.max_samples:
             raise ApiError(
@@ -161,7 +161,7 @@ class Reader:
             top_p=max(fields.top_p, 1e-9),
             min_p=fields.min_p,
         )
-        return Order(
+        return CompletionOrder(
             prompts=prompts,
             fields=fields,
             sampling=sampling,

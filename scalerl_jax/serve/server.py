@@ -21,7 +21,7 @@ import uvicorn
 from jax.sharding import Mesh
 
 from scalerl_jax.data.chat import ChatTemplate, NoTemplate, read_chat_template
-from scalerl_jax.data.detokenizer import Spelling
+from scalerl_jax.data.detokenizer import Detokenizer
 from scalerl_jax.model.architecture import (
     Architecture,
     param_shardings,
@@ -244,7 +244,7 @@ def make_replicas(
     settings: EngineSettings,
     params: PyTree,
     meshes: Sequence[Mesh],
-    spelling: Spelling,
+    detokenizer: Detokenizer,
     notice: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Replica]:
     """Return, per mesh, a compiled scheduler and its params (as `layered_table`).
@@ -258,7 +258,7 @@ def make_replicas(
         engine = Engine(settings, mesh=mesh)
         engine.notice = lambda _, total: notice(next(count), len(meshes) * total)
         warm_up(engine, own)
-        return Scheduler(engine, spelling=spelling), own
+        return Scheduler(engine, detokenizer=detokenizer), own
 
     # A program is compiled for its devices: one after another would take long.
     with concurrent.futures.ThreadPoolExecutor(len(meshes)) as pool:

@@ -24,7 +24,7 @@ from scalerl_jax.sampler.requests import Completion, Request, Samples
 from scalerl_jax.sampler.sampling import sample_keys
 from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.serve.fields import ApiError
-from scalerl_jax.serve.orders import Order, Served
+from scalerl_jax.serve.orders import CompletionOrder, Served
 from scalerl_jax.types import PyTree
 
 _LAST_WORDS_S = 2.0  # to write answers that are already known
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Tokens:
+class NewTokens:
     """Tokens that a sample of a request has grown by."""
 
     sample: int
@@ -47,7 +47,7 @@ class Failed:
     status: int  # of HTTP
 
 
-Event = Tokens | Completion | Failed
+Event = NewTokens | Completion | Failed
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -171,7 +171,7 @@ class SamplingThread:
             return
 
         def listen(sample: int, tokens: np.ndarray, logprobs: np.ndarray) -> None:
-            opened.deliver(Tokens(sample, tokens))
+            opened.deliver(NewTokens(sample, tokens))
 
         listener = listen if stream else None
         try:
@@ -201,12 +201,12 @@ class SamplingThread:
 class Placed:
     """An order on its way: events of its samples, by the place of the first of them."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: CompletionOrder) -> None:
         """Make the order's queue of events, empty."""
         self.order = order
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
-    async def next(self) -> tuple[int, Tokens | Completion]:
+    async def next(self) -> tuple[int, NewTokens | Completion]:
         """Return the place of a choice and the next event of it.
 
         Raises:
@@ -294,7 +294,7 @@ class Service:
                 self._idle.set()
 
     @contextlib.asynccontextmanager
-    async def placed(self, order: Order) -> AsyncIterator[Placed]:
+    async def placed(self, order: CompletionOrder) -> AsyncIterator[Placed]:
         """Give the order to the samplers; on leaving, give up what is not finished.
 
         Raises:
@@ -349,7 +349,7 @@ class Service:
             )
 
 
-def _samples(order: Order) -> dict[str, np.ndarray]:
+def _samples(order: CompletionOrder) -> dict[str, np.ndarray]:
     """Return the fields of a prompt's `Samples`.
 
     The same seed and prompt give the same keys, whatever else is asked for.

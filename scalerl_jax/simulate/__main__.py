@@ -27,8 +27,8 @@ from scalerl_jax.process.ending import answer
 from scalerl_jax.process.full_disk import naming
 from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.simulate.basis import basis_of
-from scalerl_jax.simulate.lengths import Lengths, law_of, read_lengths
-from scalerl_jax.simulate.outcome import Outcome, draw
+from scalerl_jax.simulate.lengths import SimulatedLengths, law_of, read_lengths
+from scalerl_jax.simulate.outcome import SimulationOutcome, draw
 from scalerl_jax.simulate.rates import Rates, closed_rates, read_rates
 from scalerl_jax.simulate.run import Simulation
 from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
@@ -190,7 +190,7 @@ class World:
             mean, tail = law_of(read_run(said["lengths"], config).completions)
         elif said["lengths"]:
             measured = read_lengths(said["lengths"])
-        self._lengths = Lengths(
+        self._lengths = SimulatedLengths(
             mean_tokens=mean,
             tail=tail,
             alike=said["alike"],
@@ -202,7 +202,7 @@ class World:
         )
         self.basis = basis_of(said, rates, self._lengths)
 
-    def simulate(self, fields: dict[str, int]) -> Outcome:
+    def simulate(self, fields: dict[str, int]) -> SimulationOutcome:
         """Return the outcome with these fields of the scenario changed.
 
         Raises:
@@ -338,7 +338,7 @@ def _sweep(world: World, values: dict[str, list[int]], *, as_json: bool) -> int:
     return 0
 
 
-def _draw(outcome: Outcome, name: str) -> None:
+def _draw(outcome: SimulationOutcome, name: str) -> None:
     path = Path(name)
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"--picture={name} must end in .png, .pdf or .svg")
@@ -346,7 +346,9 @@ def _draw(outcome: Outcome, name: str) -> None:
         draw(outcome, path)
 
 
-def _text(outcome: Outcome, figures: dict[str, float], *, price: float) -> str:
+def _text(
+    outcome: SimulationOutcome, figures: dict[str, float], *, price: float
+) -> str:
     scenario, counts = outcome.scenario, outcome.counts
     hours = figures["chip_hours_per_step"]
     money = f", {hours * price:.4g} of money" if price else ""

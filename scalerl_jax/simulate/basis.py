@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_jax.planning.rates import EXPECTED
-from scalerl_jax.simulate.lengths import Lengths
+from scalerl_jax.simulate.lengths import SimulatedLengths
 from scalerl_jax.simulate.rates import HOSTS_S, Rates
 
 
@@ -25,7 +25,9 @@ class Basis:
         return "\n".join(lines) + "\n"
 
 
-def basis_of(said: Mapping[str, Any], rates: Rates | None, lengths: Lengths) -> Basis:
+def basis_of(
+    said: Mapping[str, Any], rates: Rates | None, lengths: SimulatedLengths
+) -> Basis:
     """Return it of the command's flags, the rates of a file, and the lengths."""
     found = Basis([], [])
     _of_machine(said, rates, found)
@@ -60,7 +62,9 @@ def _of_machine(said: Mapping[str, Any], rates: Rates | None, found: Basis) -> N
         found.assumed.append(f"0 s for what it does not say: {', '.join(absent)}")
 
 
-def _of_lengths(said: Mapping[str, Any], lengths: Lengths, found: Basis) -> None:
+def _of_lengths(
+    said: Mapping[str, Any], lengths: SimulatedLengths, found: Basis
+) -> None:
     between = f"{lengths.alike:.0%} of their variance between prompts (--alike)"
     drift = f"a mean that ends at {lengths.drift:g} times its start (--drift)"
     law = (

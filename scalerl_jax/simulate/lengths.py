@@ -20,7 +20,7 @@ _P99 = NormalDist().inv_cdf(0.99)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lengths:
+class SimulatedLengths:
     """Tokens of completions, lognormal and cut off at a limit, or as measured.
 
         log(tokens) = mu + sigma * (sqrt(r) * x[prompt] + sqrt(1 - r) * y[completion])
@@ -95,7 +95,7 @@ class Lengths:
 class Drawn:
     """Groups' lengths by ticket, drawn as they are asked for."""
 
-    def __init__(self, lengths: Lengths, *, group_size: int) -> None:
+    def __init__(self, lengths: SimulatedLengths, *, group_size: int) -> None:
         """Begin without any."""
         self._lengths, self._group_size = lengths, group_size
         self._blocks: dict[int, np.ndarray] = {}

@@ -21,7 +21,7 @@ _COLOURS = (BLUE, GREEN, "#8a4fbf", "#b8860b", ORANGE, "#e4e4e4", "#c0182b")
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class SimulationOutcome:
     """All that a simulated run has to say."""
 
     scenario: Scenario
@@ -85,7 +85,7 @@ class Outcome:
         return dict(found)
 
 
-class Record:
+class SimulationNotes:
     """Notes that a simulation takes as it goes."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -149,9 +149,11 @@ class Record:
             }
         )
 
-    def outcome(self, events: int, replicas: Sequence[SimulatedReplica]) -> Outcome:
+    def outcome(
+        self, events: int, replicas: Sequence[SimulatedReplica]
+    ) -> SimulationOutcome:
         """Return the figures of a run that is over, after so many events."""
-        return Outcome(
+        return SimulationOutcome(
             scenario=self._scenario,
             columns={
                 name: np.array([row[name] for row in self._rows])
@@ -172,7 +174,7 @@ class Record:
         )
 
 
-def draw(outcome: Outcome, path: Path) -> None:
+def draw(outcome: SimulationOutcome, path: Path) -> None:
     """Write the picture of a run; the format is that of the name.
 
     Raises:

@@ -1,7 +1,7 @@
 """Discrete events of a run: who may begin, who waits, what a loss costs.
 
 Admission, pacing and refills are the run's own: the simulation asks a `RolloutQueue`,
-on a clock that nothing waits on.  Groups go to replicas as the roster deals them:
+on a clock that nothing waits on.  Groups go to replicas as the dispatcher deals them:
 those of lost replicas first, then to the replica with the most room.
 
 One file above 400 lines: the learner and its replicas are one course of events.
@@ -15,8 +15,8 @@ import numpy as np
 
 from scalerl_jax.controller.queue import RolloutQueue
 from scalerl_jax.controller.replicas import freest
-from scalerl_jax.simulate.lengths import Drawn, Lengths
-from scalerl_jax.simulate.outcome import Outcome, Record
+from scalerl_jax.simulate.lengths import Drawn, SimulatedLengths
+from scalerl_jax.simulate.outcome import SimulationNotes, SimulationOutcome
 from scalerl_jax.simulate.rates import Rates
 from scalerl_jax.simulate.replica import Machine, SimulatedGroup, SimulatedReplica
 from scalerl_jax.simulate.scenario import Scenario
@@ -32,7 +32,7 @@ class Simulation:
         self,
         scenario: Scenario,
         rates: Rates,
-        lengths: Lengths,
+        lengths: SimulatedLengths,
         *,
         make_queue: Callable[..., Any] = RolloutQueue,
     ) -> None:
@@ -64,7 +64,7 @@ class Simulation:
         self.version = -1  # published last
         self._again: list[int] = []  # tickets of lost replicas
         self.judging = 0  # groups that lack nothing but their verdicts
-        self.record = Record(scenario)
+        self.record = SimulationNotes(scenario)
         self._eval_s = evaluation_seconds(scenario, self.machine, lengths)
         self._evaluating: set[int] = set()
         self._evaluated: Callable[[], None] = lambda: None
@@ -77,7 +77,7 @@ class Simulation:
         self.events += 1
         heapq.heappush(self._due, (time_s, self.events, do, arguments))
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationOutcome:
         """Go through all events until the last step.
 
         Raises:
@@ -507,7 +507,9 @@ class SimulatedLearner:
         return spent
 
 
-def evaluation_seconds(scenario: Scenario, machine: Machine, lengths: Lengths) -> float:
+def evaluation_seconds(
+    scenario: Scenario, machine: Machine, lengths: SimulatedLengths
+) -> float:
     """Seconds of an evaluation: a replica's share of its completions, and no others."""
     if not (scenario.eval_every and scenario.eval_completions):
         return 0.0

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from scalerl_jax.formats.reading import parse_json
-from scalerl_jax.weights.shards import Box
+from scalerl_jax.weights.shards import Region
 
 FORMAT = 1  # of the JSON and of the bytes; raised with each change that others misread
 # Bytes of a value, by the name of its dtype.
@@ -50,9 +50,9 @@ class OfferedShard:
     num_bytes: int  # of that buffer
 
     @property
-    def box(self) -> Box:
+    def box(self) -> Region:
         """The elements that it covers."""
-        return Box(leaf=self.leaf, start=self.start, stop=self.stop)
+        return Region(leaf=self.leaf, start=self.start, stop=self.stop)
 
     @property
     def full_bytes(self) -> int:

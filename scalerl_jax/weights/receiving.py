@@ -26,7 +26,7 @@ from scalerl_jax.weights.manifest import (
     PublishReport,
 )
 from scalerl_jax.weights.shards import (
-    Box,
+    Region,
     Shard,
     checksum,
     named_leaves,
@@ -43,7 +43,7 @@ class Fetched:
 
     publication: Publication
     needed: _Needed
-    held: dict[Box, NDArray]  # values of the shards
+    held: dict[Region, NDArray]  # values of the shards
     seconds: float  # that it took
 
 
@@ -89,7 +89,7 @@ class Receiver:
             self._own[box.leaf].append(box)
         self._threads = threads
         self._keep_base = keep_base
-        self._held: dict[Box, NDArray] = {}  # values of `policy_version`
+        self._held: dict[Region, NDArray] = {}  # values of `policy_version`
 
     def needs_full(self, publication: Publication) -> bool:
         """Return whether its deltas are against a version that is not held here."""
@@ -198,7 +198,7 @@ class Receiver:
                 f"for a full one"
             )
 
-    def _fetch(self, needed: _Needed, deadline: float) -> dict[Box, NDArray]:
+    def _fetch(self, needed: _Needed, deadline: float) -> dict[Region, NDArray]:
         """The values of shards, checked; objects are fetched side by side."""
         objects: dict[tuple[int, int], list[OfferedShard]]
         objects = collections.defaultdict(list)
@@ -206,7 +206,7 @@ class Receiver:
         for part, shard in needed:
             objects[part.rank, shard.object].append(shard)
 
-        def fetch(key: tuple[int, int]) -> dict[Box, NDArray]:
+        def fetch(key: tuple[int, int]) -> dict[Region, NDArray]:
             rank, number = key
             buffers = self._fetch_object(parts[rank], number, deadline, objects[key])
             return {
@@ -215,7 +215,7 @@ class Receiver:
             }
 
         with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
-            found: dict[Box, NDArray] = {}
+            found: dict[Region, NDArray] = {}
             for values in pool.map(fetch, objects):
                 found |= values
         return found
@@ -267,7 +267,7 @@ class Receiver:
             )
         return values
 
-    def _base(self, box: Box) -> NDArray:
+    def _base(self, box: Region) -> NDArray:
         if box not in self._held:
             raise ValueError(
                 f"shard {box} is a delta and was cut in another way in the version "

@@ -22,7 +22,7 @@ from scalerl_jax.weights.manifest import (
     OfferedShard,
     PublishReport,
 )
-from scalerl_jax.weights.shards import Box, Shard, checksum
+from scalerl_jax.weights.shards import Region, Shard, checksum
 
 _KEPT = 2  # publications, and the anchor: one in use and one on its way
 
@@ -151,10 +151,12 @@ class Sender:
         return self._again
 
     @property
-    def _base(self) -> dict[Box, NDArray]:
+    def _base(self) -> dict[Region, NDArray]:
         return {each.box: each.values for each in self._shards}
 
-    def _code(self, shards: Sequence[Shard], base: dict[Box, NDArray]) -> list[_Coded]:
+    def _code(
+        self, shards: Sequence[Shard], base: dict[Region, NDArray]
+    ) -> list[_Coded]:
         with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
             return list(pool.map(lambda shard: _code(shard, base), shards))
 
@@ -208,7 +210,7 @@ class Sender:
         self._stored &= kept
 
 
-def _code(shard: Shard, base: dict[Box, NDArray]) -> _Coded:
+def _code(shard: Shard, base: dict[Region, NDArray]) -> _Coded:
     """A shard as a delta, where it has a base and that is shorter."""
     values = np.ascontiguousarray(shard.values)
     dtype = values.dtype.name

@@ -17,7 +17,7 @@ from scalerl_jax.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
-class Box:
+class Region:
     """Elements of a leaf: from `start` on, up to and without `stop`, by dimension."""
 
     leaf: str  # its path in the tree, such as layers/0/query
@@ -36,15 +36,15 @@ class Box:
             last - first for first, last in zip(self.start, self.stop, strict=True)
         )
 
-    def overlap(self, other: "Box") -> "Box | None":
+    def overlap(self, other: "Region") -> "Region | None":
         """The elements that are in both; None: there are none, or of another leaf."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         if self.leaf != other.leaf or any(map(int.__ge__, start, stop)):
             return None
-        return Box(leaf=self.leaf, start=start, stop=stop)
+        return Region(leaf=self.leaf, start=start, stop=stop)
 
-    def within(self, other: "Box") -> tuple[slice, ...]:
+    def within(self, other: "Region") -> tuple[slice, ...]:
         """Return the place of this box in an array of the elements of `other`."""
         return tuple(
             slice(first - origin, last - origin)
@@ -58,17 +58,17 @@ class Box:
 class Shard:
     """One shard of a leaf, in the memory of this host."""
 
-    box: Box
+    box: Region
     shape: tuple[int, ...]  # of the whole leaf
     values: NDArray
 
 
-def box_of(leaf: str, shape: tuple[int, ...], index: tuple[slice, ...]) -> Box:
+def box_of(leaf: str, shape: tuple[int, ...], index: tuple[slice, ...]) -> Region:
     """Return the box that JAX's index of a shard means."""
     bounds = [
         part.indices(extent)[:2] for part, extent in zip(index, shape, strict=True)
     ]
-    return Box(
+    return Region(
         leaf=leaf,
         start=tuple(first for first, _ in bounds),
         stop=tuple(last for _, last in bounds),
@@ -112,7 +112,7 @@ def own_shards(params: PyTree) -> list[Shard]:
     ]
 
 
-def own_boxes(abstract: PyTree) -> set[Box]:
+def own_boxes(abstract: PyTree) -> set[Region]:
     """Boxes of the elements that the devices of this process hold of such arrays."""
     return {
         box_of(name, leaf.shape, index)
@@ -163,7 +163,7 @@ def _cutter(
     name: str, leaf: jax.ShapeDtypeStruct, shards: list[Shard]
 ) -> Callable[[tuple[slice, ...]], NDArray]:
     """Return a function that gives a device's part of a leaf; copies are made once."""
-    made: dict[Box, NDArray] = {}
+    made: dict[Region, NDArray] = {}
 
     def cut(index: tuple[slice, ...]) -> NDArray:
         wanted = box_of(name, leaf.shape, index)
@@ -174,7 +174,7 @@ def _cutter(
     return cut
 
 
-def _gather(wanted: Box, dtype: np.dtype, shards: list[Shard]) -> NDArray:
+def _gather(wanted: Region, dtype: np.dtype, shards: list[Shard]) -> NDArray:
     for shard in shards:
         if shard.box == wanted:
             return shard.values

@@ -14,8 +14,8 @@ from jaxtyping import Array
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config
 from scalerl_jax.controller.group_check import GroupCheck
-from scalerl_jax.controller.mismatch import AgreementCheck
-from scalerl_jax.controller.orders import OrderDesk
+from scalerl_jax.controller.mismatch import MismatchCheck
+from scalerl_jax.controller.orders import OrderBook
 from scalerl_jax.controller.queue import RolloutQueue
 from scalerl_jax.controller.run_state import RunState
 from scalerl_jax.controller.tracing import Tracer
@@ -105,7 +105,7 @@ def make_run(
     )
     with contextlib.ExitStack() as opened:
         with explained("the sampler", config):
-            generators, restarts = make(parts, engines, books.desk, ledger, opened)
+            generators, restarts = make(parts, engines, books.orders, ledger, opened)
         return books.run(
             learner=learner,
             state=state,
@@ -125,7 +125,7 @@ class RunBooks:
     stream: Stream
     assemble: Assembler
     queue: RolloutQueue
-    desk: OrderDesk
+    orders: OrderBook
 
     def run(self, *, learner: Any, **roles: Any) -> RunState:
         """Return the run with its roles."""
@@ -133,10 +133,10 @@ class RunBooks:
         return RunState(
             learner=learner,
             queue=self.queue,
-            desk=self.desk,
+            orders=self.orders,
             stream=self.stream,
             assemble=self.assemble,
-            agreement=AgreementCheck(
+            mismatch=MismatchCheck(
                 score=learner.score,
                 row_tokens=config.batch.row_tokens,
                 rows_per_microbatch=config.batch.rows_per_microbatch,
@@ -178,7 +178,7 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
         stream=stream,
         assemble=make_assembler(config, arch),
         queue=queue,
-        desk=OrderDesk(
+        orders=OrderBook(
             queue, stream, check=make_group_check(config, arch), note=progress.note
         ),
     )

@@ -20,7 +20,7 @@ from scalerl_jax.data.splits import (
     TRAIN,
     LazyPrompts,
     Overlap,
-    Selection,
+    SelectedQuestions,
     Sieve,
     Wording,
     draw_order,
@@ -142,7 +142,7 @@ class DataSets:
         sieve: Sieve,
         order: np.ndarray,
         count: int | None = None,
-    ) -> Selection:
+    ) -> SelectedQuestions:
         """Select questions of a data set along an order, so many or all; report it."""
         wording = self._wordings[name]
         chosen = sieve.select(source, order, count=count, wording=wording)
@@ -190,7 +190,7 @@ class DataSets:
         exact = dict(zip(unsure, self._tokenizer.count_tokens(unsure), strict=True))
         return [exact.get(text, len(text)) for text in texts]
 
-    def _check(self, name: str, chosen: Selection) -> None:
+    def _check(self, name: str, chosen: SelectedQuestions) -> None:
         """Refuse a selection that drops most of a data set: a setting must be wrong."""
         over_long = chosen.dropped.get("over_long", 0)
         if 2 * over_long > chosen.looked_at:
@@ -228,12 +228,14 @@ class DataSets:
             )
 
 
-def _dropped(chosen: Selection) -> str:
+def _dropped(chosen: SelectedQuestions) -> str:
     """Return the counts of what was left out, for a message."""
     counts = [f"{count} {reason}" for reason, count in chosen.dropped.items()]
     return f" ({', '.join(counts)} dropped)" if counts else ""
 
 
-def _questions(source: QuestionSource, chosen: Selection, name: str) -> list[Question]:
+def _questions(
+    source: QuestionSource, chosen: SelectedQuestions, name: str
+) -> list[Question]:
     questions = take(source, chosen.places.tolist())
     return [dataclasses.replace(each, task=name) for each in questions]

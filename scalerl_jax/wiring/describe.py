@@ -19,7 +19,7 @@ from scalerl_jax.batching.replay import replayed_experts
 from scalerl_jax.config import LOSSES, Config, InterruptionConfig
 from scalerl_jax.data.curriculum import CurriculumStream
 from scalerl_jax.data.prompts import PromptStream
-from scalerl_jax.learner.balance import Evening
+from scalerl_jax.learner.balance import LoadBalancing
 from scalerl_jax.learner.window_scores import KlPenalty
 from scalerl_jax.model.transformer import head_logits
 from scalerl_jax.wiring.objective import (
@@ -189,7 +189,7 @@ def _of_tokens(config: Config) -> Iterator[Ingredient]:
     )
     yield _part(
         "Even experts",
-        Evening,
+        LoadBalancing,
         "expert_balance expert_bias_rate",
         bool(objective.expert_balance or objective.expert_bias_rate),
     )

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config, naming
-from scalerl_jax.learner.balance import Evening
+from scalerl_jax.learner.balance import LoadBalancing
 from scalerl_jax.learner.forward import Forward, LearnerFlops
 from scalerl_jax.learner.freezing import freeze, without_gradient
 from scalerl_jax.learner.head import Head
@@ -212,7 +212,7 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
     batch = with_annotations(make_pack(config, forward.arch)[1], config.objective)
     objective, balance = config.objective, None
     if objective.expert_balance or objective.expert_bias_rate:
-        balance = Evening(
+        balance = LoadBalancing(
             coefficient=objective.expert_balance, bias_rate=objective.expert_bias_rate
         )
     update = make_update(

@@ -17,8 +17,8 @@ from scalerl_jax.formats.reading import Directory, is_remote, local_file, read_j
 from scalerl_jax.formats.remote import origin_of
 from scalerl_jax.learner import fitness
 from scalerl_jax.learner.bucket_place import BucketPlace
-from scalerl_jax.learner.places import Place
-from scalerl_jax.learner.restoring import Reader
+from scalerl_jax.learner.places import CheckpointPlace
+from scalerl_jax.learner.restoring import CheckpointReader
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.model.weights import load_params
@@ -198,8 +198,8 @@ def _restore(run: Path, path: Path, abstract: PyTree) -> tuple[int, PyTree]:
     if origin := origin_of(run):
         place = BucketPlace(f"{origin}/{_CHECKPOINTS}")
     else:
-        place = Place(run.absolute() / _CHECKPOINTS)
-    restored = Reader(place).restore_params(abstract, name=name)
+        place = CheckpointPlace(run.absolute() / _CHECKPOINTS)
+    restored = CheckpointReader(place).restore_params(abstract, name=name)
     if restored is None:
         raise ValueError(
             f"{path} holds no checkpoint; a run writes one every checkpoint.every "

@@ -12,13 +12,13 @@ from jaxtyping import Array
 
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Link
-from scalerl_jax.controller.dispatch import Roster
+from scalerl_jax.controller.dispatch import Dispatcher
 from scalerl_jax.controller.fleet import Fleet
-from scalerl_jax.controller.orders import OrderDesk
-from scalerl_jax.controller.replicas import Limits
+from scalerl_jax.controller.orders import OrderBook
+from scalerl_jax.controller.replicas import FleetLimits
 from scalerl_jax.generation.evaluation import summarize
 from scalerl_jax.generation.replica import Replica, ReplicaThread, ThreadLink
-from scalerl_jax.generation.replica_desk import ReplicaDesk
+from scalerl_jax.generation.replica_orders import ReplicaOrders
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.model.architecture import Architecture, sampler_mesh
 from scalerl_jax.model.weights_out import sampler_layout
@@ -52,7 +52,7 @@ from scalerl_jax.wiring.sampling import (
 def make_local_fleet(
     parts: GeneratorParts,
     engines: Sequence[Engine],
-    desk: OrderDesk,
+    orders: OrderBook,
     ledger: Ledger,
     opened: contextlib.ExitStack,
 ) -> tuple[Fleet, Callable[[], int]]:
@@ -68,7 +68,7 @@ def make_local_fleet(
     ]
     fleet = make_fleet(
         parts,
-        desk,
+        orders,
         ledger,
         connect=lambda number: _done(links[number]),
         address=lambda publication, number, held: publication[number],
@@ -108,13 +108,13 @@ def make_replica(
 
     `how` says how it gets its params and reports its work: arguments of `Replica`.
     """
-    desk = ReplicaDesk()
+    orders = ReplicaOrders()
     thread, restarts = make_thread(
-        parts, engine, desk, ledger, pool, opened, kind=ReplicaThread
+        parts, engine, orders, ledger, pool, opened, kind=ReplicaThread
     )
     return Replica(
         thread,
-        desk,
+        orders,
         slots=parts.config.sampler.slots,
         group_size=parts.config.batch.group_size,
         verifier_restarts=restarts,
@@ -190,7 +190,7 @@ def _source(config: Config, reaching: Reaching) -> dict[str, Any]:
 
 def make_fleet(
     parts: GeneratorParts,
-    desk: OrderDesk,
+    orders: OrderBook,
     ledger: Ledger,
     *,
     connect: Callable[[int], Future[Link]],
@@ -200,12 +200,12 @@ def make_fleet(
     config = parts.config
     settings = config.generators
     return Fleet(
-        make_roster=lambda wake: Roster(
-            desk=desk,
+        make_dispatcher=lambda wake: Dispatcher(
+            orders=orders,
             ledger=ledger,
             connect=connect,
             pools=generator_pools(config),
-            limits=Limits(
+            limits=FleetLimits(
                 start_timeout_s=settings.start_timeout_s,
                 silence_timeout_s=settings.silence_timeout_s,
                 reissue_after_s=settings.reissue_after_s,
@@ -216,7 +216,7 @@ def make_fleet(
             note=parts.progress.note,
             wake=wake,
         ),
-        desk=desk,
+        orders=orders,
         summarize=functools.partial(
             summarize,
             judging=make_judging(config, parts.tokenizer),

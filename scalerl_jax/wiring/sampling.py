@@ -1,4 +1,4 @@
-"""Generators from a Config: tokenizer, engine, evaluation, agreement, and their thread.
+"""Generators from a Config: tokenizer, engine, evaluation, mismatch, and their thread.
 
 Several replicas are in `wiring.replicas`.
 """
@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
-from scalerl_jax.contract import Desk
-from scalerl_jax.controller.orders import OrderDesk
+from scalerl_jax.contract import Orders
+from scalerl_jax.controller.orders import OrderBook
 from scalerl_jax.data.detokenizer import Marker, make_marker
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
 from scalerl_jax.environments.pool import VerifierPool, num_processes
@@ -254,20 +254,20 @@ def share_verifiers(parts: GeneratorParts, replicas: int) -> GeneratorParts:
 def make_generators(
     parts: GeneratorParts,
     engines: Sequence[Engine],
-    desk: OrderDesk,
+    orders: OrderBook,
     ledger: Ledger,
     opened: contextlib.ExitStack,
 ) -> tuple[LocalGenerators, Callable[[], int]]:
     """Return the only replica's generators, as `make_thread` does."""
     (engine,), (pool,) = engines, generator_pools(parts.config)
     parts = share_verifiers(parts, 1)
-    return make_thread(parts, engine, desk, ledger, pool, opened)
+    return make_thread(parts, engine, orders, ledger, pool, opened)
 
 
 def make_thread(
     parts: GeneratorParts,
     engine: Engine,
-    desk: Desk,
+    orders: Orders,
     ledger: Ledger,
     pool: str,
     opened: contextlib.ExitStack,
@@ -287,7 +287,7 @@ def make_thread(
     )
     generators = kind(
         scheduler=Scheduler(engine, kv_on_update=config.sampler.kv_on_update),
-        desk=desk,
+        orders=orders,
         episodes=Episodes(verifiers[0], judging.answer),
         judging=judging,
         sampling=make_distribution(config),

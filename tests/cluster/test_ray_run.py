@@ -17,7 +17,7 @@ from small_intruder import listening, open_to_others
 from scalerl_jax.formats.reading import parse_json
 
 pytest.importorskip("ray")
-GANG = {
+SEVERAL = {
     "queue.max_staleness": 0,
     "mesh.fsdp": 2,
     "mesh.processes": 2,
@@ -97,7 +97,7 @@ def killed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("killed")
     beside = {"eval.concurrent": True, "generators.channel": "objects"}
     beside |= {"generators.processes": 2, "train.num_steps": STEPS}
-    process = start_on_ray(directory, GANG | beside)
+    process = start_on_ray(directory, SEVERAL | beside)
     wait_for_step(process, directory, 3)
     sockets, secret = listening(process.pid), secret_of(process)
     os.kill(process_of(directory, "learner 1"), signal.SIGKILL)
@@ -122,7 +122,7 @@ def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_p
     assert re.search(r"warning: rank 0 on .* of the learner got a SIGTERM", said)
     # Beside one whose replicas are a process each and hold one version.
     undisturbed = {"train.num_steps": STEPS, "generators.versions": 1}
-    finish(start_on_ray(tmp_path, GANG | undisturbed))
+    finish(start_on_ray(tmp_path, SEVERAL | undisturbed))
     expected, found = (
         small_run.saved_arrays(small_run.checkpoints(at)[-1])
         for at in (tmp_path, directory)
@@ -183,7 +183,7 @@ def test_status_says_how_it_stood(killed):
 @pytest.mark.slow
 def test_its_checkpoint_goes_on_in_one_process(killed):
     directory, *_ = killed
-    changes = GANG | {"train.num_steps": STEPS + 1, "generators.count": 1}
+    changes = SEVERAL | {"train.num_steps": STEPS + 1, "generators.count": 1}
     process = small_run.start(
         "-m",
         "scalerl_jax.main",

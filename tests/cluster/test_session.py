@@ -7,9 +7,9 @@ import time
 
 import pytest
 import small_run
-from small_gang import free_port
+from small_processes import free_port
 
-from scalerl_jax.cluster.parent_watch import tethered
+from scalerl_jax.cluster.parent_watch import watching_parent
 from scalerl_jax.cluster.slice_hosts import answers
 
 _LIMIT_S = 120
@@ -24,7 +24,7 @@ def test_a_head_that_asks_for_a_token_is_told_as_such(tmp_path):
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
     with (
         tempfile.TemporaryFile() as said,
-        tethered(command, environment=os.environ | token, output=said) as head,
+        watching_parent(command, environment=os.environ | token, output=said) as head,
     ):
         deadline = time.monotonic() + _LIMIT_S
         while not answers(f"localhost:{port}"):

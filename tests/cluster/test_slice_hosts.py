@@ -10,7 +10,7 @@ import time
 
 import pytest
 import small_run
-from small_gang import free_port
+from small_processes import free_port
 
 from scalerl_jax.cluster import slice_hosts
 from scalerl_jax.cluster.placement import HostNode
@@ -116,10 +116,10 @@ def test_a_machine_without_tpu_says_so_in_one_line(tmp_path):
 
 STARTER = """
 import os, sys, time
-from scalerl_jax.cluster.parent_watch import tethered
+from scalerl_jax.cluster.parent_watch import watching_parent
 command = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); "
            "time.sleep(600)"]
-with tethered(command, environment=os.environ, output=sys.stdout) as process:
+with watching_parent(command, environment=os.environ, output=sys.stdout) as process:
     time.sleep(600)
 """
 

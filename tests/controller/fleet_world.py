@@ -1,7 +1,7 @@
 """Replicas, their links and a learner, moved one event at a time by a test.
 
-The controller's side (roster, desk, queue, ledger) and the replicas' desks are the
-real ones.  Written by hand are the sampling, which finishes what it is told to, and the
+The controller's side (dispatcher, order book, queue, ledger) and the replicas' order
+books are the real ones.  Written by hand are the sampling, which finishes what it is told to, and the
 way between the two: calls arrive late, answers arrive late or never.
 """
 
@@ -12,14 +12,14 @@ import numpy as np
 from queue_world import make_rollout
 from small_model import small_architecture
 
-from scalerl_jax.contract import Job, JobResult, QueueClosed, Report
-from scalerl_jax.controller.dispatch import Roster
+from scalerl_jax.contract import JobResult, QueueClosed, ReplicaJob, ReplicaReport
+from scalerl_jax.controller.dispatch import Dispatcher
 from scalerl_jax.controller.group_check import GroupCheck
-from scalerl_jax.controller.orders import OrderDesk
+from scalerl_jax.controller.orders import OrderBook
 from scalerl_jax.controller.queue import RolloutQueue
-from scalerl_jax.controller.replicas import Limits
+from scalerl_jax.controller.replicas import FleetLimits
 from scalerl_jax.data.prompts import PromptStream
-from scalerl_jax.generation.replica_desk import ReplicaDesk
+from scalerl_jax.generation.replica_orders import ReplicaOrders
 from scalerl_jax.run.work_log import RemoteLedger
 from scalerl_jax.types import Group, Prompt
 
@@ -42,7 +42,7 @@ class SampledByHand:
     """A replica whose completions end when a test says so."""
 
     def __init__(self, capacity):
-        self.desk = ReplicaDesk()
+        self.orders = ReplicaOrders()
         self.capacity = capacity
         self.version = -1
         self.open = {}  # ticket -> [order, version of its first token or None]
@@ -53,16 +53,16 @@ class SampledByHand:
         """Begin all that may begin, as the sampling thread would."""
         try:
             while len(self.open) < self.capacity and self.version >= 0:
-                order = self.desk.admit(self.version)
+                order = self.orders.admit(self.version)
                 if order is None:
                     break
                 assert order.ticket not in self.open, "one group twice in a replica"
                 self.open[order.ticket] = [order, None]
         except QueueClosed:
             return
-        for ticket in self.desk.withdrawn() & self.open.keys():
+        for ticket in self.orders.withdrawn() & self.open.keys():
             del self.open[ticket]
-            self.desk.drop(ticket, "withdrawn")
+            self.orders.drop(ticket, "withdrawn")
 
     def token(self):
         for entry in self.open.values():
@@ -72,7 +72,7 @@ class SampledByHand:
         order, first = self.open.pop(ticket)
         first = self.version if first is None else first
         self.judging[ticket] = (order, first, self.version)
-        self.desk.sampled(ticket)
+        self.orders.sampled(ticket)
 
     def judge(self, ticket, /, **fault):
         """Hand in a group, with fields that are wrong if a test says so."""
@@ -83,25 +83,25 @@ class SampledByHand:
             rollouts=(make_rollout((first, last), 1.0), make_rollout((last,), 0.0)),
             finished_version=last,
         )
-        self.desk.put(group.replace(**fault))
+        self.orders.put(group.replace(**fault))
 
     def work(self, number, *, arrived):
         """Do a part of an evaluation, if its params have arrived."""
         job = self.jobs.pop(number)
         if arrived:
             value = (job.publication, job.policy_version, job.places)
-            self.desk.finish(JobResult(number=number, value=value))
+            self.orders.finish(JobResult(number=number, value=value))
         else:
-            self.desk.finish(JobResult(number=number, without_params="torn"))
+            self.orders.finish(JobResult(number=number, without_params="torn"))
 
     def drop(self, ticket):
         del self.open[ticket]
-        self.desk.drop(ticket, "timeout")
+        self.orders.drop(ticket, "timeout")
 
     def report(self):
         running = self.open.keys() | self.judging.keys()
-        return Report(
-            **self.desk.news(),
+        return ReplicaReport(
+            **self.orders.news(),
             capacity=self.capacity,
             tokens=dict.fromkeys(running, 3),
             seconds={"generate": 0.5},
@@ -141,7 +141,7 @@ class LateLink:
                     self.replica.jobs[job.number] = job
             for number in instructions.abandoned:
                 self.replica.jobs.pop(number, None)
-            self.replica.desk.deliver(instructions)
+            self.replica.orders.deliver(instructions)
             self.arrived.append(future)
 
     def answer(self, which=0):
@@ -187,7 +187,7 @@ class FleetWorld:
         check = GroupCheck(
             arch=small_architecture(), group_size=2, length_limit=lambda version: 8
         )
-        self.desk = OrderDesk(self.queue, stream, check=check)
+        self.orders = OrderBook(self.queue, stream, check=check)
         self.links = {}
         self.coming = {}  # number -> future
         self.prompts = {}  # ticket -> prompt id and epoch at its first order
@@ -196,12 +196,12 @@ class FleetWorld:
         self.job_numbers = itertools.count()
         self.evaluation = None  # its version and the futures of its parts
         self.evaluations = []  # versions of those that have ended
-        self.roster = Roster(
-            desk=self.desk,
+        self.dispatcher = Dispatcher(
+            orders=self.orders,
             ledger=self.ledger,
             connect=self.connect,
             pools=[f"r{n}" for n in range(replicas)],
-            limits=Limits(
+            limits=FleetLimits(
                 start_timeout_s=1e6,
                 silence_timeout_s=300.0,
                 reissue_after_s=reissue_after_s,
@@ -212,8 +212,8 @@ class FleetWorld:
             note=self.notes.append,
             clock=lambda: self.now,
         )
-        self.roster.publish("params of version 0", 0)
-        self.roster.order()
+        self.dispatcher.publish("params of version 0", 0)
+        self.dispatcher.order()
 
     def connect(self, number):
         self.coming[number] = Future()
@@ -233,10 +233,10 @@ class FleetWorld:
 
     def act(self, name, choice):
         self.now += choice % 5
-        number = choice % len(self.roster.members)
+        number = choice % len(self.dispatcher.known)
         link = self.link(choice)
         if name == "turn":
-            self.roster.turn()
+            self.dispatcher.turn()
         elif name == "come":
             self.come(number)
         elif name == "step":
@@ -272,7 +272,7 @@ class FleetWorld:
             number = sorted(replica.jobs)[choice % len(replica.jobs)]
             replica.work(number, arrived=choice % 5 > 0)
         elif name == "leave":
-            replica.desk.leave()
+            replica.orders.leave()
         elif name == "die":
             link.die()
             self.links = {n: each for n, each in self.links.items() if each != link}
@@ -295,15 +295,15 @@ class FleetWorld:
         else:
             self.version += 1
             self.queue.applied()
-            self.roster.publish(f"params of version {self.version}", self.version)
+            self.dispatcher.publish(f"params of version {self.version}", self.version)
         return True
 
     def evaluate(self):
         """Take the evaluation that has ended, or begin one at the newest version."""
         if self.evaluation is None:
-            parts = 2 * len(self.roster.members)
+            parts = 2 * len(self.dispatcher.known)
             jobs = [
-                Job(
+                ReplicaJob(
                     number=next(self.job_numbers),
                     kind="evaluate",
                     publication=f"params of version {self.version}",
@@ -313,7 +313,7 @@ class FleetWorld:
                 )
                 for first in range(min(parts, HELD_OUT))
             ]
-            futures = [self.roster.submit(job) for job in jobs]
+            futures = [self.dispatcher.submit(job) for job in jobs]
             self.evaluation = (self.version, jobs, futures)
             return
         version, jobs, futures = self.evaluation
@@ -322,7 +322,7 @@ class FleetWorld:
             pinned = (f"params of version {version}", version)
             assert {part[:2] for part in found} == {pinned}
             assert sorted(p for part in found for p in part[2]) == [*range(HELD_OUT)]
-            self.roster.withdraw(jobs)
+            self.dispatcher.withdraw(jobs)
             self.evaluations.append(version)
             self.evaluation = None
 
@@ -332,12 +332,12 @@ class FleetWorld:
         assert len(self.consumed) == len(set(self.consumed))
         given = list(
             itertools.chain.from_iterable(
-                member.assignments for member in self.roster.members
+                known.assignments for known in self.dispatcher.known
             )
         )
         assert len(given) == len(set(given)), "a ticket in two names"
-        for member in self.roster.members:
-            for ticket, assignment in member.assignments.items():
+        for known in self.dispatcher.known:
+            for ticket, assignment in known.assignments.items():
                 prompt = assignment.order.prompt
                 drawn = (prompt.prompt_id, prompt.epoch)
                 assert self.prompts.setdefault(ticket, drawn) == drawn
@@ -355,7 +355,7 @@ class FleetWorld:
         for number in list(self.coming):
             self.come(number)
         for _ in range(3):
-            self.roster.turn()
+            self.dispatcher.turn()
             for link in self.links.values():
                 while link.calls:
                     link.arrive()
@@ -370,5 +370,5 @@ class FleetWorld:
                     link.replica.work(number, arrived=True)
                 while link.arrived:
                     link.answer()
-        self.roster.turn()
+        self.dispatcher.turn()
         self.check()

@@ -11,7 +11,7 @@ from fleet_world import FleetWorld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.contract import Job, JobResult
+from scalerl_jax.contract import JobResult, ReplicaJob
 
 NAMES = dict(
     turn=(5, 20),
@@ -101,7 +101,7 @@ def calm_world(**changes):
         mode="pipeline",
     )
     world = FleetWorld(**kind | changes)
-    world.roster.turn()  # calls for them
+    world.dispatcher.turn()  # calls for them
     world.come(0)
     world.come(1)
     return world
@@ -109,7 +109,7 @@ def calm_world(**changes):
 
 def deliver(world):
     """Every replica hears what is new, answers, and is heard."""
-    world.roster.turn()
+    world.dispatcher.turn()
     for link in world.links.values():
         while link.calls:
             link.arrive()
@@ -117,7 +117,7 @@ def deliver(world):
         link.replica.begin()
         while link.arrived:
             link.answer()
-    world.roster.turn()
+    world.dispatcher.turn()
 
 
 def open_tickets(world):
@@ -131,9 +131,9 @@ def test_groups_of_a_lost_replica_are_sampled_by_another_and_charged():
     begun = open_tickets(world)
     assert {len(tickets) for tickets in begun.values()} == {2}
     world.links.pop(0).die()
-    world.roster.turn()
-    assert world.roster.events["lost"] == 1
-    assert world.roster.events["reissued"] == 2
+    world.dispatcher.turn()
+    assert world.dispatcher.events["lost"] == 1
+    assert world.dispatcher.events["reissued"] == 2
     assert (
         "replica 0 on host 0 is lost (ConnectionError: the machine is gone)"
         in (world.notes[-1])
@@ -149,18 +149,18 @@ def test_groups_of_a_lost_replica_are_sampled_by_another_and_charged():
 
 def test_a_replica_that_gets_a_sigterm_is_replaced_at_once_and_is_no_loss():
     world = calm_world()
-    world.roster._limits = world.roster._limits.__class__(losses=0)
+    world.dispatcher._limits = world.dispatcher._limits.__class__(losses=0)
     for _ in range(3):
         deliver(world)
     begun, leaving = open_tickets(world), world.links.pop(0)
-    leaving.replica.desk.leave()
+    leaving.replica.orders.leave()
     hear(world, leaving)
-    world.roster.turn()
+    world.dispatcher.turn()
     assert leaving.closed and 0 in world.coming
     assert world.notes[-1] == (
         "warning: replica 0 on host 0 leaves (SIGTERM); 2 groups are sampled again"
     )
-    events = world.roster.events
+    events = world.dispatcher.events
     assert (events["lost"], events["left"], events["reissued"]) == (0, 1, 2)
     for ticket in begun[1]:
         world.links[1].replica.sample(ticket)
@@ -174,7 +174,7 @@ def test_without_staleness_a_group_belongs_to_the_replica_of_its_ticket():
     for _ in range(3):
         deliver(world)
     for number, link in world.links.items():
-        waiting = [each.order.ticket for each in link.replica.desk._inbox]
+        waiting = [each.order.ticket for each in link.replica.orders._inbox]
         assert sorted([*link.replica.open, *waiting]) == [number, number + 2]
 
 
@@ -189,15 +189,15 @@ def test_a_late_group_is_refused_and_its_tokens_are_waste():
         world.links[other].replica.sample(ticket)
     deliver(world)
     world.now += 31.0
-    world.roster.turn()
-    assert world.roster.events["reissued"] == len(begun[slow])
+    world.dispatcher.turn()
+    assert world.dispatcher.events["reissued"] == len(begun[slow])
     # It finishes one before it hears that nobody wants it any more.
     late = begun[slow][0]
     world.links[slow].replica.sample(late)
     world.links[slow].replica.judge(late)
     wasted = world.ledger.report()["compute/wasted_tokens"]
     deliver(world)
-    assert world.roster.events["late"] == 1
+    assert world.dispatcher.events["late"] == 1
     assert world.ledger.report()["compute/wasted_tokens"] == wasted + 3
     assert late in open_tickets(world)[other]
     assert open_tickets(world)[slow] == []
@@ -206,81 +206,81 @@ def test_a_late_group_is_refused_and_its_tokens_are_waste():
 def test_jobs_of_a_lost_replica_are_done_by_another():
     world = calm_world()
     deliver(world)
-    job = Job(number=5, kind="probe", publication="params", policy_version=0)
-    result = world.roster.submit(job)
-    world.roster.turn()
-    (holder,) = [member for member in world.roster.members if member.jobs]
+    job = ReplicaJob(number=5, kind="probe", publication="params", policy_version=0)
+    result = world.dispatcher.submit(job)
+    world.dispatcher.turn()
+    (holder,) = [known for known in world.dispatcher.known if known.jobs]
     world.links.pop(holder.number).die()
-    world.roster.turn()
+    world.dispatcher.turn()
     (other,) = world.links.values()
-    world.roster.turn()
+    world.dispatcher.turn()
     other.arrive()
-    other.replica.desk.finish(JobResult(number=5, value="done"))
+    other.replica.orders.finish(JobResult(number=5, value="done"))
     other.arrive()
     while other.arrived:
         other.answer()
-    world.roster.turn()
+    world.dispatcher.turn()
     assert result.result(0) == "done"
 
 
 def test_a_job_whose_params_do_not_arrive_is_done_again_with_whole_ones():
     world = calm_world()
     deliver(world)
-    result = world.roster.submit(
-        Job(number=5, kind="probe", publication="params", policy_version=0)
+    result = world.dispatcher.submit(
+        ReplicaJob(number=5, kind="probe", publication="params", policy_version=0)
     )
-    world.roster.turn()
-    (holder,) = [member for member in world.roster.members if member.jobs]
+    world.dispatcher.turn()
+    (holder,) = [known for known in world.dispatcher.known if known.jobs]
     link = world.links[holder.number]
-    link.replica.desk.finish(JobResult(number=5, without_params="a torn object"))
+    link.replica.orders.finish(JobResult(number=5, without_params="a torn object"))
     hear(world, link)
     assert "version 0: a torn object" in world.notes[-1] and not result.done()
     for _ in range(2):
         for other in world.links.values():
             hear(world, other)
-    (holder,) = [member for member in world.roster.members if member.jobs]
-    world.links[holder.number].replica.desk.finish(JobResult(number=5, value="done"))
+    (holder,) = [known for known in world.dispatcher.known if known.jobs]
+    world.links[holder.number].replica.orders.finish(JobResult(number=5, value="done"))
     hear(world, world.links[holder.number])
     assert result.result(0) == "done"
 
 
 def test_replicas_that_are_lost_again_and_again_end_the_run():
     world = calm_world()
-    world.roster._limits = world.roster._limits.__class__(losses=2)
+    world.dispatcher._limits = world.dispatcher._limits.__class__(losses=2)
     for _ in range(2):
         deliver(world)
         world.links.pop(0).die()
-        world.roster.turn()
-        world.roster.turn()
+        world.dispatcher.turn()
+        world.dispatcher.turn()
         world.come(0)
     deliver(world)
     world.links.pop(0).die()
     with pytest.raises(RuntimeError, match="generators.losses = 2; the last was repl"):
-        world.roster.turn()
+        world.dispatcher.turn()
 
 
 def test_a_silent_replica_is_replaced():
     world = calm_world()
     deliver(world)
-    world.roster.turn()
+    world.dispatcher.turn()
     world.now += 301.0
     world.links[1].arrive()
     world.links[1].answer()
     silent = world.links[0]
-    world.roster.turn()
+    world.dispatcher.turn()
     assert silent.closed and "no answer for 301 s" in world.notes[-1]
-    world.roster.turn()
+    world.dispatcher.turn()
     assert 0 in world.coming
 
 
 def hear(world, link):
     """The controller hears what the replica has to say."""
-    world.roster.turn()
+    world.dispatcher.turn()
     while link.calls:
         link.arrive()
     while link.arrived:
         link.answer()
-    world.roster.turn()
+    world.dispatcher.turn()
 
 
 def test_params_that_are_refused_are_sent_again():
@@ -292,12 +292,12 @@ def test_params_that_are_refused_are_sent_again():
     hear(world, link)
     assert link.publications.pop() == 1
     for _ in range(2):
-        link.replica.desk.refuse("a leaf has another checksum")
+        link.replica.orders.refuse("a leaf has another checksum")
         hear(world, link)
         assert "goes on with the params of version 0: a leaf has" in world.notes[-1]
         hear(world, link)
         assert link.publications.pop() == 1
-    link.replica.desk.refuse("a leaf has another checksum")
+    link.replica.orders.refuse("a leaf has another checksum")
     hear(world, link)
     assert "is lost (3 publications in a row refused)" in world.notes[-1]
 
@@ -306,7 +306,7 @@ def test_a_failure_of_a_replica_in_this_process_is_the_runs():
     world = calm_world()
     deliver(world)
     world.links[0].replaceable = False
-    world.links[0].replica.desk.fail(FloatingPointError("logits"))
+    world.links[0].replica.orders.fail(FloatingPointError("logits"))
     with pytest.raises(FloatingPointError, match="logits"):
         hear(world, world.links[0])
 
@@ -327,9 +327,9 @@ class OneReplica:
 
     def exchange(self):
         """Have the replica come up if it is not, and do a round of calls."""
-        self.world.roster.turn()
+        self.world.dispatcher.turn()
         self.world.come(0)
-        self.world.roster.turn()
+        self.world.dispatcher.turn()
         link = self.world.links[0]
         while link.calls:
             link.arrive()
@@ -349,7 +349,7 @@ class OneReplica:
         replica.sample(ticket)
         replica.judge(ticket, **fault)
         self.exchange()
-        self.world.roster.turn()
+        self.world.dispatcher.turn()
         return ticket
 
 
@@ -357,13 +357,13 @@ def test_bad_groups_are_sampled_again_and_the_third_costs_a_replica_its_place():
     of = OneReplica()
     world = of.world
     assert [of.hand_in(finished_version=99) for _ in range(2)] == [0, 0]
-    assert world.desk.refused == 2 and world.queue.buffered == 0
+    assert world.orders.refused == 2 and world.queue.buffered == 0
     assert world.notes[-1] == (
         "warning: a group of replica 0 on host 0 is refused and sampled again: ticket "
         "0: finished_version = 99 is not from 0 to 0"
     )
     link = world.links[0]
-    assert not link.closed and world.roster.events["reissued"] == 2
+    assert not link.closed and world.dispatcher.events["reissued"] == 2
     assert of.hand_in(detail=3) == 0
     assert link.closed
     assert (
@@ -374,14 +374,14 @@ def test_bad_groups_are_sampled_again_and_the_third_costs_a_replica_its_place():
     assert world.ledger.report()["compute/wasted_tokens"] >= 9
     world.check()
     assert of.hand_in() == 0
-    assert world.queue.buffered == 1 and world.desk.refused == 3
+    assert world.queue.buffered == 1 and world.orders.refused == 3
 
 
 def test_a_group_that_nobody_asked_for_costs_a_replica_its_place_at_once():
     of = OneReplica()
     assert of.hand_in(ticket=55) == 0
-    assert of.world.roster.events["lost"] == 1
-    assert of.world.desk.refused == 1
+    assert of.world.dispatcher.events["lost"] == 1
+    assert of.world.orders.refused == 1
     assert any(
         "is lost (1 bad groups, the last: it is of ticket 55, which it was not given)"
         in note

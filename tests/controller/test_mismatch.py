@@ -36,7 +36,7 @@ def params(run):
 def compare(run, learner, sampler, *, require=False):
     """The check of a sampler with these params against a learner with those."""
     state = dataclasses.replace(run.state, params=learner)
-    check = run.agreement.require if require else run.agreement
+    check = run.mismatch.require if require else run.mismatch
     return check(state, run.generators.probe(sampler))
 
 
@@ -44,7 +44,7 @@ def seen_at(run, config, params):
     """The same, but for a learner with other settings."""
     engine = run.generators.evaluator.engine
     forward = make_forward(config, engine.settings.arch, engine.mesh)
-    check = dataclasses.replace(run.agreement, score=plain_scorer(forward))
+    check = dataclasses.replace(run.mismatch, score=plain_scorer(forward))
     return check(params[0], run.generators.probe(params[1]))
 
 

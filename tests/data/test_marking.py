@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from small_spelling import marker_of
+from small_detokenizer import marker_of
 from small_tokenizers import BACKENDS, tokenizer_of
 
 from scalerl_jax.data.detokenizer import make_marker

@@ -12,7 +12,12 @@ import pytest
 from small_sandbox import sandboxed
 
 from scalerl_jax.environments import sandbox, seccomp
-from scalerl_jax.environments.sandbox import Limits, OutOfTime, Sandbox, SandboxError
+from scalerl_jax.environments.sandbox import (
+    OutOfTime,
+    Sandbox,
+    SandboxError,
+    SandboxLimits,
+)
 
 pytestmark = sandboxed
 
@@ -23,7 +28,7 @@ def run():
     opened = []
 
     def run(source, *, wall_s=10.0, stdin="", **limits):
-        box = Sandbox("solution", Limits(cpu_s=78, **limits))
+        box = Sandbox("solution", SandboxLimits(cpu_s=78, **limits))
         opened.append(box)
         box.await_ready()
         deadline = time.monotonic() + wall_s
@@ -144,7 +149,7 @@ try:
 except MemoryError:
     time.sleep(60)
 """
-    box = Sandbox("solution", Limits(cpu_s=20, memory_mib=64))
+    box = Sandbox("solution", SandboxLimits(cpu_s=20, memory_mib=64))
     try:
         box.await_ready()
         end = time.monotonic() + 1.5
@@ -363,7 +368,7 @@ def test_what_prints_gigabytes_is_stopped_at_a_few_megabytes(run):
 
 
 def test_a_message_beyond_the_limit_is_not_read():
-    box = Sandbox("solution", Limits(cpu_s=20))
+    box = Sandbox("solution", SandboxLimits(cpu_s=20))
     try:
         box.await_ready()
         deadline = time.monotonic() + 10.0
@@ -403,7 +408,7 @@ time.sleep(600)
 def test_without_bubblewrap_nothing_is_run(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SandboxError, match="apt-get install bubblewrap"):
-        Sandbox("solution", Limits(cpu_s=1))
+        Sandbox("solution", SandboxLimits(cpu_s=1))
 
 
 def test_what_bubblewrap_complains_of_is_said(tmp_path, monkeypatch):

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from scalerl_jax.evaluate.metrics import Outcome, figures, table
+from scalerl_jax.evaluate.metrics import PromptOutcome, figures, table
 
-EASY = Outcome(
+EASY = PromptOutcome(
     statuses=["correct", "correct"],
     judged=[True, True],
     votes=["4", "4"],
@@ -14,7 +14,7 @@ EASY = Outcome(
     cut_off=[False, False],
     interrupted=[False, True],
 )
-HARD = Outcome(
+HARD = PromptOutcome(
     statuses=["wrong", "no_answer"],
     judged=[True, True],
     votes=["5", None],
@@ -22,7 +22,7 @@ HARD = Outcome(
     cut_off=[False, True],
     interrupted=[False, False],
 )
-PROGRAM = Outcome(
+PROGRAM = PromptOutcome(
     statuses=["correct", "unparsable"],
     judged=[True, True],
     votes=None,
@@ -50,7 +50,7 @@ def test_figures_of_two_prompts():
 
 
 def test_unjudged_samples_are_left_out():
-    half = Outcome(
+    half = PromptOutcome(
         statuses=["correct", "verifier_timeout"],
         judged=[True, False],
         votes=["4", "9"],

@@ -22,7 +22,7 @@ from test_assembly import make_group
 from scalerl_jax import warmstart
 from scalerl_jax.batching.assembly import group_metrics
 from scalerl_jax.controller.group_check import GroupCheck
-from scalerl_jax.controller.orders import OrderDesk
+from scalerl_jax.controller.orders import OrderBook
 from scalerl_jax.controller.queue import QueueState, RolloutQueue
 from scalerl_jax.data import tasks
 from scalerl_jax.data.prompts import PromptStream, build_prompts
@@ -196,11 +196,11 @@ class Place:
             group_size=GROUP_SIZE,
             length_limit=lambda version: 10**6,
         )
-        self.desk = OrderDesk(
+        self.orders = OrderBook(
             self.queue, self.stream, check=check, note=self.notes.append
         )
         if books is not None:
-            self.wasted = self.desk.restore(books, (), version=0)
+            self.wasted = self.orders.restore(books, (), version=0)
         if state is not None:
             self.queue.restore(state)
         judging = Judging(
@@ -208,7 +208,7 @@ class Place:
         )
         self.generators = ReplicaThread(
             scheduler=scheduler,
-            desk=self.desk,
+            orders=self.orders,
             episodes=Episodes(self.verifier, judging.answer),
             judging=judging,
             sampling=Sampling(),
@@ -227,7 +227,7 @@ class Place:
         self.generators.stop(timeout_s)
 
     def in_flight(self):
-        return self.desk.snapshot(self.generators.in_flight())[0]["in_flight"]
+        return self.orders.snapshot(self.generators.in_flight())[0]["in_flight"]
 
     def stopped(self):
         return not [each for each in threading.enumerate() if each.name == "rollout"]
@@ -490,7 +490,7 @@ def test_a_late_group_is_dropped_its_place_used_and_its_tokens_wasted(place):
     assert report["compute/wasted_tokens"] == spoken[0]
     assert report["compute/generated_tokens"] == sum(spoken.values())
     assert at.stream.state()["rollouts"][late.prompt_id] == 0
-    assert not at.desk._open  # private: a snapshot is for the time between windows
+    assert not at.orders._open  # private: a snapshot is for the time between windows
 
 
 HANGING = """
@@ -545,7 +545,7 @@ def test_a_snapshot_needs_no_pause(place):
     at = place(WrittenScheduler({}), max_staleness=8)
     taken = []
     while len(taken) < 60:
-        books, groups = at.desk.snapshot(at.generators.in_flight())
+        books, groups = at.orders.snapshot(at.generators.in_flight())
         assert [each["ticket"] for each in books["in_flight"]] == [
             ticket for ticket, _ in books["running"]
         ]
@@ -726,7 +726,7 @@ def test_groups_in_flight_are_sampled_again_as_they_were(place):
     until(lambda: len(before.scheduler.requests) == 4 == len(before.scheduler.running))
 
     def look():
-        books, _ = before.desk.snapshot(before.generators.in_flight())
+        books, _ = before.orders.snapshot(before.generators.in_flight())
         return books, sum(len(each) for each in before.scheduler.said.values())
 
     books, said = before.generators.between_steps(look)
@@ -789,7 +789,7 @@ def test_a_bad_group_is_sampled_again_from_its_prompt(place):
     assert [group.prompt.prompt_id for group in groups] == [
         prompt.prompt_id for prompt in in_order(2)
     ]
-    assert made.desk.refused == 1
+    assert made.orders.refused == 1
     assert "log-probabilities from nan to nan; they must be finite" in made.notes[0]
     tokens = [len(each.completion_tokens) for g in groups for each in g.rollouts]
     wasted = made.ledger.report()["compute/wasted_tokens"]
@@ -864,7 +864,7 @@ def test_a_replacement_that_fails_ends_the_sampling(place):
     scheduler = WrittenScheduler({}, default=(endless, endless), steps=0)
     at = place(scheduler, started=False)
     failures = []
-    at.desk.fail = failures.append
+    at.orders.fail = failures.append
 
     def make():
         raise MemoryError("no room")

@@ -8,9 +8,9 @@ import small_weights
 from memory_channel import MemoryChannel
 from small_weights import assert_is_version, layout, mesh
 
-from scalerl_jax.contract import Assignment, Instructions, Job, Order
+from scalerl_jax.contract import Assignment, Instructions, Order, ReplicaJob
 from scalerl_jax.generation.replica import Replica
-from scalerl_jax.generation.replica_desk import ReplicaDesk
+from scalerl_jax.generation.replica_orders import ReplicaOrders
 from scalerl_jax.run.work_log import WorkLog
 from scalerl_jax.weights.arrivals import PublishedFrom
 from scalerl_jax.weights.channels import Parcel
@@ -96,7 +96,7 @@ class World:
         self.refused = []  # what its reports said
         self.replica = Replica(
             self.generators,
-            ReplicaDesk(),
+            ReplicaOrders(),
             slots=8,
             group_size=4,
             verifier_restarts=int,
@@ -237,7 +237,7 @@ def test_a_job_whose_params_do_not_come_is_not_begun(world, monkeypatch):
     world.lose(lost)
     results = []
     for number, publication in enumerate([first, lost]):
-        job = Job(
+        job = ReplicaJob(
             number=number,
             kind="probe",
             publication=Parcel(text=publication.to_json()),
@@ -310,7 +310,7 @@ def test_a_job_whose_version_is_replaced_meanwhile_is_given_back(
 
 def done(world, number, publication, *, kind="evaluate", beside=True):
     """The result of a part of an evaluation beside the sampling."""
-    job = Job(
+    job = ReplicaJob(
         number=number,
         kind=kind,
         publication=Parcel(text=publication.to_json()),

@@ -23,7 +23,7 @@ JOB = make_job(
         "price_per_chip_hour": 2.5,
     }
 )
-KNOWN = estimate.Estimate(num_steps=1000, chips=16, price=2.5)
+KNOWN = estimate.RunEstimate(num_steps=1000, chips=16, price=2.5)
 
 
 def test_steps_times_seconds_times_chips_times_price():

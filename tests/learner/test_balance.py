@@ -14,7 +14,7 @@ from small_step import make_sequences
 from scalerl_jax import config as config_lib
 from scalerl_jax.batching.packing import pack
 from scalerl_jax.batching.replay import expert_load, load_metrics
-from scalerl_jax.learner.balance import Evening
+from scalerl_jax.learner.balance import LoadBalancing
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.optimizer import make_optimizer
 from scalerl_jax.learner.step import (
@@ -61,7 +61,7 @@ def test_the_loss_is_that_of_the_paper():
     scores = jnp.asarray([[[[0.7, 0.3, 0.0, 0.0], [0.5, 0.1, 0.4, 0.0], [9.0] * 4]]])
     said = {"experts": chosen, "scores": scores}
     batch = microbatch([1, 1, 0], [0.5, 0.25, 0.0])
-    loss, taken = Evening(coefficient=0.1)(said, batch)
+    loss, taken = LoadBalancing(coefficient=0.1)(said, batch)
     np.testing.assert_array_equal(taken, [[2, 1, 1, 0]])  # the third is padding
     # Shares 1/2, 1/4, 1/4, 0; means 0.6, 0.2, 0.2, 0: a sum of 0.4, of 4 experts.
     np.testing.assert_allclose(loss, 0.1 * 0.75 * 4 * 0.4, rtol=1e-6)
@@ -72,7 +72,7 @@ def test_it_is_the_coefficient_where_all_are_taken_alike():
         "experts": jnp.asarray([[[[0, 1], [2, 3]]]] * 3),
         "scores": jnp.full((3, 1, 2, 4), 0.25),
     }
-    loss, _ = Evening(coefficient=0.1)(said, microbatch([1, 2], [0.5, 0.5]))
+    loss, _ = LoadBalancing(coefficient=0.1)(said, microbatch([1, 2], [0.5, 0.5]))
     np.testing.assert_allclose(loss, 0.1, rtol=1e-6)
 
 
@@ -80,7 +80,7 @@ def test_a_bias_moves_towards_those_that_few_tokens_take():
     old = {"layers": {"router_bias": jnp.ones((2, 3))}}
     new = {"layers": {"router_bias": jnp.full((2, 3), 9.0)}}  # never read
     taken = jnp.asarray([[4.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
-    Evening(bias_rate=0.5).adjust(new, taken, old=old)
+    LoadBalancing(bias_rate=0.5).adjust(new, taken, old=old)
     wanted = [[0.5, 1.5, 1.5], [1.0, 1.0, 1.0]]
     np.testing.assert_array_equal(new["layers"]["router_bias"], wanted)
 
@@ -115,7 +115,7 @@ def step_of(shape, rows, coefficient, rate):
         jax.tree.map(lambda leaf: leaf.sharding, layout),
     )
     batch = pack(make_sequences(), row_tokens=12, rows_per_microbatch=rows)
-    balance = Evening(coefficient=coefficient, bias_rate=rate)
+    balance = LoadBalancing(coefficient=coefficient, bias_rate=rate)
     step = TrainStep(
         make_accumulate(
             Forward(arch=ARCH, dtype=jnp.float32, mesh=mesh),
@@ -157,10 +157,10 @@ def test_the_loss_of_microbatches_is_their_mean_by_weight():
         "scores": jnp.eye(2)[None, None, [1, 1]],
     }
     both = jax.tree.map(lambda *each: jnp.concatenate(each, axis=2), one, two)
-    evening = Evening(coefficient=0.1)
-    whole, _ = evening(both, microbatch([1, 1, 1, 1], [0.3, 0.3, 0.2, 0.2]))
-    first, _ = evening(one, microbatch([1, 1], [0.3, 0.3]))
-    second, _ = evening(two, microbatch([1, 1], [0.2, 0.2]))
+    balancing = LoadBalancing(coefficient=0.1)
+    whole, _ = balancing(both, microbatch([1, 1, 1, 1], [0.3, 0.3, 0.2, 0.2]))
+    first, _ = balancing(one, microbatch([1, 1], [0.3, 0.3]))
+    second, _ = balancing(two, microbatch([1, 1], [0.2, 0.2]))
     np.testing.assert_allclose(whole, 0.1 * 2 * (0.5 * 0.5 + 0.5 * 0.5), rtol=1e-6)
     np.testing.assert_allclose(first, 0.1 * 0.6 * 2 * 1.0 * 1.0, rtol=1e-6)
     np.testing.assert_allclose(second, 0.1 * 0.4 * 2 * 1.0 * 1.0, rtol=1e-6)

@@ -10,7 +10,7 @@ import small_bucket
 
 from scalerl_jax.learner.bucket_place import BucketPlace
 from scalerl_jax.learner.checkpoint import Checkpointer, UnsavedError
-from scalerl_jax.learner.restoring import Reader
+from scalerl_jax.learner.restoring import CheckpointReader
 
 pytestmark = small_bucket.NEEDS_EXTRA
 
@@ -64,7 +64,7 @@ def test_what_is_saved_reads_back_and_the_newest_are_kept(bucket, checkpointer):
     folders = {name.split("/")[2] for name in bucket.names("run/checkpoints/")}
     assert folders == {"step_00000002", "step_00000003"}
     assert restored_step(checkpointer) == 3
-    step, params = Reader(BucketPlace(URL)).restore_params(ABSTRACT["params"])
+    step, params = CheckpointReader(BucketPlace(URL)).restore_params(ABSTRACT["params"])
     assert step == 3 and np.array_equal(params["w"], state(3)["params"]["w"])
 
 
@@ -149,8 +149,8 @@ def test_a_save_under_way_is_no_checkpoint_yet(bucket):
     checkpointer = Checkpointer(URL, every=1, keep=2, background=True, before_seal=hold)
     save(checkpointer, 1)
     assert reached.wait(60.0)
-    assert Reader(BucketPlace(URL)).restore(ABSTRACT) is None
+    assert CheckpointReader(BucketPlace(URL)).restore(ABSTRACT) is None
     let_go.set()
     checkpointer.wait()
-    assert restored_step(Reader(BucketPlace(URL))) == 1
+    assert restored_step(CheckpointReader(BucketPlace(URL))) == 1
     checkpointer.close()

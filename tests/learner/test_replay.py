@@ -22,7 +22,7 @@ from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.batching.packing import TrainSequence, pack
 from scalerl_jax.batching.replay import expert_load, replayed_experts
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
-from scalerl_jax.controller.mismatch import AgreementCheck
+from scalerl_jax.controller.mismatch import MismatchCheck
 from scalerl_jax.learner import contents
 from scalerl_jax.learner.forward import Forward, plain_scorer, read_forward
 from scalerl_jax.learner.head import Head
@@ -267,7 +267,7 @@ def test_the_check_at_the_start_tells_what_replay_leaves_of_the_difference():
         experts=sequence.experts,
     )
     mesh = make_mesh(jax.devices()[:1])
-    check = AgreementCheck(
+    check = MismatchCheck(
         score=plain_scorer(forward(mesh)),
         row_tokens=16,
         rows_per_microbatch=1,

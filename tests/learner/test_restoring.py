@@ -13,13 +13,13 @@ from small_checkpoints import (
     rewrite_state,
 )
 
-from scalerl_jax.learner.places import Place, sealed
-from scalerl_jax.learner.restoring import Reader
+from scalerl_jax.learner.places import CheckpointPlace, sealed
+from scalerl_jax.learner.restoring import CheckpointReader
 
 
 @pytest.fixture
 def reader(tmp_path):
-    return Reader(Place(tmp_path / "checkpoints"))
+    return CheckpointReader(CheckpointPlace(tmp_path / "checkpoints"))
 
 
 def test_the_params_alone_are_read_back(two, reader):

@@ -7,8 +7,8 @@ import socket
 import jax
 import numpy as np
 import pytest
-import small_gang
-from small_gang import (
+import small_processes
+from small_processes import (
     SAVED,
     SECRET,
     SHAPES,
@@ -20,8 +20,8 @@ from small_gang import (
 )
 
 from scalerl_jax.learner.checkpoint import Checkpointer
-from scalerl_jax.learner.places import Place
-from scalerl_jax.learner.restoring import Reader
+from scalerl_jax.learner.places import CheckpointPlace
+from scalerl_jax.learner.restoring import CheckpointReader
 from scalerl_jax.parallel import multihost, rendezvous
 
 pytestmark = pytest.mark.slow  # several processes
@@ -39,10 +39,12 @@ def trained(tmp_path_factory):
     """Where two processes trained, saved and restored until one was killed."""
     directory = tmp_path_factory.mktemp("trained")
     theirs = Checkpointer(directory / "theirs", every=1, keep=1)
-    state, _ = small_gang.steps(SHAPES[1], make_bench(SHAPES[1]).state(), last=SAVED)
-    small_gang.save(theirs, SAVED, state)
+    state, _ = small_processes.steps(
+        SHAPES[1], make_bench(SHAPES[1]).state(), last=SAVED
+    )
+    small_processes.save(theirs, SAVED, state)
     theirs.close()
-    results = ended(small_gang.start("train", directory), timeout_s=400)
+    results = ended(small_processes.start("train", directory), timeout_s=400)
     (directory / "ends.json").write_text(json.dumps(results))
     return directory
 
@@ -54,7 +56,7 @@ def assert_leaves_close(found, expected):
 
 def one_process(shape):
     """Leaves and metrics after the steps on four devices of this process."""
-    state, history = small_gang.steps(shape, make_bench(shape).state())
+    state, history = small_processes.steps(shape, make_bench(shape).state())
     return whole(state), history
 
 
@@ -87,11 +89,11 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(trained):
     other = SHAPES[2]
     restored = checkpointer.restore(abstract(make_bench(other).state()))
     assert restored.step == SAVED
-    state, _ = small_gang.steps(other, restored.state, first=SAVED)
+    state, _ = small_processes.steps(other, restored.state, first=SAVED)
     assert_leaves_close(whole(state), one_process(other)[0])
     # What the first process gave besides its shards.
     assert (restored.host, len(restored.groups)) == ({"process": 0}, 1)
-    step, params = Reader(Place(trained / "ours")).restore_params(
+    step, params = CheckpointReader(CheckpointPlace(trained / "ours")).restore_params(
         abstract(make_bench(other).state()).params
     )
     jax.tree.map(
@@ -137,7 +139,7 @@ def test_a_process_that_is_killed_ends_the_other(trained):
 
 
 def test_a_save_that_fails_in_one_process_fails_in_all(tmp_path):
-    for status, lines, errors in ended(small_gang.start("full_disk", tmp_path)):
+    for status, lines, errors in ended(small_processes.start("full_disk", tmp_path)):
         assert status == 0, errors
         refusal, restored, other, steps = lines
         assert "cannot write the checkpoint of step 2" in refusal
@@ -151,7 +153,9 @@ def test_a_save_that_fails_in_one_process_fails_in_all(tmp_path):
 
 
 def test_processes_exchange_agree_and_fail_together(tmp_path):
-    (status, lines, errors), (_, other, _) = ended(small_gang.start("meet", tmp_path))
+    (status, lines, errors), (_, other, _) = ended(
+        small_processes.start("meet", tmp_path)
+    )
     assert status == 0, errors
     assert lines[:2] == other
     assert "ValueError: a setting is 1 in process 1 and 0 in process 0; " in lines[0]
@@ -160,7 +164,7 @@ def test_processes_exchange_agree_and_fail_together(tmp_path):
 
 
 def test_a_process_that_does_not_come_is_named_by_all_others(tmp_path):
-    started = small_gang.start("meet", tmp_path, count=4, ids=[0, 2], timeout_s=10)
+    started = small_processes.start("meet", tmp_path, count=4, ids=[0, 2], timeout_s=10)
     for status, _, errors in ended(started):
         assert status == 1
         (line,) = errors.splitlines()
@@ -172,7 +176,9 @@ def test_a_coordinator_that_does_not_come_is_named(tmp_path):
     with socket.socket() as nobody:  # has the port, and answers nothing on it
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]
-        started = small_gang.start("meet", tmp_path, ids=[1], port=port, timeout_s=1)
+        started = small_processes.start(
+            "meet", tmp_path, ids=[1], port=port, timeout_s=1
+        )
         for status, _, errors in ended(started):
             assert status == 1
             (line,) = errors.splitlines()

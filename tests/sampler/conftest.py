@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_detokenizer import PIECES, marker_of
 from small_model import small_architecture
-from small_spelling import PIECES, marker_of
 
 from scalerl_jax.model.architecture import sampler_mesh
 from scalerl_jax.model.transformer import (

@@ -23,7 +23,7 @@ from scalerl_jax.sampler.attention import (
     Places,
     Rows,
 )
-from scalerl_jax.sampler.kernels import CudnnAttention, PallasAttention
+from scalerl_jax.sampler.kernels import CudnnPagedAttention, PallasAttention
 from scalerl_jax.sampler.paged import PagedAttention
 
 DIM = 128  # the kernel for TPUs takes no other
@@ -31,7 +31,7 @@ STEPS = 4  # of a call
 BACKENDS = {
     "paged": PagedAttention(),
     "gathered": GatheredAttention(),
-    "cudnn": CudnnAttention("xla"),
+    "cudnn": CudnnPagedAttention("xla"),
     "pallas": PallasAttention(make_mesh(jax.devices()[:1])),
 }
 # Interpreted, the kernel for TPUs takes as long as all the others.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_spelling import PIECES, spelling_of
+from small_detokenizer import PIECES, detokenizer_of
 
 from scalerl_jax.generation.evaluation import Completing
 from scalerl_jax.model.transformer import unstack_layers
@@ -69,7 +69,7 @@ def test_those_completions_end_in_every_way(bench, random_params):
 def test_a_thinking_is_interrupted_where_its_text_has_no_end(
     name, talkative_params, request
 ):
-    bench, spelled = request.getfixturevalue(name), spelling_of(PIECES)
+    bench, spelled = request.getfixturevalue(name), detokenizer_of(PIECES)
     requests = requests_of(bench, num_samples=9, limits=(6, 12))
     scheduler = bench.scheduler(*requests)
     found = bench.finish(scheduler, talkative_params(0))

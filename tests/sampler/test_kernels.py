@@ -23,7 +23,7 @@ from scalerl_jax.sampler.attention import (
 )
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.kernels import (
-    CudnnAttention,
+    CudnnPagedAttention,
     PallasAttention,
     choose_attention,
     why_not_pallas,
@@ -185,11 +185,11 @@ def machine(platform, tensor=1):
     "name, platform, expected",
     [
         ("auto", "tpu", PallasAttention),
-        ("auto", "gpu", CudnnAttention),
+        ("auto", "gpu", CudnnPagedAttention),
         ("auto", "cpu", GatheredAttention),
         ("paged", "tpu", PagedAttention),
         ("gathered", "tpu", GatheredAttention),
-        ("cudnn", "cpu", CudnnAttention),
+        ("cudnn", "cpu", CudnnPagedAttention),
         ("pallas", "tpu", PallasAttention),
     ],
 )

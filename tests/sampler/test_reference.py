@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from small_spelling import marker_of
+from small_detokenizer import marker_of
 
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.reference import next_token_logits, sample_completion

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_spelling import LETTERS
+from small_detokenizer import LETTERS
 
 from scalerl_jax.sampler.requests import Request, Samples
 
@@ -50,8 +50,8 @@ def test_a_limit_that_the_engine_does_not_keep_is_refused(bench, limits):
 
 def test_a_stop_needs_letters_and_a_tokenizer(bench):
     with pytest.raises(ValueError, match=r"stop = \['x', ''\]; .* must not be empty"):
-        bench.scheduler(bench.request(0, PROMPT, stop=("x", "")), spelling=LETTERS)
-    with pytest.raises(ValueError, match=r"stop = \['x'\]; .* tokenizer's spelling"):
+        bench.scheduler(bench.request(0, PROMPT, stop=("x", "")), detokenizer=LETTERS)
+    with pytest.raises(ValueError, match=r"stop = \['x'\]; .* tokenizer's detokenizer"):
         bench.scheduler(bench.request(0, PROMPT, stop=("x",)))
 
 
@@ -223,7 +223,7 @@ def test_a_listener_hears_the_tokens_of_its_completions_in_order(
         2, LONG[:16], num_samples=9, limits=None, listener=listener, stop=stop
     )
     silent = bench.request(4, PROMPT, num_samples=4)
-    scheduler = bench.scheduler(spoken, silent, spelling=LETTERS)
+    scheduler = bench.scheduler(spoken, silent, detokenizer=LETTERS)
     found = bench.finish(scheduler, params)
     bench.assert_idle(scheduler)
     for sample in range(9):

@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_spelling import LETTERS, spelling_of
+from small_detokenizer import LETTERS, detokenizer_of
 
-from scalerl_jax.data.detokenizer import Spelling
+from scalerl_jax.data.detokenizer import Detokenizer
 from scalerl_jax.sampler.requests import StopWatch
 
 # Token u is byte u of these characters, of 3, 2, 4 and 1 bytes; the rest are spaces.
-BYTES = spelling_of([bytes([byte]) for byte in "€é😀x".encode().ljust(13)])
+BYTES = detokenizer_of([bytes([byte]) for byte in "€é😀x".encode().ljust(13)])
 
 
 def one(bench, prompt, **options):
     return bench.request(0, prompt, num_samples=1, limits=None, **options)
 
 
-def completed(bench, params, prompt, *, spelling=LETTERS, **options):
-    scheduler = bench.scheduler(one(bench, prompt, **options), spelling=spelling)
+def completed(bench, params, prompt, *, detokenizer=LETTERS, **options):
+    scheduler = bench.scheduler(one(bench, prompt, **options), detokenizer=detokenizer)
     found = bench.finish(scheduler, params)[0, 0]
     assert scheduler.step(params, version=0) == []  # reads the call ahead
     bench.assert_idle(scheduler)
@@ -79,7 +79,9 @@ def test_a_stop_on_the_last_token_allowed_is_no_cut(bench, counting_params):
 def test_a_character_may_be_cut_over_tokens(
     bench, counting_params, prompt, stop, count
 ):
-    found, _ = completed(bench, counting_params, prompt, stop=(stop,), spelling=BYTES)
+    found, _ = completed(
+        bench, counting_params, prompt, stop=(stop,), detokenizer=BYTES
+    )
     assert found.stopped == (count is not None)
     if count is not None:
         assert len(found.tokens) == count
@@ -89,7 +91,7 @@ def test_a_character_may_be_cut_over_tokens(
 def test_others_of_the_call_go_on(bench, counting_params):
     stopped = one(bench, [4], stop=("g",))
     others = bench.request(1, [12], num_samples=2, limits=None)
-    scheduler = bench.scheduler(stopped, others, spelling=LETTERS)
+    scheduler = bench.scheduler(stopped, others, detokenizer=LETTERS)
     listed = bench.request(2, [5], num_samples=4, limits=None)
     scheduler.submit(listed)
     found = bench.finish(scheduler, counting_params)
@@ -99,7 +101,7 @@ def test_others_of_the_call_go_on(bench, counting_params):
 
 def test_a_slot_that_a_stop_has_freed_is_used_again(tight_bench, counting_params):
     bench = tight_bench
-    scheduler = bench.scheduler(spelling=LETTERS)
+    scheduler = bench.scheduler(detokenizer=LETTERS)
     for number in range(7):
         scheduler.submit(
             bench.request(number, [4], limits=None, num_samples=2, stop=("gh",))
@@ -114,7 +116,7 @@ def test_a_slot_that_a_stop_has_freed_is_used_again(tight_bench, counting_params
 # written without its space, and the last two have a byte of a character each.
 PIECES = [b"a", b" b", b"ab", b"ba ", b" ", b"", b"b a", "€".encode()]
 PIECES += [b"a\xe2\x82", b"\xacb"]
-JOINED = Spelling(later=PIECES, first=[piece.removeprefix(b" ") for piece in PIECES])
+JOINED = Detokenizer(later=PIECES, first=[piece.removeprefix(b" ") for piece in PIECES])
 
 
 @given(

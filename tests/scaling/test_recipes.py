@@ -20,7 +20,7 @@ from scalerl_jax.scaling import (
     plan,
     pool_seeds,
 )
-from scalerl_jax.scaling.differences import Sample, difference
+from scalerl_jax.scaling.differences import RecipeSample, difference
 from scalerl_jax.scaling.recipes import compare_recipes
 from scalerl_jax.scaling.text import (
     choice_text,
@@ -124,7 +124,10 @@ def test_an_interval_between_seeds_holds_the_truth_as_often_as_it_says(
     outside = np.mean(
         [
             difference(
-                Sample(a, limits), Sample(b, limits), level=0.95, run_sd=0.015
+                RecipeSample(a, limits),
+                RecipeSample(b, limits),
+                level=0.95,
+                run_sd=0.015,
             ).sign
             != 0
             for a, b in draws
@@ -138,12 +141,18 @@ def test_paired_seeds_cancel_what_a_seed_adds_to_both():
     a, b = np.array([0.60, 0.63, 0.563]), np.array([0.58, 0.61, 0.54])
     none = np.zeros((3, 2))
     paired = difference(
-        Sample(a, none), Sample(b, none), level=0.9, run_sd=0.015, paired=True
+        RecipeSample(a, none),
+        RecipeSample(b, none),
+        level=0.9,
+        run_sd=0.015,
+        paired=True,
     )
     assert paired.value == pytest.approx(0.021) and paired.degrees == 2
     assert paired.interval.low == pytest.approx(0.021 - 2.919986 * 0.001, abs=1e-6)
     assert paired.sign == 1
-    apart = difference(Sample(a, none), Sample(b, none), level=0.9, run_sd=0.015)
+    apart = difference(
+        RecipeSample(a, none), RecipeSample(b, none), level=0.9, run_sd=0.015
+    )
     assert apart.sign == 0 and apart.degrees == 4
     with pytest.raises(CurveError, match="paired runs are as many of each recipe"):
         compare(seeds(1, 2), seeds(5, 3), paired=True)
@@ -396,7 +405,10 @@ def test_runs_that_are_fewer_and_spread_further_decide_no_more_often():
     for _ in range(2000):
         many, few = generator.normal(0, 1e-3, 5), generator.normal(0, 0.03, 2)
         found = difference(
-            Sample(many, limits), Sample(few, limits[:2]), level=0.95, run_sd=0.015
+            RecipeSample(many, limits),
+            RecipeSample(few, limits[:2]),
+            level=0.95,
+            run_sd=0.015,
         )
         decided.append(found.sign != 0)
     assert np.mean(decided) <= 0.07  # 5 %, and four standard errors

@@ -14,7 +14,7 @@ from small_sandbox import sandboxed
 
 import scalerl_jax
 from scalerl_jax.data.chat_process import TemplateProcess
-from scalerl_jax.environments.sandbox import Limits, Sandbox
+from scalerl_jax.environments.sandbox import Sandbox, SandboxLimits
 from scalerl_jax.environments.verdict import Setup, Verifier, VerifierProcess
 from scalerl_jax.process.child_environment import HANDED_ON, child_environment
 
@@ -142,7 +142,7 @@ def chat_template():
 
 @contextlib.contextmanager
 def sandbox():
-    with contextlib.closing(Sandbox("solution", Limits(cpu_s=20))) as box:
+    with contextlib.closing(Sandbox("solution", SandboxLimits(cpu_s=20))) as box:
         box.await_ready()
         yield box._process.pid
 

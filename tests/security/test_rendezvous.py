@@ -15,7 +15,7 @@ from scalerl_jax.parallel import meeting, rendezvous, signed_lines
 from scalerl_jax.parallel.coordinator import (
     Coordinator,
     HeldPort,
-    Place,
+    ProcessPlace,
     opened_coordinator,
 )
 
@@ -98,7 +98,7 @@ class Start:
 
     def begin(self, process, *, secret=SECRET, count=None):
         """Start one process; `secret` is what it believes to be the secret."""
-        place = Place(
+        place = ProcessPlace(
             coordinator=self.held.address,
             num_processes=count or self._count,
             process_id=process,
@@ -373,13 +373,13 @@ def test_another_user_cannot_take_the_port_before_jax_does():
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "0"])
 def test_no_process_listens_at_all_addresses(host):
-    place = Place(coordinator=f"{host}:4321", num_processes=1, process_id=0)
+    place = ProcessPlace(coordinator=f"{host}:4321", num_processes=1, process_id=0)
     with pytest.raises(ValueError, match="all addresses of a machine"):
         rendezvous.initialize(place)
 
 
 def test_on_one_machine_jax_listens_at_a_file_of_this_user():
-    place = Place(coordinator="127.0.0.1:4321", num_processes=2, process_id=0)
+    place = ProcessPlace(coordinator="127.0.0.1:4321", num_processes=2, process_id=0)
     with opened_coordinator(place, HeldPort("127.0.0.1")) as at:
         folder = Path(at.bind_address.removeprefix("unix:")).parent
         assert at.address == at.bind_address

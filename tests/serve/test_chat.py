@@ -12,7 +12,7 @@ from small_server import BASE, TEMPLATE
 from scalerl_jax.data.chat import ChatTemplate
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
 from scalerl_jax.serve.fields import ApiError, ChatFields, CompletionFields
-from scalerl_jax.serve.orders import Reader, Served
+from scalerl_jax.serve.orders import BodyReader, Served
 
 WORD = [{"role": "user", "content": "hello"}]
 PROMPT = "Spell this word backward (example: sun -> nus): hello<think>"
@@ -183,7 +183,7 @@ def reader(template=TEMPLATE, tokenizer=TOKENIZER):
         slots=1,
         max_waiting=0,
     )
-    return Reader(served)
+    return BodyReader(served)
 
 
 def written(body, template=TEMPLATE):

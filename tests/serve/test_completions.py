@@ -68,7 +68,7 @@ def sample(server):
     )
 
     def sample(prompt, *, seed, count, **options):
-        scheduler = Scheduler(engine, spelling=tokenizer.shown)
+        scheduler = Scheduler(engine, detokenizer=tokenizer.shown)
         keys = sample_keys(seed, "serve", prompt_id=0, epoch=0, num_samples=count)
         scheduler.submit(
             Request(

@@ -17,7 +17,7 @@ from scalerl_jax.model.transformer import init_params, unstack_layers
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.serve.fields import Sampled
-from scalerl_jax.serve.orders import Order, Served
+from scalerl_jax.serve.orders import CompletionOrder, Served
 from scalerl_jax.serve.server import make_meshes, make_replicas
 from scalerl_jax.serve.service import SamplingThread, Service
 
@@ -120,7 +120,7 @@ def test_replicas_share_the_samples_of_a_prompt():
     most = heard[0][1]
     assert sorted(heard) == [(number, most) for number in range(1, len(heard) + 1)]
     assert most / 2 < len(heard) <= most
-    order = Order(
+    order = CompletionOrder(
         prompts=(np.array([3, 4, 5], np.int32), np.array([6, 7], np.int32)),
         fields=Sampled(n=5, seed=3),
         sampling=Sampling(),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalerl_jax.simulate.lengths import Drawn, Lengths
+from scalerl_jax.simulate.lengths import Drawn, SimulatedLengths
 from scalerl_jax.simulate.rates import Rates
 from scalerl_jax.simulate.replica import LAG_CALLS
 from scalerl_jax.simulate.run import Simulation
@@ -11,7 +11,7 @@ from scalerl_jax.simulate.scenario import Scenario
 
 CALL_S, PER_CALL = 0.5, 10
 RATES = Rates(decode_s=((1, CALL_S),))  # whatever the number of sequences
-ALL_ALIKE = Lengths(mean_tokens=100.0, tail=1.0, limit=1000)
+ALL_ALIKE = SimulatedLengths(mean_tokens=100.0, tail=1.0, limit=1000)
 
 
 def simulate(rates, lengths, **settings):
@@ -59,7 +59,7 @@ def test_a_learner_that_is_slower_never_waits():
 
 def test_a_sampler_that_is_slower_is_always_full():
     """Saturation: slots / seconds of a call, for each completion and its lag."""
-    lengths = Lengths(mean_tokens=400.0, tail=3.0, limit=2000)
+    lengths = SimulatedLengths(mean_tokens=400.0, tail=3.0, limit=2000)
     figures = simulate(
         RATES, lengths, max_staleness=8, max_waiting=8, slots=12, num_steps=600
     ).figures()
@@ -76,7 +76,7 @@ def test_a_sampler_that_is_slower_is_always_full():
 
 def test_a_sampler_stands_still_for_every_version_that_takes_the_place_of_another():
     """Saturation: of every step, `place_s` is no sampling."""
-    lengths = Lengths(mean_tokens=400.0, tail=1.0, limit=2000)
+    lengths = SimulatedLengths(mean_tokens=400.0, tail=1.0, limit=2000)
     settings = dict(max_staleness=8, max_waiting=8, slots=16, num_steps=300)
     plain, standing = (
         simulate(
@@ -104,7 +104,7 @@ def test_an_evaluation_beside_the_run_costs_a_slower_learner_nothing(beside):
 def test_littles_law_holds_for_slots_and_for_groups():
     """Mean number inside = rate of arrival x mean stay."""
     rates = Rates(decode_s=((1, CALL_S),), train_s=60.0, verify_s=20.0)
-    lengths = Lengths(mean_tokens=400.0, tail=3.0, limit=2000)
+    lengths = SimulatedLengths(mean_tokens=400.0, tail=3.0, limit=2000)
     outcome = simulate(rates, lengths, max_staleness=4, slots=12, num_steps=600)
     figures = outcome.figures()
     drawn = Drawn(lengths, group_size=2)
@@ -119,7 +119,7 @@ def test_littles_law_holds_for_slots_and_for_groups():
 
 @pytest.mark.parametrize("tail, alike", [(1.5, 0.0), (4.0, 0.5), (10.0, 1.0)])
 def test_lengths_have_the_mean_and_tail_that_were_asked_for(tail, alike):
-    lengths = Lengths(mean_tokens=500.0, tail=tail, alike=alike, limit=50_000)
+    lengths = SimulatedLengths(mean_tokens=500.0, tail=tail, alike=alike, limit=50_000)
     drawn = Drawn(lengths, group_size=8)
     tokens = np.array([drawn.tokens(ticket) for ticket in range(4000)])
     assert tokens.mean() == pytest.approx(500.0, rel=0.06)
@@ -131,14 +131,18 @@ def test_lengths_have_the_mean_and_tail_that_were_asked_for(tail, alike):
 
 
 def test_a_cut_keeps_the_mean():
-    drawn = Drawn(Lengths(mean_tokens=500.0, tail=8.0, limit=1500), group_size=8)
+    drawn = Drawn(
+        SimulatedLengths(mean_tokens=500.0, tail=8.0, limit=1500), group_size=8
+    )
     tokens = np.array([drawn.tokens(ticket) for ticket in range(4000)])
     assert tokens.max() == 1500
     assert tokens.mean() == pytest.approx(500.0, rel=0.03)
 
 
 def test_lengths_drift_and_do_not_depend_on_the_order():
-    lengths = Lengths(mean_tokens=500.0, limit=50_000, drift=2.0, num_steps=100)
+    lengths = SimulatedLengths(
+        mean_tokens=500.0, limit=50_000, drift=2.0, num_steps=100
+    )
     drawn, again = (Drawn(lengths, group_size=4) for _ in range(2))
     early = [sum(drawn.tokens(ticket, 0)) for ticket in range(500)]
     late = [sum(again.tokens(ticket, 100)) for ticket in reversed(range(500))]
@@ -148,7 +152,7 @@ def test_lengths_drift_and_do_not_depend_on_the_order():
 
 def test_a_full_cache_holds_samples_back():
     """Room for the contexts of 4 at their end: a 16-slot sampler as fast as 4 slots."""
-    lengths = Lengths(mean_tokens=200.0, tail=1.0, limit=1000)
+    lengths = SimulatedLengths(mean_tokens=200.0, tail=1.0, limit=1000)
     said = dict(max_staleness=8, max_waiting=8, num_steps=100, slots=16)
     held = simulate(RATES, lengths, cache_tokens=4 * 220, **said)
     free = simulate(RATES, lengths, **said)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalerl_jax.controller.queue import RolloutQueue
-from scalerl_jax.simulate.lengths import Lengths
+from scalerl_jax.simulate.lengths import SimulatedLengths
 from scalerl_jax.simulate.rates import Rates
 from scalerl_jax.simulate.run import Simulation
 from scalerl_jax.simulate.scenario import Failures, Scenario
@@ -92,7 +92,9 @@ def machines(draw):
 @settings(max_examples=60, deadline=None)
 @given(scenario=scenarios(), rates=machines(), tail=st.sampled_from([1.0, 6.0]))
 def test_every_ticket_is_trained_on_once_or_left_at_the_end(scenario, rates, tail):
-    lengths = Lengths(mean_tokens=40.0, tail=tail, limit=100, seed=scenario.seed)
+    lengths = SimulatedLengths(
+        mean_tokens=40.0, tail=tail, limit=100, seed=scenario.seed
+    )
     simulation = Simulation(scenario, rates, lengths, make_queue=Watched)
     outcome, queue = simulation.run(), simulation.queue
     assert queue.version == scenario.num_steps
@@ -124,7 +126,7 @@ def test_losses_cost_time_and_no_groups():
         prompt_tokens=0,
     )
     rates = Rates(decode_s=((1, 1.0),))
-    lengths = Lengths(mean_tokens=100.0, tail=2.0, limit=500)
+    lengths = SimulatedLengths(mean_tokens=100.0, tail=2.0, limit=500)
     failures = Failures(replica_mtbf_s=3600.0, notice_s=0.0, replica_start_s=400.0)
     whole = Simulation(scenario, rates, lengths).run()
     broken = dataclasses.replace(scenario, failures=failures)

@@ -16,11 +16,11 @@ from memory_channel import MemoryChannel
 from scalerl_jax.weights.manifest import Offer, Publication, merge
 from scalerl_jax.weights.receiving import NotReceivedError, Receiver
 from scalerl_jax.weights.sending import Sender
-from scalerl_jax.weights.shards import Box, Shard
+from scalerl_jax.weights.shards import Region, Shard
 
 SHAPE, RANKS, BASE_EVERY = (6, 100), 2, 4
-HALVES = [Box(leaf="up", start=(0, 0), stop=(3, 100))]
-HALVES += [Box(leaf="up", start=(3, 0), stop=(6, 100))]
+HALVES = [Region(leaf="up", start=(0, 0), stop=(3, 100))]
+HALVES += [Region(leaf="up", start=(3, 0), stop=(6, 100))]
 
 
 class Replica:

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import small_gang
+import small_processes
 import small_weights
 from memory_channel import MemoryChannel
 from small_weights import (
@@ -367,9 +367,9 @@ def test_ranks_whose_bases_differ_are_asked_for_a_full_version():
 
 @pytest.mark.slow  # several processes
 def test_two_processes_offer_each_shard_once_and_their_params_arrive(tmp_path):
-    processes = small_gang.start("offer", tmp_path)
+    processes = small_processes.start("offer", tmp_path)
     for process in processes:
-        status, _, errors = small_gang.finish(process, timeout_s=200)
+        status, _, errors = small_processes.finish(process, timeout_s=200)
         assert status == 0, errors
     for number, _ in enumerate(small_weights.LEARNERS):
         channel = DirectoryChannel(tmp_path / f"weights{number}")

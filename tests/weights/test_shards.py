@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from scalerl_jax.parallel.mesh import make_mesh
-from scalerl_jax.weights.shards import Box, Shard, own_boxes, own_shards, place
+from scalerl_jax.weights.shards import Region, Shard, own_boxes, own_shards, place
 
 SHAPE = (8, 12)
 
 
 def box(start, stop, leaf="up"):
-    return Box(leaf=leaf, start=start, stop=stop)
+    return Region(leaf=leaf, start=start, stop=stop)
 
 
 @pytest.mark.parametrize(

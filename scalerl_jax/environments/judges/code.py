@@ -29,7 +29,12 @@ from scalerl_jax.environments.requirements import (
     missing_of_tests,
     names_asked,
 )
-from scalerl_jax.environments.sandbox import Channel, Limits, OutOfTime, Sandbox
+from scalerl_jax.environments.sandbox import (
+    FrameChannel,
+    OutOfTime,
+    Sandbox,
+    SandboxLimits,
+)
 from scalerl_jax.environments.verdict import Verdict
 
 _MAX_OUTPUT = 16 * 2**20  # bytes of a program's output as JSON
@@ -145,7 +150,7 @@ def judge(
     for text in (tests.setup, tests.tests):
         if missing := missing_of_tests(text, packages):
             return _lacking("the tests import", missing)
-    limits = Limits(cpu_s=cpu_s, memory_mib=memory_mib, packages=packages)
+    limits = SandboxLimits(cpu_s=cpu_s, memory_mib=memory_mib, packages=packages)
     with contextlib.ExitStack() as opened:
         solution, tester = Sandbox("solution", limits), None
         opened.callback(solution.close)
@@ -181,7 +186,7 @@ class _Trial(NamedTuple):
     """A solution in its sandbox, and what it is judged by."""
 
     tests: Tests
-    solution: Channel
+    solution: FrameChannel
     deadline: float  # time.monotonic()
     tolerance: float
 

@@ -50,7 +50,7 @@ _FORMULA = re.compile(
 _SIDES = re.compile(r"=|\\approx(?![a-z])|≈")
 
 
-class Box(NamedTuple):
+class AnswerBox(NamedTuple):
     """A box in a text."""
 
     start: int  # of \boxed
@@ -68,23 +68,27 @@ def last_boxed(text: str) -> str | None:
     return None if cut_off or not boxes else _joined(text, boxes)
 
 
-def _boxes(text: str) -> tuple[list[Box], bool]:
+def _boxes(text: str) -> tuple[list[AnswerBox], bool]:
     """Return the boxes in the order of their starts, and whether the last is open."""
     opened: list[
         tuple[int, int | None]
     ] = []  # the inside begins; its box, if it is one
-    boxes: list[Box] = []
+    boxes: list[AnswerBox] = []
     for found in _BOX_OR_BRACE.finditer(text):
         token = found.group()
         if found["bare"]:
             bare = found["bare"].rstrip(".,;:!?)")
-            boxes.append(Box(found.start(), found.start("bare") + len(bare), bare))
+            boxes.append(
+                AnswerBox(found.start(), found.start("bare") + len(bare), bare)
+            )
         elif token.endswith("{") and (token == "{" or len(token) > 2):
             opened.append((found.end(), None if token == "{" else found.start()))
         elif token == "}" and opened:
             inside, start = opened.pop()
             if start is not None:
-                boxes.append(Box(start, found.end(), text[inside : found.start()]))
+                boxes.append(
+                    AnswerBox(start, found.end(), text[inside : found.start()])
+                )
         elif found["open"] is not None:
             opened.append((found.end(), found.start()))
     boxes.sort()
@@ -92,7 +96,7 @@ def _boxes(text: str) -> tuple[list[Box], bool]:
     return boxes, last_open > (boxes[-1].start if boxes else -1)
 
 
-def _joined(text: str, boxes: list[Box]) -> str:
+def _joined(text: str, boxes: list[AnswerBox]) -> str:
     """Return the last box with those before it that make one list with it."""
     run = [boxes[-1]]
     for box in reversed(boxes[:-1]):

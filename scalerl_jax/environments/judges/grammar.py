@@ -65,7 +65,7 @@ class Token(str):
 _END = Token("")
 
 
-class Reader:
+class ExpressionReader:
     """Reads one expression by recursive descent.
 
     Attributes:

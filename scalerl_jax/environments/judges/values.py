@@ -20,7 +20,12 @@ from typing import Any
 
 import mpmath
 
-from scalerl_jax.environments.judges.grammar import FUNCTIONS, Reader, Tree, Unreadable
+from scalerl_jax.environments.judges.grammar import (
+    FUNCTIONS,
+    ExpressionReader,
+    Tree,
+    Unreadable,
+)
 
 _DIGITS = 80
 _MAX_DIGITS = 20_000  # where a large number is compared to its last whole digits
@@ -131,7 +136,7 @@ def _holds(text: str, names: list[str]) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _evaluated(text: str) -> Value | TooLarge | None:
     try:
-        reader = Reader(text)
+        reader = ExpressionReader(text)
         tree = reader.read()
         with mpmath.workdps(_DIGITS):
             points = tuple(

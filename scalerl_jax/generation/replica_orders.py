@@ -1,4 +1,4 @@
-"""The desk of a generator replica, which its sampling thread uses.
+"""The order book of a generator replica, which its sampling thread uses.
 
 It hands out the orders that the controller has assigned, and collects results for the
 next report.
@@ -12,8 +12,8 @@ from scalerl_jax.contract import Assignment, Instructions, JobResult, Order, Que
 from scalerl_jax.types import Group
 
 
-class ReplicaDesk:
-    """The `contract.Desk` of one replica: an inbox and an outbox under one lock."""
+class ReplicaOrders:
+    """The `contract.Orders` of one replica: an inbox and an outbox under one lock."""
 
     def __init__(self) -> None:
         """Begin without orders."""
@@ -34,7 +34,7 @@ class ReplicaDesk:
         self._deliveries = 0
         self._news = False
 
-    # The sampling thread's side: `contract.Desk`.
+    # The sampling thread's side: `contract.Orders`.
 
     def admit(self, used_version: int) -> Order | None:
         """Return the first order for which these params are new enough, or None.

@@ -51,7 +51,7 @@ def start(scenario, directory, *, count=2, ids=None, port=None, timeout_s=60):
     return [
         small_run.start(
             "-c",
-            "import small_gang; small_gang.main()",
+            "import small_processes; small_processes.main()",
             *(scenario, directory, f"127.0.0.1:{port}", count, process, timeout_s),
             environment={"PYTHONPATH": path},
         )

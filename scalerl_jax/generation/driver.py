@@ -1,11 +1,11 @@
 """Generators that are one thread of this process, with one engine.
 
 The thread begins as many groups as the order book admits, makes one step after the
-other with the newest published params (the KV cache is kept), and never waits for a verifier while
-there is something to sample.  Jobs from other threads, such as an evaluation, run
-between two steps: nothing else samples then, and all their tokens are of one version.
-An evaluation beside the sampling instead alternates with it step by step, in slots of
-its own and with its own params.
+other with the newest published params (the KV cache is kept), and never waits for a
+verifier while there is something to sample.  Jobs from other threads, such as an
+evaluation, run between two steps: nothing else samples then, and all their tokens are
+of one version. An evaluation beside the sampling instead alternates with it step by
+step, in slots of its own and with its own params.
 """
 
 import threading

@@ -1,8 +1,8 @@
 """Machines of a job, as every place has them, and the loop that keeps them under a run.
 
 The loop and the commands know no more of a place than `MachinePlace`.  The loop
-remembers nothing: what to do next follows from what the place and the run's directory say.  It
-may be ended and started again at any moment, from any machine.
+remembers nothing: what to do next follows from what the place and the run's directory
+say.  It may be ended and started again at any moment, from any machine.
 """
 
 import dataclasses

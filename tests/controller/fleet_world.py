@@ -1,8 +1,8 @@
 """Replicas, their links and a learner, moved one event at a time by a test.
 
 The controller's side (dispatcher, order book, queue, ledger) and the replicas' order
-books are the real ones.  Written by hand are the sampling, which finishes what it is told to, and the
-way between the two: calls arrive late, answers arrive late or never.
+books are the real ones.  Written by hand are the sampling, which finishes what it is
+told to, and the way between the two: calls arrive late, answers arrive late or never.
 """
 
 import itertools

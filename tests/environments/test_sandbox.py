@@ -170,7 +170,8 @@ except MemoryError:
 def test_no_zombie_is_left_of_a_sandbox_or_of_a_verifier_that_is_killed():
     program = """
 import psutil
-from scalerl_jax.environments import code, verdict
+from scalerl_jax.environments import verdict
+from scalerl_jax.environments.judges import code
 from scalerl_jax.environments.verdict import Verifier
 from scalerl_jax.environments.pool import VerifierPool
 

@@ -26,10 +26,10 @@ from scalerl_jax.launch.job import Job, add_flags, read_job
 from scalerl_jax.launch.local import LocalPlace
 from scalerl_jax.launch.outcome import Outcome
 from scalerl_jax.launch.place import (
-    MachinePlace,
     Machines,
     Patience,
-    PlaceRefused,
+    Place,
+    Refused,
     keep,
     say,
 )
@@ -122,15 +122,13 @@ def main(argv: list[str] | None = None) -> int:
     place = make_place(job, more, client, poll_s=flags.poll_s / 4)
     try:
         return _ACTIONS[flags.command](job, place, flags, more)
-    except PlaceRefused as refused:
+    except Refused as refused:
         raise RuntimeError(f"{refused}; try again, or let `launch run` do so") from (
             refused
         )
 
 
-def make_place(
-    job: Job, more: list[str], client: Client, *, poll_s: float
-) -> MachinePlace:
+def make_place(job: Job, more: list[str], client: Client, *, poll_s: float) -> Place:
     """Return the machines of a job."""
     if job.place == "local":
         return LocalPlace(job, more)
@@ -159,9 +157,7 @@ def _print(job: Job, flags: argparse.Namespace, more: list[str]) -> int:
     return 0
 
 
-def _run(
-    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
-) -> int:
+def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
     look: Callable[[Machines, Outcome | None], None] = _Watching(job, place)
     if flags.preemptions:
         if not isinstance(place, LocalPlace):
@@ -212,7 +208,7 @@ class _Preempting:
 class _Watching:
     """Tells from time to time that a run has died or stalled, once for each reason."""
 
-    def __init__(self, job: Job, place: MachinePlace) -> None:
+    def __init__(self, job: Job, place: Place) -> None:
         self._job, self._place = job, place
         self._next, self._told = time.monotonic() + _WATCH_S, ""
 
@@ -228,16 +224,14 @@ class _Watching:
 
 
 def _find_alarm(
-    job: Job, place: MachinePlace, there: Machines, outcome: Outcome | None
+    job: Job, place: Place, there: Machines, outcome: Outcome | None
 ) -> str:
     now = datetime.datetime.now(datetime.UTC)
     last = place.last_step()
     return watching.find_alarm(there, outcome, _files(job), last_step=last, now=now)
 
 
-def _create(
-    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
-) -> int:
+def _create(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
     _prepare(job, place, flags, more)
     there = place.machines()
     if there.wrong:
@@ -251,7 +245,7 @@ def _create(
 
 
 def _prepare(
-    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
+    job: Job, place: Place, flags: argparse.Namespace, more: list[str]
 ) -> None:
     """Look at config, price and place, and ask.
 
@@ -270,9 +264,7 @@ def _prepare(
         raise ValueError("nothing was made")
 
 
-def _start(
-    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
-) -> int:
+def _start(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
     before, there = place.outcome(), place.machines()
     if there.state != "up":
         raise ValueError(f"machines of {job.name} are {there.said}; nothing can start")
@@ -283,9 +275,7 @@ def _start(
     return 0
 
 
-def _status(
-    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
-) -> int:
+def _status(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
     there = place.machines()
     since = f" since {there.created}" if there.created else ""
     to_stdout(f"machines: {there.said}{since}\n")
@@ -313,9 +303,7 @@ def _status(
     return _ALARM if alarms else 0
 
 
-def _cost(
-    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
-) -> int:
+def _cost(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
     place.fetch(str(_files(job)))
     now = datetime.datetime.now(datetime.UTC)
     for line in estimate.cost_lines(job, place.machines(), _files(job), now):
@@ -323,28 +311,22 @@ def _cost(
     return 0
 
 
-def _logs(
-    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
-) -> int:
+def _logs(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
     to_stdout(place.logs(flags.lines))
     return 0
 
 
-def _fetch(
-    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
-) -> int:
+def _fetch(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
     place.fetch(str(_files(job)))
     say(f"the run's files are in {_files(job)}")
     return 0
 
 
-def _stop(
-    job: Job, place: MachinePlace, flags: argparse.Namespace, more: list[str]
-) -> int:
+def _stop(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
     return _FAILURE if _stop_all(place) else 0
 
 
-def _stop_all(place: MachinePlace) -> list[str]:
+def _stop_all(place: Place) -> list[str]:
     """Save the run and remove the machines; return and tell what stays."""
     there = place.machines()
     if there.state == "absent":
@@ -386,9 +368,7 @@ _STEPS = {
     "stop": ("machines", "end", "remove"),
     "cost": ("fetch", "machines"),
 }
-_ACTIONS: dict[
-    str, Callable[[Job, MachinePlace, argparse.Namespace, list[str]], int]
-] = {
+_ACTIONS: dict[str, Callable[[Job, Place, argparse.Namespace, list[str]], int]] = {
     "run": _run,
     "create": _create,
     "start": _start,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalerl_jax.formats.reading import parse_json
-from scalerl_jax.launch.place import PlaceRefused
+from scalerl_jax.launch.place import Refused
 from scalerl_jax.process.printing import to_stdout
 
 _LIMIT_S = 1800.0  # of one command; a host's installation takes minutes
@@ -33,7 +33,7 @@ _REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
     (
         r"(?i)no more capacity|RESOURCE_POOL_EXHAUSTED|stockout"
         r"|insufficient (reserved )?capacity",
-        PlaceRefused,
+        Refused,
         "there are no such machines just now",
     ),
     (
@@ -45,7 +45,7 @@ _REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
     (
         r"(?i)quota (limit )?'(?P<a>[^']+)'.* (exceeded|exhausted)"
         r"|quota exceeded(?P<b>)",
-        PlaceRefused,
+        Refused,
         "the quota {a} is used up: other machines of the project have it, and queued "
         "resources that are suspended or failed",
     ),
@@ -97,13 +97,13 @@ _REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
     ),
     (
         r"Unable to connect to the server|connection to the server .* was refused",
-        PlaceRefused,
+        Refused,
         "the cluster does not answer: {said}",
     ),
     (r"(?i)ALREADY_EXISTS|already exists", ValueError, "the name is taken: {said}"),
     (
         r"(?i)UNAVAILABLE|DEADLINE_EXCEEDED|INTERNAL|rate ?limit|HTTPError (5\d\d|429)",
-        PlaceRefused,
+        Refused,
         "the cloud does not do it just now: {said}",
     ),
 )
@@ -174,11 +174,11 @@ class Client:
         for tried in range(1, _SSH_TRIES + 1):
             try:
                 return self.run(command)
-            except (RuntimeError, PlaceRefused) as error:
+            except (RuntimeError, Refused) as error:
                 if not _SSH_FAILED.search(str(error)):
                     raise
                 if tried == _SSH_TRIES:
-                    raise PlaceRefused(
+                    raise Refused(
                         f"the hosts do not answer to ssh after {tried} tries: {error}"
                     ) from error
                 time.sleep(self._pause_s)

@@ -12,7 +12,7 @@ from scalerl_jax.launch import gcloud, hosts
 from scalerl_jax.launch.client import Client, NotFound
 from scalerl_jax.launch.job import Job, region_of
 from scalerl_jax.launch.outcome import Outcome, parse_outcome
-from scalerl_jax.launch.place import PlaceRefused
+from scalerl_jax.launch.place import Refused
 from scalerl_jax.run.directory import METRICS_FILE
 
 # Multi-regions of buckets -> how the regions of zones in them begin.
@@ -117,6 +117,6 @@ class CloudPlace:
             self.client.run(command)
         except NotFound:
             pass
-        except (PlaceRefused, RuntimeError, ValueError) as error:
+        except (Refused, RuntimeError, ValueError) as error:
             return [f"{name}: {error}"]
         return []

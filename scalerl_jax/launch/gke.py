@@ -15,7 +15,7 @@ from scalerl_jax.launch import hosts, ray_token
 from scalerl_jax.launch.cloud import CloudPlace
 from scalerl_jax.launch.job import Job, region_of
 from scalerl_jax.launch.outcome import FINAL
-from scalerl_jax.launch.place import Machines, PlaceRefused, State
+from scalerl_jax.launch.place import Machines, Refused, State
 from scalerl_jax.process.preemption import PREEMPTED
 
 # What the machine types of node pools begin with, as xpk 1.16 has them.
@@ -174,7 +174,7 @@ class GkePlace(CloudPlace):
         """Remove the workload, and wait until its pods are gone."""
         try:
             self.client.run(delete(self.job, self._login()))
-        except (PlaceRefused, RuntimeError, ValueError) as error:
+        except (Refused, RuntimeError, ValueError) as error:
             return [f"{self.job.name} in {self.job.cluster}: {error}"]
         return []
 

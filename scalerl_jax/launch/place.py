@@ -1,6 +1,6 @@
 """Machines of a job, as every place has them, and the loop that keeps them under a run.
 
-The loop and the commands know no more of a place than `MachinePlace`.  The loop
+The loop and the commands know no more of a place than `Place`.  The loop
 remembers nothing: what to do next follows from what the place and the run's directory
 say.  It may be ended and started again at any moment, from any machine.
 """
@@ -30,7 +30,7 @@ class Machines:
     wrong: str = ""  # machines of this name that another job has made
 
 
-class MachinePlace(Protocol):
+class Place(Protocol):
     """Machines for one job."""
 
     def check(self) -> None:
@@ -89,12 +89,12 @@ class Patience:
     losses: int = 20  # in a row, of machines on which nothing was even begun
 
 
-class PlaceRefused(RuntimeError):
+class Refused(RuntimeError):
     """The place does not give what it could give at another time."""
 
 
 def keep(
-    place: MachinePlace,
+    place: Place,
     *,
     patience: Patience,
     tell: Callable[[str], None],
@@ -124,7 +124,7 @@ def keep(
             losses.count(outcome)
         try:
             _turn(place, machines, tell)
-        except PlaceRefused as refused:
+        except Refused as refused:
             refusals += 1
             if refusals > patience.refusals:
                 raise RuntimeError(f"{refused}; given up after {refusals} tries") from (
@@ -162,7 +162,7 @@ class _Losses:
             )
 
 
-def _turn(place: MachinePlace, machines: Machines, tell: Callable[[str], None]) -> None:
+def _turn(place: Place, machines: Machines, tell: Callable[[str], None]) -> None:
     """Do the one thing that is next."""
     if machines.wrong:
         raise RuntimeError(machines.wrong)
@@ -173,7 +173,7 @@ def _turn(place: MachinePlace, machines: Machines, tell: Callable[[str], None]) 
         tell("they will not come back; they are removed and made again")
         left = place.replace()
         if left:
-            raise PlaceRefused(f"cannot be removed: {'; '.join(left)}")
+            raise Refused(f"cannot be removed: {'; '.join(left)}")
     elif machines.state == "up":
         done = place.start()
         if "already" not in done:

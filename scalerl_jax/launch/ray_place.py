@@ -10,7 +10,7 @@ from scalerl_jax.launch import gcloud, hosts, ray_token
 from scalerl_jax.launch.client import Client
 from scalerl_jax.launch.cloud import CloudPlace
 from scalerl_jax.launch.job import Job
-from scalerl_jax.launch.place import Machines, PlaceRefused, State
+from scalerl_jax.launch.place import Machines, Refused, State
 from scalerl_jax.launch.tpu import TpuPlace, end_run
 
 PORT = 6379  # of Ray's head
@@ -114,7 +114,7 @@ class RayPlace(CloudPlace):
         said = self._on_head(hosts.python_script(job, count))
         chips = int(said.split()[-1]) if said.split() else 0
         if chips < job.chips and not self.client.dry_run:
-            raise PlaceRefused(f"{chips} of {job.chips} chips have joined Ray")
+            raise Refused(f"{chips} of {job.chips} chips have joined Ray")
         command = job.command(self.more)
         said = self._on_head(hosts.start_script(job, digest, command, extras="gcs,ray"))
         started = said.rstrip().endswith("starts")

@@ -8,7 +8,7 @@ from scalerl_jax.launch import gcloud, hosts, ray_token
 from scalerl_jax.launch.client import Client
 from scalerl_jax.launch.cloud import CloudPlace
 from scalerl_jax.launch.job import Job
-from scalerl_jax.launch.place import Machines, PlaceRefused, say
+from scalerl_jax.launch.place import Machines, Refused, say
 
 GRACE_S = 60  # for the save that `end` asks for
 _GONE_TRIES = 40  # looks for a slice that is being removed
@@ -150,5 +150,5 @@ def end_run(job: Job, ssh: Callable[[str], str]) -> None:
     """Have a run save itself, by a script; tell if that cannot be asked for."""
     try:
         ssh(hosts.end_script(job, grace_s=GRACE_S))
-    except (PlaceRefused, RuntimeError, ValueError) as error:
+    except (Refused, RuntimeError, ValueError) as error:
         say(f"the run could not be asked to save itself: {error}")

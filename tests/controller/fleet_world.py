@@ -233,7 +233,7 @@ class FleetWorld:
 
     def act(self, name, choice):
         self.now += choice % 5
-        number = choice % len(self.dispatcher.known)
+        number = choice % len(self.dispatcher.replicas)
         link = self.link(choice)
         if name == "turn":
             self.dispatcher.turn()
@@ -301,7 +301,7 @@ class FleetWorld:
     def evaluate(self):
         """Take the evaluation that has ended, or begin one at the newest version."""
         if self.evaluation is None:
-            parts = 2 * len(self.dispatcher.known)
+            parts = 2 * len(self.dispatcher.replicas)
             jobs = [
                 ReplicaJob(
                     number=next(self.job_numbers),
@@ -332,11 +332,11 @@ class FleetWorld:
         assert len(self.consumed) == len(set(self.consumed))
         given = list(
             itertools.chain.from_iterable(
-                known.assignments for known in self.dispatcher.known
+                known.assignments for known in self.dispatcher.replicas
             )
         )
         assert len(given) == len(set(given)), "a ticket in two names"
-        for known in self.dispatcher.known:
+        for known in self.dispatcher.replicas:
             for ticket, assignment in known.assignments.items():
                 prompt = assignment.order.prompt
                 drawn = (prompt.prompt_id, prompt.epoch)

@@ -209,7 +209,7 @@ def test_jobs_of_a_lost_replica_are_done_by_another():
     job = ReplicaJob(number=5, kind="probe", publication="params", policy_version=0)
     result = world.dispatcher.submit(job)
     world.dispatcher.turn()
-    (holder,) = [known for known in world.dispatcher.known if known.jobs]
+    (holder,) = [known for known in world.dispatcher.replicas if known.jobs]
     world.links.pop(holder.number).die()
     world.dispatcher.turn()
     (other,) = world.links.values()
@@ -230,7 +230,7 @@ def test_a_job_whose_params_do_not_arrive_is_done_again_with_whole_ones():
         ReplicaJob(number=5, kind="probe", publication="params", policy_version=0)
     )
     world.dispatcher.turn()
-    (holder,) = [known for known in world.dispatcher.known if known.jobs]
+    (holder,) = [known for known in world.dispatcher.replicas if known.jobs]
     link = world.links[holder.number]
     link.replica.orders.finish(JobResult(number=5, without_params="a torn object"))
     hear(world, link)
@@ -238,7 +238,7 @@ def test_a_job_whose_params_do_not_arrive_is_done_again_with_whole_ones():
     for _ in range(2):
         for other in world.links.values():
             hear(world, other)
-    (holder,) = [known for known in world.dispatcher.known if known.jobs]
+    (holder,) = [known for known in world.dispatcher.replicas if known.jobs]
     world.links[holder.number].replica.orders.finish(JobResult(number=5, value="done"))
     hear(world, world.links[holder.number])
     assert result.result(0) == "done"

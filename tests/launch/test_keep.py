@@ -3,7 +3,7 @@
 import pytest
 
 from scalerl_jax.launch.outcome import Outcome
-from scalerl_jax.launch.place import Machines, Patience, PlaceRefused, keep
+from scalerl_jax.launch.place import Machines, Patience, Refused, keep
 
 PATIENCE = Patience(poll_s=0.0, first_pause_s=0.0, refusals=2, losses=3)
 STATES = {"ABSENT": "absent", "WAITING": "coming", "ACTIVE": "up", "GONE": "broken"}
@@ -29,7 +29,7 @@ class Script:
     def create(self):
         if self.refuse:
             self.refuse -= 1
-            raise PlaceRefused("no more capacity")
+            raise Refused("no more capacity")
         self.done.append("create")
 
     def replace(self):

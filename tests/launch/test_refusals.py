@@ -6,7 +6,7 @@ People have published them: each with the thread on GitHub that has it whole.
 import pytest
 
 from scalerl_jax.launch.client import NotFound, refusal
-from scalerl_jax.launch.place import PlaceRefused
+from scalerl_jax.launch.place import Refused
 
 TEXTS = [
     (  # thevasudevgupta/gsoc-wav2vec2, issue 11
@@ -14,13 +14,13 @@ TEXTS = [
         'capacity in the zone "europe-west4-a"; you can try in another zone where '
         "Cloud TPU Nodes are offered "
         "(see https://cloud.google.com/tpu/docs/regions) [EID: 0xba393c906974e61]",
-        PlaceRefused,
+        Refused,
         "no such machines just now",
     ),
     (  # skypilot-org/skypilot, issue 4579
         "Insufficient reserved capacity. Contact customer support to increase your "
         "reservation. [EID: 0x7adf6d58c08b0aa4]",
-        PlaceRefused,
+        Refused,
         "no such machines just now",
     ),
     (  # marin-community/marin, issue 3200
@@ -36,7 +36,7 @@ TEXTS = [
     (  # marin-community/marin, issue 87
         "Quota 'TPUV5sPreemptibleLitepodPerProjectPerRegionForTPUAPI' exhausted.\n"
         "      Limit 10000 in region us-west4",
-        PlaceRefused,
+        Refused,
         "the quota TPUV5sPreemptibleLitepodPerProjectPerRegionForTPUAPI is used up",
     ),
     (  # firezone/firezone, pull request 7711

@@ -15,6 +15,7 @@ from pathlib import Path
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, Preemption
 from scalerl_jax.process.printing import to_stderr, to_stdout
+from scalerl_jax.run.directory import lock_directory
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.scaling import text
 from scalerl_jax.study.design import Study, interleaved, read_study
@@ -66,7 +67,11 @@ def _run(study: Study, root: Path, flags: argparse.Namespace) -> int:
     if not 1 <= flags.jobs <= _MOST_JOBS:
         raise ValueError(f"--jobs={flags.jobs}: 1 to {_MOST_JOBS} runs side by side")
     to_stderr(text.warned(keep_record(study, root)))
-    with Preemption() as preemption, Progress() as progress:
+    with (
+        lock_directory(root, flag="--root"),
+        Preemption() as preemption,
+        Progress() as progress,
+    ):
         runner = Runner(study, root, progress, jobs=flags.jobs)
         failed = runner.run(lambda: preemption.requested)
     to_stdout(status_text(study, root))

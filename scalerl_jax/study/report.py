@@ -240,7 +240,7 @@ def write_report(study: Study, root: Path, out: Path, *, title: str) -> list[Pat
 def _page(study: Study, root: Path, findings: Findings, title: str) -> str:
     fits = {run.name: fit for run, fit in findings.fits.items()}
     folders = {run.name: root / run.name for run in findings.fits}
-    return make_report(fits, title=title, paths=folders)
+    return make_report(fits, title=title, paths=folders, pairs=findings.pairs)
 
 
 def describe(study: Study, findings: Findings) -> str:

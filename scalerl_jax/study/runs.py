@@ -23,7 +23,7 @@ from scalerl_jax.cluster.parent_watch import watching_parent
 from scalerl_jax.formats.bounded import last_lines
 from scalerl_jax.formats.reading import parse_json, read_json
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED
-from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE
+from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE, lock_directory
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.record import git_revision, versions
 from scalerl_jax.run.writing import open_to_append, write_json
@@ -34,6 +34,7 @@ FAILED_FILE = "failed.json"
 LOG_FILE = "train.log"
 _VERSION = 1  # of STUDY_FILE
 _LOOK_S = 1.0  # between two looks at the runs
+_END_S = 60.0  # for a run to save itself and end
 _NOTE_S = 60.0  # between two plain lines of progress
 
 
@@ -209,18 +210,29 @@ def _typed(value: object) -> str:
     return str(value)
 
 
+Command = Callable[[Study, Path, Planned], list[str]]
+
+
 class Runner:
     """Starts the runs of a study that are missing, some side by side."""
 
     def __init__(
-        self, study: Study, root: Path, progress: Progress, *, jobs: int = 1
+        self,
+        study: Study,
+        root: Path,
+        progress: Progress,
+        *,
+        jobs: int = 1,
+        command: Command = command,
     ) -> None:
         """Start nothing yet.
 
         Args:
             root: the folder of the study.
             jobs: runs at a time; on a CPU they share its cores in equal parts.
+            command: the command line of a run.
         """
+        self._command = command
         self._study, self._root, self._progress = study, root, progress
         self._running: list[_Running] = []
         self._failed: dict[str, str] = {}
@@ -255,9 +267,10 @@ class Runner:
         folder = self._root / planned.name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FAILED_FILE).unlink(missing_ok=True)
+        _await_end(folder)
         held, cores = contextlib.ExitStack(), self._free.pop()
         log = held.enter_context(open_to_append(folder / LOG_FILE))
-        line = command(self._study, self._root, planned)
+        line = self._command(self._study, self._root, planned)
         log.write(f"$ {shlex.join(line)}\n".encode())
         with _on_cores(cores):  # of this thread, and so of its new process
             process = held.enter_context(
@@ -316,6 +329,18 @@ def _why(log: Path, status: int | None) -> str:
         said = line.decode(errors="replace").strip()
         return said.removeprefix("error: ")[:300]
     return f"exit status {status}"
+
+
+def _await_end(folder: Path) -> None:
+    """Wait for the process of a study that was killed: it ends, saved, by itself."""
+    due_s = time.monotonic() + _END_S
+    while time.monotonic() < due_s:
+        try:
+            lock_directory(folder).close()
+        except RuntimeError:  # still used
+            time.sleep(_LOOK_S)
+        else:
+            return
 
 
 def _shares_of_cores(jobs: int) -> list[tuple[int, ...]]:

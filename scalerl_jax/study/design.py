@@ -16,6 +16,7 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from scalerl_jax import config as config_lib
+from scalerl_jax.process.ending import first_line
 from scalerl_jax.run.record import flatten
 
 FOLDER = Path("configs") / "studies"
@@ -23,6 +24,7 @@ LEAST_EVALUATIONS = 4  # during training: fewer give no fit
 # Settings that the study sets itself, by what of it does.
 _OWN = {"seed": "seeds", "train.num_steps": "steps"}
 _MOST_RUNS = 2000
+_MOST_BYTES = 2**24  # of a file
 
 Axis = Literal["generated_tokens", "train_flops", "compute_chip_hours"]
 
@@ -109,8 +111,7 @@ def read_study(name: str) -> Study:
             f"study {name}: there is no file {file}; {FOLDER} has {known}, and the "
             f"path of any other can be given"
         )
-    made = runpy.run_path(str(file)).get("get_study")
-    study = made() if callable(made) else None
+    study = _call(file, "get_study", what=f"study {file}")
     if not isinstance(study, Study):
         raise ValueError(
             f"study {file}: it has no function get_study that returns a "
@@ -229,9 +230,26 @@ def load_base(base: str) -> ConfigDict:
     name, _, argument = base.partition(":")
     if not Path(name).is_file():
         raise ValueError(f"base = {base}: there is no file {name}; name a config file")
-    get_config = runpy.run_path(name).get("get_config")
-    if get_config is None:
-        raise ValueError(f"base = {base}: {name} has no get_config")
-    config = get_config(argument) if argument else get_config()
+    words = [argument] if argument else []
+    config = _call(Path(name), "get_config", *words, what=f"base = {base}")
     config_lib.check(config)
     return config
+
+
+def _call(file: Path, function: str, *arguments: str, what: str) -> Any:
+    """Run a Python file of the user's and call a function of it; None: it has none.
+
+    Raises:
+        ValueError: the file is too large, or fails.
+    """
+    if (size := file.stat().st_size) > _MOST_BYTES:
+        raise ValueError(
+            f"{what}: {file} has {size:,} bytes, and {_MOST_BYTES:,} are read at most; "
+            f"name a Python file"
+        )
+    try:
+        made = runpy.run_path(str(file)).get(function)
+        return made(*arguments) if callable(made) else None
+    except Exception as error:  # whatever a program does
+        kind = type(error).__name__
+        raise ValueError(f"{what} fails: {kind}: {first_line(error)}") from error

@@ -1,8 +1,8 @@
 """A study: a base config, arms that differ from it, seeds, and a budget for each run.
 
-A study is a Python file, in `configs/studies/` or anywhere, with a function `get_study`.  All
-runs of one seed see the same prompts, random keys and evaluation prompts, so that their
-differences are paired.
+A study is a Python file, in `configs/studies/` or anywhere, with a function `get_study`.
+All runs of one seed see the same prompts, random keys and evaluation prompts, so that
+their differences are paired.
 """
 
 import dataclasses
@@ -34,7 +34,8 @@ class Study:
     """Arms of one base, their seeds, and what each run may use.
 
     Args:
-        base: the config file, with its argument: "configs/tiny.py", "x.py:tiny".
+        base: the config file, with its argument: "configs/tiny.py",
+            "configs/recipes/grpo.py:tiny".
         arms: settings in which each arm differs from the base, by its name.  One may
             differ in nothing: it is the base itself.
         seeds: of each arm.

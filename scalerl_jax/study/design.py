@@ -1,6 +1,6 @@
 """A study: a base config, arms that differ from it, seeds, and a budget for each run.
 
-A study is a Python file, in `configs/studies/` or anywhere, with a function `get_study`.
+A study is a Python file, in `configs/studies/` or elsewhere, with a `get_study`.
 All runs of one seed see the same prompts, random keys and evaluation prompts, so that
 their differences are paired.
 """

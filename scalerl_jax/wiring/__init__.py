@@ -48,7 +48,12 @@ from scalerl_jax.wiring.learning import (
     make_learning_rates,
 )
 from scalerl_jax.wiring.objective import make_assembler
-from scalerl_jax.wiring.prompts import check_verifiers, load_prompts, make_stream
+from scalerl_jax.wiring.prompts import (
+    check_environment,
+    check_verifiers,
+    load_prompts,
+    make_stream,
+)
 from scalerl_jax.wiring.replicas import make_local_fleet, make_publish_to_all
 from scalerl_jax.wiring.sampling import (
     GeneratorParts,
@@ -159,6 +164,7 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     Raises:
         ValueError: a setting or a file that it names cannot be used.
     """
+    check_environment(config)
     arch = make_architecture(config)
     if config.model.frozen:
         frozen_params(parameter_table(arch), config.model.frozen)  # it may raise

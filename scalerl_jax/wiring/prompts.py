@@ -21,8 +21,10 @@ from scalerl_jax.data.questions import (
 )
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments import sandbox
+from scalerl_jax.environments.own_file import read_own
 from scalerl_jax.environments.pool import (
     VerifierPool,
+    check_own,
     make_pool,
     named_verifiers,
     verifier_of,
@@ -229,7 +231,8 @@ def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
 
 def make_verifier(config: Config, opened: contextlib.ExitStack) -> VerifierPool:
     """Make a pool of processes that judge, closed with `opened`."""
-    pool = make_pool(config.reward, unnamed="reasoning_gym")
+    own = read_own(config.environment, config.reward) if config.environment else None
+    pool = make_pool(config.reward, unnamed="reasoning_gym", own=own)
     opened.callback(pool.close)
     return pool
 
@@ -241,6 +244,18 @@ def check_verifiers(config: Config, prompts: Iterable[Prompt]) -> None:
         ValueError: there is none of that name, or reward.code_packages is not there.
         SandboxError: there are programs to judge, and no sandbox for them.
     """
+    if config.environment:
+        return  # `check_environment` has looked at it
     known = named_verifiers(config.reward)
     if "code" in {verifier_of(prompt.reference, known) for prompt in prompts}:
         sandbox.check(config.reward.code_packages)
+
+
+def check_environment(config: Config) -> None:
+    """Check, before anything that takes time, that a user's reward functions are there.
+
+    Raises:
+        ValueError: the file or a function is missing, or it raises when it is imported.
+    """
+    if config.environment:
+        check_own(read_own(config.environment, config.reward), config.reward)

@@ -9,8 +9,6 @@ sequence; `PackedBatch` is a pytree of a whole batch.
 """
 
 import functools
-import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,22 +54,6 @@ class Rollout:
     # The experts that each token but the last was routed to, if a mixture's routing is
     # replayed: uint8 or uint16 [P - 1 + T, layers, k]; the dtype's maximum means none.
     experts: np.ndarray | None = None
-
-
-def figures_of_parts(
-    parts: Sequence[Mapping[str, float | None]],
-) -> dict[str, float]:
-    """Return each part's mean over the rollouts that have it, and its unjudged share.
-
-    They are called `reward/NAME` and `reward/NAME/unjudged_share`.
-    """
-    figures = {}
-    for name in sorted({name for each in parts for name in each}):
-        found = [each[name] for each in parts if name in each]
-        values = [value for value in found if value is not None]
-        figures[f"reward/{name}"] = float(np.mean(values)) if values else math.nan
-        figures[f"reward/{name}/unjudged_share"] = 1 - len(values) / len(found)
-    return figures
 
 
 @struct.dataclass(kw_only=True)

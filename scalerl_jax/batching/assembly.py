@@ -28,8 +28,8 @@ from scalerl_jax.batching.packing import (
     train_sequences,
 )
 from scalerl_jax.batching.replay import Replay
-from scalerl_jax.environments.verdict import lacks_verdict
-from scalerl_jax.types import Group, PackedBatch, Rollout, figures_of_parts
+from scalerl_jax.environments.verdict import figures_of_parts, lacks_verdict
+from scalerl_jax.types import Group, PackedBatch, Rollout
 
 # Statuses of rollouts that were judged neither right nor wrong.
 _NO_VERDICTS = (

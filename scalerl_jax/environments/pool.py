@@ -49,6 +49,11 @@ def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
         ValueError: the verifier is not among the `known`.
     """
     name = reference.get("verifier", _UNNAMED)
+    if name == "own" and name not in known:
+        raise ValueError(
+            "a prompt has a 'reference', which a reward function of your own judges; "
+            "set environment = 'FILE.py:FUNCTION', or give it an 'answer' or 'tests'"
+        )
     if name and name not in known:
         raise ValueError(
             f"a prompt's reference names the verifier {name!r}; choose from "

@@ -9,6 +9,7 @@ classes below: no JAX here, nor in a score function's module.
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 import signal
 import socket
@@ -83,6 +84,24 @@ def lacks_verdict(status: str, *, judged: bool) -> bool:
     An answer that is too costly, and therefore judged to be wrong, has one.
     """
     return status in _FAILURES or (status == "too_costly" and not judged)
+
+
+def figures_of_parts(
+    parts: Sequence[Mapping[str, float | None]],
+) -> dict[str, float]:
+    """Return each part's mean over the rollouts that have it, and its unjudged share.
+
+    They are called `reward/NAME` and `reward/NAME/unjudged_share`.
+    """
+    figures = {}
+    for name in sorted({name for each in parts for name in each}):
+        found = [each[name] for each in parts if name in each]
+        values = [value for value in found if value is not None]
+        figures[f"reward/{name}"] = (
+            math.fsum(values) / len(values) if values else math.nan
+        )
+        figures[f"reward/{name}/unjudged_share"] = 1 - len(values) / len(found)
+    return figures
 
 
 def late(*, computed_s: float, timeout_s: float) -> Verdict:

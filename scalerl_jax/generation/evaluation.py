@@ -14,14 +14,19 @@ import numpy as np
 from jaxtyping import Float
 
 from scalerl_jax.environments.pool import VerifierPool
-from scalerl_jax.environments.verdict import Status, Verdict, lacks_verdict
+from scalerl_jax.environments.verdict import (
+    Status,
+    Verdict,
+    figures_of_parts,
+    lacks_verdict,
+)
 from scalerl_jax.generation.episodes import Episode, Episodes, Judging
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.requests import Completion, Listener, Request, Samples
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.sampler.scheduler import Scheduler
-from scalerl_jax.types import Prompt, PyTree, figures_of_parts
+from scalerl_jax.types import Prompt, PyTree
 
 _POLL_S = 1.0  # between two checks of `stopped`
 

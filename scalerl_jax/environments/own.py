@@ -19,8 +19,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from scalerl_jax.environments.verdict import (
     Done,
     GroupAnswers,
@@ -53,7 +51,9 @@ def read_result(found: Any, *, max_magnitude: float) -> Done:
 
 def _number(found: Any, most: float) -> float:
     shown = repr(found)[:_MAX_TEXT]
-    if not isinstance(found, numbers.Real | np.bool_):
+    if getattr(found, "ndim", None) == 0:  # of NumPy, torch or JAX
+        found = found.item()
+    if not isinstance(found, numbers.Real):
         raise BadReward(
             f"the reward is {shown} of type {type(found).__name__}, and must be a "
             f"number"

@@ -1,6 +1,6 @@
 """A judge behind an endpoint of OpenAI's form, for a user's reward functions.
 
-    judge = Judge(url="http://127.0.0.1:8000/v1", model="m", template="{completion} ...")
+    judge = Judge(url="http://127.0.0.1:8000/v1", model="m", template="{prompt} ...")
 
     async def score(prompt, completion, reference):
         return await judge(prompt=prompt, completion=completion, reference=reference)

@@ -29,6 +29,7 @@ from scalerl_jax.environments.pool import (
     named_verifiers,
     verifier_of,
 )
+from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.data_sets import DataSets
@@ -251,11 +252,14 @@ def check_verifiers(config: Config, prompts: Iterable[Prompt]) -> None:
         sandbox.check(config.reward.code_packages)
 
 
-def check_environment(config: Config) -> None:
+def check_environment(config: Config) -> OwnReward | None:
     """Check, before anything that takes time, that a user's reward functions are there.
 
     Raises:
         ValueError: the file or a function is missing, or it raises when it is imported.
     """
-    if config.environment:
-        check_own(read_own(config.environment, config.reward), config.reward)
+    if not config.environment:
+        return None
+    own = read_own(config.environment, config.reward)
+    check_own(own, config.reward)
+    return own

@@ -48,10 +48,8 @@ class _Judged(NamedTuple):
     def shown(self) -> str:
         """Return it as a line to read."""
         status, detail, reward, parts = self.verdict
-        rewards = {"reward": reward} if reward is not None else {}
-        numbers = [
-            f"{name} {_number(each)}" for name, each in (rewards | parts).items()
-        ]
+        rewards = {**({} if reward is None else {"reward": reward}), **parts}
+        numbers = [f"{name} {_number(each)}" for name, each in rewards.items()]
         return "  ".join(filter(None, (self.place, status, *numbers, detail)))
 
     def values(self) -> dict[str, Any]:

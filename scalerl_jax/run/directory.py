@@ -22,7 +22,7 @@ from scalerl_jax.formats.remote import copy_of
 from scalerl_jax.run.files import RunFiles, called
 from scalerl_jax.run.record import new_record
 from scalerl_jax.run.resume import check_record, check_report
-from scalerl_jax.run.writing import open_to_append, write_json, replace_file
+from scalerl_jax.run.writing import open_to_append, replace_file, write_json
 
 METRICS_FILE = "metrics.jsonl"
 EVALS_FILE = "evals.jsonl"

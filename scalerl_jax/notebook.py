@@ -60,18 +60,19 @@ def run(
     if is_remote(workdir):
         raise ValueError(f"workdir = {workdir} must be a directory of this machine")
     directory = Path(workdir).expanduser().absolute()
-    config = config.copy_and_resolve_references()
+    settings: dict[str, Any] = {}
     if callable(reward):
         file = directory / "reward.py"
         _write(file, text_of(reward))
         reward = f"{file}:{reward.__name__}"
     if reward:
-        config.environment = reward
+        settings["environment"] = reward
     if prompts is not None:
         file = directory / "prompts.jsonl"
         _write(file, "".join(json.dumps(dict(row)) + "\n" for row in prompts))
-        config.data.tasks = (f"jsonl:{file}",)
-        config.data.train_prompts = 0
+        settings |= {"data.tasks": (f"jsonl:{file}",), "data.train_prompts": 0}
+    config = ml_collections.ConfigDict(config.to_dict())
+    config.update_from_flattened_dict(settings)
     outcome = main.run(config_lib.resolve(config), str(directory))
     evaluations = [parse_json(line) for line in read_lines(directory / EVALS_FILE)]
     try:

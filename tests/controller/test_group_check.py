@@ -238,6 +238,10 @@ FAULTS = {
         in_rollout("reward", const(True)),
         "reward = True is no finite number",
     ),
+    "a part that is NaN": (
+        in_rollout("parts", const({"short": np.nan})),
+        "parts = {'short': nan} are no finite numbers",
+    ),
     "an unknown status": (
         in_rollout("status", const("fine")),
         "status = 'fine' is not among",

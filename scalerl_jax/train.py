@@ -114,7 +114,7 @@ def _live_fit(config: Config, run: RunState, directory: Path) -> "LiveFit | _NoF
     """Return the fit beside the run; `scaling` is imported only with `scaling.live`."""
     if not config.scaling.live:
         return _NoFit()
-    from scalerl_jax.scaling.live import LiveFit
+    from scalerl_jax.scaling.live import LiveFit  # SciPy and Matplotlib
 
     return LiveFit(config.scaling, directory, note=run.progress.note)
 

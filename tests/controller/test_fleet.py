@@ -397,7 +397,5 @@ def test_bad_groups_of_a_replica_in_this_process_end_the_run():
     for _ in range(2):
         of.hand_in(finished_version=99)
     of.world.links[0].replaceable = False
-    with pytest.raises(
-        RuntimeError, match="replica 0 on host 0 made 3 bad groups, the"
-    ):
+    with pytest.raises(RuntimeError, match="replica 0 on host 0 made 3 bad groups"):
         of.hand_in(finished_version=99)

@@ -391,8 +391,8 @@ def test_a_message_beyond_the_limit_is_not_read():
 def test_sandboxes_die_with_the_process_that_opened_them(tmp_path):
     program = """
 import time
-from scalerl_jax.environments.sandbox import Limits, Sandbox
-box = Sandbox("solution", Limits(cpu_s=77))
+from scalerl_jax.environments.sandbox import SandboxLimits, Sandbox
+box = Sandbox("solution", SandboxLimits(cpu_s=77))
 box.await_ready()
 print("ready", flush=True)
 time.sleep(600)

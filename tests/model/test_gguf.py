@@ -30,8 +30,10 @@ LLAMA = Architecture(
     tied_embeddings=True,
     max_positions=64,
 )
-QWEN2 = dataclasses.replace(LLAMA, family="qwen2", tied_embeddings=False)
-QWEN3 = dataclasses.replace(LLAMA, family="qwen3", head_dim=6, rms_eps=1e-6)
+QWEN2 = dataclasses.replace(LLAMA, family="qwen2", qkv_bias=True, tied_embeddings=False)
+QWEN3 = dataclasses.replace(
+    LLAMA, family="qwen3", qk_norm=True, head_dim=6, rms_eps=1e-6
+)
 # Rows of one block of 256 numbers, the longest there is.
 WIDE = dataclasses.replace(
     QWEN2,

@@ -13,6 +13,7 @@ from scalerl_jax.model.sizes import ARCHITECTURES
 LLAMA = ARCHITECTURES["llama3.1-8b"]
 QWEN2 = Architecture(
     family="qwen2",
+    qkv_bias=True,
     vocab_size=151_936,
     hidden_size=1536,
     ffn_size=8960,

@@ -26,6 +26,7 @@ DENSE = Architecture(
     rms_eps=1e-6,
     tied_embeddings=True,
     max_positions=32,
+    qk_norm=True,
 )
 
 

@@ -35,9 +35,15 @@ LLAMA = Architecture(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=32
     ),
 )
-QWEN2 = dataclasses.replace(LLAMA, family="qwen2", rope_scaling=None)
+QWEN2 = dataclasses.replace(LLAMA, family="qwen2", qkv_bias=True, rope_scaling=None)
 QWEN3 = dataclasses.replace(
-    QWEN2, family="qwen3", head_dim=6, tied_embeddings=True, rms_eps=1e-6
+    LLAMA,
+    family="qwen3",
+    qk_norm=True,
+    head_dim=6,
+    tied_embeddings=True,
+    rms_eps=1e-6,
+    rope_scaling=None,
 )
 FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
 QUERY = "model.layers.1.self_attn.q_proj.weight"

@@ -15,7 +15,7 @@ from scalerl_jax.data import sources
 from scalerl_jax.data.preparing import open_dataset, prepare
 from scalerl_jax.formats.paths import inside
 from scalerl_jax.formats.remote import copies, copy_of, files_of_run
-from scalerl_jax.learner.bucket_place import BucketPlace
+from scalerl_jax.learner.places import BucketPlace
 from scalerl_jax.model.weights import read_tensors
 from scalerl_jax.process import ending
 from scalerl_jax.run.files import RunFiles

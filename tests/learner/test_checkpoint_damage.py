@@ -13,8 +13,8 @@ from small_checkpoints import (
     rewrite_state,
 )
 
+from scalerl_jax.learner.checkpoint import CheckpointReader
 from scalerl_jax.learner.places import CheckpointPlace, sealed
-from scalerl_jax.learner.restoring import CheckpointReader
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_what_is_too_large_or_has_no_end_is_refused(tmp_path):
     os.mkfifo(pipe)
     zero.symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(ValueError, match="sparse has 1,099,511,627,776 bytes, and 9 "):
+    with pytest.raises(ValueError, match="sparse has 1,099,511,627,776 bytes"):
         read_bytes(sparse, most=9)
     with pytest.raises(ValueError, match="a line of more than 1 MiB, line 1"):
         list(read_lines(sparse, most=2**20))

@@ -185,7 +185,5 @@ def test_another_model_is_refused_by_the_name_of_a_parameter(two, reader):
 
     less = abstract(make_state())
     less = less.replace(params={"embed": less.params["embed"]})
-    with pytest.raises(
-        ValueError, match=r"layers\.0\.w is bfloat16\[8, 4\] there and ab"
-    ):
+    with pytest.raises(ValueError, match=r"layers\.0\.w is bfloat16\[8, 4\]"):
         reader.restore(less)

@@ -384,7 +384,7 @@ def _next_tokens(
         thinking_states=jnp.where(rows.active, states, rows.thinking_states),
         phrase_places=jnp.where(rows.active, places, rows.phrase_places),
     )
-    top_tokens, top_logprobs = _likeliest(settings, logits, rows.sampling)
+    top_tokens, top_logprobs = likeliest(settings, logits, rows.sampling)
     return following, dict(
         tokens=tokens,
         logprobs=jnp.where(forced, 0.0, draw.logprobs),
@@ -398,7 +398,7 @@ def _next_tokens(
     )
 
 
-def _likeliest(
+def likeliest(
     settings: EngineSettings, logits: Array, sampling: SamplingRows
 ) -> tuple[Array, Array]:
     """Return the likeliest tokens and their log-probabilities before the filters."""

@@ -13,6 +13,7 @@ import numpy as np
 from scalerl_jax.data.detokenizer import Detokenizer, TextStream
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.sampler.attention import Chunk
+from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.sampling import Sampling
 
 # Tokens of one sample as they come: (sample, tokens [n], logprobs [n]).
@@ -57,7 +58,7 @@ class Request:
     samples: Samples
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()  # a completion ends with the token that completes one
-    listener: Listener | None = None  # called in `Scheduler.step`; must not raise
+    listener: Listener | None = None  # called in `Sampler.step`; must not raise
 
     @property
     def num_samples(self) -> int:
@@ -131,8 +132,8 @@ class Completion:
 
 
 @dataclasses.dataclass(kw_only=True)
-class SchedulerStats:
-    """Counts since the scheduler was made, and what is held now."""
+class SamplerStats:
+    """Counts since the sampler was made, and what is held now."""
 
     calls: int = 0  # of `generate`
     chunks: int = 0  # of prefill
@@ -213,7 +214,16 @@ class Sample:
         pieces = [piece["tokens"] for piece in self.pieces]
         return np.concatenate([self.request.tokens, *pieces]).astype(np.int32)
 
-    def completion(self, *, cut_off: bool, stopped: bool, failure: str) -> Completion:
+    def failure(self, version: int) -> str:
+        """Say that the logits at its next token are not finite."""
+        return (
+            f"the logits after token {self.num_tokens} of the completion are not "
+            f"finite at policy version {version}; check the params"
+        )
+
+    def completion(
+        self, *, cut_off: bool = False, stopped: bool = False, failure: str = ""
+    ) -> Completion:
         """The finished sample."""
         arrays = {
             name: np.concatenate([piece[name] for piece in self.pieces])
@@ -231,6 +241,35 @@ class Sample:
             failure=failure,
             **arrays,
         )
+
+
+def begin_samples(
+    request: Request, settings: EngineSettings, detokenizer: Detokenizer | None
+) -> list[Sample]:
+    """Return the samples of a new request, without a token yet.
+
+    Raises:
+        ValueError: the settings do not allow the request, or it has stop strings and
+            there is no `detokenizer`.
+    """
+    request.check(
+        vocabulary=settings.arch.vocab_size,
+        longest=settings.max_prompt_tokens,
+        most=settings.max_completion_tokens,
+        spelled=detokenizer is not None,
+    )
+    limits = request.samples.max_tokens
+    if limits is None:
+        limits = np.full(request.num_samples, settings.max_completion_tokens)
+    samples = [
+        Sample(request=request, number=number, limit=limit)
+        for number, limit in enumerate(limits.tolist())
+    ]
+    if request.stop:
+        assert detokenizer is not None, "`Request.check` asks for it"
+        for sample in samples:
+            sample.stops = StopWatch(request.stop, detokenizer)
+    return samples
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)

@@ -227,9 +227,14 @@ def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
     return MixtureStream(streams, weights=data.task_weights)
 
 
-def make_verifier(config: Config, opened: contextlib.ExitStack) -> VerifierPool:
-    """Make a pool of processes that judge, closed with `opened`."""
-    pool = make_pool(config.reward, unnamed="reasoning_gym")
+def make_verifier(
+    config: Config, opened: contextlib.ExitStack, *, processes: int | None = None
+) -> VerifierPool:
+    """Make a pool of processes that judge, closed with `opened`.
+
+    It has so many processes; None: all of the run's.
+    """
+    pool = make_pool(config.reward, unnamed="reasoning_gym", processes=processes)
     opened.callback(pool.close)
     return pool
 

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from queue_world import make_group
 
-from scalerl_jax.controller.queue import QueueClosed, QueueState, RolloutQueue
+from scalerl_jax.controller.queue import Pacing, QueueClosed, QueueState, RolloutQueue
 
 
 @pytest.mark.parametrize("mode, k, tickets", [("pipeline", 3, 8), ("batched", 3, 6)])
 def test_admission_by_hand(mode, k, tickets):
-    queue = RolloutQueue(num_prompts=2, max_staleness=k, mode=mode)
+    queue = RolloutQueue(Pacing(num_prompts=2, max_staleness=k, mode=mode))
     assert [queue.admit(0) for _ in range(tickets + 1)] == [*range(tickets), None]
 
 
 def test_a_late_publish_holds_admission_back():
     """N = 2, k = 1: the worker's version counts, not the learner's."""
-    queue = RolloutQueue(num_prompts=2, max_staleness=1, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=2, max_staleness=1, mode="pipeline"))
     for ticket in range(4):
         assert queue.admit(0) == ticket
         queue.put(make_group(ticket, 0))
@@ -31,7 +31,7 @@ def test_a_late_publish_holds_admission_back():
 
 def test_a_slow_group_is_waited_for_and_not_overtaken_past_the_bound():
     """N = 2, k = 1: group 0 runs on at version 0 while newer ones finish."""
-    queue = RolloutQueue(num_prompts=2, max_staleness=1, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=2, max_staleness=1, mode="pipeline"))
     assert [queue.admit(0) for _ in range(4)] == [0, 1, 2, 3]
     for ticket in (1, 2, 3):
         queue.put(make_group(ticket, 0))
@@ -49,7 +49,7 @@ def test_a_slow_group_is_waited_for_and_not_overtaken_past_the_bound():
 
 def test_newer_groups_are_used_while_a_slow_one_can_wait():
     """N = 1, k = 3: group 0 may be used at version 3; 1, 2, 4 go before it."""
-    queue = RolloutQueue(num_prompts=1, max_staleness=3, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=3, mode="pipeline"))
     assert [queue.admit(0) for _ in range(4)] == [0, 1, 2, 3]
     for version, ticket in enumerate((1, 2)):
         queue.put(make_group(ticket, 0))
@@ -70,7 +70,7 @@ def test_newer_groups_are_used_while_a_slow_one_can_wait():
 
 def test_the_oldest_group_goes_first_even_if_it_was_admitted_later():
     """N = 1, k = 2: group 0 got its slot, and its first token, at version 1."""
-    queue = RolloutQueue(num_prompts=1, max_staleness=2, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=2, mode="pipeline"))
     assert [queue.admit(0) for _ in range(3)] == [0, 1, 2]
     queue.put(make_group(2, 0))
     queue.take(0, 0.0)
@@ -82,7 +82,9 @@ def test_the_oldest_group_goes_first_even_if_it_was_admitted_later():
 
 def test_no_group_starts_while_a_batch_of_finished_ones_waits():
     """N = 2, k = 8, W = 1: what runs goes on, and a take makes room."""
-    queue = RolloutQueue(num_prompts=2, max_staleness=8, mode="pipeline", max_waiting=1)
+    queue = RolloutQueue(
+        Pacing(num_prompts=2, max_staleness=8, mode="pipeline", max_waiting=1)
+    )
     assert [queue.admit(0) for _ in range(5)] == [0, 1, 2, 3, 4]
     queue.put(make_group(0, 0))
     assert queue.admit(0) == 5
@@ -111,7 +113,9 @@ def test_no_group_starts_while_a_batch_of_finished_ones_waits():
 )
 def test_a_sampler_without_an_equal_stops_at_the_bound(mode, k, waiting, tickets):
     """N = 2; every group finishes before the next starts, and no step is made."""
-    queue = RolloutQueue(num_prompts=2, max_staleness=k, mode=mode, max_waiting=waiting)
+    queue = RolloutQueue(
+        Pacing(num_prompts=2, max_staleness=k, mode=mode, max_waiting=waiting)
+    )
     for ticket in range(tickets):
         assert queue.admit(0) == ticket
         queue.put(make_group(ticket, 0))
@@ -124,7 +128,9 @@ def test_more_may_wait_at_first_than_may_be_added():
     state = QueueState(
         version=0, next_ticket=6, buffered=waiting, running=((5, 0),), dropped={}
     )
-    queue = RolloutQueue(num_prompts=2, max_staleness=8, mode="pipeline", max_waiting=1)
+    queue = RolloutQueue(
+        Pacing(num_prompts=2, max_staleness=8, mode="pipeline", max_waiting=1)
+    )
     queue.restore(state)
     queue.restart(5, 0)
     queue.put(make_group(5, 0))
@@ -136,7 +142,7 @@ def test_more_may_wait_at_first_than_may_be_added():
 
 
 def test_a_drop_and_a_skipped_step_give_places_back():
-    queue = RolloutQueue(num_prompts=1, max_staleness=0, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=0, mode="pipeline"))
     assert queue.admit(0) == 0 and queue.admit(0) is None
     queue.drop(0, "verifier")
     assert queue.admit(0) == 1
@@ -164,14 +170,14 @@ def test_a_drop_and_a_skipped_step_give_places_back():
     ],
 )
 def test_a_wrong_call_is_refused(misuse):
-    queue = RolloutQueue(num_prompts=1, max_staleness=1, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=1, mode="pipeline"))
     queue.admit(0)
     with pytest.raises(AssertionError):
         misuse(queue)
 
 
 def test_a_group_older_than_its_admission_is_refused():
-    queue = RolloutQueue(num_prompts=1, max_staleness=1, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=1, mode="pipeline"))
     queue.admit(0)
     queue.put(make_group(0, 0))
     queue.take(0, 0.0)
@@ -182,7 +188,7 @@ def test_a_group_older_than_its_admission_is_refused():
 
 
 def test_a_restored_queue_keeps_groups_places_and_counts():
-    queue = RolloutQueue(num_prompts=2, max_staleness=1, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=2, max_staleness=1, mode="pipeline"))
     assert [queue.admit(0) for _ in range(4)] == [0, 1, 2, 3]
     queue.put(make_group(1, 0))
     queue.drop(2, "group_timeout")
@@ -191,7 +197,7 @@ def test_a_restored_queue_keeps_groups_places_and_counts():
     assert [group.ticket for group in state.buffered] == [1]
     assert state.running == ((0, 0), (3, 0))
 
-    restored = RolloutQueue(num_prompts=2, max_staleness=1, mode="pipeline")
+    restored = RolloutQueue(Pacing(num_prompts=2, max_staleness=1, mode="pipeline"))
     restored.restore(state)
     assert restored.admit(0) == 4  # the dropped one's place, and no other
     assert restored.admit(0) is None
@@ -219,14 +225,14 @@ def test_a_checkpoint_that_cannot_be_used_up_is_refused(mode, k, num_prompts):
         running=((3, 0), (4, 1)),
         dropped={},
     )
-    RolloutQueue(num_prompts=2, max_staleness=1, mode="pipeline").restore(state)
-    queue = RolloutQueue(num_prompts=num_prompts, max_staleness=k, mode=mode)
+    RolloutQueue(Pacing(num_prompts=2, max_staleness=1, mode="pipeline")).restore(state)
+    queue = RolloutQueue(Pacing(num_prompts=num_prompts, max_staleness=k, mode=mode))
     with pytest.raises(ValueError, match=f"queue.max_staleness = {k}"):
         queue.restore(state)
 
 
 def test_the_timeout_says_what_is_missing():
-    queue = RolloutQueue(num_prompts=2, max_staleness=1, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=2, max_staleness=1, mode="pipeline"))
     for _ in range(3):
         queue.admit(0)
     queue.put(make_group(1, 0))
@@ -256,7 +262,7 @@ def run_in_thread(target):
 
 
 def test_a_dead_worker_is_the_learners_error():
-    queue = RolloutQueue(num_prompts=1, max_staleness=0, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=0, mode="pipeline"))
     error = ZeroDivisionError("in the worker")
 
     def sample():
@@ -282,7 +288,9 @@ def test_a_dead_worker_is_the_learners_error():
 
 
 def test_a_take_wakes_the_worker():
-    queue = RolloutQueue(num_prompts=1, max_staleness=8, mode="pipeline", max_waiting=1)
+    queue = RolloutQueue(
+        Pacing(num_prompts=1, max_staleness=8, mode="pipeline", max_waiting=1)
+    )
     for version in (0, 1):  # the worker is told whether it waits already or not
         assert queue.admit(version) == version
         queue.put(make_group(version, version))
@@ -299,7 +307,7 @@ def test_a_take_wakes_the_worker():
 
 
 def test_close_wakes_both():
-    queue = RolloutQueue(num_prompts=1, max_staleness=0, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=0, mode="pipeline"))
     queue.admit(0)
     ended = []
 
@@ -325,7 +333,7 @@ def test_close_wakes_both():
 
 
 def test_a_change_between_admit_and_wait_is_not_slept_over():
-    queue = RolloutQueue(num_prompts=1, max_staleness=0, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=0, mode="pipeline"))
     queue.admit(0)
     queue.put(make_group(0, 0))
     queue.take(0, 0.0)
@@ -344,7 +352,7 @@ def test_a_change_between_admit_and_wait_is_not_slept_over():
 
 
 def test_two_threads_finish_a_run():
-    queue = RolloutQueue(num_prompts=3, max_staleness=2, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=3, max_staleness=2, mode="pipeline"))
     published = [0]
     random = np.random.default_rng(0)
 

@@ -3,6 +3,7 @@
     sampler.load(params, version)      used from the next step on
     sampler.submit(request)            in line; it begins when slots are free
     completions = sampler.step()       some tokens for every request that has slots
+    sampler.resume(request, turn, appended)   a completion goes on behind other tokens
     sampler.cancel(request_id)         nothing more comes of it
 
 `scheduler.Scheduler` is the fast sampler, `reference.ReferenceSampler` the slow one to
@@ -11,6 +12,9 @@ engine speaks JetStream's verbs.
 """
 
 from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int
 
 from scalerl_jax.sampler.requests import Completion, Request, SamplerStats
 from scalerl_jax.types import PyTree
@@ -55,8 +59,29 @@ class Sampler(Protocol):
         """
         ...
 
+    def resume(
+        self, request: Request, turn: Completion, appended: Int[np.ndarray, " n"]
+    ) -> None:
+        """Put one sample in line again, to go on behind tokens that it did not draw.
+
+        `turn` is the sample's completion so far.  Between a turn and its resumption the
+        sampler holds nothing of it, neither a slot nor pages.  The next completion of
+        the sample has all tokens: those of `turn`, the appended ones with a mask of
+        False and the version of the token before them, and those that are sampled now.
+        The place in the completion goes on, and so no draw comes twice.  Limits,
+        distribution and stop strings are those of `request`, and count from the
+        beginning of the completion; its keys must be those that the sample began with.
+
+        Raises:
+            ValueError: this sampler cannot serve it, or no token is left to sample.
+        """
+        ...
+
     def cancel(self, request_id: int) -> int:
-        """Drop a request; return how many of its tokens are in no completion."""
+        """Drop a request; return how many of its tokens are in no completion.
+
+        Samples that wait to be resumed are not here any more, and lose nothing.
+        """
         ...
 
     def step(self) -> list[Completion]:

@@ -11,7 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from scalerl_jax.data.detokenizer import Detokenizer
 from scalerl_jax.model.architecture import Architecture, parameter_table
@@ -25,6 +25,7 @@ from scalerl_jax.sampler.requests import (
     Sample,
     SamplerStats,
     begin_samples,
+    resume_sample,
 )
 from scalerl_jax.sampler.sampling import Draw, SamplingRows, draw_tokens
 from scalerl_jax.types import PyTree
@@ -81,13 +82,22 @@ class ReferenceSampler:
         samples = begin_samples(request, self._settings, self._detokenizer)
         self._line += [_Growing(sample=each) for each in samples]
 
+    def resume(
+        self, request: Request, turn: Completion, appended: Int[np.ndarray, " n"]
+    ) -> None:
+        """Put a sample in line again, before new ones; see `protocol.Sampler`."""
+        sample = resume_sample(
+            request, turn, appended, self._settings, self._detokenizer
+        )
+        self._line.insert(self._settings.slots, _Growing(sample=sample))
+
     def cancel(self, request_id: int) -> int:
         """Drop a request; return how many of its tokens are in no completion."""
         dropped = [
             each for each in self._line if each.sample.request.request_id == request_id
         ]
         self._line = [each for each in self._line if each not in dropped]
-        lost = sum(each.sample.num_tokens for each in dropped)
+        lost = sum(each.sample.num_tokens - each.sample.begun for each in dropped)
         self._stats.wasted_tokens += lost
         return lost
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from scalerl_jax.data.detokenizer import Detokenizer
 from scalerl_jax.sampler.attention import Chunk
@@ -29,15 +30,15 @@ from scalerl_jax.sampler.decoding import (
     first_row,
 )
 from scalerl_jax.sampler.engine import MAX_SEQUENCES, Engine, empty_chunk
+from scalerl_jax.sampler.pages import PageLedger, Prefix
 from scalerl_jax.sampler.protocol import check_version
 from scalerl_jax.sampler.requests import (
     Completion,
-    PageLedger,
-    Prefix,
     Request,
     Sample,
     SamplerStats,
     begin_samples,
+    resume_sample,
 )
 from scalerl_jax.types import PyTree
 
@@ -138,17 +139,32 @@ class Scheduler:
             _Waiting(samples=collections.deque(samples), tokens=request.tokens[:-1])
         )
 
+    def resume(
+        self, request: Request, turn: Completion, appended: Int[np.ndarray, " n"]
+    ) -> None:
+        """Put a sample in line again, before new ones; see `protocol.Sampler`.
+
+        Its slot and its pages were given back: all it knows is prefilled.
+        """
+        sample = resume_sample(
+            request, turn, appended, self._settings, self._detokenizer
+        )
+        self._waiting.appendleft(
+            _Waiting(samples=collections.deque([sample]), tokens=sample.tokens()[:-1])
+        )
+
     def cancel(self, request_id: int) -> int:
         """Drop a request; return how many of its tokens are in no completion."""
         lost = 0
         for entry in list(self._waiting):
             if entry.samples[0].request.request_id == request_id:
-                lost += sum(each.num_tokens for each in entry.samples)
+                lost += sum(each.num_tokens - each.begun for each in entry.samples)
                 self._waiting.remove(entry)
                 self._drop_prefix(entry)
         running = self._running.items()
         slots = [at for at, each in running if each.request.request_id == request_id]
-        lost += sum(self._leave(slot).num_tokens for slot in slots)
+        left = [self._leave(slot) for slot in slots]
+        lost += sum(each.num_tokens - each.begun for each in left)
         self._stop(slots)
         self._stats.wasted_tokens += lost
         return lost
@@ -443,7 +459,8 @@ def _insertion(settings: EngineSettings, placed: list[_Placed]) -> dict[str, Any
         sample, request = each.sample, each.sample.request
         row = sample.row or first_row(
             settings,
-            request.tokens,
+            sample.tokens(),
+            written=sample.num_tokens,
             max_tokens=sample.limit,
             key=request.samples.keys[sample.number],
             thinking_limit=int(request.samples.thinking_limits[sample.number]),

@@ -228,13 +228,13 @@ def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
 
 
 def make_verifier(
-    config: Config, opened: contextlib.ExitStack, *, processes: int | None = None
+    config: Config, opened: contextlib.ExitStack, *, count: int = 0
 ) -> VerifierPool:
     """Make a pool of processes that judge, closed with `opened`.
 
-    It has so many processes; None: all of the run's.
+    It has `count` processes; 0: as many as the config says.
     """
-    pool = make_pool(config.reward, unnamed="reasoning_gym", processes=processes)
+    pool = make_pool(config.reward, unnamed="reasoning_gym", count=count)
     opened.callback(pool.close)
     return pool
 

@@ -250,7 +250,7 @@ class GeneratorParts:
     tokenizer: Tokenizer
     held_out: Sequence[Prompt]  # evaluated, and some of them compared with the learner
     progress: Progress
-    verifiers: int | None = None  # processes of a pool; None: all of the run's
+    verifiers: int = 0  # processes of a verifier pool; 0: as many as the config says
 
 
 def share_verifiers(parts: GeneratorParts, replicas: int) -> GeneratorParts:
@@ -292,9 +292,7 @@ def make_thread(
     Verifier processes are closed with `opened`.
     """
     config, tokenizer, held_out = parts.config, parts.tokenizer, parts.held_out
-    verifiers = [
-        make_verifier(config, opened, processes=parts.verifiers) for _ in range(2)
-    ]
+    verifiers = [make_verifier(config, opened, count=parts.verifiers) for _ in range(2)]
     make_samples = make_samples_of(config, "train", config.batch.group_size)
     judging, budget = make_judging(config, tokenizer), make_length_budget(config)
     evaluator = make_evaluator(

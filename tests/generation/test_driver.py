@@ -682,7 +682,7 @@ def test_a_job_says_when_a_step_does_not_end(place, monkeypatch):
     monkeypatch.setattr("scalerl_jax.generation.driver._STEP_TIMEOUT_S", 0.1)
     at = place(WrittenScheduler({}, steps=0))
     until(lambda: at.scheduler.calls)
-    where = r"'rollout' has been in one step since \d\d:\d\d:\d\d.*_turn"
+    where = r"'rollout' has been in one step since \d\d:\d\d:\d\d.*Driver\.step"
     with pytest.raises(TimeoutError, match=where):
         at.generators.between_steps(lambda: pytest.fail("the step was not over"))
     at.scheduler.allow(1000)
@@ -708,7 +708,7 @@ def test_a_thread_that_hangs_is_not_waited_for(place):
     until(lambda: at.scheduler.calls)
     at.stop(LONG)
     assert not at.stopped()
-    assert re.search(r"in LocalGenerators\._turn \(scaler", at.generators.hang())
+    assert re.search(r"in Driver\.step \(scaler", at.generators.hang())
     at.scheduler.allow(1000)
     until(at.stopped)
     assert at.generators.hang() == ""

@@ -12,8 +12,9 @@ from scalerl_jax.generation.evaluation import Completing
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.sampler.decoding import NEVER, empty_rows
 from scalerl_jax.sampler.lowering import page_bytes
+from scalerl_jax.sampler.pages import Prefix
 from scalerl_jax.sampler.reference import next_token_logits
-from scalerl_jax.sampler.requests import Prefix, Samples
+from scalerl_jax.sampler.requests import Samples
 from scalerl_jax.sampler.scheduler import fill_chunk
 from scalerl_jax.sampler.warming import warm_up
 from scalerl_jax.types import Prompt

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalerl_jax.sampler.requests import Prefix
+from scalerl_jax.sampler.pages import Prefix
 from scalerl_jax.sampler.scheduler import fill_chunk
 
 RNG = np.random.default_rng(5)

@@ -18,7 +18,7 @@ from scalerl_jax.controller.evaluations import BesideRun, InLoop
 from scalerl_jax.controller.group_check import GroupCheck
 from scalerl_jax.controller.mismatch import MismatchCheck
 from scalerl_jax.controller.orders import OrderBook
-from scalerl_jax.controller.queue import RolloutQueue
+from scalerl_jax.controller.queue import Pacing, RolloutQueue
 from scalerl_jax.controller.run_state import RunState
 from scalerl_jax.controller.tracing import Tracer
 from scalerl_jax.data.mixture import Stream
@@ -267,14 +267,19 @@ def make_group_check(config: Config, arch: Architecture) -> GroupCheck:
     )
 
 
-def make_queue(config: Config) -> RolloutQueue:
-    """Return the queue of finished groups between generators and learner."""
-    return RolloutQueue(
+def make_pacing(config: Config) -> Pacing:
+    """Return the bounds of a run's queue."""
+    return Pacing(
         num_prompts=config.batch.num_prompts,
         max_staleness=config.queue.max_staleness,
         mode=config.queue.mode,
         max_waiting=config.queue.max_waiting,
         epochs=config.batch.epochs,
-        max_refills=config.batch.max_refills if config.batch.dynamic_sampling else 0,
         num_steps=config.train.num_steps,
     )
+
+
+def make_queue(config: Config) -> RolloutQueue:
+    """Return the queue of finished groups between generators and learner."""
+    max_refills = config.batch.max_refills if config.batch.dynamic_sampling else 0
+    return RolloutQueue(make_pacing(config), max_refills=max_refills)

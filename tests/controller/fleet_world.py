@@ -16,7 +16,7 @@ from scalerl_jax.contract import JobResult, QueueClosed, ReplicaJob, ReplicaRepo
 from scalerl_jax.controller.dispatch import Dispatcher
 from scalerl_jax.controller.group_check import GroupCheck
 from scalerl_jax.controller.orders import OrderBook
-from scalerl_jax.controller.queue import RolloutQueue
+from scalerl_jax.controller.queue import Pacing, RolloutQueue
 from scalerl_jax.controller.replicas import FleetLimits
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.generation.replica_orders import ReplicaOrders
@@ -170,11 +170,20 @@ class LateLink:
 class FleetWorld:
     """A run of several replicas, with books of its own."""
 
-    def __init__(self, *, replicas, capacity, by_ticket, reissue_after_s, **queue):
+    def __init__(
+        self,
+        *,
+        replicas,
+        capacity,
+        by_ticket,
+        reissue_after_s,
+        max_refills=0,
+        **queue,
+    ):
         self.settings = queue
         self.capacity, self.by_ticket = capacity, by_ticket
         self.now = 0.0
-        self.queue = RolloutQueue(**queue)
+        self.queue = RolloutQueue(Pacing(**queue), max_refills=max_refills)
         prompts = [make_prompt(number) for number in range(NUM_PROMPTS_OF_DATA)]
         self.ledger = RemoteLedger(
             pools={"learner": 1} | {f"r{n}": 2 for n in range(replicas)},

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from queue_world import make_group
 
-from scalerl_jax.controller.queue import QueueClosed, QueueState, RolloutQueue
+from scalerl_jax.controller.queue import Pacing, QueueClosed, QueueState, RolloutQueue
 
 
 @pytest.mark.parametrize(
@@ -29,14 +29,14 @@ from scalerl_jax.controller.queue import QueueClosed, QueueState, RolloutQueue
     ],
 )
 def test_a_wrong_call_is_refused(misuse):
-    queue = RolloutQueue(num_prompts=1, max_staleness=1, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=1, mode="pipeline"))
     queue.admit(0)
     with pytest.raises(AssertionError):
         misuse(queue)
 
 
 def test_a_restored_ticket_must_be_restarted_and_no_group_is_older_than_its_start():
-    queue = RolloutQueue(num_prompts=1, max_staleness=1, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=1, mode="pipeline"))
     running = QueueState(
         version=1, next_ticket=1, buffered=(), running=((0, 1),), dropped={}
     )
@@ -64,14 +64,14 @@ def test_a_checkpoint_that_cannot_be_used_up_is_refused(mode, k, num_prompts):
         running=((3, 0), (4, 1)),
         dropped={},
     )
-    RolloutQueue(num_prompts=2, max_staleness=1, mode="pipeline").restore(state)
-    queue = RolloutQueue(num_prompts=num_prompts, max_staleness=k, mode=mode)
+    RolloutQueue(Pacing(num_prompts=2, max_staleness=1, mode="pipeline")).restore(state)
+    queue = RolloutQueue(Pacing(num_prompts=num_prompts, max_staleness=k, mode=mode))
     with pytest.raises(ValueError, match=f"queue.max_staleness = {k}"):
         queue.restore(state)
 
 
 def test_the_timeout_says_what_is_missing():
-    queue = RolloutQueue(num_prompts=2, max_staleness=1, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=2, max_staleness=1, mode="pipeline"))
     for _ in range(3):
         queue.admit(0)
     queue.put(make_group(1, 0))
@@ -101,7 +101,7 @@ def run_in_thread(target):
 
 
 def test_a_dead_worker_is_the_learners_error():
-    queue = RolloutQueue(num_prompts=1, max_staleness=0, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=0, mode="pipeline"))
     error = ZeroDivisionError("in the worker")
 
     def sample():
@@ -127,7 +127,9 @@ def test_a_dead_worker_is_the_learners_error():
 
 
 def test_a_take_wakes_the_worker():
-    queue = RolloutQueue(num_prompts=1, max_staleness=8, mode="pipeline", max_waiting=1)
+    queue = RolloutQueue(
+        Pacing(num_prompts=1, max_staleness=8, mode="pipeline", max_waiting=1)
+    )
     for version in (0, 1):  # the worker is told whether it waits already or not
         assert queue.admit(version) == version
         queue.put(make_group(version, version))
@@ -144,7 +146,7 @@ def test_a_take_wakes_the_worker():
 
 
 def test_close_wakes_both():
-    queue = RolloutQueue(num_prompts=1, max_staleness=0, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=0, mode="pipeline"))
     queue.admit(0)
     ended = []
 
@@ -170,7 +172,7 @@ def test_close_wakes_both():
 
 
 def test_a_change_between_admit_and_wait_is_not_slept_over():
-    queue = RolloutQueue(num_prompts=1, max_staleness=0, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=0, mode="pipeline"))
     queue.admit(0)
     queue.put(make_group(0, 0))
     queue.take(0, 0.0)
@@ -189,7 +191,7 @@ def test_a_change_between_admit_and_wait_is_not_slept_over():
 
 
 def test_two_threads_finish_a_run():
-    queue = RolloutQueue(num_prompts=3, max_staleness=2, mode="pipeline")
+    queue = RolloutQueue(Pacing(num_prompts=3, max_staleness=2, mode="pipeline"))
     published = [0]
     random = np.random.default_rng(0)
 

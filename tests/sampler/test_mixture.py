@@ -154,7 +154,7 @@ def test_tokens_keep_the_experts_of_the_version_that_chose_them(make_bench):
     request = bench.request(0, PROMPTS[2], num_samples=2, limits=None)
     scheduler, found, version = bench.scheduler(request), {}, 0
     while scheduler.busy:
-        for each in scheduler.step(new if version else old, version=version):
+        for each in bench.step(scheduler, new if version else old, version=version):
             found[each.sample] = each
         version = 1
     for each in found.values():

@@ -342,6 +342,7 @@ def measure_memory(options: argparse.Namespace) -> None:
         rms_eps=work.NORM_EPS,
         tied_embeddings=True,
         max_positions=longest,
+        qk_norm=True,
     )
     params = init_params(arch, jax.random.key(work.SEED), dtype=jnp.float32)
     engine = make_engine(

@@ -621,9 +621,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_its_own_error(tmp
 
     with small_run.built(small_run.make_config(settings), tmp_path) as run:
         run.learner.checkpointer._arrays.finalize = full
-        with pytest.raises(
-            UnsavedError, match=r"cannot write the checkpoint of step 1 to .*No space"
-        ):
+        with pytest.raises(UnsavedError, match="step 1 to .*No space"):
             train(small_run.make_config(settings), run, tmp_path)
     assert not small_run.checkpoints(tmp_path)
     assert not rollout_threads()

@@ -276,7 +276,7 @@ def _attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     """Return the attention backend; on a CPU no kernel module is imported."""
     if settings.attention == "auto" and mesh.devices.flat[0].platform == "cpu":
         return GatheredAttention()
-    from scalerl_jax.sampler.kernels import choose_attention
+    from scalerl_jax.sampler.kernels import choose_attention  # Pallas, for TPUs
 
     return choose_attention(settings, mesh)
 

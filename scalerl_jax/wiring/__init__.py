@@ -13,6 +13,8 @@ from jaxtyping import Array
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config
+from scalerl_jax.contract import Generators
+from scalerl_jax.controller.evaluations import BesideRun, InLoop
 from scalerl_jax.controller.group_check import GroupCheck
 from scalerl_jax.controller.mismatch import MismatchCheck
 from scalerl_jax.controller.orders import OrderBook
@@ -127,27 +129,39 @@ class RunBooks:
     queue: RolloutQueue
     orders: OrderBook
 
-    def run(self, *, learner: Any, **roles: Any) -> RunState:
+    def run(
+        self, *, learner: Any, generators: Generators, ledger: Ledger, **roles: Any
+    ) -> RunState:
         """Return the run with its roles."""
         config, tokenizer = self.parts.config, self.parts.tokenizer
+        pool = learner_pool(config)
+        mismatch = MismatchCheck(
+            score=learner.score,
+            row_tokens=config.batch.row_tokens,
+            rows_per_microbatch=config.batch.rows_per_microbatch,
+            max_mismatch_nats=config.train.max_mismatch_nats,
+        )
+        in_loop = InLoop(
+            generators=generators,
+            mismatch=mismatch,
+            activity=functools.partial(ledger.activity, "eval", pool=pool),
+        )
         return RunState(
             learner=learner,
+            generators=generators,
+            ledger=ledger,
             queue=self.queue,
             orders=self.orders,
             stream=self.stream,
             assemble=self.assemble,
-            mismatch=MismatchCheck(
-                score=learner.score,
-                row_tokens=config.batch.row_tokens,
-                rows_per_microbatch=config.batch.rows_per_microbatch,
-                max_mismatch_nats=config.train.max_mismatch_nats,
-            ),
+            mismatch=mismatch,
+            evaluations=BesideRun(generators) if config.eval.concurrent else in_loop,
             trace=make_trace(config, learner, self.assemble, tokenizer),
             flops=make_flops(config, self.arch),
             learning_rates=make_learning_rates(config),
             why_no_answers=functools.partial(why_no_answers, config),
             length_limit=make_length_budget(config).limit,
-            learner_pool=learner_pool(config),
+            learner_pool=pool,
             progress=self.parts.progress,
             **roles,
         )

@@ -181,7 +181,7 @@ class FleetWorld:
         **queue,
     ):
         self.settings = queue
-        self.capacity = capacity
+        self.capacity, self.by_ticket = capacity, by_ticket
         self.now = 0.0
         self.queue = RolloutQueue(Pacing(**queue), max_refills=max_refills)
         prompts = [make_prompt(number) for number in range(NUM_PROMPTS_OF_DATA)]
@@ -336,7 +336,7 @@ class FleetWorld:
             self.evaluation = None
 
     def check(self):
-        """No prompt is lost or doubled; a ticket keeps its prompt wherever it goes."""
+        """No prompt is lost or doubled; a ticket keeps its prompt and place."""
         state = self.queue.snapshot() if not self.window else None
         assert len(self.consumed) == len(set(self.consumed))
         given = list(
@@ -347,6 +347,8 @@ class FleetWorld:
         assert len(given) == len(set(given)), "a ticket in two names"
         for known in self.dispatcher.replicas:
             for ticket, assignment in known.assignments.items():
+                home = ticket % len(self.dispatcher.replicas)
+                assert known.number == home or not self.by_ticket
                 prompt = assignment.order.prompt
                 drawn = (prompt.prompt_id, prompt.epoch)
                 assert self.prompts.setdefault(ticket, drawn) == drawn

@@ -210,6 +210,8 @@ class World:
             if ticket not in refilled
         ]
         assert len(self.batch) == self.places
+        newest = max(first for _, first in self.batch)
+        assert all(newest <= first for first in self.buffered.values()), "oldest first"
         # At most 1 + max_refills groups for each place.
         assert len(tickets) <= (1 + self.settings["max_refills"]) * self.places
         self.consumed.extend(refilled)

@@ -460,9 +460,9 @@ def test_a_call_under_way_keeps_its_params_and_the_next_has_the_newest(place):
     [
         (
             sent(1).replace(params={"weight": jnp.float32(1.5)}),
-            "version 1 did not reach the sampler whole: weight has checksum 0x",
+            "version 1 .*: weight has checksum 0x",
         ),
-        (sent(0), "received the params of version 0 as those of version 1"),
+        (sent(0), "of version 0 as those of version 1"),
     ],
     ids=["damaged", "the one before"],
 )
@@ -685,7 +685,7 @@ def test_a_job_says_when_a_step_does_not_end(place, monkeypatch):
     monkeypatch.setattr("scalerl_jax.generation.driver._STEP_TIMEOUT_S", 0.1)
     at = place(WrittenScheduler({}, steps=0))
     until(lambda: at.scheduler.calls)
-    where = r"'rollout' has been in one step since \d\d:\d\d:\d\d.*Driver\.step"
+    where = r"'rollout' .* since \d\d:\d\d:\d\d.*Driver\.step"
     with pytest.raises(TimeoutError, match=where):
         at.generators.between_steps(lambda: pytest.fail("the step was not over"))
     at.scheduler.allow(1000)
@@ -696,7 +696,7 @@ def test_a_job_that_hangs_is_said_with_the_place_where_it_does(place):
     at = place(WrittenScheduler({}))
     at.generators._batch_timeout_s = 0.2
     go_on = threading.Event()
-    where = r"thread 'rollout' .*_do_jobs.*batch_timeout_s = 0\.2 is the most"
+    where = r"'rollout' .*_do_jobs.*batch_timeout_s = 0\.2"
     with pytest.raises(TimeoutError, match=where):
         at.generators.between_steps(lambda: go_on.wait(LONG))
     go_on.set()
@@ -805,9 +805,7 @@ def test_a_bad_group_is_sampled_again_from_its_prompt(place):
 
 def test_bad_groups_of_the_only_sampler_end_the_run(place):
     made = place(NoisyScheduler(bad=10**6))
-    with pytest.raises(
-        RuntimeError, match="made 3 bad groups, the limit is 3; the last"
-    ):
+    with pytest.raises(RuntimeError, match="3 bad groups, the limit is 3"):
         made.queue.take(0, LONG)
 
 

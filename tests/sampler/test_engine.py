@@ -571,8 +571,7 @@ def test_params_of_a_layer_each_are_taken_as_they_are(bench, random_params):
 def test_a_cache_too_small_for_one_sequence_is_refused(make_bench):
     with pytest.raises(
         ValueError,
-        match=r"sampler.cache_tokens = 43 makes 10 pages of sampler.page_size = 4; "
-        r"one sequence of .* = 38 tokens needs 11: raise sampler.cache_tokens to 44",
+        match=r"cache_tokens = 43 .*page_size = 4; .* 44",
     ):
         make_bench(cache_tokens=43)
     with pytest.raises(ValueError, match="choose from .*'gathered', 'paged'"):

@@ -88,7 +88,7 @@ def test_kernels_are_asked_for_chunks_of_whole_pages_alone(make_bench):
     broken = dataclasses.replace(settings, page_size=3)
     said = why_not_pallas(broken, tensor=1) or ""
     assert "chunks of 8 tokens: set sampler.page_size = 3 to a divisor" in said
-    with pytest.raises(ValueError, match="'cudnn' does not take .*chunks of 8 tokens"):
+    with pytest.raises(ValueError, match="'cudnn' .*chunks of 8 tokens"):
         changed = make_bench(arch=LLAMA4, attention="cudnn").settings
         choose_attention(changed, mesh)
 

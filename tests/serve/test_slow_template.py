@@ -51,6 +51,9 @@ class OneToken:
     def load(self, params, version):
         raise AssertionError("these completions need no params")
 
+    def resume(self, request, turn, appended):
+        raise AssertionError("every completion has one turn")
+
     def cancel(self, request_id):
         raise AssertionError("nobody gives up")
 

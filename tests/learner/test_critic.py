@@ -78,7 +78,9 @@ def value_head():
 def annotated(microbatch):
     """The abstract microbatch that the steps take."""
     numbers = microbatch.advantages
-    return dataclasses.replace(microbatch, values=numbers, returns=numbers)
+    return dataclasses.replace(
+        microbatch, scores={"values": numbers, "returns": numbers}
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -278,8 +280,9 @@ def tokens_of_part(part):
 
 def moved(batch):
     """The batch as if the critic had moved since it said its values, some of it far."""
-    steps = np.random.default_rng(3).choice([-0.5, -0.1, 0.1, 0.5], batch.values.shape)
-    return dataclasses.replace(batch, values=(batch.values + steps).astype(np.float32))
+    steps = np.random.default_rng(3).choice([-0.5, -0.1, 0.1, 0.5], batch.mask.shape)
+    values = (batch.scores["values"] + steps).astype(np.float32)
+    return dataclasses.replace(batch, scores={**batch.scores, "values": values})
 
 
 LAYOUTS = [
@@ -316,7 +319,7 @@ def test_advantages_and_step_are_those_of_the_slow_critic(layout, packing):
 
     batch = moved(batch)
     old = np.concatenate(of_rollouts(batch, batch.values))
-    returns = np.concatenate(of_rollouts(batch, batch.returns))
+    returns = np.concatenate(of_rollouts(batch, batch.scores["returns"]))
 
     everything = np.ones(len(old), np.float32)
     (loss, _), gradient = slow_gradient(start_critic_params(), old, returns, everything)
@@ -391,8 +394,8 @@ def test_advantages_by_hand(gamma, gae_lambda, penalty, expected):
     found = advantages(None, batch)
     np.testing.assert_allclose(found.advantages[batch.mask], expected, atol=1e-6)
     returns = np.array(expected) + [0.5, 0.25, 0.5]
-    np.testing.assert_allclose(found.returns[batch.mask], returns, atol=1e-6)
-    for forced in (found.advantages, found.returns, found.values):
+    np.testing.assert_allclose(found.scores["returns"][batch.mask], returns, atol=1e-6)
+    for forced in (found.advantages, found.scores["returns"], found.scores["values"]):
         assert not forced[~batch.mask].any()
 
 
@@ -407,7 +410,7 @@ def test_whitening_is_over_the_sampled_tokens_of_the_whole_batch():
     np.testing.assert_allclose(
         whitened.advantages[batch.mask], (raw - raw.mean()) / raw.std(), rtol=1e-4
     )
-    np.testing.assert_array_equal(whitened.returns, plain.returns)
+    np.testing.assert_array_equal(whitened.scores["returns"], plain.scores["returns"])
 
 
 def test_a_critic_starts_as_the_policy_with_values_of_zero():
@@ -482,9 +485,14 @@ def test_a_fault_of_a_later_minibatch_ends_the_critics_steps():
     batch = these.advantages(these.state().critic.params, these.batch())
     first, second, _ = minibatches(batch, 3)
     expected, _ = these.alone(these.state().critic, first)
-    returns = np.where(np.isin(batch.returns, second.returns[second.mask]), np.nan, 0.0)
+    of_second = np.isin(batch.scores["returns"], second.scores["returns"][second.mask])
+    returns = np.where(of_second, np.nan, 0.0)
     state, metrics = paired(
-        these.state(), dataclasses.replace(batch, returns=batch.returns + returns)
+        these.state(),
+        dataclasses.replace(
+            batch,
+            scores={**batch.scores, "returns": batch.scores["returns"] + returns},
+        ),
     )
     assert metrics["skipped"]
     assert_trees_equal(state.critic, expected)

@@ -309,16 +309,17 @@ def test_advantages_and_step_are_those_of_the_slow_critic(layout, packing):
     state = these.state()
     options = {} if these.shared else dict(packing=packing)
     batch = these.advantages(state.critic.params, these.batch(**options))
+    by_name = {"advantages": batch.advantages, **batch.scores}
     for name, expected in zip(
         ("values", "advantages", "returns"), slow_targets(), strict=True
     ):
-        found = of_rollouts(batch, getattr(batch, name))
+        found = of_rollouts(batch, by_name[name])
         for ours, slow in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, slow, rtol=1e-4, atol=1e-5, err_msg=name)
-        assert not np.asarray(getattr(batch, name))[~batch.mask].any()
+        assert not np.asarray(by_name[name])[~batch.mask].any()
 
     batch = moved(batch)
-    old = np.concatenate(of_rollouts(batch, batch.values))
+    old = np.concatenate(of_rollouts(batch, batch.scores["values"]))
     returns = np.concatenate(of_rollouts(batch, batch.scores["returns"]))
 
     everything = np.ones(len(old), np.float32)
@@ -467,13 +468,17 @@ def test_a_fault_of_one_leaves_both_as_they_were(field, value):
     state, _ = these.paired(state, batch)
     before = jax.device_get(state)
     assert before.policy_version == before.critic.policy_version == 1
-    spoiled = np.copy(getattr(batch, field))
+    in_scores = field in batch.scores
+    spoiled = np.copy(batch.scores[field] if in_scores else getattr(batch, field))
     spoiled[tuple(np.argwhere(batch.mask)[0])] = value
-    state, metrics = these.paired(state, dataclasses.replace(batch, **{field: spoiled}))
+    scores = {**batch.scores, field: spoiled}
+    changes = {"scores": scores} if in_scores else {field: spoiled}
+    batch = dataclasses.replace(batch, **changes)
+    state, metrics = these.paired(state, batch)
     assert metrics["skipped"]
     assert_trees_equal(state, before)
     diagnose = Diagnosis(step=these.paired, forward=these.of.forward, objective=CISPO)
-    found = diagnose(state.params, dataclasses.replace(batch, **{field: spoiled}))
+    found = diagnose(state.params, batch)
     assert f"the batch's {field} are not: nan" in found
 
 
@@ -578,7 +583,7 @@ def test_steps_on_minibatches_are_so_many_explicit_ones():
     state = these.state()
     batch = these.advantages(state.critic.params, these.batch())
     old, returns = (
-        np.concatenate(of_rollouts(batch, getattr(batch, name)))
+        np.concatenate(of_rollouts(batch, batch.scores[name]))
         for name in ("values", "returns")
     )
     parts = [tokens_of_part(part) for part in minibatches(batch, 3)]

@@ -123,7 +123,7 @@ def _run_on_ray(
 ) -> RunOutcome | None:
     """Train over the processes of a cluster."""
     with ray_access.prepared(address, without_token=_RAY_WITHOUT_TOKEN.value):
-        from scalerl_jax.cluster.run import run_on_ray  # of an extra
+        from scalerl_jax.cluster.run import run_on_ray  # Ray is an extra
 
         return run_on_ray(
             config,

@@ -100,7 +100,7 @@ def make_attention(config: Config, arch: Architecture, mesh: Mesh) -> SegmentAtt
     model, platform = config.model, mesh.devices.flat[0].platform
     if model.attention == "auto" and platform == "cpu":
         return BlockwiseAttention(mesh, block=model.attention_block)
-    from scalerl_jax.model.attention_kernels import choose_attention
+    from scalerl_jax.model.attention_kernels import choose_attention  # Pallas
 
     return choose_attention(
         model.attention,

@@ -19,9 +19,8 @@ from small_processes import (
     whole,
 )
 
-from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.learner.checkpoint import Checkpointer, CheckpointReader
 from scalerl_jax.learner.places import CheckpointPlace
-from scalerl_jax.learner.restoring import CheckpointReader
 from scalerl_jax.parallel import multihost, rendezvous
 
 pytestmark = pytest.mark.slow  # several processes

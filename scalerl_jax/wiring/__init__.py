@@ -29,6 +29,7 @@ from scalerl_jax.learner.freezing import frozen_params
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.learner.step import LocalLearner, TrainState
 from scalerl_jax.model.architecture import Architecture, parameter_table
+from scalerl_jax.objective.assembly import make_assembler
 from scalerl_jax.parallel.xla import explained, keep_freed_memory
 from scalerl_jax.run.directory import keep_data_report
 from scalerl_jax.run.files import RunFiles
@@ -49,7 +50,6 @@ from scalerl_jax.wiring.learning import (
     make_learner,
     make_learning_rates,
 )
-from scalerl_jax.wiring.objective import make_assembler
 from scalerl_jax.wiring.prompts import check_verifiers, load_prompts, make_stream
 from scalerl_jax.wiring.replicas import make_local_fleet, make_publish_to_all
 from scalerl_jax.wiring.sampling import (

@@ -10,13 +10,13 @@ import pytest
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import LOSSES
-from scalerl_jax.wiring.objective import (
+from scalerl_jax.objective.terms import (
     AGGREGATIONS,
     BASELINES,
+    KL_ESTIMATORS,
     NORMALIZATIONS,
     TOKEN_LOSSES,
 )
-from scalerl_jax.wiring.terms import KL_ESTIMATORS
 
 CLIPPED = {"loss": "clipped", "clip_low": 0.2, "clip_high": 0.28}
 GSPO = {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}

@@ -48,6 +48,10 @@ class Rollout:
     passed: bool = False
     judged: bool = True  # False: its verifier failed, and nothing is learned from it
     status: str = struct.field(pytree_node=False, default="unverified")
+    # Of the reward, by name; None: unjudged.
+    parts: dict[str, float | None] = struct.field(
+        pytree_node=False, default_factory=dict
+    )
     # The experts that each token but the last was routed to, if a mixture's routing is
     # replayed: uint8 or uint16 [P - 1 + T, layers, k]; the dtype's maximum means none.
     experts: np.ndarray | None = None

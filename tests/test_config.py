@@ -262,7 +262,8 @@ def test_devices_that_cannot_be_shared_out_are_refused(num_devices, changes, mes
 
 
 NUMBERS = [name for name, each in SETTINGS.items() if each.kind in (int, float)]
-REWARDS = {"reward.correct", "reward.wrong"}  # any number, in their order
+# Any number; the first two in their order.
+REWARDS = {"reward.correct", "reward.wrong", "reward.passed_at"}
 
 
 @pytest.mark.parametrize("name", [name for name in NUMBERS if name not in REWARDS])

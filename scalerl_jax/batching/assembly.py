@@ -28,7 +28,7 @@ from scalerl_jax.batching.packing import (
     train_sequences,
 )
 from scalerl_jax.batching.replay import Replay
-from scalerl_jax.environments.verdict import lacks_verdict
+from scalerl_jax.environments.verdict import figures_of_parts, lacks_verdict
 from scalerl_jax.types import Group, PackedBatch, Rollout
 
 # Statuses of rollouts that were judged neither right nor wrong.
@@ -38,6 +38,7 @@ _NO_VERDICTS = (
     "too_costly",
     "verifier_timeout",
     "verifier_error",
+    "bad_reward",
 )
 _ORDER = 4  # tag of this random draw; `data` uses other numbers
 
@@ -267,6 +268,7 @@ def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str,
     metrics["verifier/unjudged_share"] = _mean(
         lacks_verdict(rollout.status, judged=rollout.judged) for rollout in rollouts
     )
+    metrics |= figures_of_parts([rollout.parts for rollout in rollouts])
     for task in sorted({group.prompt.task for group in groups}):
         metrics[f"pass_rate/{task}"] = _pass_rate(
             [group for group in groups if group.prompt.task == task]

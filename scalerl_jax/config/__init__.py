@@ -6,6 +6,7 @@ is compiled.  Every setting stands in `config.sections`.
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,9 @@ def resolve(config: ml_collections.ConfigDict) -> Config:
     """
     check(config)
     resolved = build(Config, config.to_dict())
+    if resolved.environment:  # a run may go on from another working directory
+        path = os.path.abspath(os.path.expanduser(resolved.environment))
+        resolved = dataclasses.replace(resolved, environment=path)
     validate(resolved)
     return resolved
 

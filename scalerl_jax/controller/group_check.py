@@ -172,6 +172,13 @@ def _faults_of_verdict(rollout: Rollout) -> Iterator[str]:
         yield f"reward = {reward!r} is no finite number"
     if type(rollout.status) is not str or rollout.status not in _STATUSES:
         yield f"status = {rollout.status!r} is not among {sorted(_STATUSES)}"
+    parts: Any = rollout.parts
+    if type(parts) is not dict or not all(
+        type(name) is str
+        and (value is None or (type(value) is float and math.isfinite(value)))
+        for name, value in parts.items()
+    ):
+        yield f"parts = {parts!r} are no finite numbers by name"
     if rollout.passed and not rollout.judged:
         yield "it passed without a verdict"
 

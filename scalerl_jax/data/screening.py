@@ -117,7 +117,9 @@ class Screen:
         for number, draft in enumerate(drafts):
             if draft.reference["verifier"] == "code":
                 reasons[number] = self._why_no_tests(number, draft)
-            elif not _NUMBER.fullmatch(str(draft.reference["answer"])):
+            elif draft.reference["verifier"] == "math" and not _NUMBER.fullmatch(
+                str(draft.reference["answer"])
+            ):
                 self._started().submit(number, "", [""], draft.reference)
         while self._pool and self._pool.pending:
             self._pool.wait(_TIMEOUT_S)

@@ -20,9 +20,11 @@ from scalerl_jax.environments.verdict import (
     JudgedAnswer,
     JudgingJob,
     Loaded,
+    OwnReward,
     Setup,
     Share,
     Status,
+    Verdict,
     Verifier,
     VerifierProcess,
     adopt,
@@ -47,6 +49,11 @@ def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
         ValueError: the verifier is not among the `known`.
     """
     name = reference.get("verifier", _UNNAMED)
+    if name == "own" and name not in known:
+        raise ValueError(
+            "a prompt has a 'reference', which a reward function of your own judges; "
+            "set environment = 'FILE.py:FUNCTION', or give it an 'answer' or 'tests'"
+        )
     if name and name not in known:
         raise ValueError(
             f"a prompt's reference names the verifier {name!r}; choose from "
@@ -63,8 +70,18 @@ class Verdicts(NamedTuple):
     """The judgements of one group's answers, in their order."""
 
     key: Any  # as submitted
-    statuses: list[Status]
-    detail: str  # why some have no verdict; empty if all have one
+    verdicts: list[Verdict]
+
+    @property
+    def statuses(self) -> list[Status]:
+        """Return the status of each."""
+        return [verdict.status for verdict in self.verdicts]
+
+    @property
+    def detail(self) -> str:
+        """Return why some have no verdict; empty if all have one."""
+        details = (verdict.detail for verdict in self.verdicts if verdict.detail)
+        return "; ".join(dict.fromkeys(details))
 
 
 class VerifierPool:
@@ -84,16 +101,20 @@ class VerifierPool:
         num_workers: processes; the answers of a group are dealt out among them.
         memory_mib: limit of a process's memory beside its imports; an answer whose
             judging needs more is too costly.
+        passed_at: the score from which on an answer is correct.
+        own: the reward functions of a user, which judge all answers.
     """
 
     def __init__(
         self,
         *,
-        score: str,
+        score: str = "",
         timeout_s: float,
         named: Mapping[str, Verifier] | None = None,
         num_workers: int = 1,
         memory_mib: int = 4096,
+        passed_at: float = 1.0,
+        own: OwnReward | None = None,
     ) -> None:
         """Start the processes, and do not wait for them."""
         assert num_workers >= 1 and timeout_s > 0, (num_workers, timeout_s)
@@ -102,6 +123,8 @@ class VerifierPool:
             preload=_UNNAMED,
             timeout_s=timeout_s,
             memory_mib=memory_mib,
+            passed_at=passed_at,
+            own=own,
         )
         adopt()
         self._num_workers = num_workers
@@ -129,21 +152,28 @@ class VerifierPool:
         task: str,
         answers: list[str | None],
         reference: dict[str, Any],
+        *,
+        prompt: str = "",
     ) -> None:
         """Have the answers of a group judged; None stands for a missing answer.
+
+        `prompt` is its text, for reward functions of a user.
 
         Raises:
             ValueError: the reference names a verifier that the pool does not have.
         """
         assert not self._closed, "the pool is closed"
+        known, own = self._setup.verifiers, self._setup.own
         job = JudgingJob(
             key=key,
-            verifier=verifier_of(reference, self._setup.verifiers),
+            verifier=_UNNAMED if own else verifier_of(reference, known),
             task=task,
             answers=answers,
             reference=reference,
-            statuses=["no_answer" if answer is None else None for answer in answers],
-            details=[],
+            verdicts=[
+                Verdict("no_answer") if answer is None else None for answer in answers
+            ],
+            prompt=prompt,
         )
         self.pending += 1
         places = job.unjudged(range(len(answers)))
@@ -263,7 +293,7 @@ class VerifierPool:
                 continue
             share = self._waiting.popleft()
             try:
-                worker.give(share, timeout_s=self._setup.timeout_s)
+                worker.give(share, timeout_s=self._setup.limit_s)
             except OSError:  # it died or was stopped with nothing to do
                 self._waiting.appendleft(share)
                 self._replace(worker, is_late=False)
@@ -279,7 +309,7 @@ class VerifierPool:
 
     def _receive(self, worker: VerifierProcess, message: Loaded | JudgedAnswer) -> None:
         worker.begun_cpu_s = message.cpu_s
-        worker.deadline = time.monotonic() + self._setup.timeout_s  # of the next answer
+        worker.deadline = time.monotonic() + self._setup.limit_s  # of the next answer
         if isinstance(message, Loaded):
             if not message.failure:
                 worker.loaded.add(message.verifier)
@@ -299,26 +329,27 @@ class VerifierPool:
         self._finish_if_judged(job)
 
     def _finish_if_judged(self, job: JudgingJob) -> None:
-        statuses: list[Status] = [status for status in job.statuses if status]
-        if len(statuses) == len(job.statuses):
-            detail = "; ".join(dict.fromkeys(job.details))
-            self._judged.put(Verdicts(job.key, statuses, detail))
+        verdicts = [verdict for verdict in job.verdicts if verdict]
+        if len(verdicts) == len(job.verdicts):
+            self._judged.put(Verdicts(job.key, verdicts))
 
     def _replace(self, worker: VerifierProcess, *, is_late: bool) -> None:
         """Replace a process that is late or has ended; its answer has no verdict.
 
         Its other answers are given to other processes.
         """
-        computed_s = worker.computed_s() if is_late else 0.0
+        # What a user's function computes says nothing about the answer.
+        own = self._setup.own is not None
+        computed_s = worker.computed_s() if is_late and not own else 0.0
         worker.kill()
         self._workers.remove(worker)
         self._killed.append(worker)
         if is_late:
-            verdict = late(computed_s=computed_s, timeout_s=self._setup.timeout_s)
+            verdict = late(computed_s=computed_s, timeout_s=self._setup.limit_s)
             how = f"it took more than {MAX_START_S} s to import"
         else:
             exit_code = worker.exit_code()
-            verdict = ended(exit_code)
+            verdict = ended(exit_code, own=own)
             how = f"it ended with exit code {exit_code} while it imported"
         if worker.share is not None:
             job, places = worker.share
@@ -388,8 +419,17 @@ def num_processes(num_workers: int) -> int:
     return num_workers or min(max(1, len(own) - 2), _MAX_PROCESSES)
 
 
-def make_pool(reward: RewardConfig, *, unnamed: str, count: int = 0) -> VerifierPool:
-    """Make a run's pool of `count` processes; `unnamed` judges what names none."""
+def make_pool(
+    reward: RewardConfig,
+    *,
+    unnamed: str,
+    count: int = 0,
+    own: OwnReward | None = None,
+) -> VerifierPool:
+    """Make a run's pool of `count` processes; `unnamed` judges what names none.
+
+    `own`: the reward functions of a user, which judge all.
+    """
     named = named_verifiers(reward)
     return VerifierPool(
         score=named[unnamed].function,
@@ -397,4 +437,36 @@ def make_pool(reward: RewardConfig, *, unnamed: str, count: int = 0) -> Verifier
         timeout_s=reward.timeout_s,
         num_workers=count or num_processes(reward.num_workers),
         memory_mib=reward.memory_mib,
+        passed_at=reward.passed_at,
+        own=own,
     )
+
+
+def check_own(own: OwnReward, reward: RewardConfig) -> None:
+    """Have a verifier process execute a user's file, before a run.
+
+    Raises:
+        ValueError: it raises, or lacks a function, or one takes other arguments.
+    """
+    worker = VerifierProcess(
+        Setup(
+            verifiers={},
+            preload=_UNNAMED,
+            timeout_s=reward.timeout_s,
+            memory_mib=reward.memory_mib,
+            own=own,
+        )
+    )
+    try:
+        if worker.pipe.poll(MAX_START_S):
+            why_not = worker.pipe.recv().failure
+        else:
+            why_not = f"it took more than {MAX_START_S} s to import"
+    except (EOFError, OSError):
+        why_not = f"it ended with exit code {worker.exit_code()} while it was imported"
+    finally:
+        worker.kill()
+        worker.process.wait()
+    if why_not:
+        name = f"{own.file}:{','.join(own.functions)}"
+        raise ValueError(f"environment = {name!r} cannot be used: {why_not}")

@@ -339,7 +339,7 @@ class LocalGenerators:
         return Group(
             ticket=episode.key,
             prompt=episode.prompt,
-            rollouts=self._judging.rollouts(episode.in_order, episode.statuses),
+            rollouts=self._judging.rollouts(episode.in_order, episode.verdicts),
             finished_version=episode.ended_version,
             detail=episode.detail,
         )

@@ -22,7 +22,7 @@ from scalerl_jax.formats.remote import copy_of
 from scalerl_jax.run.files import RunFiles, called
 from scalerl_jax.run.record import new_record
 from scalerl_jax.run.resume import check_record, check_report
-from scalerl_jax.run.writing import open_to_append, write_json
+from scalerl_jax.run.writing import open_to_append, replace_file, write_json
 
 METRICS_FILE = "metrics.jsonl"
 EVALS_FILE = "evals.jsonl"
@@ -30,6 +30,7 @@ ROLLOUTS_FILE = "rollouts.jsonl"
 # Files that a run leaves behind: with one of these and no config.json, nobody can tell
 # which recipe they belong to.
 RUN_FILES = (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE, "ledger.json", "checkpoints")
+ENVIRONMENT_FILE = "environment.py"  # the reward functions that it runs with
 STATUS_FILE = "status.json"  # how the processes of a run stand
 
 
@@ -179,3 +180,16 @@ def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None
             check_report(file, report)
         else:
             write_json(file, report)
+
+
+def keep_environment(directory: Path, text: str) -> bool:
+    """Keep the file of a user's reward functions; return whether it was another before.
+
+    Raises:
+        RuntimeError: it cannot be written.
+    """
+    file = directory / ENVIRONMENT_FILE
+    with _usable(file):
+        before = file.read_text(encoding="utf-8") if file.exists() else text
+        replace_file(file, text.encode())
+    return before != text and bool(_run_files(directory))

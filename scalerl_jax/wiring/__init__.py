@@ -31,7 +31,7 @@ from scalerl_jax.learner.step import LocalLearner, TrainState
 from scalerl_jax.model.architecture import Architecture, parameter_table
 from scalerl_jax.objective.assembly import make_assembler
 from scalerl_jax.parallel.xla import explained, keep_freed_memory
-from scalerl_jax.run.directory import keep_data_report
+from scalerl_jax.run.directory import keep_data_report, keep_environment
 from scalerl_jax.run.files import RunFiles
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.progress import Progress
@@ -50,7 +50,12 @@ from scalerl_jax.wiring.learning import (
     make_learner,
     make_learning_rates,
 )
-from scalerl_jax.wiring.prompts import check_verifiers, load_prompts, make_stream
+from scalerl_jax.wiring.prompts import (
+    check_environment,
+    check_verifiers,
+    load_prompts,
+    make_stream,
+)
 from scalerl_jax.wiring.replicas import make_local_fleet, make_publish_to_all
 from scalerl_jax.wiring.sampling import (
     GeneratorParts,
@@ -173,6 +178,11 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     Raises:
         ValueError: a setting or a file that it names cannot be used.
     """
+    if (own := check_environment(config)) and keep_environment(directory, own.text):
+        progress.note(
+            f"warning: {own.file} has changed since this run began; from here on "
+            f"rewards are those of the new text"
+        )
     arch = make_architecture(config)
     if config.model.frozen:
         frozen_params(parameter_table(arch), config.model.frozen)  # it may raise

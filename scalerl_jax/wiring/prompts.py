@@ -21,12 +21,15 @@ from scalerl_jax.data.questions import (
 )
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments import sandbox
+from scalerl_jax.environments.own_file import read_own
 from scalerl_jax.environments.pool import (
     VerifierPool,
+    check_own,
     make_pool,
     named_verifiers,
     verifier_of,
 )
+from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.data_sets import DataSets
@@ -234,7 +237,8 @@ def make_verifier(
 
     It has `count` processes; 0: as many as the config says.
     """
-    pool = make_pool(config.reward, unnamed="reasoning_gym", count=count)
+    own = read_own(config.environment, config.reward) if config.environment else None
+    pool = make_pool(config.reward, unnamed="reasoning_gym", count=count, own=own)
     opened.callback(pool.close)
     return pool
 
@@ -246,6 +250,21 @@ def check_verifiers(config: Config, prompts: Iterable[Prompt]) -> None:
         ValueError: there is none of that name, or reward.code_packages is not there.
         SandboxError: there are programs to judge, and no sandbox for them.
     """
+    if config.environment:
+        return  # `check_environment` has looked at it
     known = named_verifiers(config.reward)
     if "code" in {verifier_of(prompt.reference, known) for prompt in prompts}:
         sandbox.check(config.reward.code_packages)
+
+
+def check_environment(config: Config) -> OwnReward | None:
+    """Check, before anything that takes time, that a user's reward functions are there.
+
+    Raises:
+        ValueError: the file or a function is missing, or it raises when it is imported.
+    """
+    if not config.environment:
+        return None
+    own = read_own(config.environment, config.reward)
+    check_own(own, config.reward)
+    return own

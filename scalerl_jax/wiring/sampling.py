@@ -203,6 +203,7 @@ def make_judging(config: Config, tokenizer: Tokenizer) -> Judging:
         cut_off_is_wrong=config.objective.cut_off_completions == "wrong",
         unjudged_is_wrong=config.reward.unjudged == "wrong",
         max_too_costly_share=config.reward.max_too_costly_share,
+        whole=bool(config.environment),
     )
 
 

@@ -446,6 +446,7 @@ def test_metrics_by_hand():
         "verifier/unparsable_share": 0.0,
         "verifier/timeout_share": 1 / 6,
         "verifier/error_share": 0.0,
+        "verifier/bad_reward_share": 0.0,
         "verifier/too_costly_share": 0.0,
         "verifier/unjudged_share": 1 / 6,
         # Oldest versions 0, 4, 3; finished at 3, 4, 4; used at 6.

@@ -28,6 +28,7 @@ from scalerl_jax.data import tasks
 from scalerl_jax.data.prompts import PromptStream, build_prompts
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments.pool import VerifierPool
+from scalerl_jax.environments.verdict import Verdict
 from scalerl_jax.generation.episodes import Episodes, Judging
 from scalerl_jax.generation.evaluation import Abandoned
 from scalerl_jax.generation.replica import ReplicaThread
@@ -340,7 +341,7 @@ def test_a_cut_off_completion_may_count_as_wrong_whatever_it_says(
         cut_off_is_wrong=is_wrong,
     )
     completion = dataclasses.replace(whole, cut_off=cut_off)
-    (rollout,) = judging.rollouts([completion], ["correct"])
+    (rollout,) = judging.rollouts([completion], [Verdict("correct")])
     assert (rollout.passed, rollout.reward) == (passed, 2.0 if passed else -0.5)
     assert rollout.status == "correct"
 
@@ -367,7 +368,7 @@ def test_a_failure_of_the_verifier_is_no_wrong_answer(status, settings, judged, 
     whole = WrittenScheduler({})._completion((0, 0), [(EOS, 0)])
     completion = dataclasses.replace(whole, cut_off=True)
     # Nine that fail are as little at fault as one.
-    for rollout in judging.rollouts([completion] * 9, [status] * 9):
+    for rollout in judging.rollouts([completion] * 9, [Verdict(status)] * 9):
         assert (rollout.judged, rollout.passed) == (judged, False)
         assert (rollout.reward, rollout.status) == (reward, status)
 
@@ -391,7 +392,7 @@ def test_completions_that_are_too_costly_to_judge_are_soon_wrong(share, costly, 
     )
     whole = WrittenScheduler({})._completion((0, 0), [(EOS, 0)])
     statuses = ["too_costly"] * costly + ["verifier_error"] + ["correct"] * (3 - costly)
-    rollouts = judging.rollouts([whole] * 4, statuses)
+    rollouts = judging.rollouts([whole] * 4, list(map(Verdict, statuses)))
     for rollout in rollouts[:costly]:
         assert (rollout.judged, rollout.passed) == (judged, False)
         assert rollout.reward == (-0.5 if judged else 0.0)

@@ -12,7 +12,7 @@ from small_sandbox import WHY_NOT
 from scalerl_jax.config import Config, MathAnswer, RewardConfig
 from scalerl_jax.data import tasks
 from scalerl_jax.environments.judges import maths
-from scalerl_jax.environments.pool import num_processes
+from scalerl_jax.environments.run_verifiers import num_processes
 from scalerl_jax.environments.sandbox import SandboxError
 from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.prompts import check_verifiers, make_verifier

@@ -22,7 +22,7 @@ from scalerl_jax.data.questions import extract_answer
 from scalerl_jax.environments import sandbox
 from scalerl_jax.environments.judges import code
 from scalerl_jax.environments.own_file import read_own
-from scalerl_jax.environments.pool import check_own, make_pool
+from scalerl_jax.environments.run_verifiers import check_own, make_pool
 from scalerl_jax.environments.verdict import OwnReward, Verdict, figures_of_parts
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stderr, to_stdout
@@ -48,10 +48,8 @@ class _Judged(NamedTuple):
     def shown(self) -> str:
         """Return it as a line to read."""
         status, detail, reward, parts = self.verdict
-        rewards = {"reward": reward} if reward is not None else {}
-        numbers = [
-            f"{name} {_number(each)}" for name, each in (rewards | parts).items()
-        ]
+        rewards = {**({} if reward is None else {"reward": reward}), **parts}
+        numbers = [f"{name} {_number(each)}" for name, each in rewards.items()]
         return "  ".join(filter(None, (self.place, status, *numbers, detail)))
 
     def values(self) -> dict[str, Any]:
@@ -88,26 +86,7 @@ def make_parser() -> Parser:
         help="JSON lines, a JSON array or Parquet, also gzipped; rows with a "
         "'completion', and an 'answer' or 'tests'",
     )
-    judge.add_argument(
-        "--environment",
-        default="",
-        metavar="FILE.py:FUNCTION",
-        help="reward functions of your own, as in a run; a row then has a "
-        "'completion', perhaps a 'prompt' and a 'reference'; what they print goes to "
-        "stderr",
-    )
-    judge.add_argument(
-        "--weights",
-        default="",
-        metavar="NUMBER,...",
-        help="as reward.weights, of the functions of --environment",
-    )
-    judge.add_argument(
-        "--variables",
-        default="",
-        metavar="NAME,...",
-        help="as reward.variables, for --environment",
-    )
+    _add_own(judge)
     judge.add_argument(
         "--json",
         action="store_true",
@@ -132,6 +111,30 @@ def make_parser() -> Parser:
                 help=f"as reward.{field.name} (default: {field.default!r})",
             )
     return parser
+
+
+def _add_own(judge: argparse.ArgumentParser) -> None:
+    """Add the flags of reward functions of the user's."""
+    judge.add_argument(
+        "--environment",
+        default="",
+        metavar="FILE.py:FUNCTION",
+        help="reward functions of your own, as in a run; a row then has a "
+        "'completion', perhaps a 'prompt' and a 'reference'; what they print goes to "
+        "stderr",
+    )
+    judge.add_argument(
+        "--weights",
+        default="",
+        metavar="NUMBER,...",
+        help="as reward.weights, of the functions of --environment",
+    )
+    judge.add_argument(
+        "--variables",
+        default="",
+        metavar="NAME,...",
+        help="as reward.variables, for --environment",
+    )
 
 
 _SETTINGS = (

@@ -34,7 +34,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before a retry; doubled for each
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: the key is for the host that was named."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(
+        self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any
+    ) -> None:
         """Make no other request; the status is an error then."""
 
 
@@ -106,11 +108,20 @@ class Judge:
         kept = Path(self.cache, hashlib.sha256(asked).hexdigest())
         if self.cache and kept.exists():
             return kept.read_text(encoding="utf-8")
-        pause_s = _FIRST_PAUSE_S
-        for left in range(self.retries, -1, -1):
+        said = await self._persistently(json.dumps(body).encode())
+        if self.cache:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            own = kept.with_suffix(f".{os.getpid()}.{id(said)}")
+            own.write_text(said, encoding="utf-8")
+            own.rename(kept)  # never half of it
+        return said
+
+    async def _persistently(self, body: bytes) -> str:
+        """Ask until there is an answer, or `retries` are used up."""
+        pause_s, left = _FIRST_PAUSE_S, self.retries
+        while True:
             try:
-                said = await asyncio.to_thread(self._ask, json.dumps(body).encode())
-                break
+                return await asyncio.to_thread(self._ask, body)
             except _Passing as error:
                 if not left:
                     raise JudgeError(
@@ -118,14 +129,8 @@ class Judge:
                         f"{error}"
                     ) from error
                 wait_s = max(pause_s, error.after_s) * random.uniform(1.0, 1.5)
-                await asyncio.sleep(min(wait_s, _LONGEST_PAUSE_S))
-                pause_s *= 2
-        if self.cache:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            own = kept.with_suffix(f".{os.getpid()}.{id(said)}")
-            own.write_text(said, encoding="utf-8")
-            own.rename(kept)  # never half of it
-        return said
+            await asyncio.sleep(min(wait_s, _LONGEST_PAUSE_S))
+            pause_s, left = 2 * pause_s, left - 1
 
     def _ask(self, body: bytes) -> str:
         headers = {"Content-Type": "application/json"}

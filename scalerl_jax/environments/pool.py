@@ -6,7 +6,6 @@ of the sampler, and a thread gives each process work as soon as it is free.
 
 import collections
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -14,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from multiprocessing import connection as pipes
 from typing import Any, NamedTuple
 
-from scalerl_jax.config import RewardConfig
 from scalerl_jax.environments.verdict import (
     MAX_START_S,
     JudgedAnswer,
@@ -37,9 +35,7 @@ _MAX_STARTS = 8  # failed starts in a row, per process: over half a minute
 _BACKOFF_S = 0.25  # before a second start; doubled for each that follows
 _IDLE_S = 60.0  # between two looks when nothing happens
 _END_S = 5.0  # wait for the children of killed processes
-_MAX_PROCESSES = 32  # per machine; SymPy takes 100 MB in each
-_SOLUTION_SHARE = 0.8  # of reward.timeout_s; the rest is for setting up sandboxes
-_UNNAMED = ""  # the verifier of prompts that name none
+UNNAMED = ""  # the verifier of prompts that name none
 
 
 def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
@@ -48,7 +44,7 @@ def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
     Raises:
         ValueError: the verifier is not among the `known`.
     """
-    name = reference.get("verifier", _UNNAMED)
+    name = reference.get("verifier", UNNAMED)
     if name == "own" and name not in known:
         raise ValueError(
             "a prompt has a 'reference', which a reward function of your own judges; "
@@ -57,7 +53,7 @@ def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
     if name and name not in known:
         raise ValueError(
             f"a prompt's reference names the verifier {name!r}; choose from "
-            f"{sorted(set(known) - {_UNNAMED})}, or name none for its task's own"
+            f"{sorted(set(known) - {UNNAMED})}, or name none for its task's own"
         )
     return name
 
@@ -119,8 +115,8 @@ class VerifierPool:
         """Start the processes, and do not wait for them."""
         assert num_workers >= 1 and timeout_s > 0, (num_workers, timeout_s)
         self._setup = Setup(
-            verifiers={_UNNAMED: Verifier(score), **(named or {})},
-            preload=_UNNAMED,
+            verifiers={UNNAMED: Verifier(score), **(named or {})},
+            preload=UNNAMED,
             timeout_s=timeout_s,
             memory_mib=memory_mib,
             passed_at=passed_at,
@@ -166,7 +162,7 @@ class VerifierPool:
         known, own = self._setup.verifiers, self._setup.own
         job = JudgingJob(
             key=key,
-            verifier=_UNNAMED if own else verifier_of(reference, known),
+            verifier=UNNAMED if own else verifier_of(reference, known),
             task=task,
             answers=answers,
             reference=reference,
@@ -271,7 +267,7 @@ class VerifierPool:
             try:
                 self._workers.append(VerifierProcess(self._setup))
             except OSError as error:  # no memory, or too many processes
-                self._start_later(_UNNAMED, f"the system refuses one ({error}) for")
+                self._start_later(UNNAMED, f"the system refuses one ({error}) for")
 
     def _advance(self) -> None:
         """Read messages of the processes; kill the processes that are late."""
@@ -380,93 +376,3 @@ class VerifierPool:
             )
         pause_s = _BACKOFF_S * 2 ** ((failed - 1) // self._num_workers)
         self._starts.append(time.monotonic() + pause_s)
-
-
-# Functions that make a run's verifiers and pool from its settings.
-
-
-def named_verifiers(reward: RewardConfig) -> dict[str, Verifier]:
-    """Return the verifiers by the name under which a prompt's reference asks for them.
-
-    A process imports a verifier's module only when it first has to use it.
-    """
-    return {
-        "code": Verifier(
-            "scalerl_jax.environments.judges.code:judge",
-            {
-                "cpu_s": reward.code_cpu_s,
-                "wall_s": _SOLUTION_SHARE * reward.timeout_s,
-                "memory_mib": reward.code_memory_mib,
-                "packages": reward.code_packages,
-                "float_tolerance": reward.code_float_tolerance,
-            },
-        ),
-        "math": Verifier(
-            "scalerl_jax.environments.judges.maths:judge",
-            {"answer_from": reward.math_answer},
-        ),
-        "reasoning_gym": Verifier("scalerl_jax.data.tasks:score"),
-    }
-
-
-def num_processes(num_workers: int) -> int:
-    """Return the number of verifier processes: `num_workers`, or for 0 by the cores.
-
-    Two of the machine's cores are then left to the run itself.
-    """
-    # Not all systems say which cores this process may use.
-    own = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
-    return num_workers or min(max(1, len(own) - 2), _MAX_PROCESSES)
-
-
-def make_pool(
-    reward: RewardConfig,
-    *,
-    unnamed: str,
-    count: int = 0,
-    own: OwnReward | None = None,
-) -> VerifierPool:
-    """Make a run's pool of `count` processes; `unnamed` judges what names none.
-
-    `own`: the reward functions of a user, which judge all.
-    """
-    named = named_verifiers(reward)
-    return VerifierPool(
-        score=named[unnamed].function,
-        named=named,
-        timeout_s=reward.timeout_s,
-        num_workers=count or num_processes(reward.num_workers),
-        memory_mib=reward.memory_mib,
-        passed_at=reward.passed_at,
-        own=own,
-    )
-
-
-def check_own(own: OwnReward, reward: RewardConfig) -> None:
-    """Have a verifier process execute a user's file, before a run.
-
-    Raises:
-        ValueError: it raises, or lacks a function, or one takes other arguments.
-    """
-    worker = VerifierProcess(
-        Setup(
-            verifiers={},
-            preload=_UNNAMED,
-            timeout_s=reward.timeout_s,
-            memory_mib=reward.memory_mib,
-            own=own,
-        )
-    )
-    try:
-        if worker.pipe.poll(MAX_START_S):
-            why_not = worker.pipe.recv().failure
-        else:
-            why_not = f"it took more than {MAX_START_S} s to import"
-    except (EOFError, OSError):
-        why_not = f"it ended with exit code {worker.exit_code()} while it was imported"
-    finally:
-        worker.kill()
-        worker.process.wait()
-    if why_not:
-        name = f"{own.file}:{','.join(own.functions)}"
-        raise ValueError(f"environment = {name!r} cannot be used: {why_not}")

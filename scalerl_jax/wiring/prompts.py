@@ -22,12 +22,11 @@ from scalerl_jax.data.questions import (
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments import sandbox
 from scalerl_jax.environments.own_file import read_own
-from scalerl_jax.environments.pool import (
-    VerifierPool,
+from scalerl_jax.environments.pool import VerifierPool, verifier_of
+from scalerl_jax.environments.run_verifiers import (
     check_own,
     make_pool,
     named_verifiers,
-    verifier_of,
 )
 from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.run.progress import Progress

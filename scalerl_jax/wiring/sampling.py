@@ -18,7 +18,8 @@ from scalerl_jax.contract import Orders
 from scalerl_jax.controller.orders import OrderBook
 from scalerl_jax.data.detokenizer import Detokenizer, Marker, make_marker
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
-from scalerl_jax.environments.pool import VerifierPool, num_processes
+from scalerl_jax.environments.pool import VerifierPool
+from scalerl_jax.environments.run_verifiers import num_processes
 from scalerl_jax.generation.driver import LocalGenerators
 from scalerl_jax.generation.episodes import Episodes, Judging
 from scalerl_jax.generation.evaluation import Evaluator, Probe

@@ -10,8 +10,8 @@ import small_run
 
 from scalerl_jax.config import RewardConfig
 from scalerl_jax.data import judging
-from scalerl_jax.environments import pool as pools
 from scalerl_jax.environments.own_file import read_own
+from scalerl_jax.environments.run_verifiers import check_own, make_pool
 from scalerl_jax.environments.verdict import Verdict, figures_of_parts
 
 SOURCE = """
@@ -79,7 +79,7 @@ def judge(file, functions, answers, reward=FAST, *, prompt="ab", reference=None)
     """The verdicts on these completions of one prompt."""
     own = read_own(f"{file}:{functions}", reward)
     found = []
-    pool = pools.make_pool(reward, unnamed="reasoning_gym", own=own)
+    pool = make_pool(reward, unnamed="reasoning_gym", own=own)
     with contextlib.closing(pool):
         pool.submit(0, "any", answers, reference or {"answer": None}, prompt=prompt)
         while pool.pending:
@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_used_is_said_before_a_run(tmp_path, source, messa
     file = tmp_path / "mine.py"
     file.write_text(source)
     with pytest.raises(ValueError, match=message) as error:
-        pools.check_own(read_own(f"{file}:score", FAST), FAST)
+        check_own(read_own(f"{file}:score", FAST), FAST)
     assert str(error.value).startswith("environment = ")
     assert "\n" not in str(error.value)
 

@@ -3,7 +3,7 @@
     make bench-publish
     python benchmarks/publish.py --sections=moving --params=10
 
-Section `moving`: two learner processes with one mesh (gloo) publish params that they hold
+Section `moving`: two learner processes of one mesh (gloo) send params that they hold
 half of each, and two replicas with two devices each receive all of them over a
 directory.  Section `changes`: runs of two configs with the learning rates of large
 models; each version is compared with ones before it, as bfloat16.

@@ -267,7 +267,7 @@ def main():
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         rendezvous.initialize(
-            rendezvous.Place(
+            rendezvous.ProcessPlace(
                 coordinator=coordinator,
                 num_processes=int(count),
                 process_id=int(process),

@@ -18,25 +18,35 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import ray
 from ray.exceptions import RayError
 
+from scalerl_jax import wiring
 from scalerl_jax.cluster.calls import calling, why_lost
 from scalerl_jax.cluster.object_store import ObjectStoreChannel
 from scalerl_jax.cluster.placement import forget_others
 from scalerl_jax.cluster.session import versions
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Instructions, ReplicaReport
+from scalerl_jax.formats import remote
 from scalerl_jax.formats.reading import is_remote
+from scalerl_jax.model.weights_out import make_snapshot
+from scalerl_jax.parallel import rendezvous
 from scalerl_jax.parallel.coordinator import HeldPort
+from scalerl_jax.parallel.mesh import AXES, make_mesh
 from scalerl_jax.parallel.signed_lines import new_secret
-from scalerl_jax.parallel.xla import is_broken_off
+from scalerl_jax.parallel.xla import is_broken_off, keep_programs
 from scalerl_jax.process.ending import first_line
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.lockstep import Call
 from scalerl_jax.types import Group, PackedBatch, Prompt
 from scalerl_jax.weights.bucket_channel import make_channel
 from scalerl_jax.weights.manifest import Manifest
+from scalerl_jax.weights.sending import Sender
+from scalerl_jax.weights.shards import own_shards
+from scalerl_jax.wiring.replicas import make_follower, make_remote_replica
 
 # What a follower does beside the calls of its engine, which it makes one by one.
 FOLLOWER_GROUPS = {"params": 1, "watch": 1}
@@ -121,11 +131,6 @@ class RoleProcess:
         self, meeting: Meeting | None, rank: int, count: int, timeout_s: float
     ) -> None:
         """Meet the other processes of a role, if there are any; before JAX is asked."""
-        import jax
-
-        from scalerl_jax.parallel import rendezvous
-        from scalerl_jax.parallel.xla import keep_programs
-
         keep_programs(self._config.compile_cache)
         # JAX would take SIGTERM for itself; the controller is told of it instead.
         jax.config.update("jax_enable_preemption_service", False)
@@ -143,13 +148,9 @@ class RoleProcess:
 
     def _devices(self) -> list[Any]:
         """Return the devices of this process's replica."""
-        import jax
-
         return jax.devices()[: self._config.generators.devices]
 
     def _here(self) -> RoleProcessInfo:
-        import jax
-
         return RoleProcessInfo(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -175,8 +176,6 @@ class RoleProcess:
         """
         if not is_remote(self._directory):
             return Path(self._directory, file).exists()
-        from scalerl_jax.formats import remote  # for buckets only
-
         path = remote.open_path(self._directory, setting="--workdir=", in_run=True)
         return remote.read(path / file) is not None
 
@@ -196,14 +195,6 @@ class LearnerRank(RoleProcess):
 
     def start(self, meeting: Meeting | None, timeout_s: float) -> RoleProcessInfo:
         """Meet the other ranks, load the state, compile the step."""
-        import jax
-
-        from scalerl_jax import wiring
-        from scalerl_jax.model.weights_out import make_snapshot
-        from scalerl_jax.parallel.mesh import AXES, make_mesh
-        from scalerl_jax.run.progress import Progress
-        from scalerl_jax.weights.sending import Sender
-
         config = self._config
         self._meet(meeting, self._rank, self._num_ranks, timeout_s)
         arch = wiring.make_architecture(config)
@@ -240,8 +231,6 @@ class LearnerRank(RoleProcess):
 
     def annotate(self, batches: list[PackedBatch]) -> list[PackedBatch]:
         """Return a window's batches with the scores that the objective reads."""
-        import jax
-
         return jax.tree.map(np.asarray, self._learner.annotate(self._state, batches))
 
     def score(self, batch: PackedBatch) -> Any:
@@ -253,9 +242,7 @@ class LearnerRank(RoleProcess):
         return self._learner.examine(self._state, batch)
 
     def publish(self, policy_version: int, pinned: bool) -> tuple[Manifest, Any]:
-        """Publish this rank's shards of the params; return them listed, and a report."""
-        from scalerl_jax.weights.shards import own_shards
-
+        """Publish this rank's shards of the params; return a manifest and a report."""
         assert int(self._state.policy_version) == policy_version, policy_version
         shards = own_shards(self._snapshot(self._state.params))
         with self._sending:
@@ -383,9 +370,6 @@ class GeneratorReplica(RoleProcess):
         timeout_s: float,
     ) -> RoleProcessInfo:
         """Meet the followers, make the engine, and begin to wait for params."""
-        from scalerl_jax import wiring
-        from scalerl_jax.wiring.replicas import make_remote_replica
-
         self._meet(meeting, 0, 1 + len(followers), timeout_s)
         if followers:
             self._followers = RayFollowers(followers, leave=self._leave)
@@ -433,9 +417,6 @@ class ReplicaFollower(RoleProcess):
 
     def start(self, meeting: Meeting, rank: int, timeout_s: float) -> RoleProcessInfo:
         """Meet the others, and make the engine."""
-        from scalerl_jax import wiring
-        from scalerl_jax.wiring.replicas import make_follower
-
         generators = self._config.generators
         self._meet(meeting, rank, generators.processes, timeout_s)
         channel = self._make_channel()

@@ -165,7 +165,7 @@ class LearnerProcesses:
     def publish(self, state: int, *, pinned: bool = False) -> WeightsOf:
         """Have every rank publish its shards; return what replicas are told.
 
-        Processes that start again publish it again, and what is `pinned`, as it comes by
+        Processes that start again send it anew, and what is `pinned`, as it comes by
         there: no checkpoint is begun after that before nobody needs it any more.
         """
         parts = self.call("publish", state, pinned)

@@ -1,9 +1,9 @@
 """A channel of published params over Ray's object store.
 
 An object is one of the store of the process that puts it: it is there as long as that
-process lives and somebody holds its handle, which travels beside the manifest
-and not in its text.  A store that is full writes to the disk of its machine without a word;
-so no more than a share of it is used, and the rest goes to a directory.
+process lives and somebody holds its handle, which travels with the manifest
+and not in its text.  A store that is full writes to the disk of its machine without a
+word; so no more than a share of it is used, and the rest goes to a directory.
 """
 
 import contextlib

@@ -29,6 +29,7 @@ from scalerl_jax.config.sections import MathAnswer as MathAnswer
 from scalerl_jax.config.sections import Mode as Mode
 from scalerl_jax.config.sections import ModelConfig as ModelConfig
 from scalerl_jax.config.sections import ObjectiveConfig as ObjectiveConfig
+from scalerl_jax.config.sections import OptimizerConfig as OptimizerConfig
 from scalerl_jax.config.sections import RewardConfig as RewardConfig
 from scalerl_jax.config.sections import ScalingConfig as ScalingConfig
 from scalerl_jax.config.settings import build as build

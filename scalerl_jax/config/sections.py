@@ -297,7 +297,7 @@ class QueueConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What a config knows of a loss; `wiring.objective` has its function."""
+    """What a config knows of a loss; `objective.terms` has its function."""
 
     settings: tuple[str, ...] = ()  # of the objective: the function's keywords
     ratio: Literal["none", "token", "sequence_mean", "sequence_sum"] = "token"

@@ -165,26 +165,9 @@ class QueueState:
 class RolloutQueue:
     """Admits groups, holds finished ones, hands out windows of N or more."""
 
-    def __init__(
-        self,
-        *,
-        num_prompts: int,
-        max_staleness: int,
-        mode: Mode,
-        max_waiting: int = 0,
-        epochs: int = 1,
-        max_refills: int = 0,
-        num_steps: int | None = None,
-    ) -> None:
-        """Begin empty at version 0; the arguments are those of `Pacing`."""
-        self._pacing = Pacing(
-            num_prompts=num_prompts,
-            max_staleness=max_staleness,
-            mode=mode,
-            max_waiting=max_waiting,
-            epochs=epochs,
-            num_steps=num_steps,
-        )
+    def __init__(self, pacing: Pacing, *, max_refills: int = 0) -> None:
+        """Begin empty at version 0."""
+        self._pacing = pacing
         self._max_refills = max_refills
         self._changed = threading.Condition()
         self.version = 0  # optimizer steps applied

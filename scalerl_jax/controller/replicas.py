@@ -6,38 +6,9 @@ A job is a part of an evaluation, or a probe, and is done by one replica.
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from scalerl_jax.contract import Assignment, JobResult, Link, ReplicaJob, ReplicaReport
-
-
-class Roomy(Protocol):
-    """A replica that groups can be given to."""
-
-    @property
-    def up(self) -> bool:
-        """Return whether the replica has answered."""
-        ...
-
-    @property
-    def room(self) -> int:
-        """Groups that the replica could begin now."""
-        ...
-
-
-R = TypeVar("R", bound=Roomy)
-
-
-def freest(replicas: Iterable[R]) -> R | None:
-    """Return the replica that gets the next group: the first with the most room.
-
-    Return None if all are full.
-    """
-    found, most = None, 0
-    for each in replicas:
-        if each.up and (room := each.room) > most:
-            found, most = each, room
-    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -388,13 +388,13 @@ def num_processes(num_workers: int) -> int:
     return num_workers or min(max(1, len(own) - 2), _MAX_PROCESSES)
 
 
-def make_pool(reward: RewardConfig, *, unnamed: str) -> VerifierPool:
-    """Make the verifier pool of a run; `unnamed` is for references that name none."""
+def make_pool(reward: RewardConfig, *, unnamed: str, count: int = 0) -> VerifierPool:
+    """Make a run's pool of `count` processes; `unnamed` judges what names none."""
     named = named_verifiers(reward)
     return VerifierPool(
         score=named[unnamed].function,
         named=named,
         timeout_s=reward.timeout_s,
-        num_workers=num_processes(reward.num_workers),
+        num_workers=count or num_processes(reward.num_workers),
         memory_mib=reward.memory_mib,
     )

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from scalerl_jax.formats import remote
 from scalerl_jax.launch import gcloud
 from scalerl_jax.launch.client import Client, NotFound
 from scalerl_jax.machines import ray_access
@@ -37,8 +38,6 @@ def fetched(url: str) -> Iterator[None]:
     Raises:
         ValueError: there is none, or the bucket does not answer.
     """
-    from scalerl_jax.formats import remote  # for buckets only
-
     data = remote.read(remote.open_path(url, setting="--ray-token="))
     if data is None:
         raise ValueError(

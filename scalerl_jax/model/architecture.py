@@ -90,18 +90,10 @@ class Architecture:
     tied_embeddings: bool
     max_positions: int
     rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False  # query, key and value projections add one (Qwen2)
+    qk_norm: bool = False  # queries and keys have a norm with weights (Qwen3)
     experts: Experts | None = None
     local: LocalLayers | None = None
-
-    @property
-    def qkv_bias(self) -> bool:
-        """Return whether the query, key and value projections add a bias (Qwen2)."""
-        return self.family == "qwen2"
-
-    @property
-    def qk_norm(self) -> bool:
-        """Return whether queries and keys have a norm with weights (Qwen3)."""
-        return self.family in ("qwen3", "qwen3_moe")
 
     @functools.cached_property
     def num_params(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from scalerl_jax.config import Config
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.planning import rates
 from scalerl_jax.planning.lengths import Lengths, count_rows
 from scalerl_jax.planning.memory import cache_tokens, value_bytes
@@ -261,7 +262,7 @@ def _train_seconds(
         compute_bytes=value_bytes(model.compute_dtype),
         reached=reached,
     )
-    return seconds * (2 if config.objective.advantage == "critic" else 1)
+    return seconds * (2 if needs_of(config).critic else 1)
 
 
 def pause_seconds(config: Config, arch: Architecture, *, replica_chips: int) -> float:

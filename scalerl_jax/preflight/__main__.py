@@ -39,7 +39,7 @@ def main() -> int:
         )
         return _MISTAKE
     os.environ.update(ENVIRONMENT)
-    from scalerl_jax.preflight.command import run
+    from scalerl_jax.preflight.command import run  # JAX, which reads these now
 
     return run(sys.argv)
 

@@ -80,7 +80,7 @@ def open_run_directory(
             held.enter_context(called(path, str(workdir)))
         else:
             path = local_directory(workdir)
-            lock = held.enter_context(_lock(path))
+            lock = held.enter_context(lock_directory(path))
         config_file = path / "config.json"
         with _usable(config_file):
             record = new_record(json.loads(json.dumps(settings)))
@@ -119,14 +119,20 @@ def local_directory(workdir: str | os.PathLike[str]) -> Path:
     return Path(workdir).expanduser().absolute()
 
 
-def _lock(path: Path) -> io.FileIO:
-    """Make the directory and take its lock; the kernel gives it back when we die."""
+def lock_directory(path: Path, *, flag: str = "--workdir") -> io.FileIO:
+    """Make the directory and take its lock; the kernel gives it back when we die.
+
+    Raises:
+        ValueError: it is no directory.
+        RuntimeError: it cannot be written, or another process is using it; `flag`
+            named it.
+    """
     with _usable(path):
         try:
             path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise ValueError(
-                f"--workdir={path} is or lies under a file; name a directory"
+                f"{flag}={path} is or lies under a file; name a directory"
             ) from error
     with _usable(path / ".lock"), contextlib.ExitStack() as held:
         lock = held.enter_context(open_to_append(path / ".lock"))
@@ -137,7 +143,7 @@ def _lock(path: Path) -> io.FileIO:
             holder = lock.read(200).decode(errors="replace") or "unknown"
             raise RuntimeError(
                 f"another process ({holder}) is using "
-                f"--workdir={path}; stop it first or choose another --workdir"
+                f"{flag}={path}; stop it first or choose another {flag}"
             ) from error
         # A forked child (a verifier, say) shares the lock and may outlive us.
         child_copy: weakref.ref[io.FileIO] = weakref.ref(lock)

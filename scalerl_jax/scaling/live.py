@@ -92,7 +92,7 @@ class Watch:
         """Write numbers and a picture to TensorBoard; they are on disk on return."""
         from tensorboard.compat.proto import summary_pb2
 
-        from scalerl_jax.run.events import EventFile  # and its packages
+        from scalerl_jax.run.events import EventFile  # TensorBoard too
 
         # Message classes are made at import, where a type checker cannot see them.
         summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from scalerl_jax.controller.dealing import deal
 from scalerl_jax.controller.queue import RolloutQueue
-from scalerl_jax.controller.replicas import freest
 from scalerl_jax.simulate.lengths import Drawn, SimulatedLengths
 from scalerl_jax.simulate.outcome import SimulationNotes, SimulationOutcome
 from scalerl_jax.simulate.rates import Rates
@@ -108,35 +108,27 @@ class Simulation:
         """Hand out all groups that may begin, those of lost replicas first."""
         if self.version < 0:
             return
-        self._deal_again()
-        by_ticket = self.scenario.by_ticket
-        while True:
-            replica = self.replicas[0] if by_ticket else freest(self.replicas)
-            if replica is None or (self._alone and replica.paused):
-                return
-            versions = (self.version,) if by_ticket else (replica.version, self.version)
-            if self._alone:
-                versions = versions[:1]
-            for version in versions:
-                if (ticket := self.queue.admit(version)) is not None:
-                    break
-            else:
-                return
-            if by_ticket:
-                replica = self.replicas[ticket % len(self.replicas)]
-            self._give(replica, self._begin(ticket, version), version)
+        # In the loop's process a group begins with the params that are in use there.
+        newest = self.replicas[0].version if self._alone else self.version
+        for replica, group, version in deal(
+            self.replicas,
+            self._again,
+            newest=newest,
+            by_ticket=self.scenario.by_ticket,
+            admit=self._admit,
+            reissue=self._restart,
+        ):
+            self._give(replica, group, version)
 
-    def _deal_again(self) -> None:
-        for ticket in list(self._again):
-            replica = freest(self.replicas)
-            if self.scenario.by_ticket:
-                replica = self.replicas[ticket % len(self.replicas)]
-            if replica is None or not replica.up:
-                return
-            self._again.remove(ticket)
-            version = self.version if self.scenario.by_ticket else replica.version
-            version = self.queue.restart(ticket, version)
-            self._give(replica, self._begin(ticket, version), version)
+    def _admit(self, version: int) -> SimulatedGroup | None:
+        if self._alone and self.replicas[0].paused:
+            return None
+        ticket = self.queue.admit(version)
+        return None if ticket is None else self._begin(ticket, version)
+
+    def _restart(self, ticket: int, version: int) -> tuple[SimulatedGroup, int]:
+        version = self.queue.restart(ticket, version)
+        return self._begin(ticket, version), version
 
     def _begin(self, ticket: int, version: int) -> SimulatedGroup:
         share = self.scenario.zero_variance_share

@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 
 
 class LostObjectError(RuntimeError):
-    """An object that cannot be fetched, or is not of the size that its manifest says."""
+    """An object that cannot be fetched, or is not of the size that was published."""
 
 
 class FullChannelError(RuntimeError):
@@ -87,8 +87,8 @@ class DirectoryChannel:
         Args:
             directory: made if it is missing.
             owner: name of a process, such as "rank0": no two at a time may have one.
-            patience_s: what a manifest lists has been written, so that a file which is not
-                seen after so long was discarded.
+            patience_s: what is published has been written, so that a file which is
+                not seen after so long was discarded.
         """
         self._directory = Path(directory)
         self._owner = owner and checked_name(owner)

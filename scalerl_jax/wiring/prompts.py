@@ -227,9 +227,14 @@ def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
     return MixtureStream(streams, weights=data.task_weights)
 
 
-def make_verifier(config: Config, opened: contextlib.ExitStack) -> VerifierPool:
-    """Make a pool of processes that judge, closed with `opened`."""
-    pool = make_pool(config.reward, unnamed="reasoning_gym")
+def make_verifier(
+    config: Config, opened: contextlib.ExitStack, *, count: int = 0
+) -> VerifierPool:
+    """Make a pool of processes that judge, closed with `opened`.
+
+    It has `count` processes; 0: as many as the config says.
+    """
+    pool = make_pool(config.reward, unnamed="reasoning_gym", count=count)
     opened.callback(pool.close)
     return pool
 

@@ -1,6 +1,6 @@
 """Params on their way between processes: a copy to publish, and a layout to receive.
 
-Each process of the learner publishes its own shards of the copy (`weights.sending`), and
+Each process of the learner sends its own shards of the copy (`weights.sending`), and
 a replica takes what its devices hold a part of (`weights.receiving`).
 """
 

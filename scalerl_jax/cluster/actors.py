@@ -43,8 +43,7 @@ from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.lockstep import Call
 from scalerl_jax.types import Group, PackedBatch, Prompt
 from scalerl_jax.weights.bucket_channel import make_channel
-from scalerl_jax.weights.channels import Parcel
-from scalerl_jax.weights.manifest import Offer
+from scalerl_jax.weights.manifest import Manifest
 from scalerl_jax.weights.sending import Sender
 from scalerl_jax.weights.shards import own_shards
 from scalerl_jax.wiring.replicas import make_follower, make_remote_replica
@@ -191,7 +190,7 @@ class LearnerRank(RoleProcess):
         super().__init__(config, directory)
         self._rank = rank
         self._sending = threading.Lock()
-        self._offered = threading.Event()  # any version
+        self._published = threading.Event()  # any version
         self._num_ranks = num_ranks
 
     def start(self, meeting: Meeting | None, timeout_s: float) -> RoleProcessInfo:
@@ -205,7 +204,7 @@ class LearnerRank(RoleProcess):
             config,
             arch,
             mesh,
-            to_sampler=lambda params, version: None,  # `publish` offers its shards
+            to_sampler=lambda params, version: None,  # `publish` sends its shards
             assemble=wiring.make_assembler(config, arch),
             checkpointer=wiring.make_checkpointer(config, self._directory),
             progress=Progress(),
@@ -242,36 +241,30 @@ class LearnerRank(RoleProcess):
         """Return a batch's metrics and the norm of its gradient."""
         return self._learner.examine(self._state, batch)
 
-    def publish(self, policy_version: int, pinned: bool) -> tuple[Parcel, Any]:
-        """Offer this rank's shards of the params; return the offer, and a report."""
+    def publish(self, policy_version: int, pinned: bool) -> tuple[Manifest, Any]:
+        """Publish this rank's shards of the params; return a manifest and a report."""
         assert int(self._state.policy_version) == policy_version, policy_version
         shards = own_shards(self._snapshot(self._state.params))
         with self._sending:
-            offer = self._sender.send(
+            manifest = self._sender.send(
                 shards, policy_version=policy_version, pinned=pinned
             )
-            self._offered.set()
-            return self._parcel(offer), self._sender.report
+            self._published.set()
+            return self._with_handles(manifest), self._sender.report
 
-    def publish_again(self) -> Parcel:
-        """Offer the last version in full, for who has no other; beside a step.
+    def publish_again(self) -> Manifest:
+        """Publish the last version in full, for who has no other; beside a step.
 
         A rank that has just been started again has none before it gets there.
         """
-        self._offered.wait()
+        self._published.wait()
         with self._sending:
-            return self._parcel(self._sender.send_again())
+            return self._with_handles(self._sender.send_again())
 
-    def _parcel(self, offer: Offer) -> Parcel:
+    def _with_handles(self, manifest: Manifest) -> Manifest:
         handles = self._channel.handles
-        return Parcel(
-            text=offer.to_json(),
-            handles={
-                each.reference: handles[each.reference]
-                for each in offer.objects
-                if each.reference in handles
-            },
-        )
+        own = {name: handles[name] for name in manifest.objects if name in handles}
+        return dataclasses.replace(manifest, handles=own)
 
     def save(self, step: int, host: dict[str, Any], groups: Sequence[Group]) -> None:
         """Begin to write a checkpoint; rank 0's part has the controller's books."""
@@ -301,7 +294,7 @@ class FollowerLost(Exception):  # noqa: N818  what happened to it, in one line
 
 
 class RayFollowers:
-    """The `weights.arrivals.Followers` of a replica's first process."""
+    """The `generation.followers.Followers` of a replica's first process."""
 
     def __init__(self, actors: Sequence[Any], leave: Callable[[], None]) -> None:
         """Watch these; `leave` is called when one is to end soon."""
@@ -442,9 +435,9 @@ class ReplicaFollower(RoleProcess):
         self._ready.wait()
         self._or_broken(self._follower.obey, call)
 
-    def fetch(self, parcel: Parcel, apart: bool) -> None:
-        """Fetch a publication to this host; without it all is as it was."""
-        self._follower.fetch(parcel, apart)
+    def fetch(self, manifest: Manifest, apart: bool) -> None:
+        """Fetch a version to this host; without it all is as it was."""
+        self._follower.fetch(manifest, apart)
 
     def lay_out(self, number: int) -> None:
         """Put what was fetched on the devices."""

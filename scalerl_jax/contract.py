@@ -200,7 +200,10 @@ class Generators(Protocol):
         ...
 
     def hang(self) -> str:
-        """Return what is in one step for half of queue.batch_timeout_s; "": nothing."""
+        """Return the place where a step hangs; "": none does.
+
+        A step hangs once it has lasted for half of queue.batch_timeout_s.
+        """
         ...
 
     def in_flight(self) -> Mapping[int, int]:

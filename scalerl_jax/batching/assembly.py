@@ -198,7 +198,7 @@ class Assembler:
     def _kept(
         self, rollouts: Sequence[Rollout], rewards: np.ndarray, judged: np.ndarray
     ) -> np.ndarray:
-        """Return which rollouts [B] enter normalisation and loss.
+        """Mark the rollouts [B] that enter normalisation and loss.
 
         Only verdicts count: a length penalty gives a zero-variance group no gradient.
         """

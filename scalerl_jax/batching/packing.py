@@ -195,7 +195,7 @@ def pack(
 
 
 def computed_tokens(batch: PackedBatch) -> int:
-    """Return how many tokens pass through the layers, padding left out."""
+    """Count the tokens that pass through the layers, padding left out."""
     if batch.sharing is None:
         return int((batch.segment_ids > 0).sum())
     return int((batch.sharing.place >= 0).sum())

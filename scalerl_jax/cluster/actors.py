@@ -78,9 +78,10 @@ class Meeting:
 
 
 def arrange(actors: Sequence[Any]) -> Meeting | None:
-    """Have the first process of a role hold a port; None: it has no others to meet.
+    """Reserve a port on the first process of a role, where its others shall meet it.
 
-    The secret is new for each start, and goes the way of Ray's calls.
+    Return None for a role of one process.  The secret is new for each start, and goes
+    the way of Ray's calls.
     """
     if len(actors) == 1:
         return None
@@ -159,7 +160,7 @@ class RoleProcess:
         )
 
     def versions(self) -> dict[str, str]:
-        """Return what must be the same everywhere."""
+        """Return the versions and the code digest that all processes must share."""
         return versions()
 
     def _make_channel(self, owner: str | None = None) -> ObjectStoreChannel:
@@ -307,7 +308,7 @@ class RayFollowers:
             ).start()
 
     def tell(self, call: Call) -> None:
-        """Have each make a call of the engine, after those before it."""
+        """Send each follower a call of the engine, to be made after those before it."""
         call = ray.put(call) if len(self._actors) > 1 else call  # type: ignore
         for actor in self._actors:
             actor.obey.remote(call)
@@ -315,7 +316,10 @@ class RayFollowers:
     def ask(
         self, method: str, *arguments: Any, in_order: bool = False
     ) -> Callable[[], None]:
-        """Have each do something; return what waits for all, and raises their error."""
+        """Call a method of each follower; return a function that waits for all of them.
+
+        The returned function raises the error of a follower that failed.
+        """
         group = {} if in_order else {"concurrency_group": "params"}
         answers = [
             getattr(actor, method).options(**group).remote(*arguments)

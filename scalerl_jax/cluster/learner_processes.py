@@ -46,7 +46,11 @@ class WeightsOf:
     whole: Callable[[], Manifest | None]
 
     def to_replica(self, held_version: int) -> Manifest | None:
-        """Return what a replica can use that was given that version before."""
+        """Return the parcel for a replica that holds the version `held_version`.
+
+        A replica without the base of the deltas gets the params in full; None: these
+        are not ready yet.
+        """
         if held_version in (self.policy_version, self.base_version):
             return self.manifest()
         return self.manifest() if self.base_version is None else self.whole()
@@ -61,7 +65,7 @@ class RemoteCheckpoints:
         self._learners = learners
 
     def due(self, step: int, *, since: int) -> bool:
-        """Return whether one is due after any of the steps `since` + 1 to `step`.
+        """Return whether a checkpoint is due after any step from `since` + 1 to `step`.
 
         It is once a rank has got a SIGTERM, before its machine is taken away.
         """
@@ -73,7 +77,7 @@ class RemoteCheckpoints:
         return self._files.steps()
 
     def complete(self) -> list[int]:
-        """Return those that are complete by now."""
+        """Return the steps of the checkpoints that are complete by now."""
         return self._files.steps()
 
     def check(self) -> None:
@@ -163,7 +167,7 @@ class LearnerProcesses:
         return self.call("examine", batch)[0]
 
     def publish(self, state: int, *, pinned: bool = False) -> WeightsOf:
-        """Have every rank publish its shards; return what replicas are told.
+        """Publish the shards of every rank; return the manifest for the replicas.
 
         Processes that start again send it anew, and what is `pinned`, as it comes by
         there: no checkpoint is begun after that before nobody needs it any more.
@@ -201,7 +205,7 @@ class LearnerProcesses:
         return None
 
     def _ask_again(self) -> None:
-        """Have the ranks publish their last version in full, beside what they do."""
+        """Publish the last version of the ranks in full, beside what they do."""
         ranks = self._ranks
         try:
             calls = [
@@ -219,7 +223,7 @@ class LearnerProcesses:
     def save(
         self, step: int, state: int, *, host: dict[str, Any], groups: Sequence[Group]
     ) -> None:
-        """Have every rank copy its shards, and write them beside the run."""
+        """Make every rank copy its shards, and write them while the run goes on."""
         self._before_save()
         self._saved[step] = self._number
         self._forget()
@@ -230,7 +234,7 @@ class LearnerProcesses:
             self.leaving, self._renew = False, True
 
     def restore(self) -> Restored | None:
-        """Have every rank go on from the newest good checkpoint, if there is any."""
+        """Restore every rank from the newest good checkpoint; None: there is none."""
         found = self.call("restore")[0]
         if found is None:
             return None

@@ -78,7 +78,7 @@ def read_flags(
     settings: type,
     about: str | None = None,
 ) -> list[str]:
-    """Return what is left of a command line without its flags.
+    """Parse the flags of a command line; return the arguments that are left.
 
     `settings` is the dataclass that the settings of --config make.  With --help or -h
     the flags are printed behind what `about` says, and the program ends.

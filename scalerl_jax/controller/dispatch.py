@@ -64,7 +64,7 @@ class Dispatcher:
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Have one replica for each of `pools`; `connect(number)` starts one.
+        """Make one replica for each of `pools`; `connect(number)` starts one.
 
         `address(publication, number, last_version)` returns the publication for a
         replica that was last given `last_version` (-1: none), or None if it is not
@@ -107,7 +107,7 @@ class Dispatcher:
             self._publication, self._version = publication, policy_version
 
     def submit(self, job: ReplicaJob, number: int | None = None) -> Future[Any]:
-        """Have a job done by the replica of this number, or by any (None)."""
+        """Add a job for the replica of this number, or for any (None)."""
         with self._lock:
             return self._jobs.submit(job, number)
 
@@ -184,7 +184,7 @@ class Dispatcher:
         self._withdraw_late(replica, now)
 
     def _withdraw_late(self, replica: KnownReplica, now: float) -> None:
-        """Have groups that take too long begun again by a free replica.
+        """Assign groups that take too long to a free replica, which begins them again.
 
         A replica that had the ticket before gets it again only once it has reported
         that it no longer samples it.
@@ -287,7 +287,7 @@ class Dispatcher:
                 self._orders.drop(ticket, reason)
 
     def _refuse_group(self, replica: KnownReplica, group: Any, fault: str) -> None:
-        """Have a bad group sampled again; replace a replica that made too many.
+        """Reissue a bad group; replace a replica that made too many.
 
         One that hands in what it was not given is replaced at once: it is not known
         what it does with its orders.

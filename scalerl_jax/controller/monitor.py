@@ -375,7 +375,7 @@ class RunMonitor:
         self._dead = dead
 
     def _warn_of_no_answers(self, share: float, where: str) -> None:
-        """Say once what to change if not a single completion holds an answer."""
+        """Warn once, with the way out, if not a single completion holds an answer."""
         if self._answered and share == 1.0:
             self._answered = False
             self._progress.note(
@@ -429,7 +429,7 @@ class RunMonitor:
 
     @contextlib.contextmanager
     def _given_up(self, version: int) -> Iterator[None]:
-        """Say why there is no evaluation at a version."""
+        """Report an evaluation that was given up, or had no verdicts, and go on."""
         try:
             yield
         except Abandoned:
@@ -474,7 +474,7 @@ class RunMonitor:
 
 
 def _without_gradient(groups: Sequence[Group]) -> str:
-    """Say why no rollout of a batch is trained on."""
+    """Return the message for a batch in which no rollout is trained on."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     equal = sum(not group.has_reward_variance for group in groups)
     cut_off = sum(rollout.cut_off for rollout in rollouts)

@@ -62,7 +62,7 @@ class KnownReplica:
 
     @property
     def up(self) -> bool:
-        """Return whether it has answered."""
+        """Return whether the replica has answered."""
         return self.link is not None and self.capacity > 0
 
     @property
@@ -130,7 +130,7 @@ class JobBoard:
         self._wanted: list[_Wanted] = []
 
     def submit(self, job: ReplicaJob, number: int | None) -> Future[Any]:
-        """Have a job done by the replica of this number, or by any (None)."""
+        """Add a job for the replica of this number, or for any (None)."""
         wanted = _Wanted(job=job, number=number, result=Future())
         self._wanted.append(wanted)
         return wanted.result
@@ -168,7 +168,7 @@ class JobBoard:
                 able[0].give_job(dataclasses.replace(job, publication=own))
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Have these jobs done by another replica."""
+        """Put jobs that a replica had taken back on the board, for another replica."""
         for wanted in self._wanted:
             if wanted.job.number in numbers:
                 wanted.taken = False

@@ -74,7 +74,7 @@ def make_pool(
 
 
 def check_own(own: OwnReward, reward: RewardConfig) -> None:
-    """Have a verifier process execute a user's file, before a run.
+    """Execute a user's file in a verifier process, before a run, to check it.
 
     Raises:
         ValueError: it raises, or lacks a function, or one takes other arguments.

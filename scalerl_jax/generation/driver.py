@@ -289,7 +289,7 @@ class LocalGenerators:
             self._changed.notify_all()
 
     def _load_newest(self) -> int:
-        """Have the sampler use the newest params; return their version."""
+        """Load the newest params into the sampler; return their version."""
         with self._changed:
             if self._published is None:
                 raise RuntimeError(

@@ -19,13 +19,13 @@ class Followers(Protocol):
     """The other processes of a replica, as the one that leads reaches them."""
 
     def tell(self, call: Call) -> None:
-        """Have each make a call of the engine, after those before it; do not wait."""
+        """Pass a call of the engine to each, after those before it; do not wait."""
         ...
 
     def ask(
         self, method: str, *arguments: Any, in_order: bool = False
     ) -> Callable[[], None]:
-        """Have each call a method of its `Follower`; return a function that waits.
+        """Call a method of each one's `Follower`; return a function that waits.
 
         `in_order` puts the call behind the engine calls told before; else it runs
         beside them.  The returned function raises the error of a follower that failed.

@@ -31,7 +31,7 @@ def upload(url: str, client: Client) -> None:
 
 @contextlib.contextmanager
 def fetched(url: str) -> Iterator[None]:
-    """Have what this process starts use the token while the block runs.
+    """Fetch the cluster's token, for Ray of processes that are started in the block.
 
     It is in a file that this user alone can read; Ray is imported in the block.
 

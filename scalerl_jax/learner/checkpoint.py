@@ -224,7 +224,7 @@ class Checkpointer:
             ) from error
 
     def _room(self, error: Exception) -> str:
-        """Say how much a checkpoint takes and the disk has, where that is too little.
+        """Return a text on checkpoint size and free space; "": space is not the cause.
 
         The files that were begun have been removed, so the space is that before them.
         """
@@ -290,7 +290,7 @@ class Checkpointer:
         return multihost.together(action, name="checkpoint", timeout_s=self._timeout_s)
 
     def _first(self, action: Callable[[], None]) -> None:
-        """Let the first process act; the others wait, and fail if it does."""
+        """Run an action in the first process; the others wait, and fail if it does."""
         self._together(lambda: None if multihost.process_index() else action())
 
 
@@ -361,9 +361,9 @@ class CheckpointReader:
         arrays: Callable[[T], PyTree],
         only: str = "",
     ) -> T | None:
-        """Return what `load` makes of the newest good checkpoint.
+        """Load the newest good checkpoint by `load`; None: there is no checkpoint.
 
-        It gets step, directory and manifest.  The `arrays` of the result must be
+        `load` gets step, directory and manifest.  The `arrays` of its result must be
         finite.  With a name in `only`, no other checkpoint counts.
         """
         reasons = []

@@ -97,12 +97,12 @@ class CheckpointPlace:
         _sync(self.directory)
 
     def known_files(self, path: Folder) -> Files | None:
-        """Return what the place itself knows of the files; None: read them."""
+        """Return sizes and digests of files, if the place has them; None: read them."""
         del path
         return None
 
     def listed(self, *, timeout_s: float) -> list[tuple[int, Folder]]:
-        """Return what the first process has `found`.
+        """Return the checkpoints that the first process has `found`, in every process.
 
         Others may see a stale shared directory.
         """
@@ -122,7 +122,7 @@ class CheckpointPlace:
         return [(step, path) for step, _, path in sorted(found, reverse=True)]
 
     def free_bytes(self) -> int | None:
-        """Return how much room there is for a checkpoint; None: nobody knows."""
+        """Return the bytes that are free for a checkpoint; None: unknown."""
         try:
             return shutil.disk_usage(self.directory).free
         except OSError:

@@ -273,7 +273,10 @@ def _measured(
 
 
 def unfit_update(state: TrainState, place: int) -> str:
-    """Say that a step was undone for the leaf at a place among `trained_names`."""
+    """Return the message for a step that was undone, since a leaf would not be finite.
+
+    `place` is that of the leaf among `trained_names`.
+    """
     if damaged := fitness.unfit_leaf(state):
         return (
             f"{damaged} of the train state was not finite before the step: start again "

@@ -36,7 +36,7 @@ def _indented(text: str) -> list[str]:
 
 
 def _whole(config: Config) -> str:
-    """Return what an optimizer step minimises, in one formula."""
+    """Write the objective of an optimizer step as a formula."""
     objective, batch = config.objective, config.batch
     token = "loss[t]"
     factor = "regularization[t] * " if objective.regularize == "easy" else ""

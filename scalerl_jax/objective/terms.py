@@ -14,7 +14,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -33,8 +32,8 @@ from scalerl_jax.algo.advantages import (
     token_weights,
     unnormalized,
 )
-from scalerl_jax.algo.anchors import anchored, corrected, decoupled_loss, proximal
-from scalerl_jax.algo.losses import TokenLoss, importance_ratio, log_ratio, sequence_sum
+from scalerl_jax.algo.anchors import anchored, corrected, decoupled_loss
+from scalerl_jax.algo.losses import TokenLoss
 from scalerl_jax.algo.regularizers import (
     KlEstimator,
     easy_prompts,
@@ -53,6 +52,11 @@ from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.model.transformer import head_logits
 from scalerl_jax.objective.balance import LoadBalancing
 from scalerl_jax.objective.loss import Objective
+from scalerl_jax.objective.measures import (
+    Measure,
+    measures_of_anchor,
+    measures_of_loss,
+)
 from scalerl_jax.objective.scores import KlPenalty
 from scalerl_jax.types import PackedBatch, Tokens
 
@@ -99,8 +103,6 @@ SCORES: dict[str, Literal["policy", "reference", "critic", "groups"]] = {
     "values": "critic",
     "returns": "critic",
 }
-# The loss of a token before regularisers, its tokens -> a value per token.
-Measure = Callable[[TokenLoss, Tokens], Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,7 +145,7 @@ class Needs:
 
 
 def needs_of(config: Config) -> Needs:
-    """Return what the terms need that are on."""
+    """Collect the needs of the terms that are on."""
     parts = [term for term in terms_of(config) if term.on]
     scores = {name for term in parts for name in term.scores}
     beside = {term.beside for term in parts}
@@ -334,7 +336,7 @@ def _of_tokens(objective: ObjectiveConfig) -> Iterator[Term]:
         "Token loss",
         TOKEN_LOSSES[objective.loss],
         " ".join(["loss", *entry.settings, "allow_sampling_filters"]),
-        measures=_measures_of_loss(objective),
+        measures=measures_of_loss(objective),
     )
     yield _term(
         "Recomputed anchor",
@@ -342,7 +344,7 @@ def _of_tokens(objective: ObjectiveConfig) -> Iterator[Term]:
         "anchor",
         objective.anchor == "recomputed",
         changes=None if entry.anchor == "recomputed" else anchored,
-        measures=_measures_of_anchor(objective),
+        measures=measures_of_anchor(objective),
         scores=("proximal",),
     )
     cap = objective.correction_cap
@@ -390,53 +392,3 @@ def _of_regularizers(objective: ObjectiveConfig) -> Iterator[Term]:
         objective.regularize == "easy",
         scores=("regularization",),
     )
-
-
-# ---- metrics of a loss, each only where it has a meaning
-
-
-def _measures_of_loss(objective: ObjectiveConfig) -> dict[str, Measure]:
-    entry, found = LOSSES[objective.loss], {}
-    if entry.clips:
-        found["ratio/clipped_share"] = _without_gradient
-    if entry.ratio == "sequence_sum":
-        found["ratio/capped_share"] = lambda _, tokens: (
-            sequence_sum(
-                log_ratio(tokens.logprobs, tokens.behavior_logprobs),
-                tokens.sequence_ids,
-                tokens.mask,
-            )
-            > jnp.log(objective.max_importance_ratio)
-        )
-    return found
-
-
-def _without_gradient(loss: TokenLoss, tokens: Tokens) -> Array:
-    """Tell the tokens with an advantage and, by a clip or mask, no gradient."""
-
-    def total(logprobs: Array) -> Array:
-        return loss(dataclasses.replace(tokens, logprobs=logprobs)).sum()
-
-    return (jax.grad(total)(tokens.logprobs) == 0) & (tokens.advantages != 0)
-
-
-def _measures_of_anchor(objective: ObjectiveConfig) -> dict[str, Measure]:
-    """The anchor's distance to the sampler, and which ratios meet their caps."""
-    own = LOSSES[objective.loss]
-    decoupled = own.anchor == "recomputed"
-    cap = objective.max_importance_ratio if decoupled else objective.correction_cap
-    found: dict[str, Measure] = {
-        "proximal/mean_abs": lambda _, tokens: jnp.abs(
-            proximal(tokens) - tokens.behavior_logprobs
-        )
-    }
-    if cap:
-        found["proximal/capped_share"] = lambda _, tokens: (
-            importance_ratio(proximal(tokens), tokens.behavior_logprobs) > cap
-        )
-    if "max_importance_ratio" in own.settings and not decoupled:
-        found["ratio/capped_share"] = lambda _, tokens: (
-            importance_ratio(tokens.logprobs, proximal(tokens))
-            > objective.max_importance_ratio
-        )
-    return found

@@ -32,7 +32,7 @@ def process_count() -> int:
 
 
 def exchange(text: str, *, name: str, timeout_s: float) -> list[str]:
-    """Return what each process gives, in their order.
+    """Exchange a text with the other processes; return the texts of all, in order.
 
     Raises:
         TimeoutError: a process did not come; says which.
@@ -60,7 +60,7 @@ def agree(value: str, *, name: str, timeout_s: float) -> None:
 
 
 def together(action: Callable[[], _Result], *, name: str, timeout_s: float) -> _Result:
-    """Return what `action` returns here, once it has succeeded in every process.
+    """Run `action` in every process; return its result here once all have succeeded.
 
     Raises:
         RuntimeError: it failed in one; the error of the first such process, on all.
@@ -99,7 +99,9 @@ def put_global(tree: PyTree, shardings: PyTree) -> PyTree:
 def _by_store(
     text: str, *, process: int, count: int, name: str, timeout_s: float
 ) -> list[str]:
-    """Return what each of `count` processes gives; this one is number `process`.
+    """Exchange a text with the other processes; return the texts of all, in order.
+
+    This process is number `process` of `count`.
 
     Raises:
         TimeoutError: a process did not come; says which.

@@ -159,7 +159,7 @@ def takes_turns(config: Config) -> bool:
 
 
 def slots_that_fit(cache: int, lengths: Lengths) -> int:
-    """Return how many sequences a cache of so many tokens holds, on average."""
+    """Return the mean number of sequences that a cache of `cache` tokens holds."""
     return int(_FILLED * cache / lengths.mean_context)
 
 
@@ -183,7 +183,7 @@ class _Decoding:
         *,
         reached: Reached,
     ) -> "_Decoding":
-        """Return how fast a config's replicas decode."""
+        """Predict the decoding rates of a config's replicas."""
         generators, model = config.generators, config.model
         sampler, batch = config.sampler, config.batch
         # Staleness bounds what may be under way; the queue has a batch of it.

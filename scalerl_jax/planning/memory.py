@@ -183,5 +183,5 @@ def _held_params(arch: Architecture, chips: int) -> float:
 
 
 def _cut(arch: Architecture, chips: int) -> float:
-    """Return how many ways a replica cuts its cache, and all but the experts."""
+    """Return the number of parts of a replica's cache and of its non-expert weights."""
     return chips / sampler_copies(arch, chips)

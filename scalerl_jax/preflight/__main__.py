@@ -1,4 +1,4 @@
-"""Say what fits a TPU topology, on a machine without one:
+"""Check whether a config fits a TPU topology, on a machine without one:
 
     scalerl preflight --config=configs/8b.py --topology=v5p:4x4x4
 

@@ -75,7 +75,7 @@ class EngineSettings:
         return self.pages_for(self.max_tokens)
 
     def pages_for(self, tokens: int) -> int:
-        """Return how many pages hold `tokens` tokens of one sequence."""
+        """Return the number of pages that hold `tokens` tokens of one sequence."""
         return -(-tokens // self.page_size)
 
     @property

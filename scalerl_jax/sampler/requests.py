@@ -207,7 +207,7 @@ class Sample:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether the call not yet read can leave it active."""
+        """Return whether the sample can be active after the calls not yet read."""
         return self.num_tokens + self.in_flight < self.limit
 
     def tokens(self) -> np.ndarray:
@@ -216,7 +216,7 @@ class Sample:
         return np.concatenate([self.request.tokens, *pieces]).astype(np.int32)
 
     def failure(self, version: int) -> str:
-        """Say that the logits at its next token are not finite."""
+        """Fail the sample: the logits at its next token are not finite."""
         return (
             f"the logits after token {self.num_tokens} of the completion are not "
             f"finite at policy version {version}; check the params"

@@ -252,7 +252,7 @@ def fit_each(flags: Flags) -> list[tuple[Path, Fit]]:
 
 
 def _least(flags: Flags) -> int:
-    """Return how many curves a command needs."""
+    """Return the least number of curves that a command needs."""
     return 2 if flags.command == "compare" else 1
 
 

@@ -61,7 +61,7 @@ def number(
     good: Callable[[float], bool],
     kind: Callable[[float], Any] = float,
 ) -> Takes:
-    """Return what a flag for a finite number takes; `wanted` says which would do."""
+    """Make the options of a flag for a finite number; `wanted` names its range."""
 
     def read_number(typed: str) -> Any:
         try:

@@ -98,7 +98,7 @@ def serve(flags: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _signals_end_the_process() -> Iterator[None]:
-    """Let signals end the process at once, until the server has its own handlers."""
+    """Make signals end the process at once, until the server has its own handlers."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     # Threads that compile would be waited for.
     before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
@@ -175,7 +175,7 @@ def _load(
 
 
 def _settings(flags: argparse.Namespace, model: Model) -> EngineSettings:
-    """Return what the engine is compiled for.
+    """Return the settings that the engine is compiled for.
 
     Raises:
         ValueError: the model has too few positions.

@@ -73,7 +73,7 @@ class Simulation:
     # Time.
 
     def at(self, time_s: float, do: Callable[..., None], *arguments: Any) -> None:
-        """Have something done at a time."""
+        """Schedule the call of a function at a time."""
         self.events += 1
         heapq.heappush(self._due, (time_s, self.events, do, arguments))
 
@@ -149,7 +149,7 @@ class Simulation:
     # Replicas.
 
     def _wake(self, replica: SimulatedReplica) -> None:
-        """Have a replica look for new work at its next boundary."""
+        """Make a replica look for new work at its next boundary."""
         if replica.up and not replica.paused:
             token, planned_s = replica.token, replica.planned_s
             time_s = replica.interrupt(max(self.now_s, replica.time_s))
@@ -180,7 +180,7 @@ class Simulation:
         return len(self.replicas) == 1
 
     def _fill(self, replica: SimulatedReplica) -> None:
-        """Have free slots filled: at once in the loop's process, else by its answer."""
+        """Fill free slots: at once in the loop's process, else after an exchange."""
         if self._alone:
             self._begin_groups(replica)
         elif not replica.asked and replica.room:
@@ -246,9 +246,9 @@ class Simulation:
     # Evaluations.
 
     def evaluate(self, then: Callable[[], None]) -> None:
-        """Have every replica do its share of an evaluation, between two calls.
+        """Give every replica its share of an evaluation, between two calls.
 
-        One that is under way comes first.  A share is done in one piece: beside the
+        An evaluation under way comes first.  A share is done in one piece: beside the
         run it is done in calls between others, which takes as long in all.
         """
         if self._evaluating:
@@ -429,7 +429,7 @@ class SimulatedLearner:
             self._evaluated()
 
     def _evaluate(self, then: Callable[[], None], *, beside: bool) -> None:
-        """Have an evaluation made, and wait for it unless it is beside the run."""
+        """Start an evaluation, and wait for it unless it is beside the run."""
         if beside:
             self._simulation.evaluate(lambda: None)
             then()

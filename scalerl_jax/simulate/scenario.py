@@ -87,7 +87,7 @@ class Scenario:
 
 
 def scenario_of(config: Config, **others: Any) -> Scenario:
-    """Return what a config says of a run; `others` are fields that it does not say."""
+    """Make the scenario of a config; `others` are fields that a config lacks."""
     batch, sampler = config.batch, config.sampler
     said: dict[str, Any] = dict(
         **vars(make_pacing(config)),

@@ -93,7 +93,7 @@ class Receiver:
         self._held: dict[Region, NDArray] = {}  # values of `policy_version`
 
     def needs_full(self, manifest: Manifest) -> bool:
-        """Return whether its deltas are against a version that is not held here."""
+        """Return whether a publication's deltas are against a version not held here."""
         return any(shard.form == "delta" for shard in self._needed(manifest)) and not (
             self._held and manifest.base_version == self.policy_version
         )
@@ -153,7 +153,7 @@ class Receiver:
 
     @contextlib.contextmanager
     def _naming(self, manifest: Manifest, *, gone: bool = False) -> Iterator[None]:
-        """Have errors in a block name the version."""
+        """Name the version that was not received in the errors of a block."""
         try:
             yield
         except (

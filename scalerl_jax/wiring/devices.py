@@ -90,7 +90,7 @@ def _without_chooser(config: Config, kind: str) -> Config:
 
 
 def why_not_one_process(config: Config) -> str:
-    """Return why a run cannot be one process with all of the devices; empty: it can."""
+    """Return the reason why one process cannot have all devices; "": it can."""
     if config.generators.processes != 1:
         return (
             f"generators.processes = {config.generators.processes}: in one process a "
@@ -105,7 +105,7 @@ def why_not_one_process(config: Config) -> str:
 
 
 def _fitting(each: int, learner: int, arch: Architecture) -> int:
-    """Return how many of the learner's devices a replica shares, at most `each`."""
+    """Return the number of the learner's devices for one replica, `each` at most."""
     most = max(
         count for count in range(1, min(each, learner) + 1) if is_divisible(arch, count)
     )

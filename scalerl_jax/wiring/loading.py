@@ -156,7 +156,7 @@ def _run_of(path: Directory) -> Path | None:
 
 
 def _holds_settings(path: Path) -> bool:
-    """Return whether its config.json is a run's; there may be no checkpoint yet."""
+    """Return whether config.json in `path` is a run's; a checkpoint may be missing."""
     try:
         return "config" in read_json(path / "config.json")
     except (OSError, ValueError):  # none, or no JSON

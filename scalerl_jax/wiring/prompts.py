@@ -37,7 +37,7 @@ AUTO = "auto"  # of data.answer_after
 
 
 def make_render(config: Config) -> Renderer:
-    """Return what writes the prompts."""
+    """Make the renderer of prompts, by data.template or by a chat template."""
     data = config.data
     if data.template != CHAT:
         return plain_renderer(data.template)

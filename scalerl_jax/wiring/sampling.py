@@ -195,7 +195,7 @@ def make_length_budget(config: Config) -> LengthBudget:
 
 
 def make_judging(config: Config, tokenizer: Tokenizer) -> Judging:
-    """Return how completions become answers, and verdicts become rewards."""
+    """Make the rules by which completions become answers, and verdicts rewards."""
     return Judging(
         tokenizer=tokenizer,
         answer_after=answer_after(config),

@@ -1,7 +1,8 @@
 """Tasks with a verifier: reasoning_gym data sets, those here under fixed settings.
 
-All others are "gym:NAME(setting=value)"; see `data.gym`.  A question is drawn from its task by (seed, index), so that a split can be drawn
-again anywhere.  The verifier's process imports this module: no JAX here.
+All others are "gym:NAME(setting=value)"; see `data.gym`.  A question is drawn from its
+task by (seed, index), so that a split can be drawn again anywhere.  The verifier's
+process imports this module: no JAX here.
 """
 
 import dataclasses
@@ -94,11 +95,19 @@ def make_questions(
     for index in range(draws):
         if len(questions) == count:
             break
-        entry = dataset[index]
+        try:
+            entry = dataset[index]
+        except Exception as error:  # settings that reasoning_gym does not check
+            raise ValueError(
+                f"{setting}: task {task!r} cannot make a question: {error!r:.200}; "
+                f"change its settings in data.tasks"
+            ) from error
         text = entry["question"]
         if text in exclude or text in questions or not spec.keep(text):
             continue
         reference = gym.reference_of(entry)
+        if not gym.is_answer(spec.dataset, reference["answer"], reference):
+            continue
         questions[text] = Question(task=task, text=text, reference=reference)
     if len(questions) < count:
         raise ValueError(
@@ -180,5 +189,8 @@ def _spec(task: str) -> TaskSpec:
         dataset, settings = gym.read_task(task)
         return TaskSpec(dataset, settings, keep=bool)  # any text that is not empty
     if task not in TASKS:
-        raise ValueError(f"data.tasks holds {task!r}; choose from {sorted(TASKS)}")
+        raise ValueError(
+            f"data.tasks holds {task!r}; choose from {sorted(TASKS)}, or any of "
+            f"reasoning_gym as gym:NAME"
+        )
     return TASKS[task]

@@ -90,8 +90,8 @@ class DataConfig:
 
     tasks: tuple[str, ...] = setting(
         ("chain_sum",),
-        "names in `data.tasks.TASKS`, and of data sets, with @SPLIT or without; "
-        "data/preparing.py",
+        "names in `data.tasks.TASKS`, gym:NAME@LEVEL(setting=value) of reasoning_gym, "
+        "and data sets, with @SPLIT or without; docs/data.md",
     )
     directory: str = setting(
         "", "prepared data sets, perhaps gs://...; empty: ~/.cache/scalerl_jax/data"
